@@ -45,8 +45,8 @@ def check_gpu_alloc(node: Node) -> Answer:
 
     ## What to do
 
-    If results are wrong or the GPU hangs, take the node out of use, reset the GPU or reboot, try again, and run `dcgmi
-    diag -r 3`.
+    If results are wrong or the GPU hangs, take the node out of use, reset the GPU or reboot, try again, and run
+    `dcgmi diag -r 3`.
     """
     trial = need(node.gpu_trial)
     late = [work for work in trial.work if work.timed_out]

@@ -60,8 +60,8 @@ def check_k8s(node: Node) -> Answer:
     ## What to do
 
     Depending on the finding: remove the option from the command, or the field from the job; set
-    `publishNotReadyAddresses: true` on the headless service; give the pods the annotation `sidecar.istio.io/inject:
-    "false"`.
+    `publishNotReadyAddresses: true` on the headless service; give the pods the annotation
+    `sidecar.istio.io/inject: "false"`.
     """
     if not any(text_of(process, "KUBERNETES_SERVICE_HOST") for process in node.processes):
         return skipped("this is no pod of Kubernetes")

@@ -60,9 +60,9 @@ def check_nofile(node: Node) -> Answer:
 
     ## What to do
 
-    Run `ulimit -n` with a value up to the hard limit. To raise the hard limit, use `docker run --ulimit
-    nofile=65536:65536`, `LimitNOFILE=` of the service that starts the job, or `/etc/security/limits.conf`. Slurm passes
-    on the limits of the shell that submits the job.
+    Run `ulimit -n` with a value up to the hard limit. To raise the hard limit, use
+    `docker run --ulimit nofile=65536:65536`, `LimitNOFILE=` of the service that starts the job, or
+    `/etc/security/limits.conf`. Slurm passes on the limits of the shell that submits the job.
     """
     limit = need(node.limits).nofile
     if limit is None:
@@ -183,8 +183,8 @@ def check_somaxconn(node: Node) -> Answer:
 
     ## What to do
 
-    Run the command that is shown on the node of rank 0. A container has its own value: `docker run --sysctl
-    net.core.somaxconn=...`, or the pod's `securityContext.sysctls`.
+    Run the command that is shown on the node of rank 0. A container has its own value:
+    `docker run --sysctl net.core.somaxconn=...`, or the pod's `securityContext.sysctls`.
     """
     ranks, queue = world_size(node), need(node.limits).somaxconn
     if queue is None:

@@ -72,8 +72,8 @@ def check_pcie(node: Node) -> Answer:
 
     ## What to do
 
-    Reseat the card and the riser, swap it with a good one, and check the slot's lanes in the BIOS (bifurcation). `lspci
-    -vvs 0000:1b:00.0` shows LnkCap and LnkSta; `nvidia-smi --query-gpu=pcie.link.width.current --format=csv`.
+    Reseat the card and the riser, swap it with a good one, and check the slot's lanes in the BIOS (bifurcation).
+    `lspci -vvs 0000:1b:00.0` shows LnkCap and LnkSta; `nvidia-smi --query-gpu=pcie.link.width.current --format=csv`.
     """
     pci = need(node.pci)
     rdma = known(node.rdma)

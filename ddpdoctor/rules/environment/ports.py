@@ -114,9 +114,9 @@ def check_firewall_local(fleet: Fleet) -> Answer:
 
     ## What to do
 
-    Let the other nodes in, with the network of your nodes in place of 10.0.0.0/24. With firewalld: `firewall-cmd
-    --zone=trusted --add-source=10.0.0.0/24`. With ufw: `ufw allow from 10.0.0.0/24`. Otherwise, add a rule to the chain
-    that the report names.
+    Let the other nodes in, with the network of your nodes in place of 10.0.0.0/24. With firewalld:
+    `firewall-cmd --zone=trusted --add-source=10.0.0.0/24`. With ufw: `ufw allow from 10.0.0.0/24`. Otherwise, add a
+    rule to the chain that the report names.
     """
     seen, problems, known_of = [], [], 0
     for node, network in fleet.each(lambda node: node.network):

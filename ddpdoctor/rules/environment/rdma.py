@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.hca_filter import HcaFilter
 
 DARK_CARDS = 4
-"""Ours: one or two InfiniBand cards without a cable are a spare; nobody leaves four unplugged."""
+"""Our choice: one or two InfiniBand cards without a cable are spares, but nobody leaves four unplugged."""
 
 WHY = {
     ("DOWN", "Polling"): "no signal comes from the other end: the cable, its transceiver or the switch port",
@@ -39,31 +39,32 @@ WHY = {
     reads="/sys/class/infiniband/*/ports/*/state and phys_state, NCCL_IB_HCA",
 )
 def check_ib_state(node: Node) -> Answer:
-    """Report RDMA ports that should be up and are not.
+    """Report RDMA ports that should be up but are not.
 
     ## What it means
 
-    NCCL leaves out a port that is not ACTIVE and says so only at NCCL_DEBUG=INFO: the job runs with fewer rails, waits
-    for a peer that cannot be reached over this one, or falls back to TCP sockets.
+    NCCL skips a port that is not ACTIVE and says so only at NCCL_DEBUG=INFO. The job then runs with fewer rails, waits
+    for a peer that it cannot reach over this port, or falls back to TCP sockets.
 
     ## How it is recognised
 
-    A port should be up where NCCL_IB_HCA names its device in full, or where most of its peers are up: ports of other
-    cards of the same board id, at the same function and port number. The second port of a card is compared to second
-    ports, so that cards with one cable each are no fault. Where as many are up as down it is a warning. Where none is
-    up, it is one only on a machine with GPUs and four or more InfiniBand cards (four is ours).
+    A port should be up if NCCL_IB_HCA names its device in full, or if most of its peers are up. Peers are ports of
+    other cards with the same board id, function and port number. Second ports are only compared with second ports, so
+    cards with one cable each are fine. If half of the peers or fewer are up, it is a warning. If no port is up, it is a
+    warning only on a machine with GPUs and four or more InfiniBand cards (four is our choice).
 
-    DOWN and Polling: no signal from the other end. DOWN and Disabled: switched off here. INIT: the cable works and no
-    subnet manager has set the port up.
+    DOWN and Polling: no signal from the other end. DOWN and Disabled: switched off on this side. INIT: the cable works,
+    but no subnet manager has set up the port.
 
     ## What else looks like it
 
-    A node that has just started: ports need some seconds. Virtual functions that belong to others are left out.
+    On a node that has just started, ports need some seconds. Virtual functions are left out, because they may belong to
+    others.
 
     ## What to do
 
-    Look at the cable and the switch port; `ibstat` and `mlxlink -d mlx5_3` show more. For INIT: `sminfo` asks for the
-    subnet manager.
+    Check the cable and the switch port; `ibstat` and `mlxlink -d mlx5_3` show more. For INIT, find the subnet manager
+    with `sminfo`.
     """
     rdma = need(node.rdma)
     wanted = hca_filter(node)
@@ -120,7 +121,7 @@ def _mend(state: str, phys: str, device: RdmaDevice, port: RdmaPort) -> str:
 
 
 def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> list[Problem]:
-    """Report a machine of which the whole InfiniBand is down."""
+    """Report a machine on which all InfiniBand ports are down."""
     cards = {card(device) for device, port in ports if port.link_layer == "InfiniBand"}
     gpus = known(node.gpus)
     if any(is_active(port) for _, port in ports) or len(cards) < DARK_CARDS or gpus is None or not gpus.devices:
@@ -146,28 +147,30 @@ def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> list[Problem]
     reads="/sys/class/infiniband/*/ports/*/counters: link_downed and four error counters, twice half a second apart",
 )
 def check_ib_flap(node: Node) -> Answer:
-    """Report links that have gone down since the counters were reset, or that fail right now.
+    """Report links that went down since the counters were reset, or that fail right now.
 
     ## What it means
 
     A link that goes down for some seconds stops every job that uses it: NCCL retries for a while (NCCL_IB_TIMEOUT,
-    NCCL_IB_RETRY_CNT) and then fails with "Got completion with error 12". A link that makes errors is slow before.
+    NCCL_IB_RETRY_CNT) and then fails with "Got completion with error 12". A link with errors is slow before that.
 
     ## How it is recognised
 
-    link_downed counts since the card was last started. A port that is up and went down more often than the ports of
-    its model on this machine do (more than their median) is a warning; a restart of the switch counts on all alike and
-    is none. Of a model that is here once, any count is a warning. A link that goes down between two looks half a second
-    apart is an error; one of which an error counter rises between them is a warning. Both looks are ours.
+    link_downed counts since the card was last started. It is a warning if a port is up but went down more often than
+    the median of its peers of the same model on this machine. A restart of the switch counts on all ports alike and is
+    ignored. If the machine has only one port of the model, any count is a warning. The check also reads the counters
+    twice, half a second apart (our choice). A link that goes down in between is an error; an error counter that rises
+    is a warning.
 
     ## What else looks like it
 
-    Maintenance of one cable or one switch. Nobody resets counters by themselves: see whether the count grows.
+    Maintenance of one cable or one switch counts too. The counters do not reset by themselves: see whether the count
+    grows.
 
     ## What to do
 
-    Clean and reseat the cable, change the transceiver, look at the switch's log. `perfquery -x` shows the counters of
-    both ends, `perfquery -R` resets them, so that the next check tells old from new.
+    Clean and reseat the cable, change the transceiver, and look at the switch's log. `perfquery -x` shows the counters
+    of both ends. `perfquery -R` resets them, so that the next check shows only new events.
     """
     rdma = need(node.rdma)
     ports = [(device, port) for device, port in each_port(rdma) if port.counters]
@@ -220,7 +223,7 @@ def _flapped(device: RdmaDevice, port: RdmaPort, count: int, others: list[int]) 
 
 
 def _replace(device: RdmaDevice, port: RdmaPort) -> str:
-    """Give the commands for a bad cable."""
+    """Return the fix for a bad cable."""
     return (
         f"clean and reseat the cable of {label(device, port)}, look at the switch's log; "
         f"perfquery -R -C {device.name} -P {port.port} resets the counters"

@@ -1,4 +1,4 @@
-"""DD336, DD337 and DD338: what a process needs to use an RDMA network that is there."""
+"""DD336, DD337 and DD338: what a process needs to use an existing RDMA network."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 LITTLE_BYTES = GIB
-"""Ours: NCCL registers megabytes for every connection; below this a job of some nodes fails while it connects."""
+"""Our choice: NCCL registers megabytes for every connection; below this a job on several nodes fails while it
+connects."""
 ENOUGH_BYTES = 64 * GIB
-"""Ours: a limit that is no obstacle. GPU memory is not counted in it, what NCCL keeps in host memory is far less."""
+"""Our choice: this is enough. GPU memory does not count, and NCCL keeps far less in host memory."""
 NO_NETWORK = "no RDMA network is up here"
 
 
@@ -35,7 +36,7 @@ NO_NETWORK = "no RDMA network is up here"
     reads="/proc/modules, /sys/kernel/mm/memory_peers, /proc/driver/nvidia/version, the kernel's release",
 )
 def check_peermem(node: Node) -> Answer:
-    """Report GPUs and RDMA cards between which every byte takes the way through host memory.
+    """Report GPUs and RDMA cards that can exchange data only through host memory.
 
     ## What it means
 
@@ -45,12 +46,14 @@ def check_peermem(node: Node) -> Answer:
 
     ## How it is recognised
 
-    As NCCL does (src/transport/net_ib/gdr.cc): by the module, then by what DMA-BUF needs. Asked only where an RDMA
-    network is up (InfiniBand, or several fast Ethernet cards) and GPUs are no GeForce, which cannot do it.
+    As NCCL does (src/transport/net_ib/gdr.cc), the check looks for the module, then for what DMA-BUF needs. It runs
+    only if an RDMA network is up (InfiniBand, or several fast Ethernet cards) and the GPUs are not GeForce, which
+    cannot do GPUDirect RDMA.
 
     ## What to do
 
-    `modprobe nvidia-peermem` on the host, and its name in /etc/modules-load.d/. Or install the open kernel modules.
+    Run `modprobe nvidia-peermem` on the host, and add the module to /etc/modules-load.d/. Or install the open kernel
+    modules.
     """
     rdma = need(node.rdma)
     reason = lacks_gpus(node)
@@ -92,24 +95,26 @@ def check_memlock(node: Node) -> Answer:
 
     ## What it means
 
-    RDMA cards read and write memory that the kernel has locked, and RLIMIT_MEMLOCK bounds it. NCCL fails while it
-    connects: "Call to ibv_reg_mr failed with error Cannot allocate memory", or "ibv_create_cq failed".
+    RDMA cards read and write memory that the kernel has locked, and RLIMIT_MEMLOCK limits that memory. If the limit is
+    too low, NCCL fails while it connects: "Call to ibv_reg_mr failed with error Cannot allocate memory", or
+    "ibv_create_cq failed".
 
     ## How it is recognised
 
-    Below 1 GiB it is an error, below 64 GiB a warning (both are ours: distributions give 64 KiB or 8 MiB, NCCL asks for
-    megabytes a connection). Asked only where an RDMA network is up and there are GPUs. A process with CAP_IPC_LOCK is
-    not bound by it (the kernel's ib_umem_get), such as root outside a container.
+    Below 1 GiB it is an error, below 64 GiB a warning. Both are our choice: distributions set 64 KiB or 8 MiB, and NCCL
+    needs megabytes for each connection. The check runs only if an RDMA network is up and there are GPUs. The limit does
+    not apply to a process with CAP_IPC_LOCK (the kernel's ib_umem_get), such as root outside a container.
 
     ## What else looks like it
 
-    A limit of the login shell is not that of the job: under Slurm and in containers it comes from the daemon. Check
-    from within the job.
+    The login shell's limit is not the job's: under Slurm and in containers it comes from the daemon. Run the check
+    inside the job.
 
     ## What to do
 
-    `ulimit -l unlimited` where the hard limit allows it. Else: a container with `--ulimit memlock=-1`; Slurm with
-    `PropagateResourceLimitsExcept=MEMLOCK` and `LimitMEMLOCK=infinity` for slurmd; users by /etc/security/limits.d.
+    Run `ulimit -l unlimited` if the hard limit allows it. Otherwise, start the container with `--ulimit memlock=-1`;
+    set `PropagateResourceLimitsExcept=MEMLOCK` in Slurm and `LimitMEMLOCK=infinity` for slurmd; or raise the user's
+    limit in /etc/security/limits.d.
     """
     rdma = need(node.rdma)
     reason = lacks_gpus(node)
@@ -163,7 +168,7 @@ def _size(number: int | None) -> str:
 
 
 def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
-    """Return the devices of the RDMA network, AWS's among them, each once."""
+    """Return the devices of the RDMA network, including AWS's EFA, each once."""
     found = {device.name: device for device, _ in network_ports(node, rdma)}
     found |= {device.name: device for device in rdma.devices if is_efa(device)}
     return tuple(found.values())
@@ -179,24 +184,26 @@ def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
     reads="/dev/infiniband/uverbs*, /sys/class/infiniband_verbs",
 )
 def check_uverbs(node: Node) -> Answer:
-    """Report RDMA devices without a device file that this process may open.
+    """Report RDMA devices whose device file is missing or may not be opened by this process.
 
     ## What it means
 
-    /sys shows the machine's RDMA devices in every container; to use one takes its file in /dev/infiniband. Without it
-    NCCL says "NET/IB : No device found" at NCCL_DEBUG=INFO and uses TCP sockets, at a tenth of the speed or less.
+    /sys shows the machine's RDMA devices in every container, but a process needs the device's file in /dev/infiniband
+    to use it. Without that file NCCL says "NET/IB : No device found" at NCCL_DEBUG=INFO and uses TCP sockets, at a
+    tenth of the speed or less.
 
     ## How it is recognised
 
-    By opening /dev/infiniband/uverbs*, of the devices of an RDMA network that is up. It is an error in a job over
-    several nodes, and where NCCL_IB_HCA or NCCL_NET ask for RDMA. Else a warning: a container that trains on this node
-    alone needs none of it. Where some can be opened and nobody asks for the others, it is how a device plugin shares
-    them out. rdma_cm is not needed by NCCL.
+    The check opens /dev/infiniband/uverbs* for the devices of an RDMA network that is up. It is an error in a job on
+    several nodes, and if NCCL_IB_HCA or NCCL_NET asks for RDMA. Otherwise it is a warning: a container that trains on
+    this node only does not need RDMA. If some devices can be opened and no variable names the others, it is fine:
+    device plugins hand out devices that way. NCCL does not need rdma_cm.
 
     ## What to do
 
     `docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 …`; in Kubernetes request the resource
-    of the RDMA device plugin. Outside a container: rights of /dev/infiniband (udev), or `modprobe ib_uverbs`.
+    of the RDMA device plugin. Outside a container, set the permissions of /dev/infiniband (udev), or run
+    `modprobe ib_uverbs`.
     """
     rdma = need(node.rdma)
     reason = lacks_gpus(node)

@@ -1,4 +1,4 @@
-"""DD335 and DD339: what variables make of the RDMA devices."""
+"""DD335 and DD339: variables that keep NCCL from using RDMA devices, or make it use the wrong ones."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def check_ib_hca_env(node: Node) -> Answer:
 
     ## What it means
 
-    NCCL_IB_HCA is a list of beginnings of names: `mlx5_1` means mlx5_1 and mlx5_10 to mlx5_19. `=` before the list
-    makes them whole names, `^` excludes them, `^=` both, and `:1` chooses a port. What matches nothing is no error to
-    NCCL: it finds no device and uses TCP sockets, at a tenth of the speed or less.
+    NCCL_IB_HCA is a list of name prefixes: `mlx5_1` means mlx5_1 and mlx5_10 to mlx5_19. `=` before the list makes them
+    whole names, `^` excludes them, `^=` does both, and `:1` chooses a port. If nothing matches, NCCL reports no error.
+    It uses TCP sockets, at a tenth of the speed or less.
 
     ## How it is recognised
 
-    By NCCL's own grammar (parseStringList and matchIfList). Nothing left is an error. An entry that matches no device
-    is a warning, and so is an entry that is the name of one device and the beginning of another's. Where there is no
-    RDMA device at all it is an error on a machine with GPUs, for the job would run over sockets unasked.
+    The check uses NCCL's own syntax (parseStringList and matchIfList). If no device is left, it is an error. An entry
+    that matches no device is a warning, and so is an entry that is the name of one device and a prefix of another's. On
+    a machine with GPUs but no RDMA device at all it is an error, because the job would silently use TCP sockets.
 
     ## What else looks like it
 
-    One value for all nodes of a cluster with different nodes: entries that match nothing here may be right elsewhere.
+    A cluster may use one value for different kinds of nodes: entries that match nothing here may be right elsewhere.
 
     ## What to do
 
-    `ls /sys/class/infiniband` shows the names; `export NCCL_IB_HCA==mlx5_0,mlx5_1` takes exactly these. It is one `=`,
-    at the beginning of the list.
+    `ls /sys/class/infiniband` shows the names; `export NCCL_IB_HCA==mlx5_0,mlx5_1` uses exactly these two. The second
+    `=` stands only once, at the start of the list.
     """
     setting = find_setting(node, node.first, "NCCL_IB_HCA")
     if isinstance(node.rdma, Unread):
@@ -152,20 +152,20 @@ def check_ib_disabled(node: Node) -> Answer:
 
     ## What it means
 
-    NCCL sends between nodes over TCP sockets, often at a tenth of the speed. The variable is a well-known way to find
-    out whether the network is at fault, and stays behind in scripts and in /etc/nccl.conf.
+    NCCL sends between nodes over TCP sockets, often at a tenth of the speed. People set the variable to find out
+    whether the network is at fault, and then forget it in scripts and in /etc/nccl.conf.
 
     ## How it is recognised
 
-    A port is active, and it is InfiniBand, or one of several Ethernet cards of 100 Gb/s or more, or named by
-    NCCL_IB_HCA (two cards and 100 Gb/s are ours). A single Ethernet card that could do RDMA is the everyday network
-    card of many servers and cloud machines, where NCCL_IB_DISABLE=1 is right. NCCL_IB_DISABLE in one of NCCL's own
-    files is for nccl-conf to report.
+    A port is active, and it is InfiniBand, one of several Ethernet cards of 100 Gb/s or more, or named by NCCL_IB_HCA.
+    Two cards and 100 Gb/s are our choice: many servers and cloud machines have a single ordinary Ethernet card that
+    could do RDMA, and NCCL_IB_DISABLE=1 is right there. If one of NCCL's own files sets NCCL_IB_DISABLE, nccl-conf
+    reports it.
 
     ## What to do
 
-    `unset NCCL_IB_DISABLE`, or take it out of the file that is named. If the job then fails, the other RDMA checks say
-    why.
+    Run `unset NCCL_IB_DISABLE`, or remove it from the file that the report names. If the job then fails, the other RDMA
+    checks say why.
     """
     rdma = need(node.rdma)
     setting = _off_switch(node)

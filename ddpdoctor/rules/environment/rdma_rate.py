@@ -45,24 +45,25 @@ def check_ib_rate(fleet: Fleet) -> Answer:
 
     ## What it means
 
-    All ranks wait for the slowest link in every collective: one port at a quarter of its rate takes three quarters of
-    the speed of the whole job. A cable with a bad lane comes up with fewer lanes ("100 Gb/sec (1X NDR)" in place of 4X)
-    and nothing fails.
+    All ranks wait for the slowest link in every collective: one port at a quarter of its rate costs the whole job three
+    quarters of its network speed. A cable with a bad lane starts with fewer lanes ("100 Gb/sec (1X NDR)" instead of
+    4X), without an error.
 
     ## How it is recognised
 
-    Active ports of the same board id, function and port number are compared, on this host and over all hosts of the
-    job. A port below what more than half of them have is an error. Without a majority it is a warning, of Ethernet
-    ports of one host an information: two cards of a server may well be on different networks. A host on which there are
-    fewer devices of a model than on most hosts is a warning: a card may have fallen off the bus.
+    The check compares active ports with the same board id, function and port number, on this host and over all hosts of
+    the job. A port below the rate of more than half of them is an error. Without a majority it is a warning, or an info
+    for Ethernet ports of one host: two cards of a server may well be on different networks. A host with fewer devices
+    of a model than most hosts is a warning: a card may have fallen off the bus.
 
     ## What else looks like it
 
-    Hosts of different generations in one job; ports that a switch was set to a lower rate for.
+    A job may use hosts of different generations, or a switch may be set to a lower rate for some ports.
 
     ## What to do
 
-    `mlxlink -d mlx5_3 -m` shows lanes and cable. Clean, reseat or change the cable; look at the switch port.
+    Run `mlxlink -d mlx5_3 -m`, which shows lanes and cable. Clean, reseat or change the cable, and check the switch
+    port.
     """
     groups: dict[object, list[_Link]] = defaultdict(list)
     for node, rdma in fleet.each(lambda node: node.rdma):
@@ -117,7 +118,7 @@ def _slow(slow: Sequence[_Link], rate: float, expected: float, peers: int, *, su
 
 
 def _compare_counts(fleet: Fleet) -> list[Problem]:
-    """Report hosts with fewer devices of a model than most; a host with other models is another kind of host."""
+    """Report hosts with fewer devices of a model than most."""
     boards = {
         device.board: device.name
         for node in fleet.nodes

@@ -1,4 +1,4 @@
-"""DD208: whether torchrun on exactly one host takes itself for the host of the rendezvous."""
+"""DD208: whether exactly one host recognizes itself as the host of the rendezvous."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.rendezvous import Endpoint
 
 DEFAULT_PORT = 29400
-"""Of the c10d rendezvous (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)."""
+"""The default of the c10d rendezvous (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py)."""
 
 
 @rule(
@@ -27,24 +27,24 @@ DEFAULT_PORT = 29400
     reads="PET_RDZV_ENDPOINT, PET_RDZV_BACKEND, PET_RDZV_CONF, MASTER_ADDR, gethostname, getaddrinfo, interfaces",
 )  # fmt: skip
 def check_rdzv_host(fleet: Fleet) -> Answer:
-    """Report an endpoint in which torchrun on none of the hosts, or on several, recognises its own host.
+    """Report a rendezvous endpoint that no host, or more than one, recognizes as itself.
 
     ## What it means
 
-    With `--rdzv-backend c10d` every torchrun compares the host of the endpoint with its own name and addresses. The one
-    that finds itself starts the store. Where none does, all wait for a store that nobody started; where several do,
-    there are several stores, and a job falls apart into parts.
+    With `--rdzv-backend c10d` every torchrun compares the host of the endpoint with its own name and addresses. The
+    host that recognizes itself starts the store. If none does, all wait for a store that nobody started. If several do,
+    there are several stores, and the job splits into parts.
 
     ## How it is recognised
 
     As torch does it (`_matches_machine_hostname` in torch/distributed/elastic/rendezvous/utils.py): the endpoint is
-    `localhost`, a loopback address, the host's name, its full name, or shares an address with what the host's own
-    *name* is looked up to. Addresses of interfaces do not count: an endpoint on a second network card, or an alias of
-    the host, matches nobody. `is_host` in `--rdzv-conf` overrules the comparison, and is believed.
+    `localhost`, a loopback address, the host's name, its full name, or resolves to one of the addresses that the host's
+    own *name* resolves to. Addresses of interfaces do not count: an endpoint on a second network card, or an alias of
+    the host, matches no host. `is_host` in `--rdzv-conf` overrides the comparison, and the check relies on it.
 
-    Options on torchrun's command line cannot be seen. Where one process runs on each node and only `MASTER_ADDR` is
-    set, it is judged as if it were given as the endpoint: a warning where Slurm gave the node several GPUs, which one
-    process can only use through torchrun, and a note elsewhere. Several hosts are a warning at most.
+    Options on torchrun's command line cannot be seen. If one process runs on each node and only `MASTER_ADDR` is set,
+    the check treats it as the endpoint. That is a warning if Slurm gave the node several GPUs, because one process can
+    use them only through torchrun; otherwise it is an info.
 
     ## What to do
 
@@ -84,7 +84,7 @@ def _why_no_rendezvous(fleet: Fleet) -> str | None:
 
 
 def _rendezvous(fleet: Fleet) -> Endpoint | None:
-    """Return the endpoint that all nodes have in common."""
+    """Return the endpoint, if all nodes have the same one."""
     found: set[Endpoint | None] = {_endpoint_of(process) for _, process in fleet.processes()}
     return found.pop() if len(found) == 1 else None
 
@@ -98,7 +98,7 @@ def _endpoint_of(process: Process) -> Endpoint | None:
 
 
 def takes_itself_for(names: Names, host: str) -> bool | None:
-    """Say whether torch on this node takes itself for the endpoint's host; None where that cannot be told."""
+    """Say whether torch on this node recognizes itself as the endpoint's host, or None if that is not known."""
     if host == "localhost" or is_loopback_address(host) or host in {names.hostname, names.fqdn}:
         return True
     if names.own.error is not None:
@@ -115,7 +115,7 @@ def _severity(fleet: Fleet, endpoint: Endpoint) -> Severity:
 
 
 def _if_given(endpoint: Endpoint) -> str:
-    """Return what the judgement rests on where the endpoint itself is not known."""
+    """Return the condition to add to a message if the endpoint is only assumed."""
     return "" if endpoint.variable == "PET_RDZV_ENDPOINT" else ", if it is what torchrun gets as --rdzv-endpoint"
 
 

@@ -1,4 +1,4 @@
-"""DD334: the address (GID) by which a RoCE port sends."""
+"""DD334: the address (GID) that a RoCE port sends from."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ Ports = tuple[tuple["RdmaDevice", "RdmaPort"], ...]
     reads="/sys/class/infiniband/*/ports/*/gids, gid_attrs/types and gid_attrs/ndevs, NCCL_IB_GID_INDEX",
 )
 def check_roce_gid(fleet: Fleet) -> Answer:
-    """Report RoCE ports whose address, the GID, cannot carry the traffic.
+    """Report RoCE ports whose address (GID) cannot carry the traffic.
 
     ## What it means
 
-    A RoCE port has a table of GIDs: for each address of its interface one of version 1, which stays within one Ethernet
-    segment, and one of version 2, which is routed and can be marked for lossless queues. Both ends must use the same
-    kind. A wrong one shows as a hang in the first collective, or "Got completion with error 12".
+    A RoCE port has a table of GIDs. Each address of its interface has an entry of version 1, which stays within one
+    Ethernet segment, and one of version 2, which is routed and can be marked for lossless queues. Both ends must use
+    the same kind. With a wrong entry, the first collective hangs or fails with "Got completion with error 12".
 
     ## How it is recognised
 
     Without NCCL_IB_GID_INDEX, NCCL since 2.21 looks for a RoCE v2 entry with an IPv4 address (IPv6 with
-    NCCL_IB_ADDR_FAMILY=AF_INET6) and takes entry 0, link-local and version 1, where there is none. Of the ports of a
-    training network (several Ethernet cards of 100 Gb/s or more, or those that NCCL_IB_HCA names; ours) that is an
-    error, of a machine's everyday card an information.
+    NCCL_IB_ADDR_FAMILY=AF_INET6) and takes entry 0, link-local and version 1, if there is none. That is an error for
+    ports of a training network: several Ethernet cards of 100 Gb/s or more (our choice), or those that NCCL_IB_HCA
+    names. For a machine's ordinary network card it is an info.
 
-    With NCCL_IB_GID_INDEX, which NCCL takes as it is: an empty entry is an error; one of version 1 is an error where
-    the port has a v2 entry with IPv4, else a warning; an entry of another network interface than the rest of the port,
-    or of which a container cannot see the kind, is a warning. One index that means different kinds on different hosts
-    is an error: indices move when an address is added.
+    NCCL uses the entry that NCCL_IB_GID_INDEX names, without a check. An empty entry is an error. A version 1 entry is
+    an error if the port has a v2 entry with IPv4, otherwise a warning. An entry of a different network interface than
+    the rest of the port, or one whose kind a container cannot see, is a warning. If the index means different kinds on
+    different hosts, it is an error: indices change when an address is added.
 
     ## What to do
 
-    `unset NCCL_IB_GID_INDEX` with NCCL 2.21 or later. `show_gids` lists the entries. Where there is no IPv4 entry, give
-    the interface its address.
+    With NCCL 2.21 or later, run `unset NCCL_IB_GID_INDEX`. `show_gids` lists the entries. If there is no IPv4 entry,
+    give the interface an IPv4 address.
     """
     roce = [
         (node, rdma, ports) for node, rdma in fleet.each(lambda node: node.rdma) if (ports := _roce_ports(node, rdma))
@@ -90,7 +90,7 @@ def _words_of(ports: Ports) -> str:
 
 
 def _index(node: Node) -> Setting | None:
-    """Return NCCL_IB_GID_INDEX where it is in force: -1 and what is no number leave the choice to NCCL."""
+    """Return NCCL_IB_GID_INDEX if it has an effect. With -1 or text that is not a number, NCCL chooses by itself."""
     setting = find_setting(node, node.first, "NCCL_IB_GID_INDEX")
     return setting if setting is not None and (setting.number if setting.number is not None else -1) >= 0 else None
 
@@ -112,7 +112,7 @@ def _routes(port: RdmaPort, family: str) -> bool:
 
 
 def _by_choice(node: Node, ports: Ports, rdma: Rdma) -> list[Problem]:
-    """Look for what NCCL would pick by itself."""
+    """Report ports on which NCCL would find no usable entry by itself."""
     family = _family(node)
     bare = tuple((device, port) for device, port in ports if not _routes(port, family))
     if not bare:
@@ -170,7 +170,7 @@ def _entry_fault(port: RdmaPort, index: int) -> tuple[str, Severity] | None:
 
 
 def _own(port: RdmaPort) -> tuple[str, ...]:
-    """Return the interface to which most entries of a port belong: of a bond that is the bond."""
+    """Return the interface of a port's first entry that has one. For a bond, that is the bond."""
     first = next((gid.netdev for gid in port.gids if gid.netdev), None)
     return (first,) if first else ()
 
@@ -186,7 +186,7 @@ def _right_index(ports: Ports) -> str:
 
 
 def _join_hosts(problems: list[Problem]) -> list[Problem]:
-    """Draw together what several hosts have alike."""
+    """Merge equal problems of several hosts into one."""
     by_text: dict[tuple[str, str, Severity | None, str | None], list[Problem]] = defaultdict(list)
     for problem in problems:
         by_text[problem.summary, problem.fix, problem.severity, problem.kind].append(problem)
@@ -204,7 +204,7 @@ def _join_hosts(problems: list[Problem]) -> list[Problem]:
 
 
 def _compare_hosts(roce: list[tuple[Node, Ports]]) -> list[Problem]:
-    """Compare what the index means on every host."""
+    """Compare what NCCL_IB_GID_INDEX means on every host."""
     voices = []
     for node, ports in roce:
         setting = _index(node)

@@ -1,4 +1,4 @@
-"""DD306: no two ranks come to the same GPU."""
+"""DD306: no two ranks use the same GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Fleet, Node, Process
 
 NAMED = 4
-"""So many shared devices are named one by one."""
+"""How many shared devices are named one by one."""
 SHARING_ALLOWED = "NCCL_MULTI_RANK_GPU_ENABLE"
 HOST_ID = "NCCL_HOSTID"
 
@@ -37,31 +37,31 @@ class _Use:
     group=Group.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, LOCAL_RANK, UUIDs of NVML",
 )  # fmt: skip
 def check_dup_gpu(fleet: Fleet) -> Answer:
-    """Report ranks that use one and the same GPU.
+    """Report ranks that use the same GPU.
 
     ## What it means
 
     NCCL refuses a communicator with two ranks on one GPU: "Duplicate GPU detected", since 2.30 "Multiple Ranks are
-    using the same GPU/Partition". Without NCCL, both would compete for its memory and its time.
+    using the same GPU/Partition". Without NCCL, both compete for the GPU's memory and time.
 
     ## How it is recognised
 
     A rank that sees one device uses that one; a rank that sees several uses the one of its local rank, as
-    `torch.cuda.set_device(LOCAL_RANK)` does. Devices are compared by their UUID, over all nodes: two containers may
-    share a machine. Which device the script really picks cannot be seen from here: a script that never calls
-    `set_device` puts all ranks on its first one, and that is found only when it runs.
+    `torch.cuda.set_device(LOCAL_RANK)` does. Devices are compared by their UUID over all nodes, because two containers
+    may share a machine. The check cannot see which device the script really picks: a script that never calls
+    `set_device` puts all ranks on its first device. That shows only when the job runs.
 
     ## What else looks like it
 
-    Slurm may confine each task to a GPU that is number 0 for every one of them: numbers are then not compared. With
-    `NCCL_MULTI_RANK_GPU_ENABLE=1` (NCCL 2.30.3 and later), or another `NCCL_HOSTID` for each rank, sharing is allowed,
-    and this is a warning.
-    More ranks than GPUs, with all ranks seeing the same ones, is `gpu-count`.
+    Slurm may confine each task to a GPU that is number 0 for each of them. Numbers are then not compared. With
+    `NCCL_MULTI_RANK_GPU_ENABLE=1` (NCCL 2.30.3 and later), or a different `NCCL_HOSTID` for each rank, sharing is
+    allowed, and it is a warning. If all ranks see the same GPUs and there are more ranks than GPUs, `gpu-count` reports
+    it.
 
     ## What to do
 
-    Give every rank a device of its own: `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`, and the same
-    `CUDA_VISIBLE_DEVICES` for all ranks of a node, or a different one for each.
+    Give every rank its own device. Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` and use the same
+    `CUDA_VISIBLE_DEVICES` for all ranks of a node, or set a different `CUDA_VISIBLE_DEVICES` for each rank.
     """
     if not fleet.gathered:
         return skipped("there is one process")
@@ -90,7 +90,7 @@ def _uses(node: Node, gpus: Gpus) -> list[_Use]:
 
 
 def _is_unmistakable(process: Process, gpus: Gpus) -> bool:
-    """Say whether a device that a process names is the same for whoever read NVML on its node."""
+    """Say whether a device that a process names means the same to the process that read NVML on its node."""
     if not sees_its_own(process):
         return True
     return all(not entry.isdecimal() for entry in visible_to(process, gpus).entries or ("0",))
@@ -115,7 +115,7 @@ def _problem(shared: list[list[_Use]]) -> Problem:
 
 
 def _is_allowed(uses: list[_Use]) -> bool:
-    """Say whether NCCL lets these ranks share: it is told to, or takes them for ranks of different hosts."""
+    """Say whether NCCL lets these ranks share: allowed by a variable, or disguised as ranks of different hosts."""
     if all(use.process.variables.get(SHARING_ALLOWED) == "1" for use in uses):
         return True
     hosts = {use.process.variables.get(HOST_ID) for use in uses}

@@ -1,5 +1,5 @@
-"""DD121: shared memory."""
-# ruff: noqa: S108 - the folder is what is spoken of, and nothing is written there
+"""DD121: the size and state of /dev/shm."""
+# ruff: noqa: S108 - this file only names the folder in texts and writes nothing there
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 MIB, GIB = 1 << 20, 1 << 30
 DOCKER_SHM_BYTES = 64 * MIB
-"""What `docker run` and Kubernetes give without being asked (https://docs.docker.com/reference/cli/docker/container/run)."""
+"""The default of `docker run` and Kubernetes (https://docs.docker.com/reference/cli/docker/container/run)."""
 LOW_SHM_BYTES = 512 * MIB
 """The limit below which DeepSpeed's ds_report warns (deepspeed/env_report.py)."""
 LOADER_SHM_BYTES = 2 * GIB
-"""Ours: a few prefetched batches of images for some workers a rank."""
+"""Our choice: a few prefetched batches of images for some workers per rank."""
 STALE_SHARE = 10
-"""Ours: leftovers are worth a warning from a tenth of the size on."""
+"""Our choice: leftovers are a warning from a tenth of the size on."""
 NAMED_FILES = 8
 
 
@@ -37,13 +37,13 @@ NAMED_FILES = 8
     reads="statvfs of /dev/shm, the files in it, loader workers that run here; with --deep its write speed",
 )
 def check_shm(node: Node) -> Answer:
-    """Report shared memory that loader workers and NCCL will run out of.
+    """Report shared memory that is too small for loader workers and NCCL.
 
     ## What it means
 
-    Workers of a DataLoader hand their batches over through /dev/shm, and NCCL's ranks of one node talk through it.
-    When it is full the process that writes to it is killed by SIGBUS ("DataLoader worker is killed by signal: Bus
-    error"), or NCCL says "unhandled system error".
+    Workers of a DataLoader pass their batches through /dev/shm, and NCCL's ranks on one node exchange data through it.
+    When it is full, SIGBUS kills the process that writes to it ("DataLoader worker is killed by signal: Bus error"), or
+    NCCL says "unhandled system error".
 
     ## How it is recognised
 
@@ -54,13 +54,15 @@ def check_shm(node: Node) -> Answer:
     | below 512 MiB, where DeepSpeed's ds_report warns | warning |
     | below 2 GiB (ours) while loader workers run here | warning |
 
-    Files of torch and NCCL that are older than ten minutes and whose owners have gone are a warning from a tenth of
-    the size on, else an info. They are looked for only where all processes of the machine can be seen.
+    Files of torch and NCCL that are older than ten minutes and whose owners have ended are a warning if they fill a
+    tenth of /dev/shm or more, otherwise an info. The check looks for them only if it can see all processes of the
+    machine.
 
     ## What to do
 
-    `docker run --shm-size=16g` (or `--ipc=host`); in Kubernetes a volume `emptyDir: {medium: Memory}` mounted at
-    /dev/shm; on a machine `mount -o remount,size=...`. NVIDIA's advice for NCCL is at least 1 GB.
+    With Docker, use `docker run --shm-size=16g` (or `--ipc=host`). In Kubernetes, mount a volume
+    `emptyDir: {medium: Memory}` at /dev/shm. On a machine, run `mount -o remount,size=...`. NVIDIA recommends at least
+    1 GB for NCCL.
     """
     shm, software = need(node.limits).shm, known(node.software)
     if shm is None:

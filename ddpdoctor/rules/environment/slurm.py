@@ -1,4 +1,4 @@
-"""DD236, DD237 and DD238: the step that Slurm started against the job that torch is to run in it."""
+"""DD236, DD237 and DD238: whether a Slurm step fits the torch job that runs in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NOT_SLURM = "this does not run under Slurm"
 NO_STEP = "this is the shell of a Slurm job: srun has not started anything yet"
 NO_DEVICE = ("", "-1", "NoDevFiles")
-"""What ends the list of CUDA_VISIBLE_DEVICES; the last is what Slurm writes for a step without GPUs."""
+"""Entries that end the list of CUDA_VISIBLE_DEVICES. Slurm writes the last one for a step without GPUs."""
 _SHOWN = (
     "SLURM_NNODES", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_GPUS_ON_NODE", "RANK",
     "WORLD_SIZE", "LOCAL_WORLD_SIZE",
@@ -33,27 +33,27 @@ _SHOWN = (
     reads="SLURM_NTASKS, SLURM_NNODES, SLURM_PROCID, SLURM_STEP_TASKS_PER_NODE, SLURM_GPUS_ON_NODE, WORLD_SIZE, RANK",
 )  # fmt: skip
 def check_slurm_shape(node: Node) -> Answer:
-    """Report a step whose tasks and nodes are neither a task for each rank nor a torchrun for each node.
+    """Report a step that starts neither one task for each rank nor one torchrun on each node.
 
     ## What it means
 
     Two shapes work: `srun` starts one task for each rank (`SLURM_NTASKS` = `WORLD_SIZE`), or one torchrun on each node
-    (`SLURM_NTASKS` = `SLURM_NNODES`). In any other, ranks wait for ranks that nobody starts, several torchruns fight
-    for the GPUs of one node, or each torchrun trains by itself.
+    (`SLURM_NTASKS` = `SLURM_NNODES`). In any other shape, ranks wait for ranks that nobody starts, several torchruns
+    compete for the GPUs of one node, or each torchrun trains by itself.
 
     ## How it is recognised
 
-    - A task a rank: an error where `WORLD_SIZE` is not `SLURM_NTASKS`, a warning where `RANK` is not `SLURM_PROCID`.
-    - torchrun: a warning where it counts fewer nodes than the step has, where more than one was started on a node, and
-      where it runs on one node of a job that holds several: without `srun`, the batch script runs on the first only.
-    - More ranks on a node than Slurm gave it GPUs: a warning. The step on fewer nodes than the job: a note.
+    - One task for each rank: an error if `WORLD_SIZE` is not `SLURM_NTASKS`, a warning if `RANK` is not `SLURM_PROCID`.
+    - torchrun: a warning if it counts fewer nodes than the step has, if more than one was started on a node, or if it
+      runs on one node of a job that has several. Without `srun`, the batch script runs on the first node only.
+    - More ranks on a node than Slurm gave it GPUs: a warning. The step uses fewer nodes than the job has: an info.
 
-    `SLURM_NTASKS` and `SLURM_NNODES` are those of the step inside of `srun`, and of the job in the batch script.
+    Inside `srun`, `SLURM_NTASKS` and `SLURM_NNODES` describe the step; in the batch script they describe the job.
 
     ## What else looks like it
 
-    A `WORLD_SIZE` that a batch script exports for torchrun, with one task on each node, is no contradiction: torchrun
-    sets it anew. Several jobs of one node each in one step (a sweep) are meant to train by themselves.
+    A batch script may export `WORLD_SIZE` for torchrun, with one task on each node. That is fine: torchrun sets it
+    again. In a sweep, one step may run several one-node jobs that are meant to train by themselves.
 
     ## What to do
 
@@ -165,7 +165,7 @@ def _more_ranks_than_gpus(process: Process, shape: Shape, ranks: tuple[int, ...]
     group=Group.LAUNCH, needs=(), reads="SLURM_CPUS_PER_TASK, SRUN_CPUS_PER_TASK, sched_getaffinity",
 )  # fmt: skip
 def check_srun_cpus(node: Node) -> Answer:
-    """Report tasks that may run on fewer CPUs than `--cpus-per-task` of the batch script says.
+    """Report tasks that may use fewer CPUs than the batch script's `--cpus-per-task`.
 
     ## What it means
 
@@ -174,12 +174,12 @@ def check_srun_cpus(node: Node) -> Answer:
 
     ## How it is recognised
 
-    The CPUs that a task may run on (`sched_getaffinity`) are fewer than `SLURM_CPUS_PER_TASK`. Of a torchrun the CPUs
-    of all its ranks on the node count together, for it may bind each to a part.
+    A task may run on fewer CPUs (`sched_getaffinity`) than `SLURM_CPUS_PER_TASK`. Under torchrun, the CPUs of all its
+    ranks on the node count together, because torchrun may bind each rank to a part.
 
     ## What else looks like it
 
-    Where Slurm does not bind tasks (`TaskPlugin=task/none`), every task may use all CPUs, and there is nothing wrong.
+    If Slurm does not bind tasks (`TaskPlugin=task/none`), every task may use all CPUs, and nothing is wrong.
 
     ## What to do
 
@@ -199,7 +199,7 @@ def check_srun_cpus(node: Node) -> Answer:
 
 
 def _fewest_cpus(tasks: list[Process]) -> tuple[int, list[Process]]:
-    """Return the CPUs of the task that has the fewest, and the processes of all such tasks."""
+    """Return the smallest number of CPUs of a task, and the processes of all tasks with that number."""
     if by_torchrun(tasks[0]):
         return len({cpu for process in tasks for cpu in process.cpus}), tasks
     fewest = min(len(process.cpus) for process in tasks)
@@ -227,9 +227,9 @@ def check_gpus_per_task(node: Node) -> Answer:
 
     ## What it means
 
-    With `--gpus-per-task=1` Slurm shows each task its own GPU only, as device 0. Code written for torchrun calls
-    `torch.cuda.set_device(LOCAL_RANK)` and fails with "invalid device ordinal" in every task but the first. NCCL also
-    cannot always reach the GPU of a neighbour that it cannot see (NVIDIA/nccl#1948).
+    With `--gpus-per-task=1` Slurm shows each task only its own GPU, as device 0. Code written for torchrun calls
+    `torch.cuda.set_device(LOCAL_RANK)` and fails with "invalid device ordinal" in every task but the first. Also, NCCL
+    cannot always reach another task's GPU that it cannot see (NVIDIA/nccl#1948).
 
     ## How it is recognised
 
@@ -238,7 +238,7 @@ def check_gpus_per_task(node: Node) -> Answer:
 
     ## How sure
 
-    Medium: code that takes `cuda:0`, or `LOCAL_RANK % torch.cuda.device_count()`, works. That is why it is a warning.
+    Medium. Code that uses `cuda:0`, or `LOCAL_RANK % torch.cuda.device_count()`, works. That is why it is a warning.
 
     ## What to do
 
@@ -257,7 +257,7 @@ def check_gpus_per_task(node: Node) -> Answer:
 
 
 def _visible(node: Node, process: Process) -> int | None:
-    """Return how many GPUs a task sees; None where nobody knows."""
+    """Return how many GPUs a task sees, or None if it is not known."""
     text = process.variables.get("CUDA_VISIBLE_DEVICES")
     if text is not None:
         entries = [entry.strip() for entry in text.split(",")]

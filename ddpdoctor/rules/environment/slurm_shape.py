@@ -1,4 +1,4 @@
-"""Tasks and nodes of a Slurm step, as its variables tell them."""
+"""Tasks and nodes of a Slurm step, read from its variables."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of the step, or of the whole job where no step was started."""
+    """The tasks and nodes of the step, or of the whole job if no step was started."""
 
     in_step: bool
     tasks: int
     nodes: int
     job_nodes: int | None
     tasks_here: int | None
-    """On the node of the process."""
+    """The number of tasks on the node of the process."""
     most_on_a_node: int
 
 
 def read_shape(process: Process) -> Shape | None:
-    """Return the shape; None where this does not run under Slurm, or its numbers are not there."""
+    """Return the shape, or None if this does not run under Slurm or its numbers are missing."""
     tasks = process.number("SLURM_NTASKS") or process.number("SLURM_NPROCS")
     nodes = process.number("SLURM_NNODES")
     if tasks is None or nodes is None:
@@ -51,7 +51,7 @@ def _counts(process: Process) -> tuple[int, ...]:
 
 
 def _job_nodes(process: Process) -> int | None:
-    """Return the nodes of the job. SLURM_JOB_NUM_NODES is that of the job inside of a step too, SLURM_NNODES is not."""
+    """Return the job's number of nodes. Inside a step, SLURM_JOB_NUM_NODES is still the job's, SLURM_NNODES is not."""
     told = process.number("SLURM_JOB_NUM_NODES")
     if told is not None:
         return told

@@ -1,4 +1,4 @@
-"""DD324 and DD325: what lies between GPUs, network cards and processors: ACS, IOMMU, NUMA."""
+"""DD324 and DD325: the paths between GPUs, network cards and processors: ACS, IOMMU, NUMA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node, Process
 
 SHOWN = 4
-"""So many bridges or ranks are named; of more, the first and how many follow."""
+"""How many bridges or ranks are named. If there are more, their number follows."""
 
 
 @rule(
@@ -30,27 +30,28 @@ SHOWN = 4
     reads="PCI configuration of the bridges above GPUs (root alone), /sys/class/iommu, iommu_group/type, /proc/cmdline",
 )
 def check_acs_iommu(node: Node) -> Answer:
-    """Report Access Control Services and an IOMMU that get between GPUs, or between a GPU and its network card.
+    """Report ACS or an IOMMU that slows traffic between GPUs, or between a GPU and its network card.
 
     ## What it means
 
-    ACS makes a PCIe switch send what one device writes to another up to the processor's root complex and back:
-    GPUDirect loses most of its bandwidth, and on some machines hangs. An IOMMU that translates does the same to all of
-    it, and NVIDIA does not support copies between GPUs over PCIe behind one on bare metal (CUDA programming guide:
-    "silent device memory corruption").
+    With ACS (Access Control Services), a PCIe switch sends traffic between two devices up to the processor's root
+    complex and back: GPUDirect loses most of its bandwidth, and hangs on some machines. An IOMMU that translates
+    addresses does the same to all traffic. On bare metal, NVIDIA does not support copies between GPUs over PCIe behind
+    an IOMMU (CUDA programming guide: "silent device memory corruption").
 
     ## How it is recognised
 
-    On bare metal only: a virtual machine needs both. ACS: the bits Request Redirect and Completion Redirect of a bridge
-    between a GPU and the switch that it shares with another GPU or a network card. Above a root port the way leads
-    through the root complex anyway, so that a desktop's slots are no finding. Only root can read these bits. IOMMU: one
-    of Intel or AMD is at work and does not pass addresses through, where there are peers to talk to: GPUs that are no
-    GeForce, which have no peer access. It is an error where --deep saw a copy between GPUs come out wrong.
+    The check runs on bare metal only, because a virtual machine needs both. For ACS it reads the bits Request Redirect
+    and Completion Redirect of each bridge between a GPU and the switch that it shares with another GPU or a network
+    card. Only root can read these bits. Above a root port the path leads through the root complex anyway, so a
+    desktop's slots are not reported. For the IOMMU it reports one of Intel or AMD that is active and does not pass
+    addresses through, if there are peers: GeForce GPUs have no peer access. It is an error if --deep saw a wrong copy
+    between GPUs.
 
     ## What to do
 
-    Switch ACS off in the BIOS, or for this start by `setpci -s BRIDGE ECAP_ACS+6.w=0000` (NCCL's manual,
-    troubleshooting). For the IOMMU: `iommu=pt` on the kernel's command line, or off in the BIOS.
+    Switch ACS off in the BIOS, or until the next boot with `setpci -s BRIDGE ECAP_ACS+6.w=0000` (NCCL's manual,
+    troubleshooting). For the IOMMU, add `iommu=pt` to the kernel's command line, or switch it off in the BIOS.
     """
     pci = need(node.pci)
     gpus = gpus_of(pci)
@@ -72,7 +73,7 @@ def check_acs_iommu(node: Node) -> Answer:
 
 
 def _has_peers(node: Node, pci: Pci) -> bool:
-    """Say whether two devices could talk past the processor: GPUs that can, or one with an RDMA network."""
+    """Say whether there are two GPUs, or a GPU and an RDMA network, that could bypass the processor."""
     able = [gpu for gpu in gpus_of(pci) if "GeForce" not in pci.models.get(gpu.bus_id, "")]
     rdma = known(node.rdma)
     return len(able) > 1 or (bool(able) and rdma is not None and bool(network_ports(node, rdma)))
@@ -85,7 +86,7 @@ def _wrong_copies(node: Node) -> tuple[str, ...]:
 
 
 def _redirecting(pci: Pci, wrong: tuple[str, ...]) -> list[Problem]:
-    """Look at the bridges below the nearest one that a GPU shares with a peer."""
+    """Report bridges with ACS below the nearest bridge that a GPU shares with a peer."""
     bridges = by_bus_id(pci)
     peers = [device for device in pci.devices if is_gpu(device) or is_nic(device)]
     guilty: dict[str, PciDevice] = {}
@@ -114,7 +115,7 @@ def _redirecting(pci: Pci, wrong: tuple[str, ...]) -> list[Problem]:
 
 
 def _own_bridges(device: PciDevice, peers: list[PciDevice]) -> tuple[str, ...]:
-    """Return the bridges between a device and the nearest one that it shares with a peer; none where it shares none."""
+    """Return the bridges below the nearest one that a device shares with a peer, or () if it shares none."""
     shared = {bus_id for peer in peers if peer is not device for bus_id in peer.upstream}
     below: list[str] = []
     for bus_id in device.upstream:
@@ -152,28 +153,28 @@ def _copy_words(wrong: tuple[str, ...]) -> tuple[str, ...]:
     reads="/sys/bus/pci/devices/*/{numa_node,local_cpulist} of GPUs, sched_getaffinity of each rank",
 )
 def check_numa(node: Node) -> Answer:
-    """Report ranks that may run only on CPUs of another memory node than their GPU's.
+    """Report ranks that may run only on CPUs of a different memory node than their GPU.
 
     ## What it means
 
-    What such a rank hands to its GPU, and the threads of NCCL, cross the link between the sockets: copies are slower,
-    and so is the rank, for which all others wait.
+    The rank's copies to its GPU, and NCCL's threads, use the link between the sockets. The rank is slower, and all
+    others wait for it.
 
     ## How it is recognised
 
-    The CPUs that the rank may run on, against local_cpulist of the GPU of its LOCAL_RANK (counted within
-    CUDA_VISIBLE_DEVICES): none in common is a warning. A rank that may run anywhere is none. On a machine of two or
-    more memory nodes, GPUs whose numa_node is -1 are a warning too, except in virtual machines: neither torchrun nor
-    NCCL can then place threads.
+    The check compares the CPUs that the rank may run on with local_cpulist of the GPU of its LOCAL_RANK (counted within
+    CUDA_VISIBLE_DEVICES). It is a warning if they have none in common. A rank that may run anywhere is fine. On a
+    machine with two or more memory nodes, GPUs whose numa_node is -1 are a warning too, except in virtual machines:
+    neither torchrun nor NCCL can then place threads.
 
     ## What else looks like it
 
-    A script that chooses its GPU by another rule than LOCAL_RANK.
+    A script may choose its GPU by another rule than LOCAL_RANK.
 
     ## What to do
 
-    `torchrun --numa-binding=node …` or `srun --cpu-bind=…`, or `numactl --cpunodebind=1 --membind=1` in front of the
-    rank. For -1: the BIOS (NUMA, SNC or NPS settings) and its update.
+    Use `torchrun --numa-binding=node …` or `srun --cpu-bind=…`, or put `numactl --cpunodebind=1 --membind=1` in front
+    of the rank's command. For a numa_node of -1, check the NUMA, SNC or NPS settings of the BIOS, and update it.
     """
     pci = need(node.pci)
     gpus = gpus_of(pci)
@@ -191,7 +192,7 @@ def check_numa(node: Node) -> Answer:
 
 
 def _gpu_of(node: Node, pci: Pci, process: Process) -> PciDevice | None:
-    """Return the GPU that cuda:LOCAL_RANK is; None where nobody says."""
+    """Return the GPU that cuda:LOCAL_RANK means, or None if it is not known."""
     if process.local_rank is None:
         return None
     gpus = known(node.gpus)
@@ -200,7 +201,7 @@ def _gpu_of(node: Node, pci: Pci, process: Process) -> PciDevice | None:
     else:
         bus_ids = {bus_id: bus_id for bus_id in pci.nvidia_proc_gpus}
     seen = read_visible(process.variables.get(VARIABLE), tuple(bus_ids)).devices
-    # A task that was given one GPU of its own finds it at 0, whatever its local rank is.
+    # A task that sees one GPU finds it at 0, whatever its local rank is.
     index = 0 if len(seen) == 1 else process.local_rank
     if index >= len(seen) or seen[index] not in bus_ids:
         return None

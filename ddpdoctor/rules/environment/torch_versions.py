@@ -1,4 +1,4 @@
-"""DD102, DD103 and DD105: what torch was built for, and whether that is what is here."""
+"""DD102, DD103 and DD105: what torch was built for, and whether this machine has it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 AMD = 0x1002
 AMD_COMPUTE_CLASSES = (0x0380, 0x1200)
-"""Data-centre GPUs: "display controller, other" and "processing accelerator". A laptop's has class 0x0300."""
+"""Data-center GPUs: "display controller, other" and "processing accelerator". A laptop's GPU has class 0x0300."""
 
 
 @rule(
@@ -37,27 +37,27 @@ AMD_COMPUTE_CLASSES = (0x0380, 0x1200)
     reads="torch.version.cuda and .hip, the GPUs that NVML lists, /dev/nvidia*, PCI",
 )
 def check_torch_cuda_build(node: Node) -> Answer:
-    """Report a CPU build of torch on a machine whose GPUs it therefore cannot use.
+    """Report a build of torch that cannot use the GPUs of this machine.
 
     ## What it means
 
-    `torch.cuda.is_available()` is False and the NCCL backend is missing: the job runs on the processors, many times
-    slower, or stops with "Distributed package doesn't have NCCL built in".
+    `torch.cuda.is_available()` is False and the NCCL backend is missing: the job runs on the CPUs, many times slower,
+    or stops with "Distributed package doesn't have NCCL built in".
 
     ## How it is recognised
 
-    torch names neither CUDA nor ROCm, and this machine or container has been given GPUs: NVML lists them, or
-    `/dev/nvidia0` is there. What the PCI bus and /proc show is not enough, for in a container they are the host's.
-    Of AMD's GPUs those of data centres count.
+    torch names neither CUDA nor ROCm, and this machine or container has GPUs: NVML lists them, or a file such as
+    `/dev/nvidia0` exists. The PCI bus and /proc are not enough, because in a container they show the host's GPUs. Of
+    AMD's GPUs only those for data centers count.
 
     ## What else looks like it
 
-    A GPU without NVIDIA's driver (nouveau) is reported as info. A job that hides its GPUs with an empty
-    `CUDA_VISIBLE_DEVICES` is meant to run on the processors, and is skipped.
+    A GPU without NVIDIA's driver (nouveau) is an info. A job that hides its GPUs with an empty `CUDA_VISIBLE_DEVICES`
+    is meant to run on the CPUs, so the check is skipped.
 
     ## What to do
 
-    Install the build that is named; its index is chosen by the version of the driver.
+    Install the build that the report names. It fits the version of the driver.
     """
     build = imported(node)
     if isinstance(build, Answer):
@@ -117,23 +117,23 @@ def _gpu_without_driver(node: Node) -> Answer | None:
     reads="torch.cuda.nccl.version(), libnccl in /proc/self/maps, its ncclGetVersion, LD_PRELOAD, LD_LIBRARY_PATH",
 )
 def check_nccl_loaded(node: Node) -> Answer:
-    """Report an NCCL that stands in front of the one that torch was built with.
+    """Report a loaded NCCL that is not the one that torch was built with.
 
     ## What it means
 
-    `LD_LIBRARY_PATH`, `LD_PRELOAD` or the system's library folders bring in another libnccl. An older one lacks
-    functions that torch calls, or talks another protocol than the other nodes; with two of them in one process,
+    `LD_LIBRARY_PATH`, `LD_PRELOAD` or the system's library folders can load another libnccl. An older one lacks
+    functions that torch calls, or uses a different protocol than the other nodes. With two of them in one process,
     plugins and torch may use different ones.
 
     ## How it is recognised
 
-    The child that imported torch lists the libnccl files it has mapped and asks the first for its version. Two files,
-    or a version other than the one torch was compiled with, is a warning. A newer one that was installed as a wheel,
-    beside torch, is what people do to upgrade NCCL: info.
+    A child process that imported torch lists the libnccl files that it has mapped and asks the first for its version.
+    Two files, or a version other than the one torch was compiled with, are a warning. A newer version installed as a
+    wheel is a usual way to upgrade NCCL, and is an info.
 
     ## What to do
 
-    Take the folder that is named out of `LD_LIBRARY_PATH`, or unset `LD_PRELOAD`, and look again.
+    Remove the folder that the report names from `LD_LIBRARY_PATH`, or unset `LD_PRELOAD`, and check again.
     """
     build = imported(node)
     if isinstance(build, Answer):
@@ -195,12 +195,13 @@ def _use_own_nccl(build: TorchBuild) -> str:
     reads="torch.version.hip",
 )
 def check_hip_gpu_other(node: Node) -> Answer:
-    """Say that torch is built for AMD's GPUs, so that what is checked of NVIDIA's is skipped.
+    """Say that torch is built for AMD's GPUs, so that checks of NVIDIA's software are skipped.
 
     ## What it means
 
-    Drivers, NVML, Xid errors, NVLink and the like are NVIDIA's. ddpdoctor has no checks of their own for AMD's GPUs
-    yet: `rocm-smi` and `rvs` are the tools to ask. All checks of limits, network, names, variables and the launch hold.
+    The checks of drivers, NVML, Xid errors, NVLink and the like are for NVIDIA's GPUs. ddpdoctor has no such checks for
+    AMD's GPUs yet: use `rocm-smi` and `rvs`. All checks of limits, network, names, variables and the launch still
+    apply.
 
     ## How it is recognised
 
@@ -208,7 +209,7 @@ def check_hip_gpu_other(node: Node) -> Answer:
 
     ## What to do
 
-    Nothing. Variables of RCCL are those of NCCL, with the same names.
+    Nothing. RCCL uses NCCL's variables, with the same names.
     """
     build = imported(node)
     if isinstance(build, Answer):

@@ -1,4 +1,4 @@
-"""DD111 to DD114: environment variables that nobody reads, with wrong values, out of use, or left over."""
+"""DD111 to DD114: environment variables that are unknown, have wrong values, are deprecated, or do harm."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.variable_dangers import VariableContext
 
     Flaws = Callable[[Process, VariableContext], Iterable[Flaw | None]]
-    """What is wrong with the variables of a process."""
+    """A function that yields what is wrong with the variables of a process."""
 
 MOST_SHOWN = 6
 OF_THE_LAUNCH = frozenset({"slurm", "k8s", "mpi", "launcher", "build", "loader", "network"})
-"""Not shown as what was looked at: a launcher sets dozens of them."""
+"""Components whose variables are not listed as checked, because a launcher sets dozens of them."""
 
 
 @rule(
@@ -45,26 +45,26 @@ def check_env_unknown(node: Node) -> Answer:
 
     ## What it means
 
-    A misspelt variable has no effect and nobody says so: the job runs as if it were not set.
+    A misspelled variable has no effect and causes no message: the job runs as if it were not set.
 
     ## How it is recognised
 
     Names that begin with `NCCL_`, `TORCH_NCCL_`, `TORCH_FR_`, `TORCH_DISTRIBUTED_`, `GLOO_`, `TORCHELASTIC_`,
-    `CUDA_VISIBLE_` or `OMP_NUM_`, in any case of letters, or with a slip of these such as `NCLL_`, are looked up in a
-    table of the names in the source of NCCL 2.3.5 to 2.30.7 and torch 1.4 to 2.13, and in the library of NCCL 2.32.3.
-    A name is misspelt where a known one is within two edits, or where one is the beginning of the other. Names are
-    case-sensitive. Of such names the value is never read.
+    `CUDA_VISIBLE_` or `OMP_NUM_`, in upper or lower case, or with a misspelling of these such as `NCLL_`, are looked up
+    in a table of the names in the source of NCCL 2.3.5 to 2.30.7 and torch 1.4 to 2.13, and in the library of NCCL
+    2.32.3. A name is misspelled if a known one is within two edits, or if one is a prefix of the other. Names are
+    case-sensitive. ddpdoctor never reads the values of such variables.
 
     ## What else looks like it
 
-    A name that is like no known one may belong to a plugin or to a newer release: it is reported as information only,
-    and so is a misspelt one where the installed NCCL or torch is newer than the table. Names with the prefix of a
-    known plugin (`OFI_NCCL_`, `NCCL_FASTRAK_`, `NCCL_UCX_`, …) are left alone. A variable that the installed NCCL is
-    too old for is information too.
+    A name that is like no known one may belong to a plugin or to a newer release, so it is an info. A misspelled name
+    is an info too if the installed NCCL or torch is newer than the table, and so is a variable that the installed NCCL
+    is too old for. Names with the prefix of a known plugin (`OFI_NCCL_`, `NCCL_FASTRAK_`, `NCCL_UCX_`, …) are not
+    checked.
 
     ## What to do
 
-    Set the variable that was meant, and unset this one.
+    Set the variable that you meant, and unset this one.
 
     ## Example
 
@@ -85,31 +85,32 @@ def check_env_unknown(node: Node) -> Answer:
     group=Group.VARIABLES, needs=(), reads="environment variables of NCCL, torch, Gloo, CUDA and OpenMP",
 )  # fmt: skip
 def check_env_value(node: Node) -> Answer:
-    """Report variables whose value is of the wrong form.
+    """Report variables whose value has the wrong form.
 
     ## What it means
 
-    NCCL reads `NCCL_P2P_DISABLE=true` as 0, and `NCCL_BUFFSIZE=4M` as 4: its numbers are read with `strtoll`, which
-    takes the digits in front, and 0 where there are none; 2.32 takes the default then, and says so. torch is strict:
-    `TORCH_DISTRIBUTED_DEBUG=VERBOSE` ends the import, and a `TORCH_NCCL_*` flag other than 1, true, yes, t, y or 0,
-    false, no, f, n, the empty one among them, ends `init_process_group` with "Invalid value for environment variable".
-    A wrong `TORCH_FR_*` value was seen to hang the first collective of torch 2.13 over Gloo.
+    NCCL reads `NCCL_P2P_DISABLE=true` as 0, and `NCCL_BUFFSIZE=4M` as 4. It parses numbers with `strtoll`, which takes
+    the leading digits, and 0 if there are none. From 2.32 on it uses the default then, and says so. torch is strict:
+    `TORCH_DISTRIBUTED_DEBUG=VERBOSE` makes the import fail. A `TORCH_NCCL_*` flag must be 1, true, yes, t, y or 0,
+    false, no, f, n. With any other value, even an empty one, `init_process_group` fails with "Invalid value for
+    environment variable". In our test, a wrong `TORCH_FR_*` value made the first collective of torch 2.13 over Gloo
+    hang.
 
     ## How it is recognised
 
     Every known variable has a type, taken from the source that parses it: NCCL's src/misc/param.cc and
-    src/graph/tuning.cc, torch's c10d/Utils.hpp and c10/util/env.cpp. A value that ends the job is an error, one that
-    is passed over or read otherwise a warning. Quotation marks that are part of a value (`docker --env-file` keeps
-    them), white space at its end, and a "~" that nobody expands are wrong too.
+    src/graph/tuning.cc, torch's c10d/Utils.hpp and c10/util/env.cpp. A value that ends the job is an error. A value
+    that is ignored or read differently is a warning. Quotation marks that are part of a value (`docker --env-file`
+    keeps them), white space at its end, and a "~" that is not expanded are wrong too.
 
     ## What else looks like it
 
-    A number outside of the range that is known, or a word that a newer NCCL may know: confidence is medium there.
-    Interfaces, HCA names, ranks and addresses have checks of their own.
+    A number outside the known range, or a word that a newer NCCL may know, may be right: the confidence is medium.
+    Interfaces, HCA names, ranks and addresses have their own checks.
 
     ## What to do
 
-    Set a value of the form that the finding names.
+    Set a value of the form that the report names.
 
     ## Example
 
@@ -127,18 +128,18 @@ def check_env_deprecated(node: Node) -> Answer:
 
     ## What it means
 
-    A variable under its old name works with a warning, if at all; one that was removed has no effect, and what it was
-    set for does not happen. Such variables are copied from old tutorials and scripts.
+    A variable with an old name works with a warning, or not at all. A variable that was removed has no effect. Such
+    variables are often copied from old tutorials and scripts.
 
     ## How it is recognised
 
-    From a table of the names in the source of NCCL 2.3.5 to 2.30.7 and torch 1.4 to 2.13, held against the versions
-    that are installed: a name that is still right for them is not reported. Where no version is known, a variable that
-    went away after NCCL 2.21.5 or torch 2.6, the oldest in use, is information only.
+    The check uses a table of the names in the source of NCCL 2.3.5 to 2.30.7 and torch 1.4 to 2.13. A name that is
+    still right for the installed versions is not reported. If no version is known, a variable that was removed after
+    NCCL 2.21.5 or torch 2.6, the oldest in use, is an info.
 
     ## What else looks like it
 
-    One environment for nodes with several versions of torch may set both names on purpose.
+    If nodes have different versions of torch, one environment may set both names on purpose.
 
     ## What to do
 
@@ -156,26 +157,25 @@ def check_env_deprecated(node: Node) -> Answer:
     group=Group.VARIABLES, needs=("rdma",), reads="environment variables",
 )  # fmt: skip
 def check_env_danger(node: Node) -> Answer:
-    """Report variables with a value that does harm: most often leftovers of a search for a fault.
+    """Report variables with a harmful value, most often leftovers of a search for a fault.
 
     ## What it means
 
-    The job runs, and is slower than it has to be, or a fault in it will show late or never: `NCCL_P2P_DISABLE=1`,
-    `NCCL_SHM_DISABLE=1`, a forced `NCCL_ALGO` or `NCCL_PROTO`, `CUDA_LAUNCH_BLOCKING=1`,
-    `TORCH_DISTRIBUTED_DEBUG=DETAIL`, `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`, `NCCL_COMM_ID`, a `NCCL_DEBUG_FILE` that all
-    ranks of a node share.
+    The job runs, but it is slower than it has to be, or hides a fault: `NCCL_P2P_DISABLE=1`, `NCCL_SHM_DISABLE=1`, a
+    forced `NCCL_ALGO` or `NCCL_PROTO`, `CUDA_LAUNCH_BLOCKING=1`, `TORCH_DISTRIBUTED_DEBUG=DETAIL`,
+    `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`, `NCCL_COMM_ID`, a `NCCL_DEBUG_FILE` that all ranks of a node share.
 
     ## How it is recognised
 
-    Only the value that does harm counts: `NCCL_P2P_DISABLE=0` is fine, and so is `NCCL_ALGO=^NVLS`, which forces
-    nothing. What `ddpdoctor wrap` sets itself is no danger. What may be wanted as it is (the flight recorder switched
-    off, a log level of TRACE) is information.
+    Only a harmful value counts: `NCCL_P2P_DISABLE=0` is fine, and so is `NCCL_ALGO=^NVLS`, which forces nothing. Values
+    that `ddpdoctor wrap` sets itself are fine. A value that may be intended (the flight recorder switched off, a log
+    level of TRACE) is an info.
 
     ## What else looks like it
 
-    A setting that was measured to be faster on this cluster, or that works round a known fault: keep it then, with
-    `--skip env-danger`. `NCCL_IB_DISABLE=1` is information where there is no InfiniBand or RoCE device, and is left to
-    the check ib-disabled where a port is active.
+    A setting may be measurably faster on this cluster, or work around a known fault. Keep it then, with
+    `--skip env-danger`. `NCCL_IB_DISABLE=1` is an info if there is no InfiniBand or RoCE device. If a port is active,
+    ib-disabled reports it.
 
     ## What to do
 
@@ -207,7 +207,7 @@ def _listed(process: Process) -> list[tuple[Variable, str]]:
 
 
 def _draw(node: Node, flaws: Flaws) -> list[Problem]:
-    """Draw equal flaws of several ranks into one problem."""
+    """Merge equal flaws of several ranks into one problem."""
     return merge_equal(
         _problem(process, flaw)
         for process in node.processes
@@ -234,7 +234,7 @@ def _origin(process: Process, name: str) -> str:
 
 
 def _write_fix(flaw: Flaw) -> str:
-    """Return the command for a shell that sets what was meant, or takes the variable away."""
+    """Return the shell command that sets the intended variable, or removes this one."""
     name = flaw.name
     if not name.isidentifier() or not name.isascii():
         return f"take {shlex.quote(name)} out of the environment, for instance by env -u {shlex.quote(name)}"
@@ -251,7 +251,7 @@ def _count(node: Node) -> str:
 
 
 def _shown(node: Node) -> str:
-    """Return some of the settings that were looked at, those of NCCL and torch first."""
+    """Return some of the settings that were checked, with those of NCCL, torch and Gloo first."""
     settings = {
         f"{variable.name}={show(value)}": (variable.component not in {"nccl", "torch", "gloo"}, variable.name)
         for process in node.processes

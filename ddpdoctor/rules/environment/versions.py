@@ -31,28 +31,28 @@ _INSTALLED = ("site-packages", "dist-packages")
     reads="`import torch` in a child process; with --no-torch the metadata of the package",
 )
 def check_torch_import(node: Node) -> Answer:
-    """Report a Python in which `import torch` fails, with the last line of the error.
+    """Report that `import torch` fails in this Python, with the last line of the error.
 
     ## What it means
 
-    No rank will start. Missing altogether: the job runs in another Python than the one torch was installed in (a
-    virtual environment that was not activated, `sudo`, a Slurm job without its `source`). Broken: a library of CUDA
-    that the wheel needs is not there, a wheel for another processor, files of two versions mixed in one folder, or a
-    file or folder named `torch` where Python looks first.
+    No rank will start. If torch is missing, the job runs in a different Python than the one torch was installed in: a
+    virtual environment that was not activated, `sudo`, or a Slurm job without its `source`. If torch is broken, a CUDA
+    library that the wheel needs is missing, the wheel is for another processor, files of two versions are mixed in one
+    folder, or Python finds another file or folder named `torch` first.
 
     ## How it is recognised
 
-    A Python of its own imports torch, so that a crash there is a fact and no crash of ddpdoctor. With `--no-torch`
-    only the package's metadata is looked at.
+    A separate Python process imports torch, so that a crash there does not crash ddpdoctor. With `--no-torch` the check
+    reads only the package's metadata.
 
     ## What else looks like it
 
-    An import that takes longer than 55 s is reported as "could not tell": it may be a slow file system.
+    An import that takes longer than 55 s is reported as "could not tell", because the file system may be slow.
 
     ## What to do
 
-    Run the command that is shown, in the environment of the job. Where a path is named that is not in
-    `site-packages`, rename that file or folder.
+    Run the command that is shown in the job's environment. If the report names a path that is not in `site-packages`,
+    rename that file or folder.
     """
     torch = node.torch
     if isinstance(torch, Unread) and torch.why is Why.NOT_ASKED:
@@ -107,35 +107,35 @@ def _mend(node: Node, build: TorchBuild, missing: str | None) -> str:
     reads="versions of torch, NCCL, Python, driver, VBIOS, kernel, OFED and image, and the GPU models, of every node",
 )
 def check_version_same(fleet: Fleet) -> Answer:
-    """Compare versions over all nodes, and name who differs from the majority.
+    """Compare versions over all nodes, and name the nodes that differ from the majority.
 
     ## What it means
 
-    Ranks with another torch or NCCL speak another protocol: NCCL warns "Mismatched NCCL version detected" and hangs
-    or fails; two torch versions may order collectives differently. Another driver, VBIOS, kernel, OFED, GPU model,
-    container image or Python is often the reason why one node is slower or fails alone.
+    Ranks with a different torch or NCCL use a different protocol. NCCL warns "Mismatched NCCL version detected" and
+    hangs or fails. Two torch versions may order collectives differently. A different driver, VBIOS, kernel, OFED, GPU
+    model, container image or Python is often the reason why only one node is slow or fails.
 
     ## How it is recognised
 
-    torch and NCCL that differ are errors, the others warnings. Of Python the minor version counts (3.11 against
-    3.12), of GPUs the models that a node has. What a node could not tell has no voice. More than half of the nodes
-    are the majority; where there is none, as with two nodes, all sides are named and the confidence is low.
+    A difference in torch or NCCL is an error, any other a warning. For Python the minor version counts (3.11 against
+    3.12), for GPUs the models of a node. A node without a value is left out of that comparison. More than half of the
+    nodes are the majority. Without one, as with two nodes, the report names all sides and the confidence is low.
 
     ## What else looks like it
 
-    Nodes of two kinds in one job on purpose: ignore the warning, and expect the pace of the slower kind.
+    A job may use two kinds of nodes on purpose. Then ignore the warning, and expect the speed of the slower kind.
 
     ## What to do
 
-    Install the version of the majority on the nodes that are named, or take those out of the job. A container image
-    named by its digest keeps all of it the same.
+    Install the majority's version on the nodes that the report names, or take them out of the job. A container image
+    that is named by its digest keeps everything the same.
     """
     nodes = [node for node in fleet.nodes if known(node.software) or known(node.torch) or known(node.gpus)]
     if len(fleet.nodes) < 2:
         return skipped("one node only: there is nothing to compare")
     splits = {name: (compare(_voices(nodes, value)), severity) for name, value, severity in _COMPARED}
     if splits["GPUs:"][0] is not None:
-        # Other models have another VBIOS anyway.
+        # Different models always have a different VBIOS.
         del splits["VBIOS"]
     problems = [_problem(name, split, severity) for name, (split, severity) in splits.items() if split is not None]
     return judged(problems, f"versions of {len(nodes)} nodes: {_seen(nodes)}")
@@ -210,7 +210,7 @@ def _vbios(node: Node) -> str | None:
 
 
 def _of_gpus(node: Node, value: Callable[..., str | None]) -> str | None:
-    """Return what the GPUs of a node have, each kind once."""
+    """Return a node's distinct values over its GPUs, joined by "and"."""
     gpus = known(node.gpus)
     found = {value(gpu) for gpu in gpus.devices} if gpus else set()
     return " and ".join(sorted(one for one in found if one)) or None

@@ -1,4 +1,4 @@
-"""Versions as numbers, and the pip command that installs a torch which fits a machine."""
+"""Version numbers, and the pip command that installs a torch that fits a machine."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ CUDA_WHEELS = (
     ("cu126", 525, (2, 6), None),
     ("cu118", 450, (2, 0), (2, 7)),
 )
-"""Index, lowest driver, and the first and last torch that it has: https://pytorch.org/get-started/previous-versions.
-A build for CUDA 12.8 runs on driver 525 too; one for 12.6 asks less of such a driver."""
+"""Index, lowest driver, and the first and last torch in that index: https://pytorch.org/get-started/previous-versions.
+A build for CUDA 12.8 runs on driver 525 too, but such a driver fits a build for 12.6 better."""
 
 
 def release(version: str | None) -> tuple[int, ...]:
-    """Return the numbers that a version begins with: (2, 13, 0) of "2.13.0+cu130", (580, 95, 5) of "580.95.05"."""
+    """Return the numbers that a version starts with: (2, 13, 0) for "2.13.0+cu130", (580, 95, 5) for "580.95.05"."""
     match = re.match(r"\d+(?:\.\d+)*", version or "")
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def imported(node: Node) -> TorchBuild | Answer:
-    """Return what torch is; an answer where it cannot be imported, which `torch-import` reports."""
+    """Return torch's build, or a skipping answer if it cannot be imported, which `torch-import` reports."""
     build = need(node.torch)
     return skipped("torch cannot be imported") if build.import_error is not None else build
 
 
 def driver_of(node: Node) -> str | None:
-    """Return the version of the NVIDIA driver, by the kernel or else by NVML."""
+    """Return the version of the NVIDIA driver, from the kernel or else from NVML."""
     software, gpus = known(node.software), known(node.gpus)
     return (software.driver if software else None) or (gpus.driver if gpus else None)
 
@@ -45,7 +45,7 @@ def driver_of(node: Node) -> str | None:
 def nvidia_gpus(node: Node) -> int:
     """Count the NVIDIA GPUs that this machine or container has been given.
 
-    What /proc and the PCI bus show does not count: in a container without GPUs that is the host's.
+    /proc and the PCI bus do not count, because in a container without GPUs they show the host's.
     """
     gpus, software = known(node.gpus), known(node.software)
     if gpus is not None and gpus.devices:
@@ -54,19 +54,19 @@ def nvidia_gpus(node: Node) -> int:
 
 
 def hides_gpus(node: Node) -> bool:
-    """Say whether every process has CUDA_VISIBLE_DEVICES set to nothing, so that a CPU job is meant."""
+    """Say whether CUDA_VISIBLE_DEVICES hides all GPUs from every process, so that a CPU job is intended."""
     said = [process.variables.get("CUDA_VISIBLE_DEVICES") for process in node.processes]
     return all(value is not None and value.strip() in {"", "-1"} for value in said)
 
 
 def pip(node: Node) -> str:
-    """Return the beginning of a pip command for the Python that looked."""
+    """Return the beginning of a pip command for the Python that ran the check."""
     software = known(node.software)
     return f"{software.executable if software else 'python'} -m pip install"
 
 
 def cuda_wheel(version: str | None, driver: str | None) -> str | None:
-    """Return the index whose build of a torch version fits a driver; None where no build does."""
+    """Return the index whose build of a torch version fits a driver, or None if no build does."""
     torch, major = release(version)[:2], (release(driver) or (0,))[0]
     for index, lowest, first, last in CUDA_WHEELS:
         fits = not torch or (torch >= first and (last is None or torch <= last))
@@ -82,13 +82,13 @@ def install_cuda_torch(node: Node, version: str | None) -> str:
     if index is None:
         return f"upgrade the NVIDIA driver ({driver or 'version not known'}), then install a CUDA build: {SELECTOR}"
     plain = ".".join(str(part) for part in release(version))
-    # Without the local version pip would take the CPU build for what is wanted.
+    # Without the local version, pip would accept an installed CPU build.
     wanted = f"torch=={plain}+{index}" if plain else "torch"
     return f"{pip(node)} {wanted} --index-url {INDEX}{index}"
 
 
 def install_torch(node: Node) -> str:
-    """Return the command that installs torch where there is none."""
+    """Return the command that installs torch on a machine that has none."""
     if nvidia_gpus(node):
         return install_cuda_torch(node, None)
     software = known(node.software)
@@ -98,7 +98,7 @@ def install_torch(node: Node) -> str:
 
 
 def reinstall_torch(node: Node, version: str | None) -> str:
-    """Return the command that installs the very torch again that is there."""
+    """Return the command that reinstalls the present version of torch."""
     if not version:
         return install_torch(node)
     local = re.search(r"\+(cpu|cu\d+|rocm[\d.]+)$", version)

@@ -1,4 +1,4 @@
-"""DD311: what the NVIDIA driver wrote to the kernel's log."""
+"""DD311: Xid errors that the NVIDIA driver wrote to the kernel's log."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ CODES: dict[int, tuple[Severity, str, str]] = {
     ),
     45: (Severity.INFO, "the end of a program that had failed or was killed", "look at what failed before it"),
 }
-"""By number: how bad, what it is, what to do. Numbers and meanings: NVIDIA's Xid catalogue,
-docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html; how bad: as gcm and gpud class them."""
+"""Severity, meaning and fix of each number. Numbers and meanings come from NVIDIA's Xid catalog,
+docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html; severities follow gcm and gpud."""
 OTHER = (Severity.INFO, "an error that is not on the list here", "https://docs.nvidia.com/deploy/xid-errors says what")
 
 
@@ -55,22 +55,23 @@ def check_xid(node: Node) -> Answer:
 
     ## How it is recognised
 
-    Lines "NVRM: Xid (PCI:…): N" that the kernel still has. Errors: 48 (uncorrectable memory error), 64 (a row could
-    not be replaced), 74 (NVLink), 79 (fell off the bus), 95 (not contained), 119 and 120 (GSP), 140. Warnings: 63, 92,
-    94, after which a reset is due before the next job. Told only: 13, 31, 43 and 45, which most often are a program's
-    own fault, and numbers that are not on this list. Source: NVIDIA's Xid catalogue, docs.nvidia.com/deploy/xid-errors.
-    Lines of GPUs that this process does not have are left out, where NVML says which it has.
+    The check reads the lines "NVRM: Xid (PCI:…): N" that the kernel still has. Errors: 48 (uncorrectable memory error),
+    64 (a row could not be replaced), 74 (NVLink), 79 (fell off the bus), 95 (not contained), 119 and 120 (GSP), 140.
+    Warnings: 63, 92 and 94, which need a reset before the next job. Infos: 13, 31, 43 and 45, which are most often a
+    program's own fault, and numbers that are not on this list. Source: NVIDIA's Xid catalog,
+    docs.nvidia.com/deploy/xid-errors. If NVML lists this process's GPUs, lines of other GPUs are left out.
 
     ## What else looks like it
 
-    An old line of a GPU that was reset since: the age stands with it. The log is a ring: old lines get lost in it.
+    An old line may belong to a GPU that was reset since. The report shows its age. The log has a fixed size, so old
+    lines get lost.
 
     ## What to do
 
-    What stands with the number; where the log may not be read, `sudo dmesg | grep Xid`.
+    Follow the advice that the report gives for the number. If the log may not be read, run `sudo dmesg | grep Xid`.
     """
     if isinstance(node.gpus, Unread) and node.gpus.why is Why.ABSENT:
-        return skipped(node.gpus.reason)  # in a container, the log is the host's, and so are the GPUs in it
+        return skipped(node.gpus.reason)  # in a container, the log and the GPUs in it are the host's
     gpus = known(node.gpus)
     devices = {gpu.bus_id: gpu for gpu in gpus.devices if gpu.bus_id} if gpus is not None else {}
     xids = [xid for xid in need(node.kernel_log).xids if not devices or xid.bus_id in devices or _lost(node)]
@@ -82,7 +83,7 @@ def check_xid(node: Node) -> Answer:
 
 
 def _lost(node: Node) -> bool:
-    """Say whether a GPU cannot tell its place on the bus, so that a line may be of that one."""
+    """Say whether a GPU has no known bus id, so that a line may belong to it."""
     gpus = known(node.gpus)
     return gpus is not None and any(not gpu.bus_id for gpu in gpus.devices)
 
