@@ -1,1 +1,2 @@
-"""Rules of `check-env`: facts of nodes in, answers out. Every module here is loaded by the registry."""
+"""The rules of `check-env`. Each takes facts about nodes and returns an answer. The registry loads every module
+here."""

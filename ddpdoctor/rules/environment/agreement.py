@@ -179,7 +179,7 @@ def _means_first(fleet: Fleet, node: Node, process: Process) -> bool:
     group=Group.LAUNCH, needs=(), reads="TORCHELASTIC_RUN_ID, PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT",
 )  # fmt: skip
 def check_rdzv_id_same(fleet: Fleet) -> Answer:
-    """Report nodes whose torchrun would join another rendezvous, or wait for another number of nodes.
+    """Report nodes whose torchrun would join a different rendezvous, or wait for a different number of nodes.
 
     ## What it means
 

@@ -178,7 +178,7 @@ def check_arch(node: Node) -> Answer:
     ## What to do
 
     Install a build of torch that has the architecture (a newer torch for a newer GPU, an older one for an older GPU),
-    or leave the GPU out with `CUDA_VISIBLE_DEVICES`.
+    or exclude the GPU with `CUDA_VISIBLE_DEVICES`.
     """
     build = imported(node)
     if isinstance(build, Answer):

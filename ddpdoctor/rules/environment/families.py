@@ -1,4 +1,4 @@
-"""DD214: whether the nodes agree on the version of the Internet protocol."""
+"""DD214: whether the nodes agree on IPv4 or IPv6."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     reads="the families of the chosen and the master's addresses, NCCL_SOCKET_FAMILY, disable_ipv6",
 )  # fmt: skip
 def check_v4v6(fleet: Fleet) -> Answer:
-    """Report that nodes do not agree on the version of the Internet protocol.
+    """Report that some nodes use IPv4 and others IPv6.
 
     ## What it means
 

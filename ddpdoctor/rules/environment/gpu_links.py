@@ -209,7 +209,7 @@ def check_p2p(node: Node) -> Answer:
 
     ## What to do
 
-    `nvidia-smi topo -p2p r` shows all pairs. See acs-iommu; as a stopgap, `export NCCL_P2P_DISABLE=1`.
+    Run `nvidia-smi topo -p2p r`, which shows all pairs, and see acs-iommu. As a stopgap, `export NCCL_P2P_DISABLE=1`.
     """
     copied = list(_wrong_copies(node))
     gpus = {gpu.index: gpu for gpu in in_use(node)}

@@ -54,7 +54,7 @@ def check_app_clocks(fleet: Fleet) -> Answer:
 
     ## What to do
 
-    `nvidia-smi -rac` resets application clocks.
+    Reset application clocks with `nvidia-smi -rac`.
     """
     readings = fleet.each(lambda node: node.gpus)
     gpus = [(node, gpu) for node, those in readings for gpu in those.devices]
@@ -130,7 +130,8 @@ def check_persistence(node: Node) -> Answer:
 
     ## What to do
 
-    `sudo systemctl enable --now nvidia-persistenced`, or `sudo nvidia-smi -pm 1` until the next reboot.
+    Run `sudo systemctl enable --now nvidia-persistenced`, or `sudo nvidia-smi -pm 1`, which lasts until the next
+    reboot.
     """
     gpus = [gpu for gpu in in_use(node) if gpu.persistence is not None]
     if not gpus:
@@ -231,7 +232,7 @@ def check_compute_mode(node: Node) -> Answer:
 
     ## What to do
 
-    `sudo nvidia-smi -c 0` sets the default mode.
+    Set the default mode with `sudo nvidia-smi -c 0`.
     """
     gpus = [gpu for gpu in in_use(node) if gpu.compute_mode is not None]
     if not gpus:

@@ -55,7 +55,7 @@ def check_iface_agree(fleet: Fleet) -> Answer:
 
     ## What to do
 
-    Set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME on all nodes to the interface of the network between them.
+    On all nodes, set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface that connects the nodes.
     """
     if not has_several_nodes(fleet):
         return skipped(ONE_NODE)
@@ -163,7 +163,7 @@ def check_mtu(fleet: Fleet) -> Answer:
 
     ## How it is recognised
 
-    The MTU of the interfaces whose addresses NCCL and Gloo would give to the others is compared over all nodes.
+    The check compares the MTU of the interfaces whose addresses NCCL and Gloo would give to the others.
 
     ## What else looks like it
 

@@ -53,7 +53,7 @@ def check_env_complete(node: Node) -> Answer:
 
     ## What else looks like it
 
-    A script that passes `rank=` and `world_size=` or its own `init_method` needs none of the variables.
+    A script that passes `rank=` and `world_size=`, or its own `init_method`, needs none of these variables.
 
     ## What to do
 

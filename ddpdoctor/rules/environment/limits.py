@@ -45,8 +45,8 @@ def check_nofile(node: Node) -> Answer:
 
     ## What it means
 
-    "Too many open files", "received 0 items of ancdata" from loader workers, or a store on rank 0 that accepts no more
-    connections. This often happens hours after the start.
+    You see "Too many open files", "received 0 items of ancdata" from loader workers, or a store on rank 0 that accepts
+    no more connections. This often happens hours after the start.
 
     ## How it is recognised
 
@@ -121,7 +121,7 @@ def check_nproc_pids(node: Node) -> Answer:
 
     ## What it means
 
-    "Resource temporarily unavailable", "can't start new thread", or a loader worker that dies at once.
+    Ranks fail with "Resource temporarily unavailable" or "can't start new thread", or a loader worker dies at once.
 
     ## How it is recognised
 

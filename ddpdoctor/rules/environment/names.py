@@ -182,8 +182,7 @@ def check_hostname_not_local(fleet: Fleet) -> Answer:
 
     ## How it is recognised
 
-    None of the addresses that getaddrinfo returns for the host name is on an interface of this host, and none is a
-    loopback address.
+    getaddrinfo returns addresses for the host name, but none is on an interface of this host and none is loopback.
 
     ## What else looks like it
 

@@ -29,7 +29,7 @@ _TCP = re.compile(r"\btcp\b|\bl4proto\b")
     reads="bind(MASTER_PORT) with and without SO_REUSEADDR, /proc/net/tcp, /proc/*/fd, on the host of rank 0",
 )  # fmt: skip
 def check_port_free(node: Node) -> Answer:
-    """Report a MASTER_PORT that rank 0 will not be able to listen on.
+    """Report a MASTER_PORT that rank 0 cannot listen on.
 
     ## What it means
 

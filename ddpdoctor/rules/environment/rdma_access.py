@@ -41,8 +41,8 @@ def check_peermem(node: Node) -> Answer:
     ## What it means
 
     GPUDirect RDMA lets the card read and write GPU memory. It needs the module nvidia-peermem, or DMA-BUF: kernel 5.12
-    or later and NVIDIA's open kernel modules. Without both NCCL copies through host memory, which costs about half of
-    the bandwidth between nodes, and says so only at NCCL_DEBUG=INFO ("GPU Direct RDMA Disabled").
+    or later and NVIDIA's open kernel modules. Without both, NCCL copies through host memory, which costs about half of
+    the bandwidth between nodes. It says so only at NCCL_DEBUG=INFO ("GPU Direct RDMA Disabled").
 
     ## How it is recognised
 

@@ -87,7 +87,7 @@ def check_ib_rate(fleet: Fleet) -> Answer:
 
 
 def _compare_rates(links: list[_Link], *, alone: bool) -> list[Problem]:
-    """Make one problem for each rate below what the others have."""
+    """Return one problem for each rate that is below the expected one."""
     counts = Counter(link.rate for link in links)
     usual, number = counts.most_common(1)[0]
     sure = number * 2 > len(links)

@@ -57,7 +57,7 @@ def check_slurm_shape(node: Node) -> Answer:
 
     ## What to do
 
-    `srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 …`, or
+    Use `srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 …`, or
     `srun --ntasks-per-node=8 --gpus-per-node=8 python train.py` with `RANK=$SLURM_PROCID`.
     """
     found = [(process, shape) for process in node.processes if (shape := read_shape(process)) is not None]
@@ -169,8 +169,8 @@ def check_srun_cpus(node: Node) -> Answer:
 
     ## What it means
 
-    From version 22.05 on, `srun` does not inherit `--cpus-per-task` from `sbatch` or `salloc` (sbatch(1)). A rank with
-    loader workers then has one CPU for all of them, and training is many times slower, without any error.
+    From version 22.05 on, `srun` does not inherit `--cpus-per-task` from `sbatch` or `salloc` (sbatch(1)). A rank then
+    shares one CPU with all its loader workers. Training is many times slower, without an error.
 
     ## How it is recognised
 
@@ -183,7 +183,7 @@ def check_srun_cpus(node: Node) -> Answer:
 
     ## What to do
 
-    `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK` in the batch script, or `srun --cpus-per-task=N`.
+    Put `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK` into the batch script, or use `srun --cpus-per-task=N`.
     """
     tasks = [process for process in node.processes if in_slurm_step(process)]
     if not tasks:
@@ -242,7 +242,7 @@ def check_gpus_per_task(node: Node) -> Answer:
 
     ## What to do
 
-    `srun --gpus-per-node=8 --ntasks-per-node=8` without `--gpus-per-task`, or keep it and add `--gpu-bind=none`.
+    Use `srun --gpus-per-node=8 --ntasks-per-node=8` without `--gpus-per-task`, or keep it and add `--gpu-bind=none`.
     """
     tasks = [process for process in node.processes if in_slurm_step(process) and not by_torchrun(process)]
     if not tasks:

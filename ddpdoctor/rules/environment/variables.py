@@ -41,7 +41,7 @@ OF_THE_LAUNCH = frozenset({"slurm", "k8s", "mpi", "launcher", "build", "loader",
     group=Group.VARIABLES, needs=("software",), reads="names of environment variables, NCCL's version",
 )  # fmt: skip
 def check_env_unknown(node: Node) -> Answer:
-    """Report variables of NCCL, torch, Gloo and torchrun that none of them reads.
+    """Report variables that look like those of NCCL, torch, Gloo or torchrun, but that none of them reads.
 
     ## What it means
 

@@ -1,4 +1,4 @@
-"""DD101 and DD104: torch can be imported, and all nodes run the same versions."""
+"""DD101 and DD104: whether torch can be imported, and whether all nodes run the same versions."""
 
 from __future__ import annotations
 

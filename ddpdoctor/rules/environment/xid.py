@@ -51,7 +51,7 @@ def check_xid(node: Node) -> Answer:
 
     ## What it means
 
-    The NVIDIA driver writes a line with a number to the kernel's log when a GPU or a program on it fails.
+    When a GPU or a program on it fails, the NVIDIA driver writes a line with a number to the kernel's log.
 
     ## How it is recognised
 
