@@ -1,2 +1,1 @@
-"""The rules of `check-env`. Each takes facts about nodes and returns an answer. The registry loads every module
-here."""
+"""Rules of `check-env`: each takes facts about nodes and returns an answer. The registry loads every module here."""

@@ -82,8 +82,7 @@ def visible_to(process: Process, gpus: Gpus) -> Visible:
 
 
 def sees_its_own(process: Process) -> bool:
-    """Say whether a process may have GPUs that others on its node do not see, because Slurm confines each task to its
-    own."""
+    """Say whether a process may have GPUs that others on its node do not see, as under Slurm."""
     return "SLURM_PROCID" in process.variables and "TORCHELASTIC_RUN_ID" not in process.variables
 
 
