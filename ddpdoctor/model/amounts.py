@@ -6,7 +6,7 @@ _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def format_size(size_bytes: int) -> str:
-    """Write a size in the largest binary unit in which it is a whole number, so that rounding is never hidden."""
+    """Write a size in the largest binary unit that gives a whole number, so nothing is rounded."""
     for unit, size in _UNITS:
         if size_bytes >= size and size_bytes % size == 0:
             return f"{size_bytes // size} {unit}"
@@ -14,7 +14,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_rate(gb_s: float) -> str:
-    """Write "466 GB/s", "11.8 GB/s" or "0.85 GB/s": three digits, which is as much as these figures hold."""
+    """Write "466 GB/s", "11.8 GB/s" or "0.85 GB/s": three digits, because these figures are no more exact."""
     return f"{format_digits(gb_s)} GB/s"
 
 
@@ -27,6 +27,6 @@ def format_time(time_us: float) -> str:
 
 
 def format_digits(value: float) -> str:
-    """Write three digits of a number, trailing zeros included: they say how exact it is."""
+    """Write a number with three digits. Trailing zeros stay, because they show how exact it is."""
     size = abs(value)
     return f"{value:.{0 if size >= 100 else 1 if size >= 10 else 2}f}" if size >= 0.1 or not size else f"{value:.2g}"

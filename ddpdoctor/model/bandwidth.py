@@ -1,7 +1,7 @@
-"""What `allreduce-bench` is asked for, what it measured, and what follows from it. No I/O.
+"""The settings, measurements and conclusions of `allreduce-bench`. No I/O.
 
-Sizes are bytes, times microseconds, bandwidths GB/s with GB = 1e9 bytes. Conventions are nccl-tests'
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). Absence is ``None``.
+Sizes are in bytes, times in microseconds, and bandwidths in GB/s (1 GB = 1e9 bytes). The conventions are those of
+nccl-tests (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). ``None`` means that there is no value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Collective(str, Enum):
-    """What can be measured; the values are torch.distributed's names, without ``_into_tensor`` and the like."""
+    """A collective that can be measured. The values are torch.distributed's names without ``_into_tensor`` etc."""
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
@@ -29,22 +29,22 @@ class Collective(str, Enum):
 
     @property
     def reduces(self) -> bool:
-        """Whether it has a reduction operator."""
+        """Whether the collective takes a reduction operator."""
         return self in {Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE}
 
 
 class Mode(str, Enum):
-    """How calls follow each other."""
+    """How calls are timed."""
 
     LATENCY = "latency"
-    """A barrier before each call; each call is timed by itself, from its start to its completion on this rank."""
+    """There is a barrier before each call. Each call is timed alone, from its start to its completion on this rank."""
     THROUGHPUT = "throughput"
-    """A batch of calls back to back is timed, and its time divided by their number, as nccl-tests does."""
+    """A batch of back-to-back calls is timed, and the time is divided by the number of calls, as in nccl-tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is to be measured. All ranks must have the same: ``difference`` in the agreement names who does not."""
+    """What to measure. All ranks need equal settings: ``difference`` in the agreement names the ranks that differ."""
 
     collectives: tuple[Collective, ...] = (Collective.ALL_REDUCE,)
     dtypes: tuple[str, ...] = ("float32",)
@@ -53,20 +53,20 @@ class Settings:
     min_size_bytes: int = 1024
     max_size_bytes: int = 2**30
     factor: int = 2
-    """Each size is this many times the one before it; the largest is always among them."""
+    """Each size is this many times the previous one. The largest size is always measured."""
     backend: str = "gloo"
     in_place: bool = False
     cold: bool = False
-    """Rotate buffers beyond the last-level cache, instead of using warm ones."""
+    """Rotate through more buffers than the last-level cache holds, instead of reusing warm ones."""
     budget_s: float = 30.0
-    """For measuring and checking the sweep, without start-up, and without --pairs and --by-node, which have as much."""
+    """Time to measure and check the sweep, without start-up. --pairs and --by-node have the same budget again."""
     iterations: int | None = None
-    """Timed calls a case; None: as many as the budget allows."""
+    """Timed calls per case. None: as many as the budget allows."""
     warmup: int | None = None
     pairs: bool = False
     by_node: bool = False
     hang_timeout_s: float = 60.0
-    """How long no call may complete before the bench is taken to hang."""
+    """The bench counts as hung when no call completes for this long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,22 +80,22 @@ class Member:
     device: str
     """"cpu", or "cuda:3"."""
     device_name: str
-    """As torch gives it ("NVIDIA H100 80GB HBM3"); the processor's name for the CPU."""
+    """torch's name for the GPU ("NVIDIA H100 80GB HBM3"), or the processor's name for the CPU."""
     cores: int
     """Processors that this process may use."""
     version: str
-    """Of ddpdoctor."""
+    """The version of ddpdoctor."""
     torch: str
     nccl: str | None = None
     driver: str | None = None
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables of an allow-list that bear on the measurement."""
+    """Environment variables that affect the measurement, from an allow-list."""
     gpu_ranks: int = 1
-    """How many ranks of the bench use its GPU. Above 1 nothing that is measured is the figure of a link."""
+    """How many ranks of the bench use its GPU. If above 1, no measurement describes a link."""
 
 
 def describe_shared_gpus(members: Sequence[Member]) -> str:
-    """Say which ranks share a GPU, and what that does to the figures; "" where every rank has one of its own."""
+    """Say which ranks share a GPU and what that does to the figures, or return "" if every rank has its own GPU."""
     sharing = [member.rank for member in members if member.gpu_ranks > 1]
     return f"{rank_list(sharing)} share a GPU: these figures are not those of any link" if sharing else ""
 
@@ -107,19 +107,19 @@ class Case:
     collective: Collective
     dtype: str
     redop: str | None
-    """None where the collective reduces nothing."""
+    """None if the collective reduces nothing."""
     mode: Mode
     in_place: bool
     size_bytes: int
-    """S of nccl-tests, after rounding to what can be shared out over the ranks: of all_gather the output, of
-    reduce_scatter the input, of all_to_all all of a rank's data, of the others one buffer."""
+    """S of nccl-tests, rounded so that it divides evenly over the ranks. It is the size of the output for all_gather,
+    of the input for reduce_scatter, of all of a rank's data for all_to_all, and of one buffer for the others."""
     count: int
-    """Elements, as nccl-tests counts them: size_bytes over the element's size."""
+    """Elements, as nccl-tests counts them: size_bytes divided by the element's size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """A case, measured. Times are the maximum over ranks of each iteration; the statistics are over iterations."""
+    """A measured case. The time of an iteration is the maximum over ranks; the statistics are over iterations."""
 
     collective: Collective
     dtype: str
@@ -133,19 +133,19 @@ class Measurement:
     """The very first call of the case, before any warm-up."""
     min_us: float
     p50_us: float
-    """In throughput mode the time of a batch over its calls; the statistics are over batches then."""
+    """In throughput mode: a batch's time divided by its number of calls. The statistics are then over batches."""
     p95_us: float
     p50_low_us: float
     p50_high_us: float
-    """An interval of about 95 % for p50, from the order statistics of the iterations."""
+    """With ``p50_low_us``: a confidence interval of about 95 % for p50, from the order statistics of the iterations."""
     cv: float
-    """Standard deviation over mean."""
+    """Standard deviation divided by mean."""
     algbw_gb_s: float
     busbw_gb_s: float | None
-    """None with one rank, where the formula has no value."""
+    """None with one rank, because the formula has no value then."""
     warm: bool
     wrong: int | None
-    """Elements over all ranks that were not as they had to be; None where it could not be checked."""
+    """Number of wrong elements over all ranks, or None if they could not be checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class Wrong:
     in_place: bool
     size_bytes: int
     index: int
-    """Of the flat result on that rank."""
+    """Position in the flat result on that rank."""
     expected: float
     found: float
     count: int
@@ -169,41 +169,41 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """How late one rank came to the barriers before the timed calls, seen by how long each rank waited in them."""
+    """How late one rank came to the barriers before the timed calls, computed from each rank's wait in them."""
 
     rank: int
     host: str
     late_us: float
-    """Median over calls of (median wait of the other ranks - this rank's wait); negative for one that comes early."""
+    """Median over calls of (median wait of the other ranks - this rank's wait). Negative: the rank comes early."""
     late_p95_us: float
     share: float
-    """Of the calls, those in which it was the last to come."""
+    """The fraction of calls in which it came last."""
     calls: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two ranks, measured by themselves."""
+    """Two ranks that were measured as a pair."""
 
     ranks: tuple[int, int]
     hosts: tuple[str, str]
     latency_us: float
-    """Of a small message; as all that stands for the pair, the median of its visits."""
+    """Latency of a small message. Like all figures of the pair, it is the median over its visits."""
     busbw_gb_s: float
     cv: float
-    """Standard deviation over mean of the bandwidths of its visits."""
+    """Standard deviation divided by mean, of the bandwidths of its visits."""
     alone: bool
-    """False where other pairs ran at the same time."""
+    """False if other pairs ran at the same time."""
     late_us: tuple[float, float] = (0.0, 0.0)
-    """Of each of the two, as in ``Arrival``."""
+    """How late each of the two came, as in ``Arrival``."""
     latencies_us: tuple[float, ...] = ()
-    """Of each visit: all pairs are visited in turn, again and again."""
+    """One value per visit. All pairs are visited in turn, repeatedly."""
     busbws_gb_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResult:
-    """The ranks of one host measured by themselves (``peer`` None), or the ranks of two hosts together."""
+    """A measurement of the ranks of one host (``peer`` is None), or of the ranks of two hosts together."""
 
     host: str
     peer: str | None
@@ -213,7 +213,7 @@ class NodeResult:
     cv: float
     alone: bool
     latencies_us: tuple[float, ...] = ()
-    """Of each visit, as in ``Pair``."""
+    """One value per visit, as in ``Pair``."""
     busbws_gb_s: tuple[float, ...] = ()
 
 
@@ -232,31 +232,31 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a rank had come when it was asked, or when it failed."""
+    """How far a rank had got when it was asked, or when it failed."""
 
     rank: int
     phase: str
     """"start", "connect", "check", "measure", "pairs", "nodes", "end"."""
     what: str
-    """What it was at, in words: "all_reduce float32 1 MiB"; "" for nothing in particular."""
+    """What it was doing: "all_reduce float32 1 MiB", or "" for nothing in particular."""
     group: tuple[int, ...]
-    """Ranks of the group whose call it makes or made last."""
+    """Ranks of the group of its open or last call."""
     calls: int
-    """Collective calls it has begun in this group, the open one included."""
+    """Collective calls it has begun in this group, including the open one."""
     op: str
     """The open or last call: "barrier", "all_reduce"."""
     inside: bool
-    """The last call has begun and not returned."""
+    """The last call has not returned."""
     stale_s: float
-    """For how long it has completed no call."""
+    """Seconds since it last completed a call."""
     stack: tuple[str, ...] = ()
     """The main thread's frames, outermost first, as "file:line function"."""
     error: str | None = None
     """The first line of the exception that ended it."""
     states: dict[str, str] = field(default_factory=dict)
-    """By rank, for the ranks of its own host: the state letter of /proc/PID/stat, "" for a process that is gone."""
+    """For each rank on its host, the state letter of /proc/PID/stat, or "" if the process is gone."""
     ends: dict[str, str] = field(default_factory=dict)
-    """By rank, how a process of its own host ended, where that was seen: "SIGKILL", "exit status 3"."""
+    """For each rank on its host that was seen to end, how it ended: "SIGKILL", "exit status 3"."""
 
 
 class Ending(str, Enum):
@@ -271,7 +271,7 @@ class Ending(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """How a bench ended that did not finish, and where each rank was. Ranks without a position did not answer."""
+    """How an unfinished bench ended, and where each rank was. Ranks without a position did not answer."""
 
     ending: Ending
     phase: str
@@ -282,21 +282,21 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclLog:
-    """What NCCL itself said of how it connects, read from its own log of one rank."""
+    """How NCCL connects, according to its own log of one rank."""
 
     rank: int
     network: str | None
     """"IB", "Socket", or a plugin's name."""
     interfaces: tuple[str, ...]
-    """What it uses: "mlx5_0:1", "eth0"."""
+    """The interfaces that it uses: "mlx5_0:1", "eth0"."""
     transports: dict[str, int]
-    """How many channels it opened by way: "P2P/CUMEM", "SHM", "NET/IB/GDRDMA", "NET/Socket"."""
+    """How many channels it opened per transport: "P2P/CUMEM", "SHM", "NET/IB/GDRDMA", "NET/Socket"."""
     nvls: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """All that was seen of a bench. What was not measured is empty."""
+    """Everything that a bench measured. A field is empty if its part was not measured."""
 
     settings: Settings
     members: tuple[Member, ...]
@@ -308,37 +308,37 @@ class Bench:
     left_out: tuple[LeftOut, ...] = ()
     nccl_logs: tuple[NcclLog, ...] = ()
     notes: tuple[str, ...] = ()
-    """What a reader must know of how it was measured."""
+    """What a reader must know about how it was measured."""
     stop: Stop | None = None
     """None: it finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What hardware gives when it is healthy, or what the user expects."""
+    """The bandwidth of healthy hardware, or the one that the user expects."""
 
     gb_s: float
-    """Bus bandwidth at the plateau: the least that is seen on a healthy system."""
+    """The lowest bus bandwidth at the plateau on a healthy system."""
     high_gb_s: float | None
     text: str
     """"8 H100 over NVLink4, ring"; "--expect"; the baseline's file."""
     source: str
-    """Where the figure is from: an address, or the file."""
+    """Where the figure is from: a URL or a file."""
     min_size_bytes: int
-    """It holds from this size on."""
+    """The figure applies to this size and larger ones."""
 
 
 class Assessment(str, Enum):
-    """How a curve stands against its reference."""
+    """How a curve compares with its reference."""
 
     HEALTHY = "healthy"
     BELOW = "below"
     NOISY = "too-noisy"
     NO_REFERENCE = "no-reference"
     NOT_REACHED = "no-plateau"
-    """The sizes measured do not reach the plateau, at which alone a reference holds."""
+    """The measured sizes do not reach the plateau, and references apply only there."""
     NOT_DEFINED = "n/a"
-    """One rank."""
+    """There is only one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,16 +347,16 @@ class Fit:
 
     alpha_us: float
     bandwidth_gb_s: float
-    """Algorithm bandwidth: S over t."""
+    """Algorithm bandwidth: S / t."""
     residual: float
     """Root mean square of the relative errors."""
     fits: bool
-    """False where the residual is too large for the two figures to mean anything."""
+    """False if the residual is too large for the two figures to mean anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One collective, dtype and mode over all its sizes, and how good that is."""
+    """One collective, dtype and mode over all sizes, with an assessment."""
 
     collective: Collective
     dtype: str
@@ -364,27 +364,27 @@ class Curve:
     mode: Mode
     in_place: bool
     plateau_gb_s: float | None
-    """Bus bandwidth; None where it is not reached or not defined."""
+    """Bus bandwidth, or None if the plateau is not reached or not defined."""
     plateau_spread: float | None
     """(largest - smallest) / plateau, over the sizes of the plateau."""
     plateau_from_bytes: int | None
     latency_us: float | None
-    """Median time of the small sizes, at which it does not depend on the size."""
+    """Median time of the small sizes, for which the time does not depend on the size."""
     fit: Fit | None
     """None with too few sizes."""
     half_bytes: int | None
-    """The size that reaches half of the plateau, by interpolation; None where the curve does not cross it."""
+    """The interpolated size that reaches half of the plateau, or None if the curve does not cross it."""
     standing: Assessment
     reference: Reference | None
     share: float | None
-    """Plateau over reference."""
+    """Plateau divided by reference."""
     verdict: str
     """One sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One size against a baseline: bus bandwidth now over then, with the interval of the ratio of p50."""
+    """One size compared with a baseline: the ratio of bus bandwidths, with an interval from the two p50."""
 
     collective: Collective
     dtype: str
@@ -395,20 +395,20 @@ class Change:
     now_us: float
     then_us: float
     ratio: float
-    """Bandwidth now over then: below 1 is slower."""
+    """Bandwidth now divided by bandwidth then: below 1 is slower."""
     ratio_low: float
     ratio_high: float
     below: bool
-    """Below --fail-below with its whole interval."""
+    """The whole interval is below --fail-below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A run against a saved one."""
+    """A run compared with a saved one."""
 
     baseline: str
     differences: tuple[str, ...]
-    """What is not alike between the two runs: "torch 2.12.0 then, 2.13.0 now"."""
+    """What differs between the setups of the two runs: "torch 2.12.0 then, 2.13.0 now"."""
     changes: tuple[Change, ...]
     missing: int
     """Cases of this run that the baseline does not have."""
@@ -419,26 +419,26 @@ class Advice:
     """What the curve means for DDP."""
 
     model_bytes: int | None
-    """Gradients of --model-size in its dtype; None where no size was given."""
+    """Size of the gradients for --model-size in its dtype, or None if no size was given."""
     dtype: str
     whole_ms: float | None
-    """Time to all-reduce all of it in buckets of the default size, nothing overlapped."""
+    """Time to all-reduce all gradients in buckets of the default size, without overlap."""
     bucket_mib: float
     """DDP's default bucket_cap_mb."""
     bucket_share: float | None
-    """Of the plateau, at the default bucket."""
+    """The fraction of the plateau that the default bucket size reaches."""
     try_mib: int | None
-    """A bucket_cap_mb worth trying; None where the default is as good."""
+    """A bucket_cap_mb worth trying, or None if the default is as good."""
     gain_ms: float | None
     gain_low_ms: float | None
     gain_high_ms: float | None
     text: tuple[str, ...]
-    """Sentences for a reader, the last of which says that the true optimum needs the model."""
+    """Sentences for the reader. The last one says that the true optimum depends on the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Something read off the machine that could explain a low number."""
+    """Something found on the machine that could explain a low number."""
 
     text: str
     """What was seen, and what it does to the number."""

@@ -1,7 +1,7 @@
-"""What all-reduce and its like give on healthy systems that others have measured: a table, each figure with its source.
+"""Published collective bandwidths of healthy systems: a table that gives the source of each figure.
 
-The table is ``bandwidth_references.tsv`` beside this file, and is read on first use. Figures are nccl-tests' bus
-bandwidth in GB/s, of calls back to back on sums of floats.
+The table is ``bandwidth_references.tsv`` beside this file. It is read on first use. Figures are the bus bandwidth of
+nccl-tests in GB/s, for back-to-back calls that sum floats.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ class Known:
     """A row of the table."""
 
     gpu: re.Pattern[str]
-    """Of the whole name that torch gives: "NVIDIA GH200" is no H200, and a MIG slice no GPU."""
+    """Matches the whole name that torch gives: "NVIDIA GH200" is not an H200, and a MIG slice is not a GPU."""
     ranks: int
     nodes: int
     collective: Collective
     algorithm: str
-    """"nvls", "ring"; empty where there are not two."""
+    """"nvls" or "ring"; empty if there is no choice."""
     low_gb_s: float
-    """The least that was seen at ``min_size_bytes`` and beyond, or that a cloud lets pass."""
+    """The lowest figure measured at ``min_size_bytes`` and above, or the lowest that a cloud accepts."""
     high_gb_s: float | None
-    """The most that was seen."""
+    """The highest figure measured."""
     min_size_bytes: int
     text: str
     source: str
@@ -38,7 +38,7 @@ class Known:
 
 @cache
 def read_references() -> tuple[Known, ...]:
-    """Return the table."""
+    """Return the rows of the table."""
     table = pkgutil.get_data("ddpdoctor.model", "bandwidth_references.tsv") or b""
     _, *lines = table.decode("utf-8").splitlines()
     return tuple(map(_parse_row, lines))

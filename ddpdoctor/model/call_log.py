@@ -1,4 +1,4 @@
-"""Thousands of recorded calls of a rank, packed: columns of numbers, and what their calls have in common once each."""
+"""Thousands of recorded calls of a rank, packed as columns of numbers. What calls have in common is stored once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallKind:
-    """What calls of one line, operation, group, dtype and shape have in common; see ``Call`` for the fields."""
+    """What calls from one line with one operation, group, dtype and shape share. See ``Call`` for the fields."""
 
     op: str
     api: str
@@ -36,16 +36,16 @@ class CallKind:
 
     @property
     def numbered(self) -> bool:
-        """Whether a number above zero of such a call is that of a collective within its group."""
+        """Whether a number above zero is the sequence number of a collective within its group."""
         return bool(self.group) and self.op not in PHASES
 
 
 class CallLog(Sequence[Call]):
-    """Calls in the order of their beginning. A ``Call`` is made when it is asked for, and not kept.
+    """Calls in the order in which they began. A ``Call`` is built on access and is not kept.
 
-    Columns have one entry a call: ``which`` is its place in ``kinds``, ``indexes`` its index, ``numbers`` its number
-    within the group, or how many collectives a phase found begun (negative where that is not known), and times are in
-    nanoseconds; ``ended_ns`` is 0 while a call is open.
+    Each column has one entry per call. ``which`` is the position in ``kinds``. ``numbers`` is the call's number within
+    the group; for a phase, it is how many collectives had begun (negative if unknown). Times are in nanoseconds.
+    ``ended_ns`` is 0 while a call is open.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class CallLog(Sequence[Call]):
         self.ended_ns = ended_ns
 
     def __len__(self) -> int:
-        """Return how many calls there are."""
+        """Return the number of calls."""
         return len(self.which)
 
     @overload
@@ -76,7 +76,7 @@ class CallLog(Sequence[Call]):
     def __getitem__(self, at: slice) -> CallLog: ...
 
     def __getitem__(self, at: int | slice) -> Call | CallLog:
-        """Return one call, or the calls of a slice, packed like these."""
+        """Return one call, or a packed slice of calls."""
         if isinstance(at, slice):
             return self._of_columns([column[at] for column in self._columns()])
         kind = self.kinds[self.which[at]]
@@ -103,7 +103,7 @@ class CallLog(Sequence[Call]):
         )
 
     def __iter__(self) -> Iterator[Call]:
-        """Make the calls one after the other."""
+        """Build the calls one after the other."""
         return map(self.__getitem__, range(len(self)))
 
     def ended(self) -> CallLog:
@@ -129,21 +129,21 @@ class CallLog(Sequence[Call]):
 
     @cached_property
     def counts(self) -> dict[CallKind, int]:
-        """How many calls there are of each kind."""
+        """The number of calls of each kind."""
         return {self.kinds[which]: count for which, count in Counter(self.which).items()}
 
     @cached_property
     def last(self) -> dict[CallKind, int]:
-        """Where the last call of each kind is."""
+        """The position of the last call of each kind."""
         return {self.kinds[which]: at for which, at in dict(zip(self.which, range(len(self)), strict=True)).items()}
 
     def of_kinds(self, wanted: Callable[[CallKind], bool]) -> tuple[Call, ...]:
-        """Return the calls of some kinds."""
+        """Return the calls whose kind is wanted."""
         places = {place for place, kind in enumerate(self.kinds) if wanted(kind)}
         return tuple(self[at] for at, which in enumerate(self.which) if which in places) if places else ()
 
     def last_of_kinds(self, wanted: Callable[[CallKind], bool]) -> Call | None:
-        """Return the last call of some kinds."""
+        """Return the last call whose kind is wanted."""
         at = max((at for kind, at in self.last.items() if wanted(kind)), default=None)
         return None if at is None else self[at]
 
@@ -158,7 +158,7 @@ class CallLog(Sequence[Call]):
 
 
 def pack_calls(calls: Sequence[Call]) -> CallLog:
-    """Return calls packed; those that are packed already as they are."""
+    """Return calls packed. A ``CallLog`` is returned unchanged."""
     if isinstance(calls, CallLog):
         return calls
     places: dict[CallKind, int] = {}
@@ -174,7 +174,7 @@ def pack_calls(calls: Sequence[Call]) -> CallLog:
 
 
 def kind_of(call: Call) -> CallKind:
-    """Return what a call has in common with others."""
+    """Return the part of a call that it can share with others."""
     return CallKind(
         op=call.op, api=call.api, group=call.group, dtype=call.dtype, shape=call.shape, tensors=call.tensors,
         peer=call.peer, redop=call.redop, site=call.site, is_async=call.is_async, failed=call.failed,

@@ -1,6 +1,6 @@
-"""What was seen of a process that may explain why it stands still or died.
+"""Facts about a process that may explain why it makes no progress or died.
 
-System call, locks, children, memory, connections, and how much work it did over some seconds.
+They are its system call, locks, children, memory, connections, and how much work it did over some seconds.
 """
 
 from __future__ import annotations
@@ -15,49 +15,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
-    """The system call that a process's main thread sleeps in."""
+    """The system call in which a process's main thread sleeps."""
 
     call: str
     """Its name: "read", "flock", "clock_nanosleep"."""
     fd: int | None = None
-    """The file descriptor that it was given first, where the call takes one."""
+    """The first file descriptor among its arguments, if the call takes one."""
     file: str | None = None
-    """What the descriptor leads to: a path, "pipe", "socket", "eventfd"."""
+    """What the descriptor refers to: a path, "pipe", "socket", "eventfd"."""
     remote: str | None = None
     """The other end of a TCP connection, "10.0.0.4:29500"."""
     alone_on_fd0: bool = False
-    """It waits for input on descriptor 0 and for nothing else."""
+    """It waits only for input on descriptor 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLock:
-    """A lock on a file, as /proc/locks has it. Processes of other hosts (NFS) and containers have no pid there."""
+    """A lock on a file, from /proc/locks. Processes of other hosts (NFS) and containers have no pid there."""
 
     path: str | None
     kind: str
     """"flock", "fcntl" or "ofd"."""
     holder_pid: int | None
     holder: str
-    """The command of the holder; empty where it cannot be seen."""
+    """The command of the holder; empty if it is not visible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process that has what a rank waits for: the other end of a connection, or a file."""
+    """A process that holds what a rank waits for: the other end of a connection, or a file."""
 
     pid: int
     command: str
 
 
 class LockKind(str, Enum):
-    """What a lock file is to those who poll for it."""
+    """What a lock file means to the processes that poll for it."""
 
     MARKER = "marker"
-    """As long as the file is there, it is locked."""
+    """The lock is held as long as the file exists."""
     OWN_LOOP = "own-loop"
-    """The same, by a loop of the script's own, which was found to look for this file."""
+    """Like ``MARKER``, but the script's own loop polls for the file."""
     KERNEL = "kernel"
-    """The kernel keeps the lock on the file, and gives it back when its owner ends."""
+    """The kernel holds the lock on the file, and releases it when its owner ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,54 +68,54 @@ class LockFile:
     kind: LockKind
     exists: bool
     age_s: float | None = None
-    """Since it was last written."""
+    """Time since it was last written."""
     holders: tuple[Owner, ...] = ()
-    """Processes that have it open or locked, without those that poll for it."""
+    """Processes that have it open or locked, except those that poll for it."""
     unseen: int = 0
-    """Processes of its owner that could not be looked into."""
+    """How many processes of its owner could not be inspected."""
     named_pid: int | None = None
-    """The process that is named in the file."""
+    """The pid that the file contains."""
     named_lives: bool | None = None
-    """None also where it may be a process of another host."""
+    """Whether that process is alive. None also if it may be on another host."""
     named_host: str | None = None
-    """The host of that process, where it is another than this one."""
+    """The host of that process, if it is not this one."""
     shared: bool = False
-    """Other hosts may use it: it lies on a network file system."""
+    """The file is on a network file system, so other hosts may use it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSought:
-    """The store to which a rank is connecting inside ``init_process_group``."""
+    """The store that a rank is connecting to inside ``init_process_group``."""
 
     host: str
     port: int
     rank: int
-    """The number that the rank was given there: number 0 serves the store, unless the agent does."""
+    """The rank argument of that call. Rank 0 serves the store unless the launcher's agent does."""
     method: str
-    """"env://", "tcp://", or empty where it is another."""
+    """"env://", "tcp://", or empty for any other method."""
     of_agent: bool
-    """TORCHELASTIC_USE_AGENT_STORE is set: the launcher's agent is to serve it, and every rank is a client."""
+    """TORCHELASTIC_USE_AGENT_STORE is set: the launcher's agent serves the store, and every rank is a client."""
     given: str | None = None
-    """MASTER_ADDR and MASTER_PORT of the environment that the process began with, "node0:29500"."""
+    """MASTER_ADDR and MASTER_PORT when the process began, as "node0:29500"."""
     set_at: Frame | None = None
-    """The user's line that put another address in their place."""
+    """The user's line that replaced that address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostChild:
-    """A child process that has ended. Either ``exit_code`` or ``signal`` is set where it is known how."""
+    """A child process that has ended. ``exit_code`` or ``signal`` is set if it is known how."""
 
     pid: int
     name: str
     exit_code: int | None = None
     signal: str | None = None
     reaped: bool = False
-    """The parent has asked how it ended."""
+    """The parent has collected its exit status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Resident memory of a process: at the last look, and the most that was seen."""
+    """Resident memory of a process: in the last sample, and the highest value seen."""
 
     used_bytes: int
     most_bytes: int
@@ -123,7 +123,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """What torch's allocator says of one GPU."""
+    """The figures of torch's allocator for one GPU."""
 
     device: int
     allocated_bytes: int
@@ -134,7 +134,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """A limited space, and how much of it was in use."""
+    """A limited space and how much of it was in use."""
 
     limit_bytes: int
     used_bytes: int
@@ -142,11 +142,11 @@ class Space:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtError:
-    """What a process had when an exception left its script."""
+    """The memory of a process at the time an exception left its script."""
 
     memory: Memory | None = None
     address_space: Space | None = None
-    """RLIMIT_AS and what counts against it; None where there is no such limit."""
+    """RLIMIT_AS and what counts against it, or None if there is no such limit."""
     devices: tuple[DeviceMemory, ...] = ()
     shared_memory: Space | None = None
     """The file system at /dev/shm."""
@@ -154,63 +154,63 @@ class AtError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """An established TCP connection whose data the other end does not acknowledge. Ends are "10.0.0.4:29500"."""
+    """An established TCP connection whose data the peer does not acknowledge. Ends look like "10.0.0.4:29500"."""
 
     local: str
     remote: str
     unsent_bytes: int
-    """Written by the process and not acknowledged."""
+    """Bytes that the process wrote and that are not acknowledged."""
     retries: int
-    """How often the kernel has sent the oldest of them again."""
+    """How often the kernel has resent the oldest of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connections:
-    """The TCP connections of one process; established ones, where nothing else is said."""
+    """The TCP connections of one process. They are established unless a field says otherwise."""
 
     by_address: tuple[tuple[str, int], ...] = ()
-    """Own addresses, and how many connections each has, most first."""
+    """Local addresses with their number of connections, most first."""
     ends: tuple[str, ...] = ()
-    """Own ends of all of them, by which a peer's connection is known to lead here."""
+    """The local ends of all connections. They show whether a peer's connection leads here."""
     stalled: tuple[Connection, ...] = ()
     unanswered: tuple[str, ...] = ()
-    """Other ends that it has asked for a connection and that have not answered."""
+    """Remote ends that have not answered its request for a connection."""
     listening: tuple[str, ...] = ()
-    """Addresses at which any process of the same network takes connections, "0.0.0.0:29500"."""
+    """Addresses on which any process in the same network namespace listens, such as "0.0.0.0:29500"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclLine:
-    """A warning of NCCL's log."""
+    """A warning in NCCL's log."""
 
     pid: int | None
-    """The process that wrote it; None where the line does not say."""
+    """The process that wrote it, or None if the line does not say."""
     source: str
-    """Where in NCCL: "transport/net_ib.cc:123"; empty where it does not say."""
+    """Where in NCCL: "transport/net_ib.cc:123"; empty if the line does not say."""
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one process did, as rates over the time that it was looked at."""
+    """What one process did, as rates over the observation time."""
 
     over_s: float
     cores: float
     """CPUs that all its threads used together."""
     wanted: float | None
-    """The share of the time for which its main thread ran or waited for a core; None where the kernel does not say."""
+    """The share of time that its main thread ran or waited for a core, or None if the kernel does not say."""
     read_bytes_s: float | None
-    """Of files and pipes, cached or not; None where that may not be read."""
+    """Bytes read from files and pipes, cached or not. None if there is no permission to see that."""
     written_bytes_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkingChild:
-    """A process below a rank that does something."""
+    """A busy descendant of a rank."""
 
     pid: int
     name: str
-    """The command without secrets, or what the kernel calls a Python process."""
+    """The command without secrets, or the kernel's name for a Python process."""
     work: Work
 
 
@@ -225,52 +225,52 @@ class Receiving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessCauses:
-    """All of it, of one rank. What could not be read is None or empty."""
+    """All such facts about one rank. A field is None or empty if it could not be read."""
 
     blocked: Blocked | None = None
     kernel_function: str | None = None
-    """Where in the kernel the main thread sleeps: /proc/PID/wchan."""
+    """The kernel function in which the main thread sleeps: /proc/PID/wchan."""
     waits_for_lock: FileLock | None = None
-    """The lock that the kernel has it wait for."""
+    """The lock that it waits for in the kernel."""
     locks_of_others: tuple[FileLock, ...] = ()
-    """Locks that other processes hold on files: what a process that polls for one may wait for."""
+    """Locks that other processes hold on files. A process that polls for a lock may wait for one of these."""
     lock_path: str | None = None
-    """The lock file that a loop of Python's polls for, as its stack names it."""
+    """The lock file that a Python loop polls for, according to its stack."""
     lock_file: LockFile | None = None
-    """What was seen of that file."""
+    """The state of that file."""
     store_port: int | None = None
-    """MASTER_PORT as it was when the process began."""
+    """MASTER_PORT when the process began."""
     store: StoreSought | None = None
     """The store that it has not reached yet."""
     listener: Owner | None = None
-    """Who takes connections at the other end of ``blocked``, where that is seen from here."""
+    """The process that listens at the other end of ``blocked``, if it is visible from here."""
     lost_children: tuple[LostChild, ...] = ()
     commands: tuple[tuple[int, str], ...] = ()
-    """Pid and command line of its living children that are no Python of its own, secrets removed."""
+    """Pid and command line of its living children, except its own Python processes. Secrets are removed."""
     connections: Connections | None = None
     memory: Memory | None = None
     children_memory: Memory | None = None
-    """Of all its descendants together."""
+    """The memory of all its descendants together."""
     children_count: int = 0
-    """How many of them there were when they used the most."""
+    """How many descendants there were at their peak of memory."""
     busy_cores: float | None = None
-    """CPUs that it and all below it used over the last seconds; None where it was not looked at for that long."""
+    """CPUs that it and its descendants used over the last seconds, or None if it was not observed that long."""
     work: Work | None = None
     """What its own threads did over the last seconds."""
     working_children: tuple[WorkingChild, ...] = ()
-    """The processes below it that did most, the busiest first."""
+    """Its busiest descendants, the busiest first."""
     receiving: Receiving | None = None
-    """The connection over which it, or a process below it, received most while evidence was taken."""
+    """The connection over which it or a descendant received most while evidence was taken."""
     at_error: AtError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCauses:
-    """What the processes of a host share."""
+    """The memory that the processes of a host share."""
 
     group: Space | None = None
-    """The cgroup that leaves the least memory: its limit, and the most that was seen in use."""
+    """The cgroup that leaves the least memory: its limit and its peak use."""
     machine: Space | None = None
-    """All memory of the machine, and the most that was seen in use."""
+    """All memory of the machine and its peak use."""
     shared_memory: Space | None = None
-    """The file system at /dev/shm, and the most that was seen in use."""
+    """The file system at /dev/shm and its peak use."""

@@ -1,4 +1,4 @@
-"""What was seen of checkpoint files: their form, damage, contents by name, and neighbours. No judgement."""
+"""Facts about checkpoint files: their form, damage, contents by name, and neighboring files. No judgement."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Form(str, Enum):
     """How a file is laid out."""
 
     ZIP = "torch"
-    """What ``torch.save`` writes since 1.6: a zip archive of a pickle and of one record a storage."""
+    """What ``torch.save`` has written since 1.6: a zip archive with a pickle and one record per storage."""
     LEGACY = "torch, old format"
-    """What ``torch.save`` wrote before, and still does where it is asked to: pickles, then the storages."""
+    """What ``torch.save`` wrote before 1.6, and still writes on request: pickles, then the storages."""
     SAFETENSORS = "safetensors"
     FOLDER = "distributed checkpoint"
     """A folder of ``torch.distributed.checkpoint``: ``.metadata`` and ``*.distcp``."""
@@ -30,7 +30,7 @@ class State(str, Enum):
 
 
 class Checksums(str, Enum):
-    """Whether contents could be held to checksums."""
+    """Whether contents could be compared with checksums."""
 
     CHECKED = "checked"
     NONE = "the format has none"
@@ -39,7 +39,7 @@ class Checksums(str, Enum):
 
 
 class Part(str, Enum):
-    """What a resume needs beside the model."""
+    """A part of the training state that a resume needs."""
 
     MODEL = "model"
     OPTIMIZER = "optimizer state"
@@ -54,15 +54,15 @@ class TensorIn:
     """A tensor in a file."""
 
     name: str
-    """Where it stands: "model.layers.0.weight"."""
+    """Its path in the file: "model.layers.0.weight"."""
     shape: tuple[int, ...]
     dtype: str
-    """As torch writes it without "torch.": "float32"."""
+    """torch's name without "torch.": "float32"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OddValues:
-    """How many values of a tensor are no ordinary numbers."""
+    """How many values of a tensor are NaN or infinite."""
 
     name: str
     of: int
@@ -72,16 +72,16 @@ class OddValues:
     below: int
     """-inf."""
     plain: int
-    """Finite values that are not zero."""
+    """Number of finite values that are not zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """A record whose bytes are not those that were written."""
+    """A record whose bytes differ from what was written."""
 
     record: str
     tensors: tuple[str, ...] = ()
-    """Which lie in it; empty where it holds something else, or that cannot be told."""
+    """The tensors in it. Empty if it holds something else, or if that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,22 +89,22 @@ class Weights:
     """A state dict of a model in a file."""
 
     where: str
-    """Key under which it stands: "model", or empty where the file is nothing else."""
+    """The key that holds it, such as "model"; empty if it is the whole file."""
     tensors: tuple[TensorIn, ...]
     """Named as in the state dict itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a file holds, by its own index."""
+    """What a file holds, according to its own index."""
 
     tensors: tuple[TensorIn, ...] = ()
     weights: tuple[Weights, ...] = ()
     parts: tuple[Part, ...] = ()
     empty_optimizer: bool = False
-    """There is optimizer state, and no step had been made."""
+    """There is optimizer state, but no step had been made."""
     globals: tuple[str, ...] = ()
-    """Functions and classes that it names, beside those that plain tensors need."""
+    """Functions and classes that it names, beyond those that plain tensors need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,30 +116,30 @@ class FileSeen:
     form: Form
     state: State
     detail: str = ""
-    """Of what was not read: a phrase."""
+    """A phrase about what was not read."""
     checksums: Checksums = Checksums.NOT_READ
     damaged: tuple[Damage, ...] = ()
     lost: tuple[str, ...] = ()
-    """Of a file that is cut off: the tensors that are not whole any more."""
+    """The incomplete tensors of a truncated file."""
     contents: Contents | None = None
-    """None where its index could not be read."""
+    """None if its index could not be read."""
     refused: tuple[str, ...] = ()
-    """Functions and classes for which ``torch.load`` refuses it (weights_only=True)."""
+    """Functions and classes because of which ``torch.load(weights_only=True)`` refuses the file."""
     refusal: str = ""
-    """What else ``torch.load`` says against it."""
+    """Another reason of ``torch.load`` to refuse it."""
     missing: tuple[str, ...] = ()
-    """Files that it names and that are not there, or are too small."""
+    """Files that it names but that do not exist or are too small."""
     values: tuple[OddValues, ...] | None = None
-    """Tensors with values that are no ordinary numbers; None where they were not looked at."""
+    """Tensors that hold NaN or infinite values. None if the values were not read."""
     unseen: tuple[str, ...] = ()
-    """Tensors at whose values could not be looked."""
+    """Tensors whose values could not be read."""
     prints: dict[str, str] | None = None
-    """A digest of each tensor's values, by name; None where files are not compared."""
+    """A digest of each tensor's values, by name. None if files are not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The model that a file is to be loaded into."""
+    """The model that the user wants to load a file into."""
 
     function: str
     """``package.module:function``."""
@@ -148,7 +148,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """What lies beside a checkpoint and tells of a write that did not end well."""
+    """A file beside a checkpoint that shows a failed write."""
 
     path: str
     kind: str
@@ -158,24 +158,24 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Files that belong together and of which some are missing."""
+    """A set of files that belong together, with some missing."""
 
     pattern: str
-    """Name of the files, with the number left open: "step200_rank*.pt"."""
+    """Name of the files, with a wildcard for the number: "step200_rank*.pt"."""
     missing: tuple[str, ...]
     why: str
-    """How that is known: a phrase."""
+    """A phrase that says how that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """All that was looked at."""
+    """Everything that was inspected."""
 
     files: tuple[FileSeen, ...]
     expected: Expected | None = None
     copies: tuple[tuple[int, ...], ...] = ()
-    """Positions in ``files`` of those that should be equal."""
+    """Groups of positions in ``files``: the files of a group should be equal."""
     same_asked: bool = False
-    """The user has said that they should; else they only have one name in different folders."""
+    """The user said that they should be equal. If False, they only have the same name in different folders."""
     leftovers: tuple[Leftover, ...] = ()
     gaps: tuple[Gap, ...] = ()

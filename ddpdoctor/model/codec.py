@@ -1,12 +1,12 @@
-"""The codec of all records: frozen dataclasses to plain JSON values and back, by their type hints.
+"""Converts frozen dataclasses to plain JSON values and back, by their type hints.
 
-It is used for reports, for the files of a run folder, and for messages between processes. Known types are str, int,
-float, bool, None, Enum with plain values, tuples of one kind (``tuple[X, ...]``) and of fixed length, ``dict[str, X]``,
-dataclasses, ``Any`` for plain JSON, and unions of which JSON can tell the members apart (``Unread`` has a tag).
+Reports, the files of a run folder, and messages between processes use it. It knows str, int, float, bool, None, Enum
+with plain values, tuples of one kind (``tuple[X, ...]``) or of fixed length, ``dict[str, X]``, dataclasses, ``Any`` for
+plain JSON, and unions whose members have different JSON kinds (``Unread`` has a tag).
 
-Versions may differ between hosts: fields that this version does not know are left out, and missing ones take their
-default. Any other value that does not match its hint raises ``WrongValue``, which names the place. Nothing that
-arrives is ever run. ``docs/design/0008-codec.md`` compares this with msgspec and cattrs.
+Hosts may run different versions, so unknown fields are dropped and missing fields take their default. Any other value
+that does not match its hint raises ``WrongValue``, which names the place. Received data is never executed.
+``docs/design/0008-codec.md`` compares this with msgspec and cattrs.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ Kind = TypeVar("Kind")
 
 UNREAD_TAG = "~unread"
 _INTEGERS = range(-(2**63), 2**64)
-"""What is counted or timed fits 64 bits; JSON knows no limit, and arithmetic on the rest raises far from here."""
+"""Counts and times fit into 64 bits. JSON has no limit, and larger numbers would raise errors far from here."""
 _MOST_LEVELS = 40
-"""Ours, of plain JSON: the facts of a node, the deepest data of a report, have a dozen levels."""
+"""Our choice for plain JSON. The deepest data of a report, the facts of a node, has a dozen levels."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class WrongValue(Exception):  # noqa: N818 - says what it is
-    """A value that is not what its place asks for: "gpus.devices[3].uuid: a text was expected, and it is a number"."""
+    """A value has the wrong type: "gpus.devices[3].uuid: a text was expected, and it is a number"."""
 
     def __init__(self, message: str) -> None:
-        """Keep what is wrong; the place is put before it on the way out."""
+        """Keep the message. Each caller adds its part of the place with ``within``."""
         super().__init__(message)
         self.message = message
         self.place = ""
@@ -59,13 +59,13 @@ class WrongValue(Exception):  # noqa: N818 - says what it is
 
 
 def encode(value: Any) -> Any:
-    """Return what ``json.dumps`` takes for an instance of a dataclass."""
+    """Convert an instance of a dataclass to values that ``json.dumps`` accepts."""
     kind: Any = type(value)
     return _encoder(kind)(value)
 
 
 def decode(kind: type[Kind], plain: Any) -> Kind:
-    """Return an instance of a dataclass from what ``json.loads`` gave; raises ``WrongValue``."""
+    """Build an instance of a dataclass from the result of ``json.loads``. Raises ``WrongValue``."""
     hint: Any = kind
     made: Kind = _decoder(hint)(plain)
     return made
@@ -99,7 +99,7 @@ def _encode_float(value: float) -> float | str:
 
 
 def _encode_any(value: Any) -> Any:
-    """Make plain values of tuples and enums, and null of what JSON has no number for."""
+    """Convert tuples and enums to plain values, and NaN and infinities to null."""
     if isinstance(value, dict):
         return {str(key): _encode_any(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -188,7 +188,7 @@ def _decode_float(plain: Any) -> float:
 
 
 def _decode_any(plain: Any) -> Any:
-    """Return plain JSON, unless it is nested so deeply that to copy or show it would exhaust the stack."""
+    """Return plain JSON unchanged. Reject nesting so deep that copying or showing it would exhaust the stack."""
     level = [plain]
     for _ in range(_MOST_LEVELS):
         inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
@@ -306,7 +306,7 @@ def _parts(kind: Any) -> list[tuple[str, Convert, bool]]:
 
 
 def _by_json_kind(hint: Any) -> dict[type, Any]:
-    """Return the members of a union by the kind of JSON value that each becomes; ``Unread`` has its tag instead."""
+    """Return the members of a union by their JSON kind. ``Unread`` is left out because it has a tag."""
     by_json: dict[type, Any] = {}
     for member in typing.get_args(hint):
         if member is Unread:
@@ -329,7 +329,7 @@ def _json_kinds(member: Any) -> tuple[type, ...]:
 
 
 def _json_kind(value: Any) -> type:
-    """Return the kind of JSON value that a member of a union becomes."""
+    """Return the JSON kind that a value of a union is encoded as."""
     if isinstance(value, Enum):
         return type(value.value)
     if isinstance(value, tuple):
@@ -346,7 +346,7 @@ def _value_hint(hint: Any) -> Any:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """Return the type hints of a dataclass's fields, with the names that its module imports for type checkers only."""
+    """Return the type hints of a dataclass's fields. Names imported under TYPE_CHECKING are resolved too."""
     names: dict[str, Any] = {}
     while True:
         try:
@@ -359,7 +359,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _find_class(name: str) -> Any:
-    """Return a class of ``ddpdoctor.model``; to import all of its modules would take longer than to read them."""
+    """Return a class of ``ddpdoctor.model`` by name. Only its module is imported, because importing all is slow."""
     module = _modules_by_class().get(name)
     if module is None:
         raise TypeError(f"there is no class {name} in ddpdoctor.model")
@@ -368,7 +368,7 @@ def _find_class(name: str) -> Any:
 
 @cache
 def _modules_by_class() -> dict[str, str]:
-    """Return which module has which class; no two of them have one of the same name."""
+    """Return the module of each class. Class names are unique in ``ddpdoctor.model``."""
     sources = {path.stem: path.read_text() for folder in ddpdoctor.model.__path__ for path in Path(folder).glob("*.py")}
     return {
         name: module for module, text in sources.items() for name in re.findall(r"^class (\w+)", text, re.MULTILINE)

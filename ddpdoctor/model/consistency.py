@@ -1,7 +1,7 @@
-"""What was seen of the states of replicas: where ranks differ, and of gradients that are no numbers. No judgement.
+"""Facts about the states of replicas: where ranks differ, and which gradients are not finite. No judgement.
 
-Ranks write 16 bytes a tensor at the same moments of training; whoever can read the records of several ranks compares
-them. Names are those of the wrapped module, without ``module.``. Steps are counted from 1.
+Ranks record 16 bytes per tensor at the same points of training. Any process that can read the records of several ranks
+compares them. Tensor names are those of the wrapped module, without ``module.``. Steps are counted from 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 MESH = "mesh "
-"""What the group of a stream begins with where it is no process group, but dimensions of a device mesh."""
+"""Prefix of a stream's group if it is a set of device mesh dimensions instead of a process group."""
 
 
 class What(str, Enum):
@@ -23,80 +23,80 @@ class What(str, Enum):
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"
-    """As the optimizer was given it: after the reduction, and after what the script did to it."""
+    """The gradient that the optimizer gets: after the reduction and after any changes by the script."""
     BUFFER = "buffer"
     STATE = "optimizer state"
 
 
 class StreamClock(str, Enum):
-    """By what the moments are numbered at which ranks write down their state."""
+    """The event at which ranks record their state, and that numbers these points in time."""
 
     STEP = "optimizer step"
     """Right before (gradients) and after (all else) step N of an optimizer that holds parameters of the model."""
     FORWARD = "forward"
-    """At the forward before which N backwards were reduced, where no optimizer of torch holds the parameters."""
+    """At the forward after N reduced backwards. Used if no torch optimizer holds the parameters."""
     SYNC = "sync of buffers"
-    """Right after DDP has sent rank 0's buffers, in the forward before which N backwards were reduced."""
+    """Right after DDP broadcasts rank 0's buffers, in the forward after N reduced backwards."""
     END = "end"
-    """When training was over; N backwards had been reduced."""
+    """At the end of training, after N reduced backwards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRow:
-    """A tensor of which ranks write 16 bytes each time."""
+    """A tensor of which ranks record 16 bytes each time."""
 
     what: What
     name: str
     part: str = ""
-    """Of optimizer state: which, as ``exp_avg``."""
+    """For optimizer state, which part of it, such as ``exp_avg``."""
     shape: tuple[int, ...] = ()
     dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """What a rank wrote beside its tensors at one moment."""
+    """What a rank recorded beside its tensors at one point in time."""
 
     rank: int
     steps: int
-    """Steps of this optimizer so far; 0 where there is none."""
+    """Steps of this optimizer so far, or 0 if there is no optimizer."""
     reductions: int
     """Backwards of this model so far whose gradients DDP has reduced."""
     forwards: int
-    """Forwards of DDP with gradients since the step before, with or without a reduction."""
+    """Forwards of DDP with gradients since the previous step, with or without a reduction."""
     unreduced_forwards: int
     """How many of those were under ``no_sync``."""
     settings: tuple[tuple[str, str], ...] = ()
-    """Of the optimizer, by group: ("lr", "0.1"), ("1.weight_decay", "0.01")."""
+    """Settings of the optimizer by parameter group: ("lr", "0.1"), ("1.weight_decay", "0.01")."""
     optimizer: str = ""
     """Class of the optimizer."""
     scale: float | None = None
-    """Of the gradient scaler, where there is one."""
+    """Scale of the gradient scaler, if there is one."""
     random: str = ""
     """A digest of torch's random state on this rank."""
     dropout: bool = False
     """The model trains with dropout."""
     unreduced: tuple[str, ...] = ()
-    """The first parameters that train and that DDP does not reduce: added, replaced or unfrozen after wrapping."""
+    """The first trainable parameters that DDP does not reduce: added, replaced or unfrozen after wrapping."""
     unfinished: tuple[str, ...] = ()
-    """The first parameters whose gradients DDP still waited for at this step: it had not reduced all."""
+    """The first parameters whose gradients DDP still waited for at this step, because it had not reduced all."""
     stray: int = 0
-    """Tensors that the optimizers of this process hold and that are no parameters of any DDP model."""
+    """Tensors in the optimizers of this process that are not parameters of any DDP model."""
     unheld: int = 0
-    """Parameters of the model that train and that no optimizer of this process holds."""
+    """Trainable parameters of the model that are in no optimizer of this process."""
     replaced: tuple[str, ...] = ()
-    """The first of those for each of which an optimizer holds a stray tensor of equal shape that never had a
-    gradient."""
+    """The first of the ``unheld`` parameters for which an optimizer holds a stray tensor of equal shape that never had
+    a gradient."""
     untrained: tuple[str, ...] = ()
-    """The first parameters that get gradients, are in no optimizer of this process, and did not change at the last
-    moments; those that ``late`` counts come first."""
+    """The first parameters that get gradients, are in no optimizer of this process, and did not change recently. Those
+    that ``late`` counts come first."""
     untrained_count: int = 0
     late: int = 0
-    """How many of these a module was given only after the optimizer had been made."""
+    """How many of these were added to a module after the optimizer was built."""
     own_steps: int = 0
-    """Of a model that no DDP holds: steps right after a backward that reached no DDP model."""
+    """For a model outside DDP: steps right after a backward that reached no DDP model."""
     through: int = 0
-    """Of such a model: backwards that reached a DDP model through it."""
+    """For a model outside DDP: backwards that reached a DDP model through it."""
     join: bool = False
     """Inside DDP's ``join``: ranks may take different numbers of steps."""
     hook: str = ""
@@ -107,82 +107,83 @@ class Values:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """One tensor of which ranks hold different contents."""
+    """One tensor whose contents differ between ranks."""
 
     row: TensorRow
     sides: tuple[tuple[int, ...], ...]
-    """Ranks with equal contents, the most ranks first; among equally many the lowest rank first."""
+    """Sets of ranks with equal contents, the largest set first. Sets of equal size are sorted by lowest rank."""
     absent_on: tuple[int, ...] = ()
-    """Ranks that have no such tensor, as a gradient of None. They are a side as well."""
+    """Ranks without this tensor, for example because the gradient is None. They form a side too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first moment at which tensors of one kind were seen to differ."""
+    """The first point in time at which tensors of one kind differed."""
 
     what: What
     number: int
-    """Of the moment, by the clock of its stream."""
+    """Number of this point by the clock of its stream."""
     last_equal: int | None
-    """The last moment before it at which all tensors of this kind were equal; None where there was none."""
+    """Number of the last earlier point at which all tensors of this kind were equal, or None if there was none."""
     splits: tuple[Split, ...]
     """The first tensors that differ, in the order of the model."""
     differing: int
-    """How many differ in all."""
+    """How many tensors differ in all."""
     of: int
-    """How many of this kind were compared."""
+    """How many tensors of this kind were compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """The states of one model, seen again and again by one clock."""
+    """The states of one model, recorded repeatedly by one clock."""
 
     clock: StreamClock
     group: str
-    """Name of the process group in which the replicas are kept equal; of a device mesh ``MESH`` and its dimensions."""
+    """Name of the process group whose replicas stay equal. For a device mesh: ``MESH`` and its dimensions."""
     model: int
-    """The how-many-th DDP model of this group, from 1; below 0 for what an optimizer trains and no DDP holds."""
+    """Number of the DDP model within this group, from 1. Below 0 for parameters that an optimizer trains outside DDP.
+    """
     optimizer: int
-    """The how-many-th optimizer that was seen to step with parameters of it, from 1; 0 where there is none."""
+    """Number of the optimizer that steps with its parameters, from 1, or 0 if there is none."""
     ranks: tuple[int, ...]
-    """Whose records were compared."""
+    """Ranks whose records were compared."""
     compared: int
-    """At how many moments."""
+    """Number of points in time that were compared."""
     last_number: int | None
-    """The last of them."""
+    """Number of the last of these points."""
     tensors: int = 0
-    """How many there were at that moment, on the lowest of its ranks."""
+    """Number of tensors at the last point, on the lowest of its ranks."""
     kinds: tuple[What, ...] = ()
-    """Of which kinds there were tensors to be compared."""
+    """Kinds of the tensors that could be compared."""
     differences: tuple[Difference, ...] = ()
     """At most one of each kind."""
     values: tuple[tuple[int, tuple[Values, ...]], ...] = ()
-    """By moment: the first and last that were compared, those of ``differences`` and the moment before each."""
+    """By number: the first and last point compared, the points of ``differences``, and the point before each."""
     unchanged: int = 0
-    """How often in a row, until the last, no parameter had changed from one moment to the next on any rank."""
+    """How many of the last points in a row showed no change of any parameter on any rank."""
     same_random: int = 0
-    """At how many moments all ranks had the same random state."""
+    """At how many points all ranks had the same random state."""
     unpaired: tuple[int, ...] = ()
-    """Ranks of the group that wrote no moment that could be compared with others."""
+    """Ranks of the group without a record that could be compared with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consistency:
-    """All that was compared in a job."""
+    """All comparisons of a job."""
 
     check_every: int
-    """0: the user turned it off."""
+    """Steps between comparisons. 0: the user turned them off."""
     streams: tuple[Stream, ...] = ()
     allowed: tuple[str, ...] = ()
     """Patterns of names that the user expects to differ."""
     bytes_written: int = 0
-    """What one rank, the largest, has written for this."""
+    """The most bytes that any one rank has written for this."""
     unread: tuple[str, ...] = ()
-    """Files of ranks that could not be read, and why: the first few."""
+    """The first few files of ranks that could not be read, with reasons."""
 
 
 class Origin(str, Enum):
-    """What was seen first not to be a number."""
+    """The first value that was not finite."""
 
     INPUT = "input"
     PARAMETER = "parameter"
@@ -193,33 +194,33 @@ class Origin(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonFinite:
-    """Local gradients of one reduction that held inf or NaN before it.
+    """Local gradients that held inf or NaN before one reduction.
 
-    What a gradient scaler brings about now and then is not among them, unless it was used, or comes again and again.
+    Occasional ones that a gradient scaler causes are left out, unless a step used them or they repeat.
     """
 
     step: int
     """The backward whose gradients were reduced, from 1."""
     model: int
-    """The how-many-th DDP model of this group, from 1."""
+    """Number of the DDP model within this group, from 1."""
     group: str
     tensors: tuple[str, ...]
     """The first few, in the order in which backward computes them: the last layer first."""
     count: int
-    """How many parameters were concerned."""
+    """How many parameters were affected."""
     of: int
     origin: Origin
     is_nan: bool
-    """NaN was among them; False where it was inf only."""
+    """NaN was among them. False if there was only inf."""
     scaled: bool
     """The loss was scaled by a GradScaler, which skips such steps by itself."""
     used: bool
-    """An optimizer made its step with gradients that were not finite, or parameters were not finite afterwards."""
+    """An optimizer stepped with non-finite gradients, or parameters were not finite afterwards."""
     times: int
-    """For how many reductions of this rank so far, this one included."""
+    """Number of such reductions on this rank so far, including this one."""
     in_a_row: int = 1
-    """How many of these came one after another."""
+    """How many of these were consecutive."""
     where: Frame | None = None
     """The user's line that called backward."""
     note: str = ""
-    """More of what was seen, as a sentence: "argument 0 of forward holds NaN in 3 of 64 values"."""
+    """A sentence with more evidence: "argument 0 of forward holds NaN in 3 of 64 values"."""

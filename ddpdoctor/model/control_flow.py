@@ -1,4 +1,4 @@
-"""How control may flow through the user's files: branches, loops, jumps. Lines only, and none of the text."""
+"""The branches, loops and jumps of the user's files. Only line numbers are kept, no source text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Statement:
     """A statement that decides which lines run."""
 
     kind: str
-    """"function", "if", "for", "fixed-for" (as often on all ranks: a range of constants), "while", "try", "except",
-    "continue", "break" or "return"."""
+    """"function", "if", "for", "fixed-for" (over a range of constants, so equally often on all ranks), "while", "try",
+    "except", "continue", "break" or "return"."""
     line: int
     last_line: int
 

@@ -1,4 +1,4 @@
-"""What was seen when checkpoint files of several ranks or runs were compared, by the names of what they hold."""
+"""The result of comparing checkpoint files of several ranks or runs, by the names of their contents."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from enum import Enum
 
 
 class Kind(str, Enum):
-    """What a tensor or a value in a file is, as far as its place and its name tell."""
+    """What a tensor or a value in a file is, judging by its path and name."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
     STATE = "optimizer state"
     SETTING = "optimizer setting"
     VALUE = "value"
-    """No tensor, and not of the optimizer: an epoch, a loss."""
+    """Not a tensor and not of the optimizer, such as an epoch or a loss."""
     RANDOM = "random state"
-    """Differs between ranks on purpose, as a rule."""
+    """Usually differs between ranks on purpose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,65 +25,65 @@ class SavedFile:
 
     path: str
     rank: int | None
-    """As its name says: ``ckpt_rank3.pt``."""
+    """The rank in its file name, such as ``ckpt_rank3.pt``."""
     size_bytes: int
     tensors: int
     values: int
-    """What is no tensor: numbers, texts, truth values."""
+    """Number of contents that are not tensors: numbers, texts, booleans."""
     stripped: tuple[str, ...] = ()
-    """Prefixes that names have in this file, and that were taken off: ``module.``."""
+    """Prefixes that were removed from the names in this file: ``module.``."""
     below: str = ""
-    """The key around the whole model in this file, where other files lack it: ``model.``."""
+    """The key that holds the whole model in this file but not in other files: ``model.``."""
     beside: int = 0
-    """How many tensors stand outside of that key. They were not compared."""
+    """How many tensors are outside that key. They were not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apart:
-    """By how much a tensor of one file is off that of another."""
+    """How far a tensor of one file differs from that of another."""
 
     file: int
     against: int
-    """Numbers of the files, from 0."""
+    """Both are positions of files, from 0."""
     differing: int
-    """Elements of which a bit differs."""
+    """Number of elements that are not bitwise equal."""
     of: int
     first: tuple[int, ...]
-    """Index of the first of them."""
+    """Index of the first differing element."""
     largest: float | None
-    """Of the absolute differences; None where no element that differs is finite on both sides."""
+    """The largest absolute difference, or None if no differing element is finite in both files."""
     relative: float | None
-    """The largest difference against the larger of both values."""
+    """The largest difference, divided by the larger of the two values."""
     not_finite: int
-    """How many of those that differ are inf or NaN on either side."""
+    """How many differing elements are inf or NaN in either file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unequal:
-    """A tensor or value that is not the same in all files."""
+    """A tensor or value that is not equal in all files."""
 
     kind: Kind
     name: str
-    """Where it stands, as ``model.fc.weight``; without the prefixes that were taken off."""
+    """Its path, such as ``model.fc.weight``, without the removed prefixes."""
     sides: tuple[tuple[int, ...], ...]
-    """Numbers of files with equal contents, the most files first; among equally many the first file first."""
+    """Sets of files with equal contents, the largest set first. Sets of equal size are sorted by first file."""
     seen: tuple[str, ...]
-    """By side: ``float32[3, 4]`` of a tensor, ``0.1`` of a value."""
+    """One per side: ``float32[3, 4]`` for a tensor, ``0.1`` for a value."""
     absent_in: tuple[int, ...] = ()
-    """Files that have nothing of this name. They are no side."""
+    """Files without this name. They are not a side."""
     apart: tuple[Apart, ...] = ()
-    """The first file of each further side against that of the first one, where shape and dtype are equal."""
+    """Compares the first file of each other side with that of the first side, if shape and dtype are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffFacts:
-    """All that was compared."""
+    """The whole comparison."""
 
     files: tuple[SavedFile, ...]
     tensors: int
-    """How many names of tensors there are in all."""
+    """Number of different tensor names in all files."""
     values: int
     unequal: tuple[Unequal, ...] = ()
     """In the order of the files."""
     untold: tuple[str, ...] = ()
-    """Names of tensors of a kind that cannot be compared."""
+    """Names of tensors that cannot be compared because of their type."""

@@ -1,4 +1,4 @@
-"""What ranks drew of a dataset, index by index: exact counts, where the arithmetic of ``sharing`` can only foretell."""
+"""What ranks really drew from a dataset, counted index by index. ``sharing`` only predicts it."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ class RankPass:
 
     rank: int
     drawn: int
-    """Samples in its batches; where the sampler's own draws are seen, those are the same save for a last batch that is
-    left out."""
+    """Samples in its batches. The sampler draws the same ones, plus those of a dropped last batch."""
     repeated: int | None
-    """How many of them the rank had drawn before in this pass; None where indices were not seen."""
+    """How many of them the rank had already drawn in this pass, or None if the indices were not visible."""
     batches: int
     last_batch: int
     complete: bool
-    """False where the pass was ended by us."""
+    """False if ddpdoctor ended the pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One pass of all ranks. None is for what indices would tell, where they were not seen or cannot be compared."""
+    """One pass of all ranks. Counts are None if the indices were not visible or cannot be compared."""
 
     number: int
     ranks: tuple[RankPass, ...]
     unique: int | None = None
-    """Different samples that some rank drew."""
+    """Number of different samples that some rank drew."""
     shared: int | None = None
-    """Samples that two ranks or more drew."""
+    """Number of samples that two or more ranks drew."""
     missed: int | None = None
-    """Samples that no rank drew."""
+    """Number of samples that no rank drew."""
     alike: tuple[tuple[int, ...], ...] = ()
-    """Ranks that drew exactly the same samples as others did, by set of samples."""
+    """Groups of ranks that drew exactly the same set of samples."""
 
     @property
     def drawn(self) -> int:
@@ -48,34 +47,34 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """All that was drawn from the user's loaders."""
+    """Everything drawn from the user's loaders."""
 
     world_size: int
     function: str
     """``package.module:function``."""
     samples: int | None
-    """Length of the dataset under all subsets; None where it has none."""
+    """Length of the dataset below all subsets, or None if it has no length."""
     kind: str
-    """Class of what the function returned."""
+    """Class of the object that the function returned."""
     dataset: str
     sampler: str
-    """Class of the sampler; empty where there is none."""
+    """Class of the sampler; empty if there is none."""
     batch_size: int | None
     passes: tuple[Pass, ...]
     set_epoch: bool
     """The sampler's ``set_epoch`` was called before each pass."""
     notes: tuple[str, ...] = ()
-    """What could not be looked at, as sentences."""
+    """Sentences about what could not be inspected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDraws:
-    """What one rank drew, as it sends it to rank 0."""
+    """What one rank drew, in the form that it sends to rank 0."""
 
     rank: int
     host: str
     problem: str = ""
-    """The user's code failed; nothing was drawn."""
+    """How the user's code failed. Nothing was drawn then."""
     help: str = ""
     loader: LoaderSeen | None = None
     kind: str = ""
@@ -84,7 +83,7 @@ class RankDraws:
     passes: tuple[RankPass, ...] = ()
     notes: tuple[str, ...] = ()
     compared: bool = False
-    """A map of the indices of each pass comes too (``Indices``)."""
+    """The rank also sends the indices of each pass (``Indices``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,4 +91,4 @@ class Indices:
     """Which samples a rank drew in one pass."""
 
     bits: str
-    """Bit i is set where sample i was drawn: little-endian bytes, in base 64."""
+    """Bit i is set if sample i was drawn: little-endian bytes in base64."""

@@ -1,4 +1,4 @@
-"""The one error class of ours. Only ``cli/app`` prints it and ends the process."""
+"""ddpdoctor's only error class. Only ``cli/app`` prints it and ends the process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ddpdoctor.model.exit_status import ExitStatus
 
 
 class UserError(Exception):
-    """Something that the user can put right: what is wrong, what to do about it, and the exit status."""
+    """A problem that the user can fix: what is wrong, what to do about it, and the exit status."""
 
     def __init__(self, message: str, *, help: str = "", status: int = ExitStatus.WRONG_USE) -> None:  # noqa: A002
         """Keep ``message`` (what is wrong), ``help`` (what to do, may be empty) and the exit ``status``."""

@@ -1,4 +1,4 @@
-"""Exit statuses, all in one place: what the commands return, and what the documents and --help say of them."""
+"""All exit statuses of the commands, with their meanings for the documents and --help."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ MEANINGS = {
 
 
 def has_found(report: Report, fail_on: Severity | None) -> bool:
-    """Return whether a report has a finding at least as severe as ``fail_on``; None stands for "never"."""
+    """Return whether a report has a finding at least as severe as ``fail_on``. None means "never"."""
     return fail_on is not None and any(finding.severity.order <= fail_on.order for finding in report.findings)
 
 
 def report_status(report: Report, fail_on: Severity | None) -> ExitStatus:
-    """Return the status for a report: findings first, then checks that crashed, then checks that could not tell."""
+    """Return the status for a report: findings take precedence, then crashed checks, then inconclusive ones."""
     from ddpdoctor.model.findings import Outcome
 
     if has_found(report, fail_on):

@@ -1,7 +1,7 @@
-"""What was seen of a job: ranks, their calls, stacks and ends. No judgement, no I/O.
+"""The facts about a job: its ranks, their calls and stacks, and how they ended. No judgement, no I/O.
 
 All times are nanoseconds of CLOCK_MONOTONIC, which the processes of one host share.
-Absence is typed: ``None`` means "not known", an empty tuple means "looked, and there was none".
+``None`` means "not known". An empty tuple means "checked, and there was none".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Life(str, Enum):
-    """How far a process has come."""
+    """Whether a process runs, and how it ended."""
 
     RUNNING = "running"
     EXITED = "exited"
@@ -34,29 +34,29 @@ class Life(str, Enum):
     SIGNALED = "signaled"
     """Ended by a signal; see ``signal``."""
     NEVER_STARTED = "never-started"
-    """The job's world has this rank, and no process of it was ever seen."""
+    """The job's world includes this rank, but no process of it was ever seen."""
     GONE = "gone"
-    """Ended, and nobody could say how."""
+    """Ended in an unknown way."""
 
 
 class DeviceState(str, Enum):
-    """How far a call has come that is pending on a device, as torch's flight recorder says."""
+    """The state of a call that is pending on a device, according to torch's flight recorder."""
 
     SCHEDULED = "scheduled"
     """Queued: its kernel has not started."""
     STARTED = "started"
     """Its kernel runs."""
     UNKNOWN = "unknown"
-    """Queued or running: without ``TORCH_NCCL_ENABLE_TIMING``, and with nccl2, torch cannot tell."""
+    """Queued or running. torch cannot tell without ``TORCH_NCCL_ENABLE_TIMING``, or with nccl2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One recorded call: a collective, a point-to-point call, or a phase of training.
 
-    ``op`` is what ran ("all_reduce"), ``api`` what the user typed ("broadcast_object_list"). Phases carry the
-    names of ``PHASES``. ``seq`` is the number of the collective within its group, from 1, with point-to-point
-    calls taken out; ``None`` for phases and point-to-point calls.
+    ``op`` is what ran ("all_reduce"), and ``api`` is what the user called ("broadcast_object_list"). The ``op`` of a
+    phase is one of ``PHASES``. ``seq`` numbers the collectives within their group, from 1, without point-to-point
+    calls. It is ``None`` for phases and point-to-point calls.
     """
 
     index: int
@@ -67,27 +67,27 @@ class Call:
     dtype: str | None
     shape: tuple[int, ...] | None
     tensors: int
-    """How many tensors were passed in the list; 1 for a single tensor, 0 for none."""
+    """Number of tensors in the list; 1 for a single tensor, 0 for none."""
     peer: int | None
-    """The other global rank of a point-to-point call, the root of a rooted collective, else None."""
+    """The other global rank of a point-to-point call, or the root of a rooted collective, else None."""
     redop: str | None
     site: Frame | None
     """The innermost user line that made the call."""
     started_ns: int
     ended_ns: int | None
-    """None while the call has not returned, or, for an asynchronous call, has not completed."""
+    """None while the call has not returned, or has not completed if it is asynchronous."""
     is_async: bool
     failed: bool
     """The call ended by raising."""
     thread_is_main: bool
     begun: int | None = None
-    """Of a phase: how many collectives its group had begun when it started; None where that is not known."""
+    """For a phase: how many collectives its group had begun when it started, or None if unknown."""
     awaits: int | None = None
-    """Of ``work_wait``: the index of the asynchronous call that is waited for."""
+    """For ``work_wait``: the index of the asynchronous call that it waits for."""
     device_state: DeviceState | None = None
-    """Set where torch's flight recorder holds the call as not completed on the device. The host may have gone on."""
+    """Set if torch's flight recorder lists the call as incomplete on the device. The host may have gone on."""
     native: bool = False
-    """C++ made the call, such as DDP's reducer or compiled code: no Python call was recorded, and ``site`` is None."""
+    """C++ made the call (DDP's reducer, compiled code). No Python call was recorded, and ``site`` is None."""
 
 
 PHASES = frozenset(
@@ -112,7 +112,7 @@ POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTime:
-    """How long a completed collective ran on the device, waits included: the rank that came last ran shortest."""
+    """How long a completed collective ran on the device, including waits. The rank that came last ran shortest."""
 
     group: str
     seq: int
@@ -128,11 +128,11 @@ class GroupState:
     ranks: tuple[int, ...]
     backend: str
     enqueued: int
-    """Collectives begun in this group, those of DDP's C++ reducer included, point-to-point calls taken out."""
+    """Collectives begun in this group. Those of DDP's C++ reducer count, point-to-point calls do not."""
     mesh_dim: str = ""
-    """The dimension of the device mesh that it was made for, such as "tp"; empty where it was made by other means."""
+    """The dimension of the device mesh that it belongs to, such as "tp"; empty if it has none."""
     timeout_s: float | None = None
-    """torch's own time limit for a call of this group; None where the backend does not say."""
+    """torch's own time limit for a call of this group, or None if the backend does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,19 +144,19 @@ class Raised:
     time_ns: int
     thread_is_main: bool
     uncaught: bool
-    """True where it ended its thread or process; False where only a recorded call raised it."""
+    """True if it ended its thread or process. False if only a recorded call raised it."""
     in_call: str | None
-    """The ``op`` of the recorded call that raised it, or None where it came from elsewhere."""
+    """The ``op`` of the recorded call that raised it, or None if it came from elsewhere."""
     frames: tuple[Frame, ...]
-    """The traceback, outermost first; for an error passed on from a loader worker, the worker's frames."""
+    """The traceback, outermost first. An error that a loader worker passed on has the worker's frames."""
     from_child: bool = False
-    """True where the frames are those of a child process, such as a DataLoader worker."""
+    """True if the frames are those of a child process, such as a DataLoader worker."""
     reducer: ReducerSaid | None = None
-    """Where DDP's reducer raised it: of which parameters it complains."""
+    """If DDP's reducer raised it: the parameters that it complains about."""
     passed_on_as: str = ""
-    """The type of the error that torch raised because of this one, as a pipeline does; empty where it raised none."""
+    """The type of the error that torch raised because of this one, for example in a pipeline; else empty."""
     of_ranks: tuple[int, ...] = ()
-    """The ranks of whose errors torch has told all ranks, as a distributed checkpoint does; empty for other errors."""
+    """The ranks whose errors torch passed on to all ranks, for example in a distributed checkpoint; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,16 +165,16 @@ class Child:
 
     pid: int
     name: str
-    """The command, or what multiprocessing calls it."""
+    """The command, or its name in multiprocessing."""
     proc_state: str | None
     looks: tuple[Look, ...]
     idle: bool
-    """True where it waits for work: in a queue's get, or in the worker loop."""
+    """It waits for work in a queue's get or in the worker loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSeen:
-    """A parameter or a buffer of a module, as the module names it."""
+    """A parameter or a buffer of a module, under the module's name for it."""
 
     name: str
     shape: tuple[int, ...] | None
@@ -186,35 +186,35 @@ class TensorSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSeen:
-    """A module as DDP's constructor was given it."""
+    """A module at the time it was passed to DDP's constructor."""
 
     group: str
     """Name of the process group that DDP reduces in."""
     digest: str
     """Equal for models whose tensors are equal in number, order, names, shapes, dtypes and ``requires_grad``."""
     count: int
-    """Parameters and, where DDP synchronizes them, buffers."""
+    """Number of parameters, plus buffers if DDP synchronizes them."""
     tensors: tuple[TensorSeen, ...]
-    """The first of them, in order; fewer than ``count`` where not all found room."""
+    """The first tensors in order. Fewer than ``count`` if not all fit."""
     site: Frame | None
     """The user's line that made the DDP model."""
     finds_unused: bool | None = None
-    """``find_unused_parameters=True`` was given; None where that is not known."""
+    """Whether ``find_unused_parameters=True`` was given, or None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeforeCall:
-    """Where a rank was on its way to the last call that needed others."""
+    """Where a rank was before the last call that needed other ranks."""
 
     until_ns: int
-    """When that call began; 0 where it was not seen, as one that failed at once."""
+    """When that call began, or 0 if it was not recorded (for example because it failed at once)."""
     lines: tuple[Frame, ...]
-    """The user's lines at which it was met, the most frequent first."""
+    """The user's lines at which it was sampled, the most frequent first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """All that was seen of one rank."""
+    """All facts about one rank."""
 
     rank: int
     local_rank: int | None
@@ -223,29 +223,29 @@ class Rank:
     attempt: int
     life: Life
     exit_code: int | None = None
-    """Set where ``life`` is EXITED."""
+    """Set if ``life`` is EXITED."""
     signal: str | None = None
-    """``SIGKILL`` and the like; set where ``life`` is SIGNALED."""
+    """Such as ``SIGKILL``; set if ``life`` is SIGNALED."""
     ended_ns: int | None = None
     after_stop: bool = False
-    """True where it ended after the launcher, ddpdoctor or the user had begun to stop the job."""
+    """It ended after the launcher, ddpdoctor or the user had begun to stop the job."""
     oom_killed: bool | None = None
-    """Whether the kernel's OOM killer sent the signal; None where it cannot be told."""
+    """Whether the kernel's OOM killer sent the signal, or None if unknown."""
     proc_state: str | None = None
     """State letter of /proc/PID/stat at the time of evidence: R, S, D, T, t, Z."""
     cpu_share: float | None = None
-    """How much of one core it has used since its last progress; above 1 with several threads."""
+    """The share of one core that it has used since its last progress; above 1 with several threads."""
     traced_by: int | None = None
-    """The pid of a debugger that is attached, where there is one."""
+    """The pid of an attached debugger."""
     frozen_since_ns: int | None = None
-    """Since when the watcher has seen it stopped (state T or t) at every look."""
+    """Since when the watcher has found it stopped (state T or t) at every check."""
     recorded: bool = False
-    """A recorder wrote into this process."""
+    """A recorder ran in this process."""
     answered: bool = False
-    """The recorder's own thread answered, that is, the GIL was to be had."""
+    """The recorder's own thread answered, so the GIL was available."""
     started_ns: int | None = None
     world_size: int | None = None
-    """As given to ``init_process_group``, once it was called."""
+    """The world size given to ``init_process_group``, once it was called."""
     init_timeout_s: float | None = None
     """The time limit of ``init_process_group``, once it was called."""
     initialized: bool = False
@@ -255,56 +255,56 @@ class Rank:
     exit_call: Frame | None = None
     """The user line of the last sys.exit or os._exit."""
     exit_asked: str | None = None
-    """The argument of that call, as repr writes it: "3", "None"."""
+    """The ``repr`` of that call's argument: "3", "None"."""
     before_call: BeforeCall | None = None
     last_place: Frame | None = None
     """The last user line seen before the end."""
     fatal_place: Frame | None = None
     """The innermost user line of the dump that a fatal signal left."""
     fatal_outside: bool = False
-    """The fatal signal struck a thread that runs no Python, such as NCCL's watchdog."""
+    """The fatal signal hit a thread that runs no Python, such as NCCL's watchdog."""
     open_calls: tuple[Call, ...] = ()
-    """Calls that have not ended, oldest first; then those that are pending on a device (``Call.device_state``)."""
+    """Calls that have not ended, oldest first, then calls that are pending on a device (``Call.device_state``)."""
     device_times: tuple[DeviceTime, ...] = ()
-    """The last collectives that completed on the device, oldest first; empty where torch does not time them."""
+    """The last collectives that completed on the device, oldest first; empty if torch does not time them."""
     recent_calls: Sequence[Call] = ()
-    """Calls that have ended, oldest first, as many as the ring still holds: thousands, packed (``CallLog``)."""
+    """Ended calls that the ring still holds, oldest first: thousands, packed in a ``CallLog``."""
     groups: tuple[GroupState, ...] = ()
     looks: tuple[Look, ...] = ()
     children: tuple[Child, ...] = ()
     raised: tuple[Raised, ...] = ()
     handled: Raised | None = None
-    """The error that the main thread was handling when it was looked at: it stands in an ``except`` or ``finally``."""
+    """The error that the main thread was handling in an ``except`` or ``finally`` when it was sampled."""
     models: tuple[ModelSeen, ...] = ()
-    """The modules that DDP was given, in the order of its construction."""
+    """The modules that DDP wrapped, in that order."""
     unfinished: ReducerSaid | None = None
-    """What its last backward left DDP waiting for."""
+    """The gradients that DDP still waited for after its last backward."""
     nonfinite: tuple[NonFinite, ...] | None = None
-    """Its first local gradients that held inf or NaN; None where nobody looked."""
+    """Its first local gradients that held inf or NaN, or None if that was not checked."""
     loaders: tuple[LoaderSeen, ...] | None = None
-    """The loaders of data that it used; None where nobody looked."""
+    """The data loaders that it used, or None if that was not recorded."""
     step_times: StepTimes | None = None
-    """How long its last training steps took; None where none were seen."""
+    """How long its last training steps took, or None if there were none."""
     fetch_times: FetchTimes | None = None
-    """How long its loader workers took to make batches; None where it has none."""
+    """How long its loader workers took to make batches, or None if it has no workers."""
     lines_seen: tuple[LineSeen, ...] = ()
-    """Lines at which it was met while it trained, the most frequent first."""
+    """Lines at which it was sampled while it trained, the most frequent first."""
     steps: int = 0
     batches: int = 0
     epochs: int = 0
     last_progress_ns: int | None = None
     """When the parent last saw this rank make progress."""
     lost: str | None = None
-    """Why nothing, or not all, could be recorded of this rank."""
+    """Why the record of this rank is missing or incomplete."""
     lacks: tuple[str, ...] = ()
-    """The hooks of the recorder that its torch, or its launcher's, has no place for."""
+    """The recorder's hooks that its torch, or its launcher's torch, does not support."""
     causes: ProcessCauses | None = None
-    """What was seen of its process that may explain why it stands still or died."""
+    """Facts about its process that may explain why it makes no progress or died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSeen:
-    """What another node's ``wrap`` saw of its own host, beside its ranks."""
+    """Facts that another node's ``wrap`` collected about its own host, beside its ranks."""
 
     host: str
     causes: HostCauses | None = None
@@ -314,13 +314,13 @@ class HostSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """All that was seen of a job, at one moment."""
+    """All facts about a job at one point in time."""
 
     now_ns: int
     hang_timeout_s: float
     ranks: tuple[Rank, ...]
     world_size: int | None
-    """Ranks that the launcher was asked for over all nodes; None where that is not known."""
+    """Ranks that the launcher was asked for over all nodes, or None if unknown."""
     nnodes: int
     local_ranks_expected: int | None
     """Ranks that this node's launcher was asked to start."""
@@ -329,32 +329,32 @@ class Job:
     launcher_status: int | None = None
     launched_ns: int = 0
     stopping_since_ns: int | None = None
-    """When somebody began to stop the job: the launcher at a failure, ddpdoctor, or the user."""
+    """When the launcher (after a failure), ddpdoctor or the user began to stop the job."""
     interrupted_by: str | None = None
-    """``SIGINT`` or ``SIGTERM`` where the user or the scheduler ended the job."""
+    """``SIGINT`` or ``SIGTERM`` if the user or the scheduler ended the job."""
     node_rank: int | None = None
     may_run_elsewhere: bool = False
-    """Nobody has said that all ranks run on this host, where they can be seen."""
+    """It is not known whether all ranks run on this host, where they are visible."""
     debug_level: str = "OFF"
     torch_version: str | None = None
     host_causes: HostCauses | None = None
-    """What its processes share on this host."""
+    """The memory that its processes share on this host."""
     machine: Node | None = None
-    """This host's network and GPUs, read where a collective did not complete."""
+    """This host's network and GPUs, read if a collective did not complete."""
     control_flow: tuple[ControlFlow, ...] = ()
-    """How control flows through the user's files, read where ranks went different ways; empty: not read."""
+    """The control flow of the user's files, read if ranks took different branches; empty: not read."""
     consistency: Consistency | None = None
-    """What its replicas were like; None where they were not compared."""
+    """The comparison of its replicas, or None if they were not compared."""
     nccl_lines: tuple[NcclLine, ...] = ()
     """The last warnings of NCCL's own logs."""
     members: NodesSeen | None = None
-    """The other nodes' ``wrap``, and what they saw; None where this one is alone by its launch."""
+    """The ``wrap`` processes of all nodes, or None if the launch has only this one."""
     host: str = ""
-    """The one that this view is of."""
+    """The host whose view this is."""
     elsewhere: tuple[HostSeen, ...] = ()
-    """The other hosts whose facts are here too."""
+    """The other hosts whose facts are included."""
     reached: tuple[Connecting, ...] = ()
-    """What this host saw of the place where the nodes meet, tried when ranks were missing; empty: not tried."""
+    """This host's attempts to connect to the rendezvous, made when ranks were missing; empty: not tried."""
 
 
 def shell_status(status: int) -> int:

@@ -1,4 +1,4 @@
-"""What follows from the facts: rules, findings, outcomes of checks, and the report. No I/O."""
+"""The conclusions from the facts: findings, outcomes of checks, and the report. No I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Severity(str, Enum):
 
 
 class Confidence(str, Enum):
-    """How sure a finding is of whom it blames."""
+    """How certain a finding is about the ranks that it blames."""
 
     HIGH = "high"
     MEDIUM = "medium"
@@ -62,7 +62,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong, whom it concerns, what was seen, and what to do."""
+    """One problem: the ranks and hosts affected, the evidence, and what to do."""
 
     code: str
     kind: str
@@ -88,28 +88,28 @@ class Check:
     """Why it did not run or could not tell."""
     code: str = ""
     group: str = ""
-    """Where `check-env` shows it."""
+    """The heading under which `check-env` shows it."""
     seen: str = ""
-    """What it saw, where it ran."""
+    """What it found, if it ran."""
     hosts: tuple[str, ...] = ()
-    """Where it came out this way; empty: wherever it was asked."""
+    """The hosts with this outcome; empty: all hosts that ran it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What the progress rules say of a job."""
+    """The result of the progress rules for a job."""
 
     findings: tuple[Finding, ...]
     checks: tuple[Check, ...]
     certain: bool
-    """It hangs by all that was seen: every rank waits or stands still."""
+    """All evidence says that the job hangs: every rank waits or makes no progress."""
     proven: bool = False
-    """It can never go on: a rank it needs is gone, its calls conflict, or torch's own time limit has passed."""
+    """It can never continue: a rank it needs is gone, its calls conflict, or torch's own time limit has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """A rank as the report shows it."""
+    """A row of the report's table of ranks."""
 
     rank: int
     local_rank: int | None
@@ -121,7 +121,7 @@ class RankRow:
     step: int | None = None
     gpu: int | None = None
     stack: tuple[str, ...] = ()
-    """The main thread's frames at the last look, outermost first, as "file:line function"."""
+    """The main thread's frames in the last sample, outermost first, as "file:line function"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +129,13 @@ class Attempt:
     """One attempt of a job that its launcher restarted: ``data.sections`` of a report. Times are ISO 8601, UTC."""
 
     attempt: int
-    """Counted from 0, as torchrun does."""
+    """Counted from 0, as in torchrun."""
     started_at: str | None
     ended_at: str | None
     seconds: float | None
     """From the start of its first rank to the end of its last."""
     status: JobStatus
-    """Of one that was restarted: failed, or interrupted where nothing was wrong with it, as when a node has joined."""
+    """A restarted attempt has failed. It is interrupted if nothing was wrong with it, as when a node joined."""
     verdict: Finding | None
     findings: tuple[Finding, ...]
     ranks: tuple[RankRow, ...]
@@ -152,13 +152,13 @@ class JobSummary:
 
     @property
     def ended_badly(self) -> bool:
-        """It ran, and did not finish."""
+        """It ran but did not finish."""
         return self.status not in {JobStatus.FINISHED, JobStatus.NOT_RUN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What every verb writes. See ``report/schema.json`` for the form on disk."""
+    """The output of every command. See ``report/schema.json`` for the form on disk."""
 
     command: tuple[str, ...]
     started_at: str
@@ -173,7 +173,7 @@ class Report:
 
 
 def as_earlier(attempt: Attempt) -> tuple[Finding, ...]:
-    """Return an attempt's findings for the job as a whole: what the launcher got over is a warning at most."""
+    """Return an attempt's findings for the whole job. Since the launcher recovered, they are at most warnings."""
     return tuple(
         replace(
             finding,

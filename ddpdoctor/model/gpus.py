@@ -1,4 +1,4 @@
-"""What NVML and the kernel say of GPUs. None in a field: the device or this NVML does not tell."""
+"""Facts about GPUs from NVML and the kernel. A field is None if the device or this NVML does not provide it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """A process that holds memory of a GPU."""
+    """A process that uses memory of a GPU."""
 
     pid: int
     name: str | None
     used_bytes: int | None
     ours: bool
-    """Of this job: the same batch job or pod, or below the same launcher."""
+    """It belongs to this job: the same batch job or pod, or a descendant of the same launcher."""
     graphics: bool = False
-    """Draws on a screen, and computes nothing."""
+    """It only draws on a screen and computes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Gpu:
     uuid: str
     name: str
     bus_id: str
-    """As sysfs writes it: "0000:1b:00.0"."""
+    """In the notation of sysfs: "0000:1b:00.0"."""
     vbios: str | None = None
     ecc_enabled: bool | None = None
     ecc_uncorrected_volatile: int | None = None
@@ -54,7 +54,7 @@ class Gpu:
     temperature_c: int | None = None
     slowdown_temperature_c: int | None = None
     power_limit_mw: int | None = None
-    """The lowest of all limits that are in force."""
+    """The lowest limit in force."""
     default_power_limit_mw: int | None = None
     app_clock_sm_mhz: int | None = None
     default_app_clock_sm_mhz: int | None = None
@@ -73,55 +73,54 @@ class Gpu:
     fabric_status: str | None = None
     """success, or NVML's word for what went wrong."""
     error: str | None = None
-    """Where the device did not answer, or only in part: "GPU is lost", "it did not answer in time"."""
+    """Why the device did not answer, or only partly: "GPU is lost", "it did not answer in time"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPair:
-    """What NVML says of the way between two GPUs."""
+    """NVML's view of the path between two GPUs."""
 
     first: int
     second: int
     ancestor: str
-    """internal, single, multiple, hostbridge, node, system: what they have in common, nearest first."""
+    """Their closest common ancestor: internal, single, multiple, hostbridge, node or system, nearest first."""
     p2p: str | None
-    """ok, or NVML's word for why reads are not possible."""
+    """ok, or NVML's word for why peer reads are not possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuOnBus:
-    """A GPU that the kernel sees on the PCI bus, whether or not NVML lists it."""
+    """A GPU that the kernel sees on the PCI bus, even if NVML does not list it."""
 
     bus_id: str
     device: int | None
-    """The PCI device id: GPUs of one model have the same."""
+    """The PCI device id, which is equal for GPUs of one model."""
     driver: str | None
-    """The kernel driver that has taken it: nvidia, vfio-pci, nouveau; None where none has."""
+    """The kernel driver bound to it (nvidia, vfio-pci, nouveau), or None."""
     open_error: str | None = None
-    """Of one that the NVIDIA driver has and NVML does not list: "ok" where its device file could be opened, or the
-    name of the error, such as EIO or EPERM; None where that was not tried."""
+    """For a GPU of the NVIDIA driver that NVML does not list: "ok" if its device file could be opened, or the name of
+    the error, such as EIO or EPERM. None if that was not tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """All that NVML says."""
+    """All facts from NVML."""
 
     driver: str | None
     cuda_driver: str | None
-    """The highest CUDA version that the driver takes, as "13.0"."""
+    """The highest CUDA version that the driver supports, such as "13.0"."""
     devices: tuple[Gpu, ...]
     pairs: tuple[GpuPair, ...]
     persistenced: bool
-    """The persistence daemon's socket is there."""
+    """The persistence daemon's socket exists."""
     fabric_manager: bool | None
-    """Whether nv-fabricmanager runs; None where processes of others cannot be seen."""
+    """Whether nv-fabricmanager runs, or None if other users' processes are not visible."""
     host_pids: bool = False
-    """Whether the machine's processes can be seen. False in a container, where NVML names processes that are not
-    there, or none."""
+    """Whether the machine's processes are visible. False in a container, where the pids that NVML gives are useless."""
     on_bus: tuple[GpuOnBus, ...] = ()
-    """NVIDIA GPUs of sysfs."""
+    """NVIDIA GPUs in sysfs."""
     init_error: str | None = None
-    """NVML's name of the error where it could not be started; ``devices`` is then empty."""
+    """NVML's name of the error if it could not be initialized. ``devices`` is empty then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +131,7 @@ class Xid:
     code: int
     text: str
     age_s: float | None
-    """Before now; None where the log has no time."""
+    """Seconds before now, or None if the log has no time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,19 +142,19 @@ class StuckProcess:
     name: str
     wchan: str
     seconds: float | None
-    """How long at least; None where only one look was possible."""
+    """Its least duration, or None if it could be checked only once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelView:
-    """What the kernel says of GPUs, where it may be read."""
+    """The GPU errors in the kernel's log, if it is readable."""
 
     xids: tuple[Xid, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuWork:
-    """What one GPU did when it was given work (--deep)."""
+    """The result of a test computation on one GPU (--deep)."""
 
     index: int
     ok: bool

@@ -1,4 +1,4 @@
-"""Who started this process, as which of how many, and where those can meet."""
+"""How this process was launched: by whom, with which rank and world size, and where the processes can meet."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ if TYPE_CHECKING:
     from ddpdoctor.model.reaching import JobTold
 
 EXCHANGE_PORT = "DDPDOCTOR_EXCHANGE_PORT"
-"""Says the port of ddpdoctor's own, where the nodes meet."""
+"""Holds ddpdoctor's own port, on which the nodes meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What the environment and the command line say of the job that this process belongs to."""
+    """The job of this process, according to the environment and the command line."""
 
     launcher: Launcher = Launcher.NONE
     rank: int = 0
-    """Among the processes that gather: of torchrun or Slurm, or the node's number with --nnodes. It need not be
-    the RANK that the training script would see, which is what the checks judge."""
+    """The rank among the gathering processes: from torchrun or Slurm, or the node's number with --nnodes. It may differ
+    from the RANK that the training script would see, which the checks assess."""
     world_size: int = 1
     local_rank: int | None = None
     nnodes: int | None = None
     hosts: tuple[str, ...] = ()
-    """Names or addresses of the host of rank 0, the likeliest first."""
+    """Names or addresses of the host of rank 0, the most likely first."""
     port: int = 0
     run: str = ""
-    """Names this run among others that meet at the same place."""
+    """Identifies this run among others that meet at the same address."""
     agent_store: bool = False
-    """Whether the launcher serves a store there itself, as torchrun's agent does unless told otherwise."""
+    """Whether the launcher itself serves a store there, as torchrun's agent does by default."""
 
     @property
     def gathers(self) -> bool:
-        """Whether there are other processes to hear of."""
+        """Whether there are other processes to gather from."""
         return self.launcher is not Launcher.NONE and self.world_size > 1
 
     @property
@@ -46,25 +46,26 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLaunch:
-    """What this node is told of a job whose nodes have yet to meet."""
+    """What this node knows about a job before its nodes have met."""
 
     launch: Launch
-    """Of this process: ``rank`` among those that look, ``hosts`` where the first may be, ``port`` of the own way."""
+    """``rank`` is that among the checking processes, ``hosts`` are candidates for the first node, and ``port`` is
+    ddpdoctor's own."""
     told: JobTold
     host: str
-    """Of the store, as it was given."""
+    """The host of the store, as given."""
     port: int
     fewest: int
-    """Nodes that an elastic job starts with; all nodes of another."""
+    """The least number of nodes that an elastic job starts with. For other jobs, all nodes."""
     most: int
     hosts: tuple[str, ...] = ()
-    """Names of all nodes by node rank, where a scheduler says them."""
+    """Names of all nodes by node rank, if a scheduler provides them."""
     by_number: bool = True
-    """Whether node 0 serves the store; otherwise the node that takes itself for ``host``, as torchrun's c10d has it."""
+    """True: node 0 serves the store. False: the node that considers itself ``host`` does, as in torchrun's c10d."""
     is_host: bool | None = None
-    """What --rdzv-conf says of this node, which overrules that."""
+    """The setting of --rdzv-conf for this node, which overrides ``by_number``."""
     own_screen: bool = True
-    """Whether each node was started by itself, so that each has somewhere to report."""
+    """Whether each node was started separately, so that each can print its own report."""
 
     @property
     def label(self) -> str:
@@ -74,7 +75,7 @@ class NodeLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """What the options of the command say, under torchrun's names. None: not given."""
+    """The command's options under torchrun's names. None: not given."""
 
     nnodes: str | None = None
     """"2", or "1:4"."""
@@ -88,7 +89,7 @@ class NodeOptions:
     exchange_port: int | None = None
 
     def variables(self) -> dict[str, str]:
-        """Return them as the variables that torchrun reads in their place."""
+        """Return the options as the equivalent environment variables of torchrun."""
         given = {
             "PET_NNODES": self.nnodes,
             "PET_NODE_RANK": self.node_rank,

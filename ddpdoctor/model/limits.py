@@ -1,4 +1,4 @@
-"""What a machine, its container and its shell allow a job: memory, processors, files, disks, the clock."""
+"""The limits that a machine, its container and its shell set for a job: memory, processors, files, disks, the clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """A mounted folder and what is left in it."""
+    """A mounted folder and its free space."""
 
     path: str
     purpose: str
@@ -27,7 +27,7 @@ class Volume:
     write_mb_s: float | None = None
     """Measured with --deep; MB is 1e6 bytes."""
     error: str | None = None
-    """Why it could not be looked at: "did not answer within 2 s"; sizes are then 0."""
+    """Why it could not be read: "did not answer within 2 s". Sizes are 0 then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,45 +36,45 @@ class SharedMemory:
 
     volume: Volume
     stale_files: tuple[str, ...]
-    """Files of NCCL and torch whose owners have gone."""
+    """Files of NCCL and torch whose owners no longer exist."""
     stale_bytes: int
     loader_workers: int = 0
-    """Workers of a torch DataLoader that run here now."""
+    """Number of torch DataLoader workers that run here now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of this process, of its cgroup, and of the machine. None: unlimited, or not known where it says so."""
+    """Limits of this process, its cgroup and the machine. None: unlimited, or unknown if the field says so."""
 
     nofile: Limit | None
     memlock: Limit | None
     nproc: Limit | None
     user_processes: int | None
-    """Threads that this user runs now, in the sense of RLIMIT_NPROC; None where not known."""
+    """Threads that this user runs now, as RLIMIT_NPROC counts them, or None if unknown."""
     pids_max: int | None
-    """Of the cgroup and those above it, the limit on tasks that leaves least."""
+    """The tightest limit on tasks among the cgroup and those above it."""
     pids_current: int | None
     cpus_online: int
     cpus_allowed: tuple[int, ...]
-    """By affinity, of the process that looked."""
+    """CPU affinity of the collecting process."""
     cpu_quota: float | None
-    """CPUs that the cgroup grants, such as 2.5; None: no quota."""
+    """CPUs that the cgroup grants, such as 2.5. None: no quota."""
     memory_total_bytes: int | None
     memory_available_bytes: int | None
     swap_total_bytes: int | None
     memory_limit_bytes: int | None
-    """Of the cgroup and those above it, the limit that leaves least; None: no limit."""
+    """The tightest memory limit among the cgroup and those above it. None: no limit."""
     memory_used_bytes: int | None
-    """What the cgroup of that limit has in use, without page cache that can be dropped."""
+    """Memory in use by the cgroup of that limit, without droppable page cache."""
     oom_kills: int | None
-    """How often the kernel has killed for memory in the cgroup of that limit; None: no limit, or not known."""
+    """How many OOM kills the cgroup of that limit has had. None: no limit, or unknown."""
     shm: SharedMemory | None
     volumes: tuple[Volume, ...]
     somaxconn: int | None
     numa_nodes: int
     numa_balancing: int | None
     nproc_applies: bool = True
-    """False for root, whom RLIMIT_NPROC does not bind."""
+    """False for root, because RLIMIT_NPROC does not apply to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,6 @@ class Clock:
     """The wall clock."""
 
     synchronised: bool | None
-    """What the kernel says (STA_UNSYNC); None where it cannot be asked."""
+    """The kernel's state (STA_UNSYNC), or None if it cannot be read."""
     offset_s: float | None
-    """Against the clock of rank 0: positive where this one is ahead; None on rank 0's node and where nothing was
-    gathered."""
+    """Offset from the clock of rank 0, positive if this clock is ahead. None on rank 0's node and without gathering."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciDevice:
-    """A PCI device. Bus ids are as sysfs writes them: "0000:1b:00.0"."""
+    """A PCI device. Bus ids are in the notation of sysfs: "0000:1b:00.0"."""
 
     bus_id: str
     vendor: int
@@ -15,41 +15,41 @@ class PciDevice:
     device_class: int
     """The 24 bits of class, subclass and interface: 0x030200 is a 3D controller."""
     numa_node: int | None
-    """None where the kernel says -1."""
+    """None if the kernel says -1."""
     local_cpus: tuple[int, ...]
-    """Of GPUs; empty for the rest."""
+    """CPUs near a GPU; empty for other devices."""
     width: int | None
     max_width: int | None
     speed_gt_s: float | None
     max_speed_gt_s: float | None
     acs_redirect: bool | None
-    """Whether Access Control Services send peer traffic up to the root, read of bridges; False where a bridge has no
-    such capability, None where it cannot be read (that needs root)."""
+    """Whether a bridge's Access Control Services redirect peer traffic to the root. False if the bridge lacks that
+    capability, None if it cannot be read (that needs root)."""
     upstream: tuple[str, ...]
     """Bridges above it, nearest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pci:
-    """GPUs, NICs, NVSwitches and the bridges above them, and what the IOMMU does."""
+    """GPUs, NICs, NVSwitches, the bridges above them, and the state of the IOMMU."""
 
     devices: tuple[PciDevice, ...]
     iommu: bool
-    """Whether an IOMMU of Intel or AMD is at work. Those of Arm are left out: GPUs are made to work behind them."""
+    """Whether an Intel or AMD IOMMU is active. Arm's are left out because GPUs are designed to work behind them."""
     iommu_passthrough: bool
-    """Whether it leaves addresses as they are: iommu=pt on the kernel's command line, or the kernel's default."""
+    """Whether it does not translate addresses: iommu=pt on the kernel's command line, or the kernel's default."""
     virtual_machine: bool
     nvidia_proc_gpus: tuple[str, ...]
-    """Bus ids below /proc/driver/nvidia/gpus."""
+    """Bus ids in /proc/driver/nvidia/gpus."""
     models: dict[str, str] = field(default_factory=dict)
-    """Names of NVIDIA GPUs by bus id, as the driver has them: "NVIDIA H100 80GB HBM3"."""
+    """The driver's names of NVIDIA GPUs by bus id: "NVIDIA H100 80GB HBM3"."""
     numa_nodes: int = 1
-    """Memory nodes that have processors."""
+    """Number of memory nodes with processors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gid:
-    """An entry of a port's table of addresses."""
+    """An entry of a port's GID table."""
 
     index: int
     gid: str
@@ -65,20 +65,20 @@ class RdmaPort:
     device: str
     port: int
     state: str
-    """As sysfs has it, without the number: ACTIVE, DOWN, INIT."""
+    """The state in sysfs without the number: ACTIVE, DOWN, INIT."""
     phys_state: str
     """LinkUp, Disabled, Polling."""
     link_layer: str
     """InfiniBand or Ethernet; Unspecified for the Elastic Fabric Adapter of AWS."""
     rate_gb_s: float | None
-    """Gigabits per second."""
+    """In gigabits per second."""
     gids: tuple[Gid, ...]
     counters: dict[str, int]
-    """link_downed, symbol_error, port_rcv_errors, local_link_integrity_errors, where they can be read."""
+    """link_downed, symbol_error, port_rcv_errors and local_link_integrity_errors, if they can be read."""
     counters_later: dict[str, int]
-    """The same a moment later."""
+    """The same counters, read again shortly after."""
     rate_text: str = ""
-    """As sysfs has it, with lanes and generation: "400 Gb/sec (4X NDR)"."""
+    """The rate in sysfs, with lanes and generation: "400 Gb/sec (4X NDR)"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +88,15 @@ class RdmaDevice:
     name: str
     bus_id: str | None
     board: str | None
-    """Board id: devices of one model have the same."""
+    """Board id, which is equal for devices of one model."""
     firmware: str | None
     ports: tuple[RdmaPort, ...]
     uverbs: str | None = None
-    """Its device file below /dev/infiniband: "uverbs0"."""
+    """Its device file in /dev/infiniband: "uverbs0"."""
     netdevs: tuple[str, ...] = ()
     """Network interfaces of the same PCI function."""
     virtual_function: bool = False
-    """Made by SR-IOV, and its physical function can be seen here too."""
+    """It is an SR-IOV function whose physical function is visible here too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +107,12 @@ class Rdma:
     peermem: bool
     """nvidia_peermem or nv_peer_mem is loaded."""
     dmabuf: bool | None
-    """Kernel and driver can do without peermem; None where the driver's kind is not known."""
+    """Kernel and driver do not need peermem. None if the driver's kind is unknown."""
     uverbs: tuple[str, ...]
     """/dev/infiniband/uverbs* that this process can open."""
     uverbs_denied: tuple[str, ...]
-    """Those that are there and cannot be opened."""
+    """Existing ones that it cannot open."""
     rdma_cm: bool
-    """/dev/infiniband/rdma_cm is there; NCCL does without."""
+    """/dev/infiniband/rdma_cm exists. NCCL does not need it."""
     ipc_lock: bool | None = None
-    """Whether this process has CAP_IPC_LOCK, to which RLIMIT_MEMLOCK does not apply; None where not known."""
+    """Whether this process has CAP_IPC_LOCK, which lifts RLIMIT_MEMLOCK. None if unknown."""

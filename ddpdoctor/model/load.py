@@ -1,4 +1,4 @@
-"""What else a machine's processors do, and how fast they are let run."""
+"""The load that other work puts on a machine's processors, and their frequency settings."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ class BusyCpu:
 
     cpu: int
     share: float
-    """Of the time looked at, 0 to 1: processes of others, the kernel, and what a hypervisor took."""
+    """Share of the sampled time, 0 to 1, that other processes, the kernel and a hypervisor used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Governor:
-    """How the kernel chooses the clock of some processors."""
+    """How the kernel sets the frequency of some processors."""
 
     name: str
     """scaling_governor: performance, powersave, schedutil."""
     driver: str
-    """scaling_driver: intel_pstate, amd-pstate-epp, acpi-cpufreq; empty where it is not told."""
+    """scaling_driver: intel_pstate, amd-pstate-epp, acpi-cpufreq; empty if unknown."""
     preference: str
-    """energy_performance_preference, such as balance_power; empty where there is none."""
+    """energy_performance_preference, such as balance_power; empty if there is none."""
     cpus: int
-    """So many of the processors that this process may use."""
+    """To how many of this process's allowed processors this applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How busy a machine is with what is not ours: the ranks, their children and their launcher are taken off."""
+    """How busy other work keeps a machine. The ranks, their children and their launcher do not count."""
 
     window_s: float
-    """For how long was looked."""
+    """Length of the sample."""
     busy: tuple[BusyCpu, ...]
-    """Those that others used at all, by number."""
+    """Processors with any other use, by number."""
     steal_share: float | None
-    """Of the time that this virtual machine had work since it started, what its hypervisor gave to others instead;
-    None where it is not told."""
+    """The share of its busy time since boot that this virtual machine lost to others by its hypervisor, or None if
+    unknown."""
     governors: tuple[Governor, ...]
-    """Empty where the kernel does not show them, as in most virtual machines."""
+    """Empty if the kernel does not show them, as in most virtual machines."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """What a name resolves to here. Either ``addresses`` or ``error`` is set."""
+    """The result of resolving a name on this host. Either ``addresses`` or ``error`` is set."""
 
     name: str
     addresses: tuple[str, ...]
@@ -22,18 +22,18 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What this host is called, and what others' names mean here."""
+    """The names of this host, and how it resolves the names of others."""
 
     hostname: str
     fqdn: str | None
     own: Lookup
-    """Of the host name, as Gloo looks it up."""
+    """The lookup of the host name, as Gloo does it."""
     master: Lookup | None
-    """Of MASTER_ADDR or the host of the rendezvous endpoint; None where neither is given."""
+    """The lookup of MASTER_ADDR or of the rendezvous endpoint's host, or None if neither is given."""
     head: Lookup | None
-    """Of the full name of rank 0's host, which torchrun publishes; None where nothing was gathered."""
+    """The lookup of the full name of rank 0's host, which torchrun publishes. None without gathering."""
     reverse_s: float | None
-    """How long the slowest look-up of an own address' name took; the limit where one did not answer."""
+    """Duration of the slowest reverse lookup of an own address, or the time limit if one did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +44,14 @@ class Interface:
     up: bool
     """IFF_UP: somebody has switched it on."""
     operstate: str
-    """As sysfs has it: up, down, unknown, …"""
+    """The value in sysfs: up, down, unknown, …"""
     carrier: bool | None
     loopback: bool
     virtual: bool
-    """No device behind it: a bridge, veth, tunnel, docker0."""
+    """There is no device behind it: a bridge, veth, tunnel, docker0."""
     mtu: int
     speed_mb_s: int | None
-    """Megabits per second as sysfs says; None where it does not."""
+    """Megabits per second from sysfs, or None if it gives none."""
     addresses: tuple[str, ...]
     """With prefix length: "10.0.0.4/24", "fd00::2/64"."""
     link_type: int
@@ -59,19 +59,19 @@ class Interface:
 
     @property
     def running(self) -> bool:
-        """Whether it can carry anything now: IFF_RUNNING, which is IFF_UP and a state of up or unknown."""
+        """Whether it can carry traffic now: IFF_RUNNING, which is IFF_UP with operstate up or unknown."""
         return self.up and self.operstate in {"up", "unknown"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortUse:
-    """Whether MASTER_PORT can be listened on here, and who holds it."""
+    """Whether a process can listen on MASTER_PORT here, and who holds it."""
 
     port: int
     free: bool
     error: str | None
     time_wait: bool
-    """Only a closed connection's leftover is in the way."""
+    """Only a closed connection in TIME_WAIT blocks the port."""
     owner_pid: int | None
     owner: str | None
     """The command of the process that listens."""
@@ -79,32 +79,32 @@ class PortUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirewallChain:
-    """A chain of a packet filter that refuses what comes in, save for what it lets through."""
+    """A chain of a packet filter that refuses incoming packets by default."""
 
     name: str
-    """With the tool that shows it: "nft inet filter input"."""
+    """Prefixed with the tool that shows it: "nft inet filter input"."""
     refusal: str
     """"policy drop", or the last rule: "reject with icmpx admin-prohibited"."""
     accepts: tuple[str, ...]
-    """Rules that let new connections in, as the tool writes them, in this chain or one that it jumps to."""
+    """Rules in this chain, or one that it jumps to, that accept new connections, in the tool's notation."""
     manager: str = ""
-    """"firewalld" or "ufw" where one of them wrote it, as names of chains show."""
+    """"firewalld" or "ufw" if the names of chains show that one of them wrote it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Interfaces and what the kernel and a firewall do with ports."""
+    """Interfaces, and how the kernel and a firewall treat ports."""
 
     interfaces: tuple[Interface, ...]
     """In the kernel's order, by index: the order in which NCCL sees them."""
     default_interface: str | None
-    """Where the IPv4 default route goes, else the IPv6 one."""
+    """The interface of the IPv4 default route, else of the IPv6 one."""
     ipv6_disabled: bool | None
     local_ports: tuple[int, int] | None
-    """ip_local_port_range: what the kernel hands out to clients."""
+    """ip_local_port_range: the ports that the kernel assigns to clients."""
     master_port: PortUse | Unread
-    """Unread where no MASTER_PORT is given or the store would be on another host."""
+    """Unread if no MASTER_PORT is given or the store would be on another host."""
     firewall: tuple[FirewallChain, ...] | Unread
-    """Chains that refuse what comes in by default; none: nothing does."""
+    """Chains that refuse incoming packets by default; empty: there are none."""
     mesh_proxy: bool = False
     """The proxy of a service mesh (Istio's Envoy) listens in this network namespace."""

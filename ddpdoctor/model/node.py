@@ -1,4 +1,4 @@
-"""What is known of the machines of a job: a node is a host (or container), a fleet all of them."""
+"""Facts about the machines of a job. A node is one host or container, and a fleet is all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Section = TypeVar("Section")
 
 
 class Launcher(str, Enum):
-    """Who started the processes that look."""
+    """Who started the collecting processes."""
 
     NONE = "none"
     TORCHRUN = "torchrun"
@@ -30,68 +30,68 @@ class Launcher(str, Enum):
     NNODES = "nnodes"
     """Started by hand on every node, with --nnodes."""
     ENVIRONMENT = "environment"
-    """Started by something that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and nothing more."""
+    """Started by something that sets only RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
     OWN = "ddpdoctor"
     """Started by a ddpdoctor that waits for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfFile:
-    """A file of NCCL's from which variables come that the environment does not show."""
+    """A configuration file of NCCL, which sets variables that are not in the environment."""
 
     path: str
     variables: dict[str, str]
-    """Of the allow-list; others have an empty value."""
+    """Variables outside the allow-list have an empty value."""
     hidden_by_env: tuple[str, ...]
-    """Names that the environment sets too: it wins."""
+    """Names that the environment sets too. The environment wins."""
     hidden_by_file: tuple[str, ...]
-    """Names that a file read earlier sets too: that one wins."""
+    """Names that an earlier file sets too. The earlier file wins."""
     bad_lines: tuple[int, ...]
-    """Lines that are neither NAME=VALUE nor a comment; NCCL says nothing of them."""
+    """Lines that are neither NAME=VALUE nor a comment. NCCL ignores them silently."""
     lines: dict[str, int] = field(default_factory=dict)
-    """Where the file sets a name, counted from 1."""
+    """The line, from 1, that sets each name."""
     repeated_lines: tuple[int, ...] = ()
-    """Lines that set once more what the file has set above: the first one wins."""
+    """Lines that set a name again. The first setting wins."""
     unread: str = ""
-    """Why it could not be read; empty: it was."""
+    """Why it could not be read; empty if it was read."""
     since: str = ""
-    """The first NCCL that reads it; empty: all do."""
+    """The first NCCL version that reads it; empty: all."""
     until: str = ""
-    """The last NCCL that reads it; empty: all do."""
+    """The last NCCL version that reads it; empty: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process that looked: a rank of the job, or the user's own shell where there is no job."""
+    """A collecting process: a rank of the job, or the user's own shell if there is no job."""
 
     rank: int | None
-    """None where no launcher says one."""
+    """None if no launcher sets one."""
     local_rank: int | None
     pid: int
     variables: dict[str, str]
     """Environment variables on the allow-list, with values."""
     other_names: tuple[str, ...]
-    """Names that look like a variable of NCCL, torch, Gloo or torchrun and are on no list: never with a value."""
+    """Unknown names that look like a variable of NCCL, torch, Gloo or torchrun. Their values are never kept."""
     cpus: tuple[int, ...]
     """The CPUs it may run on."""
     under_wrap: bool = False
-    """Whether `ddpdoctor wrap` started it, and so set some variables itself."""
+    """Whether `ddpdoctor wrap` started it and therefore set some variables itself."""
 
     def number(self, name: str) -> int | None:
-        """Return a variable as a whole number; None where it is missing or is none."""
+        """Return a variable as a whole number, or None if it is missing or not a number."""
         text = self.variables.get(name, "").strip()
         return int(text) if text.isascii() and text.removeprefix("-").isdecimal() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine, or one container of it, with the processes of the job that run there."""
+    """One machine, or one container on it, with the processes of the job that run there."""
 
     host: str
     index: int = 0
-    """In the order of their lowest ranks."""
+    """Position among the nodes, sorted by lowest rank."""
     processes: tuple[Process, ...] = ()
-    """By rank; at least one."""
+    """At least one, sorted by rank."""
     conf_files: tuple[ConfFile, ...] | Unread = NOT_ASKED
     software: Software | Unread = NOT_ASKED
     torch: TorchBuild | Unread = NOT_ASKED
@@ -119,29 +119,29 @@ class Node:
 
 
 SECTIONS = tuple(one.name for one in fields(Node) if one.name not in {"host", "index", "processes"})
-"""What is read of a node, each by a collector of its own."""
+"""The sections of a node. Each has its own collector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """All that looked, in one job or in none."""
+    """All collecting machines, with or without a job."""
 
     nodes: tuple[Node, ...]
     launcher: Launcher = Launcher.NONE
     world_size: int | None = None
-    """Processes that the launcher was to start; None where there is none."""
+    """Processes that the launcher should start, or None without a launcher."""
     nnodes: int | None = None
-    """Nodes that the launcher was told of, where it says."""
+    """Nodes that the launcher should use, if it says."""
     missing: tuple[int, ...] = ()
     """Ranks that did not answer in time."""
     silent_hosts: tuple[str, ...] = ()
-    """Where those of them run that said hello."""
+    """Hosts of those missing ranks that said hello."""
     problems: tuple[str, ...] = field(default=())
-    """What went wrong with the gathering: "rank 3 sent what could not be read"."""
+    """What went wrong during gathering: "rank 3 sent what could not be read"."""
 
     @property
     def gathered(self) -> bool:
-        """Whether several processes were to look."""
+        """Whether several processes were expected to collect."""
         return self.launcher is not Launcher.NONE
 
     def processes(self) -> Iterator[tuple[Node, Process]]:
@@ -151,7 +151,7 @@ class Fleet:
                 yield node, process
 
     def each(self, section: Callable[[Node], Section | Unread]) -> tuple[tuple[Node, Section], ...]:
-        """Return the nodes of which a section was read, with it; raises ``NotRead`` where it was on none."""
+        """Return each node for which a section was read, with that section. Raises ``NotRead`` if there is none."""
         readings = [(node, section(node)) for node in self.nodes]
         found = tuple((node, reading) for node, reading in readings if not isinstance(reading, Unread))
         unread = next((reading for _, reading in readings if isinstance(reading, Unread)), None)

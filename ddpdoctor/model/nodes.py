@@ -1,6 +1,6 @@
-"""The nodes that one wrapped job runs on, as the ``wrap`` that writes the report sees them.
+"""The nodes of a wrapped job, from the view of the ``wrap`` that writes the report.
 
-A member is one ``ddpdoctor wrap``: one a node under torchrun, one a rank where each task becomes a rank.
+A member is one ``ddpdoctor wrap`` process: one per node under torchrun, or one per rank if each task becomes a rank.
 """
 
 from __future__ import annotations
@@ -10,41 +10,41 @@ from enum import Enum
 
 
 class Presence(str, Enum):
-    """How far a member has come."""
+    """Whether a member takes part."""
 
     HERE = "here"
-    """It was heard a moment ago; or it is the one that reports."""
+    """It sent a message recently, or it is the reporting member itself."""
     LEFT = "left"
-    """It said that it ends, with a status."""
+    """It announced its end, with a status."""
     SILENT = "silent"
-    """It was heard, and then no more, without a word."""
+    """It stopped sending messages without announcing its end."""
     ABSENT = "absent"
-    """It never came."""
+    """It never joined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeen:
-    """One member of the job, as it was seen. Times are CLOCK_MONOTONIC of the node that reports."""
+    """The state of one member. Times are CLOCK_MONOTONIC of the reporting node."""
 
     number: int
     host: str
-    """Empty where it never came and nobody said its name."""
+    """Empty if it never joined and its name is unknown."""
     presence: Presence
     heard_ns: int | None = None
-    """When it was last heard."""
+    """When its last message arrived."""
     status: int | None = None
-    """Of its launcher, where it left."""
+    """Exit status of its launcher, if the member left."""
     clock_offset_ns: int | None = None
-    """Its CLOCK_MONOTONIC less that of the node that reports."""
+    """Its CLOCK_MONOTONIC minus that of the reporting node."""
     clock_error_ns: int | None = None
     """Half of the shortest round trip."""
     wall_offset_s: float | None = None
     gathered: bool = False
-    """What it recorded is among the facts."""
+    """Its records are included in the facts."""
     ranks: tuple[int, ...] = ()
-    """Its ranks of the last attempt, as it said or as its records hold; empty: it never told."""
+    """Its ranks in the last attempt, from its messages or records; empty: unknown."""
     why: str = ""
-    """Why it is not there, as far as it was found out: a phrase, as of an attempt to connect."""
+    """A phrase that says why it is missing, for example from an attempt to connect. Empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +52,12 @@ class NodesSeen:
     """All members of a job, by number."""
 
     expected: int
-    """How many the launch was told of; the fewest, of an elastic job."""
+    """Number of members at launch; the least number for an elastic job."""
     own: int
-    """The one whose view this is."""
+    """Number of the member whose view this is."""
     nodes: tuple[NodeSeen, ...]
     of_ranks: bool = False
-    """Each member is one rank that the batch system started. Else a launcher brings them together before it starts
-    ranks, so that a node of which nothing was heard has come where ranks run here."""
+    """Each member is one rank that the batch system started. If False, a launcher waits for all nodes before it starts
+    ranks. Then a node without messages must have joined if ranks run here."""
     alone_since_ns: int | None = None
-    """Since when this view is of one node alone: nothing was heard of the others for the limit."""
+    """Since when this node has been alone, because no other sent a message within the limit."""

@@ -1,4 +1,4 @@
-"""Lists of ranks, and of what else is numbered, in sentences."""
+"""Words for lists of ranks and other numbered things."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def rank_list(ranks: Iterable[int], noun: str = "rank") -> str:
-    """Return "rank 3", "ranks 0 and 2" or "ranks 0-6, 9"; ``noun`` is what is numbered."""
+    """Return "rank 3", "ranks 0 and 2" or "ranks 0-6, 9". ``noun`` replaces the word "rank"."""
     numbers = sorted(set(ranks))
     if len(numbers) == 1:
         return f"{noun} {numbers[0]}"
@@ -20,7 +20,7 @@ def rank_list(ranks: Iterable[int], noun: str = "rank") -> str:
 
 
 def count_of(number: int, noun: str, nouns: str = "") -> str:
-    """Return "1 tensor" or "2 tensors"; ``nouns`` is the plural where it has no plain s."""
+    """Return "1 tensor" or "2 tensors". ``nouns`` is the plural if it is irregular."""
     return f"{number} {noun if number == 1 else nouns or noun + 's'}"
 
 

@@ -1,4 +1,4 @@
-"""What DDP's reducer said of gradients that it missed, or got twice."""
+"""Complaints of DDP's reducer about gradients that it missed or got twice."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Fault(str, Enum):
     """What is wrong with the gradients of some parameters."""
 
     UNFINISHED = "unfinished"
-    """A backward has left them out, and DDP waits for them."""
+    """A backward did not compute them, and DDP waits for them."""
     STATIC = "static"
-    """Likewise, with ``static_graph=True``: they had gradients in the first step."""
+    """The same with ``static_graph=True``: they had gradients in the first step."""
     TWICE = "twice"
     """Autograd gave them twice for one forward of DDP."""
 
@@ -27,11 +27,11 @@ class ReducerSaid:
 
     what: Fault
     names: tuple[str, ...]
-    """The first of them, in the order of the model; none where the model was not known."""
+    """The first names in the order of the model; empty if the model is unknown."""
     count: int
     of: int
-    """Parameters that DDP reduces; 0 where the model was not known."""
+    """Number of parameters that DDP reduces, or 0 if the model is unknown."""
     outputs: tuple[str, ...] = ()
-    """Variables of the script that were computed from them: the loss did not use these."""
+    """Variables of the script that were computed from them but not used in the loss."""
     site: Frame | None = None
-    """The user's line that called the backward, where it was seen to end so."""
+    """The user's line that called this backward, if it was recorded."""

@@ -1,4 +1,4 @@
-"""How DDP's gradient was seen to stand to that of one process on the whole batch. No judgement.
+"""A comparison of DDP's gradients with those of one process on the whole batch. No judgement.
 
 Errors are Euclidean norms of differences of a parameter's gradient, over all its elements, in float64.
 """
@@ -10,21 +10,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientErrors:
-    """One parameter's gradient in DDP, D, beside those of one process.
+    """One parameter's gradient D in DDP, compared with gradients of a single process.
 
-    W is that of the whole batch, P the mean over ranks of those of each rank's batch by itself, L that of rank 0's.
+    W is the gradient of the whole batch. P is the mean of the gradients of each rank's batch. L is that of rank 0's
+    batch.
     """
 
     name: str
     elements: int
     norm: float
-    """Of W."""
+    """Norm of W."""
     ddp_norm: float
     rounding: float
-    """What rounding makes of such a gradient: the largest difference between computing it in its own precision and in
-    float64, over the whole batch and each rank's part; where float64 could not be had, over the order of samples."""
+    """The rounding error of such a gradient: the largest difference between its own precision and float64, over the
+    whole batch and each rank's part. If float64 is not available: the largest difference between sample orders."""
     exact: float
-    """The same for W against P, both of which are in float64 where that could be had."""
+    """The rounding error of W - P. Both are computed in float64 if it is available."""
     whole: float
     """D - W."""
     parts: float
@@ -34,47 +35,47 @@ class GradientErrors:
     scaled: float
     """D - k P, with ``ReferenceStep.scale`` for k."""
     maths: float
-    """W - P: what the averaging of ranks changes, whatever DDP does."""
+    """W - P: the change that comes from averaging over ranks, independent of DDP."""
     weighted: float
-    """W - the sum of each rank's gradient times its weight in ``ReferenceStep.weights``."""
+    """W minus the sum of the ranks' gradients, weighted with ``ReferenceStep.weights``."""
     without_batchnorm: float | None
-    """W - P with the batch statistics of BatchNorm turned off in both; None where there is none."""
+    """W - P with the batch statistics of BatchNorm turned off in both, or None without BatchNorm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceStep:
-    """One step, from the state that DDP's replicas were in."""
+    """One step that starts from the state of DDP's replicas."""
 
     step: int
     scale: float
-    """k for which k P is closest to D; 0 where P is 0."""
+    """The factor k for which k P is closest to D, or 0 if P is 0."""
     weights: tuple[float, ...]
-    """By rank: those with which the gradients of the ranks' batches are closest to W."""
+    """One per rank: the weights with which the sum of the ranks' gradients is closest to W."""
     samples: tuple[int, ...]
-    """By rank: in its batch."""
+    """Samples in each rank's batch."""
     losses: tuple[float | None, ...]
-    """By rank, in DDP."""
+    """Each rank's loss in DDP."""
     part_losses: tuple[float | None, ...]
-    """By rank: of its batch in one process."""
+    """The loss of each rank's batch in one process."""
     random_error: float
-    """The largest difference, in units of rounding, that other random numbers make to W."""
+    """The largest change of W with other random numbers, in units of rounding."""
     tensors: tuple[GradientErrors, ...]
     missing: tuple[str, ...] = ()
-    """Parameters that have a gradient on one side only."""
+    """Parameters that have a gradient only in DDP or only in one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneProcess:
-    """All steps that were compared, and what the model has that bears on it."""
+    """All compared steps, and the properties of the model that affect the comparison."""
 
     steps: tuple[ReferenceStep, ...] = ()
     float64: bool = True
     """The rounding was measured against float64."""
     batchnorm: tuple[str, ...] = ()
-    """Modules that take statistics of the batch of their own rank."""
+    """Modules that compute batch statistics on their own rank only."""
     hooked: tuple[str, ...] = ()
-    """Parameters with hooks on their gradients, which the model's builder put there."""
+    """Parameters whose gradients have hooks from the code that builds the model."""
     dropout: int = 0
-    """Layers of which the dropout was set to 0 for this."""
+    """Number of layers whose dropout was set to 0 for this comparison."""
     problem: str = ""
-    """Why nothing, or not all, could be compared: a sentence."""
+    """A sentence that says why the comparison is missing or incomplete."""

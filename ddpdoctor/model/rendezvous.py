@@ -1,4 +1,4 @@
-"""What the variables of a process say of how it was started: by whom, on how many nodes, and where its store is."""
+"""How a process was started, according to its variables: by whom, on how many nodes, and with which store."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Process
 
 SLURM_SPECIAL_STEPS = 0xFFFFFFF0
-"""Step ids from here up are no `srun`: 0xfffffffa is the interactive step of salloc, 0xfffffffb the batch script
-(slurm.h)."""
+"""Step ids from here up are not from `srun`: 0xfffffffa is the interactive step of salloc, 0xfffffffb is the batch
+script (slurm.h)."""
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What init_process_group reads with env:// (torch/distributed/rendezvous.py)."""
+"""The variables that init_process_group reads with env:// (torch/distributed/rendezvous.py)."""
 OTHER_RANK_VARIABLES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-"""From which a script can make RANK by itself."""
+"""Variables from which a script can set RANK itself."""
 LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
 
 _ENDPOINT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>.+?))(?::(?P<port>[0-9]{1,5}))?")
@@ -25,7 +25,7 @@ _NNODES = re.compile(r"(?:([0-9]{1,6}):)?([0-9]{1,6})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where the store is to be, and which variable says so."""
+    """The address of the store, and the variable that sets it."""
 
     variable: str
     host: str
@@ -34,30 +34,30 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCount:
-    """How many nodes the job has, and what says so: "GROUP_WORLD_SIZE is 2"."""
+    """The number of nodes of the job, and its source: "GROUP_WORLD_SIZE is 2"."""
 
     nodes: int
     source: str
 
 
 def text_of(process: Process, name: str) -> str:
-    """Return a variable without white space at its ends; empty where it is not set, which is the same to torch."""
+    """Return a variable, stripped of white space. It is empty if unset, which is the same to torch."""
     return process.variables.get(name, "").strip()
 
 
 def by_torchrun(process: Process) -> bool:
-    """Say whether torchrun started this process as a rank."""
+    """Return whether torchrun started this process as a rank."""
     return "TORCHELASTIC_RUN_ID" in process.variables
 
 
 def in_slurm_step(process: Process) -> bool:
-    """Say whether srun started this process or its launcher; false in the shell of sbatch and salloc."""
+    """Return whether srun started this process or its launcher. It is false in the shell of sbatch and salloc."""
     step = process.number("SLURM_STEP_ID")
     return step is not None and step < SLURM_SPECIAL_STEPS
 
 
 def nodes_range(text: str) -> tuple[int, int] | None:
-    """Return the fewest and most nodes of torchrun's --nnodes: "2" or "1:4"; None where it is neither."""
+    """Parse torchrun's --nnodes ("2" or "1:4") into the least and most nodes, or return None if it is malformed."""
     found = _NNODES.fullmatch(text.strip())
     if found is None:
         return None
@@ -65,9 +65,9 @@ def nodes_range(text: str) -> tuple[int, int] | None:
 
 
 def nodes_told(process: Process) -> NodeCount | None:
-    """Return the number of nodes that the variables tell of; None where they tell nothing.
+    """Return the number of nodes in the variables, or None if there is none.
 
-    torchrun's own count comes first: what Slurm or an operator says may be overruled on its command line.
+    torchrun's own count comes first, because its command line can override what Slurm or an operator sets.
     """
     groups = process.number("GROUP_WORLD_SIZE")
     if by_torchrun(process) and groups is not None:
@@ -85,7 +85,7 @@ def nodes_told(process: Process) -> NodeCount | None:
 
 
 def parse_endpoint(text: str, variable: str) -> Endpoint | None:
-    """Read HOST, HOST:PORT or [IPV6]:PORT, as torchrun does; None where it is empty."""
+    """Parse HOST, HOST:PORT or [IPV6]:PORT as torchrun does, or return None if it is empty."""
     found = _ENDPOINT.fullmatch(text.strip())
     if found is None:
         return None
@@ -94,7 +94,7 @@ def parse_endpoint(text: str, variable: str) -> Endpoint | None:
 
 
 def endpoints(process: Process) -> tuple[Endpoint, ...]:
-    """Return every place that the variables give for the store: of the ranks, and of torchrun's rendezvous."""
+    """Return all addresses in the variables: of the ranks' store and of torchrun's rendezvous."""
     found = [
         Endpoint(variable=variable, host=text_of(process, variable), port=process.number(variable[:-4] + "PORT"))
         for variable in ("MASTER_ADDR", "PET_MASTER_ADDR")
@@ -105,13 +105,13 @@ def endpoints(process: Process) -> tuple[Endpoint, ...]:
 
 
 def is_loopback_address(text: str) -> bool:
-    """Say whether a text is an address in 127.0.0.0/8 or ::1."""
+    """Return whether a text is an address in 127.0.0.0/8 or ::1."""
     address = _address(text)
     return address is not None and address.is_loopback
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a name or address means the host itself on every host; 0.0.0.0 and :: do so where one connects."""
+    """Return whether a name or address always means the local host. 0.0.0.0 and :: do so when connecting."""
     address = _address(host)
     if address is not None:
         return address.is_loopback or address.is_unspecified

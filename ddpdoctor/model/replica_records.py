@@ -1,6 +1,6 @@
-"""What nodes send each other about their replicas: roots every few seconds, contents only on request.
+"""The messages between nodes about their replicas: digests every few seconds, contents only on request.
 
-Contents are 16 bytes a tensor, as hexadecimal digits. Points in time have the numbers of their stream's clock.
+Contents are 16 bytes per tensor, as hexadecimal digits. Points in time are numbered by their stream's clock.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRoot:
-    """A digest of what a node's ranks had in one stream, over a range of points in time."""
+    """A digest of one stream on a node's ranks, over a range of points in time."""
 
     stream: str
-    """Which; equal on all nodes."""
+    """Name of the stream, equal on all nodes."""
     ranks: tuple[int, ...]
-    """Which ranks of the node wrote them."""
+    """The ranks of the node that recorded it."""
     since: int
-    """The first point is the one after this number."""
+    """The range starts after this point."""
     upto: int
-    """The last point."""
+    """The last point of the range."""
     root: str
-    """Equal where numbers and contents are equal."""
+    """Equal if the numbers and contents are equal."""
     random: str = ""
-    """Equal where random states are equal; empty where the node's own ranks differ."""
+    """Equal if random states are equal; empty if the node's own ranks differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,15 @@ class SideKept:
 
     ranks: tuple[int, ...]
     table: int
-    """Index into the tables of ``StreamKept``: which tensors the contents are of."""
+    """Index into the tables of ``StreamKept``, which list the tensors."""
     prints: str
     texts: tuple[str, ...]
-    """What each of them wrote beside it, as JSON."""
+    """One per rank: the ``Values`` that it recorded, as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKept:
-    """What a node's ranks had at one point in time."""
+    """The contents on a node's ranks at one point in time."""
 
     number: int
     sides: tuple[SideKept, ...]
@@ -52,7 +52,7 @@ class StepKept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamKept:
-    """The last points of one stream, which were not yet compared with those of other nodes."""
+    """The last points of one stream, not yet compared with those of other nodes."""
 
     name: str
     """The same as ``StreamRoot.stream``."""
@@ -64,30 +64,30 @@ class StreamKept:
     tables: tuple[tuple[TensorRow, ...], ...]
     moments: tuple[StepKept, ...]
     found: Stream
-    """What the comparison has found so far, within one node or over all nodes."""
+    """The result of the comparison so far, within one node or over all nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStreams:
-    """All that a node keeps for the others in one attempt."""
+    """All that a node keeps for comparison in one attempt."""
 
     streams: tuple[StreamKept, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootsReport:
-    """What a node sends to the first node every few seconds."""
+    """Each node sends this to the first node every few seconds."""
 
     roots: tuple[StreamRoot, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootsRequest:
-    """What the first node sends to all others every few seconds."""
+    """The first node sends this to all others every few seconds."""
 
     turn: int = 0
-    """How often contents were asked for."""
+    """How often contents were requested."""
     wanted: tuple[str, ...] = ()
-    """The streams whose contents are asked for."""
+    """The streams whose contents are requested."""
     settled: dict[str, int] = field(default_factory=dict)
-    """By stream: the last point whose contents nobody needs to keep."""
+    """By stream: the last point whose contents are no longer needed."""

@@ -1,4 +1,4 @@
-"""What ``ddpdoctor.check_consistency`` returns in the user's own code, and what it raises."""
+"""The result and the error of ``ddpdoctor.check_consistency``, which users call in their own code."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from ddpdoctor.model.rank_words import rank_list
 
 MAX_NAMED = 5
-"""Differences that a message names; all are in the result. Ours."""
+"""How many differences a message names (our choice). The result holds all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDifference:
-    """A tensor or setting of which ranks hold different values."""
+    """A tensor or setting whose values differ between ranks."""
 
     what: str
     """"parameter", "gradient", "buffer", "optimizer state" or "optimizer setting"."""
     name: str
-    """As in the module, without ``module.``; of a setting its own, as "lr", or "group 1: lr"."""
+    """The name in the module, without ``module.``. A setting has its own name: "lr" or "group 1: lr"."""
     part: str
-    """Of optimizer state, which: "exp_avg"; else empty."""
+    """For optimizer state, which part: "exp_avg"; else empty."""
     sides: tuple[tuple[int, ...], ...]
-    """Global ranks with equal values, the most ranks first."""
+    """Sets of global ranks with equal values, the largest set first."""
     values: tuple[str, ...]
-    """By side: the value of a setting, "float32[8, 16]" of a tensor, "none" where there is none."""
+    """One per side: the value of a setting, "float32[8, 16]" for a tensor, "none" if it is missing."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return the minority; all ranks where more than half do not agree."""
+        """Return the minority, or all ranks if no majority agrees."""
         everybody = tuple(sorted(rank for side in self.sides for rank in side))
         if 2 * len(self.sides[0]) <= len(everybody):
             return everybody
@@ -45,21 +45,21 @@ class TensorDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsistencyResult:
-    """Whether the replicas of a group are equal, the same on all its ranks."""
+    """Whether the replicas of a group are equal. All its ranks get the same result."""
 
     equal: bool
     differences: tuple[TensorDifference, ...]
-    """Settings of optimizers first, as they explain the rest; then parameters, buffers, gradients, optimizer state."""
+    """Optimizer settings first, because they explain the rest. Then parameters, buffers, gradients, optimizer state."""
     ranks: tuple[int, ...]
     """The global ranks that were compared."""
     compared: int
-    """Tensors and settings that this rank put forward."""
+    """Number of tensors and settings that this rank contributed."""
     left_out: tuple[str, ...]
-    """What was not compared on this rank, and why, a phrase each."""
+    """Phrases that say what was not compared on this rank, and why."""
 
     @property
     def text(self) -> str:
-        """Return one sentence that says how it came out, and names the first differences."""
+        """Return one sentence with the result and the first differences."""
         who = rank_list(self.ranks)
         if self.equal:
             return f"replicas are equal on {who}: {self.compared} tensors and settings compared"
@@ -72,7 +72,7 @@ class ConsistencyResult:
 
 
 class ConsistencyError(RuntimeError):
-    """Replicas that should be equal are not. The message names tensors and ranks; ``result`` has all of them."""
+    """Replicas that should be equal are not. The message names the first differences; ``result`` has all."""
 
     def __init__(self, result: ConsistencyResult) -> None:
         """Keep the result."""

@@ -1,4 +1,4 @@
-"""What a run folder says of a job as a whole: what was started (run.json), and how it ended (end.json)."""
+"""The records of a whole job in a run folder: its launch (run.json) and its end (end.json)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ END_NAME = "end.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The launch of a job, as `wrap` wrote it down before it started anything. None: not known, or not asked for."""
+    """The launch of a job. `wrap` writes this before it starts anything. None: unknown or not requested."""
 
     format: str = RUN_FORMAT
     version: int = RUN_VERSION
@@ -25,14 +25,14 @@ class Run:
     hang_timeout_s: float | None = None
     debug_level: str | None = None
     check_every: int | None = None
-    """Steps between two comparisons of replicas, 0 for none; None in a run of before there was such a comparison."""
+    """Steps between two comparisons of replicas, 0 for none. None in runs of versions without this comparison."""
     allow_different: tuple[str, ...] = ()
     host: str = ""
     torch_version: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     """Variables of an allow-list."""
     launcher: str | None = None
-    """How the ranks are started; "command" where the user's own command starts them."""
+    """How the ranks are started; "command" if the user's own command starts them."""
     nproc: int | None = None
     """Ranks on this node."""
     nnodes: int | None = None
@@ -42,18 +42,18 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """How a job ended, or stood when it was reported: what the report says that no record of a rank can tell.
+    """How a job ended, or its state when it was reported. Ranks do not record this.
 
-    It is saved with each report, so that the folder can be judged again without it.
+    It is saved with each report, so that the folder can be judged again without the report.
     """
 
     hung: bool
     """ddpdoctor stopped it because it hung."""
     interrupted: bool
     exit_status: int | None
-    """Of `wrap`; None where the job was cut off and nobody knows."""
+    """Exit status of `wrap`, or None if it was cut off and the status is unknown."""
     started_at: str
-    """ISO 8601, UTC, as ``ended_at``."""
+    """ISO 8601, UTC, like ``ended_at``."""
     ended_at: str
     ignore: tuple[str, ...] = ()
-    """Codes of findings that the user did not want to see."""
+    """Codes of findings that the user hides."""

@@ -1,6 +1,6 @@
-"""How an epoch's samples are shared out to ranks: the arithmetic of DistributedSampler and DataLoader, without torch.
+"""How an epoch's samples are split over ranks: the arithmetic of DistributedSampler and DataLoader, without torch.
 
-Source: ``distributed.py`` and ``dataloader.py`` of ``torch/utils/data`` in torch 2.13; a test holds it to them.
+Source: ``distributed.py`` and ``dataloader.py`` in ``torch/utils/data`` of torch 2.13. A test compares it with them.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from enum import Enum
 
 
 class Sharing(str, Enum):
-    """By what a rank knows which samples are its own."""
+    """How the samples are split over ranks."""
 
     SAMPLER = "sampler"
-    """torch's DistributedSampler, or one that shares out as it does."""
+    """By torch's DistributedSampler, or one that splits the same way."""
     SPLIT = "split"
     """By hand: ``samples[rank::world_size]``."""
     NONE = "none"
-    """Nothing: every rank goes over all samples."""
+    """Not at all: every rank uses all samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What decides how the samples of one epoch are shared out."""
+    """The settings that determine how the samples of one epoch are split over ranks."""
 
     samples: int
     world_size: int
     batch_size: int
-    """Of each rank's loader."""
+    """Batch size of each rank's loader."""
     drop_last: bool = False
-    """Of the loader: whether a last batch that is not full is left out."""
+    """Whether the loader drops an incomplete last batch."""
     sampler_drop_last: bool = False
-    """Of the sampler: whether what does not share out evenly is left out, and not made up for by repeated samples."""
+    """If the samples do not divide evenly, the sampler drops the rest (True) or repeats samples (False)."""
     sharing: Sharing = Sharing.SAMPLER
     shuffle: bool = True
     accumulation: int = 1
-    """Batches of which the gradients are added up for one step."""
+    """Number of batches whose gradients are accumulated for one step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,44 +44,44 @@ class RankShare:
 
     rank: int
     drawn: int
-    """Indices that its sampler gives."""
+    """Number of indices from its sampler."""
     repeated: int
-    """How many of them the sampler has repeated, so that all ranks draw equally many."""
+    """How many of them the sampler repeated so that all ranks draw equally many."""
     batches: int
     last_batch: int
-    """Samples in the last batch; 0 where there is none."""
+    """Samples in the last batch, or 0 if there is no batch."""
     delivered: int
     """Samples in all its batches."""
 
     @property
     def left_out(self) -> int:
-        """Samples that were drawn and are in no batch, because the last one was not full."""
+        """Drawn samples that are in no batch, because the last batch was incomplete."""
         return self.drawn - self.delivered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """What all ranks get in an epoch. None is for what the order of a shuffle decides."""
+    """What all ranks get in an epoch. A count is None if it depends on the shuffle."""
 
     plan: Plan
     ranks: tuple[RankShare, ...]
     delivered: int
     unique: int | None
-    """Different samples that some rank is given."""
+    """Number of different samples that the ranks get."""
 
     @property
     def duplicates(self) -> int | None:
-        """Samples that are given once more than needed, on the same rank or on another."""
+        """Number of repeated deliveries of a sample, on the same rank or on another."""
         return None if self.unique is None else self.delivered - self.unique
 
     @property
     def missed(self) -> int | None:
-        """Samples that no rank is given."""
+        """Number of samples that no rank gets."""
         return None if self.unique is None else self.plan.samples - self.unique
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The different numbers of batches that ranks have, the largest first."""
+        """The different numbers of batches per rank, the largest first."""
         return tuple(sorted({one.batches for one in self.ranks}, reverse=True))
 
 
@@ -115,7 +115,7 @@ def _drawn(plan: Plan, rank: int) -> int:
 
 
 def _positions_beyond(plan: Plan, rank: int, drawn: int) -> int:
-    """Count the draws that begin the samples anew: the sampler gives rank r the positions r, r + W, r + 2 W, ..."""
+    """Count the draws beyond the end of the samples. The sampler gives rank r the positions r, r + W, r + 2 W, ..."""
     inside = max(0, -(-(plan.samples - rank) // plan.world_size))
     return max(0, drawn - inside)
 
@@ -123,8 +123,8 @@ def _positions_beyond(plan: Plan, rank: int, drawn: int) -> int:
 def _unique(plan: Plan, ranks: tuple[RankShare, ...], delivered: int) -> int | None:
     """Count different samples.
 
-    What the sampler's ranks have been given after equally many draws are the first positions of one list, in which
-    position p holds sample p modulo their number (in the order of the shuffle).
+    After equally many draws, the ranks together have the first positions of one list. Its position p holds sample p
+    modulo the number of samples, in shuffled order.
     """
     if plan.sharing is Sharing.SAMPLER:
         return min(plan.samples, delivered)

@@ -1,11 +1,11 @@
-"""Slurm's short forms: lists of hosts ("n[1-3,07-09],login") and of counts a node ("4(x2),1")."""
+"""Expands Slurm's short forms: lists of hosts ("n[1-3,07-09],login") and of counts per node ("4(x2),1")."""
 
 from __future__ import annotations
 
 import re
 
 MAX_ENTRIES = 65_536
-"""Slurm's own limit for a host list (MAX_RANGE, 64k in a default build): more is a damaged value, not a cluster."""
+"""Slurm's own limit for a host list (MAX_RANGE, 64k in a default build). A longer list is a damaged value."""
 
 _SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([1-9][0-9]{0,8})\))?")
@@ -13,9 +13,9 @@ _HOST = re.compile(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+")
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Return the hosts of SLURM_JOB_NODELIST or SLURM_STEP_NODELIST, in their order; ValueError where it is malformed.
+    """Return the hosts of SLURM_JOB_NODELIST or SLURM_STEP_NODELIST in order. Raises ValueError if it is malformed.
 
-    The width of a range is that of its first number: "n[08-10]" is n08, n09, n10. A name may have several ranges.
+    Numbers are padded to the width of the range's first: "n[08-10]" is n08, n09, n10. A name may have several ranges.
     """
     hosts: list[str] = []
     for part in _split(text):
@@ -26,7 +26,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """Return the numbers of SLURM_TASKS_PER_NODE, one a node; ValueError where it is malformed."""
+    """Return the numbers of SLURM_TASKS_PER_NODE, one per node. Raises ValueError if it is malformed."""
     counts: list[int] = []
     for part in text.strip().split(","):
         found = _COUNT.fullmatch(part.strip())
@@ -40,7 +40,7 @@ def expand_counts(text: str) -> tuple[int, ...]:
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas that stand outside of brackets."""
+    """Split at the commas outside of brackets."""
     text = text.strip()
     parts: list[str] = []
     place = 0
@@ -58,7 +58,7 @@ def _split(text: str) -> list[str]:
 
 
 def _expand_host(part: str, room: int) -> list[str]:
-    """Expand the ranges of one name, the last one fastest."""
+    """Expand the ranges of one name. The last range varies fastest."""
     names = [""]
     for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
         ends = [literal] if literal else _numbers(ranges, room)
@@ -69,7 +69,7 @@ def _expand_host(part: str, room: int) -> list[str]:
 
 
 def _numbers(ranges: str, room: int) -> list[str]:
-    """Expand what stands in brackets: "1-3,07"."""
+    """Expand the text in brackets: "1-3,07"."""
     found: list[str] = []
     for part in ranges.split(","):
         span = _SPAN.fullmatch(part)

@@ -13,7 +13,7 @@ class Frame:
     line: int
     function: str
     user: bool
-    """True for the user's own code: neither the standard library, nor an installed package, nor ddpdoctor."""
+    """True for the user's own code, that is, not the standard library, an installed package or ddpdoctor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """All stacks of a process at one time. ``by`` is "sampler", or "signal" where only a signal got an answer."""
+    """All stacks of a process at one time. ``by`` is "sampler", or "signal" if it answered only a signal."""
 
     time_ns: int
     by: str

@@ -1,4 +1,4 @@
-"""The training steps that a rank recorded: how long their phases took, how much was waiting, and at which lines."""
+"""The training steps that a rank recorded: the duration of their phases, the waits in them, and the lines seen."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Phase(IntEnum):
     """The parts of a step, in their order."""
 
     BEFORE = 0
-    """Since the end of the step before: optimizer, data, host code."""
+    """From the end of the previous step to forward: optimizer, data, host code."""
     FORWARD = 1
     BETWEEN = 2
     """From the end of forward to backward: the loss."""
     BACKWARD = 3
-    """Backward, with the reduction of gradients where there is one."""
+    """Backward, including the reduction of gradients if there is one."""
 
 
 class StepEnd(str, Enum):
-    """What ended the steps."""
+    """The event that ends a step."""
 
     COLLECTIVE = "collective"
     BACKWARD = "backward"
@@ -34,61 +34,61 @@ class StepEnd(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """The last steps of a rank as columns, oldest first, in microseconds. Forward is only seen of DDP models."""
+    """The last steps of a rank as columns, oldest first, in microseconds. Forward is recorded only for DDP models."""
 
     ends_with: StepEnd
     group: str
-    """The group whose members end their steps together; empty for that of all ranks."""
+    """The group whose members end their steps together; empty for the group of all ranks."""
     numbers: tuple[int, ...]
-    """From 1. Steps of which it is not known how much was waiting are left out."""
+    """From 1. Steps whose waiting time is unknown are left out."""
     phases_us: tuple[tuple[int, ...], ...]
-    """A column a phase."""
+    """One column per phase."""
     waits_us: tuple[tuple[int, ...], ...]
-    """How much of each phase was spent in collectives, a column a phase."""
+    """The time of each phase spent in collectives, one column per phase."""
     unknown: int = 0
     """How many steps were left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineSeen:
-    """How often a rank's main thread was met at a line of the user's in a phase, outside collectives."""
+    """How often a rank's main thread was sampled at a user's line in a phase, outside collectives."""
 
     frame: Frame
     phase: Phase
     times: int
     in_child: bool
-    """It was a child process of the rank, such as a DataLoader worker, whatever the rank itself did."""
+    """The sample is from a child process of the rank, such as a DataLoader worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchTimes:
-    """What the loader workers of a rank have done, all of them together."""
+    """The work of all loader workers of a rank together."""
 
     batches: int
     making_ms: float
-    """How long they were at it, summed over the workers."""
+    """Time they took to make batches, summed over the workers."""
     pauses_ms: float
-    """How long they waited for something to do. A single pause counts for no more than the batch after it took."""
+    """Time they waited for work. A single pause counts at most as long as making the next batch."""
 
     @property
     def busy_share(self) -> float:
-        """How much of the time they were at work: near 1 where the rank gets batches no faster than they make them."""
+        """The share of time that they worked. It is near 1 if they limit how fast the rank gets batches."""
         return self.making_ms / (self.making_ms + self.pauses_ms) if self.making_ms else 0.0
 
     @property
     def batch_ms(self) -> float:
-        """How long one of them takes to make a batch."""
+        """The time that one worker takes to make a batch."""
         return self.making_ms / self.batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """A rank's usual step, in milliseconds: medians of what its steps took."""
+    """A rank's usual step: the medians over its steps, in milliseconds."""
 
     steps: int
     step_ms: float
     busy_ms: tuple[float, ...]
-    """By phase, without waiting."""
+    """One value per phase, without waiting."""
     waited_ms: float
 
 
@@ -103,7 +103,7 @@ def wait_totals(times: StepTimes) -> tuple[int, ...]:
 
 
 def pace_of(times: StepTimes) -> Pace | None:
-    """Return a rank's usual step; None where it has no whole step."""
+    """Return a rank's usual step, or None if it has no complete step."""
     if not times.numbers:
         return None
     busy = [

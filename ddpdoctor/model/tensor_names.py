@@ -1,4 +1,4 @@
-"""Matches the tensor names of files that hold one model under different keys: bare, or below "model."."""
+"""Matches tensor names of files that hold the same model under different keys, with or without "model."."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 MAX_DEPTH = 2
-"""Keys around a state dict: {"model": ...}, {"state": {"model": ...}}."""
+"""How many keys may surround a state dict: {"model": ...}, {"state": {"model": ...}}."""
 
 
 def align_names(files: Sequence[Collection[str]]) -> tuple[str, ...]:
-    """Return for each file the prefix to take off its names, so that they match those of the other files.
+    """Return for each file the prefix to remove from its names so that they match those of the other files.
 
-    All prefixes are empty where any two files already share a name, and where no prefix helps.
+    All prefixes are empty if any two files already share a name, or if no prefix helps.
     """
     none = ("",) * len(files)
     if len(files) < 2 or not all(files) or len(set().union(*files)) < sum(map(len, files)):
@@ -31,7 +31,7 @@ def align_names(files: Sequence[Collection[str]]) -> tuple[str, ...]:
 
 
 def _best_prefix(names: Collection[str], wanted: Collection[str]) -> tuple[str, int]:
-    """Return the prefix below which most of the wanted names are, and how many; of equal ones the shortest."""
+    """Return the prefix that holds most of the wanted names, and their number. The shortest wins a tie."""
     counts = {prefix: len(_below(names, prefix) & set(wanted)) for prefix in _prefixes(names)}
     best = max(counts, key=lambda prefix: counts[prefix])
     return best, counts[best]

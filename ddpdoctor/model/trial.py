@@ -1,6 +1,6 @@
-"""What was seen of a model that `check-consistency` trained for a few steps under DDP. No judgement.
+"""Facts about a model that `check-consistency` trained for a few steps under DDP. No judgement.
 
-Names of tensors are those of the wrapped module, without ``module.``. Steps are counted from 1.
+Tensor names are those of the wrapped module, without ``module.``. Steps are counted from 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSettings:
-    """What all ranks are to do. Functions are named as ``package.module:name``, "" where there is none."""
+    """The settings for all ranks. Functions are named ``package.module:name``, or "" if there is none."""
 
     model: str
     batch: str = ""
@@ -24,16 +24,16 @@ class TrialSettings:
     steps: int = 5
     seed: int = 0
     backend: str = ""
-    """Empty: to be chosen."""
+    """Empty: chosen automatically."""
     reference: bool = False
     twice: bool = False
-    """The steps are run a second time with the same seed, and compared bit by bit."""
+    """Run the steps a second time with the same seed, and compare bit by bit."""
     unused: bool = False
-    """DDP is given ``find_unused_parameters=True``."""
+    """Pass ``find_unused_parameters=True`` to DDP."""
     allowed: tuple[str, ...] = ()
-    """Patterns of names of tensors that may differ between ranks."""
+    """Name patterns of tensors that may differ between ranks."""
     limit_s: float = 120.0
-    """For how long no rank may get on."""
+    """The trial stops when no rank makes progress for this long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,36 +53,36 @@ class Rerun:
     """Whether a second run with the same seed gave the same bits on the same ranks."""
 
     steps: int
-    """How many steps both runs made."""
+    """Number of steps that both runs made."""
     step: int | None = None
-    """At which the first tensor differed, 0 for what was built; None where all was equal."""
+    """The step at which the first tensor differed, 0 for the initial model. None if everything was equal."""
     what: What | None = None
     name: str = ""
     part: str = ""
     ranks: tuple[int, ...] = ()
-    """On which it differed."""
+    """The ranks on which it differed."""
     differing: int = 0
-    """How many tensors differed at that step on the first of them."""
+    """How many tensors differed at that step on the first of these ranks."""
     of: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """All that came of it."""
+    """All results of a trial."""
 
     settings: TrialSettings
     participants: tuple[Participant, ...]
     models: tuple[ModelSeen, ...]
-    """By rank: what DDP's constructor is given."""
+    """One per rank: the module passed to DDP's constructor."""
     optimizer: str = ""
     batch: str = ""
-    """What a batch was, in words: "the user's make_batch", "float32[8, 16], made up for 0"."""
+    """A description of a batch: "the user's make_batch", "float32[8, 16], made up for 0"."""
     loss: str = ""
-    """What the loss was, in words."""
+    """A description of the loss."""
     consistency: Consistency | None = None
-    """None where the models differ, so that DDP was not tried."""
+    """None if the models differ, because DDP was not tried then."""
     reference: OneProcess | None = None
-    """None where it was not asked for, or could not be made."""
+    """None if it was not requested or not possible."""
     rerun: Rerun | None = None
     notes: tuple[str, ...] = ()
-    """What a reader must know of how it was done."""
+    """What a reader must know about how the trial was done."""

@@ -1,7 +1,7 @@
-"""The environment variables that NCCL, torch, Gloo and the launchers read: a table, and what may be kept of them.
+"""The table of environment variables that NCCL, torch, Gloo and the launchers read.
 
-The table is ``variables.tsv`` beside this file, and is read on first use. The names on it form the allow-list: of no
-other variable is a value ever kept, so that no secret of the environment gets into a report.
+The table is ``variables.tsv`` beside this file. It is read on first use. Its names are the allow-list: the value of any
+other variable is never kept, so that no secret of the environment gets into a report.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 FAMILIES = (
     "NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_", "GLOO_", "TORCHELASTIC_", "CUDA_VISIBLE_", "OMP_NUM_",
 )  # fmt: skip
-"""Prefixes that are NCCL's, torch's, Gloo's, torchrun's, CUDA's or OpenMP's alone."""
+"""Prefixes that only NCCL, torch, Gloo, torchrun, CUDA or OpenMP use."""
 MISSPELT_FAMILIES = ("NCLL_", "NCL_", "NCC_", "NCCLL_", "NNCL_", "NCLC_", "CNCL_", "TORCH_NCLL_", "TORCH_NCL_", "GLO_")
-"""Slips of the finger; not all that is one letter away, for RCCL, HCCL, MCCL and UCCL are other libraries."""
+"""Common typos. RCCL, HCCL, MCCL and UCCL are missing because they are other libraries."""
 PLUGIN_PREFIXES = (
     "NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_NETWORKING_", "NCCL_TUNER_CONFIG_", "NCCL_SHARP_", "NCCL_UCX_",
     "NCCL_DMABUF_", "NCCL_TESTS_", "NCCL_INSPECTOR_", "NCCL_PROFILE_", "NCCL_PLUGIN_", "NCCL_SHIMNET_", "OFI_NCCL_",
 )  # fmt: skip
-"""What network, tuner and profiler plugins and the nccl-tests read: no list of ours can know them all."""
+"""Prefixes of network, tuner and profiler plugins and of nccl-tests. The table cannot list all their variables."""
 NEWEST = {"nccl": "2.32.3", "torch": "2.13"}
-"""The last releases whose names the table has: NCCL's from the source to 2.30.7, and from the library of 2.32.3."""
+"""The last releases in the table. NCCL's names come from the source up to 2.30.7, and from the library of 2.32.3."""
 OLDEST = {"nccl": "2.21.5", "torch": "2.6"}
-"""What the oldest torch that is supported brings along: older versions are not met."""
+"""The oldest supported torch and its NCCL. Older versions do not matter."""
 HIDDEN = "hidden"
-"""The type of a variable that is known, and whose value is never kept."""
+"""The type of a known variable whose value is never kept."""
 
 _LOGIN = re.compile(r"(?<=//)[^/@\s]*@|^[^/@\s]+:[^/@\s]*@")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """What is known of a variable. Versions are those of ``component``; empty where not known."""
+    """A row of the table. Versions are those of ``component``; empty if unknown."""
 
     name: str
     component: str
@@ -46,17 +46,17 @@ class Variable:
     kind: str
     """config, tune, debug, internal, danger, deprecated, removed, bogus (never existed), launcher, slurm, build, …"""
     type: str
-    """What its value must be, in the grammar of ``rules/variable_values.py``."""
+    """The valid values, in the grammar of ``rules/variable_values.py``."""
     default: str
     since: str
     """The first version that reads it."""
     until: str
-    """The last version that reads it; of a deprecated one, the last in which it was the way."""
+    """The last version that reads it. For a deprecated variable, the last version before its deprecation."""
     replaced_by: str
     agree: bool
     """Whether it must be equal on all ranks."""
     danger: str
-    """With which value it does harm, in the grammar of ``rules/variable_dangers.py``; empty: with none."""
+    """The harmful values, in the grammar of ``rules/variable_dangers.py``; empty: none."""
     source: str
     note: str
 
@@ -83,7 +83,7 @@ def _parse_row(line: str) -> Variable:
 
 
 def find_variable(name: str) -> Variable | None:
-    """Return what is known of a variable; names are case-sensitive, as the environment is."""
+    """Return the row of a variable, or None. Names are case-sensitive, like the environment."""
     return read_variables().get(name)
 
 
@@ -99,23 +99,23 @@ def must_agree() -> frozenset[str]:
 
 
 def is_plugin_name(name: str) -> bool:
-    """Return whether a name belongs to a plugin, of whose variables there is no list."""
+    """Return whether a name belongs to a plugin, whose variables are not in the table."""
     return name.startswith(PLUGIN_PREFIXES)
 
 
 def looks_known(name: str) -> bool:
-    """Return whether a name looks like a variable of NCCL, torch, Gloo or torchrun, well spelt or not."""
+    """Return whether a name looks like a variable of NCCL, torch, Gloo or torchrun, even if misspelled."""
     upper = name.upper()
     return upper.startswith((*FAMILIES, *MISSPELT_FAMILIES)) and not is_plugin_name(upper)
 
 
 def select_variables(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the listed variables with values, and the bare names of those that look like one and are on no list."""
+    """Return the listed variables with values, and the names of unlisted variables that look like one."""
     listed = {name: hide_login(env[name]) for name in sorted(env) if is_listed(name)}
     others = tuple(name for name in sorted(env) if find_variable(name) is None and looks_known(name))
     return listed, others
 
 
 def hide_login(value: str) -> str:
-    """Return a value without the user name and password of a URL or host in it."""
+    """Remove the user name and password of a URL or host from a value."""
     return _LOGIN.sub("", value)

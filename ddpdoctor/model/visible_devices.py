@@ -1,4 +1,4 @@
-"""Which GPUs CUDA_VISIBLE_DEVICES leaves, as CUDA reads it."""
+"""Resolves CUDA_VISIBLE_DEVICES to GPUs in the same way as CUDA."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visible:
-    """What a value of CUDA_VISIBLE_DEVICES comes to on a machine with these GPUs."""
+    """The effect of a value of CUDA_VISIBLE_DEVICES on a machine with certain GPUs."""
 
     entries: tuple[str, ...]
-    """As they were written; empty where the variable is not set."""
+    """The entries as written; empty if the variable is not set."""
     devices: tuple[str, ...]
-    """UUIDs of the GPUs that a process sees, in its own order; a MIG slice stands for itself."""
+    """UUIDs of the GPUs that a process sees, in its order. A MIG slice keeps its own name."""
     bad_entry: str | None = None
-    """The first entry that names no device: CUDA reads no further."""
+    """The first entry that names no device. CUDA stops reading there."""
     hidden: tuple[str, ...] = ()
     """Entries after the bad one."""
     repeated: tuple[str, ...] = ()
-    """Devices that are named more than once; CUDA then shows none at all."""
+    """Devices that are named more than once. CUDA then shows no device at all."""
 
     @property
     def on_purpose(self) -> bool:
-        """Whether it reads as if somebody wanted no GPU: nothing, -1, or what Slurm writes for a step without GPUs."""
+        """Whether the value hides all GPUs on purpose: empty, -1, or Slurm's value for a step without GPUs."""
         return self.entries[:1] in {("",), ("-1",), ("NoDevFiles",)}
 
 
 def read_visible(value: str | None, uuids: Sequence[str]) -> Visible:
-    """Resolve a value as CUDA does: up to the first entry that names no device; none where one is named twice."""
+    """Resolve a value as CUDA does: up to the first bad entry, and to no device at all if one is named twice."""
     if value is None:
         return Visible(entries=(), devices=tuple(uuids))
     entries = tuple(entry.strip() for entry in value.split(","))
@@ -56,7 +56,7 @@ def read_visible(value: str | None, uuids: Sequence[str]) -> Visible:
 
 
 def _resolve(entry: str, uuids: Sequence[str]) -> str | None:
-    """Find the device of an index or of the beginning of a UUID; a MIG slice stands for itself."""
+    """Find the device of an index or of a UUID prefix. A MIG slice is returned unchanged."""
     if entry.isascii() and entry.isdecimal():
         index = int(entry)
         return uuids[index] if index < len(uuids) else None
