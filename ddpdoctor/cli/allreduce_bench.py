@@ -1,4 +1,4 @@
-"""``ddpdoctor allreduce-bench``: what the network gives, whether that is good, and what is slow."""
+"""``ddpdoctor allreduce-bench``: measures the network, says whether that is good, and finds what is slow."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the bench, or this rank's part of it; return the exit status. Raises ``UserError``."""
+    """Run the bench, or this rank's part of it, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.ranks import run_in_ranks
 
     env = dict(os.environ)
@@ -180,7 +180,7 @@ def run(options: Options) -> int:
 
 
 def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[Settings, Wanted]:
-    """Check all that can be checked before ranks meet; files on rank 0 only, which is where they are."""
+    """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
     from ddpdoctor.cli.delivery import Outputs, check_outputs
 
     settings, wanted = read_settings(options), _read_wanted(options)
@@ -191,7 +191,7 @@ def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[Setting
 
 
 def read_settings(options: Options) -> Settings:
-    """Return what is to be measured; the backend may be open. Raises ``UserError`` that says what is possible."""
+    """Return the settings. The backend may still be open. Raises ``UserError``, which says what is possible."""
     from ddpdoctor.model.amounts import format_size
     from ddpdoctor.model.bandwidth import Mode, Settings
     from ddpdoctor.model.errors import UserError
@@ -220,7 +220,7 @@ def read_settings(options: Options) -> Settings:
 
 
 def _read_wanted(options: Options) -> Wanted:
-    """Return what the result is held against, the baseline left out. Raises ``UserError``."""
+    """Return the options for the report, without the baseline. Raises ``UserError``."""
     from ddpdoctor.diagnose.bandwidth import Wanted
     from ddpdoctor.diagnose.reports import now
     from ddpdoctor.model.errors import UserError
@@ -233,9 +233,9 @@ def _read_wanted(options: Options) -> Wanted:
 
 
 def read_compared(path: Path | None, world_size: int) -> Any:
-    """Return the saved run to compare with; None where none was named.
+    """Return the saved run to compare with, or None if none was given.
 
-    Raises ``UserError``, also for a run of another number of ranks.
+    Raises ``UserError``, also for a run with another number of ranks.
     """
     from ddpdoctor.cli.report import read_run
     from ddpdoctor.diagnose.bandwidth_baseline import check_ranks, read_baseline
@@ -256,7 +256,7 @@ def _read_collectives(given: tuple[str, ...]) -> tuple[Any, ...]:
 
 
 def _choose(given: tuple[str, ...], possible: Sequence[str] | Mapping[str, int], option: str) -> tuple[str, ...]:
-    """Return the names of repeated options and lists with commas, each once. Raises ``UserError`` for others."""
+    """Return the names from repeated or comma-separated options, each once. Raises ``UserError`` for unknown names."""
     from ddpdoctor.model.errors import UserError
 
     names = [name.strip() for text in given for name in text.split(",") if name.strip()]
@@ -291,7 +291,7 @@ def _take_part(options: Options, env: Mapping[str, str], launch: Launch, prepare
 
 
 def _report(options: Options, wanted: Wanted, reader: MachineReader, progress: ShownProgress, bench: Bench) -> int:
-    """Judge, save and show a bench, on the rank that reports; return the exit status."""
+    """Judge, save and show a bench, and return the exit status. Runs on the reporting rank."""
     from ddpdoctor.cli.delivery import Outputs, deliver, severity_of
     from ddpdoctor.diagnose.bandwidth import build_report, exit_status
 

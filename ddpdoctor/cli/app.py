@@ -1,4 +1,4 @@
-"""The command ``ddpdoctor``: the one place that prints errors and ends the process."""
+"""The command ``ddpdoctor``. Only this module prints errors and ends the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddpdoctor.model.exit_status import ExitStatus
 
 
 def main() -> NoReturn:
-    """Run the command line and end the process with the exit status of the design's table."""
+    """Run the command line and end the process with one of the documented exit statuses."""
     try:
         status = _run(sys.argv[1:])
     except UserError as error:
@@ -32,7 +32,7 @@ def main() -> NoReturn:
 
 
 def came_of_interrupt(error: BaseException) -> bool:
-    """Say whether a Ctrl-C led to an error: one that strikes as a class is made comes as a RuntimeError before 3.12."""
+    """Return whether a Ctrl-C caused an error. Before 3.12, one during the creation of a class raises RuntimeError."""
     link: BaseException | None = error
     while link is not None and not isinstance(link, KeyboardInterrupt):
         link = link.__cause__ or link.__context__
@@ -40,7 +40,7 @@ def came_of_interrupt(error: BaseException) -> bool:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run a verb. A plain command line is read without Typer, since ranks and users wait for its import."""
+    """Run a command. A plain command line is read without Typer, because importing it takes time."""
     from ddpdoctor.cli.listing import VERBS, load_verb
 
     name, words = (arguments[0], arguments[1:]) if arguments else ("", [])

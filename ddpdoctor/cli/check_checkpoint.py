@@ -1,4 +1,4 @@
-"""``ddpdoctor check-checkpoint``: is a checkpoint whole, and would it load into the model."""
+"""``ddpdoctor check-checkpoint``: checks whether a checkpoint is intact and would load into the model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Read and judge the files; return the exit status. Raises ``UserError``."""
+    """Read and judge the files, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
     from ddpdoctor.cli.progress import ShownProgress
     from ddpdoctor.diagnose.checkpoints import checkpoint_report

@@ -1,4 +1,4 @@
-"""``ddpdoctor check-consistency``: is a model one and the same on all ranks, step by step; do files hold the same."""
+"""``ddpdoctor check-consistency``: checks whether a model stays equal on all ranks, or whether files are equal."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Compare files, or ranks; return the exit status. Raises ``UserError``."""
+    """Compare files or ranks, and return the exit status. Raises ``UserError``."""
     if options.diff:
         return _compare_files(options)
     from ddpdoctor.cli.ranks import run_in_ranks
@@ -110,14 +110,14 @@ def run(options: Options) -> int:
 
 
 def _outputs(options: Options) -> Outputs:
-    """Return where the report goes. Files that differ, in buffers only too, are what --diff was asked for."""
+    """Return where the report goes. With --diff, a warning counts as a failure, because any difference matters."""
     from ddpdoctor.cli.delivery import Outputs
 
     return settings_of(options, Outputs, fail_on=options.fail_on or ("warning" if options.diff else "error"))
 
 
 def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
-    """Check all that can be checked before ranks meet; files on rank 0 only, which is where they are."""
+    """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
     from ddpdoctor.cli.delivery import check_outputs
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.trial import TrialSettings
@@ -147,7 +147,7 @@ def _take_part(options: Options, env: Mapping[str, str], launch: Launch, setting
 
 
 def _report(options: Options, started_at: str, trial: Trial) -> int:
-    """Judge, save and show a trial, on the rank that reports; return the exit status."""
+    """Judge, save and show a trial, and return the exit status. Runs on the reporting rank."""
     from ddpdoctor.cli.delivery import deliver_check
     from ddpdoctor.diagnose.consistency import build_report
 

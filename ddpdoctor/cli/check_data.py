@@ -1,4 +1,4 @@
-"""``ddpdoctor check-data``: is the data really shared out, and what does each rank get of it."""
+"""``ddpdoctor check-data``: checks whether the data is really split over ranks, and what each rank gets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXAMPLES = (
     "  Your own loader: torchrun --nproc-per-node 2 -m ddpdoctor check-data --dataset package.module:make_loader"
 )
 OF_THE_LOADER = ("samples", "batch_size", "drop_last", "sampler_drop_last", "no_sampler", "split")
-"""Options of the arithmetic that a loader answers by itself."""
+"""Options of the arithmetic that are not needed with a loader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Do the arithmetic, or ask the user's loader; return the exit status. Raises ``UserError``."""
+    """Do the arithmetic, or use the user's loader, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
     from ddpdoctor.diagnose.check_data import plan_report
 
@@ -109,7 +109,7 @@ def run(options: Options) -> int:
 
 
 def read_plan(options: Options) -> Plan:
-    """Return what the arithmetic is about. Raises ``UserError`` for what does not go together."""
+    """Return the settings of the arithmetic. Raises ``UserError`` for missing or conflicting options."""
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.sharing import Plan, Sharing
 
@@ -137,7 +137,7 @@ def _read_sharing(options: Options) -> Sharing:
 
 
 def _refuse_arithmetic(options: Options) -> None:
-    """Raise ``UserError`` where options of the arithmetic stand beside --dataset."""
+    """Raise ``UserError`` if an option of the arithmetic is given together with --dataset."""
     from ddpdoctor.model.errors import UserError
 
     for name in OF_THE_LOADER:
@@ -149,7 +149,7 @@ def _refuse_arithmetic(options: Options) -> None:
 
 
 def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[str, str]) -> int:
-    """Ask the loader on this rank, or start ranks that do; return the exit status. Raises ``UserError``."""
+    """Use the loader on this rank, or start ranks that do, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.delivery import check_outputs, deliver_check
     from ddpdoctor.diagnose.bandwidth_machines import find_launch
     from ddpdoctor.diagnose.check_data import drawn_report

@@ -1,4 +1,4 @@
-"""``ddpdoctor check-env``: is this machine, and are all of them together, fit to train."""
+"""``ddpdoctor check-env``: checks whether this machine, or all machines of a job, are fit to train."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Check this machine, or take part in a check of several; return the exit status. Raises ``UserError``."""
+    """Check this machine, or take part in a check of several, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
     from ddpdoctor.diagnose.torch_start import start_torch_early
 
     outputs = settings_of(options, Outputs)
     if not options.show_list and _reports(options):
         check_outputs(outputs)
-    # Chosen checks may not need torch, and may not be there at all.
+    # If the user chose checks, they may not need torch, or their names may be wrong.
     early = not (options.checks or options.skip or options.show_list or options.no_torch)
     torch_child = start_torch_early(os.environ) if early else None
     from ddpdoctor.diagnose.check_env import Wanted, check_environment, list_checks
@@ -94,7 +94,7 @@ def run(options: Options) -> int:
 
 
 def _reports(options: Options) -> bool:
-    """Return whether this process is the one that reports: rank 0, or the first node of those started by hand."""
+    """Return whether this process reports: it is rank 0, or node 0 of those started by hand."""
     from ddpdoctor.diagnose.bandwidth_machines import find_launch
 
     return not (options.node_rank or find_launch(os.environ).rank)

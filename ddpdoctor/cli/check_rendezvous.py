@@ -1,4 +1,4 @@
-"""``ddpdoctor check-rendezvous``: would this job start, and if not, which host keeps it from that."""
+"""``ddpdoctor check-rendezvous``: checks whether a job would start, and if not, which host prevents it."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Take part in the check; return the exit status, the same on all nodes that were judged. Raises ``UserError``."""
+    """Take part in the check and return the exit status, which is equal on all judged nodes. Raises ``UserError``."""
     from ddpdoctor.diagnose.rendezvous.check import check_rendezvous
     from ddpdoctor.diagnose.rendezvous.wanted import RendezvousWanted
     from ddpdoctor.launch.folders.report_dir import make_private
     from ddpdoctor.model.launch import NodeOptions
 
     if options.report_dir is not None:
-        make_private(options.report_dir)  # nodes that share it may have written to it already
+        make_private(options.report_dir)  # other nodes that share it may already have written to it
     wanted = settings_of(
         options,
         RendezvousWanted,

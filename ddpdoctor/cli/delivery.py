@@ -1,4 +1,4 @@
-"""Where a verb's report goes: tried before anything is measured, saved before it is shown."""
+"""Saves and shows reports. Outputs are tested before a measurement, and reports are saved before they are shown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRIAL = b"ddpdoctor"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """The options of a verb that say where its report goes, how, and from which severity on it is a failure."""
+    """The options of a command for its report: destination, format, and the least severity that is a failure."""
 
     format: SavedFormat
     fail_on: FailOn
@@ -35,7 +35,7 @@ class Outputs:
 
 
 def check_outputs(outputs: Outputs) -> None:
-    """Make the report folder, and raise ``UserError`` for what cannot be written, or not be drawn here."""
+    """Make the report folder. Raise ``UserError`` if an output cannot be written or a plot cannot be drawn here."""
     if outputs.plot is not None:
         check_plot_file(outputs.plot)
     if outputs.output is not None:
@@ -49,7 +49,7 @@ def check_outputs(outputs: Outputs) -> None:
 
 
 def check_plot_file(path: Path) -> None:
-    """Raise ``UserError`` where a plot cannot be drawn here, or not be written to this file."""
+    """Raise ``UserError`` if a plot cannot be drawn here or cannot be written to this file."""
     from ddpdoctor.report.plots import check_plot
 
     check_plot(path)
@@ -57,10 +57,10 @@ def check_plot_file(path: Path) -> None:
 
 
 def _check_writable(path: Path, option: str) -> None:
-    """Try to write: permissions alone do not say. A file that was not there before is removed again."""
+    """Try to write, because permissions alone are not enough to know. A new file is removed again."""
     existed = path.exists()
     if existed and not path.is_file() and not path.is_dir():
-        return  # a pipe or a device: to open it may wait for a reader
+        return  # a pipe or a device: opening it may wait for a reader
     if path.is_symlink() and path.lstat().st_uid not in {os.geteuid(), 0}:
         raise UserError(f"{option} {path} is a link that another user made", help="Choose another file.")
     try:
@@ -75,7 +75,7 @@ def _check_writable(path: Path, option: str) -> None:
 
 
 def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, shows: bool = True) -> None:
-    """Save a report, then show it: a reader who has seen enough may close the pipe."""
+    """Save a report, then show it. The order matters because a reader may close the pipe early."""
     from ddpdoctor.cli.output import save_report, show_report
 
     if outputs.report_dir is not None:
@@ -90,7 +90,7 @@ def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, show
 
 
 def deliver_check(report: Report, outputs: Outputs) -> int:
-    """Save and show the report of a check; return the exit status."""
+    """Save and show the report of a check, and return the exit status."""
     from ddpdoctor.model.exit_status import report_status
 
     deliver(report, outputs)
@@ -98,14 +98,14 @@ def deliver_check(report: Report, outputs: Outputs) -> int:
 
 
 def severity_of(fail_on: FailOn) -> Severity | None:
-    """Return the least severity of a failure; None for "never"."""
+    """Return the least severity that is a failure, or None for "never"."""
     from ddpdoctor.model.findings import Severity
 
     return None if fail_on == "never" else Severity(fail_on)
 
 
 def save_plot(report: Report, path: Path) -> None:
-    """Draw a report into a file; a full disk costs the file, never the report on the screen."""
+    """Draw a report into a file. If the disk is full, only the file is lost, not the report on the screen."""
     from ddpdoctor.cli.output import say
     from ddpdoctor.report.plots import render_plot
 
@@ -116,7 +116,7 @@ def save_plot(report: Report, path: Path) -> None:
 
 
 def _write_file(show: Callable[[TextIO, Path | None], None], path: Path) -> None:
-    """Write a report to --output as to a pipe; what cannot be written is shown instead."""
+    """Write a report to --output, formatted as for a pipe. If that fails, show it instead."""
     from ddpdoctor.cli.output import say
 
     try:

@@ -1,4 +1,4 @@
-"""``ddpdoctor demo``: a tiny real job with a seeded fault, run under ``wrap``."""
+"""``ddpdoctor demo``: runs a tiny real job with a seeded fault under ``wrap``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command.options import WrapOptions
 
 FAULTS = ("stuck", "crash", "killed", "early-exit", "mismatch", "exit-hang", "stopped")
-"""The kinds that the demo can seed, each a script in ``cli/demos``."""
+"""The kinds of faults in the demo. Each is a script in ``cli/demos``."""
 RANKS = {"mismatch": 3}
-"""A majority needs three ranks; every other fault shows with two."""
+"""Ranks per fault. A majority needs three ranks. All other faults need only two."""
 HANG_TIMEOUT_S = 5.0
 
 
@@ -33,7 +33,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the demo; return its exit status. Raises ``UserError``."""
+    """Run the demo and return its exit status. Raises ``UserError``."""
     from ddpdoctor.cli.output import write
     from ddpdoctor.model.errors import UserError
 
@@ -109,7 +109,7 @@ def _make_folder() -> Path:
 
 
 def _find_port() -> int:
-    """Find a port that is free now, so that a demo beside another job does not meet it on torchrun's 29500."""
+    """Find a port that is free now, so that the demo does not meet another job on torchrun's default port 29500."""
     import socket
 
     with socket.socket() as free:

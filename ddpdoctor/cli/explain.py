@@ -1,4 +1,4 @@
-"""``ddpdoctor explain``: a rule's page in the terminal."""
+"""``ddpdoctor explain``: shows a rule's page in the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Show a page. Raises ``UserError`` where there is none."""
+    """Show a page. Raises ``UserError`` if there is none."""
     from ddpdoctor.cli.output import read_width, write
     from ddpdoctor.diagnose.catalogue import LIST_HINT, find_error, read_page, read_pages
     from ddpdoctor.model.errors import UserError
@@ -41,13 +41,13 @@ def run(options: Options) -> int:
 
 
 def render_list(pages: tuple[Page, ...]) -> str:
-    """Render a line a rule: code, kind, severity, summary."""
+    """Render one line per rule: code, kind, severity, summary."""
     width = max((len(page.kind) for page in pages), default=0)
     return "".join(f"{page.code}  {page.kind:<{width}}  {page.severity:<7}  {page.summary}\n" for page in pages)
 
 
 def render_error(known: ErrorPage, width: int | None) -> str:
-    """Render what a known error means, who is at fault, and what to do; ``width`` None wraps nothing."""
+    """Render what a known error means, who is at fault, and what to do. If ``width`` is None, nothing is wrapped."""
     from ddpdoctor.report.lines import wrap
 
     lines = [line for label, text in known.told.items() for line in wrap(text, width, first=f"  {label:<10}")]
@@ -55,6 +55,6 @@ def render_error(known: ErrorPage, width: int | None) -> str:
 
 
 def render_page(page: Page) -> str:
-    """Render a rule's page under a line that names it; it is Markdown, which reads well as it is."""
+    """Render a rule's page below a title. The page is Markdown, which is readable as plain text."""
     title = f"{page.code} {page.kind} ({page.severity})"
     return f"{title}\n{'=' * len(title)}\n\n{page.text.strip()}\n"

@@ -51,7 +51,7 @@ EXAMPLES = {
         ("ddpdoctor check-checkpoint last.pt --model train:build_model", "is it whole, and would it load?"),
     ),
 }
-"""By verb, "" for the whole program: a command to paste, and what it does."""
+"""Examples by command, "" for the whole program: a command line to paste, and what it does."""
 
 
 def write_options(command: Any, ctx: Any, formatter: Any) -> None:
@@ -69,7 +69,7 @@ def write_options(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 def write_section(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:
-    """Write rows under a title; nothing where there are none."""
+    """Write rows under a title, or nothing if there are no rows."""
     if rows:
         with formatter.section(title):
             formatter.write_dl(rows)
@@ -87,7 +87,7 @@ def write_torchrun_options(formatter: Any) -> None:
 
 
 def write_examples(formatter: Any, name: str) -> None:
-    """Write each command on a line of its own, whole, so that it can be pasted."""
+    """Write each command on its own line without wrapping, so that it can be pasted."""
     if name not in EXAMPLES:
         return
     with formatter.section("Examples"):
@@ -97,7 +97,7 @@ def write_examples(formatter: Any, name: str) -> None:
 
 
 class Verb(TyperCommand):
-    """A verb whose help shows options by subject, then examples."""
+    """A command whose help shows options by subject, then examples."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write options by subject."""

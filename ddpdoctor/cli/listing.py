@@ -1,4 +1,4 @@
-"""The verbs that there are, as ``ddpdoctor --help`` lists them. Imports no verb, and not Typer."""
+"""The list of commands for ``ddpdoctor --help``. It imports neither the commands nor Typer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODEL_AND_DATA = "Model, data and checkpoints"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A verb as ``ddpdoctor --help`` lists it."""
+    """A command in the list of ``ddpdoctor --help``."""
 
     panel: str
     summary: str
@@ -42,9 +42,9 @@ VERBS = {
 
 
 def load_verb(name: str) -> Any:
-    """Return a verb's module.
+    """Return a command's module.
 
-    It has ``Options``, a dataclass whose docstring is the help text, and ``run``, which takes them and returns the exit
-    status.
+    The module has ``Options``, a dataclass whose docstring is the help text, and ``run``, which takes an ``Options``
+    and returns the exit status.
     """
     return import_module(f"ddpdoctor.cli.{name.replace('-', '_')}")

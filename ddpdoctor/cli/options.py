@@ -1,7 +1,7 @@
-"""How options are declared, and the options that several verbs share. ``wrap`` reads them without Typer.
+"""Declares options, and defines those that several commands share. They can be read without Typer.
 
-The options of a verb are the fields of its dataclass ``Options``. Each is annotated with an ``Option`` or ``Argument``.
-Its default is the field's, or ``typed(...)`` where a text such as "2m" is parsed.
+The options of a command are the fields of its dataclass ``Options``. Each field is annotated with an ``Option`` or
+``Argument``. The default is that of the field, or ``typed(...)`` if a text such as "2m" is parsed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ PANELS = ("Options", HANGS, REPLICAS, NODES, COMPARE, REPORT, "Help")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """An option; verbs that have it share the declaration."""
+    """An option. Several commands may share it."""
 
     help: str
     names: tuple[str, ...] = ()
-    """Empty: the field's name, with dashes."""
+    """Empty: the field's name with dashes."""
     panel: str = PANELS[0]
     metavar: str | None = None
     variable: str | None = None
@@ -49,16 +49,16 @@ class Option:
     max: int | None = None
     ignores_case: bool = False
     declared: Option | None = None
-    """What this one was derived from."""
+    """The option that this one was derived from."""
 
     def but(self, **changes: Any) -> Option:
-        """Return the option as one verb has it: with another help text, or another variable."""
+        """Return the option with changes for one command, such as another help text or variable."""
         return replace(self, declared=self.declared or self, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """A word of the command line that is no option."""
+    """A positional argument."""
 
     help: str
     metavar: str
@@ -67,14 +67,14 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """A field of a verb's ``Options``."""
+    """A field of a command's ``Options``."""
 
     field: str
     type: Any
-    """Without ``None``; of a repeatable option that of one value."""
+    """The type without ``None``. For a repeatable option, the type of one value."""
     option: Option | Argument
     default: Any
-    """What stands on the command line by default; ``MISSING`` where a value is needed."""
+    """The default before parsing, or ``MISSING`` if a value is required."""
     is_repeatable: bool
 
     @property
@@ -85,23 +85,23 @@ class Declared:
 
     @property
     def is_flag(self) -> bool:
-        """Say whether the option takes no value."""
+        """Return whether the option takes no value."""
         return self.type is bool
 
     def parse(self, text: str) -> Any:
-        """Return the value of a text. Raises ``UserError``."""
+        """Convert a text to the value. Raises ``UserError``."""
         if isinstance(self.option, Option) and self.option.parse is not None:
             return self.option.parse(text, self.names[0])
         return Path(text) if self.type is Path else text
 
 
 def typed(text: str) -> Any:
-    """Make the default of an option that is parsed: what a user would type."""
+    """Make the default of a parsed option from the text that a user would type."""
     return field(metadata={"typed": text})
 
 
 def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
-    """Return the options and arguments that a verb's dataclass declares, in their order."""
+    """Return the options and arguments that a command's dataclass declares, in their order."""
     hints = get_type_hints(kind, include_extras=True)
     found = []
     for one in fields(kind):
@@ -125,13 +125,13 @@ def declared_by(kind: type[Any]) -> tuple[Declared, ...]:
 
 
 def build(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
-    """Make a verb's options of parsed values; what is None or not there has its default."""
+    """Make a command's options from parsed values. A missing value or None means the default."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return kind(**{name: value for name, value in given.items() if value is not None})
 
 
 def settings_of(options: Any, kind: type[Kind], /, **others: Any) -> Kind:
-    """Make settings of the options that have the same names, and of ``others``."""
+    """Make settings from the options with the same names, and from ``others``."""
     names = set(kind.__slots__) - others.keys()  # type: ignore[attr-defined]
     return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)}, **others)
 

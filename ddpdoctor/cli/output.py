@@ -1,4 +1,4 @@
-"""Puts reports and messages on a stream, as the stream can show them."""
+"""Writes reports and messages to a stream in a form that the stream can show."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def show_report(
     verbose: bool = False,
     fail_on: Severity | None = None,
 ) -> None:
-    """Write a report to a stream: text as wide and as coloured as the stream allows, the rest the same everywhere.
+    """Write a report to a stream. Text uses the stream's width and colors. Other formats do not depend on the stream.
 
-    ``verbose`` holds for text, ``fail_on`` (what counts as a failure) for JUnit.
+    ``verbose`` applies to text. ``fail_on``, the least severity that is a failure, applies to JUnit.
     """
     if output_format == "text":
         write(stream, _draw_text(report, stream, run_dir, verbose=verbose))
@@ -42,7 +42,7 @@ def show_report(
 
 
 def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | None = None) -> str:
-    """Render a report as it is the same on every stream; text as for a pipe."""
+    """Render a report in a format that does not depend on the stream."""
     if output_format == "json":
         from ddpdoctor.report.json_format import render_json
 
@@ -78,9 +78,9 @@ def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose:
 
 
 def save_report(run_dir: Path, report: Report, name: str = "report.json") -> bool:
-    """Write a report whole or not at all; a full disk costs the file, never the report on the screen.
+    """Write a report completely or not at all. A full disk loses only the file, not the report on the screen.
 
-    Returns whether it was written, and says why where it was not.
+    Return whether it was written. If not, say why on stderr.
     """
     from ddpdoctor.report.json_format import render_json
 
@@ -93,27 +93,27 @@ def save_report(run_dir: Path, report: Report, name: str = "report.json") -> boo
 
 
 def say(stream: TextIO, message: str) -> None:
-    """Write a sentence of ddpdoctor's own, wrapped at words on a terminal."""
+    """Write a message that begins with "ddpdoctor:". On a terminal, it is wrapped between words."""
     write(stream, _wrapped(stream, f"ddpdoctor: {message}"))
 
 
 def show_error(error: UserError) -> None:
-    """Write what the user can put right, and how, to stderr."""
+    """Write a problem that the user can fix, and how, to stderr."""
     print_error(f"error: {error.message}", error.help)
 
 
 def print_error(message: str, hint: str) -> None:
-    """Write a message to stderr, and a hint below it where there is one."""
+    """Write a message to stderr, and the hint below it if there is one."""
     from ddpdoctor.report.lines import clean
 
     say(sys.stderr, message)
     if hint:
-        # A command that we break cannot be pasted.
+        # A command with inserted line breaks could not be pasted.
         write(sys.stderr, f"  {clean(hint)}\n" if "`" in hint else _wrapped(sys.stderr, f"  {hint}"))
 
 
 def show_defect(error: Exception) -> None:
-    """Write to stderr what failed, and where its traceback was saved, or why it could not be saved."""
+    """Write to stderr what failed, and where the traceback was saved or why it could not be saved."""
     print_error(f"a defect of ddpdoctor: {type(error).__name__}. {_save_traceback(error)}", ISSUES_HINT)
 
 
@@ -140,14 +140,14 @@ def _wrapped(stream: TextIO, text: str) -> str:
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Write text of which the stream's encoding may not know every character; those are escaped."""
+    """Write text. Characters that the stream's encoding does not support are escaped."""
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
     stream.flush()
 
 
 def read_width(stream: TextIO) -> int | None:
-    """Return the columns of a terminal; None for a pipe or file, where nothing is wrapped."""
+    """Return the width of a terminal, or None for a pipe or file, where nothing is wrapped."""
     if not stream.isatty():
         return None
     try:
@@ -157,7 +157,7 @@ def read_width(stream: TextIO) -> int | None:
 
 
 def has_colour(stream: TextIO, env: Mapping[str, str]) -> bool:
-    """Say whether colours are wanted: on a terminal that has them, unless NO_COLOR is set (no-color.org)."""
+    """Return whether to use colors: on a terminal that has them, unless NO_COLOR is set (no-color.org)."""
     return stream.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 
 

@@ -1,7 +1,6 @@
-"""Reads a command line without Typer: ranks and users would wait up to 0.3 s for its import.
+"""Reads a command line without Typer, because importing Typer takes up to 0.3 s.
 
-Whatever is not plain (help, a value that is refused, an option that there is not, a setting from a variable) is left to
-Typer, which knows what to say.
+Typer handles everything else: help, invalid values, unknown options, and settings from environment variables.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     from ddpdoctor.cli.options import Declared
 
 NOT_PLAIN = object()
-"""A value that Typer is to look at."""
+"""Marks a value that Typer must handle."""
 
 
 def read_wrap(words: list[str], env: Mapping[str, str]) -> Any:
-    """Return the options of ``wrap``, with what is run; None where Typer is needed. Raises ``UserError``."""
+    """Return the options of ``wrap`` with the command to run, or None if Typer is needed. Raises ``UserError``."""
     from ddpdoctor.cli.wrap import Options
     from ddpdoctor.launch.command.command_line import HELP_OPTIONS, split_command
 
@@ -33,9 +32,9 @@ def read_wrap(words: list[str], env: Mapping[str, str]) -> Any:
 
 
 def read_plain(kind: type[Any], words: Iterable[str], env: Mapping[str, str], **others: Any) -> Any:
-    """Return a verb's options; None where Typer is needed.
+    """Return a command's options, or None if Typer is needed.
 
-    ``others`` are fields that the command line does not have.
+    ``others`` are fields that do not come from the command line.
     """
     declared = declared_by(kind)
     if any(isinstance(one.option, Option) and env.get(one.option.variable or "") for one in declared):
@@ -51,7 +50,7 @@ def read_plain(kind: type[Any], words: Iterable[str], env: Mapping[str, str], **
 
 
 def _read_texts(words: deque[str], declared: Iterable[Declared]) -> dict[str, Any] | None:
-    """Return what was given for each field; None for an option that there is not, and for words too many."""
+    """Return the text given for each field, or None if an option is unknown or there are too many words."""
     options, arguments = _by_name(declared), deque(one for one in declared if isinstance(one.option, Argument))
     texts: dict[str, Any] = {}
     while words:
@@ -76,7 +75,7 @@ def _read_texts(words: deque[str], declared: Iterable[Declared]) -> dict[str, An
 
 
 def _by_name(declared: Iterable[Declared]) -> dict[str, tuple[Declared, Any]]:
-    """Return each option by each of its names, with what it stands for as a flag."""
+    """Return each option by each of its names, with its value if it is a flag."""
     return {
         name: (one, not number)
         for one in declared
@@ -87,7 +86,7 @@ def _by_name(declared: Iterable[Declared]) -> dict[str, tuple[Declared, Any]]:
 
 
 def _convert(one: Declared, text: Any) -> Any:
-    """Return the value of a text; ``NOT_PLAIN`` for what Typer would refuse."""
+    """Convert a text to a value, or to ``NOT_PLAIN`` if Typer would reject it."""
     if isinstance(text, list):
         values = [_convert(one, part) for part in text]
         return NOT_PLAIN if NOT_PLAIN in values else values

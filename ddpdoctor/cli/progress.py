@@ -1,4 +1,4 @@
-"""A bar on stderr that says what is measured and how long it takes yet; nothing at all where that is no terminal."""
+"""A progress bar on stderr that shows the current measurement and the time left. It is shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ if TYPE_CHECKING:
 
 
 class ShownProgress:
-    """A context in which ``show`` moves the bar. Threads may stop it: whoever reports has the terminal to itself."""
+    """A context manager whose ``show`` updates the bar. Any thread may stop the bar before it prints a report."""
 
     def __init__(self, stream: TextIO, *, wanted: bool) -> None:
-        """Take the stream; ``wanted`` is for one rank of a job only."""
+        """Take the stream. ``wanted`` is True on only one rank of a job."""
         self._bar = _make_bar(stream) if wanted and stream.isatty() else None
         self._task: Any = None
 
     def __enter__(self) -> Self:
-        """Show nothing yet: a bar that stands still before the ranks have met says nothing."""
+        """Show nothing yet. The bar appears with the first ``show``, after the ranks have met."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self.stop()
 
     def show(self, what: str, share: float, left_s: float | None) -> None:
-        """Say what is measured, which share of all is done, 0 to 1, and how long it takes yet, where that is known."""
+        """Show what is being measured, the share that is done (0 to 1), and the seconds left, if known."""
         if self._bar is None:
             return
         if self._task is None:
@@ -34,7 +34,7 @@ class ShownProgress:
         self._bar.update(self._task, description=what, completed=share, left=_describe_left(left_s), refresh=True)
 
     def stop(self) -> None:
-        """Take the bar away, for good."""
+        """Remove the bar permanently."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -46,7 +46,7 @@ def _make_bar(stream: TextIO) -> Any:
 
     console = Console(file=stream)
     words, left = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[left]}", markup=False)
-    # Drawn in calls of show(), between measurements: a thread that draws would take turns with them.
+    # Draw only in show(), between measurements. A drawing thread would compete with them.
     return Progress(words, BarColumn(), left, console=console, transient=True, auto_refresh=False)
 
 

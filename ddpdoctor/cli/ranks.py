@@ -1,4 +1,4 @@
-"""How a verb runs in ranks: those that a launcher has started, or those that it starts on this machine."""
+"""Runs a command in several ranks: those that a launcher has started, or new ones on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 WRONG_LIMIT_S = 10.0
-"""Ours: how long a rank whose command line is wrong tries to reach rank 0, before it shows the error itself."""
+"""Our choice: how long a rank with a wrong command line tries to reach rank 0 before it shows the error itself."""
 
 
 def run_in_ranks(
@@ -30,9 +30,10 @@ def run_in_ranks(
     prepare: Callable[[Launch, int], Kind],
     take_part: Callable[[Launch, Kind], int],
 ) -> int:
-    """Start ranks here, or be one of a launcher's; return the exit status. Raises ``UserError`` without a launcher.
+    """Start ranks here, or run as a rank of a launcher. Return the exit status.
 
-    ``prepare`` checks all that can be checked before ranks meet; it is handed the number of ranks.
+    ``prepare`` gets the launch and the number of ranks, and checks everything that is possible before ranks meet.
+    Raises ``UserError`` only without a launcher.
     """
     launch = find_launch(env)
     if launch.launcher is Launcher.NONE:
@@ -56,9 +57,9 @@ def run_in_ranks(
 
 
 def refuse(error: UserError) -> int | None:
-    """Report a wrong command line once, though all ranks of a launcher have it; return the status.
+    """Report a wrong command line once, although all ranks of a launcher have it, and return the status.
 
-    None where there is no launcher, and nothing has been reported.
+    Return None without reporting if there is no launcher.
     """
     launch = find_launch(os.environ)
     if launch.launcher is Launcher.NONE:

@@ -1,4 +1,4 @@
-"""``ddpdoctor report``: draws a saved run again, offline, on any machine."""
+"""``ddpdoctor report``: shows a saved run again, offline, on any machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 REPORT_NAME = "report.json"
 RUNS = "ddpdoctor-report"
-"""Where `wrap` puts run folders, below the folder that it is started in."""
+"""The folder for run folders, below the folder in which `wrap` is started."""
 RUN_MARK = "run.json"
-"""What a run folder holds even when the run was cut short before its report was written."""
+"""A file that a run folder holds even if the run was cut short before its report was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Draw the saved report. Raises ``UserError`` for a folder or file that cannot be used."""
+    """Show the saved report. Raises ``UserError`` for a folder or file that cannot be used."""
     from ddpdoctor.cli.delivery import check_plot_file, save_plot
     from ddpdoctor.cli.output import show_report
     from ddpdoctor.model.findings import Severity
@@ -57,7 +57,7 @@ def run(options: Options) -> int:
 
 
 def find_latest(runs: Path) -> Path:
-    """Return the run folder that was changed last. Raises ``UserError`` where there is none."""
+    """Return the run folder that was changed last. Raises ``UserError`` if there is none."""
     from ddpdoctor.model.errors import UserError
 
     folders = [path.parent for name in (REPORT_NAME, RUN_MARK) for path in runs.glob(f"*/{name}")]
@@ -70,13 +70,13 @@ def find_latest(runs: Path) -> Path:
 
 
 def read_run(path: Path) -> Report:
-    """Read the report of a run folder, or rebuild it from what the run left where it was cut short.
+    """Read the report of a run folder, or rebuild it from the records if the run was cut short.
 
-    Raises ``UserError`` for what is missing, damaged, or no run folder.
+    Raises ``UserError`` if the path is missing, damaged, or not a run folder.
     """
     from ddpdoctor.model.errors import UserError
 
-    # What the user names may be a link; what is in a folder that came from elsewhere must not lead out of it.
+    # The user's path may be a link. A file in a run folder from elsewhere must not lead out of that folder.
     file = path / REPORT_NAME if path.is_dir() else path.resolve() if path.is_file() else path
     if file.is_file():
         return _read_file(file)

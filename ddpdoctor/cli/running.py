@@ -1,4 +1,4 @@
-"""Runs a prepared job, and reports of it on stderr: while it runs, and at its end."""
+"""Runs a prepared job and reports on stderr, while it runs and at its end."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding, Judgement, Report
 
 NCCL_LIMIT_S = 600
-"""torch's ``default_pg_nccl_timeout``; that of other backends is 30 min."""
+"""torch's ``default_pg_nccl_timeout``. That of other backends is 30 min."""
 OUT_OF_MEANS = frozenset({
     errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS,
 })  # fmt: skip
-"""Errors by which a machine says that it has no more of something: no defect of ours."""
+"""Errors for an exhausted resource of the machine. They are not defects of ddpdoctor."""
 
 GOES_ON = {
     "auto": "the job goes on and is watched: it is stopped only once it can never go on (--on-hang kill stops it here)",
     "kill": "the job goes on and is watched: it is not certain that it hangs",
     "report": "the job goes on and is watched (--on-hang report)",
 }
-"""What is said below the report of a hang, by ``--on-hang``."""
+"""The message below the report of a hang, by the value of ``--on-hang``."""
 
 
 def run_under_outer(options: WrapOptions) -> NoReturn:
-    """Become the launcher: the ``wrap`` around this one watches the job, and reports of it."""
+    """Become the launcher, because the ``wrap`` around this one watches the job and reports."""
     from ddpdoctor.launch.processes.nested import become_launcher
 
     if not options.quiet:
@@ -55,7 +55,7 @@ def run_under_outer(options: WrapOptions) -> NoReturn:
 
 
 def run_and_show(options: WrapOptions) -> Outcome:
-    """Run the job, then write its report to stderr; stdout belongs to the script."""
+    """Run the job, then write its report to stderr. stdout belongs to the script."""
     from ddpdoctor.launch.session import Session
 
     _say_notes(options)
@@ -87,7 +87,7 @@ def _load_judge() -> Judge:
 
 
 def _say_failure(failure: Exception, outcome: Outcome) -> None:
-    """Say that the job was not watched or judged in full. Of a folder that is gone, the rest is no defect."""
+    """Say that the job was not fully watched or judged. If the run folder was removed, say only that."""
     if not (outcome.folder / "run.json").exists():
         say(sys.stderr, f"there is no report: the run folder {outcome.run_dir} was removed while the job ran")
     elif isinstance(failure, UserError):
@@ -106,7 +106,7 @@ def outcome_report(outcome: Outcome) -> Report:
 
 
 def keep_errors(report: Report) -> Report | None:
-    """Leave nothing but errors in a report; None where there are none."""
+    """Keep only the errors of a report. Return None if there are none."""
     errors = tuple(finding for finding in report.findings if finding.severity is Severity.ERROR)
     if not errors:
         return None
@@ -115,7 +115,7 @@ def keep_errors(report: Report) -> Report | None:
 
 
 def _say_notes(options: WrapOptions) -> None:
-    """Say what was chosen, once for the job where one node can say it for all."""
+    """Print notes about the chosen settings. If there are several nodes, only the first prints them."""
     if options.placement.number not in {0, None}:
         return
     level = debug_note(options.debug_level, os.environ)
@@ -125,7 +125,7 @@ def _say_notes(options: WrapOptions) -> None:
 
 
 def _patience_note(hang_timeout_s: float) -> str | None:
-    """Return what comes of a hang timeout that is no shorter than torch's own limit may be."""
+    """Return a warning if the hang timeout is not shorter than torch's own limit."""
     if hang_timeout_s < NCCL_LIMIT_S:
         return None
     return (
@@ -135,7 +135,7 @@ def _patience_note(hang_timeout_s: float) -> str | None:
 
 
 def _tell_of_replicas(options: WrapOptions, folder: Path) -> bool:
-    """Say in one line what is wrong with the replicas of a job that goes on; return whether there was anything."""
+    """Say in one line what is wrong with the replicas of a running job. Return whether anything is wrong."""
     if options.quiet:
         return True
     from ddpdoctor.diagnose.progress import judge_replicas
@@ -143,7 +143,7 @@ def _tell_of_replicas(options: WrapOptions, folder: Path) -> bool:
 
     found = [f for f in judge_replicas(folder) if f.severity is not Severity.INFO and f.code not in options.ignore]
     if found:
-        # Only the end shows whether a script that leaves out reductions averages parameters by itself.
+        # A script may skip reductions and average parameters itself. That is known only at the end.
         problem = f"{title_of(found[0])}: {found[0].summary}"
         say(sys.stderr, f"{problem}; training goes on, and the report at its end has the last word")
     return bool(found)
@@ -161,7 +161,7 @@ def _show(options: WrapOptions, outcome: Outcome) -> None:
 
 
 def _go_on(options: WrapOptions, outcome: Outcome, is_known: bool) -> None:
-    """Show a hang of a job that is not stopped, in one line where it was shown before, and say what happens next."""
+    """Show a hang of a job that is not stopped, and what happens next. A hang shown before gets only one line."""
     found = _told_hangs(options, outcome.judgement)
     if not found:
         return
@@ -173,7 +173,7 @@ def _go_on(options: WrapOptions, outcome: Outcome, is_known: bool) -> None:
 
 
 def _withdraw(options: WrapOptions, judgement: Judgement) -> None:
-    """Say that a hang which was shown is over, and remove its report: a job that goes on has none."""
+    """Say that a reported hang is over, and remove its report, because a running job has none."""
     options.report_file.unlink(missing_ok=True)
     found = _told_hangs(options, judgement)
     if found:
@@ -191,7 +191,7 @@ def _title(finding: Finding) -> str:
 
 
 def _show_elsewhere(options: WrapOptions, outcome: Outcome) -> None:
-    """Say in a line what is wrong with a job that another node reports of; of many ranks, those to blame say it."""
+    """Say in one line what is wrong if another node writes the report. With one wrap per rank, only blamed ranks do."""
     from ddpdoctor.report.names import title_of
 
     report = outcome_report(outcome)

@@ -1,4 +1,4 @@
-"""Values as people type them: durations (5m), sizes (1MiB), shares (90%), bandwidths (460GB/s), counts, ports."""
+"""Parses values that users type: durations (5m), sizes (1MiB), shares (90%), bandwidths (460GB/s), counts, ports."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _SIZE_UNITS = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
-"""A bare letter is binary, as nccl-tests' -b 8M is."""
+"""A single letter is binary, as in nccl-tests' -b 8M."""
 _RATE_UNITS = {"": 1.0, "gb/s": 1.0, "gbps": 0.125, "gbit/s": 0.125, "mb/s": 1e-3, "tb/s": 1e3}
 _DURATION_UNITS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
 
 _MAX_DIGITS = 9
-"""Of a whole number. Ours: nothing that is counted has more."""
+"""Most digits of a whole number. Our choice: no count has more."""
 MAX_PORT = 65_535
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Return seconds, more than 0. Raises ``UserError``, which names ``option``, for anything else."""
+    """Parse a duration above 0 and return seconds. Raises ``UserError``, which names ``option``, for anything else."""
     seconds = _parse(text, _DURATION_UNITS)
     if seconds is None or seconds <= 0:
         raise UserError(
@@ -36,7 +36,7 @@ def parse_duration(text: str, option: str) -> float:
 
 
 def parse_steps(text: str, option: str) -> int:
-    """Return a whole number of steps from 1. Raises ``UserError``."""
+    """Parse a whole number of steps, at least 1. Raises ``UserError``."""
     steps = _parse_whole(text)
     if steps < 1:
         raise UserError(
@@ -47,7 +47,7 @@ def parse_steps(text: str, option: str) -> int:
 
 
 def parse_port(text: str, option: str) -> int:
-    """Return a port that is to be the same on all nodes. Raises ``UserError``."""
+    """Parse a port, which must be the same on all nodes. Raises ``UserError``."""
     port = _parse_whole(text)
     if not 0 < port <= MAX_PORT:
         raise UserError(
@@ -58,7 +58,7 @@ def parse_port(text: str, option: str) -> int:
 
 
 def parse_ports(text: str, option: str) -> tuple[int, int]:
-    """Return both ends of a range of ports, "40000-40100". Raises ``UserError``."""
+    """Parse a range of ports, "40000-40100", and return both ends. Raises ``UserError``."""
     low, _, high = text.strip().partition("-")
     ends = _parse_whole(low), _parse_whole(high)
     if not 0 < ends[0] <= ends[1] <= MAX_PORT:
@@ -67,7 +67,7 @@ def parse_ports(text: str, option: str) -> tuple[int, int]:
 
 
 def parse_size(text: str, option: str) -> int:
-    """Return bytes, at least 1. Raises ``UserError``, which names ``option``."""
+    """Parse a size and return bytes, at least 1. Raises ``UserError``, which names ``option``."""
     size = _parse(text, _SIZE_UNITS)
     if size is None or size < 1 or size != int(size):
         raise UserError(
@@ -77,7 +77,7 @@ def parse_size(text: str, option: str) -> int:
 
 
 def parse_share(text: str, option: str) -> float:
-    """Return a share above 0 and up to 1 of "90%" or "0.9". Raises ``UserError``."""
+    """Parse "90%" or "0.9" and return a share above 0 and up to 1. Raises ``UserError``."""
     number = text.strip()
     share = _parse(number.removesuffix("%"), {"": 0.01 if number.endswith("%") else 1.0})
     if share is None or not 0 < share <= 1:
@@ -86,7 +86,7 @@ def parse_share(text: str, option: str) -> float:
 
 
 def parse_bandwidth(text: str, option: str) -> float:
-    """Return GB/s (1e9 bytes), above 0, of "460", "460GB/s" or "400Gbit/s". Raises ``UserError``."""
+    """Parse "460", "460GB/s" or "400Gbit/s" and return GB/s (1e9 bytes), above 0. Raises ``UserError``."""
     rate = _parse(text, _RATE_UNITS)
     if rate is None or rate <= 0:
         raise UserError(
@@ -96,7 +96,7 @@ def parse_bandwidth(text: str, option: str) -> float:
 
 
 def parse_count(text: str, option: str) -> int:
-    """Return a number of parameters, at least 1, of "350M" or "7B". Raises ``UserError``."""
+    """Parse "350M" or "7B" and return a number of parameters, at least 1. Raises ``UserError``."""
     count = _parse(text, _COUNT_UNITS)
     if count is None or count < 1:
         raise UserError(
@@ -106,7 +106,7 @@ def parse_count(text: str, option: str) -> int:
 
 
 def _parse_whole(text: str) -> int:
-    """Return a whole number, 0 for what is none."""
+    """Return a whole number, or 0 if the text is not one."""
     return int(text) if text.strip().isdecimal() and text.isascii() and len(text.strip()) <= _MAX_DIGITS else 0
 
 

@@ -1,6 +1,6 @@
-"""The verbs as Typer has them: for --help, completion, and whatever ``cli.plain`` does not read.
+"""The commands in Typer: for --help, completion, and command lines that ``cli.plain`` does not handle.
 
-A verb's module is imported when the verb is called.
+A command's module is imported when the command is called.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 from ddpdoctor.cli.options import Declared
 
 UsageError: Any = typer.BadParameter.__bases__[0]
-"""What is raised for a wrong command line: of click, or of the click that newer versions of Typer have in them."""
+"""The error for a wrong command line: click's, or that of the click inside newer versions of Typer."""
 
 
 class RankVerb(Verb):
-    """A verb that a launcher may start in each rank: a wrong command line is reported once, not by each."""
+    """A command that a launcher may start in each rank. A wrong command line is reported only once."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse; without a launcher, an error is shown as for every verb."""
+        """Parse the arguments. Without a launcher, errors are shown as for every command."""
         from ddpdoctor.model.errors import UserError
 
         try:
@@ -50,7 +50,7 @@ class RankVerb(Verb):
 
 
 class WrapVerb(Verb):
-    """Gives Typer only the options that are ddpdoctor's own; torchrun's and the script's go past it."""
+    """Gives Typer only ddpdoctor's own options. Those of torchrun and the script bypass it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Split the command line first, and keep the rest of it for ``Options.split``."""
@@ -63,7 +63,7 @@ class WrapVerb(Verb):
         return super().parse_args(ctx, list(split.own))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write our options, then the names of torchrun's."""
+        """Write ddpdoctor's options, then the names of torchrun's."""
         from ddpdoctor.cli.help import write_torchrun_options
 
         super().format_options(ctx, formatter)
@@ -77,23 +77,23 @@ KINDS = {
 
 
 class Verbs(TyperGroup):
-    """The program: makes the command that is called, and lists all of them by subject."""
+    """The program. It builds the called command, and lists all commands by subject."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the signature is Typer's
-        """Return the names of all verbs."""
+        """Return the names of all commands."""
         return list(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - the signature is Typer's
-        """Return the command of a verb; None where there is no such verb."""
+        """Return a command, or None if the name is unknown."""
         return make_command(cmd_name) if cmd_name in VERBS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Let Typer name verbs that are spelled alike."""
+        """Let Typer suggest commands with similar names."""
         self.commands = dict.fromkeys(VERBS)  # type: ignore[assignment]
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write verbs by subject, then options."""
+        """Write commands by subject, then options."""
         width = max(map(len, VERBS))
         for panel in dict.fromkeys(verb.panel for verb in VERBS.values()):
             rows = [(name.ljust(width), verb.summary) for name, verb in VERBS.items() if verb.panel == panel]
@@ -101,13 +101,13 @@ class Verbs(TyperGroup):
         write_options(self, ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - the signature is Typer's
-        """Write what exit statuses mean, then examples."""
+        """Write the meanings of exit statuses, then examples."""
         write_section(formatter, "Exit status", [(str(int(one)), meaning) for one, meaning in MEANINGS.items()])
         write_examples(formatter, "")
 
 
 def make_command(name: str) -> Any:
-    """Return the command of a verb, with the options that its module declares."""
+    """Build a command with the options that its module declares."""
     module, verb = load_verb(name), VERBS[name]
     alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     alone.command(
@@ -119,7 +119,7 @@ def make_command(name: str) -> Any:
 
 
 def _callback(kind: type[Any], run: Callable[[Any], int]) -> Callable[..., None]:
-    """Return a function with a parameter an option, as Typer wants it."""
+    """Return a function with one parameter per option, as Typer requires."""
 
     def call(ctx: typer.Context, **values: Any) -> None:
         split = {"split": ctx.meta[SPLIT]} if SPLIT in ctx.meta else {}

@@ -1,4 +1,4 @@
-"""``ddpdoctor wrap``: runs a training script under watch, as torchrun would run it."""
+"""``ddpdoctor wrap``: runs a training script as torchrun would, and watches it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Options:
     """
 
     split: SplitCommand
-    """What is run, and torchrun's options."""
+    """The command to run, and torchrun's options."""
     hang_timeout_s: Annotated[float, HANG_TIMEOUT.but(variable="DDPDOCTOR_HANG_TIMEOUT")] = typed("300")
     on_hang: Annotated[
         OnHang,
@@ -128,7 +128,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Run the job, show what came of it, and return the exit status."""
+    """Run the job, show its report, and return the exit status."""
     from ddpdoctor.cli.delivery import severity_of
     from ddpdoctor.cli.running import outcome_report, run_and_show, run_under_outer
     from ddpdoctor.launch.processes.nested import find_outer_run
@@ -147,11 +147,11 @@ def run(options: Options) -> int:
 def prepare(
     options: Options, env: Mapping[str, str], outer: Path | None = None, command: tuple[str, ...] = ()
 ) -> WrapOptions:
-    """Check everything that can be checked before a start, and make the run folder last.
+    """Check everything that is possible before the start, and make the run folder last.
 
-    ``outer`` is the run folder of a ``wrap`` around this one: none is made then. ``command`` is what is reported as the
-    command, where that is not the command line.
-    Raises ``UserError`` for a script that cannot run, an unknown code, or a folder that cannot be written to.
+    ``outer`` is the run folder of a ``wrap`` around this one. If given, no folder is made. ``command`` replaces the
+    command line in the report. Raises ``UserError`` for a script that cannot run, an unknown code, or a folder that is
+    not writable.
     """
     command = command or tuple(sys.argv)
     split = _with_variables(options.split, env)
@@ -165,7 +165,7 @@ def prepare(
     return settings_of(
         options,
         WrapOptions,
-        # Nodes must agree on it, so one that is short of room does not choose alone.
+        # Nodes must agree on the level, so a node with little room does not choose alone.
         debug_level=choose_debug_level(options.debug_level, env, has_room=not placement.alone or has_room_for_detail()),
         report_dir=member.folder,
         report_file=member.report,
@@ -184,15 +184,15 @@ def prepare(
 
 
 def _read_check_every(options: Options, outer: Path | None) -> int:
-    """Return every how many steps replicas are compared, 0 for never.
+    """Return the number of steps between comparisons of replicas, or 0 for never.
 
-    Under another wrap the variable is what that one gave its ranks, and its options hold.
+    Under another wrap, the outer wrap's options apply. The variable is then the one that it set for its ranks.
     """
     return 0 if options.no_consistency or outer is not None else parse_steps(options.check_every, "--check-every")
 
 
 def _with_variables(split: SplitCommand, env: Mapping[str, str]) -> SplitCommand:
-    """Let PET_MODULE and PET_NO_PYTHON stand for their flags, as torchrun does."""
+    """Apply PET_MODULE and PET_NO_PYTHON like their flags, as torchrun does."""
     if split.is_command:
         return split
     return replace(
@@ -203,12 +203,12 @@ def _with_variables(split: SplitCommand, env: Mapping[str, str]) -> SplitCommand
 
 
 def _is_set(value: str | None) -> bool:
-    """Read a flag's variable; one that is no number is torchrun's to complain about."""
+    """Read a flag's variable. torchrun itself complains if it is not a number."""
     return value is not None and value.strip().isdigit() and int(value) != 0
 
 
 def _check_source(split: SplitCommand, env: Mapping[str, str]) -> bytes | None:
-    """Check what is to be run; return a script's source, None where none can be found without importing."""
+    """Check the script or command. Return the script's source, or None if it cannot be found without importing."""
     if not split.is_command and not split.is_module and not split.no_python:
         refuse_launcher(split)
     if split.is_command or split.no_python:
@@ -243,5 +243,5 @@ def _make_member(
 
 
 def _under(outer: Path) -> MemberFolder:
-    """Return the folder of the ``wrap`` around this one, which alone writes its report."""
+    """Return the folder of the ``wrap`` around this one. Only that one writes a report."""
     return MemberFolder(folder=outer, report=outer / REPORT_NAME)

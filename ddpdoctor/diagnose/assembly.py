@@ -1,4 +1,4 @@
-"""Puts together what the processes of a job have told: messages in, a fleet out, no I/O."""
+"""Builds a fleet from the messages of a job's processes. No I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Left as soon as a process has reached the store, so that it can be named if nothing more comes of it."""
+    """Each process sends this as soon as it reaches the store, so it can be named if it sends nothing more."""
 
     host: str
     pid: int
@@ -28,31 +28,31 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """Left by rank 0 for the others: what its host calls itself in full, where that is known."""
+    """Rank 0 sends this to the others: the full name of its host, if known."""
 
     fqdn: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that one process has to say."""
+    """All facts from one process."""
 
     rank: int
-    """Among those that gather."""
+    """The rank among the gathering processes."""
     machine: str
     container: str
     process: Process
     node: Node | None
-    """From the one process of a host that reads it, without processes."""
+    """Set only by the process that reads its host. It has no processes."""
     host: str
     version: str
-    """Of ddpdoctor."""
+    """The version of ddpdoctor."""
 
 
 def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = ()) -> Fleet:
-    """Return the fleet that some processes make, in the order in which they arrived; nobody is counted twice or lost.
+    """Return the fleet of these processes, sorted by rank. No process is lost or counted twice.
 
-    Two processes that say they are the same rank both stay, for the check of the ranks to see.
+    Two processes with the same rank are both kept, so that the check of the ranks can find them.
     """
     arrived = sorted(facts, key=lambda one: one.rank)
     groups = [group for machine in _by(arrived, "machine") for group in _by_container(machine)]
@@ -69,12 +69,12 @@ def assemble(launch: Launch, facts: Sequence[Facts], problems: Iterable[str] = (
 
 
 def missing_ranks(launch: Launch, facts: Iterable[Facts]) -> tuple[int, ...]:
-    """Return the ranks of which nothing has arrived."""
+    """Return the ranks that sent no facts."""
     return tuple(sorted(set(range(launch.world_size)) - {one.rank for one in facts}))
 
 
 def describe_missing(missing: Sequence[int], hellos: Mapping[int, Hello], limit_s: float) -> tuple[str, ...]:
-    """Say of every rank that did not answer whether it was heard of at all."""
+    """Say for each rank that did not answer whether it at least said hello."""
     started = [
         f"rank {rank} ({hellos[rank].host}, process {hellos[rank].pid}) started and did not answer within {limit_s:g} s"
         for rank in missing
@@ -94,10 +94,10 @@ def _by(facts: Iterable[Facts], name: str) -> list[list[Facts]]:
 
 
 def _by_container(machine: list[Facts]) -> list[list[Facts]]:
-    """Part the processes that share kernel, network and name into containers.
+    """Split the processes that share kernel, network and host name by container.
 
-    Only a container in which somebody reads the host is a node of its own: where each task has mounts of its own, as
-    under Apptainer, all belong to the one that reads.
+    A container is a separate node only if one of its processes reads the host. Under Apptainer, each task has its own
+    mounts, and all tasks belong to the one that reads.
     """
     parts = _by(machine, "container")
     readers = [part for part in parts if any(one.node for one in part)]
@@ -118,7 +118,7 @@ def _make_node(group: list[Facts], index: int) -> Node:
 
 
 def _name_apart(nodes: list[Node], first_ranks: list[int]) -> list[Node]:
-    """Give nodes that share a host name the name and their first rank: findings go by host."""
+    """Add the first rank to host names that several nodes share, because findings refer to hosts by name."""
     times = Counter(node.host for node in nodes)
     return [
         node if times[node.host] == 1 else replace(node, host=f"{node.host} (rank {rank})")

@@ -1,4 +1,4 @@
-"""Judges every attempt of a job that its launcher restarted, each from what the run folder keeps of it."""
+"""Judges each earlier attempt of a restarted job from its records in the run folder."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 def judge_earlier(saved: SavedRun, last: int, ignore: tuple[str, ...]) -> tuple[Attempt, ...]:
-    """Return the attempts before the last, the oldest of many left out, without findings of the codes in ``ignore``."""
+    """Return the attempts before the last, up to a limit, without findings whose codes are in ``ignore``."""
     jobs = {number: job_of(saved, number) for number in range(max(0, last - JUDGED_ATTEMPTS), last)}
     return tuple(_restarted(number, job, judge_job(job), saved.own.run, ignore) for number, job in jobs.items())
 
 
 def last_attempt(run: Run, job: Job, status: JobStatus, findings: tuple[Finding, ...]) -> Attempt:
-    """Return the last attempt as a section like the others."""
+    """Return the last attempt in the same form as the earlier ones."""
     return _section(last_number(job), job, status, findings, run)
 
 
 def last_number(job: Job) -> int:
-    """Return the number of the attempt that a job's ranks belong to, counted from 0."""
+    """Return the number of the last attempt, counted from 0."""
     return max((rank.attempt for rank in job.ranks), default=0)
 
 
@@ -60,7 +60,7 @@ def _section(
 
 
 def _wall(moment_ns: int | None, job: Job, run: Run) -> str | None:
-    """Return the time of day of a moment, by that of the launch."""
+    """Convert a monotonic time to wall-clock time, using the time of the launch."""
     try:
         launched = datetime.fromisoformat(run.started_at or "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""`allreduce-bench` from what was measured to the report: curves, comparison, reasons, advice and findings."""
+"""Builds the report of `allreduce-bench` from the measurements: curves, comparison, reasons, advice and findings."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.bandwidth.compare import Baseline
 
 GROUP = "bandwidth"
-"""Under which the checks of this verb are shown."""
+"""The heading of this command's checks."""
 
 Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the user asked for, beyond what is measured."""
+    """The user's options for the report."""
 
     command: tuple[str, ...] = ()
     started_at: str = ""
     """ISO 8601, UTC; empty: now."""
     fleet: Fleet | None = None
-    """The machines, where they were read."""
+    """The machines, if they were read."""
     baseline: Baseline | None = None
     """--compare."""
     fail_below: float | None = None
-    """--fail-below, as a share: 0.9. None: a baseline is shown, and demands nothing."""
+    """--fail-below as a fraction, such as 0.9. None: the baseline is only shown."""
     expect_gb_s: float | None = None
     """--expect."""
     use_reference: bool = True
@@ -56,7 +56,7 @@ class Wanted:
 
 
 def build_report(bench: Bench, wanted: Wanted) -> Report:
-    """Judge a bench, finished or not, and build its report. What raises becomes a crashed check."""
+    """Judge a bench, finished or not, and build its report. A part that raises becomes a crashed check."""
     crashed: list[Check] = []
     measured = _measured(bench, wanted, crashed)
     advice = _try("advice", lambda: advise(bench, wanted.model_size), None, crashed)
@@ -75,9 +75,9 @@ def build_report(bench: Bench, wanted: Wanted) -> Report:
 
 
 def exit_status(report: Report, fail_on: Severity | None) -> int:
-    """Return 130 where the bench was interrupted, 1 for findings at or above ``fail_on``, 3 where a check crashed.
+    """Return 130 if the bench was interrupted, 1 for findings at or above ``fail_on``, 3 if a check crashed.
 
-    4 says that a check which the user demanded could not tell, or that the bench did not come to its end.
+    Return 4 if a requested check was inconclusive or the bench did not finish.
     """
     status = None if report.job is None else report.job.status
     if status is JobStatus.INTERRUPTED:
@@ -104,7 +104,7 @@ def _measured(bench: Bench, wanted: Wanted, crashed: list[Check]) -> Measured:
 
 
 def _try(name: str, make: Callable[[], Made], instead: Made, crashed: list[Check]) -> Made:
-    """Return what follows from the facts; where that raises, note it: what was measured must not be lost for it."""
+    """Return the result of ``make``. If it raises, record a crashed check, so that the measurements are not lost."""
     try:
         return make()
     except Exception as error:  # noqa: BLE001 - the wall around a rule: these are the parts that rules share
@@ -162,7 +162,7 @@ def _data(measured: Measured, advice: Advice | None, fleet: Fleet | None) -> dic
 
 
 def _loads(fleet: Fleet | None) -> list[dict[str, Any]]:
-    """Return how busy each host was with what is not ours, where that was read."""
+    """Return the load that other work put on each host, if it was read."""
     nodes = () if fleet is None else fleet.nodes
     loads = [(node.host, known(node.load)) for node in nodes]
     return [{"host": host, **encode(load)} for host, load in loads if load is not None]

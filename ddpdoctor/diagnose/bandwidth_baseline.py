@@ -1,4 +1,4 @@
-"""A saved report of `allreduce-bench` as what a later bench is compared with."""
+"""Reads a saved report of `allreduce-bench` as the baseline for a comparison."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HELP = "Give the report.json, or its folder, of an allreduce-bench that was run
 
 
 def read_baseline(report: Report, name: str) -> Baseline:
-    """Return what a report holds to compare with; ``name`` is what the user called it. Raises ``UserError``."""
+    """Return the baseline in a report. ``name`` is the user's argument to --compare. Raises ``UserError``."""
     data = report.data
     if data.get("verb") != VERB:
         raise UserError(f"--compare {name} is no report of allreduce-bench", help=_HELP)
@@ -41,7 +41,7 @@ def read_baseline(report: Report, name: str) -> Baseline:
 
 
 def check_ranks(baseline: Baseline, world_size: int) -> None:
-    """Raise ``UserError`` for a run of another number of ranks: its times are of other amounts of data."""
+    """Raise ``UserError`` if the baseline has another number of ranks, because then its data volumes differ."""
     ranks = len(baseline.members)
     if ranks != world_size:
         raise UserError(

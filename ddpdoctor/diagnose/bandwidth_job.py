@@ -1,7 +1,7 @@
-"""A bench that did not come to its end, as the facts that the rules of progress judge.
+"""Converts an unfinished bench to the facts of a job, so that the progress rules can judge it.
 
-A rank's position becomes what those rules know of a rank. The watchers have seen to it already that nothing moved
-anywhere, so that the time without progress is what they saw.
+A rank's position becomes a ``Rank``. The bench's watchers have already confirmed that no rank moved, so their
+observations give the time without progress.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench, Member, Position, Stop
 
 NOW_NS = 10**18
-"""When it was looked, by a clock that the facts have to themselves: ranks of several hosts share none."""
+"""The time of the sample, on an artificial clock, because ranks of several hosts share none."""
 ENDED_NS = NOW_NS + 1
-"""When a rank failed. What follows from a user's stop comes after it; what comes first else is not known."""
+"""The time at which a rank failed. It is after a stop by the user. Otherwise the order of events is unknown."""
 INIT = "init_process_group"
 GONE = frozenset({"", "X", "Z"})
 _OWN_FOLDER = str(Path(ddpdoctor.__file__).parent) + "/"
@@ -33,7 +33,7 @@ _FRAME = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)")
 
 
 def build_job(bench: Bench, stop: Stop) -> Job:
-    """Return a stopped bench as a job that the rules of progress can judge."""
+    """Return a stopped bench as a job for the progress rules."""
     positions = {position.rank: position for position in stop.positions}
     states = {int(rank): state for one in stop.positions for rank, state in one.states.items()}
     ends = {int(rank): end for one in stop.positions for rank, end in one.ends.items()}
@@ -60,7 +60,7 @@ def build_job(bench: Bench, stop: Stop) -> Job:
 
 
 def _still_s(bench: Bench, stop: Stop) -> float:
-    """Return for how long a rank must have stood still to be blamed: as long as all did that wait for each other."""
+    """Return how long a rank must have been without progress to be blamed: the shortest such time of all ranks."""
     limit_s = bench.settings.hang_timeout_s
     if stop.ending is Ending.INTERRUPTED:
         return limit_s
@@ -70,7 +70,7 @@ def _still_s(bench: Bench, stop: Stop) -> float:
 def _without_victims_error(
     position: Position | None, members: tuple[Member, ...], positions: Mapping[int, Position]
 ) -> Position | None:
-    """Return a rank that gave up waiting for others to connect as one that still waits for them."""
+    """Drop the error of a rank that timed out while waiting for others to connect, so it counts as still waiting."""
     if position is None or position.error is None or position.phase != "connect":
         return position
     late = [one.rank for one in members if one.rank not in positions or not _has_come(positions[one.rank])]
@@ -78,14 +78,14 @@ def _without_victims_error(
 
 
 def _has_come(position: Position) -> bool:
-    """Return whether a rank has come to the making of the process group."""
+    """Return whether a rank has reached the creation of the process group."""
     return position.phase not in {"start", "connect"} or position.op == INIT
 
 
 def is_in_call(position: Position) -> bool:
-    """Return whether a rank is in the call itself: the innermost frame is torch's or ours, which call into C++.
+    """Return whether a rank is in the call itself: the innermost frame is torch's or ddpdoctor's, which call C++.
 
-    What somebody has put between, a wrapper or a hook, may hold it up on its way there.
+    Otherwise a wrapper or hook around the call may block it.
     """
     if not position.inside or not position.stack:
         return position.inside
@@ -117,10 +117,10 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
 
 
 def _silent_rank(member: Member, state: str | None, end: str | None) -> Rank:
-    """Return a rank of which only the kernel says something, or nobody."""
+    """Return a rank that sent no position. At most its process state and end are known."""
     if state in GONE:
         return Rank(**_who(member), **_end(end), recorded=True, ended_ns=ENDED_NS)
-    # A process that is stopped, or sleeps in the kernel, explains its silence.
+    # A stopped process, or one in uninterruptible sleep, cannot answer.
     explained = state in {"T", "t", "D"}
     return Rank(
         **_who(member),
@@ -201,7 +201,7 @@ def _raised(error: str, frames: tuple[Frame, ...], call: Call | None) -> Raised:
 
 
 def _innermost(frames: tuple[Frame, ...]) -> Frame | None:
-    """Return the innermost frame that is not of the bench or below it, else that of the bench."""
+    """Return the innermost user frame, or the innermost frame of ddpdoctor if there is none."""
     user = [frame for frame in frames if frame.user]
     own = [frame for frame in frames if frame.file.startswith(_OWN_FOLDER)]
     return next(reversed(user or own), None)

@@ -1,4 +1,4 @@
-"""Which job a rank of the bench belongs to, and the machines of that job."""
+"""Finds the job that a rank of the bench belongs to, and reads the job's machines."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def find_launch(env: Mapping[str, str]) -> Launch:
-    """Return the job that this process is a rank of; one rank alone where nothing has started it as one."""
+    """Return the job of this process. Without a launcher, it is a job of one rank."""
     return seen_ranks(env)
 
 
 class MachineReader:
-    """Reads the machines when it is called, and keeps them: on rank 0 all of them, on the others none."""
+    """Reads the machines when called. Rank 0 keeps the result in ``fleet``; on other ranks it stays None."""
 
     def __init__(self, launch: Launch, env: Mapping[str, str]) -> None:
         self._launch, self._env = launch, env
         self.fleet: Fleet | None = None
 
     def __call__(self, conversation: Conversation) -> None:
-        """Take part in the reading, on every rank. Raises ``StoreError``."""
+        """Take part in the reading. Every rank must call this. Raises ``StoreError``."""
         plan = ReadingPlan(sections=SECTIONS_FOR_BENCH, use_torch=False)
         self.fleet = gather_over(conversation.part("machines/"), self._launch, System(env=self._env), plan)

@@ -1,4 +1,4 @@
-"""What could explain a low bandwidth: the checks of `check-env` that bear on it, and reasons of the bench's own."""
+"""Finds possible reasons for a low bandwidth: relevant checks of `check-env`, and the bench's own reasons."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Path(Enum):
-    """Which data a check bears on."""
+    """The data path that a check concerns."""
 
     ALL = "all"
     INSIDE = "between ranks of one host"
@@ -37,14 +37,14 @@ class Path(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bearing:
-    """How a check of `check-env` bears on a bandwidth."""
+    """How a check of `check-env` affects bandwidth."""
 
     effect: Effect
     path: Path
     gloo: bool = False
-    """Whether it bears on Gloo too, which uses neither GPUs nor RDMA."""
+    """Whether it also affects Gloo, which uses neither GPUs nor RDMA."""
     infos: bool = False
-    """Whether its informations count: else they are things that only may be wrong."""
+    """Whether findings of severity "info" count. For other checks, these are only possible problems."""
 
 
 CHECKS = {
@@ -67,13 +67,13 @@ CHECKS = {
     "numa": Bearing(effect=Effect.SMALL, path=Path.PCIE),
     "numa-balancing": Bearing(effect=Effect.SMALL, path=Path.ALL, gloo=True),
 }
-"""By kind. Left out: what ends a job or hangs it (memlock, shm, iface-agree, fabric: the bench would not have come this
-far), what costs time at the start only (persistence), what a collective does not feel (omp, temp-power), and
-cpu-quota, env-danger, env-value and nccl-conf, for which the bench has reasons of its own."""
+"""Checks by kind. These are left out: checks for crashes and hangs (memlock, shm, iface-agree, fabric), because the
+bench would not have got this far; costs at start only (persistence); checks that do not affect a collective (omp,
+temp-power); and cpu-quota, env-danger, env-value and nccl-conf, for which the bench has its own reasons."""
 
 
 def find_reasons(bench: Bench, fleet: Fleet | None) -> tuple[Reason, ...]:
-    """Return what could explain a low number, those that explain most first; the machines where they were read."""
+    """Return possible reasons for a low number, the strongest first. ``fleet`` is None if no machines were read."""
     seen = view(bench, fleet)
     return order(
         [
@@ -87,12 +87,12 @@ def find_reasons(bench: Bench, fleet: Fleet | None) -> tuple[Reason, ...]:
 
 
 def reason_rules() -> tuple[Rule, ...]:
-    """Return the rules of `check-env` that bear on a bandwidth."""
+    """Return the rules of `check-env` that concern bandwidth."""
     return tuple(rule for rule in rules_of("environment") if rule.kind in CHECKS)
 
 
 def _checked(seen: BenchView, fleet: Fleet) -> Iterator[Weighed]:
-    """Ask the checks of the machines on which ranks ran."""
+    """Run the checks on the machines that had ranks."""
     fleet = replace(fleet, nodes=tuple(place.node for place in seen.places))
     rules = [rule for rule in reason_rules() if seen.nccl or CHECKS[rule.kind].gloo]
     by_host = {place.node.host: place for place in seen.places}
@@ -106,7 +106,7 @@ def _checked(seen: BenchView, fleet: Fleet) -> Iterator[Weighed]:
 
 
 def _goes(path: Path, seen: BenchView, place: BenchNode) -> bool:
-    """Say whether data took this path on a machine."""
+    """Return whether data took this path on a machine."""
     inside = len(place.members) > 1
     if path is Path.INSIDE:
         return inside

@@ -1,4 +1,4 @@
-"""Who is to blame for a bench that did not come to its end: asks the same rules as `wrap`."""
+"""Finds the culprit of an unfinished bench with the same rules as `wrap`."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding
 
 ROOTS = frozenset({"DD601", "DD602", "DD603", "DD604", "DD605", "DD606", "DD607", "DD608", "DD611"})
-"""The findings that mean something of a program of our own."""
+"""The findings that make sense for the bench."""
 MOST_NAMED = 4
-"""Groups that a summary names."""
+"""How many groups a summary names."""
 
 
 def stop_findings(bench: Bench) -> tuple[Finding, ...]:
-    """Return who is to blame, the first cause first; nothing of a bench that finished.
+    """Return the causes of an unfinished bench, the first cause first, or nothing if it finished.
 
-    Of one that somebody interrupted, only a hang that had lasted for the hang timeout.
+    For an interrupted bench, return only hangs that had lasted for the hang timeout.
     """
     stop = bench.stop
     if stop is None:
         return ()
     found = [one for one in judge_job(build_job(bench, stop)).findings if one.code in ROOTS]
-    # Where a store was lost with the rank that served it, the others could not be asked: that one explains it.
+    # If the rank that served the store is lost, the others cannot answer. Then only that rank's finding counts.
     explained = [one for one in found if not _is_silence(one, stop)]
     return tuple(_in_words_of_bench(one, bench, stop) for one in explained or found)
 
 
 def _is_silence(finding: Finding, stop: Stop) -> bool:
-    """Return whether ranks are blamed for nothing but that they did not answer."""
+    """Return whether ranks are blamed only because they did not answer."""
     return finding.code == "DD601" and not {one.rank for one in stop.positions} & set(finding.ranks)
 
 
 def describe_rank(rank: int, stop: Stop) -> str:
-    """Return one phrase for where a rank was, or what became of it, when the bench stopped."""
+    """Return one phrase for where a rank was, or how it had ended, when the bench stopped."""
     position = next((one for one in stop.positions if one.rank == rank), None)
     if position is None:
         return _describe_silent(str(rank), stop)
@@ -78,7 +78,7 @@ def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:
 
 
 def _at_words(stop: Stop) -> list[str]:
-    """Return what the bench was at when it stopped, as the rank says that had come furthest in it."""
+    """Return what the bench was doing when it stopped, according to a rank in its last phase."""
     whats = [one.what for one in stop.positions if one.phase == stop.phase and one.what]
     return [f'the bench was in its phase "{stop.phase}"' + (f", at {whats[0]}" if whats else "")]
 
@@ -91,7 +91,7 @@ def _crash_fix(finding: Finding, stop: Stop) -> str:
 
 
 def _silent(finding: Finding, bench: Bench, stop: Stop) -> Finding:
-    """Say of ranks that did not answer what can be said: where they stand is not known."""
+    """Rewrite a finding about ranks that did not answer. Their position is unknown."""
     waiting = waiters_words(build_scene(build_job(bench, stop)), finding.ranks)
     verb = "no longer answers" if len(finding.ranks) == 1 else "no longer answer"
     seen = {int(rank) for one in stop.positions for rank in one.states}
@@ -106,7 +106,7 @@ def _silent(finding: Finding, bench: Bench, stop: Stop) -> Finding:
 
 
 def _others(finding: Finding, bench: Bench, stop: Stop) -> tuple[str, ...]:
-    """Return where the ranks were that are not to blame, those that were at the same together."""
+    """Return where the other ranks were. Ranks in the same place share one phrase."""
     by_words: dict[str, list[int]] = defaultdict(list)
     for member in bench.members:
         if member.rank not in finding.ranks:
@@ -115,7 +115,7 @@ def _others(finding: Finding, bench: Bench, stop: Stop) -> tuple[str, ...]:
 
 
 def _transport(finding: Finding, bench: Bench, stop: Stop) -> Finding:
-    """Say which call of the bench does not complete, and among whom."""
+    """Say which calls of the bench do not complete, and between which ranks."""
     at = {(one.group, one.what or one.op) for one in stop.positions if one.rank in finding.ranks}
     calls = [f"{rank_list(group)} {_be(group)} in {what}" for group, what in sorted(at)]
     more = f", and {len(calls) - MOST_NAMED} more groups likewise" if len(calls) > MOST_NAMED else ""

@@ -1,4 +1,4 @@
-"""Builds the report of a job from its run folder and what was judged of it."""
+"""Builds the report of a job from its run folder and the judgement."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def build_report(folder: Path, judgement: Judgement, end: JobEnd) -> Report:
 
 
 def rebuild_report(folder: Path) -> Report:
-    """Return the report of a run folder that has none: it was removed, the watcher was killed, or the disk was full.
+    """Return the report of a run folder without one: it was removed, the watcher was killed, or the disk was full.
 
     Raises:
         UserError: the folder is no run folder.
@@ -47,7 +47,7 @@ def rebuild_report(folder: Path) -> Report:
 
 
 def _infer_end(run: Run, job: Job, judgement: Judgement) -> JobEnd:
-    """Return how a job ended whose watcher could not say it: a launcher that was still there counts as interrupted."""
+    """Infer how a job ended if its watcher did not record it. If the launcher still ran, it counts as interrupted."""
     status = job.launcher_status if job.ended else None
     hung = status is None and job.stopping_since_ns is not None and judgement.certain
     return JobEnd(
@@ -68,7 +68,7 @@ def _infer_status(status: int | None, interrupted_by: str | None, *, hung: bool)
 
 
 def _build(saved: SavedRun, job: Job, judgement: Judgement, end: JobEnd) -> Report:
-    """Return the report of a job. Attempts that the launcher restarted have sections of their own."""
+    """Return the report of a job. Each attempt of a restarted job has its own section."""
     run = saved.own.run
     status = job_status(job, judgement, hung=end.hung, interrupted=end.interrupted)
     shown = tuple(finding for finding in judgement.findings if finding.code not in end.ignore)
@@ -89,7 +89,7 @@ def _build(saved: SavedRun, job: Job, judgement: Judgement, end: JobEnd) -> Repo
 
 
 def job_status(job: Job, judgement: Judgement, *, hung: bool, interrupted: bool) -> JobStatus:
-    """Return how the job ended. An abort at the exit of a script that had finished is no failure of the job."""
+    """Return how the job ended. An abort at exit, after the script has finished, is not a failure of the job."""
     if hung:
         return JobStatus.HUNG
     if interrupted:
@@ -125,7 +125,7 @@ def _data(run: Run, job: Job, sections: tuple[Attempt, ...]) -> dict[str, Any]:
 
 
 def _without_values(consistency: Consistency | None) -> Any:
-    """Return what was compared and what differed; what ranks wrote beside it is in the run folder."""
+    """Encode the comparison without the ranks' values, which are in the run folder."""
     if consistency is None:
         return None
     return encode(replace(consistency, streams=tuple(replace(one, values=()) for one in consistency.streams)))

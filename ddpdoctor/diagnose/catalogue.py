@@ -1,4 +1,4 @@
-"""The rules as a reader meets them: a page each, found by code or kind."""
+"""The pages that document the rules. Users find them by code or kind."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.registry import Rule
 
 CLOSENESS = 0.5
-"""How alike a name must be to be offered instead of an unknown one, on difflib's scale from 0 to 1."""
+"""The least similarity, on difflib's scale from 0 to 1, at which a name is suggested for an unknown one."""
 LIST_HINT = "`ddpdoctor explain --list` names them all."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What there is to read about a rule; ``text`` is its docstring, in Markdown."""
+    """The page of a rule. ``text`` is the rule's docstring, in Markdown."""
 
     code: str
     kind: str
@@ -29,7 +29,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorPage:
-    """What there is to read about a known error, label by label."""
+    """The page of a known error: texts by label."""
 
     title: str
     told: dict[str, str]
@@ -43,7 +43,7 @@ def read_pages() -> tuple[Page, ...]:
 
 
 def read_page(name: str) -> Page:
-    """Return the page of a rule by its code or kind. Raises ``UserError`` as ``find_page`` does."""
+    """Return the page of a rule by its code or kind. Raises ``UserError`` like ``find_page``."""
     from ddpdoctor.rules.registry import find_rule
 
     rule = find_rule(name)
@@ -55,7 +55,7 @@ def _page(rule: Rule) -> Page:
 
 
 def find_error(text: str) -> ErrorPage | None:
-    """Return what there is to read about the known error that a text is; None for one word, a code or a kind."""
+    """Return the page of the known error in a text, or None. A single word (a code or kind) is never an error."""
     if " " not in text.strip():
         return None
     from ddpdoctor.rules.progress.known_errors import find_known
@@ -68,7 +68,7 @@ def find_error(text: str) -> ErrorPage | None:
 
 
 def find_page(name: str, pages: tuple[Page, ...]) -> Page:
-    """Find a page by code or kind, in any case; raises ``UserError`` with near matches where there is none."""
+    """Find a page by code or kind, ignoring case. Raises ``UserError`` with near matches if there is none."""
     by_name = {key.lower(): page for page in pages for key in (page.kind, page.code)}
     page = by_name.get(name.lower())
     if page is not None:
@@ -80,7 +80,7 @@ def find_page(name: str, pages: tuple[Page, ...]) -> Page:
 
 
 def check_codes(given: tuple[str, ...]) -> tuple[str, ...]:
-    """Return codes in capitals, lists with commas taken apart; raises ``UserError`` for one that no rule has."""
+    """Split comma-separated codes and return them in upper case. Raises ``UserError`` for an unknown code."""
     from ddpdoctor.rules.registry import find_rule
 
     codes = tuple(code.strip().upper() for entry in given for code in entry.split(",") if code.strip())

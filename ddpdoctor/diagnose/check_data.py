@@ -1,4 +1,4 @@
-"""`check-data` from its facts to its report: the arithmetic of an epoch, or what ranks were seen to draw."""
+"""Builds the reports of `check-data`: for the arithmetic of an epoch, or for what ranks really drew."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VERB = "check-data"
 
 
 def plan_report(plan: Plan, command: tuple[str, ...]) -> Report:
-    """Return the report of the arithmetic alone."""
+    """Return the report of the arithmetic only."""
     started_at = now()
     shares = share_out(plan)
     judged = judge(rules_of("data"), {Shares: [shares]})
@@ -35,7 +35,7 @@ def plan_report(plan: Plan, command: tuple[str, ...]) -> Report:
 def drawn_report(
     drawn: Drawn, ranks: Sequence[RankDraws], command: tuple[str, ...], started_at: str, accumulation: int
 ) -> Report:
-    """Return the report of what ranks were seen to draw."""
+    """Return the report of what ranks really drew."""
     shares = _shares(drawn, accumulation)
     facts: Facts = {Replicas: [_replicas(drawn, ranks)], **({} if shares is None else {Shares: [shares]})}
     judged = judge(rules_of("data"), facts)
@@ -46,7 +46,7 @@ def drawn_report(
 
 
 def _replicas(drawn: Drawn, ranks: Sequence[RankDraws]) -> Replicas:
-    """Return the ranks as the rules of data know those of a job: a loop over this loader would train, and may hang."""
+    """Return the ranks as input for the data rules. These assume that the loop trains and that it may hang."""
     return Replicas(
         loaders={one.rank: (one.loader,) for one in ranks if one.loader is not None},
         size=drawn.world_size,
@@ -59,7 +59,7 @@ def _replicas(drawn: Drawn, ranks: Sequence[RankDraws]) -> Replicas:
 
 
 def _shares(drawn: Drawn, accumulation: int) -> Shares | None:
-    """Return the first pass as the arithmetic has it; None where it was not whole."""
+    """Return the first pass in the form of the arithmetic, or None if it was incomplete."""
     if drawn.batch_size is None or not drawn.passes or not all(row.complete for row in drawn.passes[0].ranks):
         return None
     rows = drawn.passes[0].ranks

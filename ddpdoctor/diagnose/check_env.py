@@ -1,4 +1,4 @@
-"""`check-env` from end to end: read this machine or gather all of them, ask the rules, build the report."""
+"""Runs `check-env`: reads this machine or gathers all of them, runs the rules, builds the report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the user asked for."""
+    """The user's options."""
 
     checks: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Wanted:
     master_port: int | None = None
     command: tuple[str, ...] = ()
     torch_child: Child | None = None
-    """A Python that imports torch already."""
+    """A child process that has already started to import torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Entry:
 
 
 def list_checks(wanted: Wanted) -> tuple[Entry, ...]:
-    """Return the chosen checks. Raises ``UserError`` for names that there are not."""
+    """Return the chosen checks. Raises ``UserError`` for unknown names."""
     return tuple(
         Entry(
             code=rule.code,
@@ -69,9 +69,9 @@ def list_checks(wanted: Wanted) -> tuple[Entry, ...]:
 
 
 def check_environment(wanted: Wanted, env: Mapping[str, str]) -> Report | None:
-    """Read this machine, or gather all of them where a launcher is seen; None on ranks that do not report.
+    """Check this machine, or all machines of the job under a launcher. Return None on ranks that do not report.
 
-    Raises ``UserError`` for checks that there are not, and where the other ranks cannot be reached.
+    Raises ``UserError`` for unknown checks, and if the other ranks cannot be reached.
     """
     started_at = now()
     by_hand = ByHand(
@@ -92,7 +92,7 @@ def check_environment(wanted: Wanted, env: Mapping[str, str]) -> Report | None:
 def build_checkup(
     fleet: Fleet, rules: Iterable[Rule], wanted: Wanted, started_at: str, env: Mapping[str, str]
 ) -> Report:
-    """Judge a fleet and build the report of it."""
+    """Judge a fleet and build its report."""
     judged = judge(rules, fleet_facts(fleet))
     report = make_report(
         command=wanted.command,

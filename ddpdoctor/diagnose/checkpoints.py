@@ -1,4 +1,4 @@
-"""`check-checkpoint` from what was read to its report."""
+"""Builds the report of `check-checkpoint`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERB = "check-checkpoint"
 
 
 def checkpoint_report(seen: Checkpoints, command: tuple[str, ...], started_at: str) -> Report:
-    """Judge checkpoints, and return the report."""
+    """Judge checkpoints and return the report."""
     judged = judge(rules_of("checkpoints"), {Checkpoints: [seen]})
     data = {"verb": VERB, "files": [*map(_about, seen.files)]}
     return make_report(
@@ -26,7 +26,7 @@ def checkpoint_report(seen: Checkpoints, command: tuple[str, ...], started_at: s
 
 
 def _about(one: FileSeen) -> dict[str, Any]:
-    """Return what a reader of the report sees of a file: no digests and no list of all its tensors."""
+    """Return a file's data for the report, without digests and without the list of its tensors."""
     contents = one.contents
     return {
         "path": one.path,

@@ -1,4 +1,4 @@
-"""`check-consistency` from what was seen of a trial, or of files, to the report."""
+"""Builds the reports of `check-consistency`, for a trial or for files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Rep
 
 
 def build_diff_report(facts: DiffFacts, command: tuple[str, ...], started_at: str) -> Report:
-    """Judge files that were compared, and build the report."""
+    """Judge compared files and build the report."""
     judged = judge(rules_of("consistency"), {DiffFacts: [facts]})
     data = {"verb": VERB, "diff": encode(facts)}
     return make_report(
@@ -53,7 +53,7 @@ def build_diff_report(facts: DiffFacts, command: tuple[str, ...], started_at: st
 
 
 def _job(trial: Trial) -> Job:
-    """Return a trial as a job that goes on, whose models and replicas the rules of jobs can judge."""
+    """Return a trial as a running job, so that the rules for jobs can judge its models and replicas."""
     everybody = tuple(one.rank for one in trial.participants)
     return Job(
         now_ns=0,
@@ -97,6 +97,6 @@ def _row(one: Participant, trial: Trial) -> RankRow:
 
 
 def _without_copies(trial: Trial) -> Trial:
-    """Leave one model of ranks that have the same: a report holds what differs."""
+    """Keep only one model if all ranks have equal ones."""
     same: Any = len({model.digest for model in trial.models}) == 1
     return replace(trial, models=trial.models[:1]) if same else trial

@@ -1,7 +1,7 @@
-"""Reads this machine alone, or gathers what every process of a job has seen on rank 0.
+"""Reads only this machine, or gathers the facts from all processes of a job on rank 0.
 
-Every process says hello, one process a host reads it, all send what they have, and rank 0 puts it together. Nothing of
-this goes over NCCL or Gloo, which may be what is broken.
+Every process says hello, one process per host reads the host, all send their facts, and rank 0 combines them. NCCL and
+Gloo are not used, because they may be the broken part.
 
 Keys: ``leaders``, ``head``, ``clock``, ``hello/RANK``, ``arrived``, ``facts/ARRIVAL``.
 """
@@ -40,34 +40,34 @@ if TYPE_CHECKING:
 FQDN_LIMIT_S = 2.0
 LEAVE_LIMIT_S = 2.0
 SLOWEST_S = 30.0
-"""Ours: how much slower than rank 0 another host may be to read where all have met already."""
+"""Our choice: how much longer than rank 0 another host may take to read if all processes have already met."""
 MOST_NAMED = 64
-"""So many ranks that did not answer are asked for one by one."""
+"""For how many ranks without an answer their hello is looked up."""
 
 
 def read_fleet(system: System, plan: ReadingPlan) -> Fleet:
-    """Read this machine alone."""
+    """Read only this machine."""
     return Fleet(nodes=(read_node(system, plan, (read_process(system),)),))
 
 
 def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) -> Fleet | None:
-    """Return what all processes of a job have seen, on rank 0; None on the others, which have then nothing to say.
+    """Return the facts from all processes of a job on rank 0, and None on the other ranks.
 
-    ``timeout_s`` is how long rank 0 waits for the slowest once it has read its own host: the others read theirs at the
-    same time, so that it covers how much later they started and how much slower they are. It is also how long each
-    tries to reach the store. Ranks that do not answer in time are named, and the rest is reported.
+    ``timeout_s`` is how long rank 0 waits for the slowest rank after it has read its own host. The others read theirs
+    at the same time, so it only covers how much later they started and how much slower they are. It is also how long
+    each rank tries to reach the store. Ranks that do not answer in time are named, and the rest is reported.
 
-    Raises ``UserError`` where the store cannot be reached.
+    Raises ``UserError`` if the store cannot be reached.
     """
     if not launch.gathers:
         return _read_alone(launch, system, plan)
-    # First of all: to import torch changes the environment and the affinity of some builds.
+    # Do this first: importing torch changes the environment, and in some builds the CPU affinity.
     member = _member(launch, system, plan, timeout_s)
     try:
         with meet(launch, system.env, timeout_s) as meeting:
             conversation = meeting.begin("fleet")
             if launch.launcher is not Launcher.TORCHRUN:
-                # Rank 0 serves the store: what it has acknowledged it has.
+                # Rank 0 serves the store, so it has everything that it has acknowledged.
                 return _take_part(member, conversation)
             return _end_together(member, conversation)
     except StoreError as error:
@@ -75,7 +75,7 @@ def gather(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float) 
 
 
 def gather_over(conversation: Conversation, launch: Launch, system: System, plan: ReadingPlan) -> Fleet | None:
-    """Do the same in a conversation that is open already, for a program whose ranks go on together afterwards.
+    """Do the same in an open conversation, for a program whose ranks go on together afterwards.
 
     Raises ``StoreError``.
     """
@@ -101,7 +101,7 @@ def _member(launch: Launch, system: System, plan: ReadingPlan, timeout_s: float)
 
 
 def _take_part(member: _Member, conversation: Conversation) -> Fleet | None:
-    """Lead or follow; None on those that follow."""
+    """Lead or follow. Return None on followers."""
     if _leads(member, conversation):
         return _lead(member, conversation)
     _follow(member, conversation)
@@ -109,7 +109,7 @@ def _take_part(member: _Member, conversation: Conversation) -> Fleet | None:
 
 
 def _end_together(member: _Member, conversation: Conversation) -> Fleet | None:
-    """Take part, and let rank 0 end last: should it end first, and with 1, torchrun would stop the others."""
+    """Take part, and let rank 0 end last. If it ended first with status 1, torchrun would stop the others."""
     if _leads(member, conversation):
         try:
             return _lead(member, conversation)
@@ -117,14 +117,14 @@ def _end_together(member: _Member, conversation: Conversation) -> Fleet | None:
             with suppress(StoreError):
                 conversation.say_goodbye(_Done(), lambda: conversation.add("arrived", 0), LEAVE_LIMIT_S)
     _follow(member, conversation)
-    # This process has sent all it has. That rank 0 is gone is as good as its goodbye.
+    # This process has sent everything. If rank 0 is gone, no goodbye is needed.
     with suppress(StoreError):
         conversation.hear_goodbye(_Done, member.timeout_s, ends_process=True)
     return None
 
 
 def _leads(member: _Member, conversation: Conversation) -> bool:
-    """Say who is here; return whether this process leads: where a mistake has made two rank 0, one of them does."""
+    """Say hello and return whether this process leads. If two processes are rank 0 by mistake, one of them leads."""
     rank = member.launch.rank
     conversation.send(f"hello/{rank}", Hello(host=member.identity.host, pid=member.process.pid))
     return rank == 0 and conversation.add("leaders", 1) == 1
@@ -137,12 +137,12 @@ def _follow(member: _Member, conversation: Conversation) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Done:
-    """Rank 0 has heard all, or has stopped waiting."""
+    """Rank 0 has received everything, or has stopped waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Member:
-    """A process that takes part, and what it has to do so."""
+    """A participating process with its settings."""
 
     launch: Launch
     system: System
@@ -164,7 +164,7 @@ class _Member:
 
 
 def _lead(member: _Member, conversation: Conversation) -> Fleet:
-    """Show the head's name and clock, read this host, and hear the others."""
+    """Publish this host's name and clock, read this host, and receive the facts of the others."""
     plan = replace(member.plan, head=_read_fqdn(member))
     conversation.send("head", Head(fqdn=plan.head))
     with ShownClock(conversation):
@@ -175,7 +175,7 @@ def _lead(member: _Member, conversation: Conversation) -> Fleet:
 
 
 def _read_own_node(member: _Member, conversation: Conversation) -> Node:
-    # Rank 0's name is what the look-ups of this host are about, and its clock starts with it.
+    # The lookups on this host need rank 0's name. Rank 0 shows its clock right after it sends its name.
     head = conversation.wait(Head, "head", member.timeout_s, "rank 0")
     plan = replace(member.plan, head=None if head is None else head.fqdn)
     if "clock" not in plan.sections:
@@ -198,7 +198,7 @@ class _Offset(threading.Thread):
         self.seconds: float | None = None
 
     def run(self) -> None:
-        # Without it the check of the clocks goes by what the kernel says.
+        # Without an offset, the check of the clocks uses the kernel's state.
         with suppress(StoreError):
             self.seconds = measure_offset(self._conversation)
 
@@ -217,14 +217,14 @@ class _Gathered:
 
 
 def _hear(member: _Member, conversation: Conversation) -> _Gathered:
-    """Take what arrives until all have spoken or the time is up. Where the store is lost, what has arrived counts."""
+    """Receive facts until all ranks have sent theirs or the time is up. If the store is lost, keep what arrived."""
     facts: list[Facts] = []
     problems: list[str] = []
     hellos: Mapping[int, Hello] = {}
     expected = member.launch.world_size - 1
 
     def arrivals() -> range:
-        # More than expected is a mistake of the launch, and is not followed without end.
+        # More arrivals than expected are a launch error. The limit keeps this loop finite.
         return range(1, min(conversation.add("arrived", 0), 2 * expected + 16) + 1)
 
     def have_spoken(heard: Mapping[int, Facts]) -> bool:
@@ -259,7 +259,7 @@ def _look_for_hellos(conversation: Conversation, ranks: tuple[int, ...]) -> Mapp
 
 
 def _unreachable(launch: Launch, error: StoreError) -> UserError:
-    """Return the error of a rank that could not take part, with what to do about it."""
+    """Return the error for a rank that could not take part, with advice."""
     place = f"{launch.hosts[0]}:{launch.port}"
     if launch.launcher is Launcher.TORCHRUN:
         what = f"rank {launch.rank} cannot use the store of torchrun at {place}: {error}"

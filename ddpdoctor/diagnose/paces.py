@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def pace_rows(job: Job) -> list[dict[str, Any]]:
-    """Return a row a rank that recorded steps: how many are known, and medians in milliseconds, without waiting."""
+    """Return one row per rank that recorded steps: their number, and medians in milliseconds without waiting."""
     return [row for row in map(_row, job.ranks) if row is not None]
 
 

@@ -1,4 +1,4 @@
-"""Reads a run folder and has the rules judge the job."""
+"""Reads a run folder and judges the job with the rules."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Made = TypeVar("Made")
 
 
 def judge_folder(folder: Path, attempt: int | None = None) -> Judgement:
-    """Return what is wrong with one attempt (by default the last) of the job that a run folder holds.
+    """Judge one attempt (by default the last) of the job in a run folder.
 
-    A folder that cannot be read is a crashed check: a job that is watched must not suffer from it.
+    An unreadable folder becomes a crashed check, because errors must not affect a watched job.
     """
     with _no_collection():
         try:
@@ -42,7 +42,7 @@ def judge_folder(folder: Path, attempt: int | None = None) -> Judgement:
 
 
 def judge_replicas(folder: Path) -> tuple[Finding, ...]:
-    """Return what is wrong with the replicas of the job that a run folder holds; nothing where it cannot be read."""
+    """Return the findings about the replicas of the job in a run folder, or nothing if it cannot be read."""
     try:
         return judge(rules_of("consistency"), {Job: [read_job(folder)]}).findings
     except UserError:
@@ -50,7 +50,7 @@ def judge_replicas(folder: Path) -> tuple[Finding, ...]:
 
 
 def judge_job(job: Job) -> Judgement:
-    """Return what all rules say of a job: of its progress, of its replicas, of its data."""
+    """Judge a job with all rules about progress, replicas and data."""
     rules = rules_of("progress", "consistency", "data")
     scene = _attempt(lambda: build_scene(job))
     facts: Facts = {
@@ -59,13 +59,13 @@ def judge_job(job: Job) -> Judgement:
         Replicas: _attempt(lambda: replicas_of(job)),
     }
     judged = judge(rules, facts)
-    # torch's own time limit ends what hangs, whatever might have come in time.
+    # A hang past torch's own time limit is final, because torch ends the job.
     over = judged.certain and not isinstance(scene, Exception) and is_limit_over(scene)
     return replace(judged, proven=judged.proven or over)
 
 
 def _attempt(build: Callable[[], Made]) -> Made | Exception:
-    """Return what rules are to be asked about; what it raises instead makes their checks crashed, and no others."""
+    """Build the facts for some rules. If that raises, only the checks of these rules are crashed."""
     try:
         return build()
     except Exception as error:  # noqa: BLE001 - the wall around a rule: this is the part that rules share
@@ -74,7 +74,7 @@ def _attempt(build: Callable[[], Made]) -> Made | Exception:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Look for no garbage meanwhile: of a thousand ranks all that is made is kept, and each look is at all of it."""
+    """Turn off garbage collection. With a thousand ranks, all objects are kept and every collection visits them all."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Takes host names, addresses and user names out of a report, each always replaced by the same word."""
+"""Removes host names, addresses and user names from a report. Each is always replaced by the same word."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOST_VARIABLES = (
 LIST_VARIABLES = ("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_NODELIST")
 OPEN_NAMES = frozenset({"", "localhost", "localhost.localdomain"})
 MIN_NAME = 2
-"""A shorter name would be found within words that have nothing to do with it."""
+"""Shorter names are not replaced, because they would match unrelated text."""
 _ADDRESS = re.compile(
     r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7})(?![\w:]|\.\d)"
 )
@@ -37,10 +37,10 @@ _HOME = re.compile(r"(/home/|/Users/)(?!user-\d)([^/\s:,;'\"]+)")
 
 
 class Redactor:
-    """Replaces what it knows in text. The same name or address becomes the same word wherever it stands."""
+    """Replaces names and addresses in text. The same one always becomes the same word."""
 
     def __init__(self, hosts: Iterable[str], users: Iterable[str]) -> None:
-        """Take the names to hide; addresses are found by their form."""
+        """Take the names to hide. Addresses are found by pattern."""
         self._words: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
         self._learn(hosts, "host")
@@ -125,7 +125,7 @@ def _is_address(text: str) -> bool:
 
 
 def _is_telling(text: str) -> bool:
-    """Return whether a text is an address that says something of a machine: loopback and the like do not."""
+    """Return whether a text is an address that identifies a machine, so not loopback or 0.0.0.0."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

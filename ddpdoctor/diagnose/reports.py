@@ -1,4 +1,4 @@
-"""Builds the report of every verb from what was judged."""
+"""Builds the reports of all commands."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def make_report(  # noqa: PLR0913 - the fields of a report, each under its name
     job: JobSummary | None = None,
     ranks: Iterable[RankRow] = (),
 ) -> Report:
-    """Return the report of a session; ``ended_at`` empty means now, and no ``job`` that none was run.
+    """Return a report. An empty ``ended_at`` means now. ``job`` is None if no job was run.
 
-    ``earlier`` are findings that are shown, and of which none is the verdict.
+    The findings in ``earlier`` are shown, but cannot become the verdict.
     """
     found = tuple(findings)
     return Report(
@@ -48,5 +48,5 @@ def make_report(  # noqa: PLR0913 - the fields of a report, each under its name
 
 
 def now() -> str:
-    """Return the time as reports have it: ISO 8601, UTC."""
+    """Return the current time in the format of reports: ISO 8601, UTC."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

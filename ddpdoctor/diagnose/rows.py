@@ -1,4 +1,4 @@
-"""One line a rank: where it stands, as the report shows it."""
+"""Builds the report's table of ranks, one row per rank."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MAX_STACK = 40
 def rank_row(rank: Rank, stopped_ns: int | None = None) -> RankRow:
     """Return a rank's row of the report.
 
-    ``stopped_ns`` is when a job that hung was stopped: what it raised then is left out. Where several nodes are
-    stopped, ranks of one fail for want of those of another.
+    ``stopped_ns`` is when a hung job was stopped. Errors after that are left out: when several nodes are stopped, the
+    ranks of one node fail because those of another are gone.
     """
     if stopped_ns is not None and rank.looks:
         rank = replace(rank, raised=tuple(error for error in rank.raised if error.time_ns <= stopped_ns))
@@ -71,7 +71,7 @@ def describe_state(rank: Rank) -> str:  # noqa: PLR0911 - a line a state
 
 
 def _is_frozen(rank: Rank) -> bool:
-    """Return whether a signal or a debugger had stopped the process at the last look."""
+    """Return whether a signal or a debugger had stopped the process when it was last checked."""
     return rank.proc_state in ("T", "t")
 
 

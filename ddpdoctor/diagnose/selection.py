@@ -1,4 +1,4 @@
-"""Which rules of `check-env` a user wants: by kind, by code, or by how codes begin."""
+"""Selects rules of `check-env` by kind, by code, or by the beginning of codes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.registry import Rule
 
 CLOSENESS = 0.5
-"""How alike a name must be to be offered instead of an unknown one, on difflib's scale from 0 to 1."""
+"""The least similarity, on difflib's scale from 0 to 1, at which a name is suggested for an unknown one."""
 LIST_HINT = "`ddpdoctor check-env --list` names them all."
 
 
 def choose_rules(wanted: Iterable[str], unwanted: Iterable[str]) -> tuple[Rule, ...]:
-    """Return the wanted rules (all, where none are named) without the unwanted, in the order of their codes.
+    """Return the wanted rules (all if none are named) without the unwanted, in the order of their codes.
 
-    Raises ``UserError`` for a name that stands for no rule, and where nothing is left.
+    Raises ``UserError`` for an unknown name, and if no rule is left.
     """
     rules = rules_of("environment")
     chosen = _find_all(wanted, rules) or {rule.code for rule in rules}
@@ -33,7 +33,7 @@ def choose_rules(wanted: Iterable[str], unwanted: Iterable[str]) -> tuple[Rule, 
 
 
 def sections_of(rules: Iterable[Rule]) -> frozenset[str]:
-    """Return the sections of a node that these rules look at."""
+    """Return the sections of a node that these rules need."""
     return frozenset(section for rule in rules for section in rule.needs)
 
 
@@ -43,7 +43,7 @@ def _find_all(names: Iterable[str], rules: tuple[Rule, ...]) -> set[str]:
 
 
 def _find(name: str, rules: tuple[Rule, ...]) -> set[str]:
-    """Find the codes that a kind, a code, or the beginning of one such as DD1 stands for."""
+    """Find the codes for a kind, a code, or the beginning of a code such as DD1."""
     prefix = re.fullmatch(r"DD\d{0,3}", name.upper())
     found = {rule.code for rule in rules if rule.kind == name.lower()}
     if prefix:

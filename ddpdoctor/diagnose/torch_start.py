@@ -1,4 +1,4 @@
-"""Starts the import of torch before anything else is loaded: it takes longest, and can run beside all the rest."""
+"""Starts the import of torch in a child process early, because it takes longest and can run in parallel."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID")
 
 
 def start_torch_early(env: Mapping[str, str]) -> Child | None:
-    """Start it where this process will read the machine: alone, or as the first on its node. None elsewhere."""
+    """Start the child if this process will read the machine: it is alone or first on its node. Else return None."""
     first = all(env.get(name, "0") == "0" for name in LOCAL_RANKS)
     if not first:
         return None
     try:
         return start_torch_child(env)
     except OSError:
-        return None  # the collector tries again, and says what is wrong
+        return None  # the collector tries again and reports the problem

@@ -52,7 +52,7 @@ class EpochSeen:
     xor: int
     """Exclusive or of the drawn indices."""
     order: str
-    """A digest of the indices in their order, or only of the first ones if ``first_only`` is set."""
+    """A digest of the first indices in their order, up to ``MAX_ORDER`` of the recorder."""
     first: str
     """A digest of the first batch's indices. Passes that broke off can be compared by it too."""
     complete: bool

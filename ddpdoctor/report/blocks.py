@@ -1,7 +1,7 @@
-"""What a report shows, as blocks: typed data that each format draws in its own way.
+"""The blocks of a report: typed data that each format renders in its own way.
 
-To add a verb, write one function that turns its data into ``Content`` and name it in ``contents.py``. To add a format,
-write one module that draws each kind of block.
+To add a command, write a function that turns its data into ``Content``, and register it in ``contents.py``. To add a
+format, write a module that renders each kind of block.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Tone(str, Enum):
-    """What a text means to the reader; each format chooses a look for it."""
+    """What a text means to the reader. Each format chooses its style."""
 
     PLAIN = "plain"
     STRONG = "strong"
@@ -58,28 +58,28 @@ class Items:
 
     items: tuple[Item, ...]
     mark: str = ""
-    """What stands before each entry where the format has no marks of its own."""
+    """The prefix of each entry in formats without list marks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """A label and what it holds, in one paragraph or more."""
+    """A label with one or more paragraphs."""
 
     label: str
     texts: tuple[str, ...]
     tone: Tone = Tone.STRONG
-    """Of the label."""
+    """The tone of the label."""
     whole: bool = False
-    """A command: it is never broken into lines."""
+    """Never wrap the text, because it is a command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Labels with what they hold; a fact without texts is left out."""
+    """A list of facts. A fact without texts is left out."""
 
     facts: tuple[Fact, ...]
     width: int = 0
-    """Of the labels with the gap behind them, so that lists below each other line up; 0: by the longest label."""
+    """Width of the labels including the gap, so that several lists align. 0: use the longest label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Column:
     unit: str = ""
     align: Literal["left", "right"] = "right"
     weight: int | None = None
-    """Of the columns that do not fit, those with the least weight go first; None: it always stays."""
+    """If columns do not fit, the one with the least weight is dropped first. None: never drop it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,17 +101,17 @@ class Table:
 
     columns: tuple[Column, ...]
     tones: dict[int, Tone] = field(default_factory=dict)
-    """Tones of rows that are not plain, by their number."""
+    """Tones by row number, for rows that are not plain."""
     indent: int = 0
     legend: tuple[str, ...] = ()
-    """What its marks mean."""
+    """The meaning of its marks."""
     instead: tuple[Block, ...] = ()
-    """Shown where the table is too wide."""
+    """Shown if the table is too wide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A named line of a chart: points of x and y, all above 0."""
+    """A named line of a chart: (x, y) points, all above 0."""
 
     name: str
     points: tuple[tuple[int, float], ...]
@@ -119,7 +119,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Lines over a common x, both axes logarithmic; the reference is a level to compare them with."""
+    """Lines over a common x, with both axes logarithmic. The reference is a level to compare them with."""
 
     title: str
     lines: tuple[Line, ...]
@@ -128,11 +128,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankClass:
-    """Ranks in the same state at the same line. ``place`` is empty where no line is known."""
+    """Ranks in the same state at the same line. ``place`` is empty if the line is unknown."""
 
     ranks: tuple[int, ...]
     host: str
-    """Empty where they are on several hosts, or the job has one."""
+    """Empty if they are on several hosts, or if the job has only one."""
     state: str
     place: str
     blamed: bool
@@ -140,19 +140,19 @@ class RankClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where ranks stand: a row for those in the same state at the same line."""
+    """Where ranks are: one row for ranks in the same state at the same line."""
 
     classes: tuple[RankClass, ...]
 
 
 Block = Heading | Text | Items | Facts | Table | Series | Places
 Section = tuple[Block, ...]
-"""Blocks that belong together; sections are set apart from each other."""
+"""Blocks that belong together. Formats separate sections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """Values as they were measured, for programs."""
+    """Measured values for programs."""
 
     names: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
@@ -160,29 +160,29 @@ class Records:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a verb has to show of its report; the findings and checks of a report are drawn alike for all verbs."""
+    """The command-specific content of a report. Findings and checks are rendered the same way for all commands."""
 
     status: str
     """How it ended, in one line."""
     headline: str = ""
-    """The title of a document; empty: as ``status``."""
+    """The title of a document; empty: use ``status``."""
     verb: str = ""
-    """Named in the title of a document."""
+    """The command named in the title of a document."""
     about: tuple[Section, ...] = ()
-    """What was looked at: it stands before everything else."""
+    """What was checked. It comes before everything else."""
     sections: tuple[Section, ...] = ()
-    """What was seen, in reading order."""
+    """The results, in reading order."""
     records: Records | None = None
     remarks: tuple[str, ...] = ()
     """Lines that belong to the status."""
     several_hosts: bool = False
     """Findings name their hosts."""
     ends_with_verdict: bool = False
-    """On a screen the verdict comes last, and the status first; else the status comes last."""
+    """On a screen, the verdict comes last and the status first. If False, the status comes last."""
     others: tuple[Finding, ...] = ()
-    """Then: findings beside the verdict that no section shows."""
+    """With ``ends_with_verdict``: findings beside the verdict that no section shows."""
     is_checklist: bool = False
-    """The outcomes of checks are counted, and notes are details."""
+    """Count the outcomes of checks, and show notes only as details."""
 
 
 def items(texts: tuple[str, ...] | list[str], mark: str = "") -> Items:
@@ -191,5 +191,5 @@ def items(texts: tuple[str, ...] | list[str], mark: str = "") -> Items:
 
 
 def titled_list(title: str, texts: tuple[str, ...] | list[str]) -> tuple[Section, ...]:
-    """Return a section with a title and a list; nothing where the list is empty."""
+    """Return a section with a title and a list, or nothing if the list is empty."""
     return ((Heading(text=title), items(texts, "  ")),) if texts else ()

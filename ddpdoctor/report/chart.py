@@ -1,4 +1,4 @@
-"""A small chart for a terminal: lines over sizes in bytes, both axes logarithmic, a mark for each line."""
+"""A small chart for a terminal: lines over sizes in bytes, with logarithmic axes and one mark per line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 ROWS = 9
 MAX_COLUMNS = 72
-"""Wider, a curve of twenty sizes only gets flatter."""
+"""In a wider chart, a curve of twenty sizes only gets flatter."""
 MIN_COLUMNS = 20
-"""Narrower, nothing can be seen."""
+"""A narrower chart is unreadable."""
 MARKS = "ox+*#%@"
 REFERENCE = "-"
 LABEL_WIDTH = 8
@@ -30,7 +30,7 @@ class _Scale:
     steps: int
 
     def place(self, value: float) -> int:
-        """Return the step at which a value stands, from 0 to ``steps`` - 1."""
+        """Return the step of a value, from 0 to ``steps`` - 1."""
         span = math.log(self.high / self.low) or 1.0
         return round(math.log(value / self.low) / span * (self.steps - 1))
 
@@ -39,7 +39,7 @@ class _Scale:
 
 
 def draw_chart(series: Series, width: int) -> list[str]:
-    """Draw the lines; empty where there is too little to draw or too little room."""
+    """Draw the lines, or return nothing if there are too few points or there is too little room."""
     columns = min(width - LABEL_WIDTH - 3, MAX_COLUMNS)
     known = [line for line in series.lines if len(line.points) > 1]
     drawn, reference = known[: len(MARKS)], series.reference

@@ -1,4 +1,4 @@
-"""What is shown of checks that ran no job, such as `check-env`: over how many machines, and what was found."""
+"""The content of checks without a job, such as `check-env`: the number of machines and of findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def checklist_content(report: Report, *about: Section) -> Content:
-    """Return what is shown of checks; ``about`` is what they were about."""
+    """Return the content of checks. ``about`` describes what was checked."""
     hosts = report.data.get("hosts")
     count = len(hosts) if isinstance(hosts, list) else 0
     found = count_findings(report.findings) or _no_finding(report)
@@ -23,7 +23,7 @@ def checklist_content(report: Report, *about: Section) -> Content:
 
 
 def _no_finding(report: Report) -> str:
-    """Say that nothing is wrong only where something was checked."""
+    """Say "no problem found" only if something was checked."""
     outcomes = {check.outcome for check in report.checks}
     if Outcome.PASSED in outcomes or not outcomes:
         return "no problem found"
@@ -31,8 +31,8 @@ def _no_finding(report: Report) -> str:
 
 
 def _who(report: Report, hosts: int) -> str:
-    """Say over how many machines and ranks, where there are several."""
-    # By hand it is the nodes that are counted.
+    """Say how many machines and ranks were checked, if there are several."""
+    # With --nnodes, world_size counts nodes, not ranks.
     ranks = report.data.get("world_size") if report.data.get("launcher") not in ("none", "nnodes") else None
     parts = [plural(hosts, "host")] if hosts > 1 else []
     if isinstance(ranks, int):

@@ -1,4 +1,4 @@
-"""What `check-checkpoint` shows: the files that it has read."""
+"""The content of `check-checkpoint`: the files that it has read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _line(one: dict[str, Any]) -> str:
 
 
 def _size(size_bytes: int) -> str:
-    """Return a size as a file manager shows it; the finding of a file that is too short has its bytes."""
+    """Return a size as a file manager shows it. Findings about truncated files give exact bytes."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size_bytes >= size:
             return f"{size_bytes / size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""What is equal is said once: ranks that stand at the same place, and findings that differ by rank only."""
+"""Merges equal entries: ranks at the same place, and findings that differ only by rank."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def places_of(ranks: tuple[RankRow, ...], verdict: Finding | None) -> tuple[Section, ...]:
-    """Return where ranks stand as a section; nothing where there are none."""
+    """Return a section that says where the ranks are, or nothing if there are none."""
     return ((Places(classes=classify(ranks, verdict)),),) if ranks else ()
 
 
 def classify(ranks: tuple[RankRow, ...], verdict: Finding | None) -> tuple[RankClass, ...]:
-    """Sort ranks into classes, by lowest rank; those whom the verdict blames stay apart from the others."""
+    """Group ranks into classes, sorted by lowest rank. Ranks that the verdict blames have their own classes."""
     blamed = frozenset(verdict.ranks) if verdict else frozenset()
     classes: dict[tuple[str, str, bool], list[RankRow]] = {}
     several = len({row.host for row in ranks}) > 1
@@ -44,12 +44,12 @@ PLACE_HEADS = ("ranks", "host", "state", "where")
 
 
 def place_rows(places: Places) -> list[tuple[str, str, str, str]]:
-    """Return the rows of a table of where ranks stand."""
+    """Return the rows of a table that says where ranks are."""
     return [(format_ranks(one.ranks), one.host, one.state, one.place) for one in places.classes]
 
 
 def merge_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Draw together findings that say the same of several ranks; the order of the first ones stays."""
+    """Merge findings that differ only in ranks, hosts and places. They keep the order of first appearance."""
     merged: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
         key = (finding.code, finding.kind, finding.severity, finding.summary, finding.fix)

@@ -1,4 +1,4 @@
-"""Tables of plain text: columns under their heads, units and groups; a narrow terminal shows the weightiest."""
+"""Draws tables as plain text, with headers, units and groups. A narrow terminal drops columns of low weight."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from ddpdoctor.report.page import Page
 
 GAP = 2
-"""Blanks between two columns."""
+"""Number of blanks between two columns."""
 
 
 def draw_table(table: Table, page: Page) -> list[str] | None:
-    """Return the lines of a table, heads first; None where it is too wide and has something to show instead."""
+    """Return the lines of a table, headers first, or None if it is too wide and has a replacement."""
     room = None if page.width is None else page.width - table.indent
     cleaned = [
         replace(one, cells=tuple(map(page.clean, one.cells)), name=page.clean(one.name)) for one in table.columns
@@ -30,7 +30,7 @@ def draw_table(table: Table, page: Page) -> list[str] | None:
 
 
 def fit_columns(columns: Sequence[Column], width: int | None) -> tuple[Column, ...]:
-    """Leave out columns that have a weight, the least first, until the others fit; ``width`` None leaves out none."""
+    """Drop columns with a weight, the least first, until the others fit. If ``width`` is None, keep all."""
     kept = list(columns)
     while width is not None and len(kept) > 1 and _total(kept) > width:
         weighted = [(one.weight, -at) for at, one in enumerate(kept) if one.weight is not None]
@@ -41,7 +41,7 @@ def fit_columns(columns: Sequence[Column], width: int | None) -> tuple[Column, .
 
 
 def draw_columns(columns: Sequence[Column]) -> list[str]:
-    """Draw the heads, where there are any, then a line for each row of cells."""
+    """Draw the headers, if there are any, and a line for each row of cells."""
     heads = [line for line in ([one.name for one in columns], [one.unit for one in columns]) if any(line)]
     rows = zip(*(one.cells for one in columns), strict=True)
     groups = _draw_groups(columns)
@@ -62,7 +62,7 @@ def _draw_row(columns: Sequence[Column], cells: Sequence[str]) -> str:
 
 
 def _draw_groups(columns: Sequence[Column]) -> str:
-    """Draw each group's name over its columns, lined out to their width: "-- latency ---"."""
+    """Draw each group's name above its columns, padded with dashes: "-- latency ---"."""
     spans: list[tuple[str, int]] = []
     for column in columns:
         if spans and spans[-1][0] == column.group:

@@ -1,4 +1,4 @@
-"""Which data of a report is shown by what: a verb names what turns its data into blocks here, once."""
+"""Maps the data of a report to the function that turns it into blocks. Each command has one entry."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ BUILDERS = {
     "files": "ddpdoctor.report.checkpoints:checkpoint_content",
     "nodes": CHECKS,
 }
-"""By the key in ``Report.data``, the first that it has: the module and the function, loaded when they are needed."""
+"""Module and function by key in ``Report.data``. The first key that the report has counts. Modules load on demand."""
 
 
 def read_content(report: Report) -> Content:
-    """Return what there is to show of a report. Raises ``UserError`` where its data is damaged."""
+    """Return the content of a report. Raises ``UserError`` if its data is damaged."""
     key = next((key for key in BUILDERS if key in report.data), "")
     path = BUILDERS.get(key) or (CHECKS if report.job is None else JOB)
     module, _, name = path.partition(":")

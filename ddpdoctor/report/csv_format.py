@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def render_csv(report: Report) -> str:
-    """Render a head and a row a record; what has no value is empty, truth is "true" and "false".
+    """Render a header and one row per record. None is empty, and booleans are "true" and "false".
 
     Raises ``UserError`` for a report without records.
     """
@@ -23,7 +23,7 @@ def render_csv(report: Report) -> str:
     if records is None:
         raise UserError("this report holds no table of measurements", help="--format json has all that it holds.")
     text = io.StringIO()
-    # The line ends of Unix: what reads this is a shell, a spreadsheet or pandas, and all of them take these.
+    # Use Unix line ends, because shells, spreadsheets and pandas all accept them.
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(records.names)
     writer.writerows([_write(value) for value in row] for row in records.rows)

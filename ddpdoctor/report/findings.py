@@ -1,4 +1,4 @@
-"""Findings and checks in words and as blocks: what is wrong, where, what was seen, what to do."""
+"""Turns findings and checks into words and blocks: the problem, the place, the evidence, and what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMMAND = re.compile(
     r"(chmod|ddpdoctor|docker|echo|export|ip|iptables|kubectl|ln|mkdir|modprobe|mount|nft|nvidia-smi|pip|python3?|rm"
     r"|scontrol|sed|srun|sudo|sysctl|systemctl|torchrun|ulimit|unset)\s"
 )
-"""How the fix of a finding begins where it is a command and not a sentence."""
+"""Matches the beginning of a fix that is a command, not a sentence."""
 TONES = {Severity.ERROR: Tone.ERROR, Severity.WARNING: Tone.WARNING, Severity.INFO: Tone.NOTE}
 OUTCOME_WORDS = {
     Outcome.PASSED: "passed",
@@ -37,12 +37,12 @@ OUTCOME_TONES = {
     Outcome.CRASHED: Tone.CRASHED,
 }
 UNKNOWN = frozenset({Outcome.INCONCLUSIVE, Outcome.CRASHED})
-"""Outcomes of checks that have no answer: they must not read like "passed"."""
+"""Outcomes of checks without an answer. They must not read like "passed"."""
 LABEL_WIDTH = 8
 
 
 def severity_word(severity: Severity) -> str:
-    """Name a severity for a reader: an info is a note."""
+    """Return the word for a severity. An info is called a note."""
     return "note" if severity is Severity.INFO else severity.value
 
 
@@ -57,7 +57,7 @@ def finding_section(finding: Finding, *, several_hosts: bool, is_verdict: bool) 
 
 
 def verdict_section(verdict: Finding) -> Section:
-    """Return the verdict of a job: what is wrong, on which ranks, at which line, what was seen, what to do."""
+    """Return the verdict of a job: the problem, the ranks, the line, the evidence, and what to do."""
     title = f"{title_of(verdict)} (confidence {verdict.confidence.value})"
     step = [] if verdict.step is None else [f"step {verdict.step}"]
     tensor = [] if verdict.tensor is None else [f"tensor {verdict.tensor}"]
@@ -66,7 +66,7 @@ def verdict_section(verdict: Finding) -> Section:
 
 
 def _facts(finding: Finding, label: str, more_places: tuple[str, ...], *, explain: bool) -> Facts:
-    # A command that we break cannot be pasted, so the terminal wraps it.
+    # A command with inserted line breaks could not be pasted, so the terminal wraps it.
     is_command = COMMAND.match(finding.fix) is not None
     facts = (
         Fact(label=label, texts=(finding.summary,)),
@@ -79,7 +79,7 @@ def _facts(finding: Finding, label: str, more_places: tuple[str, ...], *, explai
 
 
 def findings_in_short(findings: Iterable[Finding]) -> Facts:
-    """Return findings in a line each; what is no note says also where and what to do."""
+    """Return each finding in one line. Errors and warnings also say where and what to do."""
     facts = []
     for finding in findings:
         places = [f"at {place}" for place in merge_places(finding.where)]
@@ -96,7 +96,7 @@ def name_check(check: Check) -> str:
 
 
 def check_words(check: Check) -> str:
-    """Say what a check saw, or why it has no answer, and where."""
+    """Return what a check found, or why it has no answer, with its hosts."""
     where = f"on {format_hosts(check.hosts)}: " if check.hosts else ""
     return where + (check.seen or check.reason)
 
@@ -111,7 +111,7 @@ def check_rows(checks: Iterable[Check]) -> list[tuple[str, str, str, str]]:
 
 
 def check_tone(check: Check, findings: Iterable[Finding]) -> tuple[str, Tone]:
-    """Return the word and the tone of how a check came out; one that found something shows how bad that is."""
+    """Return the word and the tone of a check's outcome. If it has findings, use their worst severity."""
     severities = [finding.severity for finding in findings if finding.kind == check.id]
     if check.outcome in {Outcome.PASSED, Outcome.FAILED} and severities:
         worst = min(severities, key=lambda severity: severity.order)
@@ -120,7 +120,7 @@ def check_tone(check: Check, findings: Iterable[Finding]) -> tuple[str, Tone]:
 
 
 def count_findings(findings: Iterable[Finding]) -> str:
-    """Count findings by severity: "1 error, 2 notes"; empty for none."""
+    """Count findings by severity: "1 error, 2 notes". Empty if there are none."""
     severities = [finding.severity for finding in findings]
     counts = ((severities.count(severity), severity_word(severity)) for severity in Severity)
     return ", ".join(plural(count, word) for count, word in counts if count)
@@ -134,7 +134,7 @@ def count_checks(report: Report) -> str:
 
 
 def headline(report: Report) -> str:
-    """Say how a job ended, and how much was found."""
+    """Say how a job ended and how many findings there are."""
     status = [report.job.status.value] if report.job else []
     found = plural(len(report.findings), "finding") if report.findings else "no findings"
     return ", ".join([*status, found])

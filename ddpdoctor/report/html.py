@@ -1,4 +1,4 @@
-"""A report as one page of HTML that needs nothing else. Everything collected is text in it, never markup."""
+"""Renders a report as one self-contained HTML page. Collected data is always escaped, never markup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pre { background: #f4f4f4; padding: .6em; overflow-x: auto }
 
 
 def render_html(report: Report, picture: bytes | None = None) -> str:
-    """Render the page; ``picture`` is an SVG of the report's curves. Nothing is loaded from elsewhere."""
+    """Render the page. ``picture`` is an SVG of the report's curves. The page loads nothing from elsewhere."""
     content = read_content(report)
     parts = [
         f"<h1>{_text(content.verb or 'ddpdoctor')}: {_text(content.headline or headline(report))}</h1>",
@@ -49,7 +49,7 @@ def render_html(report: Report, picture: bytes | None = None) -> str:
 
 
 def _inline_svg(svg: bytes) -> str:
-    """Cut off what stands before the root: within a page it is no document of its own."""
+    """Return the SVG without its XML header, because it is embedded in the page."""
     text = svg.decode()
     return f'<div role="img" aria-label="The numbers are in the tables below.">{text[text.index("<svg") :]}</div>'
 

@@ -1,4 +1,4 @@
-"""What `wrap` shows of a job: how it ended, where its ranks stand, earlier attempts, and how its replicas compare."""
+"""The content of `wrap`: how the job ended, where its ranks are, earlier attempts, and the comparison of replicas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BEST_FIRST = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClo
 
 
 def job_content(report: Report) -> Content:
-    """Return what is shown of a job. One that ended well without findings is a line, or two with replicas compared."""
+    """Return the content of a job. If it ended well without findings, that is a line, or two with compared replicas."""
     attempts = read_attempts(report)
     earlier = {finding for attempt in attempts[:-1] for finding in as_earlier(attempt)}
     ended_badly = report.job is not None and report.job.ended_badly
@@ -45,10 +45,10 @@ def job_content(report: Report) -> Content:
 
 
 def read_attempts(report: Report) -> tuple[Attempt, ...]:
-    """Return the attempts of a job that was restarted; none of one that was not.
+    """Return the attempts of a job that was restarted, or nothing if it was not.
 
     Raises:
-        UserError: they are damaged.
+        UserError: the attempts are damaged.
     """
     try:
         return tuple(decode(Attempt, section) for section in report.data.get("sections") or ())
@@ -71,7 +71,7 @@ def _status(report: Report, restarts: int) -> str:
 
 
 def _count_findings(report: Report) -> str:
-    """Say that nothing, only notes, or no cause was found: three different things."""
+    """Say what was found. No findings, only notes, and no cause of a bad end must read differently."""
     ended_badly = report.job is not None and report.job.ended_badly
     notes = sum(finding.severity is Severity.INFO for finding in report.findings)
     if notes == len(report.findings) > 0:
@@ -82,7 +82,7 @@ def _count_findings(report: Report) -> str:
 
 
 def _attempt_sections(attempts: tuple[Attempt, ...]) -> Iterator[Section]:
-    """Yield the sections of the attempts that were restarted, and the heading of the one that was not."""
+    """Yield the sections of the restarted attempts, and the heading of the last one."""
     for attempt in attempts[:-1]:
         yield (Heading(text=f"attempt {attempt.attempt}: {_ending(attempt)}, then restarted"),)
         yield from places_of(attempt.ranks, attempt.verdict)
@@ -107,7 +107,7 @@ def _verdict_section(verdict: Finding | None) -> Section:
 
 
 def replica_words(report: Report) -> str | None:
-    """Return how often replicas were compared and how that came out; None where they were not, or findings say it.
+    """Return how often replicas were compared, and the result. None if they were not compared or findings say it.
 
     Raises:
         UserError: the report is damaged.
@@ -131,7 +131,7 @@ def _says_it(finding: Finding) -> bool:
 
 
 def _checks(streams: Sequence[Stream]) -> str:
-    """Say how often and how far, by the clock that counts best: others look at the same tensors."""
+    """Say how often and up to which step, by the best clock only, because other clocks check the same tensors."""
     clock = next(clock for clock in _BEST_FIRST if any(stream.clock is clock for stream in streams))
     those = [stream for stream in streams if stream.clock is clock]
     last = max(stream.last_number or 0 for stream in those)

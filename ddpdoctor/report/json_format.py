@@ -1,4 +1,4 @@
-"""A report as JSON, and back. Reading is strict: what is not a report of ours is a clear error."""
+"""Writes and reads reports as JSON. Reading is strict: anything but a report of ddpdoctor is a clear error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HELP += "and run `ddpdoctor report` on the folder again."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tool:
-    """What wrote a report."""
+    """The program that wrote a report."""
 
     name: str
     version: str
@@ -26,7 +26,7 @@ class _Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Header:
-    """What is checked before the rest of a report is read."""
+    """The fields that are checked before the rest of a report is read."""
 
     schema_version: int
     tool: _Tool
@@ -41,12 +41,12 @@ def report_to_dict(report: Report) -> dict[str, Any]:
 
 
 def render_json(report: Report) -> str:
-    """Render a report as JSON text that ends with a newline; pure ASCII, so any stream can carry it."""
+    """Render a report as JSON text with a final newline. It is pure ASCII, so any stream can carry it."""
     return json.dumps(report_to_dict(report), indent=2, allow_nan=False) + "\n"
 
 
 def parse_report(text: str) -> Report:
-    """Read a report back. Raises ``UserError`` where the text is damaged, cut short, or not a report of ours."""
+    """Read a report back. Raises ``UserError`` if the text is damaged, truncated, or not a report of ddpdoctor."""
     try:
         return _read_report(json.loads(text))
     except json.JSONDecodeError as error:

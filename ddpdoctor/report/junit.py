@@ -1,6 +1,6 @@
-"""A report as JUnit XML, which the viewers of CI systems read: a test case a check.
+"""Renders a report as JUnit XML for the viewers of CI systems, with one test case per check.
 
-There is no standard; this keeps to what Jenkins, GitLab and GitHub viewers have in common, as described at
+There is no standard. This format uses only what the viewers of Jenkins, GitLab and GitHub have in common, according to
 https://github.com/testmoapp/junitxml.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def render_junit(report: Report, fail_on: Severity | None) -> str:
-    """Render one test case a check. Findings below ``fail_on`` (None: nothing fails) are output, not failures."""
+    """Render one test case per check. Findings below ``fail_on`` (None: nothing fails) are output, not failures."""
     cases = [_draw_case(check, report.findings, fail_on) for check in report.checks]
     if report.job is not None:
         cases.insert(0, _draw_job(report.job))
@@ -43,7 +43,7 @@ def _count(cases: Sequence[Element], report: Report) -> dict[str, str]:
 
 
 def _time(stamp: str) -> float | None:
-    """Return a time in seconds; None for the damaged one of a file that came from elsewhere."""
+    """Return a time in seconds, or None if it is malformed, as in a damaged file."""
     try:
         return datetime.fromisoformat(stamp.replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError):
@@ -51,7 +51,7 @@ def _time(stamp: str) -> float | None:
 
 
 def _draw_job(job: JobSummary) -> Element:
-    """Draw how the job ended: a job may fail without a finding."""
+    """Render how the job ended, because a job may fail without a finding."""
     case = Element("testcase", classname="ddpdoctor.job", name="the job finishes", time="0")
     if job.status in {JobStatus.FAILED, JobStatus.HUNG, JobStatus.INTERRUPTED}:
         status = "" if job.exit_status is None else f", exit status {job.exit_status}"
@@ -83,5 +83,5 @@ def _write(finding: Finding) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape what XML cannot hold; control characters are not allowed in it, even as references."""
+    """Escape control characters, which XML does not allow even as references."""
     return clean(text)

@@ -1,4 +1,4 @@
-"""Plain lines: what was collected made safe to print, paths shortened, paragraphs wrapped between words only."""
+"""Prepares lines of text: escapes collected data, shortens paths, and wraps paragraphs between words."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MIN_TEXT_WIDTH = 20
-"""Narrower than this, wrapping does more harm than a line that is too long."""
+"""Below this width, wrapped text is worse than lines that are too long."""
 
 
 def clean(text: str, cwd: Path | None = None) -> str:
-    """Escape what a terminal would act on, and name files below ``cwd`` relative to it. Keeps line breaks."""
+    """Escape characters that control a terminal, and make paths below ``cwd`` relative. Line breaks are kept."""
     printable = (_escape(char) for char in text.replace("\t", "    "))
     return _relative("".join(printable), cwd)
 
 
 def printable(text: str) -> str:
-    """Escape in a whole document what its reader would act on: control and bidi characters, lone surrogates, NUL.
+    """Escape control and bidi characters, lone surrogates and NUL in a whole document.
 
-    The last step of every format but JSON, which is ASCII: what was collected may come from anybody, and this way no
-    field can be forgotten.
+    This is the last step of every format except JSON, which is ASCII. Collected data is untrusted, and escaping the
+    whole document covers every field.
     """
     return text if text.replace("\n", "").isprintable() else "".join(map(_escape, text))
 
 
 def wrap(text: str, width: int | None, *, first: str = "", rest: str | None = None) -> list[str]:
-    """Wrap between words; ``first`` and ``rest`` begin the first and the other lines.
+    """Wrap between words. ``first`` is the prefix of the first line, ``rest`` that of the others.
 
-    A word that is too long, such as a path with its line, is never broken. ``width`` None wraps nothing.
+    A word that is too long, such as a path with its line, is never broken. If ``width`` is None, nothing is wrapped.
     """
     lines: list[str] = []
     hanging = " " * len(first) if rest is None else rest
@@ -61,7 +61,7 @@ def _escape(char: str) -> str:
 
 
 def _relative(text: str, cwd: Path | None) -> str:
-    """Cut ``cwd`` off every path that begins with it; a path that only contains it stays as it is."""
+    """Remove ``cwd`` from every path that begins with it. A path that only contains it is not changed."""
     if cwd is None or cwd.parent == cwd:
         return text
     return re.sub(rf"(?<![\w./~-]){re.escape(str(cwd))}/(?=[^\s/])", "", text)

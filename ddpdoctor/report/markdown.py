@@ -1,4 +1,4 @@
-"""A report as Markdown, to paste into an issue or a merge request."""
+"""Renders a report as Markdown, to paste into an issue or a merge request."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ddpdoctor.report.blocks import Block, Section
 
 WIDTH = 110
-"""Of tables, as on a screen: where issues are read they would be scrolled sideways else. report.json has it all."""
+"""Width of tables, as on a screen. Wider tables would scroll sideways in issues. report.json has all columns."""
 
 
 def render_markdown(report: Report) -> str:
-    """Render what was looked at, the findings, the worst first, what was seen, and a table of all checks."""
+    """Render what was checked, the findings (worst first), the results, and a table of all checks."""
     content = read_content(report)
     title = " ".join(part for part in ("ddpdoctor", content.verb) if part)
     parts = [f"## {title}: {_inline(content.headline or headline(report))}"]
@@ -92,7 +92,7 @@ def _write_finding(finding: Finding) -> str:
 
 
 def _write_checks(checks: tuple[Check, ...]) -> str:
-    """Write a table of all checks, folded away."""
+    """Write a collapsed table of all checks."""
     rows = [
         (outcome, _inline(code), f"`{_code(name)}`", _inline(seen)) for outcome, code, name, seen in check_rows(checks)
     ]
@@ -101,10 +101,10 @@ def _write_checks(checks: tuple[Check, ...]) -> str:
 
 
 def _code(text: str) -> str:
-    """Keep a name from ending the code that it stands in, or the cell of the table."""
+    """Remove characters that would end the inline code or the table cell around a name."""
     return re.sub(r"[`|\s]+", " ", clean(text))
 
 
 def _inline(text: str) -> str:
-    """Keep what was collected from being read as markup."""
+    """Escape collected data so that it is not read as markup."""
     return re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", " ".join(clean(text).split()))

@@ -1,4 +1,4 @@
-"""Counts, ranks, hosts and places of code in words: "2 hosts", "ranks 0-6, 9", "node[1-3, 7]"."""
+"""Formats counts, ranks, hosts and places in code: "2 hosts", "ranks 0-6, 9", "node[1-3, 7]"."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding, Place
 
 MIN_SPAN = 3
-"""Fewer numbers in a row are listed one by one: "0, 1" reads better than "0-1"."""
+"""Shorter runs of numbers are listed one by one, because "0, 1" reads better than "0-1"."""
 MAX_HOSTS = 8
-"""Longer lists are cut; the report file has them all."""
+"""Longer lists are cut. The report file has all hosts."""
 
 
 def plural(count: int, noun: str) -> str:
@@ -23,7 +23,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def format_numbers(numbers: Iterable[int]) -> str:
-    """Sorted, without duplicates, runs drawn together: ``0-6, 9``."""
+    """Write numbers sorted, without duplicates, and runs as spans: ``0-6, 9``."""
     parts: list[str] = []
     for first, last in _spans(sorted(set(numbers))):
         if last - first + 1 >= MIN_SPAN:
@@ -34,7 +34,7 @@ def format_numbers(numbers: Iterable[int]) -> str:
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """``rank 4`` or ``ranks 0-6, 9``; empty for no rank."""
+    """Write ``rank 4`` or ``ranks 0-6, 9``. Empty for no rank."""
     known = sorted(set(ranks))
     if not known:
         return ""
@@ -43,7 +43,7 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def format_hosts(hosts: Iterable[str]) -> str:
-    """Write hosts in order, numbers drawn together: ``node[1-3, 7], login``. Zero-padded numbers stay as they are."""
+    """Write hosts in order and combine their numbers: ``node[1-3, 7], login``. Zero-padded numbers are not combined."""
     families: dict[str, list[int]] = {}
     parts: list[str] = []
     for host in dict.fromkeys(hosts):
@@ -64,7 +64,7 @@ def format_time(stamp: str) -> str:
     """Write a time of a report to the second: "2026-01-02 03:04:05 UTC"."""
     try:
         time = datetime.fromisoformat(stamp.replace("Z", "+00:00"))
-    except ValueError:  # of a file that came from elsewhere
+    except ValueError:  # a damaged or foreign file
         return stamp
     return f"{time:%Y-%m-%d %H:%M:%S} UTC"
 
@@ -84,7 +84,7 @@ def merge_places(places: Iterable[Place]) -> tuple[str, ...]:
 
 
 def title_of(finding: Finding, *, hosts: bool = True) -> str:
-    """Return the code and kind of a finding, and whom it blames: ``DD601 stuck, rank 3 on node1``."""
+    """Return a finding's code and kind, and the ranks and hosts that it blames: ``DD601 stuck, rank 3 on node1``."""
     where = f"on {format_hosts(finding.hosts)}" if hosts and finding.hosts else ""
     blamed = " ".join(part for part in (format_ranks(finding.ranks), where) if part)
     return ", ".join(part for part in (f"{finding.code} {finding.kind}", blamed) if part)

@@ -1,4 +1,4 @@
-"""A page of plain lines, of which the first characters may have a style. Only here does Rich draw."""
+"""A page of plain lines whose first characters may have a style. Only this module uses Rich for drawing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Page:
     def add(
         self, text: str, *, first: str = "", tone: Tone = Tone.PLAIN, styled: int | None = None, whole: bool = False
     ) -> None:
-        """Add a paragraph, wrapped unless ``whole``; ``tone`` holds for ``styled`` characters, or for all."""
+        """Add a paragraph, wrapped unless ``whole``. ``tone`` applies to the first ``styled`` characters, or to all."""
         for number, line in enumerate(wrap(self.clean(text), None if whole else self.width, first=first)):
             drawn = Text(line)
             if tone is not Tone.PLAIN and (styled is None or number == 0):
@@ -47,22 +47,22 @@ class Page:
             self.lines.append(drawn)
 
     def gap(self) -> None:
-        """Add an empty line, unless this is the top."""
+        """Add an empty line, unless the page is empty."""
         if self.lines:
             self.lines.append(Text())
 
     def clean(self, text: str) -> str:
-        """Make what was collected safe to print, on this page's terms."""
+        """Make collected text safe to print, with paths relative to this page's ``cwd``."""
         return clean(text, self.cwd)
 
 
 def width_of(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
+    """Return the width of a text in terminal columns."""
     return cell_len(text)
 
 
 def draw(page: Page, *, colour: bool) -> str:
-    """Let Rich put in the colours, and nothing else: no wrapping, no markup, no highlighting."""
+    """Let Rich add only colors: no wrapping, no markup, no highlighting."""
     console = Console(
         file=io.StringIO(),
         force_terminal=colour,

@@ -1,4 +1,4 @@
-"""Plots of a saved or fresh run as .png, .svg or .html; matplotlib is an extra and loaded only to draw."""
+"""Plots a saved or new run as .png, .svg or .html. matplotlib is an optional dependency, loaded only to draw."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUFFIXES = (".png", ".svg", ".html")
 
 
 def check_plot(path: Path) -> None:
-    """Raise ``UserError`` where a plot of this name cannot be drawn: before anything is measured."""
+    """Raise ``UserError`` if a plot of this name cannot be drawn. Called before anything is measured."""
     if path.suffix.lower() not in SUFFIXES:
         known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         raise UserError(f"a plot cannot be written as {path.name}", help=f"Give a name that ends in {known}.")
@@ -28,7 +28,7 @@ def check_plot(path: Path) -> None:
 
 
 def render_plot(report: Report, suffix: str) -> bytes:
-    """Draw a run of `allreduce-bench`; ``suffix`` is one of ``SUFFIXES``. Raises ``UserError`` for another report."""
+    """Draw a run of `allreduce-bench`. ``suffix`` is one of ``SUFFIXES``. Raises ``UserError`` for other reports."""
     from ddpdoctor.report.bandwidth.figure import draw_figure
     from ddpdoctor.report.bandwidth.reading import read_bandwidth
     from ddpdoctor.report.html import render_html

@@ -1,4 +1,4 @@
-"""What `check-rendezvous` shows: which nodes came, the store, and the matrix of all pairs."""
+"""The content of `check-rendezvous`: the nodes, the store, and the matrix of all pairs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ddpdoctor.report.blocks import Block, Content
 
 KEY = "rendezvous"
-"""In the report of the node that has judged; the others saw a part of it only."""
+"""Its data is a dict only in the report of the judging node. Other nodes have only a part of the facts."""
 MATRIX_NODES = 8
-"""Of more nodes there is one line in the place of the matrix: it would not fit into 80 columns."""
+"""For more nodes, one line replaces the matrix, because it would not fit into 80 columns."""
 WORDS = {
     Contact.CONNECTED: "ok",
     Contact.NO_ANSWER: "drop",
@@ -39,7 +39,7 @@ LEGEND = {
 
 
 def rendezvous_content(report: Report) -> Content:
-    """Return who came, what became of the store, and what became of each pair."""
+    """Return the nodes that joined, the state of the store, and the result of each pair."""
     plain: Any = report.data[KEY]
     if not isinstance(plain, dict):
         return checklist_content(report)
@@ -91,7 +91,7 @@ def _store(visit: Visit) -> str:
 
 
 def _pairs(seen: Rendezvous, tried: int) -> Iterator[Block]:
-    """Yield the matrix where something in it is wrong and it fits; else one line."""
+    """Yield the matrix if a pair failed and the matrix fits. Otherwise, yield one line."""
     bad = [pair for pair in seen.pairs if _word(pair) != "ok"]
     if not tried:
         return
@@ -108,7 +108,7 @@ def _pairs(seen: Rendezvous, tried: int) -> Iterator[Block]:
 
 
 def _pace(seen: Rendezvous) -> str:
-    """Return the fewest and most that a pair took, where they are in the report."""
+    """Return the lowest and highest transfer rate of the pairs in the report."""
     rates = [
         pair.large.size_bytes / pair.large.duration_s
         for pair in seen.pairs

@@ -1,4 +1,4 @@
-"""What `check-consistency --diff` shows: the files, and a table of what differs."""
+"""The content of `check-consistency --diff`: the files, and a table of differences."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ddpdoctor.report.blocks import Section
 
 MAX_ROWS = 30
-"""Rows of the table; the report's data has all. Ours."""
+"""The most tensors in the table (our choice). The report's data has all of them."""
 HEADS = ("", "what", "differ", "of", "largest", "relative")
 
 
 def diff_content(report: Report) -> Content:
-    """Return what is shown of files that were compared."""
+    """Return the content for compared files."""
     facts = decode(DiffFacts, report.data["diff"])
     files = items([_file(number, one) for number, one in enumerate(facts.files, start=1)])
     headline = _headline(facts, report)
@@ -59,7 +59,7 @@ def _table(facts: DiffFacts) -> tuple[Section, ...]:
 
 
 def _rows(one: Unequal, *, several: bool) -> list[tuple[str, ...]]:
-    """Return a row for each file that is off the first: "3 against 1" where there are several."""
+    """Return a row for each file that differs from the first. With several files, rows say "3 against 1"."""
     if not one.apart:
         seen = " | ".join(one.seen)
         absent = f"not in file {', '.join(str(n + 1) for n in one.absent_in)}" if one.absent_in else ""

@@ -1,4 +1,4 @@
-"""What `check-data` shows: each rank's share of an epoch by arithmetic, or what ranks drew from the user's loaders."""
+"""The content of `check-data`: each rank's share of an epoch by arithmetic, or what ranks drew from loaders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHARED_BY = {
 
 
 def shares_content(report: Report) -> Content:
-    """Return what is shown of the arithmetic of an epoch."""
+    """Return the content for the arithmetic of an epoch."""
     shares = decode(Shares, report.data["shares"])
     rows = [*(_share_row(ranks, one) for ranks, one in _classes(shares)), _sum(shares)]
     return checklist_content(
@@ -41,7 +41,7 @@ def shares_content(report: Report) -> Content:
 
 
 def drawn_content(report: Report) -> Content:
-    """Return what is shown of passes over the user's loaders: what each rank drew, and what that comes to."""
+    """Return the content for passes over the user's loaders: what each rank drew, and the totals."""
     drawn = decode(Drawn, report.data["drawn"])
     notes = [Text(text=f"not looked at: {note}") for note in drawn.notes]
     return checklist_content(
@@ -72,7 +72,7 @@ def _describe_plan(plan: Plan) -> str:
 
 
 def _classes(shares: Shares) -> Iterator[tuple[list[int], RankShare]]:
-    """Yield ranks that get the same, with what they get."""
+    """Yield groups of ranks with equal shares, and the share."""
     found: dict[tuple[int, ...], list[int]] = {}
     for one in shares.ranks:
         found.setdefault((one.drawn, one.repeated, one.batches, one.last_batch, one.delivered), []).append(one.rank)

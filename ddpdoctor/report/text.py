@@ -1,4 +1,4 @@
-"""A report as text for people. Everything collected is plain text here, never markup."""
+"""Renders a report as text for people. Collected data is always plain text, never markup."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def render_text(
     cwd: Path | None = None,
     verbose: bool = False,
 ) -> str:
-    """Render a report; ``width`` None is for what is no terminal and wraps nothing.
+    """Render a report. ``width`` is None if the output is not a terminal. Then nothing is wrapped.
 
-    Paths below ``cwd`` are shown relative to it. Raises ``UserError`` for the damaged report of a file.
+    Paths below ``cwd`` are shown relative to it. Raises ``UserError`` if the report is damaged.
     """
     content = read_content(report)
     page = Page(width=width, cwd=cwd)
@@ -59,7 +59,7 @@ def render_text(
 
 
 def _add_job(page: Page, report: Report, content: Content, run_dir: Path | None) -> None:
-    """Add a report whose verdict comes last, so that it is what is left on the screen."""
+    """Add a report whose verdict comes last, so that it stays visible on the screen."""
     if report.verdict is not None:
         _add_status(page, content, "", run_dir)
     add_sections(page, (*content.about, *content.sections))
@@ -75,7 +75,7 @@ def _add_job(page: Page, report: Report, content: Content, run_dir: Path | None)
 
 
 def _add_checkup(page: Page, report: Report, content: Content, run_dir: Path | None, *, verbose: bool) -> None:
-    """Add a report with its findings, the worst last, and then the status."""
+    """Add a report with its findings, the worst last, followed by the status."""
     add_sections(page, (*content.about, *content.sections))
     if verbose:
         _add_groups(page, report)
@@ -99,7 +99,7 @@ def _add_status(page: Page, content: Content, counts: str, run_dir: Path | None)
 
 
 def _add_groups(page: Page, report: Report) -> None:
-    """Add every check with what it saw, by group."""
+    """Add every check and what it found, by group."""
     groups: dict[str, list[Check]] = {}
     for check in report.checks:
         groups.setdefault(check.group, []).append(check)
@@ -114,7 +114,7 @@ def _add_groups(page: Page, report: Report) -> None:
 
 
 def _add_unknown(page: Page, checks: Sequence[Check]) -> None:
-    """Add what has no answer: it must not read like "passed"."""
+    """Add the checks without an answer. They must not read like "passed"."""
     unknown = [check for check in checks if check.outcome in UNKNOWN]
     if unknown:
         page.gap()
@@ -127,7 +127,7 @@ def _add_unknown(page: Page, checks: Sequence[Check]) -> None:
 
 
 def _add_skipped(page: Page, checks: Sequence[Check]) -> None:
-    """Add why checks were skipped, where no other ran."""
+    """Add the reasons for skipped checks. Called only if all checks were skipped."""
     reasons = Counter(check.reason for check in checks)
     for reason, times in reasons.most_common(MAX_REASONS):
         of = name_check(checks[0]) if len(checks) == 1 else plural(times, "check")

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from ddpdoctor.report.page import Page
 
 MAX_CLASSES = 40
-"""More rows than this do not help on a screen; the report file has them all."""
+"""More rows than this do not help on a screen. The report file has all of them."""
 MAX_RANKS_WIDTH = 28
-"""A longer list of ranks stands on lines of its own."""
+"""A longer list of ranks gets its own lines."""
 
 
 def add_sections(page: Page, sections: Iterable[Section]) -> None:
-    """Add sections, each set apart from what stands before it."""
+    """Add sections, each separated from the previous one."""
     for section in sections:
         before = len(page.lines)
         page.gap()
@@ -85,13 +85,13 @@ def _add_table(page: Page, table: Table) -> None:
 
 
 def _add_series(page: Page, block: Series) -> None:
-    """Draw curves where there is a terminal: in a pipe nobody looks at them."""
+    """Draw curves only on a terminal, because nobody looks at them in a pipe."""
     for line in draw_chart(block, page.width) if page.width is not None else ():
         page.add(line, whole=True)
 
 
 def _add_places(page: Page, block: Places) -> None:
-    """Add ranks, those that stand at the same place in one row; ">" marks whom the verdict blames."""
+    """Add ranks, one row per place. ">" marks the ranks that the verdict blames."""
     shown = block.classes[:MAX_CLASSES]
     names = [_name(page, one) for one in shown]
     names_width = min(max(map(len, names), default=0), MAX_RANKS_WIDTH)

@@ -1,4 +1,4 @@
-"""What `check-consistency` shows of a model: what was compared, and what one process on the whole batch says."""
+"""The content of `check-consistency` for a model: comparisons of ranks, and with one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.report.blocks import Section
 
 WORST = 5
-"""Parameters that are shown of those that differ most from one process."""
+"""How many parameters are shown, of those that differ most from one process."""
 REFERENCE = "DD509"
 """The rule that compares with one process."""
 NAMES = {
@@ -31,7 +31,7 @@ NAMES = {
 
 
 def trial_content(report: Report) -> Content:
-    """Return what is shown of a model that was trained for this."""
+    """Return the content for a trained model."""
     trial = decode(Trial, report.data["trial"])
     return Content(
         status=f"{plural(len(trial.participants), 'rank')}, {_headline(report, trial)}",

@@ -1,4 +1,4 @@
-"""What a node reports that could not reach the others, or has lost them: what it saw itself."""
+"""The report of a node that could not reach the others or has lost them. It uses only the node's own facts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()) -> RendezvousChecked:
-    """Read this node and look at the store, where that was not done yet, and judge by that.
+    """Read this node and check the store, unless that is already done, and judge only that.
 
-    ``why`` says why it is alone, and ``attempts`` what it saw of the store while it looked for the others.
+    ``why`` says why the node is alone. ``attempts`` are its connections to the store while it searched for the others.
     """
     seen = visit.seen or visit.read(None, 0)
     door = visit.door or visit.look_at_store(None, None, 0)
@@ -67,7 +67,7 @@ def _seen_alone(visit: OwnVisit, seen: Seen, door: Door, why: str) -> Rendezvous
     return Rendezvous(
         nnodes=launch.most,
         visits=tuple(sorted((there, *others), key=lambda one: one.number)),
-        # Who else is there cannot be told, so that nobody is said to be missing.
+        # The other nodes are unknown, so none is reported as missing.
         fleet=Fleet(
             nodes=(node,),
             launcher=launch.launch.launcher,

@@ -1,4 +1,4 @@
-"""`check-rendezvous` from end to end, as one node goes through it."""
+"""Runs `check-rendezvous` on one node, from start to report."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def check_rendezvous(wanted: RendezvousWanted, env: Mapping[str, str]) -> RendezvousChecked | None:
-    """Meet the other nodes and look at each other; None on a process that does not look for its node.
+    """Meet the other nodes and check the connections. Return None on processes that do not read their node.
 
-    Raises ``UserError`` where nothing says which nodes are to meet.
+    Raises ``UserError`` if nothing says which nodes belong to the job.
     """
     started_at = now()
     told = effective_environment(env, wanted.options)
@@ -50,7 +50,7 @@ def check_rendezvous(wanted: RendezvousWanted, env: Mapping[str, str]) -> Rendez
 
 
 def _stand_by(member: Member, wanted: RendezvousWanted) -> None:
-    """Leave what this process was given, for one that looks for the node."""
+    """Send this process's variables, and leave the checks to the process that reads the node."""
     with NodeMeeting(member.launch, member.env, wanted.folder) as meeting:
         try:
             conversation = meeting.find(wanted.timeout_s).conversation
@@ -58,4 +58,4 @@ def _stand_by(member: Member, wanted: RendezvousWanted) -> None:
             conversation.send(f"hello/{number}", member.arrived())
             conversation.send(f"facts/{number}", Seen(process=member.process))
         except StoreError:
-            return  # what is in the way, the process that looks for this node reports
+            return  # the process that reads this node reports the problem

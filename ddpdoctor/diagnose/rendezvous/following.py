@@ -1,4 +1,4 @@
-"""A node that takes part and hears the verdict."""
+"""Runs the checks on a node that does not judge, and receives the verdict."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
 
 STEP_LIMIT_S = 600.0
-"""Ours: the mesh of hundreds of nodes takes minutes. A node that judges and dies is noticed by its connection."""
+"""Our choice: the mesh of hundreds of nodes takes minutes. If the judging node dies, its connection shows it."""
 
 
 def follow(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
-    """Take part; raises ``StoreError`` where the meeting is lost, or this node comes too late."""
+    """Take part. Raises ``StoreError`` if the meeting is lost or this node joins too late."""
     conversation = entry.conversation
     arrival = visit.come_in(entry)
     roster = wait_for_judge(conversation, Roster, "roster", visit.wanted.timeout_s + FACTS_LIMIT_S + GRACE_S)
@@ -45,7 +45,7 @@ def follow(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
 
 
 def _data(visit: OwnVisit, sentence: Sentence) -> dict[str, Any]:
-    """Return what this node itself saw; the rest is in the report of the one that judged."""
+    """Return this node's own facts. The rest is in the report of the judging node."""
     assert visit.seen is not None
     assert visit.seen.node is not None
     return {

@@ -1,4 +1,4 @@
-"""What the node that serves the meeting hears of the others, and what it makes of it: who is there, as which number."""
+"""Gathers the nodes' messages on the node that serves the meeting, and assigns a number to each node."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from ddpdoctor.model.launch import NodeLaunch
 
 GRACE_S = 3.0
-"""Ours: how long others are waited for after the last one has come, where nodes were told different numbers and as many
-are there as one of them was told: it is wrong already, and the rest may not exist."""
+"""Our choice: how long to wait after the last arrival if the nodes disagree on their number and the smallest number has
+been reached. The launch is already wrong then, and the other nodes may not exist."""
 FACTS_LIMIT_S = 20.0
-"""Ours: twice what reading a node may take."""
+"""Our choice: twice the time limit for reading a node."""
 MOST_TOO_MANY = 64
-"""So many more than expected are heard: more is a mistake of the launch, and is not followed without end."""
+"""How many more arrivals than expected are accepted. More are a launch error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """Those that came, by number of arrival."""
+    """The processes that joined, by number of arrival."""
 
     arrived: Mapping[int, Arrived]
     seen: Mapping[int, Seen]
-    """Without those that said nothing more."""
+    """The facts of those that sent any."""
 
     def leads(self) -> dict[int, Arrived]:
-        """Return those that look for their whole node."""
+        """Return the processes that read their node."""
         return {number: one for number, one in self.arrived.items() if one.leads}
 
 
 def hear_arrivals(conversation: Conversation, launch: NodeLaunch, limit_s: float) -> dict[int, Arrived]:
-    """Return who came, once all are there that are to come, or when the time is up."""
+    """Return the processes that joined, when all are there or the time is up."""
     most = 2 * launch.launch.world_size + MOST_TOO_MANY
     counted, last_came_s = 0, time.monotonic()
 
@@ -58,28 +58,28 @@ def hear_arrivals(conversation: Conversation, launch: NodeLaunch, limit_s: float
 
 
 def is_complete(launch: NodeLaunch, arrived: Iterable[Arrived], waited_s: float) -> bool:
-    """Say whether nobody more is to be waited for; ``waited_s``: since the last one came."""
+    """Return whether to stop waiting. ``waited_s`` is the time since the last arrival."""
     each = tuple(arrived)
     leads = [one for one in each if one.leads]
     if not leads:
         return False
-    # A host of several ranks sends them all, of which one looks for it.
+    # On a host with several ranks, all of them join, but only one reads the host.
     by_ranks = launch.launch.launcher is not Launcher.NNODES
     ranks_are_there = not by_ranks or len(each) >= launch.launch.world_size
     if len(leads) >= max(one.most for one in leads):
         return ranks_are_there or waited_s >= GRACE_S
     differ = len({(one.fewest, one.most) for one in leads}) > 1
-    # Of an elastic job more may come until the time is up, as torchrun itself waits (last_call_timeout).
+    # More nodes of an elastic job may join until the time is up. torchrun waits too (last_call_timeout).
     return differ and len(leads) >= min(one.fewest for one in leads) and waited_s >= GRACE_S
 
 
 def hear_facts(conversation: Conversation, arrived: Mapping[int, Arrived]) -> dict[int, Seen]:
-    """Return what those that came have read of themselves, as far as it comes in time."""
+    """Return the facts that the joined processes send in time."""
     return conversation.gather(Seen, "facts", lambda: arrived, FACTS_LIMIT_S)
 
 
 def seat_nodes(arrivals: Arrivals, judge: int, most: int) -> tuple[Seat, ...]:
-    """Return the nodes by number: the node rank of each that says one nobody before it has, else one that is free."""
+    """Assign a number to each node: its node rank if that is valid and free, and else any free number."""
     leads = arrivals.leads()
     by_number: dict[int, int] = {}
     rest: list[int] = []
@@ -98,7 +98,7 @@ def seat_nodes(arrivals: Arrivals, judge: int, most: int) -> tuple[Seat, ...]:
 
 
 def make_roster(arrivals: Arrivals, judge: int, most: int) -> Roster:
-    """Return who is there, for all to hear. The one that judges stands first among the publications."""
+    """Return the list of joined nodes for all. The judging node is first among the publications."""
     seats = [seat for seat in seat_nodes(arrivals, judge, most) if seat.arrival in arrivals.seen]
     found = {seat: arrivals.seen[seat.arrival].publication for seat in sorted(seats, key=lambda s: s.arrival != judge)}
     return Roster(
@@ -111,7 +111,7 @@ def make_roster(arrivals: Arrivals, judge: int, most: int) -> Roster:
 def assemble_fleet(
     arrivals: Arrivals, seats: Iterable[Seat], launch: NodeLaunch, problems: Iterable[str] = ()
 ) -> Fleet:
-    """Return the nodes that came, in the order of their numbers, each with the processes of its host."""
+    """Return the joined nodes in the order of their numbers, each with the processes of its host."""
     seats = tuple(seats)
     hosts = [seat.host for seat in seats]
     nodes = []
@@ -145,7 +145,7 @@ def _node_of(arrivals: Arrivals, seat: Seat) -> Node:
 
 
 def _missing(arrivals: Arrivals, seats: tuple[Seat, ...], launch: NodeLaunch) -> tuple[int, ...]:
-    """Return the nodes, or where ranks were counted the ranks, that are to come and did not."""
+    """Return the missing nodes, or the missing ranks if the launcher counts ranks."""
     if launch.launch.launcher is Launcher.NNODES:
         return absent_numbers(arrivals, seats)
     came = {one.rank for one in arrivals.arrived.values()}
@@ -153,7 +153,7 @@ def _missing(arrivals: Arrivals, seats: tuple[Seat, ...], launch: NodeLaunch) ->
 
 
 def absent_numbers(arrivals: Arrivals, seats: Iterable[Seat]) -> tuple[int, ...]:
-    """Return the numbers of nodes that must come and did not. Where nodes were told different numbers, the least."""
+    """Return the numbers of required nodes that did not join. If nodes disagree on the total, the least one counts."""
     expected = min((one.fewest for one in arrivals.leads().values()), default=0)
     there = {seat.number for seat in seats}
     lacking = max(0, expected - len(there))

@@ -1,4 +1,4 @@
-"""Judges what the nodes saw, and builds the report of it."""
+"""Judges the facts of the nodes and builds the report."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ddpdoctor.model.reaching import Rendezvous
 
 PAIRS_SHOWN = 32 * 31
-"""Ours: so many pairs are kept one by one in the report; of more, those that are not well."""
+"""Our choice: up to this many pairs, the report lists all. Above it, the report lists only failing pairs."""
 
 
 def judge(rendezvous: Rendezvous, started_at: str, ended_at: str) -> Sentence:
-    """Ask all rules: first those of the machines, since what follows from what they find is not found again."""
+    """Run all rules, those about machines first, so that later rules do not report consequences of their findings."""
     findings, checks = judge_meeting(rendezvous, judge_machines(rendezvous))
     return Sentence(
         findings=order_findings(findings),
@@ -40,12 +40,12 @@ def judge(rendezvous: Rendezvous, started_at: str, ended_at: str) -> Sentence:
 
 
 def judge_machines(rendezvous: Rendezvous) -> Judgement:
-    """Return what is wrong with the machines, and with how the job is launched on them."""
+    """Judge the machines and how the job is launched on them."""
     return ask(chosen_rules(), fleet_facts(rendezvous.fleet))
 
 
 def judge_meeting(rendezvous: Rendezvous, judged: Judgement) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
-    """Add to what was judged what the nodes' meeting shows: each rule is told what the ones before it have found."""
+    """Add the results of the rendezvous rules. Each rule gets the findings of the rules before it."""
     findings = judged.findings
     checks: list[Check] = []
     for rule in in_order(rules_of("rendezvous")):
@@ -56,7 +56,7 @@ def judge_meeting(rendezvous: Rendezvous, judged: Judgement) -> tuple[tuple[Find
 
 
 def build_report(sentence: Sentence, wanted: RendezvousWanted, data: dict[str, Any], world_size: int | None) -> Report:
-    """Return the report of what was judged; ``data`` is what this node knows of it."""
+    """Return the report of a verdict. ``data`` holds this node's facts."""
     findings = as_typed(sentence.findings, wanted.options)
     return make_report(
         command=wanted.command,
@@ -70,7 +70,7 @@ def build_report(sentence: Sentence, wanted: RendezvousWanted, data: dict[str, A
 
 
 def rendezvous_data(rendezvous: Rendezvous) -> dict[str, Any]:
-    """Return what was seen, as the report keeps it."""
+    """Return the facts in the form of the report."""
     from ddpdoctor.diagnose.rendezvous.steps import is_whole
 
     pairs = rendezvous.pairs

@@ -1,4 +1,4 @@
-"""The node that serves the meeting: it takes part like all others, hears them, judges, and tells them."""
+"""Runs the node that serves the meeting: it takes part, gathers all nodes' facts, judges, and sends the verdict."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from ddpdoctor.model.reaching import Door, NodePair
 
 DOOR_LIMIT_S = 15.0
-"""Ours: what is left to a node for its look at the store once the mesh has ended."""
+"""Our choice: how long to wait for a node's check of the store after the mesh has ended."""
 HEAR_TRIAL_S = TRIAL_LIMIT_S + 8.0
 SEE_OFF_S = 10.0
-"""Ours: how long to stay for those that were heard to the last step, and have yet to hear the verdict."""
+"""Our choice: how long to stay until all remaining nodes have received the verdict."""
 
 
 def lead(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
-    """Gather what all see, judge it, and tell all. Whoever is lost on the way is left out and named."""
+    """Gather the facts of all nodes, judge them, and send the verdict. Nodes that are lost on the way are named."""
     conversation, launch = entry.conversation, visit.member.launch
     began = time.monotonic()
     arrival = visit.come_in(entry)
@@ -67,15 +67,15 @@ def lead(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Meeting:
-    """What has come together."""
+    """The gathered facts."""
 
     visit: OwnVisit
     arrivals: Arrivals
     roster: Roster
     seats: tuple[Seat, ...]
-    """Those that said nothing after they came are among them."""
+    """Includes nodes that sent nothing after they joined."""
     doors: Mapping[int, Door]
-    """By arrival."""
+    """By number of arrival."""
     pairs: tuple[NodePair, ...]
 
 
@@ -86,7 +86,7 @@ def _hear_doors(conversation: Conversation, roster: Roster) -> dict[int, Door]:
 
 
 def _try_start(meeting: _Meeting, conversation: Conversation, own: Seat) -> tuple[StartTrial, ...]:
-    """Have all make a real start, where everything else is well: otherwise it would only fail for what is known."""
+    """Run a real start on all nodes if everything else works. Otherwise it would only fail for a known reason."""
     runs = _may_start(meeting)
     conversation.send("trials", Trials(run=runs))
     if not runs:
@@ -133,7 +133,7 @@ def _conclude(
     )
     sentence = judge(rendezvous, visit.started_at, now())
     with suppress(StoreError):
-        # Who was lost on the way is not waited for.
+        # Do not wait for nodes that were lost on the way.
         conversation.say_goodbye(sentence, lambda: len(meeting.doors) - 1, SEE_OFF_S)
     report = build_report(sentence, visit.wanted, rendezvous_data(rendezvous), launch.told.world_size)
     return RendezvousChecked(report=report, number=own.number, judged=True, shows=True)

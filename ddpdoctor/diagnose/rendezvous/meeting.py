@@ -1,4 +1,4 @@
-"""How this node meets the others: it serves the meeting, or finds it by any way that gets through."""
+"""How this node meets the others: it serves the meeting, or connects to it in any way that works."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
 
 SEEK_FIRST_S = 4.0
-"""Ours: how long node 0 looks for the meeting at an address that is not its own before it serves one. The address
-may be of a load balancer that leads to it, or a wrong one."""
+"""Our choice: how long node 0 looks for a meeting at an address that is not its own before it serves one itself. The
+address may be wrong, or belong to a load balancer in front of node 0."""
 STAND_IN_S = 10.0
-"""Ours: how long nodes that share a folder wait for the lowest of them to serve, where node 0 never came."""
+"""Our choice: if node 0 never joins, how long nodes that share a folder wait for the lowest of them to serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,21 +44,21 @@ class Entry:
 
     conversation: Conversation
     client: Client
-    """Of the node that serves: it says what the clocks show there."""
+    """A connection to the serving node. It also gives the time on that node's clocks."""
     serves: bool
-    """Whether the meeting is this node's, which then judges."""
+    """Whether this node serves the meeting. Then it also judges."""
     way: str
 
 
 class NodeMeeting:
-    """A context: the meeting is open to this node, and to others where it serves it, inside of it."""
+    """A context manager that keeps the meeting open for this node, and for others if this node serves it."""
 
     def __init__(
         self, launch: NodeLaunch, env: Mapping[str, str], folder: Path | None, torch: TorchProcess | None = None
     ) -> None:
-        """Take who this node is and what it can meet by; ``folder`` is one that others may see too.
+        """Take this node's launch and the ways to meet. ``folder`` may be shared with other nodes.
 
-        Without ``torch`` it meets the others by the own port or the folder alone.
+        Without ``torch``, nodes can meet only through ddpdoctor's own port or the folder.
         """
         self._launch, self._torch = launch, torch
         self._folder = folder
@@ -68,18 +68,18 @@ class NodeMeeting:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        """Nothing yet: ``enter`` does it."""
+        """Return self. ``enter`` opens the meeting."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave, and stop serving."""
+        """Leave the meeting and stop serving it."""
         self._open.close()
 
     @property
     def trust(self) -> str:
-        """Whom the nodes trust."""
+        """What the nodes' trust is based on."""
         if self._given:
             return f"the token of {VARIABLE}"
         if self._launch.launch.launcher is Launcher.SLURM:
@@ -89,11 +89,11 @@ class NodeMeeting:
 
     @cached_property
     def has_own_address(self) -> bool | None:
-        """Whether the store is to be at an address of this host; None where that cannot be told."""
+        """Whether the store's address belongs to this host, or None if unknown."""
         return is_own(self._launch.host, self._launch.port)
 
     def enter(self, limit_s: float) -> Entry:
-        """Serve the meeting or find it; raises ``StoreError`` (``NoMeeting``) where no way gets through in time."""
+        """Serve the meeting or find it. Raises ``StoreError`` (``NoMeeting``) if no way works in time."""
         if not self._may_serve():
             return self._find_or_stand_in(limit_s)
         if self._seeks_first():
@@ -104,12 +104,12 @@ class NodeMeeting:
         return self._serve()
 
     def serve_over(self, store: Store) -> None:
-        """Serve others by the job's own store too, where this node serves the meeting."""
+        """If this node serves the meeting, also serve it over the job's own store."""
         if self._hosted is not None:
             self._hosted.serve_over(store)
 
     def _find_or_stand_in(self, limit_s: float) -> Entry:
-        """Find the meeting; where the first node never serves one, the lowest of those that share a folder does."""
+        """Find the meeting. If nobody serves one, the lowest node among those that share a folder serves it."""
         try:
             return self.find(limit_s)
         except NoMeeting:
@@ -125,7 +125,7 @@ class NodeMeeting:
         return self._entry(hosted.store(), serves=True, way=Folder.name)
 
     def _may_serve(self) -> bool:
-        """Say whether this is the node where the others look for the meeting."""
+        """Return whether the others look for the meeting on this node."""
         launch = self._launch
         number = launch.told.node_rank
         if number == 0 or launch.most == 1:
@@ -145,16 +145,16 @@ class NodeMeeting:
         self._hosted = self._open.enter_context(hosted)
         if hosted.not_listening:
             try:
-                # Another node of this job on this very host may have been first.
+                # Another node of this job on the same host may already serve the meeting.
                 return self.find(SEEK_FIRST_S)
             except StoreError:
-                pass  # some other program: the other ways are left
+                pass  # another program uses the port; the other ways remain
         if self._folder is not None:
             hosted.serve_folder(self._folder)
         return self._entry(hosted.store(), serves=True, way="own port")
 
     def find(self, limit_s: float) -> Entry:
-        """Find a meeting that another node serves; raises ``NoMeeting``."""
+        """Find a meeting that another node serves. Raises ``NoMeeting``."""
         found = find_meeting(self._ways(), self._token or NO_TOKEN, limit_s)
         self._open.callback(found.store.close)
         return self._entry(found.store, serves=False, way=found.way)
@@ -184,7 +184,7 @@ class NodeMeeting:
 
 
 def in_background(what: Any, *arguments: Any) -> threading.Thread:
-    """Start a call beside this thread; a daemon, so that it keeps nobody."""
+    """Run a function in a daemon thread, so that it does not delay the process's exit."""
     thread = threading.Thread(target=what, args=arguments, name="ddpdoctor-beside", daemon=True)
     thread.start()
     return thread

@@ -1,4 +1,4 @@
-"""One node that takes part: what it is told, what it reads of itself, and what it looks at together with the others."""
+"""One participating node: its launch settings, and the facts that it reads about itself."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 BESIDE = frozenset({"clock", "version-same"})
 """Checks of other groups that concern how nodes start together."""
 READ_LIMIT_S = 10.0
-"""Ours: what any part of reading a node may take here, where others wait for it."""
+"""Our choice: the time limit for each part of reading a node, because other nodes wait for it."""
 HEAD_LIMIT_S = 5.0
 FQDN_LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """Who this node is."""
+    """This node's identity and launch."""
 
     launch: NodeLaunch
     system: System
@@ -48,11 +48,11 @@ class Member:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The environment, with the options in it."""
+        """The environment, including the command's options as variables."""
         return self.system.env
 
     def arrived(self) -> Arrived:
-        """Return what it leaves as it comes."""
+        """Return the message that the node sends when it joins."""
         launch = self.launch
         return Arrived(
             host=self.identity.host,
@@ -67,22 +67,22 @@ class Member:
 
 
 def make_member(launch: NodeLaunch, system: System) -> Member:
-    """Return this node as it takes part."""
+    """Return this node as a participant."""
     local_rank = launch.launch.local_rank
     process = read_process(system, rank=launch.told.node_rank, local_rank=0 if local_rank is None else local_rank)
     return Member(launch=launch, system=system, process=process, identity=read_identity(system))
 
 
 def chosen_rules() -> tuple[Rule, ...]:
-    """Return the rules over machines and over how the job is launched that bear on how nodes meet."""
+    """Return the rules about machines and launches that concern how nodes meet."""
     groups = {Group.NETWORK, Group.LAUNCH}
     return tuple(rule for rule in rules_of("environment") if rule.group in groups or rule.kind in BESIDE)
 
 
 def read_own_node(member: Member, entry: Entry | None) -> Node:
-    """Read this node; ``entry`` is None where it has not met the others.
+    """Read this node. ``entry`` is None if it has not met the others.
 
-    The name of the first host, which torchrun's c10d publishes, is looked up on all.
+    Every node looks up the name of the first host, which torchrun's c10d publishes.
     """
     sections = sections_of(chosen_rules())
     head = None if entry is None or member.launch.by_number else _head(member, entry)
@@ -95,7 +95,7 @@ def read_own_node(member: Member, entry: Entry | None) -> Node:
 
 
 def _head(member: Member, entry: Entry) -> str | None:
-    """Return the full name of the first host, which torchrun's c10d publishes, and no other rendezvous."""
+    """Return the full name of the first host. Only torchrun's c10d rendezvous publishes it."""
     if not entry.serves:
         head = entry.conversation.wait(Head, "head", HEAD_LIMIT_S, "the node that judges")
         return None if head is None else head.fqdn
@@ -105,7 +105,7 @@ def _head(member: Member, entry: Entry) -> str | None:
 
 
 def seen_by(member: Member, node: Node, arrival: int, *, own_address: bool) -> Seen:
-    """Return what this node has to say of itself; ``own_address``: the store is to be at an address of its own."""
+    """Return the facts that this node sends. ``own_address``: the store's address belongs to this node."""
     return Seen(
         process=member.process,
         node=replace(node, processes=()),
@@ -115,7 +115,7 @@ def seen_by(member: Member, node: Node, arrival: int, *, own_address: bool) -> S
 
 
 def _publication(node: Node, number: int) -> Publication:
-    """Return where the others would look for this node's ranks: what Gloo publishes, else what NCCL does."""
+    """Return the address at which others would reach this node's ranks: Gloo's, or else NCCL's."""
     network = known(node.network)
     if network is None:
         return Publication(number=number, address="", interface="")
@@ -127,10 +127,10 @@ def _publication(node: Node, number: int) -> Publication:
 
 
 def _serves(launch: NodeLaunch, node: Node, *, own_address: bool) -> bool:
-    """Say whether this node is to serve the store: by its number, or as torchrun's c10d finds out.
+    """Return whether this node serves the store, by its number or by the logic of torchrun's c10d.
 
-    Where that fails, since the address is one of the host's and its name is not looked up to it, it serves all the
-    same: what else is wrong is then seen too.
+    That logic can fail if the address belongs to this host but its name does not resolve to it. The node still serves
+    then, so that other problems can be found too.
     """
     if launch.by_number:
         return launch.told.node_rank == 0

@@ -1,8 +1,8 @@
-"""The records that the nodes send to each other.
+"""The messages between the nodes.
 
-Keys: ``arrived`` counts those that came; ``hello/N``, ``facts/N``, ``door/N``, ``served/N`` and ``trial/N`` are of the
-one that came as number N; ``head``, ``roster`` and ``trials`` of the one that judges. Its goodbye is the verdict. Below
-``mesh/`` the mesh has keys of its own.
+Keys: ``arrived`` counts the arrivals. Arrival number N sends ``hello/N``, ``facts/N``, ``door/N``, ``served/N`` and
+``trial/N``. The judging node sends ``head``, ``roster`` and ``trials``, and its goodbye is the verdict. The keys of the
+mesh begin with ``mesh/``.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """Left by a process as soon as it has reached the others."""
+    """Each process sends this as soon as it reaches the others."""
 
     host: str
     machine: str
     """Equal for processes of one host, or of one container that has its own network."""
     told: JobTold
     rank: int
-    """Among the processes that look."""
+    """The rank among the checking processes."""
     leads: bool
-    """Whether it looks for its whole node."""
+    """Whether it reads its node."""
     fewest: int
     most: int
-    """Nodes, as it was told."""
+    """The number of nodes in this process's settings."""
     version: str
-    """Of ddpdoctor."""
+    """The version of ddpdoctor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What it has read of itself, and of its node where it leads."""
+    """The facts of a process, and of its node if it leads."""
 
     process: Process
     node: Node | None = None
     publication: Publication | None = None
-    """``number`` is that of its arrival."""
+    """Its ``number`` is the number of arrival."""
     serves: bool = False
-    """Whether it is to serve the store."""
+    """Whether it serves the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """The number of a node that came."""
+    """The number of a joined node."""
 
     number: int
     arrival: int
@@ -58,28 +58,28 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """Who is there, by number, and what is to be done."""
+    """The joined nodes and their tasks."""
 
     seats: tuple[Seat, ...]
     publications: tuple[Publication, ...]
-    """By number of the seat; the one that judges stands first."""
+    """Numbered like the seats. The judging node is first."""
     servers: tuple[int, ...]
-    """Arrivals of those that are to serve the store."""
+    """Arrival numbers of the nodes that serve the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What came of serving the store."""
+    """The result of serving the store."""
 
     not_served: str = ""
-    """Why not: a phrase."""
+    """A phrase that says why it failed."""
     without_torch: str = ""
-    """Why it could not be tried: a phrase."""
+    """A phrase that says why it could not be tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtDoor:
-    """What a node saw of the store, and whether it got through the mesh."""
+    """A node's check of the store."""
 
     door: Door
     lost: str = ""
@@ -87,14 +87,14 @@ class AtDoor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trials:
-    """Whether all are to make a real start together."""
+    """Whether all nodes should run a real start together."""
 
     run: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sentence:
-    """What was judged, for all."""
+    """The verdict, for all nodes."""
 
     findings: tuple[Finding, ...]
     checks: tuple[Check, ...]

@@ -1,4 +1,4 @@
-"""Says of options what rules say of the variables that stand for them: a user knows what was typed."""
+"""Replaces variable names in findings by the options that the user typed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PREFIX = "PET_"
 
 
 def as_typed(findings: Iterable[Finding], options: NodeOptions) -> tuple[Finding, ...]:
-    """Return findings in which variables that options of this command stand for have the options' names."""
+    """Return the findings with option names in place of the variables that the options set."""
     names = [name for name in options.variables() if name.startswith(_PREFIX)]
     if not names:
         return tuple(findings)
@@ -37,5 +37,5 @@ def as_typed(findings: Iterable[Finding], options: NodeOptions) -> tuple[Finding
 
 
 def option_of(variable: str) -> str:
-    """Return the option that torchrun reads a variable in the place of: PET_NODE_RANK is --node-rank."""
+    """Return torchrun's option for a variable: PET_NODE_RANK is --node-rank."""
     return "--" + variable.removeprefix(_PREFIX).lower().replace("_", "-")

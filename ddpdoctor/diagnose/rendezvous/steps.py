@@ -1,4 +1,4 @@
-"""What every node does together with the others: the door of the store, the mesh, a real start."""
+"""The steps that all nodes do together: serve the store, check it, and try a real start."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 SERVED_LIMIT_S = IMPORT_LIMIT_S + 12
 TRIAL_LIMIT_S = 20.0
-"""Ours: a healthy start of 64 nodes takes a second, on a machine that has nothing else to do."""
+"""Our choice: a healthy start of 64 nodes takes one second on an idle machine."""
 
 
 class Serving:
-    """Serves the store beside all else, where this node is to, and lets others meet by it."""
+    """Serves the store in the background if that is this node's task, and opens the meeting over it."""
 
     def __init__(self, launch: NodeLaunch, torch: TorchProcess, meeting: NodeMeeting, *, serves: bool) -> None:
-        """Begin; a launcher that serves the store itself has done so."""
+        """Start the background thread. If the launcher serves the store itself, it already does."""
         self.served = Served()
         self._launch, self._torch, self._lobby = launch, torch, meeting
         self._serves = serves
         self._thread: threading.Thread = in_background(self._serve)
 
     def wait(self) -> Served:
-        """Return what came of it."""
+        """Wait for the result of serving."""
         self._thread.join()
         return self.served
 
@@ -63,24 +63,24 @@ class Serving:
             self._torch.join("127.0.0.1", self._launch.port, SERVED_LIMIT_S)
             self._lobby.serve_over(self._torch.store())
         except (TorchError, StoreError):
-            return  # those that get through by the own port do not need it
+            return  # nodes that use ddpdoctor's own port do not need this
 
 
 def _plain(error: str) -> str:
-    """Return what the system said within "… code: -98, name: EADDRINUSE, message: address already in use"."""
+    """Extract the system's message from "… code: -98, name: EADDRINUSE, message: address already in use"."""
     found = re.search(r"name: (\w+), message: (.+)", error)
     return f"{found[2].rstrip('.')} ({found[1]})" if found is not None else error
 
 
 def wait_for_store(conversation: Conversation, roster: Roster) -> None:
-    """Wait until those that are to serve the store have done so, or have said why they cannot."""
+    """Wait until the nodes that serve the store have said that they do, or why they cannot."""
     deadline = time.monotonic() + SERVED_LIMIT_S
     for arrival in roster.servers:
         conversation.wait(Served, f"served/{arrival}", max(0.0, deadline - time.monotonic()), f"arrival {arrival}")
 
 
 def look_at_door(launch: NodeLaunch, torch: TorchProcess, *, serves: bool, served: Served, way: str) -> Door:
-    """Return what this node sees of the store."""
+    """Check the store from this node."""
     return Door(
         host=launch.host,
         port=launch.port,
@@ -93,14 +93,14 @@ def look_at_door(launch: NodeLaunch, torch: TorchProcess, *, serves: bool, serve
 
 
 def stored(door: Door) -> bool:
-    """Say whether a node got to the store, it is that of this job, and torch is there."""
+    """Return whether a node reached this job's store and has torch."""
     return not (door.not_served or door.without_torch) and any(
         one.contact is Contact.CONNECTED for one in door.attempts
     )
 
 
 def is_whole(pairs: Iterable[NodePair]) -> bool:
-    """Say whether all pairs were tried and all of them work."""
+    """Return whether all pairs were tried and work."""
     return all(
         pair.connecting is not None
         and pair.connecting.contact is Contact.CONNECTED
@@ -115,7 +115,7 @@ def _arrived(transfer: Transfer | None) -> bool:
 
 
 def try_start(launch: NodeLaunch, torch: TorchProcess, number: int, nnodes: int) -> StartTrial:
-    """Return what came of a real start of one rank a node."""
+    """Run a real start with one rank per node and return the result."""
     try:
         found = torch.start(
             TRIAL_LIMIT_S, rank=number, world_size=nnodes, host=launch.host, port=launch.port,

@@ -1,4 +1,4 @@
-"""What every node does, whether it judges or not, and what it remembers of it in case it loses the others."""
+"""The steps of every node, judging or not. It keeps the results in case it loses the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OwnVisit:
     def __init__(
         self, *, member: Member, wanted: RendezvousWanted, torch: TorchProcess, meeting: NodeMeeting, started_at: str
     ) -> None:
-        """Take who this node is and what it works with."""
+        """Take this node's identity and tools."""
         self.member, self.wanted, self.torch, self.meeting = member, wanted, torch, meeting
         self.started_at = started_at
         self.seen: Seen | None = None
@@ -37,7 +37,7 @@ class OwnVisit:
         self._serving: Serving | None = None
 
     def come_in(self, entry: Entry) -> int:
-        """Say that this node is here, read it, and say what was read; return the number of its arrival."""
+        """Join, read this node, and send its facts. Return the number of arrival."""
         conversation = entry.conversation
         self.way = entry.way
         arrival = conversation.add("arrived", 1)
@@ -46,7 +46,7 @@ class OwnVisit:
         return arrival
 
     def read(self, entry: Entry | None, arrival: int) -> Seen:
-        """Read this node. It begins to serve the store afterwards: until then it can be seen who else has the port."""
+        """Read this node, then start serving the store. Reading comes first to detect another program on the port."""
         launch = self.member.launch
         node = read_own_node(self.member, entry)
         self.seen = seen_by(self.member, node, arrival, own_address=self.meeting.has_own_address is True)
@@ -54,7 +54,7 @@ class OwnVisit:
         return self.seen
 
     def look_at_store(self, conversation: Conversation | None, roster: Roster | None, arrival: int) -> Door:
-        """Return what this node sees of the store, once those that serve it have said that they do."""
+        """Check the store from this node, after the serving nodes have said that they serve it."""
         assert self.seen is not None
         assert self._serving is not None
         served = self._serving.wait()
@@ -68,19 +68,19 @@ class OwnVisit:
         return self.door
 
     def run_mesh(self, conversation: Conversation, roster: Roster, seat: Seat) -> tuple[NodePair, ...]:
-        """Connect to every other node, with all others; all pairs on the one that judges."""
+        """Connect to every other node, while all others do the same. Only the judging node gets all pairs."""
         if len(roster.publications) < 2:
             return ()
         limits = MeshLimits(port_range=self.wanted.port_range)
         return run_mesh(conversation.part("mesh/"), seat.number, roster.publications, limits)
 
     def try_start(self, roster: Roster, seat: Seat) -> StartTrial:
-        """Make a real start, with all others at the same time."""
+        """Run a real start at the same time as all other nodes."""
         return try_start(self.member.launch, self.torch, seat.number, len(roster.seats))
 
 
 def wait_for_judge(conversation: Conversation, kind: type[Kind], key: str, limit_s: float) -> Kind:
-    """Return what the node that judges sends to all; raises ``StoreError`` where nothing comes."""
+    """Return a message of the judging node to all nodes. Raises ``StoreError`` if none arrives."""
     found = conversation.wait(kind, key, limit_s, "the node that judges")
     if found is None:
         raise StoreError(f"the node that judges did not go on within {limit_s:g} s")
@@ -88,7 +88,7 @@ def wait_for_judge(conversation: Conversation, kind: type[Kind], key: str, limit
 
 
 def seat_of(roster: Roster, arrival: int) -> Seat:
-    """Return the seat of a node; raises ``StoreError`` for one that has none."""
+    """Return the seat of an arrival. Raises ``StoreError`` if it has none."""
     for seat in roster.seats:
         if seat.arrival == arrival:
             return seat

@@ -1,4 +1,4 @@
-"""What the user asked `check-rendezvous` for, and what comes back."""
+"""The options and the result of `check-rendezvous`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class RendezvousWanted:
 
     options: NodeOptions = field(default_factory=NodeOptions)
     port_range: tuple[int, int] | None = None
-    """Ports for the pairs to connect on, both ends among them; None: any that the kernel gives."""
+    """The first and last port for the connections of pairs. None: any port that the kernel assigns."""
     timeout_s: float = 30.0
     """How long the nodes wait for each other."""
     folder: Path | None = None
-    """--report-dir, by which nodes meet too where they share it."""
+    """--report-dir. Nodes that share this folder can meet through it."""
     command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousChecked:
-    """The report of one node: all have the same findings, unless a node saw nobody else."""
+    """The report of one node. All nodes have the same findings, except a node that met no other."""
 
     report: Report
     number: int
-    """Of this node."""
+    """Number of this node."""
     judged: bool
-    """Whether this node has gathered what all saw: report.json is its to write, node-N.json that of the others."""
+    """Whether this node judged. It writes report.json, and the others write node-N.json."""
     shows: bool
-    """Whether it is for this node to put the report on its screen: under a launcher that draws all output together the
-    one that has judged does, and each that saw nobody else."""
+    """Whether this node prints the report. If a launcher merges all output, only the judging node prints, and each node
+    that met no other."""

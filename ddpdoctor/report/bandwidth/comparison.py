@@ -1,4 +1,4 @@
-"""A run against a saved one: the sizes that matter, and a count of the others."""
+"""The comparison of a run with a saved one: the sizes that changed, and a count of the others."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ddpdoctor.report.blocks import Section
 
 MAX_ROWS = 12
-"""More rows do not help on a screen; the report file has them all."""
+"""More rows do not help on a screen. The report file has all of them."""
 
 
 def comparison_section(comparison: Comparison) -> Section:
-    """Return what got slower, what is not alike between the runs, and how many sizes are as they were."""
+    """Return what got slower, how the setups of the runs differ, and how many sizes are unchanged."""
     matter = pick_changes(comparison.changes)
     more = [f"and {len(matter) - MAX_ROWS} more rows in report.json"] if len(matter) > MAX_ROWS else []
     return (
@@ -33,7 +33,7 @@ def comparison_section(comparison: Comparison) -> Section:
 
 
 def pick_changes(changes: Sequence[Change]) -> list[Change]:
-    """Pick the sizes that are below what was asked, then those that are slower beyond the noise, the worst first."""
+    """Pick the sizes below the requested limit, then those that are slower beyond the noise, the worst first."""
     matter = [change for change in changes if change.below or change.ratio_high < 1]
     return sorted(matter, key=lambda change: (not change.below, change.ratio))
 

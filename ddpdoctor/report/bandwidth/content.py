@@ -1,4 +1,4 @@
-"""What `allreduce-bench` shows: what was measured, with what and where, who is slow, and what it means for DDP."""
+"""The content of `allreduce-bench` reports: measurements, setup, slow ranks, and what they mean for DDP."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from ddpdoctor.report.blocks import Section
 
 LATE_SHARE = 0.8
-"""A rank that comes last to so many of the calls is worth a line. Ours: as for stragglers of a job."""
+"""A rank that comes last to this share of the calls is reported. Our choice: the same as for stragglers of a job."""
 
 
 def bandwidth_content(report: Report) -> Content:
-    """Return what is shown of a run; raises ``UserError`` where the report is damaged."""
+    """Return the content of a run. Raises ``UserError`` if the report is damaged."""
     bench = read_bandwidth(report)
     series = sort_series(bench.results)
     comparison = (comparison_section(bench.comparison),) if bench.comparison is not None else ()
@@ -62,7 +62,7 @@ def _series_section(bench: Bandwidth, series: Measured) -> Section:
 
 
 def _chart(bench: Bandwidth, series: tuple[Measured, ...]) -> Series:
-    """Return the curves of all series; the reference is shown where it is the same for all."""
+    """Return the curves of all series. The reference is shown only if it is the same for all."""
     lines = tuple(Line(name=name_series(one), points=_points(one)) for one in series)
     references = {curve.reference for curve in bench.curves if curve.reference is not None}
     sizes = [size for line in lines for size, _ in line.points]
@@ -86,7 +86,7 @@ def _late_sections(bench: Bandwidth) -> tuple[Section, ...]:
 
 
 def _stop_sections(report: Report, bench: Bandwidth) -> tuple[Section, ...]:
-    """Return by what the run was cut short, and where its ranks stood."""
+    """Return how the run was cut short, and where its ranks were."""
     if bench.stop is None:
         return ()
     signal = f" by {bench.stop.signal}" if bench.stop.signal else ""
@@ -97,7 +97,7 @@ def _stop_sections(report: Report, bench: Bandwidth) -> tuple[Section, ...]:
 
 
 def _reason_sections(bench: Bandwidth) -> tuple[Section, ...]:
-    """Return what could explain a low number; there may be something to say where no number is low."""
+    """Return possible reasons for a low number. There may be some even if no number is low."""
     if not bench.reasons:
         return ()
     low = any(curve.standing is Assessment.BELOW for curve in bench.curves)
@@ -108,7 +108,7 @@ def _reason_sections(bench: Bandwidth) -> tuple[Section, ...]:
 
 
 def _find_late(bench: Bandwidth) -> Arrival | None:
-    """Return the rank that comes last to most calls, where it is later than a small call takes."""
+    """Return the rank that comes last to most calls, if it is later than a small call takes."""
     latest = max(bench.arrivals, key=lambda arrival: arrival.late_us, default=None)
     small = min((one.p50_us for one in bench.results if one.mode is Mode.LATENCY), default=0.0)
     if latest is None or latest.share < LATE_SHARE or latest.late_us <= small:
@@ -117,7 +117,7 @@ def _find_late(bench: Bandwidth) -> Arrival | None:
 
 
 def _describe_late(late: Arrival) -> str:
-    """Say who comes late, and that the times of the collectives do not contain it."""
+    """Say which rank comes late, and that the times of the collectives do not include the delay."""
     share, time = format_share(late.share), format_time(late.late_us)
     calls = f"comes last to {share} of the calls, {time} after the others (median)"
     return f"rank {late.rank} on {late.host} {calls}; the times above do not contain it"
@@ -134,7 +134,7 @@ def _describe_left_out(one: LeftOut) -> str:
 
 
 def _describe_reason(reason: Reason, *, several: bool) -> str:
-    """Say what was seen, on whom, and where it was read; ``several``: there is more than one host."""
+    """Describe a reason with its ranks, hosts and source. ``several``: there is more than one host."""
     hosts = f"on {format_hosts(reason.hosts)}" if several and reason.hosts else ""
     whom = " ".join(part for part in (format_ranks(reason.ranks), hosts) if part)
     return f"{whom + ': ' if whom else ''}{reason.text} ({reason.source})"

@@ -1,4 +1,4 @@
-"""What a curve comes to, in words: how good it is, its plateau, its latency and its fit."""
+"""Describes a curve in words: how good it is, its plateau, its latency and its fit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pick_curves(curves: Sequence[Curve], series: Measured) -> tuple[Curve, ...]:
 
 
 def curve_facts(curves: Sequence[Curve]) -> Facts:
-    """Return the verdict of each curve, and beneath it the figures that it rests on."""
+    """Return the verdict of each curve, followed by the figures behind it."""
     facts = tuple(
         Fact(label=one.mode.value, texts=(one.verdict, *describe_curve(one)), tone=TONES[one.standing])
         for one in curves
@@ -42,7 +42,7 @@ def curve_facts(curves: Sequence[Curve]) -> Facts:
 
 
 def describe_curve(curve: Curve) -> list[str]:
-    """Say what was found of a curve, in a line or two."""
+    """Describe the figures of a curve in one or two lines."""
     small = [] if curve.latency_us is None else [f"{format_time(curve.latency_us)} at small sizes"]
     lines = [*_plateau(curve), *small]
     return [text for text in ("; ".join(lines), _fit(curve.fit)) if text]

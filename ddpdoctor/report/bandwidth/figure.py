@@ -1,6 +1,6 @@
-"""The plot of a run: bus bandwidth and time over the size, and the matrices. It can be read without colour.
+"""The plot of a run: bus bandwidth and time over the size, and the matrices. It is readable without color.
 
-Only here and in ``matrix_figure`` is matplotlib used, by its objects: there is no window and no state.
+Only this module and ``matrix_figure`` use matplotlib. They use its object interface, without windows or global state.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from ddpdoctor.report.bandwidth.reading import Bandwidth
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Told apart by most colour-blind people: Okabe and Ito, https://jfly.uni-koeln.de/color/."""
+"""Most color-blind people can tell these apart: Okabe and Ito, https://jfly.uni-koeln.de/color/."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES = {Mode.THROUGHPUT: "-", Mode.LATENCY: "--"}
 BASELINE_STYLE = ":"
 MAX_LABELLED = 6
-"""More lines are named in a legend: at their ends the names would be on top of each other."""
+"""More lines than this get a legend, because labels at their ends would overlap."""
 WIDTH_IN, CURVES_IN, MATRIX_IN = 13.0, 5.6, 5.2
 DPI = 130
 MAX_LABEL, CHARACTER_IN, AXES_IN, LABEL_HEIGHT = 30, 0.075, 5.6, 0.045
-"""Of the names at the ends of lines: characters at most, width of one and of the axes, height as a share of theirs."""
+"""For labels at the ends of lines: most characters, inches per character, inches of the axes, share of their height."""
 MAX_TICKS = 6
 NEAR = 0.1
-"""A size that was rounded to share it out over the ranks is that far from a power of two, in powers, or nearer."""
+"""Sizes are rounded so that they divide over the ranks. The rounding changes log2 of a size by at most this much."""
 TITLE_CHARACTERS = 120
 
 
 def draw_figure(report: Report, bench: Bandwidth, file_format: str) -> bytes:
-    """Draw the figure; ``file_format`` is "png" or "svg". Text is drawn as shapes: fonts differ between machines."""
+    """Draw the figure as "png" or "svg". SVG text is drawn as shapes, because fonts differ between machines."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -99,7 +99,7 @@ def draw_curves(busbw: Axes, time: Axes, bench: Bandwidth) -> None:
 
 
 def _styled(lines: Sequence[Plotted]) -> list[tuple[Plotted, str, str]]:
-    """Give each line a colour and a mark of its own; a baseline has its line's."""
+    """Give each line its own color and marker. A baseline has those of its line."""
     styled: list[tuple[Plotted, str, str]] = []
     number = -1
     for line in lines:
@@ -135,7 +135,7 @@ def _prepare_axes(axes: Axes, title: str) -> None:
 
 
 def _draw_reference(axes: Axes, reference: Reference, lines: Sequence[Plotted]) -> None:
-    """Draw what a healthy system gives: strong from the size on at which it holds. Its name is where curves are low."""
+    """Draw the reference. Its line is thick at the sizes to which it applies. Its label is at the left end."""
     sizes = [size for line in lines for size in line.sizes_bytes]
     if not sizes:
         return
@@ -152,7 +152,7 @@ def _draw_reference(axes: Axes, reference: Reference, lines: Sequence[Plotted]) 
 
 
 def _finish_axes(axes: Axes, lines: Sequence[Plotted]) -> None:
-    """Name the sizes on the axis, and the lines at their ends or in a legend."""
+    """Label the sizes on the axis, and the lines at their ends or in a legend."""
     sizes = sorted({size for line in lines for size in line.sizes_bytes})
     if not sizes:
         return
@@ -161,7 +161,7 @@ def _finish_axes(axes: Axes, lines: Sequence[Plotted]) -> None:
     axes.set_xticks([], minor=True)
     low, high = axes.get_ylim()
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    # Within one decade there may be no major tick at all.
+    # An axis within one decade may have no major tick.
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if high / low < 10 else "")
     named = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
     longest = max((len(str(line.get_label())) for line in named), default=0)
@@ -175,14 +175,14 @@ def _finish_axes(axes: Axes, lines: Sequence[Plotted]) -> None:
 
 
 def choose_ticks(sizes: Sequence[int]) -> list[int]:
-    """Choose at most six powers of two between the smallest and the largest size; those two where there is none."""
+    """Choose at most six powers of two between the smallest and largest size, or those two sizes if there is none."""
     first, last = math.ceil(math.log2(sizes[0]) - NEAR), math.floor(math.log2(sizes[-1]) + NEAR)
     step = max(1, math.ceil((last - first + 1) / MAX_TICKS))
     return [2**power for power in range(first, last + 1, step)] or sorted({sizes[0], sizes[-1]})
 
 
 def _label_ends(axes: Axes, named: Sequence[Line2D], last: int) -> None:
-    """Write each line's name behind its right end; names that would touch are moved apart, within the axes."""
+    """Write each line's name beside its right end. Names that would overlap are moved apart, within the axes."""
     low, high = (math.log(limit) for limit in axes.get_ylim())
     ordered = sorted(named, key=_end_height)
     shares = [(math.log(_end_height(line)) - low) / (high - low) for line in ordered]
@@ -192,7 +192,7 @@ def _label_ends(axes: Axes, named: Sequence[Line2D], last: int) -> None:
 
 
 def spread_apart(places: Sequence[float], apart: float) -> list[float]:
-    """Move ascending places between 0 and 1 so that each is ``apart`` from the next; none goes above 1."""
+    """Move ascending positions between 0 and 1 so that each is ``apart`` from the next and none is above 1."""
     spread: list[float] = []
     for place in places:
         spread.append(max(place, spread[-1] + apart) if spread else place)

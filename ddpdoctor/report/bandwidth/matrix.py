@@ -1,4 +1,4 @@
-"""Who reaches whom how fast: bus bandwidths between ranks or hosts, as numbers that need no colour."""
+"""The matrix of bus bandwidths between ranks or hosts, as numbers that need no color."""
 
 from __future__ import annotations
 
@@ -21,34 +21,37 @@ if TYPE_CHECKING:
     from ddpdoctor.report.blocks import Block, Section
 
 MAX_ENDS = 32
-"""Of a matrix where nothing is wrapped: wider, nobody reads it."""
+"""The most ends that a matrix shows. A wider one would be unreadable."""
 MAX_LISTED = 8
-"""Of the slowest pairs, where the matrix is too wide."""
+"""How many of the slowest pairs are listed if the matrix is too wide."""
 EMPTY, LOWEST, BLAMED = ".", "<", "> "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """Symmetrical: bus bandwidths by the places of both ends, the lower one first; both the same: one end by itself."""
+    """A symmetrical matrix of bus bandwidths, by the positions of both ends, the lower one first.
+
+    A cell on the diagonal is the bandwidth within one end.
+    """
 
     title: str
     noun: str
-    """What an end is: "rank", "host"."""
+    """The word for an end: "rank" or "host"."""
     ends: tuple[str, ...]
     heads: tuple[str, ...]
-    """Short names of the ends, over the columns."""
+    """Short names of the ends, for the headers of columns."""
     cells: dict[tuple[int, int], float]
     blamed: frozenset[int]
-    """Places of the ends that a finding names."""
+    """Positions of the ends that a finding names."""
 
     @property
     def between(self) -> dict[tuple[int, int], float]:
-        """The cells of two ends: what one end does by itself is of another kind."""
+        """The cells of two different ends. The diagonal is left out because it is not comparable."""
         return {at: value for at, value in self.cells.items() if at[0] != at[1] and math.isfinite(value)}
 
     @property
     def lowest(self) -> tuple[int, int] | None:
-        """The slowest pair; None where all are as fast."""
+        """The slowest pair, or None if all are equally fast."""
         between = self.between
         if not between or min(between.values()) == max(between.values()):
             return None
@@ -56,7 +59,7 @@ class Matrix:
 
 
 def make_pair_matrix(pairs: Sequence[Pair], blamed: Iterable[int]) -> Matrix:
-    """Make the matrix of ranks; ``blamed`` are ranks that findings name."""
+    """Make the matrix of ranks. ``blamed`` are ranks that findings name."""
     hosts = {rank: host for pair in pairs for rank, host in zip(pair.ranks, pair.hosts, strict=True)}
     ranks = sorted(hosts)
     place = {rank: at for at, rank in enumerate(ranks)}
@@ -72,7 +75,7 @@ def make_pair_matrix(pairs: Sequence[Pair], blamed: Iterable[int]) -> Matrix:
 
 
 def make_node_matrix(nodes: Sequence[NodeResult], order: Sequence[str], blamed: Iterable[str]) -> Matrix:
-    """Make the matrix of hosts in an order, each by itself on the diagonal; findings name those that are ``blamed``."""
+    """Make the matrix of hosts in ``order``, single hosts on the diagonal. ``blamed`` are hosts that findings name."""
     seen = dict.fromkeys(name for node in nodes for name in (node.host, node.peer) if name is not None)
     hosts = tuple(dict.fromkeys([*(host for host in order if host in seen), *seen]))
     place = {host: at for at, host in enumerate(hosts)}
@@ -93,7 +96,7 @@ def make_node_matrix(nodes: Sequence[NodeResult], order: Sequence[str], blamed: 
 
 
 def make_matrices(report: Report, bench: Bandwidth) -> list[Matrix]:
-    """Make the matrices of what was measured, with the ranks and hosts that findings name."""
+    """Make the matrices of a bench, with marks on the ranks and hosts that findings name."""
     ranks = {rank for finding in report.findings for rank in finding.ranks}
     hosts = {host for finding in report.findings for host in finding.hosts}
     pairs = [make_pair_matrix(bench.pairs, ranks)] if bench.pairs else []
@@ -102,7 +105,7 @@ def make_matrices(report: Report, bench: Bandwidth) -> list[Matrix]:
 
 
 def matrix_section(matrix: Matrix) -> Section:
-    """Return a matrix with its legend, or where it is too wide the slowest of its pairs."""
+    """Return a matrix with its legend, or the slowest of its pairs if it is too wide."""
     title, slowest = Heading(text=matrix.title), _list_slowest(matrix)
     if len(matrix.ends) > MAX_ENDS:
         return (title, *slowest)
@@ -113,7 +116,7 @@ def _table(matrix: Matrix, instead: tuple[Block, ...]) -> Table:
     places = range(len(matrix.ends))
     ends = tuple(f"{BLAMED if at in matrix.blamed else ' ' * len(BLAMED)}{end}" for at, end in enumerate(matrix.ends))
     columns = [
-        # One blank stands for the mark, so that the heads are over the digits.
+        # The blank takes the place of the mark, so that headers align with the digits.
         Column(name=f"{head} ", cells=tuple(_write_cell(matrix, row, at) for row in places))
         for at, head in enumerate(matrix.heads)
     ]

@@ -1,4 +1,4 @@
-"""A matrix as part of a plot: numbers on shades of grey, the slowest pair in a frame."""
+"""Draws a matrix in a plot: numbers on shades of gray, with a frame around the slowest pair."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ddpdoctor.report.bandwidth.matrix import Matrix
 
 MAX_NUMBERS = 20
-"""More ends than this, and the numbers would be on top of each other: shades and the frame remain."""
+"""With more ends than this, numbers would overlap. Then only shades and the frame are drawn."""
 TITLE_CHARACTERS = 62
 
 
 def draw_matrix_panel(axes: Axes, matrix: Matrix) -> None:
-    """Draw a matrix: the darker, the slower. Shades are of the logarithm, as slow links are slow by factors."""
+    """Draw a matrix: the darker, the slower. Shades are logarithmic, because slow links are slower by factors."""
     from matplotlib.colors import LogNorm
     from matplotlib.patches import Rectangle
 
@@ -30,7 +30,7 @@ def draw_matrix_panel(axes: Axes, matrix: Matrix) -> None:
     if not known:
         return
     low, high = min(known), max(known)
-    # Between these, numbers of about the same size are of about the same light shade.
+    # With these limits, similar numbers get a similar light shade.
     norm = LogNorm(vmin=min(low, high / 10), vmax=high * 2)
     axes.imshow(values, cmap="Greys_r", norm=norm)
     count = len(matrix.ends)
@@ -51,7 +51,7 @@ def _describe(matrix: Matrix) -> str:
 
 
 def _name_ends(axes: Axes, matrix: Matrix) -> None:
-    """Name as many ends as there is room for."""
+    """Label as many ends as fit."""
     step = math.ceil(len(matrix.ends) / MAX_NUMBERS)
     shown = range(0, len(matrix.ends), step)
     axes.set_yticks(shown, [f"{'> ' if at in matrix.blamed else ''}{clean(matrix.ends[at])}" for at in shown])

@@ -1,10 +1,10 @@
-"""What was measured in the form in which nccl-tests prints it, so that what reads its output reads this.
+"""Renders measurements in the format of nccl-tests, for programs that parse its output.
 
-The lines are those of ``src/common.cu`` and ``src/util.cu`` of https://github.com/NVIDIA/nccl-tests: a block a
-collective, its rows out of place on the left and in place on the right. What differs is said in the output: the time
-is the median over iterations of the slowest rank, where that tool has the mean over both. And that tool always
-measures both halves; here the half that was not measured repeats the other one and has "N/A" for wrong elements, as
-that tool has where it checks nothing. A blank or "N/A" in place of a number ends most of what reads these lines.
+The lines follow ``src/common.cu`` and ``src/util.cu`` of https://github.com/NVIDIA/nccl-tests. There is one block per
+collective, with out-of-place results on the left and in-place results on the right. The output states the differences.
+The time is the median over iterations of the slowest rank, but nccl-tests prints the mean over ranks and iterations.
+nccl-tests always measures both halves. Here, an unmeasured half repeats the other one, with "N/A" for wrong elements,
+as nccl-tests prints without validation. A blank or "N/A" for any other number would break most parsers.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ PROGRAMS = {
     Collective.SEND_RECV: "sendrecv_perf",
 }
 TYPES = {"float32": "float", "float64": "double", "float16": "half"}
-"""The other names are the same."""
+"""dtypes whose names differ in nccl-tests."""
 SHARED_OUT = {Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL}
-"""Of these that tool counts what one rank has of the buffer."""
+"""For these, nccl-tests counts one rank's part of the buffer."""
 ROOTED = {Collective.BROADCAST, Collective.REDUCE}
 ROOT, NO_ROOT = 0, -1
 ABSENT = "N/A"
@@ -50,7 +50,7 @@ Half = tuple[str, str, str, str]
 
 
 def render_nccl_tests(report: Report) -> str:
-    """Render a block a collective: throughput where it was measured, which is what that tool measures."""
+    """Render one block per collective. Prefer throughput, because nccl-tests measures that."""
     bench = read_bandwidth(report)
     collectives = dict.fromkeys(row.collective for row in bench.results)
     lines = [line for collective in collectives for line in _block(bench, collective)]
@@ -83,7 +83,7 @@ def _block(bench: Bandwidth, collective: Collective) -> list[str]:
 
 
 def _describe_settings(settings: Settings, rows: Sequence[Measurement]) -> str:
-    """Say what was asked for; "auto" where the time budget chose."""
+    """Describe the settings. A setting is "auto" if the time budget chose it."""
     sizes = [row.size_bytes for row in rows]
     warmup = "auto" if settings.warmup is None else settings.warmup
     iterations = "auto" if settings.iterations is None else settings.iterations
@@ -95,7 +95,7 @@ def _describe_settings(settings: Settings, rows: Sequence[Measurement]) -> str:
 
 
 def _describe_halves(rows: Sequence[Measurement]) -> list[str]:
-    """Say it where one half repeats the other."""
+    """Say if one half repeats the other."""
     places = {row.in_place for row in rows}
     if len(places) > 1:
         return []
@@ -111,7 +111,7 @@ def _describe_device(member: Member) -> str:
 
 
 def _rows(rows: Sequence[Measurement], ranks: int) -> list[str]:
-    """Draw a line a size and dtype, with both halves where both were measured."""
+    """Return one line per size and dtype, with both halves if both were measured."""
     halves: dict[tuple[str, int], dict[bool, Measurement]] = {}
     for row in rows:
         halves.setdefault((row.dtype, row.size_bytes), {})[row.in_place] = row
@@ -129,7 +129,7 @@ def _row(places: dict[bool, Measurement], ranks: int) -> str:
 
 
 def _half(row: Measurement, *, measured: bool) -> Half:
-    # That tool prints 0 for one rank, where the factor is 0; a reader of numbers would stumble over anything else.
+    # nccl-tests prints 0 for one rank, because the factor is 0. Parsers would fail on anything else.
     busbw = 0.0 if row.busbw_gb_s is None else row.busbw_gb_s
     wrong = f"{row.wrong:g}" if measured and row.wrong is not None else ABSENT
     return _time(row.p50_us), f"{row.algbw_gb_s:.2f}", f"{busbw:.2f}", wrong

@@ -1,4 +1,4 @@
-"""Sizes, times, bandwidths and shares as a reader wants them: no more digits than mean something."""
+"""Formats sizes, times, bandwidths and shares with only significant digits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def format_us(time_us: float) -> str:
 
 
 def format_gb_s(gb_s: float | None) -> str:
-    """Write a bandwidth with two decimals as nccl-tests does, with four below 1; "n/a" where there is none."""
+    """Write a bandwidth with two decimals as nccl-tests does, or four below 1. "n/a" means that there is none."""
     if gb_s is None or not math.isfinite(gb_s):
         return NOT_DEFINED
     return f"{gb_s:.{2 if gb_s >= 1 else 4}f}"

@@ -1,4 +1,4 @@
-"""What a plot shows of a run, as plain numbers: lines over the size, with a reference and a baseline."""
+"""The data of a plot as plain numbers: lines over the size, with a reference and a baseline."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ddpdoctor.report.bandwidth.results import Measured
 
 MAX_BOTH_MODES = 3
-"""With more series than this, latency beside throughput would hide what is to be compared."""
+"""With more series than this, only one mode is drawn, because both would clutter the plot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plotted:
-    """A line of a plot: times and bandwidths over sizes. What has no bandwidth is None."""
+    """A line of a plot: times and bandwidths over sizes. A bandwidth may be None."""
 
     label: str
     mode: Mode
@@ -35,7 +35,7 @@ class Plotted:
 
 
 def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
-    """List the lines: each series, throughput first, and each baseline behind its line."""
+    """List the lines of each series, throughput first. A baseline follows its line."""
     every = sort_series(bench.results)
     lines = [
         (series, mode)
@@ -51,13 +51,13 @@ def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
 
 
 def _name_apart(lines: Sequence[tuple[str, ...]]) -> list[str]:
-    """Name each line by what the others do not share with it; the only one by its mode."""
+    """Name each line by the parts in which lines differ. A single line is named by its mode."""
     differing = [at for at, values in enumerate(zip(*lines, strict=True)) if len(set(values)) > 1] or [-1]
     return [" ".join(parts[at] for at in differing) for parts in lines]
 
 
 def list_references(bench: Bandwidth) -> tuple[Reference, ...]:
-    """List the references that the curves were held against, each once."""
+    """List the references of the curves, each once."""
     return tuple(dict.fromkeys(curve.reference for curve in bench.curves if curve.reference is not None))
 
 
@@ -84,7 +84,7 @@ def _match(rows: Sequence[Measurement], changes: Sequence[Change]) -> list[tuple
 
 
 def _make_baseline(name: str, mode: Mode, then: list[tuple[Measurement, Change]]) -> Plotted:
-    """Make a baseline's line; of the same size and collective, bandwidth is as 1 over time."""
+    """Make a baseline's line. For the same size and collective, bandwidth is proportional to 1 / time."""
     return Plotted(
         label=f"{name}, baseline",
         mode=mode,

@@ -1,4 +1,4 @@
-"""``Report.data`` of `allreduce-bench` back into the records of the model: all formats draw from these."""
+"""Decodes ``Report.data`` of `allreduce-bench` to the dataclasses of the model, for all output formats."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VERB = "allreduce-bench"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bandwidth:
-    """What a report of this verb holds, as far as it is drawn."""
+    """The data of a report of this command that the formats use."""
 
     settings: Settings
     members: tuple[Member, ...]
@@ -51,17 +51,17 @@ class Bandwidth:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts, by their lowest rank."""
+        """The hosts, sorted by lowest rank."""
         return tuple(dict.fromkeys(member.host for member in self.members))
 
     @property
     def ending(self) -> Ending:
-        """How it ended."""
+        """How the bench ended."""
         return Ending.FINISHED if self.stop is None else self.stop.ending
 
 
 def read_bandwidth(report: Report) -> Bandwidth:
-    """Read what was measured; raises ``UserError`` where a file was damaged."""
+    """Decode the data of a report. Raises ``UserError`` if it is damaged or of another command."""
     if "results" not in report.data:
         raise UserError(f"this is no report of `ddpdoctor {VERB}`", help="Only its runs hold measured bandwidths.")
     try:

@@ -1,4 +1,4 @@
-"""The table of what was measured: a row a size, latency and throughput of the same size side by side."""
+"""The table of measurements: one row per size, with latency and throughput side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Change, Collective, Curve
 
 MISSING = "-"
-"""Where this size was not measured in this mode."""
+"""Shown if this size was not measured in this mode."""
 RECORDED = (
     "collective",
     "dtype",
@@ -35,7 +35,7 @@ RECORDED = (
     "busbw_gb_s",
     "wrong",
 )
-"""Fields that programs are given. Their names and order never change; later ones come behind them."""
+"""Fields for programs. Their names and order never change. New fields are added at the end."""
 
 
 def make_records(results: Iterable[Measurement]) -> Records:
@@ -46,7 +46,7 @@ def make_records(results: Iterable[Measurement]) -> Records:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One collective, dtype and place, over all its sizes, in the modes that were measured."""
+    """One collective, dtype and place (in or out), over all its sizes and measured modes."""
 
     collective: Collective
     dtype: str
@@ -62,7 +62,7 @@ class Measured:
 
 
 def sort_series(results: Iterable[Measurement]) -> tuple[Measured, ...]:
-    """Sort what was measured into series, in the order in which they were measured."""
+    """Group measurements into series, in the order of measurement."""
     series: dict[tuple[Collective, str, str | None, bool], dict[int, dict[Mode, Measurement]]] = {}
     for one in results:
         sizes = series.setdefault((one.collective, one.dtype, one.redop, one.in_place), {})
@@ -80,18 +80,18 @@ def sort_series(results: Iterable[Measurement]) -> tuple[Measured, ...]:
 
 
 def name_series(one: Measurement | Curve | Change | Measured) -> str:
-    """Name what was measured, without its mode: "all_reduce float32 sum"."""
+    """Name a series without its mode: "all_reduce float32 sum"."""
     return " ".join(part for part in (one.collective.value, one.dtype, one.redop) if part)
 
 
 def series_table(series: Measured) -> Table:
-    """Return the table of a series; rows with wrong results stand out."""
+    """Return the table of a series. Rows with wrong results are highlighted."""
     wrong = [number for number, row in enumerate(series.rows) if any(one.wrong for one in row.values())]
     return Table(columns=list_columns(series), tones=dict.fromkeys(wrong, Tone.ERROR))
 
 
 def list_columns(series: Measured) -> tuple[Column, ...]:
-    """List all columns of a series, with weights for where they do not all fit."""
+    """List all columns of a series. Their weights decide which are dropped if not all fit."""
     measured = [next(iter(row.values())) for row in series.rows]
     sizes = Column(name="size", cells=tuple(format_size(one.size_bytes) for one in measured), weight=100)
     counts = Column(name="count", unit="elements", cells=tuple(str(one.count) for one in measured), weight=5)
@@ -112,7 +112,7 @@ class _Quantity:
     write: Callable[[Measurement], str]
     weight: int
     weight_beside: int
-    """Of the latency's column beside throughput, whose bandwidths are the ones to read."""
+    """The weight of a latency column if throughput is shown too. Throughput's bandwidths matter more."""
 
 
 _QUANTITIES = (
@@ -141,6 +141,6 @@ def _list_timed(rows: Sequence[dict[Mode, Measurement]], mode: Mode, *, beside: 
 
 
 def _format_wrong(row: Iterable[Measurement]) -> str:
-    """Both modes share one correctness pass; what it could not check is not "0"."""
+    """Return the number of wrong elements, or "n/a" if unchecked. Both modes share one correctness pass."""
     known = [one.wrong for one in row if one.wrong is not None]
     return str(max(known)) if known else NOT_DEFINED

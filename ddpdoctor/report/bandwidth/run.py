@@ -1,4 +1,4 @@
-"""A run in words: what was measured, with what and where, how it ended, and the one thing to know."""
+"""Describes a run in words: the measurement, the setup, how it ended, and the main result."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ WORDS = {
 
 
 def describe_run(bench: Bandwidth) -> list[str]:
-    """Say who took part, with what, and how the numbers are meant."""
+    """Describe the members, the conventions of the numbers, and NCCL's connections."""
     return [describe_members(bench), describe_conventions(bench), *map(_describe_log, bench.nccl_logs[:1])]
 
 
 def describe_members(bench: Bandwidth) -> str:
-    """Name ranks, hosts, backend, devices and versions; what differs between ranks is said of each."""
+    """Name ranks, hosts, backend, devices and versions. Values that differ are listed with their ranks."""
     where = f"{plural(len(bench.members), 'rank')} on {format_hosts(bench.hosts)}"
     parts = [
         _alike(bench, lambda member: member.device_name),
@@ -46,13 +46,13 @@ def describe_members(bench: Bandwidth) -> str:
 
 
 def describe_conventions(bench: Bandwidth) -> str:
-    """Say how the numbers are meant."""
+    """Explain the conventions of the numbers."""
     warm = "cold buffers, beyond the cache" if bench.settings.cold else "warm buffers"
     return f"{warm}; a call takes as long as its slowest rank; GB is 1e9 bytes; busbw as in nccl-tests"
 
 
 def headline(report: Report, bench: Bandwidth) -> str:
-    """Say how it ended, then the verdict; without one, how good the curves are."""
+    """Say how the run ended, then give the verdict, or else how good the curves are."""
     ended = [] if bench.ending is Ending.FINISHED else [f"{bench.ending.value}, results partial"]
     if report.verdict is not None:
         found = count_findings(report.findings)
@@ -64,7 +64,7 @@ def headline(report: Report, bench: Bandwidth) -> str:
 
 
 def _nothing_found(report: Report, bench: Bandwidth) -> str:
-    """Say that there is no verdict; what has no answer must not read like "no problem found"."""
+    """Say that there is no verdict. An inconclusive check must not read like "no problem found"."""
     if bench.ending is not Ending.FINISHED:
         return "no cause found"
     unknown = [check.id for check in report.checks if check.outcome is Outcome.INCONCLUSIVE]
@@ -72,7 +72,7 @@ def _nothing_found(report: Report, bench: Bandwidth) -> str:
 
 
 def describe_standing(curves: Sequence[Curve]) -> str:
-    """Say how good the curves are: the verdict of the only one, or a count."""
+    """Say how good the curves are: the verdict if there is only one, or else counts."""
     chosen = _choose(curves)
     if not chosen:
         return ""
@@ -86,7 +86,7 @@ def describe_standing(curves: Sequence[Curve]) -> str:
 
 
 def _choose(curves: Sequence[Curve]) -> list[Curve]:
-    """Of a series measured in both modes, take throughput: that is what references are of."""
+    """Choose one curve per series. Throughput is preferred, because references apply to it."""
     chosen: dict[tuple[object, ...], Curve] = {}
     for curve in curves:
         key = (curve.collective, curve.dtype, curve.redop, curve.in_place)
@@ -100,7 +100,7 @@ def _sentence(text: str) -> str:
 
 
 def _describe_log(log: NcclLog) -> str:
-    """Say how NCCL connects, by its own log of one rank."""
+    """Say how NCCL connects, according to its own log of one rank."""
     ways = ", ".join(f"{name} ({count})" for name, count in log.transports.items())
     interfaces = f" ({', '.join(log.interfaces)})" if log.interfaces else ""
     network = f"network {log.network}{interfaces}" if log.network else ""
@@ -115,7 +115,7 @@ def _optional(name: str, bench: Bandwidth, read: Callable[[Member], str | None])
 
 
 def _alike(bench: Bandwidth, read: Callable[[Member], str]) -> str:
-    """Return what all ranks have, or who has what: "2.13.0 (ranks 0-6), 2.12.0 (rank 7)"."""
+    """Return the value of all ranks, or each value with its ranks: "2.13.0 (ranks 0-6), 2.12.0 (rank 7)"."""
     ranks: dict[str, list[int]] = {}
     for member in bench.members:
         ranks.setdefault(read(member), []).append(member.rank)
