@@ -1,4 +1,4 @@
-"""The nodes of a job as the rules see them: which never came, which were lost, and what ranks those had."""
+"""The nodes of a job as the rules see them: which never came, which were lost, and which ranks those had."""
 
 from __future__ import annotations
 
@@ -21,35 +21,36 @@ if TYPE_CHECKING:
     from ddpdoctor.model.nodes import NodeSeen
 
 BEATS_NS = 5_000_000_000
-"""Ours: a node that lives is heard once a second, and this much later where it is crowded."""
+"""Our choice: a living node is heard from once a second, or up to this much later if it is crowded."""
 
 
 def others_of(job: Job) -> tuple[NodeSeen, ...]:
-    """Return the members other than the one whose view this is."""
+    """Return all members but the one whose view this is."""
     members = job.members
     return tuple(node for node in members.nodes if node.number != members.own) if members is not None else ()
 
 
 def have_met(job: Job) -> bool:
-    """Return whether all nodes have come for certain, whatever was heard of them.
+    """Return whether all nodes have surely come, even if some were never heard from.
 
-    A launcher that brings nodes together starts no rank before; and ``init_process_group`` returns on no rank before.
+    A launcher that joins nodes starts no rank before all have come, and ``init_process_group`` returns on no rank
+    before.
     """
     by_launcher = job.members is not None and not job.members.of_ranks
     return any(rank.initialized for rank in job.ranks) or (by_launcher and bool(job.ranks))
 
 
 def never_came(job: Job) -> tuple[NodeSeen, ...]:
-    """Return the members that have not come. One that was not heard, of nodes that have met, is only not seen."""
+    """Return the members that have not come; none if all nodes have met, since a silent one was only unseen."""
     if have_met(job):
         return ()
     return tuple(node for node in others_of(job) if node.presence is Presence.ABSENT)
 
 
 def lost_nodes(job: Job, moment_ns: int) -> tuple[NodeSeen, ...]:
-    """Return the members that came and then went silent, or left badly without sending what their ranks did.
+    """Return the members that went silent, or left with an error without sending what their ranks did.
 
-    A node that was lost before the ranks of this attempt began has no part in it, unless its ranks are still missing.
+    A node that was lost before the ranks of this attempt began does not count, unless its ranks are still missing.
     If it is not known which ranks it has, any missing rank may be one of them.
     """
     began_ns = min((rank.started_ns for rank in job.ranks if rank.started_ns is not None), default=0) - BEATS_NS
@@ -70,18 +71,18 @@ def _is_lost(node: NodeSeen) -> bool:
 
 
 def is_alone(job: Job) -> bool:
-    """Return whether this is the view of one node that hears nothing of any other."""
+    """Return whether this is the view of one node that hears nothing from any other."""
     return job.members is not None and job.members.alone_since_ns is not None
 
 
 def are_all_told(job: Job) -> bool:
-    """Return whether every member's ranks are among the facts, or cannot exist since the member never came."""
+    """Return whether every member's ranks are among the facts, or cannot exist because the member never came."""
     gone = {node.number for node in never_came(job)}
     return not is_alone(job) and all(node.gathered or node.number in gone for node in others_of(job))
 
 
 def without_stale(job: Job, lost: Iterable[NodeSeen]) -> Job:
-    """Return a job without the ranks that were last seen alive on nodes that have been lost since."""
+    """Return a job without the ranks that were last seen alive on nodes that were lost since."""
     lost = tuple(lost)
     told = {number for node in lost for number in _told(job, node)}
     hosts = {node.host for node in lost if not _told(job, node)}
@@ -99,9 +100,9 @@ def _told(job: Job, node: NodeSeen) -> tuple[int, ...]:
 
 
 def ranks_of(job: Job, nodes: Sequence[NodeSeen], unseen: Iterable[int]) -> tuple[int, ...]:
-    """Return the ranks of nodes: as those told, else by their numbers, else all that nobody has seen.
+    """Return the ranks of nodes: those they reported, else those by their numbers, else all ranks that nobody has seen.
 
-    Numbers are node ranks where the launch gave them; nodes that never came have the last ones anyway.
+    A node's number is its node rank if the launch gave one. Nodes that never came have the last numbers anyway.
     """
     found: set[int] = set()
     each = job.local_ranks_expected
@@ -114,24 +115,24 @@ def ranks_of(job: Job, nodes: Sequence[NodeSeen], unseen: Iterable[int]) -> tupl
 
 
 def causes_at(job: Job, host: str) -> HostCauses | None:
-    """Return what the processes of a host share."""
+    """Return what all processes of a host share."""
     seen = next((one.causes for one in job.elsewhere if one.host == host), None)
     return seen if seen is not None or (job.host and host != job.host) else job.host_causes
 
 
 def machines_of(job: Job) -> tuple[Node, ...]:
-    """Return the machines that were read, that of the node whose view this is first."""
+    """Return the machines that were read, starting with the machine of the node whose view this is."""
     machines = (job.machine, *(seen.machine for seen in job.elsewhere))
     return tuple(machine for machine in machines if machine is not None)
 
 
 def hosts_of_nodes(nodes: Iterable[NodeSeen]) -> tuple[str, ...]:
-    """Return the hosts of nodes, where they are known, each once."""
+    """Return the known hosts of nodes, each once."""
     return tuple(dict.fromkeys(node.host for node in nodes if node.host))
 
 
 def node_words(job: Job, nodes: Sequence[NodeSeen]) -> str:
-    """Return "node 1 (dd1)", "node 1", "nodes dd1 and dd2", or of single ranks "rank 3 on dd1"."""
+    """Return "node 1 (dd1)", "node 1", "nodes dd1 and dd2", or for single ranks "rank 3 on dd1"."""
     hosts = hosts_of_nodes(nodes)
     if job.members is not None and job.members.of_ranks:
         return rank_list(node.number for node in nodes) + (f" on {host_list(hosts)}" if hosts else "")

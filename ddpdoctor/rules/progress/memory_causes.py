@@ -1,4 +1,4 @@
-"""A rank that died of memory: the host's, a cgroup's, a GPU's, or that of /dev/shm, with what was measured."""
+"""A rank that ran out of memory (host, cgroup, GPU or /dev/shm), with what was measured."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 NEARLY_FULL = 0.9
-"""Ours: what is used above this share of a limit was in the way of the next allocation."""
+"""Our choice: above this share of a limit, the memory in use blocked the next allocation."""
 FRAGMENTED = 0.15
-"""Ours: torch's allocator holds this much of its memory in pieces too small, where a request below it fails."""
+"""Our choice: if more than this share of torch's reserved memory is unused, its free pieces are too small."""
 _OF_DEVICE = re.compile(r"(?:CUDA|HIP|XPU) out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 _OF_HOST = re.compile(r"DefaultCPUAllocator|allocate memory|std::bad_alloc|Unable to allocate")
 _ASKED = re.compile(r"you tried to allocate (\d+) bytes")
@@ -30,7 +30,7 @@ LESS = "use less memory a rank: smaller batches, fewer loader workers or less pr
 
 
 def memory_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:
-    """Return what was measured, where a rank died of memory, or may have."""
+    """Return what was measured, if a rank ran out of memory or may have."""
     rank = failure.rank
     if failure.error is None:
         return tuple(_of_signal(scene, rank))
@@ -58,7 +58,7 @@ def _of_signal(scene: Scene, rank: Rank) -> Iterator[Clue]:
 
 
 def _use(scene: Scene, rank: Rank) -> Iterator[Clue]:
-    """Say how much a rank and its children used, of what limit."""
+    """Say how much memory a rank and its children used, and the limit."""
     if rank.causes is None or rank.causes.memory is None:
         return
     space, whose = _limit(scene, rank)
@@ -72,7 +72,7 @@ def _use(scene: Scene, rank: Rank) -> Iterator[Clue]:
 
 
 def _limit(scene: Scene, rank: Rank) -> tuple[Space | None, str]:
-    """Return the limit on memory that holds: of the cgroup where it has one, else all of the machine's."""
+    """Return the memory limit that applies: the cgroup's if it has one, else the whole machine's."""
     host = causes_at(scene.job, rank.host)
     if host is None:
         return None, ""
@@ -122,13 +122,13 @@ def _of_host(scene: Scene, rank: Rank, text: str) -> Iterator[Clue]:
 
 
 def _asked(text: str) -> str:
-    """Return how much was asked for, where torch says it."""
+    """Return how much was asked for, if torch says it."""
     match = _ASKED.search(text)
     return f", and {size_words(int(match[1]))} more were asked for" if match else ""
 
 
 def _of_worker(scene: Scene, rank: Rank, text: str) -> Iterator[Clue]:
-    """Judge a loader's worker that a signal ended: by a full /dev/shm, or for memory."""
+    """Judge a loader's worker that a signal ended: /dev/shm was full, or it ran out of memory."""
     match = _WORKER.search(text)
     how = match["how"] if match is not None else ""
     at_error = rank.causes.at_error if rank.causes is not None else None
@@ -139,7 +139,7 @@ def _of_worker(scene: Scene, rank: Rank, text: str) -> Iterator[Clue]:
 
 
 def _shared(scene: Scene, rank: Rank, at_error: AtError | None) -> Space | None:
-    """Return /dev/shm when it was fullest: an error's own look may come after a worker's files have gone."""
+    """Return /dev/shm when it was fullest: at the time of an error, a worker's files may already be gone."""
     host = causes_at(scene.job, rank.host)
     seen = [
         at_error.shared_memory if at_error is not None else None,
@@ -153,7 +153,7 @@ def _is_full(space: Space | None) -> bool:
 
 
 def _of_shared(space: Space | None, *, refused: bool = False) -> Iterator[Clue]:
-    """Judge /dev/shm. ``refused``: the kernel said that there was no space for what was asked."""
+    """Judge /dev/shm. ``refused``: the kernel said that there was no space for the request."""
     if space is None:
         return
     size, used = size_words(space.limit_bytes), size_words(space.used_bytes)

@@ -1,4 +1,4 @@
-"""Which dimension of a device mesh ranks wait in, and for whom there."""
+"""Which dimension of a device mesh ranks wait in, and for whom they wait there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def mesh_group(scene: Scene, number: int) -> Group | None:
-    """Return the group of a mesh that a rank waits in; None where it waits in none, or in that of all ranks."""
+    """Return the mesh group that a rank waits in, or None if it waits in none or in the group of all ranks."""
     position = scene.positions.get(number)
     if position is None or not position.group.mesh_dim or len(position.group.members) == scene.world:
         return None
@@ -25,13 +25,13 @@ def mesh_group(scene: Scene, number: int) -> Group | None:
 
 
 def dim_of(scene: Scene, number: int) -> str:
-    """Return the dimension of the mesh in which a rank waits; empty where there is none."""
+    """Return the mesh dimension in which a rank waits, or "" if there is none."""
     group = mesh_group(scene, number)
     return group.mesh_dim if group is not None else ""
 
 
 def late_members(states: Mapping[int, State], position: Position, *, detail: bool) -> tuple[int, ...]:
-    """Return the members of a group that have not come to the collective in question."""
+    """Return the members of a group that have not come to this collective."""
     found = []
     for member in position.group.members:
         state = states.get(member)
@@ -42,7 +42,7 @@ def late_members(states: Mapping[int, State], position: Position, *, detail: boo
 
 
 def mesh_words(scene: Scene, ranks: Iterable[int]) -> str:
-    """Return " in the dp group (ranks 1 and 3) for rank 3"; of ranks in several groups of a dimension, one for all."""
+    """Return " in the dp group (ranks 1 and 3) for rank 3"; for several groups of a dimension, one phrase for all."""
     positions = {scene.positions[n] for n in ranks if mesh_group(scene, n) is not None}
     groups = {position.group for position in positions}
     if not groups:
@@ -56,7 +56,7 @@ def mesh_words(scene: Scene, ranks: Iterable[int]) -> str:
 def behind_words(scene: Scene, blamed: tuple[int, ...], waiters: list[int]) -> str | None:
     """Return who waits in which dimension's group for the blamed ranks, and who waits for those; None without a mesh.
 
-    Such as "while rank 1 waits for it in all_reduce of the tp group, and ranks 2 and 3 wait for that".
+    For example "while rank 1 waits for it in all_reduce of the tp group, and ranks 2 and 3 wait for that".
     """
     groups = {n: mesh_group(scene, n) for n in waiters}
     direct = [n for n, group in groups.items() if group is not None and set(group.members) & set(blamed)]

@@ -1,4 +1,4 @@
-"""DD607 of a whole node: it never came, or launchers that are all there do not come together."""
+"""DD607 for a whole node: it never came, or the launchers are all there but do not find each other."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 def judge_missing_nodes(scene: Scene) -> Answer:
-    """Report the nodes for which the launcher waits, so that no rank has started anywhere."""
+    """Report the nodes that the launcher waits for, so that no rank has started anywhere."""
     job = scene.job
     if job.now_ns - job.launched_ns < job.hang_timeout_s * 1e9:
         return unknown("the launcher has not waited for the hang timeout yet")
     if job.members is None:
         return _unseen_nodes(scene)
     absent = never_came(job)
-    if is_alone(job) and job.members.own != 0:  # of the others only the first would have told it
+    if is_alone(job) and job.members.own != 0:  # only the first node would have reported the others
         absent = tuple(node for node in absent if node.number == 0)
     finding = _absent(job, absent) if absent else _apart(job)
     return judged([finding], certain=True, may_resume=True)
 
 
 def _absent(job: Job, absent: tuple[NodeSeen, ...]) -> Problem:
-    """Report members of which nothing was heard. What this node sees of them says why, where it can be told."""
+    """Report members that were never heard from. What this node sees of them says why, if that can be known."""
     bad = failing(job.reached)
     who = node_words(job, absent)
     unresolved = bad is not None and bad.contact is Contact.UNRESOLVED
@@ -71,7 +71,7 @@ def _short(contact: Contact) -> str:
 
 
 def _here_words(job: Job) -> list[str]:
-    """Return who has come, of the nodes that were told to."""
+    """Return which nodes have come, of those that were reported here."""
     assert job.members is not None
     if is_alone(job):
         return ["nothing was heard of any other node: what the others see, their own reports say"]
@@ -109,12 +109,12 @@ def _apart(job: Job) -> Problem:
 
 
 def _elsewhere_words(job: Job) -> list[str]:
-    """Return what the other nodes saw of the place where the launchers meet."""
+    """Return what the other nodes saw of the launchers' rendezvous endpoint."""
     return [f"on {seen.host}, {sentence}" for seen in job.elsewhere for sentence in reached_words(seen.reached)]
 
 
 def _unseen_nodes(scene: Scene) -> Answer:
-    """Report, of a node that hears of no others by itself, that its launcher waits for them."""
+    """Report that this node's launcher waits for other nodes, which the node itself cannot see."""
     job = scene.job
     if job.node_rank is None or not job.local_ranks_expected or job.world_size is None:
         return unknown("which ranks this node should have is not known")

@@ -1,7 +1,7 @@
 """Which ranks of a group come late to its steps, and what that costs the others.
 
-Ranks of several hosts share no clock, so arrivals are compared by waits: all members end a step together, and who
-waits least in it has come last. What even the last one waits is the communication itself.
+Ranks on several hosts share no clock, so arrivals are compared by waits: all members end a step together, and the one
+that waits least came last. The time that even the last one waits is the communication itself.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
 
 MIN_STEPS = 20
-"""Steps below which nothing is said: the design's figure."""
+"""Below this number of steps nothing is said: the design's figure."""
 LATE_SHARE = 0.8
-"""In how many of the steps a rank must come last: the design's figure."""
+"""Share of the steps in which a rank must come last: the design's figure."""
 COST_SHARE = 0.2
-"""How much of the median step the others must wait for it: the design's figure."""
+"""Share of the median step that the others must wait for it: the design's figure."""
 COST_MS = 20.0
-"""How long the others must wait, at the median: the design's figure."""
+"""Milliseconds that the others must wait at the median: the design's figure."""
 CLEAR_GAP = 0.5
-"""Ranks are told apart at the first gap between their waits that is so much of the widest. Ours: two ranks that are
-slow by the same cause differ by less, and one that is slow behind a slower one is not the one the others wait for."""
+"""Ranks are separated at the first gap between their waits that is at least this share of the widest gap. Our choice:
+two ranks that are slow for the same reason differ by less. If one rank is slow and another is slower, the others wait
+only for the slower one."""
 OUTLIERS = 0.01
-"""How many of the other ranks may come later still in a step. Ours: of a thousand one is late by chance in any step."""
+"""Share of the other ranks that may still come later in a step. Our choice: of a thousand, one is late by chance in any
+step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,33 +44,33 @@ class Pacing:
     steps: int
     """How many steps all of them have."""
     waits_ms: Mapping[int, tuple[float, ...]]
-    """By rank, for each of those steps."""
+    """The waits of each rank, one for each of those steps."""
     paces: Mapping[int, Pace]
     step_ms: float
-    """The usual step."""
+    """The median step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Late:
-    """Ranks that the others of their group wait for."""
+    """Ranks that the others in their group wait for."""
 
     ranks: tuple[int, ...]
     others: tuple[int, ...]
     last_in: Mapping[int, int]
-    """By late rank, in how many steps it came after all the others."""
+    """For each late rank, the number of steps in which it came after all the others."""
     cost_ms: float
-    """How long the others wait for them in the usual step."""
+    """How long the others wait for them in the median step."""
     pacing: Pacing
 
     @property
     def is_costly(self) -> bool:
-        """Return whether they are so late so often that it matters."""
+        """Return whether they are late so often, and for so long, that it matters."""
         often = min(self.last_in.values()) >= LATE_SHARE * self.pacing.steps
         return often and self.cost_ms >= max(COST_MS, COST_SHARE * self.pacing.step_ms)
 
 
 def find_pacings(job: Job) -> tuple[Pacing, ...]:
-    """Return the steps of each group of which two or more ranks recorded some."""
+    """Return the comparable steps of each group in which two or more ranks recorded steps."""
     table = group_table(job)
     together: dict[object, dict[int, StepTimes]] = {}
     for rank in job.ranks:
@@ -98,7 +100,7 @@ def _common(times: StepTimes, values_us: Iterable[int], common: set[int]) -> tup
 
 
 def find_late(pacing: Pacing) -> Late | None:
-    """Return the ranks that wait least, at most half of all; None where there are too few steps to tell."""
+    """Return the ranks that wait least, at most half of all, or None if there are too few steps to decide."""
     if pacing.steps < MIN_STEPS:
         return None
     usual = {number: median(waits) for number, waits in pacing.waits_ms.items()}
@@ -115,7 +117,7 @@ def find_late(pacing: Pacing) -> Late | None:
 
 
 def _split(waits_ms: Sequence[float]) -> int:
-    """Return how many of the ranks, sorted by their usual waits, are set apart from the rest by waiting less."""
+    """Return how many of the ranks, sorted by their median waits, wait clearly less than the rest."""
     gaps = [after - before for before, after in pairwise(waits_ms)][: len(waits_ms) // 2]
     widest = max(gaps)
     return 1 + next(i for i, gap in enumerate(gaps) if gap >= CLEAR_GAP * widest)
@@ -130,7 +132,7 @@ def _last_in(pacing: Pacing, late: Iterable[int], others: Sequence[int]) -> dict
 
 
 def _cost_ms(pacing: Pacing, late: Iterable[int], others: Iterable[int]) -> float:
-    """Return what the usual step costs the usual other rank."""
+    """Return the median cost of a step for the median other rank."""
     own = map(max, zip(*(pacing.waits_ms[number] for number in late), strict=True))
     theirs = map(median, zip(*(pacing.waits_ms[number] for number in others), strict=True))
     costs: list[float] = [max(0.0, waited - least) for waited, least in zip(theirs, own, strict=True)]
@@ -138,7 +140,7 @@ def _cost_ms(pacing: Pacing, late: Iterable[int], others: Iterable[int]) -> floa
 
 
 def slow_phase(late: Late, rank: int) -> tuple[Phase, float, float]:
-    """Return the phase in which a late rank loses most, its usual time in it, and the others', in milliseconds."""
+    """Return the phase in which a late rank loses most, its median time there, and the others', in milliseconds."""
     paces = late.pacing.paces
     usual = [median(paces[number].busy_ms[phase] for number in late.others) for phase in Phase]
     phase = max(Phase, key=lambda phase: paces[rank].busy_ms[phase] - usual[phase])

@@ -1,7 +1,7 @@
-"""Where a rank parted from the others: the first thing it did that they did not do there, DDP's phases included.
+"""Finds where a rank parted from the others: the first act that differs from theirs, including DDP's phases.
 
-It may show only later. A rank that skips one backward goes on to its next forward, and is at the end of its loop when
-the others still reduce gradients.
+The difference may show only later. A rank that skips one backward goes on to its next forward, and is at the end of its
+loop while the others still reduce gradients.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
     from .timeline import Event
 
 MOST_RECORDS = 4096
-"""Records of a rank that are compared: as many as its ring holds. Only two ranks are."""
+"""Records of a rank that are compared: as many as its ring holds. Only two ranks are compared."""
 
 MOST_AHEAD = 32
-"""Numbers that are looked at after a parting, to tell a call too many from one too few."""
+"""How many numbers after a parting are searched, to distinguish a call too many from one too few."""
 MOST_ALIKE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """How one rank and another went on after what they last did alike."""
+    """How one rank and another went on after the last thing they both did."""
 
     before: CallKind | None
-    """What both did last."""
+    """The last thing that both did."""
     instead_of: CallKind
-    """What the other did next."""
+    """What the other rank did next."""
     went_on: CallKind | None = None
-    """What the one that parted did next; None where that was nothing that the group can see."""
+    """What the parted rank did next, or None if that was nothing that the group can see."""
     is_earlier: bool = False
-    """Both have gone on since: it shows later."""
+    """Both ranks have gone on since, so the difference shows later."""
     is_extra: bool = False
-    """``went_on`` is a call too many, after which the rank did what was due."""
+    """``went_on`` is an extra call, after which the rank did what was due."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Act:
-    """A call or a phase, and whether it took numbers: a backward under ``no_sync`` takes none. None: not known."""
+    """A call or phase, and whether it took numbers (None: not known). A backward under ``no_sync`` takes none."""
 
     kind: CallKind
     took: bool | None
@@ -70,7 +70,7 @@ class _Act:
 def find_parting(one: State, other: State, group: str, seq: int) -> Parting | None:
     """Return where ``one`` parted from ``other``, at or before the collective ``seq`` of a group.
 
-    What only one of them ever does does not count: `if rank == 0: broadcast(x)`, of which the others have a line too.
+    Acts that only one of them ever makes do not count: with `if rank == 0: broadcast(x)`, the others have another line.
     """
     mine, others = _acts(one, group), _acts(other, group)
     shared = _keys(mine) & _keys(others)
@@ -104,7 +104,7 @@ def _from(acts: Mapping[int, Sequence[_Act]], start: int, at: int) -> list[_Act]
 
 
 def _is_extra(ours: Sequence[_Act], theirs: Sequence[_Act]) -> bool:
-    """Return whether one rank's acts are the other's after a few more of its own, and not the other way around."""
+    """Return whether ``ours`` matches ``theirs`` after a few extra acts of its own, and not the other way around."""
     for more in range(1, MOST_SHIFT + 1):
         if _go_alike(ours, theirs[more:]):
             return False
@@ -121,7 +121,7 @@ def _go_alike(one: Sequence[_Act], other: Sequence[_Act]) -> bool:
 def _acts(state: State, group: str) -> Mapping[int, Sequence[_Act]]:
     """Return what a rank did, by how many collectives its group had begun before.
 
-    A forward without gradients that took no number is left out: each rank may evaluate as often as it likes.
+    A forward without gradients that took no number is left out, because each rank may evaluate as often as it likes.
     """
     found: dict[int, list[_Act]] = defaultdict(list)
     events = [event for event in read_events(state, group, MOST_RECORDS) if _is_act(event.kind)]

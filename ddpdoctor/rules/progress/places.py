@@ -1,4 +1,4 @@
-"""Which of the user's lines a rank stands at."""
+"""Which of the user's lines a rank is at."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame, Look, Stack
 
 MAX_PLACES = 2
-"""Places that one rank may have in a finding."""
+"""Most places of one rank in a finding."""
 
 _WAITING_FILES = (
     "/threading.py",
@@ -45,7 +45,7 @@ def main_stack(look: Look) -> Stack | None:
 
 
 def last_main_stack(rank: Rank | Child) -> Stack | None:
-    """Return the main thread's stack at the last look that has one with frames."""
+    """Return the main thread's stack from the last sample that has one with frames."""
     for look in reversed(rank.looks):
         stack = main_stack(look)
         if stack is not None and stack.frames:
@@ -54,9 +54,9 @@ def last_main_stack(rank: Rank | Child) -> Stack | None:
 
 
 def without_stale_looks(rank: Rank) -> Rank:
-    """Return a rank without the looks that its main thread's last call came after: it had answered an earlier request.
+    """Return a rank without the samples that its main thread's last call came after.
 
-    On crowded cores a rank may not answer in time, and then its last answer is an old one.
+    On crowded cores a rank may not answer in time, so its last answer may belong to an earlier request.
     """
     calls = (*rank.open_calls, *rank.recent_calls[-1:])
     last = max((call.started_ns for call in calls if call.thread_is_main), default=0)
@@ -65,7 +65,7 @@ def without_stale_looks(rank: Rank) -> Rank:
 
 
 def innermost_user(frames: Iterable[Frame]) -> Frame | None:
-    """Return the last frame of the user's own code."""
+    """Return the innermost frame of the user's own code."""
     found = None
     for frame in frames:
         if frame.user:
@@ -80,12 +80,12 @@ def innermost_own(frames: tuple[Frame, ...]) -> Frame | None:
 
 
 def waits_in_library(stack: Stack | None) -> bool:
-    """Return whether a thread stands in a lock, a join, a queue or a pipe of the standard library."""
+    """Return whether a thread is in a lock, a join, a queue or a pipe of the standard library."""
     return stack is not None and bool(stack.frames) and is_file(stack.frames[-1], *_WAITING_FILES)
 
 
 def to_place(rank: int, frame: Frame) -> Place:
-    """Return a frame as a place of a rank."""
+    """Return a frame as a rank's place."""
     return Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
 
 
@@ -102,7 +102,7 @@ def lines_seen(looks: tuple[Look, ...]) -> tuple[Frame, ...]:
 
 
 def busy_children(rank: Rank) -> tuple[Frame, ...]:
-    """Return the innermost user lines of the rank's children that do not wait for work themselves."""
+    """Return the innermost user lines of the rank's children that do not themselves wait for work."""
     found = []
     for child in rank.children:
         if child.idle:
@@ -115,7 +115,7 @@ def busy_children(rank: Rank) -> tuple[Frame, ...]:
 
 
 def other_threads(rank: Rank, *, skip_idle: bool = True) -> tuple[Stack, ...]:
-    """Return the threads beside the main one that run the user's code, without those that wait for work."""
+    """Return the threads other than the main one that run the user's code, except those that wait for work."""
     if not rank.looks:
         return ()
     stacks = [s for s in rank.looks[-1].stacks if not s.is_main and innermost_user(s.frames) is not None]
@@ -123,7 +123,7 @@ def other_threads(rank: Rank, *, skip_idle: bool = True) -> tuple[Stack, ...]:
 
 
 def standing_places(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
-    """Return where a rank stands that others wait for: its own line, and the line of whom it waits for."""
+    """Return where a rank is that others wait for: its own line, and the line of the thread or child it waits for."""
     own = lines_seen(rank.looks)
     if not own and rank.last_place is not None:
         own = (rank.last_place,)
@@ -139,7 +139,7 @@ def standing_places(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
 
 
 def _may_wait_for_thread(stack: Stack | None) -> bool:
-    """Return whether the main thread stands in a wait: in a library, or in C called from the user's own line."""
+    """Return whether the main thread waits: in a library, or in C code called from the user's own line."""
     return stack is not None and bool(stack.frames) and (waits_in_library(stack) or stack.frames[-1].user)
 
 

@@ -1,4 +1,4 @@
-"""What a node saw of the places where the others should be, as sentences, and what to do about it."""
+"""What a node saw when it tried to connect to the others, as sentences, and what to do about it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def failing(reached: Iterable[Connecting]) -> Connecting | None:
 
 
 def reach_fix(attempt: Connecting, here: str) -> str:
-    """Return what to do about a place that is not reached from ``here``."""
+    """Return what to do about an address that ``here`` cannot reach."""
     place = f"{attempt.host}:{attempt.port}"
     if attempt.contact is Contact.UNRESOLVED:
         return f"getent hosts {attempt.host} on {here} shows what it knows; add the name to DNS or to /etc/hosts"

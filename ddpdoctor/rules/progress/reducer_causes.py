@@ -1,4 +1,4 @@
-"""Gradients that DDP's reducer missed, or got twice: of which parameters, why, on which ranks, and what to do."""
+"""Gradients that DDP's reducer missed or got twice: of which parameters, why, on which ranks, and what to do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 MAX_NAMED = 5
-"""Parameters that a sentence names. Ours."""
+"""Our choice: most parameters that a sentence names."""
 FIXES = {
     Fault.UNFINISHED: "pass find_unused_parameters=True to DistributedDataParallel on all ranks, if this is meant; "
     "otherwise let every output of forward take part in the loss, and remove layers that are never used or freeze them "
@@ -37,7 +37,7 @@ FIXES = {
 
 
 def reducer_summary(said: ReducerSaid) -> str:
-    """Return what DDP complains of, in one clause with names."""
+    """Return what DDP complains about, in one clause with names."""
     named = names_words(said)
     if said.what is Fault.TWICE:
         return f"DDP got the gradient of {named} twice in one backward"
@@ -55,7 +55,7 @@ def names_words(said: ReducerSaid) -> str:
 
 
 def reducer_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:
-    """Return why gradients were missing or came twice, where a rank failed of that."""
+    """Return why gradients were missing or came twice, if that made a rank fail."""
     said = failure.error.reducer if failure.error is not None else None
     if said is None:
         return ()
@@ -70,7 +70,7 @@ def reducer_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:
 
 
 def other_words(scene: Scene) -> list[str]:
-    """Return what else the ranks say of it: those that left others out, and those that left none out."""
+    """Return what else the ranks report: which left out other parameters, and which left out none."""
     told = {n: said for n in scene.states if (said := _said(scene, n)) is not None and said.what is not Fault.TWICE}
     if not told:
         return []
@@ -87,7 +87,7 @@ def other_words(scene: Scene) -> list[str]:
 
 
 def skipped_reduction(scene: Scene, conflict: Conflict) -> Problem | None:
-    """Return the finding where ranks are past a backward that left gradients out, in whose reduction others wait."""
+    """Return the finding if some ranks are past a backward that left gradients out and others wait to reduce it."""
     skipping = {part.rank: said for part in conflict.parts if (said := scene.rank(part.rank).unfinished) is not None}
     waiting = [part.rank for part in conflict.parts if part.native and part.kind.op == "backward"]
     if not skipping or not waiting or set(skipping) & set(waiting):
@@ -112,7 +112,7 @@ def skipped_reduction(scene: Scene, conflict: Conflict) -> Problem | None:
 
 
 def option_words(scene: Scene) -> list[str]:
-    """Return on which ranks DDP was told to find unused parameters, where it was not on all."""
+    """Return the ranks whose DDP was told to find unused parameters, if not all were."""
     told = {n: _finds_unused(scene, n) for n in scene.states}
     where, elsewhere = ([n for n, finds in told.items() if finds is value] for value in (True, False))
     if not where or not elsewhere:
@@ -121,7 +121,7 @@ def option_words(scene: Scene) -> list[str]:
 
 
 def _finds_unused(scene: Scene, number: int) -> bool | None:
-    """Return whether DDP was told so for all models of a rank, or for none; None where that is mixed or not known."""
+    """Return whether all models of a rank (True) or none (False) were told so; None if mixed or not known."""
     told = {model.finds_unused for model in scene.rank(number).models}
     return told.pop() if len(told) == 1 else None
 
@@ -141,13 +141,13 @@ def _took_another_branch(users: Sequence[int]) -> str:
 
 
 def _said(scene: Scene, number: int) -> ReducerSaid | None:
-    """Return what the reducer of a rank complained of, when it failed or before."""
+    """Return what the reducer of a rank complained about, when it failed or before."""
     rank = scene.rank(number)
     return next((raised.reducer for raised in reversed(rank.raised) if raised.reducer is not None), rank.unfinished)
 
 
 def _users(scene: Scene) -> list[int]:
-    """Return the ranks whose backward found all gradients: they stood in it, and waited for the others."""
+    """Return the ranks whose backward found all gradients: they were in it and waited for the others."""
     failed = {f.rank.rank for f in scene.failures if f.call is not None and f.call.op == "backward"}
     native = {n for n, s in scene.states.items() if s.doing is Doing.NATIVE and s.call and s.call.op == "backward"}
     return [n for n in sorted(failed | native) if _said(scene, n) is None]

@@ -1,4 +1,4 @@
-"""A job as the rules see it: the states of its ranks, their waits, conflicts and failures, worked out once."""
+"""A job as the rules see it: the states of its ranks, their waits, conflicts and failures, computed once."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from ddpdoctor.model.nodes import NodeSeen
 
 OTHERS_PATIENCE_NS = 30_000_000_000
-"""Ours: how long ranks must have stood still where something outside ended the launcher, as `timeout 60` does. In that
-time a healthy job has made progress."""
+"""Our choice: how long ranks must have made no progress if something outside, such as `timeout 60`, ended the launcher.
+A healthy job makes progress in that time."""
 _DETAIL_SAYS = "Detected mismatch between collectives on ranks"
-"""How torch begins what it raises on all ranks under DETAIL. Who is to blame it does not say."""
+"""The beginning of the error that torch raises on all ranks under DETAIL. It does not say who is to blame."""
 
 
 class Cause(Enum):
-    """What kind of trouble a job is in, which decides the rules that apply."""
+    """What kind of trouble a job is in. It decides which rules apply."""
 
     NONE = "no rank failed, and none waits in vain"
     MODEL = "ranks have given DDP different models"
@@ -50,7 +50,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """All that the rules look at."""
+    """Everything that the rules look at."""
 
     job: Job
     world: int
@@ -61,30 +61,31 @@ class Scene:
     difference: Difference | None
     failures: tuple[Failure, ...]
     quiet: frozenset[int]
-    """Living ranks that have made no progress for long, or for which progress does not count, since one has failed."""
+    """Living ranks that have made no progress for long. If a rank has failed, all living ranks count, whatever their
+    progress."""
     early: tuple[int, ...]
     lost: tuple[NodeSeen, ...]
-    """Nodes that came and of which nothing more is heard."""
+    """Nodes that came and then went silent."""
     cause: Cause
 
     @property
     def living(self) -> tuple[int, ...]:
-        """Ranks that a process stands for, or stood for when the job was stopped."""
+        """Ranks that have a process, or had one when the job was stopped."""
         return tuple(n for n, state in sorted(self.states.items()) if state.doing not in OVER)
 
     @property
     def detail(self) -> bool:
-        """Whether torch checks each collective over all ranks before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
+        """Whether torch checks each collective on all ranks before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
         return self.job.debug_level.upper() == "DETAIL"
 
     @property
     def root_failure(self) -> Failure | None:
-        """The failure that the others follow from, if there is any."""
+        """The failure that caused the others, if there is any."""
         return _root_failure(self.failures)
 
     @property
     def sees_all(self) -> bool:
-        """Whether ranks that are not here cannot be on another node."""
+        """Whether all ranks are visible here, so that a missing one cannot be on another node."""
         if len(self.states) >= self.world:
             return True
         if self.job.members is not None:
@@ -96,26 +97,26 @@ class Scene:
         return self.states[number].rank
 
     def stands_still(self, blamed: Iterable[int]) -> bool:
-        """Return whether the job cannot go on: each living rank waits, or is without progress, or is to blame."""
+        """Return whether the job cannot go on: each living rank waits, makes no progress, or is to blame."""
         at_rest = self.quiet | set(self.waits.waiters) | set(blamed)
         return set(self.living) <= at_rest
 
     def is_ending(self) -> bool:
-        """Return whether all ranks that live are on their way out, and have not been so for the hang timeout.
+        """Return whether all living ranks are ending, and have been for less than the hang timeout.
 
-        What follows from a failure elsewhere takes a crowded host seconds; it is no hang.
+        After a failure elsewhere this takes seconds on a crowded host. It is no hang.
         """
         there = [s.rank for s in self.states.values() if s.rank.life is Life.RUNNING]
         left = [_left_ns(rank) for rank in there]
         return bool(left) and all(moment(self.job) - at < timeout_ns(self.job) for at in left)
 
     def waited_ns(self) -> int:
-        """Return for how long the first waiter has waited."""
+        """Return how long the first waiter has waited."""
         now = moment(self.job)
         return max((self.states[n].since(now) or 0 for n in self.waits.waiters), default=0)
 
     def waited_long(self) -> bool:
-        """Return whether somebody has waited for as long as it takes to blame somebody, where that counts."""
+        """Return whether a rank has waited long enough to blame somebody, if waiting counts here."""
         return bool(self.failures) or self.waited_ns() >= _patience_ns(self.job)
 
 
@@ -130,23 +131,23 @@ def moment(job: Job) -> int:
 
 
 def _left_ns(rank: Rank) -> int:
-    """Return when a rank began to leave, by an error or at the end of its script; 0 where it has not."""
+    """Return when a rank began to leave, by an error or at the end of its script, or 0 if it has not."""
     error = final_error(rank)
     return max(error.time_ns if error is not None else 0, rank.main_ended_ns or 0)
 
 
 def was_left_running(job: Job, failures: tuple[Failure, ...]) -> bool:
-    """Return whether a job runs, or ran until a user or a scheduler ended all of it, and no rank has failed."""
+    """Return whether a job runs, or ran until a user or a scheduler ended it, and no rank has failed."""
     return not failures and not _was_ended_by_others(job)
 
 
 def _was_ended_by_others(job: Job) -> bool:
-    """Return whether the launcher ended by itself: somebody killed it, or it begins anew with more or fewer nodes."""
+    """Return whether the launcher ended by itself: somebody killed it, or it restarts with more or fewer nodes."""
     return job.ended and job.interrupted_by is None
 
 
 def _patience_ns(job: Job) -> int:
-    """Return for how long a rank must have made no progress to be blamed, where none has failed."""
+    """Return how long a rank must have made no progress to be blamed, if none has failed."""
     return min(timeout_ns(job), OTHERS_PATIENCE_NS) if _was_ended_by_others(job) else timeout_ns(job)
 
 
@@ -156,7 +157,7 @@ def _is_quiet(job: Job, rank: Rank) -> bool:
 
 
 def build_scene(job: Job) -> Scene:
-    """Work out the states, waits, conflicts and failures of a job."""
+    """Compute the states, waits, conflicts and failures of a job."""
     lost = lost_nodes(job, moment(job))
     job = without_stale(replace(job, ranks=without_pulled_down(map(settle, job.ranks))), lost)
     states = states_of(job)
@@ -172,7 +173,7 @@ def build_scene(job: Job) -> Scene:
         find_conflict(states, positions, detail=detail, shaped=shaped) if shaped else None
     )
     if conflict is not None and waits.blockers and any(part.kind.op == "new_group" for part in conflict.parts):
-        conflict = None  # they wait for one that has not come: others may have no part in this group
+        conflict = None  # they wait for a rank that has not come: the others may not be in this group
     difference = find_difference([state.rank for state in states.values()], table, world)
     early = _early(states, waits, failures)
     if conflict is None and early:
@@ -203,7 +204,7 @@ def build_scene(job: Job) -> Scene:
 
 
 def _compared_shapes(waits: Waits, failures: tuple[Failure, ...]) -> AbstractSet[str]:
-    """Return the operations of which other shapes may be the reason, where nothing else is: an abort, or a wait."""
+    """Return the operations whose shapes may be the reason for an abort or a wait that nothing else explains."""
     inside = [f for f in failures if f.call is not None]
     if any(f.error is None or _DETAIL_SAYS in f.error.message for f in inside):
         return ANY_SHAPE
@@ -211,7 +212,7 @@ def _compared_shapes(waits: Waits, failures: tuple[Failure, ...]) -> AbstractSet
 
 
 def _root_failure(failures: tuple[Failure, ...]) -> Failure | None:
-    """Return the earliest failure of a rank by itself, else the earliest of all."""
+    """Return the earliest failure that a rank caused by itself, else the earliest of all."""
     return next((f for f in failures if f.by_itself), failures[0] if failures else None)
 
 
@@ -230,28 +231,28 @@ def _early(states: Mapping[int, State], waits: Waits, failures: tuple[Failure, .
 
 
 def _came_further(ended: State, states: Mapping[int, State], waits: Waits) -> bool:
-    """Return whether all who wait do so in C++ collectives of a step that the ended rank had completed."""
+    """Return whether all waiters are in C++ collectives of a step that the ended rank had completed."""
     waiters = [states[number] for number in waits.waiters]
     native = all(state.doing is Doing.NATIVE for state in waiters)
     return native and all(_backwards(ended.rank) > _backwards(state.rank) for state in waiters)
 
 
 def _backwards(rank: Rank) -> tuple[int, int]:
-    """Return how far a rank has come, by optimizer steps and by the backwards that are still recorded."""
+    """Return how far a rank has come: its optimizer steps, and if there are none, the backwards still recorded."""
     counts = pack_calls(rank.recent_calls).counts
     ended = sum(count for kind, count in counts.items() if kind.op == "backward" and not kind.failed)
     return (rank.steps, ended if rank.steps == 0 else 0)
 
 
 def _out_of_torch(failure: Failure) -> bool:
-    """Return whether the error came out of torch.distributed's own Python code, as from unpickling foreign bytes."""
+    """Return whether torch.distributed's own Python code raised the error, for example when it unpickled bad bytes."""
     return failure.error is not None and any(is_file(frame, "/torch/distributed/") for frame in failure.error.frames)
 
 
 def _follows_from_model(
     states: Mapping[int, State], waits: Waits, conflict: Conflict | None, failures: tuple[Failure, ...]
 ) -> bool:
-    """Return whether the trouble is one that different models make: in DDP, and by no rank's own failure or delay."""
+    """Return whether different models explain the trouble: it is in DDP, and no rank failed or was late by itself."""
     root = _root_failure(failures)
     in_ddp = any(s.doing is Doing.NATIVE and s.call is not None and s.call.op in NATIVE_PHASES for s in states.values())
     held_up = root is None and conflict is None and any(states[n].doing not in OVER for n in waits.blockers)
@@ -261,7 +262,7 @@ def _follows_from_model(
 def _follows_from_loss(
     states: Mapping[int, State], waits: Waits, conflict: Conflict | None, failures: tuple[Failure, ...]
 ) -> bool:
-    """Return whether the ranks that are left do what a loss of others makes: they wait for those, or fail with them."""
+    """Return whether lost ranks explain the trouble: the remaining ranks wait for them or fail with them."""
     root = _root_failure(failures)
     if conflict is not None or (root is not None and root.call is None):
         return False

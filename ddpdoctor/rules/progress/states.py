@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
 WORK_WAIT = "work_wait"
-"""Phase: ``Work.wait`` was called, for the oldest open asynchronous call of its group."""
+"""Phase: ``Work.wait`` was called, for the oldest open asynchronous call in its group."""
 NATIVE_PHASES = frozenset({"backward", "ddp_init", "ddp_forward", "ddp_forward_no_grad"})
 """Phases in which DDP's C++ reducer makes collectives that no Python function sees."""
 FORWARDS = frozenset({"ddp_forward", "ddp_forward_no_grad"})
@@ -37,7 +37,8 @@ _OWN_ERRORS = frozenset(
         "ValueError",
     }
 )
-"""Exceptions that no other rank can cause inside a collective: those come as RuntimeError or torch's DistError."""
+"""Exceptions that no other rank can cause inside a collective. What others cause is a RuntimeError or torch's
+DistError."""
 _DISTRIBUTED = "/torch/distributed/"
 _DDP_FILE = "/torch/nn/parallel/distributed.py"
 _AUTOGRAD = ("/torch/autograd/",)
@@ -63,12 +64,12 @@ class Doing(Enum):
 
 
 WAITING = frozenset({Doing.COLLECTIVE, Doing.NATIVE, Doing.PEER, Doing.INIT, Doing.NEW_GROUP})
-"""States in which a rank can go on only when other ranks do their part."""
+"""States in which a rank can go on only if other ranks do their part."""
 ABORTS = frozenset({"SIGABRT", "SIGBUS", "SIGSEGV"})
-"""What an abort ends with. The dump that faulthandler writes of one may itself fault in what is left of the threads."""
+"""Signals that an abort can end with: while faulthandler dumps the remaining threads, it may itself fault."""
 GOOD_EXITS = frozenset({"None", "0", "False"})
 OVER = frozenset({Doing.MISSING, Doing.ENDED, Doing.FAILED})
-"""States of ranks that no process stands for any longer."""
+"""States of ranks that no longer have a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +83,11 @@ class State:
 
     @property
     def waiting(self) -> bool:
-        """Whether it can go on only when other ranks do their part."""
+        """Whether it can go on only if other ranks do their part."""
         return self.doing in WAITING
 
     def since(self, now_ns: int) -> int | None:
-        """Return for how many nanoseconds it has been in its call."""
+        """Return how many nanoseconds it has been in its call."""
         return None if self.call is None or self.call.started_ns <= 0 else max(0, now_ns - self.call.started_ns)
 
     @property
@@ -96,12 +97,12 @@ class State:
 
 
 def is_collective(call: Call) -> bool:
-    """Return whether a call is a recorded collective, and neither a phase nor point-to-point."""
+    """Return whether a call is a recorded collective, not a phase or point-to-point."""
     return is_collective_op(call.op)
 
 
 def is_collective_op(op: str) -> bool:
-    """Return whether an operation is a collective, and neither a phase nor point-to-point."""
+    """Return whether an operation is a collective, not a phase or point-to-point."""
     return op not in _NOT_COLLECTIVES and op not in POINT_TO_POINT
 
 
@@ -111,7 +112,7 @@ def final_error(rank: Rank) -> Raised | None:
 
 
 def stack_of(rank: Rank) -> tuple[Frame, ...]:
-    """Return the stack that the main thread stands in, or that an exception threw it out of."""
+    """Return the main thread's stack, or the stack from which an exception threw it."""
     error = final_error(rank)
     if error is not None and error.frames:
         return error.frames
@@ -120,7 +121,7 @@ def stack_of(rank: Rank) -> tuple[Frame, ...]:
 
 
 def is_over(rank: Rank) -> bool:
-    """Return whether the rank's process ended by itself or by somebody outside the job's own teardown."""
+    """Return whether the rank's process ended by itself or by somebody outside, not by the job's own teardown."""
     return rank.life in (Life.EXITED, Life.SIGNALED, Life.GONE) and not rank.after_stop
 
 
@@ -140,9 +141,9 @@ def aborted_at_exit(rank: Rank) -> bool:
 
 
 def settle(rank: Rank) -> Rank:
-    """Return a rank without looks that are out of date.
+    """Return a rank without samples that are out of date.
 
-    One that asked for an error status, and was aborted on its way out, becomes one that left with it.
+    A rank that asked for an error status and was aborted while it ended becomes one that left with that status.
     """
     rank = without_stale_looks(rank)
     asked = rank.exit_asked
@@ -168,9 +169,9 @@ def has_failed(rank: Rank, stopping_since_ns: int | None) -> bool:
 
 
 def _left_badly(rank: Rank, stopping_since_ns: int | None) -> bool:
-    """Return whether the rank was on its way out with an error status when the stop began.
+    """Return whether the rank was leaving with an error status when the stop began.
 
-    The interpreter takes a while to end; its peers may fail, and the launcher act on that, before it is gone.
+    The interpreter takes a while to end. Its peers may fail and the launcher may react before the process is gone.
     """
     if rank.life is not Life.EXITED or rank.exit_code in (0, None) or rank.main_ended_ns is None:
         return False
@@ -178,7 +179,7 @@ def _left_badly(rank: Rank, stopping_since_ns: int | None) -> bool:
 
 
 def state_of(rank: Rank, stopping_since_ns: int | None = None) -> State:
-    """Classify one rank. One that was stopped is classified by what it did before."""
+    """Classify one rank. A rank that was stopped is classified by what it did before."""
     if rank.life is Life.NEVER_STARTED:
         return State(rank=rank, doing=Doing.MISSING)
     if ended_well(rank) or aborted_at_exit(rank):
@@ -193,7 +194,7 @@ def state_of(rank: Rank, stopping_since_ns: int | None = None) -> State:
 
 
 def _leaving_state(rank: Rank) -> State:
-    """Classify a rank whose script is over; one that a peer's end threw out of a collective still waits in it."""
+    """Classify a rank whose script is over; if a peer's end threw it out of a collective, it still waits there."""
     if final_error(rank) is not None:
         state = _failed_state(rank)
         if state.waiting:
@@ -223,7 +224,8 @@ def _doing_in(call: Call) -> Doing:
 def _not_come_back_from(rank: Rank) -> Call | None:
     """Return the asynchronous call that the main thread is still inside.
 
-    Under DETAIL torch compares it over all ranks before it begins, and a backend may connect to them at the first one.
+    Under DETAIL torch compares the call on all ranks before it begins, and a backend may connect to them at its first
+    call.
     """
     stack = last_main_stack(rank)
     if stack is None or not stack.frames or not is_file(stack.frames[-1], _DISTRIBUTED):
@@ -234,7 +236,7 @@ def _not_come_back_from(rank: Rank) -> Call | None:
 
 
 def _call_of_thread(rank: Rank) -> Call | None:
-    """Return the collective that another thread is in, where the main thread waits in a join, a lock or a queue."""
+    """Return the collective that another thread is in, if the main thread waits in a join, a lock or a queue."""
     call = _innermost(rank.open_calls, main=False)
     if call is None or not (is_collective(call) or call.op in POINT_TO_POINT):
         return None
@@ -242,7 +244,7 @@ def _call_of_thread(rank: Rank) -> Call | None:
 
 
 def _innermost(open_calls: Iterable[Call], *, main: bool = True) -> Call | None:
-    """Return the call that the main thread is in, or another thread: the last begun that holds it up."""
+    """Return the call that holds up the main thread, or with ``main=False`` another thread: the last one begun."""
     found = None
     for call in open_calls:
         if call.thread_is_main is main and call.op not in _PASSED_OVER and (not call.is_async or call.op == WORK_WAIT):
@@ -251,7 +253,7 @@ def _innermost(open_calls: Iterable[Call], *, main: bool = True) -> Call | None:
 
 
 def _awaited(open_calls: Iterable[Call], wait: Call) -> Call:
-    """Return the call that ``Work.wait`` is for: where that was not noted, the oldest open one that it can mean."""
+    """Return the call that ``Work.wait`` waits for; if not recorded, the oldest open call that it can mean."""
     works = [call for call in open_calls if call.is_async and call.op != WORK_WAIT]
     exactly = [call for call in works if call.index == wait.awaits]
     if exactly:
@@ -261,7 +263,7 @@ def _awaited(open_calls: Iterable[Call], wait: Call) -> Call:
 
 
 def _native_doing(rank: Rank, call: Call) -> Doing:
-    """Tell whether a rank in a phase of DDP waits for the C++ reducer or runs Python code."""
+    """Decide whether a rank in a phase of DDP waits for the C++ reducer or runs Python code."""
     stack = last_main_stack(rank)
     frames = stack.frames if stack is not None else ()
     if call.op == "backward":
@@ -272,19 +274,19 @@ def _native_doing(rank: Rank, call: Call) -> Doing:
 
 
 def _stands_in_backward(frames: tuple[Frame, ...]) -> bool:
-    """Return whether the innermost frame is autograd's own: no user code runs inside. No frames: not known, so yes."""
+    """Return whether the innermost frame is autograd's own, so no user code runs inside; True without frames."""
     return not frames or is_file(frames[-1], *_AUTOGRAD)
 
 
 def _reducer_may_wait(rank: Rank, backward: Call) -> bool:
-    """Return whether a forward of DDP with gradients came before, so that this backward reduces. No history: yes."""
+    """Return whether this backward reduces, because DDP's forward with gradients came before; True without history."""
     log = pack_calls(rank.recent_calls)
     before = log[: bisect_left(log.indexes, backward.index)]
     return not before or any(kind.op == "ddp_forward" and not kind.failed for kind in before.counts)
 
 
 def _failed_state(rank: Rank) -> State:
-    """Say where a rank stood that has failed: waiting in a collective, or in its own code."""
+    """Say where a failed rank was: waiting in a collective, or in its own code."""
     call = call_at_failure(rank)
     doing = Doing.FAILED
     if call is not None:
@@ -293,7 +295,7 @@ def _failed_state(rank: Rank) -> State:
 
 
 def call_at_failure(rank: Rank) -> Call | None:
-    """Return the call, needing other ranks, in which a failed rank failed; None where it failed on its own."""
+    """Return the call, needing other ranks, in which a failed rank failed, or None if it failed on its own."""
     error = final_error(rank)
     if error is not None:
         return _call_that_raised(rank, error)
@@ -321,22 +323,22 @@ def _call_that_raised(rank: Rank, error: Raised) -> Call | None:
 
 
 def _is_named(call: Call, op: str) -> bool:
-    """Return whether an error names this call: a forward of DDP fails under one name, with gradients or not."""
+    """Return whether an error names this call. It uses one name for DDP's forward, with gradients or without."""
     return call.op == op or {call.op, op} <= FORWARDS
 
 
 def _of_index(rank: Rank, index: int | None) -> tuple[Call, ...]:
-    """Return the ended call of an index: an asynchronous one whose wait raises has ended too, and not by raising."""
+    """Return the ended call with an index. An asynchronous call whose wait raises has also ended, without raising."""
     log = pack_calls(rank.recent_calls)
     at = bisect_left(log.indexes, index) if index is not None else len(log)
     return (log[at],) if at < len(log) and log.indexes[at] == index else ()
 
 
 def _raised_by_torch(error: Raised) -> bool:
-    """Return whether the innermost frame allows that a collective raised, and not the user's or a layer's own code.
+    """Return whether, by its innermost frame, a collective may have raised this, not the user's or a layer's own code.
 
-    A recorded collective leaves frames of torch.distributed, DDP's forward those of its own file, and backward those
-    of autograd, under which C++ does everything. The end of a loader worker is raised wherever the rank stands.
+    A recorded collective leaves frames of torch.distributed. DDP's forward leaves frames of its own file. A backward
+    leaves autograd's, under which C++ does everything. The end of a loader worker is raised wherever the rank is.
     """
     if not error.frames:
         return True
@@ -349,7 +351,7 @@ def _raised_by_torch(error: Raised) -> bool:
 
 
 def states_of(job: Job) -> dict[int, State]:
-    """Classify every rank of a job. Of several processes with one rank number the last attempt's counts."""
+    """Classify every rank of a job. If several processes have one rank number, the last attempt's counts."""
     states: dict[int, State] = {}
     for rank in sorted(job.ranks, key=lambda r: (r.rank, r.attempt, r.started_ns or 0)):
         states[rank.rank] = state_of(rank, job.stopping_since_ns)

@@ -24,7 +24,7 @@ CHECK = "ddpdoctor check-rendezvous"
 
 
 def judge_stores(scene: Scene) -> Answer:
-    """Blame the ranks whose store answers nobody, where no rank is there or on its way that should serve it."""
+    """Blame the ranks whose store does not answer, if no rank that should serve it exists or is on its way."""
     if scene.waits.blockers or scene.waits.absent:
         return passed()
     blamed = tuple(n for n in scene.waits.waiters if _is_unserved(scene, n))
@@ -50,7 +50,7 @@ def _is_unserved(scene: Scene, number: int) -> bool:
 
 
 def _is_elsewhere(scene: Scene, store: StoreSought, rank: Rank) -> bool:
-    """Return whether a rank looks for the store on its own host, where nobody listens, and rank 0 is on another."""
+    """Return whether a rank looks for the store on its own host, where nobody listens, while rank 0 is on another."""
     apart = 0 in scene.states and scene.rank(0).host != rank.host
     return apart and _is_local(store, rank) and _nobody_listens(store, rank.causes)
 
@@ -60,13 +60,13 @@ def _serves(store: StoreSought) -> bool:
 
 
 def _ports_served(scene: Scene) -> set[int]:
-    """Return the ports at which a rank has its store open: it waits there for the others."""
+    """Return the ports at which a rank serves its store while it waits for the others."""
     stores = (_sought(scene.rank(n)) for n in scene.states)
     return {store.port for store in stores if store is not None and _serves(store)}
 
 
 def _is_sure(scene: Scene, number: int) -> bool:
-    """Return whether nobody can come to serve the store: every rank is a client, or who serves is on another host."""
+    """Return whether nobody can come to serve the store: all ranks are clients, or the server is on another host."""
     rank = scene.rank(number)
     store = _sought(rank)
     if store is None:
@@ -82,7 +82,7 @@ def _is_local(store: StoreSought, rank: Rank) -> bool:
 
 
 def _nobody_listens(store: StoreSought, causes: ProcessCauses | None) -> bool:
-    """Return whether the host was looked at, and nobody takes connections at the store's port."""
+    """Return whether the host's sockets were read, and none listens on the store's port."""
     if causes is None or causes.connections is None or not causes.connections.listening:
         return False
     return not any(end.endswith(f":{store.port}") for end in causes.connections.listening)
@@ -118,7 +118,7 @@ def _places(scene: Scene, number: int) -> tuple[Place, ...]:
 
 
 def _is_moved(store: StoreSought) -> bool:
-    """Return whether the launcher gave another address than the one in use."""
+    """Return whether the script uses another address than the launcher gave."""
     if store.given is None or store.given.startswith("None:"):
         return False
     host, _, port = store.given.rpartition(":")

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
 MAX_GAP = 4096
-"""Numbers in a row that one phase may have taken; more is a damaged record."""
+"""Most numbers in a row that one phase may take; more means a damaged record."""
 
 
 class Entry(NamedTuple):
-    """One number of a group, as one rank has it."""
+    """What one rank has under one number of a group."""
 
     kind: CallKind
     native: bool
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     """Index of the call or phase."""
     started_ns: int
     unrecorded: bool = False
-    """C++ made it in no phase that is known, as compiled code does: torch alone tells of it."""
+    """C++ made it outside every known phase, as compiled code does: only torch's own counter shows it."""
 
     @property
     def site(self) -> Frame | None:
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A record of a group that carries a number."""
+    """A record of a group that has a number."""
 
     place: int
     kind: CallKind
@@ -57,26 +57,26 @@ class Timeline:
     rank: int
     entries: Mapping[int, Entry]
     first_places: Mapping[Hashable, int]
-    """Index of the first call or phase of each kind of ``key_of``, whether or not it took a number."""
+    """Index of the first call or phase for each ``key_of``, whether or not it took a number."""
 
 
 def key_of(kind: CallKind) -> Hashable:
-    """Return the operation and the line, of which patterns of calls are made; a backward is one at whatever line."""
+    """Return the operation and the line, of which call patterns are made; for a backward the line does not count."""
     site = kind.site
     return (kind.op, None if kind.op in NATIVE_PHASES or site is None else (site.file, site.line))
 
 
 def line_key(kind: CallKind) -> Hashable:
-    """Return the operation and the line, also of DDP's phases."""
+    """Return the operation and the line, also for DDP's phases."""
     site = kind.site
     return (kind.op, None if site is None else (site.file, site.line))
 
 
 def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeline:
-    """Return what a rank has under the numbers of a group, as far as its last ``most`` records tell.
+    """Return what a rank has under the numbers of a group, as far as its last ``most`` records show.
 
-    A phase of DDP carries how many collectives the group had begun when it started. The numbers between that and the
-    next record of the group are those that C++ took in it.
+    A DDP phase records how many collectives the group had begun at its start. C++ took the numbers between that one and
+    the group's next record.
     """
     entries: dict[int, Entry] = {}
     count = 0
@@ -110,7 +110,7 @@ def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeli
 
 
 def _add_pending_on_device(entries: dict[int, Entry], state: State, name: str) -> None:
-    """Add what the device has not completed, where neither a record nor a phase stands under its number."""
+    """Add what the device has not completed, if no record or phase has its number."""
     for call in state.rank.open_calls:
         if call.device_state is not None and call.seq is not None and call.group == name:
             found = Entry(kind_of(call), native=False, place=call.index, started_ns=call.started_ns)
@@ -124,12 +124,12 @@ def _failed_inside(event: Event, following: Event | None) -> bool:
 
 
 def _makes_group(event: Event) -> bool:
-    """Return whether a rank waits in ``new_group``, which all ranks have to call: one that has ended did so."""
+    """Return whether a ``new_group`` call still waits; once it has returned, all ranks have called it."""
     return event.kind.op == "new_group" and not event.ended_ns
 
 
 def _first_places(events: list[Event]) -> dict[Hashable, int]:
-    """Return where each kind of call was first made."""
+    """Return the index of the first call of each kind."""
     kinds = {id(event.kind): event for event in reversed(events)}
     found: dict[Hashable, int] = {}
     for event in sorted(kinds.values(), key=lambda event: event.place):
@@ -154,7 +154,7 @@ def _usual(entries: Mapping[int, Entry], phase: Event) -> int:
 
 
 def _last_begun(state: State, name: str, *, detail: bool) -> int | None:
-    """Return the last number that the group's counter says was begun; None where the process could not be asked."""
+    """Return the last number that the group's counter says was begun, or None if the process did not answer."""
     group = own_state(state.rank, name)
     if group is None or not group.backend or group.enqueued < 0:
         return None
@@ -167,7 +167,7 @@ def _entry(event: Event, *, native: bool) -> Entry:
 
 
 def read_events(state: State, name: str, most: int) -> list[Event]:
-    """Return the records of a group that carry a number, in the order of their beginning."""
+    """Return the records of a group that have a number, in the order in which they began."""
     log = pack_calls(state.rank.recent_calls)[-most:]
     taken = [_uses(kind, name, state) for kind in log.kinds]
     chosen = [taken[which] and number >= 0 for which, number in zip(log.which, log.numbers, strict=True)]
@@ -181,7 +181,7 @@ def read_events(state: State, name: str, most: int) -> list[Event]:
 
 
 def _uses(kind: CallKind, name: str, state: State) -> bool:
-    """Return whether records of a kind carry a number of this group; one without a name stands for the default's."""
+    """Return whether records of a kind have numbers of this group; without a name it is the default group."""
     if kind.op == "work_wait":
         return False
     return kind.group == name or (not kind.group and name == default_name(state.rank))
@@ -200,6 +200,6 @@ def _open_event(call: Call, state: State, name: str) -> Event | None:
 
 
 def _next_number(state: State, name: str) -> int | None:
-    """Return which number a pending call stands at that torch does not count, such as monitored_barrier."""
+    """Return the number of a pending call that torch does not count, such as monitored_barrier."""
     group = own_state(state.rank, name)
     return group.enqueued + 1 if group is not None and group.backend and group.enqueued >= 0 else None

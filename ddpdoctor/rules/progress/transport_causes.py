@@ -1,6 +1,6 @@
-"""Why data do not get through: what to look at first, with which backend and on how many hosts, and what is seen there.
+"""Why data do not get through: what to check first, by backend and number of hosts, and what was found there.
 
-The machine is judged by the rules of `check-env` itself, so that both say the same of it.
+The machine is judged by the rules of `check-env` themselves, so that both say the same about it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 MOST_LINES = 4
-"""Lines of NCCL's, and stalled connections, that are told."""
+"""Most lines of NCCL's log, and most stalled connections, that are shown."""
 _NAMES = ("DD211", "DD212", "DD201", "DD202", "DD203")
 _GPUS = ("DD311", "DD328", "DD322", "DD321", "DD323", "DD320")
 _VARIABLES = ("DD115", "DD112", "DD114")
@@ -43,12 +43,12 @@ _GLOO = re.compile(r"Timed out waiting (?P<limit>\d+)ms for (?P<what>send|recv) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likely:
-    """What to check of a kind of job, the likeliest first."""
+    """What to check for a kind of job, the likeliest cause first."""
 
     rules: tuple[str, ...]
     """Codes of `check-env`'s rules."""
     steps: tuple[str, ...]
-    """For people."""
+    """The steps for the user."""
 
 
 _LIKELY = {
@@ -92,7 +92,7 @@ _LIKELY = {
 
 
 def backend_of(scene: Scene, group: Group) -> str:
-    """Return "nccl" or "gloo", as the ranks say of the group; Gloo where none does."""
+    """Return "nccl" or "gloo", as the ranks report for the group, or Gloo if none does."""
     named = {
         state.backend.lower()
         for member in group.members
@@ -104,7 +104,7 @@ def backend_of(scene: Scene, group: Group) -> str:
 
 
 def transport_clues(scene: Scene, group: Group) -> tuple[Clue, ...]:
-    """Return what was seen, the most telling first: connections, the machine, NCCL's lines, texts of time-outs."""
+    """Return what was seen, the strongest evidence first: connections, the machine, NCCL's lines, time-out messages."""
     found = [*_down_interfaces(scene), *_stalled_connections(scene)]
     likely = likely_causes(scene, group)
     for machine in machines_of(scene.job):
@@ -128,7 +128,7 @@ def check_words(likely: Likely) -> str:
 
 
 def _stalled_connections(scene: Scene) -> Iterator[Clue]:
-    """Tell connections on which the kernel sends again and again, and which ranks they join."""
+    """Report connections on which the kernel keeps resending, and which ranks they join."""
     owner = {end: number for number in scene.states for end in _ends(scene, number)}
     told = 0
     for number in sorted(scene.states):
@@ -150,7 +150,7 @@ def _stalled_connections(scene: Scene) -> Iterator[Clue]:
 
 
 def lose_packets(scene: Scene) -> bool:
-    """Return whether a rank's data have been sent again and again, and nobody has acknowledged them."""
+    """Return whether a rank's data are resent again and again without an acknowledgment."""
     return any(True for _ in _stalled_connections(scene))
 
 
@@ -160,12 +160,12 @@ def _ends(scene: Scene, number: int) -> tuple[str, ...]:
 
 
 def _on(scene: Scene, machine: Node) -> str:
-    """Return where something was seen, where there is more than one place."""
+    """Return where something was seen, if there is more than one place."""
     return f"on {machine.host}: " if len(machines_of(scene.job)) > 1 else ""
 
 
 def _addresses(scene: Scene, machine: Node) -> dict[str, int]:
-    """Return the addresses that the connections of a host's ranks go over, and how many each has."""
+    """Return the addresses that the connections of a host's ranks use, and how many each has."""
     found: dict[str, int] = {}
     several = len(machines_of(scene.job)) > 1
     for number in scene.states:
@@ -185,7 +185,7 @@ def _networks(scene: Scene) -> Iterator[tuple[Node, Network]]:
 
 
 def _carriers(scene: Scene, machine: Node, network: Network) -> Iterator[tuple[str, str, bool]]:
-    """Yield the interfaces of a host that its ranks' connections go over: name, address, and whether it runs."""
+    """Yield the interfaces of a host that its ranks' connections use: name, address, and whether it runs."""
     for address in _addresses(scene, machine):
         for one in network.interfaces:
             own = [text.partition("/")[0] for text in one.addresses]
@@ -229,7 +229,7 @@ def _source(source: str) -> str:
 
 
 def _texts(scene: Scene) -> Iterator[Clue]:
-    """Tell which collective NCCL's watchdog or Gloo gave up, as the exceptions have it; equal ones are told once."""
+    """Say which collective NCCL's watchdog or Gloo gave up, from the exceptions; equal ones appear once."""
     said: dict[str, list[int]] = {}
     for number in sorted(scene.states):
         for raised in scene.rank(number).raised:
@@ -250,7 +250,7 @@ def _text_words(message: str) -> str | None:
 
 
 def _ways(scene: Scene) -> Iterator[Clue]:
-    """Say which interfaces are in use, or would be: it is the first thing to compare with what was meant."""
+    """Say which interfaces are in use or would be: the user should first compare them with the intended ones."""
     for machine, network in list(_networks(scene))[:MOST_LINES]:
         on = _on(scene, machine)
         used = {f"{name} ({address})" for name, address, _ in _carriers(scene, machine, network)}

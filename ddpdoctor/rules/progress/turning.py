@@ -1,4 +1,4 @@
-"""Where the rank to blame turned off from what the others did: the line that decided it, and how to say so."""
+"""Where the rank to blame left the path of the others: the line that decided it, and how to say so."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     Parts = tuple[Part | None, Part | None]
 
 MOST_WAYS = 4
-"""Ways around a call that are told."""
+"""Most ways around a call that are listed."""
 NO_LINE = 0
-"""Where a rank is whose script has ended: in no loop."""
+"""Stands for the line of a rank whose script has ended: it is in no loop."""
 AT_THE_END = 1 << 62
-"""In place of a number that is not known."""
+"""Used instead of an unknown number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Turning:
 
     parting: Parting
     detours: tuple[Detour, ...]
-    """The ways that its code has around what it left out; empty where its source is not known."""
+    """The ways in its code around what it left out; empty if its source is not known."""
     loop: Statement | None
     """The loop that it left while the others went on in it."""
     call: Frame
@@ -44,7 +44,7 @@ class Turning:
 
     @property
     def lines(self) -> tuple[Frame, ...]:
-        """The lines that decided it, where there is only one way; else the last line before it."""
+        """The lines that decided it if there is only one way, else the last line before it."""
         if self.detours and (len(self.detours) == 1 or self.loop is not None):
             detour = self.detours[0]
             second = detour.jump if detour.jump is not None or self.loop is not None else self.call.line
@@ -54,12 +54,12 @@ class Turning:
 
     @property
     def loop_ended(self) -> bool:
-        """Whether the rank came out of a loop by its end."""
+        """Whether the rank left a loop at its end."""
         return self.loop is not None and any(detour.ends_loop for detour in self.detours)
 
     @property
     def reduced_nothing(self) -> bool:
-        """Whether the rank made the call that was due, and DDP did not reduce in it."""
+        """Whether the rank made the call that was due, but DDP did not reduce in it."""
         went_on, due = self.parting.went_on, self.parting.instead_of
         return went_on is not None and due.op == "backward" and (went_on.op, went_on.site) == (due.op, due.site)
 
@@ -74,7 +74,7 @@ class Turning:
 def find_turning(
     flows: Iterable[ControlFlow], mine: State, other: State, group: str, seq: int, parts: Parts
 ) -> Turning | None:
-    """Return how a rank that is to blame parted from another, or None where the call that shows it is all there is.
+    """Return how a rank that is to blame parted from another, or None if only the call itself is known.
 
     ``parts`` are their calls under the number ``seq``; None for a rank that has ended.
     """
@@ -96,7 +96,7 @@ def find_turning(
 def _look_up(
     flows: Sequence[ControlFlow], parting: Parting, states: tuple[State, State], parts: Parts, after: Frame | None
 ) -> Turning:
-    """Look for ways around the call in its own function; where there are none, in those that called it."""
+    """Look for ways around the call in its own function; if there are none, in the functions that called it."""
     mine, other = states
     own = (after,) if after is not None else stack_of(mine.rank)
     over = parts[0] is None and not parting.is_earlier
@@ -107,7 +107,7 @@ def _look_up(
             continue
         at = NO_LINE if over else _line_in(own, call)
         if call is not calls[0] and at in (None, call.line):
-            break  # for all that is known the rank is still in this call: it did not go around it
+            break  # as far as is known the rank is still in this call, so it did not go around it
         before = parting.before.site if parting.before is not None else None
         route = Route(
             left_out=call.line,
@@ -122,7 +122,7 @@ def _look_up(
 
 
 def _callers(due: CallKind, other: State, part: Part | None) -> list[Frame]:
-    """Return the line of the call that was due, and where a rank still is in it, the lines that led there."""
+    """Return the line of the call that was due, and if a rank is still in it, the lines that led there."""
     site = due.site
     if site is None:
         return []
@@ -144,7 +144,7 @@ def _same_function(one: Frame, other: Frame) -> bool:
 
 
 def did_words(turning: Turning) -> str:
-    """Return what a rank did that the others did not, as "skipped backward at train.py:15"."""
+    """Return what a rank did that the others did not, such as "skipped backward at train.py:15"."""
     parting = turning.parting
     due = f"{parting.instead_of.op} at {line_of(parting.instead_of.site)}"
     if parting.is_extra and parting.went_on is not None:

@@ -1,4 +1,4 @@
-"""Who waits for whom, link by link: ranks and pending collectives as nodes, and the circles among them."""
+"""Who waits for whom, link by link: ranks and pending collectives are nodes, and this finds the circles among them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A rank that waits, directly, for another."""
+    """A rank that waits directly for another."""
 
     waiter: int
     awaited: int
@@ -27,17 +27,17 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circle:
-    """Ranks of which each waits, in the end, for itself."""
+    """Ranks that each, in the end, wait for themselves."""
 
     ranks: tuple[int, ...]
     links: tuple[Link, ...]
-    """A shortest way around, from the first rank back to it."""
+    """A shortest path from the first rank around and back to it."""
 
 
 def find_circles(
     states: Mapping[int, State], positions: Mapping[int, Position], *, detail: bool
 ) -> tuple[Circle, ...]:  # fmt: skip
-    """Return all circles. A rank points to the collective that it waits in, and that to the ranks it lacks."""
+    """Return all circles. Each rank points to the collective it waits in, each collective to the ranks it lacks."""
     edges = _edges(states, positions, detail=detail)
     found = []
     for component in _components(edges):
@@ -68,9 +68,9 @@ def _edges(states: Mapping[int, State], positions: Mapping[int, Position], *, de
 def _lacking(
     states: Mapping[int, State], positions: Mapping[int, Position], *, detail: bool
 ) -> dict[Hashable, tuple[Hashable, ...]]:  # fmt: skip
-    """Return whom each pending collective lacks: members that are below its number, and all that an earlier one lacks.
+    """Return whom each pending collective lacks: members below its number, and everyone that an earlier one lacks.
 
-    So each member is looked at once a group, however many numbers are waited for.
+    This way each member is checked once per group, however many numbers are waited for.
     """
     by_group: dict[Group, set[int | None]] = defaultdict(set)
     for position in positions.values():
@@ -97,7 +97,7 @@ def _is_in(number: int, group: Group, positions: Mapping[int, Position]) -> bool
 
 
 def _lacking_in_new_group(states: Mapping[int, State]) -> dict[Hashable, tuple[Hashable, ...]]:
-    """Let a rank in ``new_group`` wait for those that have called it less often."""
+    """Make each rank in ``new_group`` wait for the ranks that have called it less often."""
     inside = [n for n, state in states.items() if state.doing is Doing.NEW_GROUP]
     if not inside:
         return {}
@@ -151,7 +151,7 @@ def _popped(stack: list[Hashable], waiting: set[Hashable], root: Hashable) -> se
 
 
 def _way_around(start: int, component: set[Hashable], edges: Edges) -> tuple[Link, ...]:
-    """Return a shortest way from a rank of a circle back to itself, as links between ranks."""
+    """Return a shortest path from a rank of a circle back to itself, as links between ranks."""
     came_from: dict[Hashable, Hashable] = {}
     queue: deque[Hashable] = deque([start])
     while queue and start not in came_from:

@@ -22,20 +22,20 @@ _RECEIVES = frozenset({"recv", "irecv"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """What the waits of a job come down to."""
+    """The result of following all waits of a job."""
 
     waiters: tuple[int, ...]
-    """Ranks that can go on only when others do their part."""
+    """Ranks that can go on only if others do their part."""
     blockers: tuple[int, ...]
-    """Ranks that others wait for and that wait for nobody: the roots."""
+    """Ranks that others wait for, but that wait for nobody: the roots."""
     absent: tuple[int, ...]
-    """Ranks that others wait for and that no process stands for."""
+    """Ranks that others wait for, but that have no process."""
 
 
 def find_waits(
     states: Mapping[int, State], positions: Mapping[int, Position], world: int, *, detail: bool
 ) -> Waits:  # fmt: skip
-    """Follow the waits of all ranks to those who wait for nobody."""
+    """Follow the waits of all ranks to the ranks that wait for nobody."""
     waiters = tuple(sorted(number for number, state in states.items() if state.waiting))
     needed = _needed_in_groups(states, positions, detail=detail)
     needed |= _needed_in_init(states, world)
@@ -53,7 +53,7 @@ def find_waits(
 
 
 def furthest(positions: Mapping[int, Position]) -> dict[Group, int | None]:
-    """Return, for each group that somebody waits in, the last number waited for; None where no number is known."""
+    """Return, for each group with waiters, the last number waited for, or None if no number is known."""
     found: dict[Group, int | None] = {}
     for position in positions.values():
         known = found.get(position.group)
@@ -65,7 +65,7 @@ def furthest(positions: Mapping[int, Position]) -> dict[Group, int | None]:
 
 
 def _needed_in_groups(states: Mapping[int, State], positions: Mapping[int, Position], *, detail: bool) -> set[int]:
-    """Return the members that have not arrived and stand in no collective of their own."""
+    """Return the members that have not arrived and are in no collective themselves."""
     needed = set()
     for group, seq in furthest(positions).items():
         for member in group.members:
@@ -91,7 +91,7 @@ def _needed_in_init(states: Mapping[int, State], world: int) -> set[int]:
 
 
 def _needed_in_new_group(states: Mapping[int, State]) -> set[int]:
-    """Return the ranks that have made fewer calls of ``new_group`` than one that waits in it."""
+    """Return the ranks that have called ``new_group`` less often than a rank that waits in it."""
     made = {n: groups_made(state.rank) for n, state in states.items()}
     most = max((made[n] for n, state in states.items() if state.doing is Doing.NEW_GROUP), default=0)
     return {n for n, state in states.items() if not state.waiting and made[n] < most}
@@ -104,7 +104,7 @@ def groups_made(rank: Rank) -> int:
 
 
 def unanswered_peers(states: Mapping[int, State]) -> dict[int, int]:
-    """Return the ranks that wait in a point-to-point call whose other half is not pending, each with its peer."""
+    """Return the ranks in a point-to-point call whose other half is not pending, each with its peer."""
     pending = peer_calls(states.values())
     found: dict[int, int] = {}
     for number, state in states.items():
@@ -118,9 +118,9 @@ def unanswered_peers(states: Mapping[int, State]) -> dict[int, int]:
 
 
 def met_peers(states: Mapping[int, State]) -> dict[int, int]:
-    """Return the ranks that wait in one half of a transfer for one that waits in the other half, each with its peer."""
+    """Return the ranks that wait for a peer that waits in the other half of the same transfer, each with its peer."""
     calls = {n: state.call for n, state in states.items() if state.doing is Doing.PEER and state.call is not None}
-    pending = peer_calls(states.values())  # of a batch all parts are
+    pending = peer_calls(states.values())  # all parts of a batch are pending
     found: dict[int, int] = {}
     for number, call in calls.items():
         other_half = _RECEIVES if call.op in _SENDS else _SENDS
@@ -132,9 +132,9 @@ def met_peers(states: Mapping[int, State]) -> dict[int, int]:
 
 
 def _behind(states: Mapping[int, State], positions: Mapping[int, Position], *, detail: bool) -> set[int]:
-    """Return ranks in a backward that has not begun the collective that the others wait in: they compute.
+    """Return the ranks in a backward that has not begun the collective the others wait in: they still compute.
 
-    Without DETAIL the counter tells them from ranks that wait for the reducer.
+    This works only without DETAIL, when the counter shows which ranks already wait for the reducer.
     """
     last = furthest(positions)
     found = set()

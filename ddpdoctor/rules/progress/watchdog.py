@@ -1,7 +1,7 @@
-"""Ends by NCCL's watchdog, which aborts a process whose call has waited for torch's own limit, and then all others.
+"""Ranks that NCCL's watchdog ended: it aborts a process whose call waited until torch's own limit, and then all others.
 
-The abort comes from a thread that runs no Python. What the watchdog says goes to the script's stderr, which is not
-ours to read.
+The abort comes from a thread that runs no Python. The watchdog's message goes to the script's stderr, which ddpdoctor
+does not read.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 NEARLY = 0.9
-"""Ours: a call is noted a little after torch's own clock has begun to run."""
+"""Our choice: a call is recorded a little after torch's own clock has started."""
 HEARTBEAT_S = 480.0
-"""``TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC``: after that a monitor aborts a process whose watchdog itself stands still."""
+"""``TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC``: after that, a monitor aborts a process whose watchdog itself is stuck."""
 
 
 def waited_its_limit(rank: Rank, call: Call) -> bool:
-    """Return whether a rank ended when it had waited in a call for about as long as torch lets it."""
+    """Return whether a rank ended after it had waited in a call for about torch's limit."""
     limit_s, waited_s = _limit_s(rank, call), _waited_s(rank, call)
     return limit_s is not None and waited_s is not None and waited_s >= NEARLY * limit_s
 
 
 def aborted_by_watchdog(rank: Rank) -> bool:
-    """Return whether a rank died as one does that NCCL's watchdog ends: not by a thread that runs Python, and late."""
+    """Return whether a rank died as NCCL's watchdog ends one: in a thread that runs no Python, after a long wait."""
     if not _is_outside(rank):
         return False
     last = max((*rank.open_calls, *pack_calls(rank.recent_calls)[-1:]), key=lambda call: call.index, default=None)
@@ -38,9 +38,9 @@ def aborted_by_watchdog(rank: Rank) -> bool:
 
 
 def without_pulled_down(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
-    """Return ranks of which those are no failures that a peer's watchdog told to end: they waited for nothing.
+    """Return ranks so that those that only died because of a peer's watchdog do not count as failures.
 
-    They stand as they stood before, at the line that the dump of their end shows.
+    They keep the state that they had before, at the line that their final dump shows.
     """
     ranks = tuple(ranks)
     victims = [rank.ended_ns for rank in ranks if _is_outside(rank) and _gave_up(rank)]

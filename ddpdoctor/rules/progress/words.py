@@ -1,4 +1,4 @@
-"""Sentences: durations, calls, and what groups of ranks do."""
+"""Words for sentences: durations, calls, and what groups of ranks do."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def call_words(call: Call | CallKind | None) -> str:
 
 
 def peer_words(call: Call | None) -> str:
-    """Return " from rank 1" or " to rank 1" of a point-to-point call, nothing of any other."""
+    """Return " from rank 1" or " to rank 1" for a point-to-point call, "" for any other."""
     way = _WAYS.get(call.op) if call is not None else None
     return f" {way} rank {call.peer}" if way and call is not None and call.peer is not None else ""
 
 
 def seconds(duration_ns: int | None) -> str:
-    """Return "for 12 s", or nothing where the duration is not known or too short to tell."""
+    """Return "for 12 s", or "" if the duration is not known or too short to mention."""
     if duration_ns is None or duration_ns < 100_000_000:
         return ""
     value = duration_ns / 1e9
@@ -68,12 +68,12 @@ def seconds(duration_ns: int | None) -> str:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of an error's text that says something, cut to ``MAX_TEXT``."""
+    """Return the first meaningful line of an error's text, cut to ``MAX_TEXT``."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = lines[0] if lines else ""
     return line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 1] + "…"
 
 
 def without_numbers(text: str) -> str:
-    """Return a text in which ports, times and ranks no longer differ."""
+    """Return a text without the ports, times and ranks that make equal errors differ."""
     return _DIGITS.sub("#", text)
