@@ -1,1 +1,1 @@
-"""Facts in, findings out, no I/O."""
+"""The rules: they turn facts into findings and do no I/O."""

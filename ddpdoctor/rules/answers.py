@@ -1,4 +1,4 @@
-"""What a rule answers: passed, failed, skipped or could not tell, and what it saw."""
+"""What a rule answers (passed, failed, skipped or could not tell), and what it saw."""
 
 from __future__ import annotations
 
@@ -13,58 +13,58 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong; the engine adds code and kind, and draws equal ones of several hosts together.
+    """One thing that is wrong. The engine adds code and kind, and merges equal problems of several hosts.
 
-    In a rule over one node, ``summary`` and ``fix`` name no host, so that equal problems of several hosts are equal.
+    In a rule about one node, ``summary`` and ``fix`` name no host, so that several hosts can have equal problems.
     """
 
     summary: str
     evidence: tuple[str, ...] = ()
     fix: str = ""
     severity: Severity | None = None
-    """None: the rule's own."""
+    """None: the rule's own severity."""
     confidence: Confidence = Confidence.HIGH
     ranks: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
-    """Empty in a rule over one node: that node."""
+    """Empty in a rule about one node: then it is that node."""
     where: tuple[Place, ...] = ()
     step: int | None = None
     tensor: str | None = None
     kind: str | None = None
-    """The kind of another rule, under which the user looks for this one; None: that of the rule that found it."""
+    """The kind of another rule, if the user would look for the problem there; None: the kind of this rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The outcome of one rule on what it was asked about."""
+    """The outcome of one rule for one set of facts."""
 
     outcome: Outcome
     seen: str
-    """A phrase: what it saw, or why it could not look."""
+    """A phrase: what the rule saw, or why it could not look."""
     problems: tuple[Problem, ...] = ()
     certain: bool = False
-    """The job hangs by all that was seen: every rank waits or stands still."""
+    """Everything seen says that the job hangs: every rank waits or makes no progress."""
     may_resume: bool = False
-    """It may go on all the same: a sleep can end, a file can come, a frozen process can be continued."""
+    """The job may still go on: a sleep can end, a file can come, a frozen process can be continued."""
 
 
 def passed(seen: str = "") -> Answer:
-    """Say that nothing is wrong; ``seen`` says what was seen."""
+    """Answer that nothing is wrong; ``seen`` is what was seen."""
     return Answer(outcome=Outcome.PASSED, seen=seen)
 
 
 def skipped(reason: str) -> Answer:
-    """Say that there is nothing to check here, or that it may not be read."""
+    """Answer that there is nothing to check here, or that it may not be read."""
     return Answer(outcome=Outcome.SKIPPED, seen=reason)
 
 
 def unknown(reason: str) -> Answer:
-    """Say that it should have been possible to tell, and was not."""
+    """Answer that the rule should have been able to decide, but could not."""
     return Answer(outcome=Outcome.INCONCLUSIVE, seen=reason)
 
 
 def judged(problems: Iterable[Problem], seen: str = "", *, certain: bool = False, may_resume: bool = False) -> Answer:
-    """Answer with these problems: failed, or passed where there are none."""
+    """Answer with these problems: failed, or passed if there are none."""
     found = tuple(problems)
     outcome = Outcome.FAILED if found else Outcome.PASSED
     return Answer(outcome=outcome, seen=seen, problems=found, certain=certain, may_resume=may_resume)

@@ -1,4 +1,4 @@
-"""Asks rules about facts: one wall around a rule that raises, one way in which answers become findings and checks."""
+"""Asks rules about facts, catches a rule that raises, and turns the answers into findings and checks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.registry import Rule
 
 Facts: TypeAlias = Mapping[type, "Sequence[object] | Unread | Exception"]
-"""What rules are asked about, by type; or why there is nothing of a type; or what was raised on the way to it."""
+"""For each type, the facts that rules are asked about, or why there are none, or the exception raised while reading
+them."""
 
 WORST_FIRST = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PASSED, Outcome.SKIPPED)
-"""Of several answers to one rule, the first of these is the check's outcome."""
+"""If a rule has several answers, the check's outcome is the first of these."""
 _GROUPS = [group.value for group in Group]
 
 
 def judge(rules: Iterable[Rule], facts: Facts) -> Judgement:
-    """Ask every rule that goes by facts of these types, and return what they say together.
+    """Ask every rule that takes facts of these types, and return what they say together.
 
-    A rule that can go by several types goes by the first that is given. One that raises is a crashed check, and the
+    A rule that takes several types gets the first one in ``facts``. If a rule raises, its check is crashed, and the
     others go on.
     """
     given = {about.__name__: those for about, those in facts.items()}
@@ -69,7 +70,7 @@ def _shown_order(rule: Rule) -> tuple[int, str]:
 
 
 def _ask(check: Callable[..., Answer], facts: Sequence[object] | Unread | Exception) -> list[tuple[object, Answer]]:
-    """Return what a rule answers, about each of the facts."""
+    """Return a rule's answers, one for each of the facts."""
     if isinstance(facts, Unread):
         return [(None, _missing(facts))]
     if isinstance(facts, Exception):
@@ -92,13 +93,13 @@ def _missing(unread: Unread) -> Answer:
 
 
 def _outcome(rule: Rule, answer: Answer) -> Outcome:
-    """Return how a check came out: one that found only notes has passed."""
+    """Return the outcome of a check. A rule that found only notes has passed."""
     severities = {problem.severity or rule.severity for problem in answer.problems}
     return Outcome.PASSED if answer.outcome is Outcome.FAILED and severities == {Severity.INFO} else answer.outcome
 
 
 def _draw_check(rule: Rule, heard: list[tuple[object, Answer]]) -> Check:
-    """Draw one check from all answers: the worst outcome, and on which nodes it was."""
+    """Merge all answers into one check: the worst outcome, and the nodes that had it."""
     came_out = [_outcome(rule, answer) for _, answer in heard]
     worst = min(came_out, key=WORST_FIRST.index, default=Outcome.SKIPPED)
     those = [one for one, outcome in zip(heard, came_out, strict=True) if outcome is worst]
@@ -118,7 +119,7 @@ def _draw_check(rule: Rule, heard: list[tuple[object, Answer]]) -> Check:
 
 
 def _draw_findings(rule: Rule, heard: list[tuple[object, Answer]]) -> list[Finding]:
-    """Draw the findings of all answers. Problems of machines that say the same are one finding of several hosts."""
+    """Merge all answers into findings. Problems of several machines that say the same become one finding."""
     drawn: dict[object, Finding] = {}
     for about, answer in heard:
         for problem in answer.problems:

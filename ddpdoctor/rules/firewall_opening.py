@@ -1,4 +1,4 @@
-"""Commands that let the other nodes of a job through a host's packet filter."""
+"""Commands that let the other nodes of a job through a host's firewall."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ EPHEMERAL = (32768, 60999)
 the kernel picks."""
 UNKNOWN_NETWORK = "NETWORK_OF_THE_NODES"
 NAMED_SOURCES = 8
-"""Ours: a longer list of addresses is no command that anybody checks before running it."""
+"""Our choice: nobody checks a longer list of addresses before running the command."""
 
 
 def open_chain(chain: FirewallChain, network: str = UNKNOWN_NETWORK) -> str:
-    """Return a command that lets a network through a chain that refuses."""
+    """Return a command that lets a network through a chain that refuses it."""
     if chain.manager == "firewalld":
         return f"firewall-cmd --zone=trusted --add-source={network}"
     if chain.manager == "ufw":
@@ -34,7 +34,7 @@ def open_chain(chain: FirewallChain, network: str = UNKNOWN_NETWORK) -> str:
 
 
 def _iptables(network: str) -> str:
-    """Return the command that takes such addresses; the other one calls them unknown."""
+    """Return the command for such addresses; the other one does not accept them."""
     return "ip6tables" if _is_v6(network) else "iptables"
 
 
@@ -43,16 +43,16 @@ def _is_v6(network: str) -> bool:
 
 
 def _sees(chain: FirewallChain, network: str) -> bool:
-    """Say whether packets of a network pass through a chain: those of IPv4 and IPv6 have chains of their own."""
+    """Say whether packets of a network pass through a chain: IPv4 and IPv6 have separate chains."""
     others = ("iptables ", "nft ip ") if _is_v6(network) else ("nft ip6 ",)
     return not chain.name.startswith(others)
 
 
 def open_ports(node: Node | None, ports: tuple[int, int] | None, sources: Iterable[str]) -> str:
-    """Return a command that lets hosts in to a range of ports of a node.
+    """Return a command that lets hosts reach a range of ports on a node.
 
-    ``node`` is None where its machine is not known, ``ports`` where they are those that its kernel hands out. Where the
-    chain that refuses is known, the command is for it; else one for iptables, as root.
+    ``node`` is None if its machine is not known. ``ports`` is None for the ports that its kernel hands out. If the
+    chain that refuses is known, the command is for that chain, otherwise it is for iptables, as root.
     """
     machine = known(node.network) if node is not None else None
     network = network_of(machine, tuple(sources))
@@ -66,7 +66,7 @@ def open_ports(node: Node | None, ports: tuple[int, int] | None, sources: Iterab
 
 
 def network_of(machine: Network | None, sources: tuple[str, ...]) -> str:
-    """Return the network of the machine that all these addresses are in, else the addresses with commas."""
+    """Return the machine's network that contains all these addresses, else the addresses with commas."""
     wanted = [ipaddress.ip_address(source.partition("%")[0]) for source in sources if source]
     for interface in machine.interfaces if machine is not None else ():
         for address in interface.addresses:

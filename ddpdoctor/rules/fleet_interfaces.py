@@ -1,4 +1,4 @@
-"""What every node of a fleet would use for an interface: the ground of the checks that compare nodes."""
+"""Which interface every node of a fleet would use: the basis of the checks that compare nodes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     Chosen = tuple[tuple[Node, Network, Choice], ...]
 
 VARIABLES = {"NCCL": "NCCL_SOCKET_IFNAME", "Gloo": "GLOO_SOCKET_IFNAME"}
-"""By library, the variable that overrides its own choice."""
+"""For each library, the variable that overrides its own choice."""
 SHOWN = 8
-"""So many nodes are named one by one."""
+"""How many nodes are named one by one."""
 
 
 def choices_of(fleet: Fleet) -> Chosen:
@@ -28,7 +28,7 @@ def choices_of(fleet: Fleet) -> Chosen:
 
 
 def first_picks(chosen: Chosen) -> Iterator[tuple[str, Node, Network, Pick]]:
-    """Yield, by library and node, the interface whose address is given to the others."""
+    """Yield, by library and node, the interface whose address the others get."""
     for node, network, choice in chosen:
         for library, picks in (("NCCL", choice.nccl), ("Gloo", choice.gloo or ())):
             if picks:

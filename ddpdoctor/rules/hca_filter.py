@@ -1,4 +1,4 @@
-"""NCCL_IB_HCA: which RDMA ports it lets NCCL use. The grammar is that of NCCL's parseStringList and matchIfList."""
+"""NCCL_IB_HCA: which RDMA ports it lets NCCL use. The grammar follows NCCL's parseStringList and matchIfList."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class HcaToken:
     """None: every port of the device."""
 
     def matches(self, device: str, port: int, *, exact: bool) -> bool:
-        """Say whether the entry means this port: by the whole name, or by its beginning."""
+        """Say whether the entry matches this port, by the device's whole name or by its beginning."""
         same = device == self.name if exact else device.startswith(self.name)
         return same and self.port in {None, port}
 
@@ -25,26 +25,26 @@ class HcaToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HcaFilter:
-    """A value of NCCL_IB_HCA. Without entries it stands for every device."""
+    """A value of NCCL_IB_HCA. Without entries it matches every device."""
 
     exclude: bool
-    """It began with ^: all but these."""
+    """The value begins with ^: all but these."""
     exact: bool
-    """= came next: whole names, not beginnings."""
+    """The value has =, after any ^: whole names, not beginnings."""
     tokens: tuple[HcaToken, ...]
 
     def takes(self, device: str, port: int) -> bool:
-        """Say whether NCCL would use this port, were it up."""
+        """Say whether NCCL would use this port if it were up."""
         listed = not self.tokens or any(token.matches(device, port, exact=self.exact) for token in self.tokens)
         return listed is not self.exclude
 
     def names(self, device: str) -> bool:
-        """Say whether the device is asked for by its whole name, and not by a beginning that others share."""
+        """Say whether the value asks for the device by its whole name, not by a beginning that others share."""
         return not self.exclude and any(token.name == device for token in self.tokens)
 
 
 def parse_hca_filter(text: str) -> HcaFilter:
-    """Return the filter that a value means. NCCL takes any text: what makes no sense matches nothing."""
+    """Return the filter that a value means. NCCL takes any text; an entry without meaning matches nothing."""
     exclude = text.startswith("^")
     rest = text.removeprefix("^")
     exact = rest.startswith("=")
@@ -53,7 +53,7 @@ def parse_hca_filter(text: str) -> HcaFilter:
 
 
 def _parse_token(text: str) -> HcaToken:
-    """Take the port as C's atoi does: leading digits, else 0; an empty field stands for all ports."""
+    """Read the port as C's atoi does: leading digits, else 0; an empty field means all ports."""
     name, found, more = text.partition(":")
     port = more.partition(":")[0]
     digits = re.match(r"\s*(\d+)", port)

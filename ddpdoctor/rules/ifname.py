@@ -1,12 +1,12 @@
-"""The grammars of NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, which have little in common but their ending."""
+"""The grammars of NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, which have only the end of their names in common."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 IGNORED_LENGTH = 1
-"""NCCL and Gloo take a value of one character for none at all: `strlen(env) > 1` (nccl src/misc/socket.cc,
-torch ProcessGroupGloo)."""
+"""NCCL and Gloo ignore a value of one character: `strlen(env) > 1` (nccl src/misc/socket.cc, torch
+ProcessGroupGloo)."""
 MARKS = "^="
 
 
@@ -15,13 +15,13 @@ class NcclNames:
     """A value of NCCL_SOCKET_IFNAME (ncclOsFindInterfaces, parseStringList and matchIfList of NCCL's source)."""
 
     exclude: bool
-    """It began with ^: all but these."""
+    """The value begins with ^: all but these."""
     exact: bool
-    """= came next: whole names, not beginnings."""
+    """The value has =, after any ^: whole names, not beginnings."""
     names: tuple[str, ...]
 
     def takes(self, interface: str) -> bool:
-        """Say whether the value lets this interface through. An empty list stands for every name."""
+        """Say whether the value lets this interface through. An empty list means every name."""
         listed = not self.names or any(self._is(interface, name) for name in self.names)
         return listed is not self.exclude
 
@@ -30,17 +30,17 @@ class NcclNames:
 
     @property
     def stray_marks(self) -> tuple[str, ...]:
-        """Return the names with a ^ or = of their own: NCCL reads the marks once, before the first name."""
+        """Return the names that have a ^ or = of their own: NCCL reads these marks only before the first name."""
         return tuple(name for name in self.names if name[0] in MARKS)
 
 
 def is_ignored(text: str) -> bool:
-    """Say whether NCCL and Gloo do as if the variable were not set."""
+    """Say whether NCCL and Gloo treat the variable as not set."""
     return len(text) <= IGNORED_LENGTH
 
 
 def parse_nccl_names(text: str) -> NcclNames:
-    """Return what a value means. What follows a colon is a port, which does not count for interfaces."""
+    """Return what a value means. Text after a colon is a port, which does not matter for interfaces."""
     exclude = text.startswith("^")
     rest = text.removeprefix("^")
     exact = rest.startswith("=")
@@ -52,5 +52,5 @@ def parse_nccl_names(text: str) -> NcclNames:
 
 
 def parse_gloo_names(text: str) -> tuple[str, ...]:
-    """Return the names of a value: a plain list, white space and all. A comma at its end makes no empty name."""
+    """Return the names of a value: a plain list that keeps white space. A comma at its end makes no empty name."""
     return tuple(text.removesuffix(",").split(","))

@@ -1,7 +1,7 @@
-"""Which interface NCCL and Gloo would take on a node, by the rules that each has in its source.
+"""Which interface NCCL and Gloo would use on a node, by the rules in their source code.
 
-NCCL takes the first that runs and has an address: of NCCL_SOCKET_IFNAME, else by a fixed order that begins with ib*.
-Gloo takes those of GLOO_SOCKET_IFNAME, else the one whose address the host name resolves to, else loopback.
+NCCL uses the first interface that runs and has an address: from NCCL_SOCKET_IFNAME, else by a fixed order that begins
+with ib*. Gloo uses those from GLOO_SOCKET_IFNAME, else the one whose address the host name resolves to, else loopback.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 NCCL_ORDER = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
-"""What NCCL tries in turn where nothing is set (ncclFindInterfaces, src/misc/socket.cc, 2.30); between the first two
-comes the subnet of NCCL_COMM_ID. It leaves out none of cni*, flannel*, veth*, tailscale*, wg*."""
+"""What NCCL tries in turn if nothing is set (ncclFindInterfaces, src/misc/socket.cc, 2.30). Between the first two it
+tries the subnet of NCCL_COMM_ID. It excludes none of cni*, flannel*, veth*, tailscale*, wg*."""
 NCCL_FAMILIES = {"AF_INET": 4, "AF_INET6": 6}
 """Values of NCCL_SOCKET_FAMILY; any other is ignored."""
 NCCL_MAX = 16
-"""MAX_IFS: so many interfaces NCCL uses at most."""
+"""MAX_IFS: the most interfaces that NCCL uses."""
 VIRTUAL_BRIDGES = (
     "docker", "podman", "nerdctl", "virbr", "vnet", "lxcbr", "lxdbr", "incusbr", "veth", "cni", "cbr0", "flannel",
     "cali", "vxlan.calico", "cilium_", "weave", "antrea", "kube-ipvs", "kube-bridge", "nodelocaldns", "dummy",
 )  # fmt: skip
-"""Beginnings of the names that container engines, Kubernetes and libvirt give to interfaces that lead to the
-containers of this very host, and often have the same address on every host."""
+"""Beginnings of interface names that container engines, Kubernetes and libvirt use. These interfaces lead only to
+containers on the same host, and often have the same address on every host."""
 DOCKER_NETWORK = re.compile(r"br-[0-9a-f]{12}")
 """A bridge of `docker network create`; other br* may be bridges around a real card."""
 TUNNELS = ("tailscale", "wg", "tun", "tap", "zt", "utun", "ppp")
@@ -44,11 +44,11 @@ TUNNELS = ("tailscale", "wg", "tun", "tap", "zt", "utun", "ppp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
-    """An interface that a library takes, and the address that it gives to the others."""
+    """An interface that a library uses, and the address that it gives to the others."""
 
     interface: Interface
     address: str
-    """With prefix length."""
+    """With the prefix length."""
 
     @property
     def ip(self) -> Ip:
@@ -61,12 +61,12 @@ class Pick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What both libraries take on a node."""
+    """What both libraries use on a node."""
 
     nccl: tuple[Pick, ...]
-    """The first serves the bootstrap; over TCP all of them carry data."""
+    """The first one serves the bootstrap; over TCP all of them carry data."""
     gloo: tuple[Pick, ...] | None
-    """None where it cannot be told."""
+    """None if it cannot be known."""
 
     def __str__(self) -> str:
         gloo = "what Gloo would use cannot be told" if self.gloo is None else f"Gloo would use {_words(self.gloo)}"
@@ -78,7 +78,7 @@ def _words(picks: Sequence[Pick]) -> str:
 
 
 def choose(node: Node, network: Network) -> Choice:
-    """Return what both libraries would take, by the variables of the node's first process."""
+    """Return what both libraries would use, by the variables of the node's first process."""
     names = known(node.names)
     return Choice(
         nccl=pick_nccl(node, node.first, network),
@@ -87,7 +87,7 @@ def choose(node: Node, network: Network) -> Choice:
 
 
 def pick_nccl(node: Node, process: Process, network: Network) -> tuple[Pick, ...]:
-    """Return the interfaces that NCCL takes, in its order."""
+    """Return the interfaces that NCCL uses, in its order."""
     family_setting = find_setting(node, process, "NCCL_SOCKET_FAMILY")
     family = NCCL_FAMILIES.get(family_setting.value) if family_setting is not None else None
     setting = find_setting(node, process, "NCCL_SOCKET_IFNAME")
@@ -100,7 +100,7 @@ def pick_nccl(node: Node, process: Process, network: Network) -> tuple[Pick, ...
 
 
 def match_nccl(network: Network, names: str, family: int | None) -> tuple[Pick, ...]:
-    """Return the interfaces that a value lets through, run and have an address: all IPv4 first, each once."""
+    """Return the interfaces that a value allows and that run and have an address: all IPv4 first, each once."""
     wanted = parse_nccl_names(names)
     found: dict[str, Pick] = {}
     for pick in _addresses(network):
@@ -122,7 +122,7 @@ def _same_subnet(network: Network, comm_id: str) -> tuple[Pick, ...]:
 
 
 def _addresses(network: Network) -> Iterator[Pick]:
-    """Yield all addresses as getifaddrs does: all of IPv4 by interface, then all of IPv6."""
+    """Yield all addresses in the order of getifaddrs: all IPv4 by interface, then all IPv6."""
     for version in (4, 6):
         for interface in network.interfaces:
             for address in interface.addresses:
@@ -131,7 +131,7 @@ def _addresses(network: Network) -> Iterator[Pick]:
 
 
 def pick_gloo(process: Process, network: Network, own: Lookup | None) -> tuple[Pick, ...] | None:
-    """Return the interfaces that Gloo takes; none where a name of the variable has no address, None where unknown."""
+    """Return the interfaces that Gloo uses: () if a name in the variable has no address, None if unknown."""
     text = process.variables.get("GLOO_SOCKET_IFNAME", "")
     if is_ignored(text):
         return None if own is None else _pick_by_name(network, own)
@@ -144,7 +144,7 @@ def _first_address(network: Network, name: str) -> Pick | None:
 
 
 def _pick_by_name(network: Network, own: Lookup) -> tuple[Pick, ...]:
-    """Return the interface of the first address of the host name that this host can bind; else loopback."""
+    """Return the interface of the host name's first address that this host can bind, else loopback."""
     for address in own.addresses:
         for pick in _addresses(network):
             same = ipaddress.ip_address(address.partition("%")[0]) == pick.ip
@@ -154,24 +154,24 @@ def _pick_by_name(network: Network, own: Lookup) -> tuple[Pick, ...]:
 
 
 def _is_loopback_v4(address: str) -> bool:
-    """Say whether an address is in 127.0.0.0/8, all of which can be bound where lo is up."""
+    """Say whether an address is in 127.0.0.0/8; if lo is up, all of these can be bound."""
     return address.startswith("127.")
 
 
 def is_bridge(name: str) -> bool:
-    """Say whether an interface leads to containers or virtual machines of this very host, by its name."""
+    """Say by its name whether an interface leads only to containers or virtual machines on the same host."""
     return name.startswith(VIRTUAL_BRIDGES) or DOCKER_NETWORK.fullmatch(name) is not None
 
 
 def is_tunnel(name: str) -> bool:
-    """Say whether an interface is that of a VPN, by its name."""
+    """Say by its name whether an interface belongs to a VPN."""
     return name.startswith(TUNNELS)
 
 
 def best_interface(network: Network) -> str | None:
-    """Return the name of the interface that most likely leads to the other nodes; None where there is none.
+    """Return the name of the interface that most likely leads to the other nodes, or None if there is none.
 
-    That of the default route, else a real card, else the first that is neither loopback nor a bridge.
+    It is the one of the default route, else a real card, else the first that is neither loopback nor a bridge.
     """
     usable = [one for one in network.interfaces if one.running and one.addresses and not one.loopback]
     usable = [one for one in usable if not is_bridge(one.name)]

@@ -17,12 +17,12 @@ Value = TypeVar("Value", bound="Hashable")
 Section = TypeVar("Section")
 
 NAMED_HOSTS = 4
-"""So many hosts are named one by one; of more, the first few and how many follow."""
+"""Up to this many hosts are named one by one; if there are more, the first few and a count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voice(Generic[Value]):
-    """What one host or one rank says. None: it does not know, and is left out."""
+    """What one host or one rank says. None: it does not know, so it is left out."""
 
     host: str
     value: Value | None
@@ -31,7 +31,7 @@ class Voice(Generic[Value]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side(Generic[Value]):
-    """All who say the same. Hosts are in the order in which they came, each once; ranks are sorted."""
+    """All who say the same. Each host appears once, in the order of arrival; ranks are sorted."""
 
     value: Value
     hosts: tuple[str, ...]
@@ -41,37 +41,37 @@ class Side(Generic[Value]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split(Generic[Value]):
-    """A disagreement. ``majority`` is what more than half say, or None; the minorities are then all sides."""
+    """A disagreement. ``majority`` is what more than half say, or None; then the minorities are all sides."""
 
     majority: Side[Value] | None
     minorities: tuple[Side[Value], ...]
-    """The smallest first; of equal ones, the one that was heard first."""
+    """The smallest first; among equal ones, the one that was received first."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Return the hosts that differ from the majority; all of them where there is none."""
+        """Return the hosts that differ from the majority, or all hosts if there is none."""
         return tuple(dict.fromkeys(host for side in self.minorities for host in side.hosts))
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return the ranks that differ from the majority; all of them where there is none."""
+        """Return the ranks that differ from the majority, or all ranks if there is none."""
         return tuple(sorted({rank for side in self.minorities for rank in side.ranks}))
 
     @property
     def confidence(self) -> Confidence:
-        """Return how sure it is who is to blame: low without a majority."""
+        """Return how sure the blame is: low without a majority."""
         return Confidence.HIGH if self.majority is not None else Confidence.LOW
 
 
 def voices_of(
     readings: Iterable[tuple[Node, Section]], value: Callable[[Section], Value | None]
 ) -> tuple[Voice[Value], ...]:
-    """Make one voice a node of what ``Fleet.each`` returns."""
+    """Make one voice per node from what ``Fleet.each`` returns."""
     return tuple(Voice(host=node.host, ranks=node.ranks, value=value(section)) for node, section in readings)
 
 
 def compare(voices: Iterable[Voice[Value]]) -> Split[Value] | None:
-    """Return who differs from whom, or None where all who know say the same."""
+    """Return who differs from whom, or None if all who know say the same."""
     by_value: dict[Value, list[Voice[Value]]] = {}
     for voice in voices:
         if voice.value is not None:
@@ -99,7 +99,7 @@ def describe(
 ) -> str:
     """Return "torch 2.11.0 on node3, 2.13.0 on 15 others".
 
-    ``sign`` stands between noun and value: "=" for a variable. By rank: "NCCL_ALGO=Ring on rank 3, Tree on 7 others".
+    ``sign`` comes between noun and value: "=" for a variable. By rank: "NCCL_ALGO=Ring on rank 3, Tree on 7 others".
     """
     parts = [f"{words(side.value)} on {_who(side, by_rank=by_rank)}" for side in split.minorities]
     if split.majority is not None:
@@ -112,7 +112,7 @@ def _who(side: Side[Value], *, by_rank: bool) -> str:
 
 
 def _others(side: Side[Value], *, by_rank: bool) -> str:
-    """Say who the majority is: a few hosts have their names, many are "15 others"."""
+    """Describe the majority: a single host or rank by name, more as "15 others"."""
     count = len(side.ranks) if by_rank and side.ranks else len(side.hosts)
     return f"{count} others" if count > 1 else _who(side, by_rank=by_rank)
 

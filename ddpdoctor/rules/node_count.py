@@ -1,4 +1,4 @@
-"""How many nodes a job has, as far as anybody says: much that is fatal between nodes does no harm on one."""
+"""How many nodes a job has, as far as known: many faults that are fatal between nodes do no harm on one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ONE_NODE = "the job has one node, as far as the launcher and the variables tell"
 
 
 def count_nodes(fleet: Fleet) -> NodeCount | None:
-    """Return the most that anybody tells of: the nodes that answered, the launcher, the variables. None: nobody."""
+    """Return the largest count from the nodes that answered, the launcher and the variables, or None."""
     told = [count for _, process in fleet.processes() for count in (nodes_told(process), _slurm_job(process)) if count]
     if fleet.gathered:
         told.append(NodeCount(nodes=len(fleet.nodes), source=f"{len(fleet.nodes)} nodes answered"))
@@ -23,9 +23,9 @@ def count_nodes(fleet: Fleet) -> NodeCount | None:
 
 
 def _slurm_job(process: Process) -> NodeCount | None:
-    """Return the nodes of the Slurm job whose batch script runs here, on one of them: `srun` will start on all.
+    """Return the nodes of the Slurm job whose batch script runs here; `srun` will start ranks on all of them.
 
-    The shell of `salloc` on a login node has no SLURM_NODEID, and that host is none of the job.
+    The shell of `salloc` on a login node has no SLURM_NODEID, because that host is not part of the job.
     """
     nodes = process.number("SLURM_NNODES")
     if nodes is None or process.number("SLURM_NODEID") is None or nodes_told(process) is not None:

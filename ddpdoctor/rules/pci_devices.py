@@ -1,4 +1,4 @@
-"""What PCI devices are, and how a finding names them."""
+"""What kind of device a PCI device is, and how a finding names it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NIC_CLASSES = frozenset({0x0200, 0x0207})
 
 
 def is_gpu(device: PciDevice) -> bool:
-    """Say whether it is a GPU of NVIDIA or AMD."""
+    """Say whether it is a GPU from NVIDIA or AMD."""
     return device.vendor in {NVIDIA, AMD} and device.device_class >> 8 in GPU_CLASSES
 
 
@@ -34,7 +34,7 @@ def by_bus_id(pci: Pci) -> dict[str, PciDevice]:
 
 
 def is_consumer(pci: Pci, device: PciDevice) -> bool:
-    """Say whether it is made for desktops and laptops: by NVIDIA's name, else by its being a VGA card."""
+    """Say whether it is made for desktops and laptops: by NVIDIA's name, else by whether it is a VGA card."""
     model = pci.models.get(device.bus_id)
     return "GeForce" in model if model else device.device_class >> 8 == VGA
 

@@ -1,4 +1,4 @@
-"""Which RDMA ports NCCL would use, which of them are a training network, and which are peers of each other."""
+"""Which RDMA ports NCCL would use, which of them form a training network, and which are peers of each other."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
 
 VERBS_LAYERS = frozenset({"InfiniBand", "Ethernet"})
-"""Link layers that NCCL's own transport takes (ncclIbInitDevices); AWS's EFA is of neither, and has a plugin."""
+"""Link layers that NCCL's own transport uses (ncclIbInitDevices). AWS's EFA has neither, and uses a plugin."""
 NETWORK_GB_S = 100.0
-"""Ours: an Ethernet card that is slower, or alone, is taken for the machine's everyday network card."""
+"""Our choice: an Ethernet card that is slower, or alone, counts as the machine's everyday network card."""
 NETWORK_CARDS = 2
 NAMED = 4
 
 Place = tuple[str, str, int]
-"""What ports that should be alike have in common: the board, the function on its card, the number on its device."""
+"""What ports that should be alike have in common: the board, the function on its card, the port number on its
+device."""
 
 
 def each_port(rdma: Rdma) -> Iterator[tuple[RdmaDevice, RdmaPort]]:
@@ -33,12 +34,12 @@ def each_port(rdma: Rdma) -> Iterator[tuple[RdmaDevice, RdmaPort]]:
 
 
 def is_active(port: RdmaPort) -> bool:
-    """Say whether data can go through; ACTIVE_DEFER is a link that is recovering by itself."""
+    """Say whether data can pass; ACTIVE_DEFER is a link that recovers by itself."""
     return port.state in {"ACTIVE", "ACTIVE_DEFER"}
 
 
 def label(device: RdmaDevice, port: RdmaPort) -> str:
-    """Return "mlx5_0", or "mlx4_0:2" of a device with several ports."""
+    """Return "mlx5_0", or "mlx4_0:2" for a device with several ports."""
     return device.name if len(device.ports) == 1 else f"{device.name}:{port.port}"
 
 
@@ -51,13 +52,13 @@ def words(names: Sequence[str]) -> str:
 
 
 def hca_filter(node: Node) -> HcaFilter:
-    """Return what NCCL_IB_HCA of the node's first process lets through; everything where it is not set."""
+    """Return what NCCL_IB_HCA of the node's first process allows: everything if it is not set."""
     setting = find_setting(node, node.first, "NCCL_IB_HCA")
     return parse_hca_filter(setting.value if setting is not None else "")
 
 
 def chosen_ports(node: Node, rdma: Rdma) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
-    """Return the ports that NCCL's own transport would use, were they up."""
+    """Return the ports that NCCL's own transport would use if they were up."""
     wanted = hca_filter(node)
     return tuple(
         (device, port)
@@ -69,8 +70,8 @@ def chosen_ports(node: Node, rdma: Rdma) -> tuple[tuple[RdmaDevice, RdmaPort], .
 def network_ports(node: Node, rdma: Rdma) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
     """Return the ports of a training network that are up.
 
-    That is InfiniBand, or several fast Ethernet cards, or what NCCL_IB_HCA names. A single Ethernet card is the
-    machine's everyday one, whatever it can do: most servers and many cloud machines have one.
+    These are InfiniBand ports, several fast Ethernet cards, or what NCCL_IB_HCA names. A single Ethernet card counts as
+    the machine's everyday card, however fast it is: most servers and many cloud machines have one.
     """
     up = [(device, port) for device, port in chosen_ports(node, rdma) if is_active(port)]
     fast = [device for device, port in up if (port.rate_gb_s or 0) >= NETWORK_GB_S]
@@ -84,7 +85,7 @@ def network_ports(node: Node, rdma: Rdma) -> tuple[tuple[RdmaDevice, RdmaPort], 
 
 
 def is_efa(device: RdmaDevice) -> bool:
-    """Say whether it is an Elastic Fabric Adapter, which needs device files and memory as others do."""
+    """Say whether it is an Elastic Fabric Adapter, which needs device files and memory as other adapters do."""
     return any(port.link_layer == "Unspecified" and is_active(port) for port in device.ports)
 
 
@@ -94,13 +95,13 @@ def card(device: RdmaDevice) -> str:
 
 
 def place(device: RdmaDevice, port: RdmaPort) -> Place:
-    """Return what is equal for ports that should be alike: the second port of a card is compared to second ports."""
+    """Return what is equal for ports that should be alike: second ports are compared only to second ports."""
     function = device.bus_id.rpartition(".")[2] if device.bus_id else device.name
     return device.board or device.name, function, port.port
 
 
 def lacks_gpus(node: Node) -> str | None:
-    """Return why no process here uses RDMA: torch sends over it with NCCL alone, and NCCL needs a GPU."""
+    """Return why no process here uses RDMA, or None: torch uses RDMA only through NCCL, which needs a GPU."""
     if isinstance(node.gpus, Unread):
         return node.gpus.reason if node.gpus.why is Why.ABSENT else None
     if node.gpus.devices or node.gpus.init_error:

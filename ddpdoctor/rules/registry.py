@@ -38,7 +38,7 @@ SUBJECTS = {
 
 
 class Group(str, Enum):
-    """How `check-env` orders its checks on the screen."""
+    """The groups, in the order in which `check-env` shows its checks."""
 
     VERSIONS = "versions"
     VARIABLES = "variables"
@@ -51,7 +51,7 @@ class Group(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One thing that can be wrong: its code and kind, how bad it is, its page, and how it is looked for."""
+    """One thing that can be wrong: its code and kind, how bad it is, its page, and the functions that look for it."""
 
     code: str
     kind: str
@@ -59,17 +59,17 @@ class Rule:
     summary: str
     page: str
     checks: dict[str, Check]
-    """The functions that look for it, by the type of facts that each is asked about."""
+    """The functions that look for it, by the type of facts that each one takes."""
     family: str
-    """The package of its module below ``rules``."""
+    """The package of its module, below ``rules``."""
     group: str
-    """Under which its check is shown."""
+    """The heading under which its check is shown."""
     needs: tuple[str, ...] = ()
-    """Sections of a node that it looks at, so that no others are read when it alone is chosen."""
+    """The sections of a node that it looks at. If it alone is chosen, no others are read."""
     reads: str = ""
-    """For people: files, calls and variables that it goes by."""
+    """For the user: the files, calls and variables that it looks at."""
     after: tuple[str, ...] = ()
-    """Kinds of the rules whose findings come before its own: they explain it, or a job comes to them earlier."""
+    """Kinds of the rules whose findings come before its own, because they explain it or happen earlier in a job."""
 
 
 _rules: dict[str, Rule] = {}
@@ -77,7 +77,7 @@ _checks: dict[str, dict[str, Check]] = {}
 _loaded: set[str] = set()
 
 
-def rule(  # noqa: PLR0913 - what a rule says of itself, each under its name
+def rule(  # noqa: PLR0913 - all properties of a rule, each under its name
     code: str,
     kind: str,
     severity: Severity,
@@ -88,10 +88,10 @@ def rule(  # noqa: PLR0913 - what a rule says of itself, each under its name
     needs: tuple[str, ...] = (),
     reads: str = "",
 ) -> Callable[[Check], Check]:
-    """Register the decorated function as a rule, asked about facts of its argument's type.
+    """Register the decorated function as a rule about facts of its argument's type.
 
-    ``group``, ``needs`` and ``reads`` are for rules of `check-env`. A code or kind that is taken, a missing page, and
-    an argument that no verb has facts for are a ValueError.
+    ``group``, ``needs`` and ``reads`` are for rules of `check-env`. Raise ValueError if the code or kind is taken, the
+    page is missing, a section of ``needs`` does not exist, or no command has facts for the argument's type.
     """
 
     def register(check: Check) -> Check:
@@ -116,7 +116,7 @@ def rule(  # noqa: PLR0913 - what a rule says of itself, each under its name
 
 
 def also(code: str) -> Callable[[Check], Check]:
-    """Register the decorated function as another way to look for what the rule ``code`` is about, in other facts."""
+    """Register the decorated function as another way to look for the problem of the rule ``code``, in other facts."""
 
     def register(check: Check) -> Check:
         _checks.setdefault(code, {})[_about(check)] = check
@@ -126,7 +126,7 @@ def also(code: str) -> Callable[[Check], Check]:
 
 
 def _about(check: Check) -> str:
-    """Return the name of the type of a function's one argument, as it is annotated."""
+    """Return the type name of a function's one argument, from its annotation."""
     annotation = next(iter(check.__annotations__.values()), "")
     name = annotation if isinstance(annotation, str) else annotation.__name__
     if name not in SUBJECTS:
@@ -155,19 +155,19 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def _families() -> tuple[str, ...]:
-    """Return the packages below ``rules``; the one whose rules are looked up most comes first."""
+    """Return the packages below ``rules``; the one whose rules are looked up most often comes first."""
     rules = importlib.import_module(PACKAGE)
     names = [module.name for module in pkgutil.iter_modules(rules.__path__) if module.ispkg]
     return tuple(sorted(names, key=lambda name: (name != LOOKED_UP_MOST, name)))
 
 
 def loaded_rules() -> tuple[Rule, ...]:
-    """Return the rules of the families that were loaded so far."""
+    """Return the rules of the families loaded so far."""
     return tuple(_rules.values())
 
 
 def _load(family: str) -> None:
-    """Import every module of a family: each may register rules."""
+    """Import every module of a family, because each may register rules."""
     if family in _loaded:
         return
     package = importlib.import_module(f"{PACKAGE}.{family}")
@@ -177,7 +177,7 @@ def _load(family: str) -> None:
 
 
 def find_rule(code_or_kind: str) -> Rule | None:
-    """Return the rule with this code (in any case) or kind, or None. No more families are loaded than that takes."""
+    """Return the rule with this code (in any case) or kind, or None. It loads only as many families as needed."""
     wanted = code_or_kind.strip().lower()
     for family in (None, *_families()):
         for known in loaded_rules() if family is None else rules_of(family):

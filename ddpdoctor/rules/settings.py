@@ -1,4 +1,4 @@
-"""What a variable of NCCL's is for a process: from its environment, else from one of NCCL's own files."""
+"""The value of an NCCL variable for a process: from its environment, else from one of NCCL's own files."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ NCCL_CONF = "nccl-conf"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A value and where it comes from."""
+    """A value and its source."""
 
     name: str
     value: str
     path: str | None = None
-    """The file; None: the environment."""
+    """The file, or None for the environment."""
 
     def __str__(self) -> str:
         return f"{self.name}={self.value}" + (f" in {self.path}" if self.path else "")
 
     @property
     def kind(self) -> str | None:
-        """The kind of what is wrong with the value: whatever stands in one of NCCL's files is ``nccl-conf``."""
+        """The kind of problem that a wrong value is: ``nccl-conf`` if it comes from one of NCCL's files, else None."""
         return NCCL_CONF if self.path else None
 
     @property
     def removal(self) -> str:
-        """How to take it away."""
+        """How to remove it."""
         return f"remove {self.name} from {self.path}" if self.path else f"unset {self.name}"
 
     @property
     def number(self) -> int | None:
-        """The value as NCCL reads a whole number; None where it is none."""
+        """The value as NCCL reads a whole number, or None if it is not one."""
         try:
             return int(self.value.strip(), 0)
         except ValueError:
@@ -45,7 +45,7 @@ class Setting:
 
 
 def find_setting(node: Node, process: Process, name: str) -> Setting | None:
-    """Return what NCCL would read; the environment wins over files. None where it is not set, or to nothing."""
+    """Return what NCCL would read, or None if it is not set or empty; the environment wins over files."""
     if name in process.variables:
         value = process.variables[name]
         return Setting(name=name, value=value) if value else None

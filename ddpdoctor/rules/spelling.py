@@ -1,4 +1,4 @@
-"""Finds the variable that was meant where a name is misspelt."""
+"""Finds the variable that a misspelled name was meant to be."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MOST_EDITS = 2
-"""Ours: letters added, left out or changed; two swapped ones count as two."""
+"""Our choice: most letters added, left out or changed; two swapped letters count as two."""
 SHORTEST_STEM = 8
-"""Ours: what is shorter, such as NCCL_IB, is the beginning of too many names to mean one of them."""
+"""Our choice: a shorter name, such as NCCL_IB, is the beginning of too many names to mean one of them."""
 
 
 def find_meant(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that a misspelt one stands for, or None.
+    """Return the known name that a misspelled name was meant to be, or None.
 
-    That is the nearest one within two edits, in any case of letters, or else one of which this is the beginning or
-    which is the beginning of this.
+    It is the nearest name within two edits, ignoring case. If there is none, it is a name that begins with this one, or
+    that this one begins with.
     """
     names = sorted(known)
     near = [(_distance(name, other), other) for other in names if abs(len(name) - len(other)) <= MOST_EDITS]
@@ -36,7 +36,7 @@ def _by_stem(name: str, names: list[str]) -> str | None:
 
 
 def _distance(one: str, other: str) -> int:
-    """Return the edit distance (Levenshtein), or any number above the limit where it is above it."""
+    """Return the edit distance (Levenshtein); if it is above the limit, return any number above the limit."""
     if abs(len(one) - len(other)) > MOST_EDITS:
         return MOST_EDITS + 1
     row = list(range(len(other) + 1))

@@ -1,9 +1,9 @@
-"""With which value a variable does harm: the grammar of the column ``danger`` in model/variables.tsv.
+"""Which values of a variable do harm: the grammar of the column ``danger`` in model/variables.tsv.
 
-A condition is a word, and for some a colon and what the value is held against: ``is:1``, ``nonzero``, ``zero`` (numbers
-as NCCL reads them), ``true``, ``false`` (as torch reads them), ``on`` (anything but off), ``set`` (anything),
-``words:TRACE``, ``level:LOC``, ``debug-level:DETAIL``, ``forced``, ``fixed-path``, ``stray``. "info " stands in front
-where it is worth no warning.
+A condition is a word. For some words, a colon and the text to compare with follow: ``is:1``, ``nonzero``, ``zero``
+(numbers as NCCL reads them), ``true``, ``false`` (as torch reads them), ``on`` (anything but off), ``set`` (anything),
+``words:TRACE``, ``level:LOC``, ``debug-level:DETAIL``, ``forced``, ``fixed-path``, ``stray``. "info " before the
+condition means that it is not worth a warning.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableContext:
-    """What else counts: the versions that are installed, the other variables, the machine."""
+    """What else matters: the installed versions, the other variables, the machine."""
 
     versions: dict[str, Version]
-    """Of nccl and torch, where they are known."""
+    """Versions of nccl and torch, if known."""
     variables: dict[str, str]
     ranks_here: int
     under_wrap: bool
@@ -36,13 +36,13 @@ class VariableContext:
 
 
 def does_harm(condition: str, value: str, context: VariableContext) -> bool:
-    """Say whether a value fulfils a condition."""
+    """Say whether a value meets a condition."""
     word, _, rest = condition.partition(":")
     return _CONDITIONS[word](value, rest, context)
 
 
 def _is_forced(value: str, _rest: str, _context: VariableContext) -> bool:
-    """Whether a list names what is to be used, and not with "^" what is not."""
+    """Whether a list names what to use, and not (with "^") what to exclude."""
     elements = [part.rpartition(":")[2].strip() for part in value.split(";")]
     return any(element and not element.startswith("^") for element in elements)
 
@@ -53,7 +53,7 @@ def _is_fixed_path(value: str, _rest: str, context: VariableContext) -> bool:
 
 
 def _is_stray(value: str, _rest: str, context: VariableContext) -> bool:
-    """Whether TORCHELASTIC_USE_AGENT_STORE is set and torchrun, which sets a run id beside it, is not there."""
+    """Whether TORCHELASTIC_USE_AGENT_STORE is set without torchrun, which also sets a run id."""
     return value == "True" and "TORCHELASTIC_RUN_ID" not in context.variables
 
 
@@ -73,4 +73,4 @@ _CONDITIONS: dict[str, Callable[[str, str, VariableContext], bool]] = {
     "stray": _is_stray,
 }
 CONDITIONS = frozenset(_CONDITIONS)
-"""The words with which a condition may begin."""
+"""The words that a condition may begin with."""

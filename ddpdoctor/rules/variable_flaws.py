@@ -1,4 +1,4 @@
-"""What can be wrong with one variable, wherever it is set: four questions, each answered with a flaw or None."""
+"""What can be wrong with one variable, wherever it is set: several questions, each answered with a flaw or None."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 OWNERS = {"nccl": "NCCL", "torch": "torch", "gloo": "Gloo", "launcher": "torchrun"}
 GONE = frozenset({"removed", "bogus"})
 WRAP_SETS = frozenset({"TORCH_DISTRIBUTED_DEBUG"})
-"""What `ddpdoctor wrap` sets for its ranks, and what is no danger there."""
+"""What `ddpdoctor wrap` sets for its ranks; there it is no danger."""
 LOGGING_LEVELS = frozenset({"WARN", "INFO", "ABORT", "TRACE"})
-"""With these NCCL_DEBUG opens NCCL_DEBUG_FILE."""
+"""With these levels of NCCL_DEBUG, NCCL opens NCCL_DEBUG_FILE."""
 LONGEST_SHOWN = 60
 COMMON_NCCL = (2, 30, 7)
-"""Ours, where the version is not known: about what the newest torch brings along."""
+"""Our choice if the version is not known: about the version that comes with the newest torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flaw:
-    """What is wrong with a variable, and what to set in its place."""
+    """What is wrong with a variable, and what to set instead."""
 
     name: str
     summary: str
@@ -40,13 +40,13 @@ class Flaw:
     confidence: Confidence = Confidence.HIGH
     evidence: tuple[str, ...] = ()
     set_name: str = ""
-    """The variable to set instead; empty: none, this one is to go."""
+    """The variable to set instead; empty if this one should just be removed."""
     set_value: str | None = None
-    """Its value; None: the one that this variable has."""
+    """The value to set; None: this variable's own value."""
 
 
 def see(node: Node, process: Process) -> VariableContext:
-    """Return what counts for the variables of a process."""
+    """Return the context for the variables of a process."""
     rdma = node.rdma
     ports = [] if isinstance(rdma, Unread) else [port for device in rdma.devices for port in device.ports]
     absent = rdma.why is Why.ABSENT if isinstance(rdma, Unread) else not rdma.devices
@@ -71,12 +71,12 @@ def _versions(node: Node) -> dict[str, Version]:
 
 
 def parse_version(text: str) -> Version:
-    """Return the numbers in front of a version: (2, 13, 0) of "2.13.0+cpu"."""
+    """Return the leading numbers of a version: (2, 13, 0) for "2.13.0+cpu"."""
     return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3])
 
 
 def show(value: str) -> str:
-    """Return a value as it is shown: in quotation marks where it would be misread, and not too long."""
+    """Return a value for display: in quotation marks if it could be misread, and cut if it is long."""
     short = value if len(value) <= LONGEST_SHOWN else value[:LONGEST_SHOWN] + "…"
     return short if short.strip() == short and short.isprintable() else repr(short)
 
@@ -85,7 +85,7 @@ def show(value: str) -> str:
 
 
 def find_unknown(name: str, context: VariableContext) -> Flaw | None:
-    """Return a flaw where a name looks like a known variable and is none."""
+    """Return a flaw if a name looks like a known variable but is not one."""
     if find_variable(name) is not None or not looks_known(name) or is_plugin_name(name.upper()):
         return None
     meant = find_meant(name, _names(context))
@@ -136,7 +136,7 @@ def _text(version: Version) -> str:
 
 
 def find_too_new(variable: Variable, value: str, context: VariableContext) -> Flaw | None:
-    """Return a flaw where the NCCL that is installed does not know a variable yet."""
+    """Return a flaw if the installed NCCL does not know a variable yet."""
     installed = context.versions.get("nccl", ())
     if variable.component != "nccl" or not variable.since or not installed or variable.kind in GONE:
         return None
@@ -154,7 +154,7 @@ def find_too_new(variable: Variable, value: str, context: VariableContext) -> Fl
 
 
 def find_wrong_value(variable: Variable, value: str, context: VariableContext) -> Flaw | None:
-    """Return a flaw where a value is none that the variable's reader takes; no harmful one is put in its place."""
+    """Return a flaw if the variable's reader does not take a value; never suggest a harmful value instead."""
     wrong = None if variable.kind in GONE else check_value(variable, value)
     if wrong is None:
         return None
@@ -169,11 +169,11 @@ def find_wrong_value(variable: Variable, value: str, context: VariableContext) -
     )
 
 
-# Names that are out of use
+# Obsolete names
 
 
-def find_deprecated(variable: Variable, value: str, context: VariableContext) -> Flaw | None:  # noqa: ARG001 - all are called alike
-    """Return a flaw where a variable is out of use in the version that is installed."""
+def find_deprecated(variable: Variable, value: str, context: VariableContext) -> Flaw | None:  # noqa: ARG001 - all four functions are called alike
+    """Return a flaw if a variable is obsolete in the installed version."""
     if variable.kind == "deprecated":
         return _old_name(variable, context)
     if variable.kind not in GONE:
@@ -215,13 +215,13 @@ def _old_name(variable: Variable, context: VariableContext) -> Flaw | None:
 
 
 def _reads(installed: Version, variable: Variable) -> bool:
-    """Whether a version is no later than the last one in which a variable was of use."""
+    """Whether a version is no later than the last one that used a variable."""
     until = parse_version(variable.until)
     return bool(until) and installed[: len(until)] <= until
 
 
 def _successor(variable: Variable) -> tuple[str, ...]:
-    """Name what does the like now; it is not put into the command, for its values are others."""
+    """Name the similar variable of today. It is not put into the command, because its values are different."""
     return (f"{variable.replaced_by} is what there is now, with values of its own",) if variable.replaced_by else ()
 
 
@@ -234,7 +234,7 @@ def _installed(variable: Variable, context: VariableContext) -> tuple[str, ...]:
 
 
 def find_danger(variable: Variable, value: str, context: VariableContext) -> Flaw | None:
-    """Return a flaw where a variable has the value with which it does harm."""
+    """Return a flaw if a variable has a value that does harm."""
     word, _, condition = variable.danger.rpartition(" ")
     if not condition or not does_harm(condition, value, context):
         return None

@@ -1,21 +1,21 @@
-"""What the value of a variable must be: the grammar of the column ``type`` in model/variables.tsv.
+"""What values a variable may have: the grammar of the column ``type`` in model/variables.tsv.
 
 ======================  ================================================================================================
-``number:A..B``         a whole number as C's strtoll reads it with base 0; NCCL takes what stands in front
+``number:A..B``         a whole number as C's strtoll reads it with base 0; NCCL takes the leading number
 ``torch-bool``          y, yes, t, true, 1 or n, no, f, false, 0 in any case (c10d's getCvarBool)
-``torch-int:A..B``      digits in front (c10d's getCvarInt, std::stoi)
+``torch-int:A..B``      the leading digits (c10d's getCvarInt, std::stoi)
 ``zero-one``            0 or 1 (c10's check_env)
 ``one``                 only "1" switches it on
 ``python-int:A..B``     what Python's int() takes
-``threads``             whole numbers from 1, parted by commas (OpenMP)
+``threads``             whole numbers from 1, separated by commas (OpenMP)
 ``words:A|B``           one of the words, in any case
-``exact:A|B``           one of the words, letter by letter
+``exact:A|B``           one of the words, case-sensitive
 ``level:A|B``           likewise, or a digit: NCCL's path types
-``words-list:A|B``      words parted by commas, in any case, "^" in front of all
-``per-collective:A|B``  likewise, or collective:words parted by semicolons
+``words-list:A|B``      words separated by commas, in any case, "^" before the first
+``per-collective:A|B``  likewise, or collective:words separated by semicolons
 ``debug-level``         OFF, INFO, DETAIL in any case
-``path``                a path; nobody expands "~"
-``port``, ``host-port``, ``cidr``  as they say
+``path``                a path; "~" is not expanded
+``port``, ``host-port``, ``cidr``  as the name says
 ``text``, ``hidden``    anything
 ======================  ================================================================================================
 """
@@ -39,7 +39,7 @@ FALSE_WORDS = frozenset({"n", "no", "0", "f", "false"})
 ON_WORDS = TRUE_WORDS | {"on", "enable", "enabled"}
 OFF_WORDS = FALSE_WORDS | {"off", "disable", "disabled"}
 UNSET_NUMBERS = frozenset({-1, -2})
-"""NCCL's own marks for what nobody has set."""
+"""NCCL's own values for "not set"."""
 COLLECTIVES = (
     "AllGather", "AllReduce", "AlltoAll", "Broadcast", "Gather", "Reduce", "ReduceScatter", "Scatter", "SendRecv",
 )  # fmt: skip
@@ -66,16 +66,16 @@ class WrongValue:
     """Why a value is wrong."""
 
     what: str
-    """What the reader takes, and what it does with this."""
+    """What the reader accepts, and what it does with this value."""
     instead: str = ""
-    """The value that was meant, where that is clear."""
+    """The value that was meant, if that is clear."""
     stops: bool = False
-    """Whether the job ends by it at its start."""
+    """Whether the job ends at its start because of it."""
     sure: bool = True
 
 
 def check_value(variable: Variable, value: str) -> WrongValue | None:
-    """Return what is wrong with the value of a variable, or None. One that is empty is wrong for torch alone."""
+    """Return what is wrong with the value of a variable, or None. An empty value is wrong only for torch."""
     kind, _, rest = variable.type.partition(":")
     if value and value == variable.default:
         return None
@@ -85,7 +85,7 @@ def check_value(variable: Variable, value: str) -> WrongValue | None:
 
 
 def read_number(value: str) -> int:
-    """Return what C's strtoll with base 0 makes of a text: the number in front, 0 where there is none."""
+    """Return the number that C's strtoll with base 0 reads from a text: the leading number, or 0 if there is none."""
     found = _NUMBER.match(value)
     if found is None:
         return 0
@@ -99,7 +99,7 @@ def _reader(variable: Variable) -> str:
 
 
 def _check_ends(value: str) -> WrongValue | None:
-    """Find what a shell would have taken off, and a file of settings or `docker --env-file` does not."""
+    """Find what a shell would have removed, but a settings file or `docker --env-file` does not."""
     if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
         return WrongValue(what="the quotation marks are part of the value", instead=value[1:-1])
     text, comment, _ = value.partition(" #")
@@ -124,12 +124,12 @@ def _check_number(variable: Variable, value: str, limits: str) -> WrongValue | N
 
 
 def _is_end(rest: str) -> bool:
-    """Whether nothing but a comment, which does no harm, follows a number."""
+    """Whether only a comment, which does no harm, follows a number."""
     return rest.strip()[:1] in {"", "#"}
 
 
 def _reading(variable: Variable, found: re.Match[str] | None, number: int) -> str:
-    """Seen by running the releases: NCCL 2.31.2 says "set by environment to 0", 2.32.3 "using default"."""
+    """Return how the reader takes the value: NCCL 2.31.2 logs "set by environment to 0", 2.32.3 "using default"."""
     return "0 (from 2.32 on as not set)" if found is None and variable.component == "nccl" else str(number)
 
 
@@ -246,7 +246,7 @@ def _check_elements(variable: Variable, value: str, known: list[str]) -> WrongVa
 
 
 def _plain(word: str) -> str:
-    """NCCL has written NVLSTree and NVLS_TREE at different times."""
+    """Return a word in one spelling: NCCL has written both NVLSTree and NVLS_TREE."""
     return word.strip().upper().replace("_", "")
 
 
@@ -324,4 +324,4 @@ _CHECKS: dict[str, Callable[[Variable, str, str], WrongValue | None]] = {
     "hidden": _check_nothing,
 }
 TYPES = frozenset(_CHECKS)
-"""The words with which a type may begin."""
+"""The words that a type may begin with."""

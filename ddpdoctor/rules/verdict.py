@@ -17,7 +17,7 @@ _LAST = 1 << 62
 
 
 def order_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings, worst first: the root cause of a hang or failure, then by severity, step and code."""
+    """Return the findings, worst first: by severity, then causes of a hang or failure, then by step and rule order."""
     places = _places()
     return tuple(sorted(findings, key=lambda finding: _rank_of(finding, places)))
 
@@ -44,15 +44,15 @@ def _rank_of(finding: Finding, places: Mapping[str, int]) -> tuple[int, int, int
 
 
 def in_order(rules: Iterable[Rule]) -> list[Rule]:
-    """Return rules in the order that they declare; those that take no part in it first, since they follow from none."""
+    """Return rules in their declared order. Rules outside that order come first, because they follow from none."""
     places = _places()
     return sorted(rules, key=lambda rule: (places.get(rule.code, -1), rule.code))
 
 
 def _places() -> dict[str, int]:
-    """Return the place of each rule in the order that the rules declare: how many come before it one after another.
+    """Return for each rule the length of the longest chain of rules that come before it.
 
-    A rule that comes after none and before none has no place: it comes last.
+    A rule that comes after none and before none is left out: it comes last.
     """
     by_kind = {rule.kind: rule for rule in loaded_rules()}
     named = {kind for rule in by_kind.values() for kind in rule.after}
