@@ -131,7 +131,7 @@ def check_missing(scene: Scene) -> Answer:
 
     Ranks wait in `init_process_group`, and no process with the missing ranks' numbers was ever seen. (A rank that runs
     but is held up before `init_process_group` is reported as `stuck`.) In a job of several nodes, there are two more
-    cases. The launchers wait for a node whose `ddpdoctor wrap` was never heard. Or all nodes were heard, but no
+    cases. The launchers wait for a node whose `ddpdoctor wrap` never reported. Or all nodes reported, but no
     launcher starts ranks. As evidence, the report says what this node sees of the rendezvous endpoint: whether the name
     resolves, and whether it accepts a connection.
 

@@ -95,7 +95,7 @@ def check_early_exit(scene: Scene) -> Answer:
 
 
 def _turning(scene: Scene, number: int) -> Turning | None:
-    """Return why a rank left, compared with a rank that waits for it; used if no exit call tells it."""
+    """Return how a rank that left parted from one that waits for it, or None if an exit call explains it."""
     if scene.rank(number).exit_call is not None:
         return None
     for waiter, position in sorted(scene.positions.items()):
@@ -179,9 +179,9 @@ def check_killed(scene: Scene) -> Answer:
 
     The evidence is the signal that ended the process, the kernel's counter of OOM kills, and the dump that a fatal
     signal leaves. A SIGABRT inside a collective that a peer's wrong call caused is reported as `mismatch`. A node
-    counts as lost if its `ddpdoctor wrap` was heard before and is silent now, without having said that it ends, and if
-    the ranks on the other nodes wait for its ranks or have lost their connections to them. ddpdoctor also tries whether
-    the host itself still answers.
+    counts as lost if its `ddpdoctor wrap` reported before and is silent now, without having said that it ends, and if
+    the ranks on the other nodes wait for its ranks or have lost their connections to them. ddpdoctor also checks
+    whether the host itself still answers.
 
     ## How sure
 

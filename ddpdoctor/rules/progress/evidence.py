@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .failures import Failure
 
 MAX_CLASSES = 8
-"""Most classes of ranks that are listed; nobody needs more to understand a job whose ranks are all elsewhere."""
+"""Most classes of ranks that are listed. If every rank does something else, more of them would not help."""
 
 _DOING = {
     Doing.MISSING: ("never started", "never started"),

@@ -33,15 +33,14 @@ def others_of(job: Job) -> tuple[NodeSeen, ...]:
 def have_met(job: Job) -> bool:
     """Return whether all nodes have surely come, even if some were never heard from.
 
-    A launcher that joins nodes starts no rank before all have come, and ``init_process_group`` returns on no rank
-    before.
+    A launcher that joins nodes starts no rank before that, and ``init_process_group`` returns on no rank before that.
     """
     by_launcher = job.members is not None and not job.members.of_ranks
     return any(rank.initialized for rank in job.ranks) or (by_launcher and bool(job.ranks))
 
 
 def never_came(job: Job) -> tuple[NodeSeen, ...]:
-    """Return the members that have not come; none if all nodes have met, since a silent one was only unseen."""
+    """Return the members that have not come, or none if all nodes have met: then a silent one was only not seen."""
     if have_met(job):
         return ()
     return tuple(node for node in others_of(job) if node.presence is Presence.ABSENT)

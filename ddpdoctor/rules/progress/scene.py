@@ -142,7 +142,7 @@ def was_left_running(job: Job, failures: tuple[Failure, ...]) -> bool:
 
 
 def _was_ended_by_others(job: Job) -> bool:
-    """Return whether the launcher ended by itself: somebody killed it, or it restarts with more or fewer nodes."""
+    """Return whether the launcher ended, but not by a user or scheduler: it was killed or restarts with other nodes."""
     return job.ended and job.interrupted_by is None
 
 

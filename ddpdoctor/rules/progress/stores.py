@@ -66,7 +66,7 @@ def _ports_served(scene: Scene) -> set[int]:
 
 
 def _is_sure(scene: Scene, number: int) -> bool:
-    """Return whether nobody can come to serve the store: all ranks are clients, or the server is on another host."""
+    """Return whether nobody will serve a rank's store: it looks on its own host, where no agent or rank 0 serves it."""
     rank = scene.rank(number)
     store = _sought(rank)
     if store is None:

@@ -69,7 +69,7 @@ def check_straggler(scene: Scene) -> Answer:
 
     For each step the recorder notes how long its phases took and how much of that time the rank waited in collectives.
     The rank that waits least has come last, so no common clock is needed. A rank, or up to half of the ranks, must come
-    after all others in 80 % of at least 20 steps. At the median it must cost them 20 % of the step and 20 ms. The rule
+    after all others in 80 % of at least 20 steps. Its median cost to them must be 20 % of the step and 20 ms. The rule
     looks at the last 256 steps; from the 65th step on, DDP's waits are read in every fourth step. A few long pauses (a
     checkpoint, an evaluation) change no median.
 
