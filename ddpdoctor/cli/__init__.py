@@ -1,1 +1,1 @@
-"""The only place that knows Typer; one file a verb; thin."""
+"""The command line, with one file per command. Only this package uses Typer."""

@@ -124,7 +124,7 @@ class FileSeen:
     contents: Contents | None = None
     """None if its index could not be read."""
     refused: tuple[str, ...] = ()
-    """Functions and classes because of which ``torch.load(weights_only=True)`` refuses the file."""
+    """Functions and classes that make ``torch.load(weights_only=True)`` refuse the file."""
     refusal: str = ""
     """Another reason of ``torch.load`` to refuse it."""
     missing: tuple[str, ...] = ()

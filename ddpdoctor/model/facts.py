@@ -334,7 +334,7 @@ class Job:
     """``SIGINT`` or ``SIGTERM`` if the user or the scheduler ended the job."""
     node_rank: int | None = None
     may_run_elsewhere: bool = False
-    """It is not known whether all ranks run on this host, where they are visible."""
+    """Some ranks may run on other hosts, where they are not visible."""
     debug_level: str = "OFF"
     torch_version: str | None = None
     host_causes: HostCauses | None = None

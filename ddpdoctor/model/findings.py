@@ -135,7 +135,7 @@ class Attempt:
     seconds: float | None
     """From the start of its first rank to the end of its last."""
     status: JobStatus
-    """A restarted attempt has failed. It is interrupted if nothing was wrong with it, as when a node joined."""
+    """A restarted attempt is "failed", or "interrupted" if nothing was wrong with it, as when a node joined."""
     verdict: Finding | None
     findings: tuple[Finding, ...]
     ranks: tuple[RankRow, ...]

@@ -116,7 +116,7 @@ class Gpus:
     fabric_manager: bool | None
     """Whether nv-fabricmanager runs, or None if other users' processes are not visible."""
     host_pids: bool = False
-    """Whether the machine's processes are visible. False in a container, where the pids that NVML gives are useless."""
+    """Whether the machine's processes are visible. False in a container: NVML's pids are wrong or missing there."""
     on_bus: tuple[GpuOnBus, ...] = ()
     """NVIDIA GPUs in sysfs."""
     init_error: str | None = None

@@ -1,1 +1,1 @@
-"""Reports in, text out; one file a format."""
+"""Turns reports into text, with one file per format."""

@@ -1,1 +1,1 @@
-"""`check-rendezvous` from end to end: the nodes meet and look at each other, and the one that serves judges."""
+"""The steps of `check-rendezvous`: the nodes meet and check each other, and the serving node judges."""

@@ -1,1 +1,1 @@
-"""Reports of `allreduce-bench`; one file a format, and the parts that they share."""
+"""Reports of `allreduce-bench`, with one file per format and their shared parts."""
