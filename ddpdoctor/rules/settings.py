@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.reading import known
+from ddpdoctor.rules.variable_values import find_number
 
 if TYPE_CHECKING:
     from ddpdoctor.model.node import Node, Process
@@ -37,11 +38,8 @@ class Setting:
 
     @property
     def number(self) -> int | None:
-        """The value as NCCL reads a whole number, or None if it is not one."""
-        try:
-            return int(self.value.strip(), 0)
-        except ValueError:
-            return None
+        """The number that NCCL reads: the one that the value begins with, or None if it begins with none."""
+        return find_number(self.value)
 
 
 def find_setting(node: Node, process: Process, name: str) -> Setting | None:

@@ -86,9 +86,14 @@ def check_value(variable: Variable, value: str) -> WrongValue | None:
 
 def read_number(value: str) -> int:
     """Return the number that C's strtoll with base 0 reads from a text: the leading number, or 0 if there is none."""
+    return find_number(value) or 0
+
+
+def find_number(value: str) -> int | None:
+    """Return the number that a text begins with, in C's notation with base 0, or None if it begins with none."""
     found = _NUMBER.match(value)
     if found is None:
-        return 0
+        return None
     sign, digits = found.groups()
     base = 16 if digits[:2].lower() == "0x" else 8 if digits.startswith("0") else 10
     return int(digits, base) * (-1 if sign == "-" else 1)

@@ -36,4 +36,5 @@ def test_unset_and_empty_are_the_same():
 
 def test_numbers_read_as_c_reads_them():
     assert find(NCCL_IB_HCA="0x3").number == 3
+    assert [find(NCCL_IB_HCA=value).number for value in ("010", "16 # x", "1abc", "-1", "0")] == [8, 16, 1, -1, 0]
     assert find(NCCL_IB_HCA="three").number is None
