@@ -24,14 +24,8 @@ FIRST = {
         "test_the_ranks_that_disagree_are_found[deadlock_groups]",
         "test_ranks_that_may_differ_are_left_alone[clean_skips-2]",
     ),
-    "test_straggler.py": (
-        "test_the_slow_rank_is_named_with_its_phase_and_line[straggler_before]",
-        "test_ranks_that_keep_pace_are_left_alone[clean_turns]",
-    ),
-    "test_causes.py": (
-        "test_an_error_that_everybody_meets_is_explained",
-        "test_a_network_that_fails_in_mid_job_is_no_ranks_fault[loopback down]",
-    ),
+    "test_straggler.py": ("test_the_slow_rank_is_named_with_its_phase_and_line[straggler_before]",),
+    "test_causes.py": ("test_a_network_that_fails_in_mid_job_is_no_ranks_fault[loopback down]",),
     "test_unused.py": ALL,
     "test_local_gradients.py": ("test_a_sample_that_holds_nan", "test_gradients_that_do_no_harm"),
     "test_consistency.py": (
@@ -42,22 +36,19 @@ FIRST = {
         "test_each_way_to_share_out_badly_is_found_at_its_line", "test_no_way_to_share_out_well_gives_an_alarm",
     ),
     "test_check_data.py": ALL,
-    "test_check_consistency.py": (
-        "test_a_healthy_model_is_one_model", "test_a_loss_times_the_world_size",
-    ),
-    "test_parallel.py": (
-        "test_the_fault_is_found[fsdp2", "test_healthy_jobs_stay_without_verdict[OFF]",
-    ),
+    "test_check_consistency.py": ("test_a_healthy_model_is_one_model",),
+    "test_parallel.py": ("test_the_fault_is_found[fsdp2",),
     "test_launchers.py": (
         "test_a_healthy_job_of_a_shell_script_is_left_alone", "test_a_hung_shell_script_is_stopped_with_all_its_ranks",
-        "test_a_rank_that_a_launcher_stops_is_a_victim",
+        "test_a_rank_that_a_launcher_stops_is_a_victim_and_leaves_its_stack[accelerate",
+        "test_a_rank_that_a_launcher_stops_is_a_victim_and_leaves_its_stack[mpirun",
         "test_ranks_that_cannot_be_seen_are_named_and_the_job_is_not_stopped[words0",
         "test_a_command_that_is_a_rank_itself", "test_a_command_that_spawns_its_ranks",
         "test_a_command_line_that_cannot_run_starts_nothing", "test_each_attempt_has_a_section_of_its_own",
     ),
     "test_lifecycle.py": (
         "test_ctrl_c_ends_the_ranks_and_leaves_a_report", "test_a_killed_watcher_leaves_no_rank",
-        "test_sigterm_of_a_scheduler", "test_on_hang_report_says_it_and_lets_the_job_go_on",
+        "test_sigterm_of_a_scheduler",
         "test_streams_directory_arguments_and_status_are_those_of_torchrun[5]", "test_secrets_stay_out_of_the_folder",
         "test_a_folder_with_a_planted_link", "test_a_foreign_and_a_damaged_folder",
         "test_an_abort_at_exit_is_no_failure_of_training",
@@ -66,17 +57,13 @@ FIRST = {
     "harmless/test_broken_recorder.py": ("test_a_script_that_never_imports", "test_a_recorder_that_cannot_start"),
     "harmless/test_command.py": ("test_isolated_pythons_run",),
     "nodes/test_basic.py": ("test_two_healthy_hosts",),
-    "nodes/test_verdicts.py": (
-        "test_the_culprit_on_another_node_is_named[deadlock]", "test_a_node_that_never_comes[ranks]",
-    ),
+    "nodes/test_verdicts.py": ("test_the_culprit_on_another_node_is_named[deadlock]",),
     "nodes/test_kubernetes.py": (
         "test_each_pod_is_a_node", "test_the_pods_commands_run_as_one_job[kubernetes-pytorchjob.yaml]",
     ),
     "nodes/test_slurm.py": ("test_a_hang_of_tasks_that_are_ranks",),
     "nodes/test_signals.py": ("test_two_processes_become_the_ranks",),
-    "bandwidth/test_verb.py": (
-        "test_by_itself_it_starts_ranks", "test_under_torchrun_rank_0_alone_reports",
-    ),
+    "bandwidth/test_verb.py": ("test_by_itself_it_starts_ranks", "test_under_torchrun_rank_0_alone_reports"),
     "bandwidth/test_localise.py": (
         "test_three_hosts_that_are_well", "test_a_rank_that_comes_late_to_every_call",
         "test_of_two_ranks_it_cannot_be_told_which_is_slow",
@@ -89,13 +76,11 @@ FIRST = {
         "test_an_altered_element_is_named_with_rank_index_expected_and_found[float32]",
         "test_right_data_are_no_finding",
     ),
-    "bandwidth/test_agreement.py": (
-        "test_a_rank_with_other_settings", "test_a_rank_with_another_version",
-    ),
+    "bandwidth/test_agreement.py": ("test_a_rank_with_other_settings", "test_a_rank_with_another_version"),
     "bandwidth/test_reasons.py": ("test_a_machine_as_it_should_be", "test_a_variable_left_set"),
     "bandwidth/test_launchers.py": ("test_tasks_of_a_step_are_ranks",),
     "check_env/test_fleet.py": (
-        "test_two_ranks_make_one_report", "test_ranks_with_different_environments", "test_two_hosts_by_hand",
+        "test_two_ranks_make_one_report", "test_two_hosts_by_hand",
         "test_a_rank_that_is_interrupted", "test_a_slurm_step",
     ),
     "check_env/test_launch.py": ("test_a_plain_shell", "test_variables_of_a_shell", "test_torchrun_on_one_host"),
@@ -110,7 +95,7 @@ FIRST = {
     "check_env/test_links.py": ALL,
     "rendezvous/test_network.py": (
         *(f"test_fault[{fault}]" for fault in (
-            "the store's port is reset", "what answers is no store",
+            "the store's port is reset",
             "other ports are prohibited", "large packets vanish", "packets are lost", "an interface that is not there",
             "the grammar of NCCL in Gloo's variable",
         )),
