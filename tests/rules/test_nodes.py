@@ -212,6 +212,13 @@ def test_a_node_lost_before_this_attempt_is_why_its_ranks_are_missing(ranks):
     assert (finding.code, finding.hosts) == ("DD605", ("node1",))
 
 
+@pytest.mark.parametrize(("silent_s", "kinds"), [(9, ["killed"]), (2, [])])
+def test_a_node_that_answers_nothing_and_starts_no_ranks_is_lost_before_it_is_given_up(silent_s, kinds):
+    overdue = node(1, HERE, heard_ns=NOW - silent_s * S, gathered=False, ranks=(2, 3))
+    found = errors(judge(of_nodes(*waiting(0, 1), nodes=(node(0), overdue))))
+    assert [finding.kind for finding in found] == kinds
+
+
 def test_a_silent_node_is_nothing_after_a_job_that_ended_well():
     done = [ended(n, world=4) for n in (0, 1)]
     assert errors(judge(of_nodes(*done, nodes=(node(0), node(1, SILENT)), ended=True, launcher_status=0))) == []

@@ -55,12 +55,19 @@ def lost_nodes(job: Job, moment_ns: int) -> tuple[NodeSeen, ...]:
     began_ns = min((rank.started_ns for rank in job.ranks if rank.started_ns is not None), default=0) - BEATS_NS
     missing = set(range(world_of(job))) - {rank.rank for rank in job.ranks}
 
+    def is_waited_for(node: NodeSeen) -> bool:
+        return bool(missing & set(node.ranks) if node.ranks else missing)
+
     def has_part(node: NodeSeen) -> bool:
         heard_ns = node.heard_ns or 0
-        waited_for = missing & set(node.ranks) if node.ranks else missing
-        return heard_ns <= moment_ns and (began_ns <= heard_ns or bool(waited_for))
+        return heard_ns <= moment_ns and (began_ns <= heard_ns or is_waited_for(node))
 
-    return tuple(node for node in others_of(job) if _is_lost(node) and has_part(node))
+    def is_overdue(node: NodeSeen) -> bool:
+        """Return whether a node that has ranks to start sends nothing, though it is not given up yet."""
+        late = node.heard_ns is not None and node.heard_ns + BEATS_NS < moment_ns
+        return node.presence is Presence.HERE and late and not node.gathered and bool(missing & set(node.ranks))
+
+    return tuple(node for node in others_of(job) if is_overdue(node) or (_is_lost(node) and has_part(node)))
 
 
 def _is_lost(node: NodeSeen) -> bool:
