@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.diagnose.reports import make_report, now
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.sharing import Plan, RankShare, Shares, share_out
-from ddpdoctor.rules.data.replicas import Replicas
+from ddpdoctor.rules.data.shared import Replicas
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.registry import rules_of
 

@@ -11,7 +11,7 @@ from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Job
 from ddpdoctor.model.findings import Check, Judgement, Outcome
-from ddpdoctor.rules.data.replicas import Replicas, replicas_of
+from ddpdoctor.rules.data.shared import Replicas, replicas_of
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.progress.limits import is_limit_over
 from ddpdoctor.rules.progress.scene import Scene, build_scene

@@ -1,4 +1,4 @@
-"""DD405: a bandwidth below what the user requires, or below what the hardware gives elsewhere."""
+"""DD405 and DD406: a bandwidth below what is required or normal, and figures that are too noisy to say."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ SHOWN = 6
 """How many sizes are named as evidence; the table has them all."""
 MEASURE_MORE = "Measure more: --pairs and --by-node name the slow rank, link or host, where there is one."
 UNDECIDED = {Assessment.NOISY, Assessment.NOT_REACHED, Assessment.NOT_DEFINED}
+FIX = (
+    "Measure longer (--budget 5m), with nothing else on the machines, fewer ranks than processors, and a fixed clock "
+    "(cpupower frequency-set -g performance; nvidia-smi -lgc)."
+)
 
 
 @rule("DD405", "below-reference", Severity.WARNING, "The bandwidth is below what is demanded or what is normal")
@@ -163,3 +167,45 @@ def _reasons(measured: Measured) -> tuple[str, ...]:
 def _fix(measured: Measured) -> str:
     fixes = [reason.fix for reason in measured.reasons if reason.fix]
     return fixes[0] if fixes else MEASURE_MORE
+
+
+@rule("DD406", "too-noisy", Severity.INFO, "The figures vary too much to be held to a reference or a saved run")
+def check_noise(measured: Measured) -> Answer:
+    """Report figures that vary too much to answer the question that the user asked.
+
+    ## What it means
+
+    It is unknown whether the bandwidth is as it should be, because the limit is inside the median's interval. This is
+    not a fault of the network, and never a verdict. If a limit was required (`--expect`, `--fail-below`), the exit
+    status is 4.
+
+    ## How it is recognised
+
+    Every case is timed many times. The interval of its median follows from the order of the times, whatever their
+    distribution. The plateau's interval comes from those of its sizes, and the interval of a ratio to a saved run uses
+    both runs. An interval from fewer than five calls is not trusted.
+
+    ## What else looks like it
+
+    A network that is shared with other jobs: the noise itself is then the finding.
+
+    ## What to do
+
+    Measure longer (`--budget 5m`), with nothing else running on the machines. With more ranks than processors, you
+    measure the scheduler. Lock the clocks.
+    """
+    doubts = [
+        f"{name_case(curve)} in {curve.mode.value} mode: {curve.verdict}"
+        for curve in measured.curves
+        if curve.standing is Assessment.NOISY
+    ]
+    if measured.comparison is not None and measured.fail_below is not None:
+        noisy = sum(cannot_tell(change, measured.fail_below) for change in measured.comparison.changes)
+        if noisy:
+            doubts.append(f"{noisy} of {len(measured.comparison.changes)} sizes against {measured.comparison.baseline}")
+    if not doubts:
+        held = measured.comparison is not None or any(curve.reference is not None for curve in measured.curves)
+        return judged((), "noise leaves no doubt") if held else skipped("the figures are held to nothing")
+    return judged(
+        [Problem(summary=f"Too noisy to say: {doubts[0]}", evidence=tuple(doubts), fix=FIX)], "; ".join(doubts)
+    )

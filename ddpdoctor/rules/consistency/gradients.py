@@ -1,4 +1,4 @@
-"""DD503: the gradients given to the optimizer differ between ranks."""
+"""DD503: the gradients given to the optimizer differ: they were not reduced, or were changed afterwards."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import What
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.registry import rule
 
-from .gradient_causes import why_gradients_differ
+from .blame import DriftCause, Ground, blame_of, outvoted, seen, sides_by, sides_words
 from .problems import problems_of
 from .survey import ruling, survey
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.model.consistency import Values
     from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.answers import Answer
+
+    from .replicas import Sighting
+
+MAX_NAMES = 3
+"""How many parameters a sentence names. Our choice."""
+_REDUCING_HOOKS = ("allreduce", "compress", "powersgd", "quantization")
+"""Parts of the names of torch's own hooks that leave the same gradients on all ranks."""
 
 
 @rule(
@@ -62,3 +73,167 @@ def check_gradients(job: Job) -> Answer:
     """
     seen = survey(job, What.GRADIENT, why_gradients_differ)
     return ruling(job, seen, problems_of(job, seen.found, "gradients"), "gradients")
+
+
+def why_gradients_differ(sighting: Sighting) -> DriftCause:
+    """Return the likely cause of gradients that differ after the reduction."""
+    if sighting.replica.mesh_dims:
+        return _apart_in_mesh(sighting)
+    looks = (_bypassed, _under_no_sync, added_after_wrapping, _unfinished, _by_hook, _scaled_apart, _accumulated_after)
+    for look in looks:
+        cause = look(sighting)
+        if cause is not None:
+            return cause
+    return _changed_after(sighting)
+
+
+def _apart_in_mesh(sighting: Sighting) -> DriftCause:
+    blame = blame_of(sighting.difference.splits)
+    who = f"{rank_list(blame.ranks)} changed them" if blame.ground is Ground.MAJORITY else "they were changed"
+    return DriftCause(
+        name="apart in a mesh",
+        words=f"ranks of the mesh's {sighting.replica.mesh_dims} dimension hold these parameters alike, and {who} on "
+        "the way to the optimizer, or computed them from other inputs",
+        fix="give the ranks of one tensor parallel group the same batch and the same random state, and do between "
+        "backward and step() the same on all ranks",
+        at_the_step=True,
+    )
+
+
+def unreduced_names(values: Iterable[Values]) -> tuple[str, ...]:
+    """Return the trainable parameters that DDP does not reduce on at least one rank."""
+    return tuple(dict.fromkeys(name for each in values for name in each.unreduced))
+
+
+def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
+    """Return the cause if DDP was never given the tensors that differ, and no majority agrees on one before them.
+
+    DDP may wait for a parameter that was replaced, and then it reduces none of that bucket.
+    """
+    names, splits = unreduced_names(sighting.values), sighting.difference.splits
+    blame = seen(each for each in sighting.values if each.unreduced)
+    differs = [split.row.name in names for split in splits]
+    if blame is None or not any(differs) or (not differs[0] and blame_of(splits[:1]).ground is Ground.MAJORITY):
+        return None
+    named = ", ".join(names[:MAX_NAMES]) + (" and more" if len(names) > MAX_NAMES else "")
+    return DriftCause(
+        name="added after wrapping",
+        words=f"DDP does not reduce {named}: added, replaced or unfrozen after the model was wrapped",
+        fix="wrap the model in DDP once it has all the parameters it is trained with, each with requires_grad as it is "
+        "trained; after adding, replacing or unfreezing any, wrap it again and make the optimizer anew",
+        blame=blame,
+        evidence=(f"not among the parameters that DDP was given to reduce, on {rank_list(blame.ranks)}: {named}",),
+    )
+
+
+def _unfinished(sighting: Sighting) -> DriftCause | None:
+    """Return the cause if DDP still waited for gradients when the optimizer made its step."""
+    waiting = [each for each in sighting.values if each.unfinished]
+    if not waiting:
+        return None
+    names = list(dict.fromkeys(name for each in waiting for name in each.unfinished))
+    named = ", ".join(names[:MAX_NAMES]) + (" and more" if len(names) > MAX_NAMES else "")
+    return DriftCause(
+        name="unfinished",
+        words=f"the backward left {named} without a gradient, so that DDP did not finish the reduction",
+        fix="pass find_unused_parameters=True to DistributedDataParallel on all ranks; or let every output of forward "
+        "take part in the loss, and remove or freeze what is never used before the model is wrapped",
+        blame=seen(waiting),
+        at_the_step=True,
+        evidence=(
+            f"gradients that DDP waited for at the step, on {rank_list(each.rank for each in waiting)}: {named}",
+        ),
+    )
+
+
+def _bypassed(sighting: Sighting) -> DriftCause | None:
+    blame = seen(each for each in sighting.values if each.forwards == 0 and not _was_reduced(sighting, each))
+    if blame is None:
+        return None
+    return DriftCause(
+        name="bypassed",
+        words="the model was trained past DDP, whose forward did not run before the step",
+        fix="call the DDP object itself in training, `model(x)`: neither `model.module(x)` nor the module that was "
+        "wrapped",
+        blame=blame,
+        unsynchronised=True,
+        at_the_step=True,
+        evidence=(f"no forward of DDP with gradients since the step before, on {rank_list(blame.ranks)}",),
+    )
+
+
+def _was_reduced(sighting: Sighting, values: Values) -> bool:
+    """Return whether there were at least as many reductions as steps since the last equal state, or since the start."""
+    before = next((each for each in sighting.before if each.rank == values.rank), None)
+    reductions = values.reductions - (before.reductions if before else 0)
+    return reductions >= values.steps - (before.steps if before else 0) > 0
+
+
+def _under_no_sync(sighting: Sighting) -> DriftCause | None:
+    blame = seen(each for each in sighting.values if 0 < each.forwards == each.unreduced_forwards)
+    if blame is None:
+        return None
+    return DriftCause(
+        name="no_sync",
+        words="all forwards since the step before ran under no_sync(), which leaves out the reduction",
+        fix="run forward and backward of the last batch before step() outside of no_sync(): the forward decides "
+        "whether gradients are reduced",
+        blame=blame,
+        unsynchronised=True,
+        at_the_step=True,
+        evidence=(f"forwards of DDP since the step before, all under no_sync(), on {rank_list(blame.ranks)}",),
+    )
+
+
+def _by_hook(sighting: Sighting) -> DriftCause | None:
+    hooks = sorted({each.hook for each in sighting.values if each.hook})
+    own = [hook for hook in hooks if not any(name in hook.lower() for name in _REDUCING_HOOKS)]
+    if not own or blame_of(sighting.difference.splits).ground is Ground.MAJORITY:
+        return None
+    return DriftCause(
+        name="communication hook",
+        words=f"the communication hook {own[0]} does not leave the same gradients on all ranks",
+        fix="have the hook return what all ranks have in common, as the mean by all_reduce, for each bucket",
+        evidence=(f"the script registered the communication hook {', '.join(own)}",),
+    )
+
+
+def _scaled_apart(sighting: Sighting) -> DriftCause | None:
+    sides = sides_by((each for each in sighting.values if each.scale is not None), lambda each: each.scale)
+    if len(sides) < 2:
+        return None
+    return DriftCause(
+        name="scaled apart",
+        words=f"the gradient scaler's scale is {sides_words(sides)}",
+        fix="give GradScaler the same arguments on all ranks, load its state on all of them, and call update() on all "
+        "of them after each step()",
+        blame=outvoted([ranks for _, ranks in sides]),
+        at_the_step=True,
+    )
+
+
+def _accumulated_after(sighting: Sighting) -> DriftCause | None:
+    some = next((each for each in sighting.values if 0 < each.unreduced_forwards < each.forwards), None)
+    if some is None or blame_of(sighting.difference.splits).ground is Ground.MAJORITY:
+        return None
+    return DriftCause(
+        name="accumulated after the reduction",
+        words="gradients were added under no_sync() after the last reduction, or changed after it",
+        fix="leave no_sync() for the last of the batches whose gradients are accumulated, not for the first",
+        at_the_step=True,
+        evidence=(f"{some.unreduced_forwards} of {some.forwards} forwards since the step before were under no_sync()",),
+    )
+
+
+def _changed_after(sighting: Sighting) -> DriftCause:
+    blame = blame_of(sighting.difference.splits)
+    one = blame.ground is Ground.MAJORITY
+    who = f"{rank_list(blame.ranks)} changed them" if one else "they were changed"
+    more = "" if one else "; or a second backward added to them, as of a reentrant checkpoint"
+    return DriftCause(
+        name="changed after the reduction",
+        words=f"{who} after DDP had reduced them (edited, clipped or scaled by a number of the rank's own{more})",
+        fix="do between backward and step() the same on all ranks: clip by the norm of the reduced gradients, scale "
+        "by a number that all ranks have, and look for a branch on the rank; checkpoint with use_reentrant=False",
+        at_the_step=True,
+    )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import Origin
 from ddpdoctor.model.findings import Confidence, Place, Severity
+from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import rule
 
-from . import nonfinite_words as say
-from .nonfinite_words import NonFiniteStep
 from .problems import hosts_of
 
 if TYPE_CHECKING:
@@ -21,6 +21,19 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
 NOT_LOOKED = "local gradients were not looked at"
+MAX_RANKS = 4
+"""Ranks whose gradients are described one by one. Our choice."""
+LONG_ROW = 20
+"""Skipped steps in a row that earn a gradient scaler a warning. Our choice, see the rule's page."""
+_FIXES = {
+    Origin.INPUT: "look at the samples that this rank was given in that step, and mend or leave out those that are not "
+    "finite",
+    Origin.PARAMETER: "look at what changed the parameters in the step before: the learning rate, an overflow in the "
+    "reduction (a half-precision communication hook), weights that were loaded",
+    Origin.LOSS: "look for the logarithm, root or quotient of zero in loss and model, or for an overflow in half "
+    "precision",
+    Origin.GRADIENT: "run that step on this rank under torch.autograd.set_detect_anomaly(True): it names the operation",
+}
 
 
 @rule("DD504", "nonfinite-grad", Severity.ERROR, "A rank's own gradients held inf or NaN before the reduction")
@@ -121,11 +134,11 @@ def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
     if used:
         cause = sightings[_cause(sightings, used[0])]
         sureness = Confidence.MEDIUM if cause.origins == {Origin.PARAMETER} else Confidence.HIGH
-        return _finding(job, cause, Severity.ERROR, sureness, say.used(cause))
+        return _finding(job, cause, Severity.ERROR, sureness, _used_words(cause))
     scaled = [sighting for sighting in sightings if any(seen.scaled for seen in sighting.by_rank.values())]
     if scaled:
-        return _finding(job, scaled[0], Severity.WARNING, Confidence.HIGH, say.skipped(scaled[0]))
-    return _finding(job, sightings[0], Severity.INFO, Confidence.HIGH, say.thrown_away(sightings[0]))
+        return _finding(job, scaled[0], Severity.WARNING, Confidence.HIGH, _skipped_words(scaled[0]))
+    return _finding(job, sightings[0], Severity.INFO, Confidence.HIGH, _unused_words(sightings[0]))
 
 
 def _cause(sightings: list[NonFiniteStep], at: int) -> int:
@@ -149,10 +162,122 @@ def _finding(job: Job, cause: NonFiniteStep, severity: Severity, sureness: Confi
         where=tuple(_place(rank, seen.where) for rank, seen in sorted(cause.by_rank.items()) if seen.where is not None),
         step=cause.step,
         tensor=next(iter(cause.first.tensors), None),
-        evidence=(*say.seen_by_rank(cause), *say.rest(cause)),
-        fix=say.fix(cause),
+        evidence=(*_seen_by_rank(cause), *_rest(cause)),
+        fix=_FIXES[cause.first.origin],
     )
 
 
 def _place(rank: int, frame: Frame) -> Place:
     return Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFiniteStep:
+    """Ranks whose own gradients of one step of one model were not finite."""
+
+    step: int
+    by_rank: dict[int, NonFinite]
+    others: tuple[int, ...]
+    """Ranks of the same group whose gradients were checked and were finite in this step."""
+    unseen: tuple[int, ...]
+    """Ranks of the group whose gradients were not checked."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks, sorted."""
+        return tuple(sorted(self.by_rank))
+
+    @property
+    def first(self) -> NonFinite:
+        """Return what the lowest of the ranks saw."""
+        return self.by_rank[min(self.by_rank)]
+
+    @property
+    def used(self) -> bool:
+        """Return whether training used these gradients."""
+        return any(seen.used for seen in self.by_rank.values())
+
+    @property
+    def origins(self) -> set[Origin]:
+        """Return what was the first to be non-finite, over all ranks."""
+        return {seen.origin for seen in self.by_rank.values()}
+
+
+def _used_words(cause: NonFiniteStep) -> str:
+    """Return the summary of gradients that an optimizer used."""
+    if cause.origins == {Origin.PARAMETER}:
+        return (
+            f"parameters of {rank_list(cause.ranks)} were not finite before the backward of step {cause.step}, though "
+            f"no local gradient had been"
+        )
+    return f"{_computed(cause)}; {_spread(cause)}"
+
+
+def _skipped_words(cause: NonFiniteStep) -> str:
+    """Return the summary for steps that a gradient scaler skipped because of these gradients."""
+    longest = max(seen.in_a_row for seen in cause.by_rank.values())
+    if longest >= LONG_ROW:
+        return (
+            f"the gradient scaler has skipped {longest} steps in a row, up to step {cause.step}: the "
+            f"gradients of {rank_list(cause.ranks)} are not finite at any scale"
+        )
+    return f"{_computed(cause)}; the gradient scaler skipped the step, and the batches of all ranks are lost"
+
+
+def _unused_words(cause: NonFiniteStep) -> str:
+    """Return the summary for gradients of which no use was seen."""
+    return f"{_computed(cause)}; no optimizer was seen to use it"
+
+
+def _computed(cause: NonFiniteStep) -> str:
+    value = _value(cause)
+    tensor = next(iter(cause.first.tensors), "a parameter")
+    return (
+        f"{rank_list(cause.ranks)} computed {value} as the gradient of {tensor} in step {cause.step}, {_first(cause)}"
+    )
+
+
+def _value(cause: NonFiniteStep) -> str:
+    return "NaN" if any(seen.is_nan for seen in cause.by_rank.values()) else "inf"
+
+
+def _first(cause: NonFiniteStep) -> str:
+    """Say what was the first to be non-finite."""
+    if cause.origins == {Origin.GRADIENT}:
+        return "and loss and input were finite"
+    told = [origin.value for origin in Origin if origin in cause.origins and origin is not Origin.GRADIENT]
+    return f"and its {' or '.join(told)} was not finite before"
+
+
+def _spread(cause: NonFiniteStep) -> str:
+    return "the reduction gave it to all ranks" if cause.others or cause.unseen else "the optimizer used it"
+
+
+def _seen_by_rank(cause: NonFiniteStep) -> list[str]:
+    """Return what each rank saw in that step."""
+    told = [_rank_words(rank, cause.by_rank[rank]) for rank in cause.ranks[:MAX_RANKS]]
+    more = len(cause.ranks) - MAX_RANKS
+    return [*told, f"{more} more ranks likewise"] if more > 0 else told
+
+
+def _rank_words(rank: int, seen: NonFinite) -> str:
+    names = ", ".join(seen.tensors)
+    dots = ", ..." if seen.count > len(seen.tensors) else ""
+    held = "NaN" if seen.is_nan else "inf"
+    note = f"; {seen.note}" if seen.note else ""
+    return f"rank {rank}: {held} in the gradients of {seen.count} of {seen.of} parameters ({names}{dots}){note}"
+
+
+def _rest(cause: NonFiniteStep) -> list[str]:
+    """Return what is known of the group's other ranks, and how often it happened."""
+    told = []
+    if cause.others:
+        told.append(
+            f"the gradients of {rank_list(cause.others)} were finite in step {cause.step}, before the reduction"
+        )
+    if cause.unseen:
+        told.append(f"the gradients of {rank_list(cause.unseen)} were not looked at")
+    often = max(seen.times for seen in cause.by_rank.values())
+    if not cause.used and often > 1:
+        told.append(f"this was so in {often} backwards until then")
+    return told

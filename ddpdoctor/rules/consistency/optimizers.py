@@ -12,19 +12,25 @@ from ddpdoctor.rules.answers import Answer, Problem, skipped
 from ddpdoctor.rules.registry import rule
 
 from .blame import DriftCause, Ground
-from .intended import excuse_of_model
-from .parameter_causes import MAX_SETTINGS, SAME_SETTINGS, or_unseen, to_see_each, why_parameters_differ
+from .parameter_causes import (
+    MAX_SETTINGS,
+    SAME_SETTINGS,
+    or_unseen,
+    splits_of,
+    state_follows_parameters,
+    to_see_each,
+    why_parameters_differ,
+)
 from .problems import UNTOLD, hosts_of, model_words, problems_of
 from .replicas import all_values, is_aligned, sightings
-from .settings import splits_of, state_follows_parameters
-from .survey import replicas, ruling, survey
+from .survey import excuse_of_model, replicas, ruling, survey
 
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Values
     from ddpdoctor.model.facts import Job
 
+    from .parameter_causes import SettingSplit
     from .replicas import Replica, Sighting
-    from .settings import SettingSplit
 
 FOLLOWS = "follows"
 """Name of the cause that state differs because gradients or parameters differed earlier."""

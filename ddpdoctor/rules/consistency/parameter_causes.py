@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.rank_words import rank_list
 
-from .blame import DriftCause, Ground, blame_of, outvoted, seen, sides_by, sides_words
-from .gradient_causes import added_after_wrapping, why_gradients_differ
+from .blame import (
+    DriftBlame,
+    DriftCause,
+    Ground,
+    blame_of,
+    outvoted,
+    seen,
+    sides_by,
+    sides_words,
+)
+from .gradients import added_after_wrapping, why_gradients_differ
 from .replicas import is_aligned, sightings, values_at
-from .settings import splits_of, state_follows_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,9 +39,13 @@ UNEVEN_STEPS = "steps"
 """Name of the cause that ranks made different numbers of steps."""
 _UNSEEN = ", or gradients were changed after the reduction at a step in between, which was not compared"
 _SEE_EACH = "; with --check-every 1 the step is known, and whether gradients differ at it"
-
 _LOAD_DDP = "load a checkpoint before the model is wrapped in DDP, or on all ranks"
 _LOAD_MESH = "initialize and load on all ranks, as torch.distributed.checkpoint does"
+_KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""Settings that choose how a step is computed, not what: they change the last bits at most."""
+_DECAY = "weight_decay"
+_DECOUPLED = frozenset({"AdamW"})
+"""Optimizers whose weight decay does not go through their state."""
 
 
 def why_parameters_differ(sighting: Sighting) -> DriftCause:
@@ -182,3 +194,56 @@ def _writers(sighting: Sighting) -> str:
 
 def _first_rank(values: Sequence[Values]) -> Values | None:
     return min(values, key=lambda each: each.rank, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingSplit:
+    """A setting that has different values on different ranks."""
+
+    name: str
+    sides: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def blame(self) -> DriftBlame:
+        """Return the ranks whose value is not that of the majority."""
+        return outvoted([ranks for _, ranks in self.sides])
+
+    @property
+    def words(self) -> str:
+        """Return "lr is 0.1 on ranks 0 and 1, 0.01 on rank 2"."""
+        return f"{self.name} is {sides_words(self.sides)}"
+
+
+def splits_of(values: Sequence[Values], *, kernels: bool = False) -> tuple[SettingSplit, ...]:
+    """Return the settings that differ between ranks. ``kernels`` includes those that only choose a kernel."""
+    told = [each for each in values if each.settings]
+    names = dict.fromkeys(name for each in told for name, _ in each.settings)
+    found = []
+    for name in names:
+        if base_name(name) in _KERNELS and not kernels:
+            continue
+        sides = sides_by(told, lambda each, name=name: dict(each.settings).get(name, "not set"))  # type: ignore[misc]
+        if len(sides) > 1:
+            found.append(SettingSplit(name=name, sides=tuple(sides)))
+    return tuple(found)
+
+
+def base_name(name: str) -> str:
+    """Return the name of a setting without its group: "lr" of "1.lr"."""
+    return name.rpartition(".")[2]
+
+
+def state_follows_parameters(values: Sequence[Values]) -> bool:
+    """Return whether the state depends on the parameters, because weight decay is added to the gradient."""
+    return any(
+        each.optimizer.rpartition(".")[2] not in _DECOUPLED
+        and any(base_name(name) == _DECAY and _is_on(text) for name, text in each.settings)
+        for each in values
+    )
+
+
+def _is_on(text: str) -> bool:
+    try:
+        return float(text) != 0
+    except ValueError:
+        return True

@@ -13,7 +13,7 @@ from .contents import same_contents
 if TYPE_CHECKING:
     from ddpdoctor.model.drawn import Drawn, Pass
 
-    from .replicas import Replicas
+    from .shared import Replicas
 
 
 def with_counts(replicas: Replicas, answer: Answer) -> Answer:

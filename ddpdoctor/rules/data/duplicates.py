@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.data import EpochSeen, SamplerSeen
 
-    from .replicas import Replicas
+    from .shared import Replicas
 
 MIN_DRAWN = 2
 """One equal index proves nothing."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.drawn import Drawn
     from ddpdoctor.model.stacks import Frame
 
-    from .replicas import Replicas
+    from .shared import Replicas
 
 MIN_DRAWN = 2
 """A pass of one index has only one order."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.data import EpochSeen, SamplerSeen
 
-    from .replicas import Replicas
+    from .shared import Replicas
 
 
 NO_MAJORITY = "no majority agrees, so that it cannot be told which rank departs"

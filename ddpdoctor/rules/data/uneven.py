@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.data import EpochSeen
 
-    from .replicas import Replicas
+    from .shared import Replicas
 
 
 @rule(

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.data import EpochSeen, LoaderSeen
 
-    from .replicas import Replicas
-    from .shared import Shared
+    from .shared import Replicas, Shared
 
 
 def name_of(loader: LoaderSeen) -> str:

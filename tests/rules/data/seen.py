@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ddpdoctor.model.data import EpochSeen, LoaderSeen, SamplerSeen
 from ddpdoctor.model.stacks import Frame
-from ddpdoctor.rules.data.replicas import Replicas
+from ddpdoctor.rules.data.shared import Replicas
 
 TORCHS = "torch.utils.data.distributed.DistributedSampler"
 LINE = 12

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import describe_shared_gpus
-from ddpdoctor.rules.bandwidth.localise_edges import (
+
+from .localize_edges import (
     Edge,
     Found,
     Series,

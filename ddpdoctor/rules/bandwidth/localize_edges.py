@@ -16,14 +16,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-
-class Measure(str, Enum):
-    """The property of an edge that is compared."""
-
-    BANDWIDTH = "bandwidth"
-    LATENCY = "latency"
-
-
 SLOW = 2.0
 """Our choice: this many times slower than usual is slow. A link that came up at half its rate is at 2. Between healthy
 pairs of one kind, by the medians of nine turns, we have seen up to 1.6, on two cores that others also used."""
@@ -41,8 +33,14 @@ MILD, WIDE = 1.5, 0.5
 """Our choice: if several edges are this many times slower than others, and they touch more than this share of the ends,
 the cause is not faulty links but the wiring of the machine: pairs across two sockets, or GPUs without NVLink between
 some of them."""
-
 End = TypeVar("End", bound=Hashable)
+
+
+class Measure(str, Enum):
+    """The property of an edge that is compared."""
+
+    BANDWIDTH = "bandwidth"
+    LATENCY = "latency"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,17 +7,26 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.bandwidth import describe_shared_gpus
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, judged, skipped, unknown
-from ddpdoctor.rules.bandwidth.localise_edges import LEAST_TURNS
-from ddpdoctor.rules.bandwidth.localise_late import find_late, say_late
-from ddpdoctor.rules.bandwidth.localise_problems import slow_link, slow_node, slow_node_link, slow_rank
-from ddpdoctor.rules.bandwidth.localise_who import find_who
-from ddpdoctor.rules.bandwidth.localise_words import say_seen, say_time
 from ddpdoctor.rules.registry import rule
+
+from .localize_edges import LEAST_TURNS
+from .localize_problems import (
+    find_late,
+    say_late,
+    say_seen,
+    say_time,
+    slow_link,
+    slow_node,
+    slow_node_link,
+    slow_rank,
+)
+from .localize_who import find_who
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench
-    from ddpdoctor.rules.bandwidth.localise_who import Who
-    from ddpdoctor.rules.bandwidth.measured import Measured
+
+    from .localize_who import Who
+    from .measured import Measured
 
 NOT_ASKED = "neither --pairs nor --by-node was asked for"
 

@@ -1,21 +1,23 @@
-"""The findings for a slow rank, link or node: whom it concerns, what was seen, what to do."""
+"""The findings for a slow rank, link or node, and for a rank that comes late to the calls."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.bandwidth import Mode
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.rules.answers import Problem
-from ddpdoctor.rules.bandwidth.localise_late import LATE_US
-from ddpdoctor.rules.bandwidth.localise_words import say_amount, say_evidence, say_time
+
+from .localize_edges import Measure
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
-    from ddpdoctor.model.bandwidth import Bench, NodeResult, Pair
-    from ddpdoctor.rules.bandwidth.localise_edges import Slow
-    from ddpdoctor.rules.bandwidth.localise_who import SlowNode
-    from ddpdoctor.rules.bandwidth.measured import Measured
+    from ddpdoctor.model.bandwidth import Arrival, Bench, NodeResult, Pair
+
+    from .localize_edges import Slow, Slowness
+    from .localize_who import SlowNode
+    from .measured import Measured
 
 AT_ONCE = "several ran at once, so that they may have slowed each other"
 FIX_RANK = (
@@ -35,6 +37,19 @@ FIX_INSIDE = (
     "compare the machine with another (`ddpdoctor check-env` under the job's launcher), and see which of its ranks is "
     "slow (`ddpdoctor allreduce-bench --pairs`)"
 )
+LATE_US = 2000.0
+"""Our choice: on two busy cores, two ranks arrive some hundred microseconds apart at the median. Over a fast network,
+even DDP's largest bucket takes less than this, so waiting this long doubles the time."""
+RELATIVE = 2.0
+"""Our choice: it must also be this many times the time of a small call, which is long itself if cores are shared."""
+SHARE = 0.8
+"""The share of calls in which it must come last; the same share as of steps for a straggler in training (DD610)."""
+LEAST_CALLS = 20
+"""The least number of calls, as for a straggler: fewer are chance."""
+NARROW = (
+    "small messages do not take twice as long as usual: the way of the data is narrow, rather than a processor slow"
+)
+SLOW_TO_ANSWER = "it is slow to answer rather than to carry: look at the core that it runs on before its links"
 
 
 def slow_rank(slow: Slow[int], measured: Measured) -> Problem:
@@ -146,3 +161,76 @@ def _how(results: Collection[Pair | NodeResult]) -> tuple[str, ...]:
 
 def _confidence(results: Collection[Pair | NodeResult]) -> Confidence:
     return Confidence.HIGH if all(result.alone for result in results) else Confidence.MEDIUM
+
+
+def find_late(bench: Bench) -> Arrival | None:
+    """Return the rank that comes late, if any. Only one rank can be last in most calls."""
+    times = [result.p50_us for result in bench.results if result.mode is Mode.LATENCY]
+    least = max(LATE_US, RELATIVE * min(times, default=0.0))
+    late = (one for one in bench.arrivals if one.late_us >= least and one.share >= SHARE and one.calls >= LEAST_CALLS)
+    return next(late, None)
+
+
+def say_late(late: Arrival, bench: Bench) -> Problem:
+    """Report the late rank. The others wait for it in every call, but none of them is slow."""
+    seen = (
+        f"before each of {late.calls} calls all ranks met: it came {say_time(late.late_us)} after the others at the "
+        f"median, {say_time(late.late_p95_us)} in one of twenty, and last in {late.share:.0%} of them"
+    )
+    next_us = max((one.late_us for one in bench.arrivals if one.rank != late.rank), default=0.0)
+    return Problem(
+        summary=f"rank {late.rank} on {late.host} comes {say_time(late.late_us)} late to each call: the others wait "
+        "for it, and none of them is slow",
+        evidence=(seen, f"none of the others comes later than {say_time(max(next_us, 0.0))} after the rest"),
+        fix="look at what this rank does before a call: a process that shares its core (`top`, `pidstat -t 1`), a core "
+        "in a power saving state, the interrupts of a network card; give each rank cores of its own "
+        "(torchrun --numa-binding, srun --cpu-bind=cores)",
+        ranks=(late.rank,),
+        hosts=(late.host,),
+    )
+
+
+def say_amount(slowness: Slowness) -> str:
+    """Say briefly what was reached and what is usual: "0.012 GB/s where 0.93 GB/s is usual"."""
+    own = _range(slowness.measure, slowness.low, slowness.high)
+    usual = _range(slowness.measure, slowness.usual, slowness.usual)
+    small = "" if slowness.measure is Measure.BANDWIDTH else " for a small message"
+    return f"{own}{small} where {usual} is usual"
+
+
+def say_evidence(found: Sequence[Slowness], whose: str) -> tuple[str, ...]:
+    """Say in what it is slow, by how much, and what that rules out; ``whose`` is like "the pairs of rank 2"."""
+    lines = [
+        f"{whose}: {say_amount(slowness)}, the median of the others; at least twice as slow in "
+        f"{slowness.slow_turns} of {slowness.turns} turns"
+        for slowness in found
+    ]
+    measures = {slowness.measure for slowness in found}
+    if measures == {Measure.BANDWIDTH}:
+        lines.append(NARROW)
+    elif measures == {Measure.LATENCY}:
+        lines.append(SLOW_TO_ANSWER)
+    return tuple(lines)
+
+
+def say_seen(results: Sequence[Pair | NodeResult], noun: str) -> str:
+    """Say what was compared: "3 pairs of ranks: 0.91-1.1 GB/s, 430-520 us"."""
+    rates = [result.busbw_gb_s for result in results if result.busbw_gb_s is not None]
+    times = [result.latency_us for result in results]
+    reach = [_range(Measure.BANDWIDTH, min(rates), max(rates))] if rates else []
+    return f"{len(results)} {noun}: {', '.join([*reach, _range(Measure.LATENCY, min(times), max(times))])}"
+
+
+def say_time(time_us: float) -> str:
+    """Write a time: "430 us", "2.4 ms"."""
+    return _range(Measure.LATENCY, time_us, time_us)
+
+
+def _range(measure: Measure, low: float, high: float) -> str:
+    unit, scale = ("GB/s", 1.0) if measure is Measure.BANDWIDTH else ("us", 1.0) if high < 1000 else ("ms", 1e-3)
+    first, last = _number(low * scale), _number(high * scale)
+    return f"{first} {unit}" if first == last else f"{first}-{last} {unit}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"

@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor.model.bandwidth import Reason
 from ddpdoctor.model.findings import Confidence, Outcome
-from ddpdoctor.rules.bandwidth.localise import check_slow_link, check_slow_node, check_slow_rank
+from ddpdoctor.rules.bandwidth.localize import check_slow_link, check_slow_node, check_slow_rank
 from tests.rules.bandwidth.edges import NARROW, TURNS, arrival, nodes, pairs, scene, with_end
 
 RULES = {"rank": check_slow_rank, "link": check_slow_link, "node": check_slow_node}
