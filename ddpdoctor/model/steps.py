@@ -45,6 +45,8 @@ class StepTimes:
     """One column per phase."""
     waits_us: tuple[tuple[int, ...], ...]
     """The time of each phase spent in collectives, one column per phase."""
+    ended_ns: tuple[int, ...] = ()
+    """When each step ended, by the clock of the recorded calls; empty if not known."""
     unknown: int = 0
     """How many steps were left out."""
 

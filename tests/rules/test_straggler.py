@@ -10,7 +10,7 @@ import pytest
 from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.steps import FetchTimes, LineSeen, Phase, StepEnd, StepTimes, pace_of
-from tests.rules.build import LONG_AGO, call, crashed, ended, group, in_backward, in_user, job, line, phase
+from tests.rules.build import LONG_AGO, NOW, S, call, crashed, ended, group, in_backward, in_user, job, line, phase
 
 MS = 1000
 COMMUNICATION_MS = 2.0
@@ -274,6 +274,33 @@ def fetching(found, *busy_shares, batch_ms=85.0, batches=60):
         for one, share in zip(found.ranks, busy_shares, strict=True)
     ]  # fmt: skip
     return replace(found, ranks=tuple(ranks))
+
+
+def receiving(found, number, ms, steps=60):
+    """The same job, in which a rank waits so long for a message of a peer in each step, before forward."""
+    one = found.ranks[number]
+    times = one.step_times
+    took_ns = [1000 * sum(step) for step in zip(*times.phases_us, strict=True)]
+    ends = tuple(NOW + sum(took_ns[: i + 1]) for i in range(steps))
+    starts = [end - took + S // 1000 for end, took in zip(ends, took_ns, strict=True)]
+    calls = tuple(
+        call("recv", site=50, index=i, open_=False, peer=1, started_ns=start, ended_ns=start + int(ms * 1e6))
+        for i, start in enumerate(starts)
+    )
+    waiter = replace(one, step_times=replace(times, ended_ns=ends), recent_calls=calls)
+    return replace(found, ranks=tuple(waiter if rank is one else rank for rank in found.ranks))
+
+
+def test_a_rank_that_is_late_because_it_waits_for_a_peer_is_not_slow():
+    assert straggler(receiving(trained(usual, slower(0, 40)), 1, ms=35)) is None
+    assert straggler(receiving(trained(usual, slower(0, 80)), 1, ms=35)).ranks == (1,)
+    both = receiving(trained(usual, slower(0, 40), usual, slower(0, 43)), 3, ms=35)
+    assert straggler(both).ranks == (1,)
+
+
+def test_a_rank_is_slow_where_the_others_wait_as_long_for_their_peers():
+    both = receiving(receiving(trained(slower(0, 35), slower(0, 75)), 0, ms=35), 1, ms=35)
+    assert straggler(both).ranks == (1,)
 
 
 BEHIND = (slower(Phase.BEFORE, 40), usual, usual)

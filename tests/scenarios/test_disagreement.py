@@ -39,11 +39,7 @@ def test_the_ranks_that_disagree_are_found(job: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("job", "ranks"),
-    [
-        # Four ranks that wait for cores seem to be slow.
-        pytest.param("clean_model_parallel", 4, marks=pytest.mark.alone),
-        ("clean_skips", 2),
-    ],
+    [("clean_model_parallel", 4), ("clean_skips", 2)],
 )
 def test_ranks_that_may_differ_are_left_alone(job: str, ranks: int, tmp_path: Path) -> None:
     ran = run(job, tmp_path, "--debug-level", "OFF", *PATIENT, ranks=ranks)

@@ -39,6 +39,7 @@ def read_steps(content: RingContent) -> StepTimes | None:
         group=content.strings.get(group, ""),
         unknown=sum(row[3] == kind | ring_layout.STEP_WAIT_UNKNOWN for row in content.steps),
         numbers=columns[0],
+        ended_ns=columns[1],
         phases_us=columns[_FIRST_PHASE : _FIRST_PHASE + len(Phase)],
         waits_us=columns[_FIRST_PHASE + len(Phase) :],
     )

@@ -6,11 +6,15 @@ that waits least came last. The time that even the last one waits is the communi
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.facts import POINT_TO_POINT
 from ddpdoctor.model.steps import Pace, Phase, StepTimes, pace_of, step_totals, wait_totals
 
 from .groups import group_table
@@ -18,7 +22,7 @@ from .groups import group_table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ddpdoctor.model.facts import Job
+    from ddpdoctor.model.facts import Job, Rank
 
 MIN_STEPS = 20
 """Below this number of steps nothing is said: the design's figure."""
@@ -66,7 +70,11 @@ class Late:
     def is_costly(self) -> bool:
         """Return whether they are late so often, and for so long, that it matters."""
         often = min(self.last_in.values()) >= LATE_SHARE * self.pacing.steps
-        return often and self.cost_ms >= max(COST_MS, COST_SHARE * self.pacing.step_ms)
+        return often and self.matters(self.cost_ms)
+
+    def matters(self, cost_ms: float) -> bool:
+        """Return whether so long a wait in each step is worth a finding."""
+        return cost_ms >= max(COST_MS, COST_SHARE * self.pacing.step_ms)
 
 
 def find_pacings(job: Job) -> tuple[Pacing, ...]:
@@ -145,3 +153,20 @@ def slow_phase(late: Late, rank: int) -> tuple[Phase, float, float]:
     usual = [median(paces[number].busy_ms[phase] for number in late.others) for phase in Phase]
     phase = max(Phase, key=lambda phase: paces[rank].busy_ms[phase] - usual[phase])
     return phase, paces[rank].busy_ms[phase], usual[phase]
+
+
+def peer_wait_ms(rank: Rank) -> float:
+    """Return how long blocking calls to a single peer take in the median step: ``StepTimes`` leaves these waits out."""
+    times = rank.step_times
+    log = pack_calls(rank.recent_calls)
+    calls = log.of_kinds(lambda kind: kind.op in POINT_TO_POINT and kind.thread_is_main and not kind.is_async)
+    if times is None or not times.ended_ns or not calls:
+        return 0.0
+    began = [end - 1000 * total for end, total in zip(times.ended_ns, step_totals(times), strict=True)]
+    waits_ns: dict[int, int] = defaultdict(int)
+    for call in calls:
+        at = bisect_left(times.ended_ns, call.ended_ns or 0)
+        if at < len(began) and call.started_ns >= began[at]:
+            waits_ns[at] += (call.ended_ns or 0) - call.started_ns
+    recorded = range(bisect_left(began, log.started_ns[0]), len(began))
+    return median([waits_ns[at] for at in recorded] or [0]) / 1e6

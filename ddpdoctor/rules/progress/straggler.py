@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from . import evidence as say
 from .device import TIMING
 from .device_pace import LateDevice, find_late_device
 from .groups import group_words
-from .pace import COST_SHARE, MIN_STEPS, Late, find_late, find_pacings, slow_phase
+from .pace import COST_SHARE, MIN_STEPS, Late, find_late, find_pacings, peer_wait_ms, slow_phase
 from .places import places
 from .scene import Cause, Scene
 from .words import place_words, verb
@@ -75,7 +76,8 @@ def check_straggler(scene: Scene) -> Answer:
 
     If the other ranks' loader workers make batches without a pause, those ranks could hardly be faster without the slow
     rank. Then the job is bound by its input, and no rank is named. The time that a worker takes for a batch is measured
-    in the worker. Waits for a single peer (send, recv) do not count, so the stages of a pipeline are not compared.
+    in the worker. Waits for a single peer (send, recv) do not count, so the stages of a pipeline are not compared. A
+    rank that is late because it waits for a peer is not named.
 
     On a GPU, collectives return before they have begun, so waits are measured only if torch times its kernels
     (`TORCH_NCCL_ENABLE_TIMING=1`). The rank whose kernels are the shortest has come last. Without timing, or if the
@@ -107,7 +109,7 @@ def check_straggler(scene: Scene) -> Answer:
     if not seen:
         most = max(pacing.steps for pacing in pacings)
         return skipped(f"{most} steps were recorded, fewer than {MIN_STEPS}")
-    costly = [late for late in seen if late.is_costly]
+    costly = [slow for late in seen if late.is_costly and (slow := _without_waiters(scene, late)) is not None]
     bound = [late for late in costly if _is_input_bound(scene, late)]
     findings = tuple(_finding(scene, late) for late in costly if late not in bound)
     if findings or not bound:
@@ -146,6 +148,14 @@ def _device_finding(scene: Scene, late: LateDevice) -> Problem:
         ),
         fix=_SAME_WORK,
     )
+
+
+def _without_waiters(scene: Scene, late: Late) -> Late | None:
+    """Return the late ranks without those that are late because they wait for a peer, or None if all of them do."""
+    usual = median(peer_wait_ms(scene.rank(number)) for number in late.others)
+    waited = {number: max(0.0, peer_wait_ms(scene.rank(number)) - usual) for number in late.ranks}
+    slow = tuple(number for number in late.ranks if late.matters(late.cost_ms - waited[number]))
+    return replace(late, ranks=slow, last_in={number: late.last_in[number] for number in slow}) if slow else None
 
 
 def _is_input_bound(scene: Scene, late: Late) -> bool:
