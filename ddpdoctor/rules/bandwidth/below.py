@@ -8,16 +8,14 @@ from ddpdoctor.model.amounts import format_size, format_time
 from ddpdoctor.model.bandwidth import Assessment, describe_shared_gpus
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.bandwidth.compare import cannot_tell
+from ddpdoctor.rules.bandwidth.references import EXPECT
+from ddpdoctor.rules.bandwidth.words import name_case
 from ddpdoctor.rules.registry import rule
-
-from .compare import cannot_tell
-from .references import EXPECT
-from .words import name_case
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Change, Comparison, Curve
-
-    from .measured import Measured
+    from ddpdoctor.rules.bandwidth.measured import Measured
 
 SHOWN = 6
 """How many sizes are named as evidence; the table has them all."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Change, Comparison
 from ddpdoctor.model.variables import find_variable
-
-from .series import time_bounds
+from ddpdoctor.rules.bandwidth.series import time_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_rate, format_size
 from ddpdoctor.model.bandwidth import Assessment, Curve
-
-from .fit import fit_line, fit_of
-from .plateau import describe_end, find_latency, find_plateau, levels_of
-from .references import EXPECT, find_yardstick
-from .series import size_at, sort_series, time_bounds
-from .words import range_words, share_words
+from ddpdoctor.rules.bandwidth.fit import fit_line, fit_of
+from ddpdoctor.rules.bandwidth.plateau import describe_end, find_latency, find_plateau, levels_of
+from ddpdoctor.rules.bandwidth.references import EXPECT, find_yardstick
+from ddpdoctor.rules.bandwidth.series import size_at, sort_series, time_bounds
+from ddpdoctor.rules.bandwidth.words import range_words, share_words
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench, Reference
-
-    from .plateau import Level, Plateau
-    from .references import Yardstick
-    from .series import Series
+    from ddpdoctor.rules.bandwidth.plateau import Level, Plateau
+    from ddpdoctor.rules.bandwidth.references import Yardstick
+    from ddpdoctor.rules.bandwidth.series import Series
 
 
 def build_curves(bench: Bench, expect_gb_s: float | None, *, use_reference: bool) -> tuple[Curve, ...]:

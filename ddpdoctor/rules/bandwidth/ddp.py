@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_size, format_time
 from ddpdoctor.model.bandwidth import Advice, Collective, Mode
-
-from .fit import fit_line
-from .plateau import find_plateau
-from .series import size_at, sort_series, time_at
+from ddpdoctor.rules.bandwidth.fit import fit_line
+from ddpdoctor.rules.bandwidth.plateau import find_plateau
+from ddpdoctor.rules.bandwidth.series import size_at, sort_series, time_at
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench
-
-    from .fit import FittedLine
-    from .plateau import Plateau
-    from .series import Series
+    from ddpdoctor.rules.bandwidth.fit import FittedLine
+    from ddpdoctor.rules.bandwidth.plateau import Plateau
+    from ddpdoctor.rules.bandwidth.series import Series
 
 MIB = 2**20
 FIRST_BUCKET_BYTES = MIB

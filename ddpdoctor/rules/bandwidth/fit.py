@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.bandwidth import Fit
 
 if TYPE_CHECKING:
-    from .series import Series
+    from ddpdoctor.rules.bandwidth.series import Series
 
 FEWEST_SIZES = 4
 """Two points give any line. Our choice: two more show whether it fits."""

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.bandwidth import describe_shared_gpus
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, judged, skipped, unknown
-from ddpdoctor.rules.registry import rule
-
-from .localize_edges import LEAST_TURNS
-from .localize_problems import (
+from ddpdoctor.rules.bandwidth.localize_edges import LEAST_TURNS
+from ddpdoctor.rules.bandwidth.localize_problems import (
     find_late,
     say_late,
     say_seen,
@@ -20,13 +18,13 @@ from .localize_problems import (
     slow_node_link,
     slow_rank,
 )
-from .localize_who import find_who
+from ddpdoctor.rules.bandwidth.localize_who import find_who
+from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench
-
-    from .localize_who import Who
-    from .measured import Measured
+    from ddpdoctor.rules.bandwidth.localize_who import Who
+    from ddpdoctor.rules.bandwidth.measured import Measured
 
 NOT_ASKED = "neither --pairs nor --by-node was asked for"
 

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.bandwidth import Mode
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.rules.answers import Problem
-
-from .localize_edges import Measure
+from ddpdoctor.rules.bandwidth.localize_edges import Measure
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from ddpdoctor.model.bandwidth import Arrival, Bench, NodeResult, Pair
-
-    from .localize_edges import Slow, Slowness
-    from .localize_who import SlowNode
-    from .measured import Measured
+    from ddpdoctor.rules.bandwidth.localize_edges import Slow, Slowness
+    from ddpdoctor.rules.bandwidth.localize_who import SlowNode
+    from ddpdoctor.rules.bandwidth.measured import Measured
 
 AT_ONCE = "several ran at once, so that they may have slowed each other"
 FIX_RANK = (

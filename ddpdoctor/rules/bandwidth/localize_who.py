@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import describe_shared_gpus
-
-from .localize_edges import (
+from ddpdoctor.rules.bandwidth.localize_edges import (
     Edge,
     Found,
     Series,

@@ -7,15 +7,13 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_size
-
-from .series import time_bounds
+from ddpdoctor.rules.bandwidth.series import time_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.bandwidth import Measurement
-
-    from .series import Series
+    from ddpdoctor.rules.bandwidth.series import Series
 
 ALIKE = 0.05
 """Sizes are on one plateau if their bandwidths differ by at most this. Our choice: by alpha + S/B, a curve that gains

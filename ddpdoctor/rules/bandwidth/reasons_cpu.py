@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.bandwidth import Reason
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import known
-
-from .reasons import Effect, Weighed
+from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.load import Governor, Load
     from ddpdoctor.model.node import Process
-
-    from .reasons import BenchNode, BenchView
+    from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
 
 BUSY_CORES = 0.25
 """Our choice: a quarter of a processor; daemons briefly use less."""

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.bandwidth import Collective, Reason
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import known
+from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed
 from ddpdoctor.rules.environment.devices import is_board, is_data_center
 from ddpdoctor.rules.rdma_ports import label, network_ports, words
-
-from .reasons import Effect, Weighed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ddpdoctor.model.bandwidth import NcclLog
     from ddpdoctor.model.gpus import Gpu
-
-    from .reasons import BenchNode, BenchView
+    from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
 
 SOURCE = "NCCL's log"
 SOCKETS = "NET/Socket"

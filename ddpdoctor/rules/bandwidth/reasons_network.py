@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Reason
 from ddpdoctor.model.reading import known
+from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed
 from ddpdoctor.rules.interface_choice import export, is_bridge, is_tunnel, pick_gloo
 from ddpdoctor.rules.rdma_ports import label, network_ports
-
-from .reasons import Effect, Weighed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.network import Interface, Network
+    from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
     from ddpdoctor.rules.interface_choice import Pick
-
-    from .reasons import BenchNode, BenchView
 
 GB_S_PER_MB_S = 1e6 / 8 / 1e9
 """Converts an interface's speed, which is in megabits per second."""

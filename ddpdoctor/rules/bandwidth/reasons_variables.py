@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.bandwidth import Reason
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.variables import find_variable
+from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed
 from ddpdoctor.rules.rdma_ports import label, network_ports, words
 from ddpdoctor.rules.settings import find_setting
 from ddpdoctor.rules.variable_flaws import find_danger, find_wrong_value, see
-
-from .reasons import Effect, Weighed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.node import Process
     from ddpdoctor.model.variables import Variable
+    from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
     from ddpdoctor.rules.settings import Setting
-
-    from .reasons import BenchNode, BenchView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Bench
     from ddpdoctor.model.bandwidth_references import Known
-
-    from .series import Series
+    from ddpdoctor.rules.bandwidth.series import Series
 
 REFERENCE_MARGIN = 0.10
 """How far below a figure of the table a system is still healthy. Our choice: Azure's gate for its H200 nodes is 431

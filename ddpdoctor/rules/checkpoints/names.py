@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.checkpoints.words import some
 from ddpdoctor.rules.registry import rule
-
-from .words import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

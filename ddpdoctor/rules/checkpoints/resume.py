@@ -8,9 +8,8 @@ from ddpdoctor.model.checkpoint import Form, Part, State
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.checkpoints.words import listed
 from ddpdoctor.rules.registry import rule
-
-from .words import listed
 
 if TYPE_CHECKING:
     from ddpdoctor.model.checkpoint import Checkpoints, FileSeen

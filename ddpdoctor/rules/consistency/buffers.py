@@ -6,17 +6,15 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.consistency.blame import DriftCause
+from ddpdoctor.rules.consistency.problems import problems_of
+from ddpdoctor.rules.consistency.survey import ruling, survey
 from ddpdoctor.rules.registry import rule
-
-from .blame import DriftCause
-from .problems import problems_of
-from .survey import ruling, survey
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.answers import Answer
-
-    from .replicas import Sighting
+    from ddpdoctor.rules.consistency.replicas import Sighting
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of BatchNorm."""

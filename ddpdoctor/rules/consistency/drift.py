@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.consistency.blame import DriftCause, seen
+from ddpdoctor.rules.consistency.parameter_causes import UNEVEN_STEPS, why_parameters_differ
+from ddpdoctor.rules.consistency.problems import problems_of
+from ddpdoctor.rules.consistency.replicas import is_aligned, sightings, unwrapped_of
+from ddpdoctor.rules.consistency.survey import Found, ruling, survey
 from ddpdoctor.rules.registry import rule
-
-from .blame import DriftCause, seen
-from .parameter_causes import UNEVEN_STEPS, why_parameters_differ
-from .problems import problems_of
-from .replicas import is_aligned, sightings, unwrapped_of
-from .survey import Found, ruling, survey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Stream
     from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.answers import Answer
-
-    from .replicas import Replica, Sighting
+    from ddpdoctor.rules.consistency.replicas import Replica, Sighting
 
 MIN_EXCHANGED = 2
 """Steps with equal gradients on all ranks, before we assume that the script exchanges them. Our choice: one may be

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.consistency import What
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.consistency.blame import DriftCause, Ground, blame_of, outvoted, seen, sides_by, sides_words
+from ddpdoctor.rules.consistency.problems import problems_of
+from ddpdoctor.rules.consistency.survey import ruling, survey
 from ddpdoctor.rules.registry import rule
-
-from .blame import DriftCause, Ground, blame_of, outvoted, seen, sides_by, sides_words
-from .problems import problems_of
-from .survey import ruling, survey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Values
     from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.answers import Answer
-
-    from .replicas import Sighting
+    from ddpdoctor.rules.consistency.replicas import Sighting
 
 MAX_NAMES = 3
 """How many parameters a sentence names. Our choice."""

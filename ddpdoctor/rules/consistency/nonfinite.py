@@ -9,9 +9,8 @@ from ddpdoctor.model.consistency import Origin
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.consistency.problems import hosts_of
 from ddpdoctor.rules.registry import rule
-
-from .problems import hosts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,10 +9,8 @@ from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, skipped
-from ddpdoctor.rules.registry import rule
-
-from .blame import DriftCause, Ground
-from .parameter_causes import (
+from ddpdoctor.rules.consistency.blame import DriftCause, Ground
+from ddpdoctor.rules.consistency.parameter_causes import (
     MAX_SETTINGS,
     SAME_SETTINGS,
     or_unseen,
@@ -21,16 +19,16 @@ from .parameter_causes import (
     to_see_each,
     why_parameters_differ,
 )
-from .problems import UNTOLD, hosts_of, model_words, problems_of
-from .replicas import all_values, is_aligned, sightings
-from .survey import excuse_of_model, replicas, ruling, survey
+from ddpdoctor.rules.consistency.problems import UNTOLD, hosts_of, model_words, problems_of
+from ddpdoctor.rules.consistency.replicas import all_values, is_aligned, sightings
+from ddpdoctor.rules.consistency.survey import excuse_of_model, replicas, ruling, survey
+from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Values
     from ddpdoctor.model.facts import Job
-
-    from .parameter_causes import SettingSplit
-    from .replicas import Replica, Sighting
+    from ddpdoctor.rules.consistency.parameter_causes import SettingSplit
+    from ddpdoctor.rules.consistency.replicas import Replica, Sighting
 
 FOLLOWS = "follows"
 """Name of the cause that state differs because gradients or parameters differed earlier."""

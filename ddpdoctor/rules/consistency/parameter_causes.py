@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.rank_words import rank_list
-
-from .blame import (
+from ddpdoctor.rules.consistency.blame import (
     DriftBlame,
     DriftCause,
     Ground,
@@ -18,15 +17,14 @@ from .blame import (
     sides_by,
     sides_words,
 )
-from .gradients import added_after_wrapping, why_gradients_differ
-from .replicas import is_aligned, sightings, values_at
+from ddpdoctor.rules.consistency.gradients import added_after_wrapping, why_gradients_differ
+from ddpdoctor.rules.consistency.replicas import is_aligned, sightings, values_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.consistency import Values
-
-    from .replicas import Sighting
+    from ddpdoctor.rules.consistency.replicas import Sighting
 
 MAX_SETTINGS = 3
 """How many settings that differ are shown with their values. Our choice."""

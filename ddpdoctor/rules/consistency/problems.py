@@ -8,19 +8,17 @@ from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Place
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Problem
-
-from .blame import Ground, blame_of, sides_words
-from .replicas import replicas_of
+from ddpdoctor.rules.consistency.blame import Ground, blame_of, sides_words
+from ddpdoctor.rules.consistency.replicas import replicas_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddpdoctor.model.consistency import Split, TensorRow
     from ddpdoctor.model.facts import Job
-
-    from .blame import DriftBlame
-    from .replicas import Replica, Sighting
-    from .survey import Found
+    from ddpdoctor.rules.consistency.blame import DriftBlame
+    from ddpdoctor.rules.consistency.replicas import Replica, Sighting
+    from ddpdoctor.rules.consistency.survey import Found
 
 MAX_NAMED = 4
 """How many tensors that differ are named. Our choice."""

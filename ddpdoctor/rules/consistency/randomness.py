@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.consistency.problems import model_words
+from ddpdoctor.rules.consistency.replicas import all_values
+from ddpdoctor.rules.consistency.survey import replicas, why_nothing
 from ddpdoctor.rules.registry import rule
-
-from .problems import model_words
-from .replicas import all_values
-from .survey import replicas, why_nothing
 
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Stream
     from ddpdoctor.model.facts import Job
-
-    from .replicas import Replica
+    from ddpdoctor.rules.consistency.replicas import Replica
 
 MIN_MOMENTS = 2
 """Our choice: ranks that shared a seed only at the start have soon drawn different numbers."""

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.consistency.reference_causes import LIMIT, explain, ratio
 from ddpdoctor.rules.registry import rule
-
-from .reference_causes import LIMIT, explain, ratio
 
 if TYPE_CHECKING:
     from ddpdoctor.model.reference import GradientErrors, OneProcess, ReferenceStep

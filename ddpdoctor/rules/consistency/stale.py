@@ -9,17 +9,15 @@ from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.consistency.problems import hosts_of, model_words
+from ddpdoctor.rules.consistency.replicas import step_of, values_at
+from ddpdoctor.rules.consistency.survey import replicas, why_nothing
 from ddpdoctor.rules.registry import rule
-
-from .problems import hosts_of, model_words
-from .replicas import step_of, values_at
-from .survey import replicas, why_nothing
 
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Stream, Values
     from ddpdoctor.model.facts import Job
-
-    from .replicas import Replica
+    from ddpdoctor.rules.consistency.replicas import Replica
 
 MIN_UNCHANGED = 2
 """Comparisons in a row without any change. Our choice: a step may be skipped, or have a learning rate of 0 in a

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-
-from .replicas import all_values, is_aligned, replicas_of, sightings
+from ddpdoctor.rules.consistency.replicas import all_values, is_aligned, replicas_of, sightings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ddpdoctor.model.facts import Job
-
-    from .blame import DriftCause
-    from .replicas import Replica, Sighting
+    from ddpdoctor.rules.consistency.blame import DriftCause
+    from ddpdoctor.rules.consistency.replicas import Replica, Sighting
 
 _LOCAL_SGD = "ocalSGD"
 """Part of the names of torch's hook and optimizer, ``post_localSGD_hook`` and ``PostLocalSGDOptimizer``."""

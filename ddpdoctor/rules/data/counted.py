@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-
-from .contents import same_contents
+from ddpdoctor.rules.data.contents import same_contents
 
 if TYPE_CHECKING:
     from ddpdoctor.model.drawn import Drawn, Pass
-
-    from .shared import Replicas
+    from ddpdoctor.rules.data.shared import Replicas
 
 
 def with_counts(replicas: Replicas, answer: Answer) -> Answer:

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.data import words
+from ddpdoctor.rules.data.arithmetic import drew_all
+from ddpdoctor.rules.data.contents import is_told_by_prints, same_batches, same_contents
+from ddpdoctor.rules.data.counted import with_counts
+from ddpdoctor.rules.data.shared import Shared, judge_loaders, was_trained
 from ddpdoctor.rules.registry import rule
-
-from . import words
-from .arithmetic import drew_all
-from .contents import is_told_by_prints, same_batches, same_contents
-from .counted import with_counts
-from .shared import Shared, judge_loaders, was_trained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ddpdoctor.model.data import EpochSeen, SamplerSeen
-
-    from .shared import Replicas
+    from ddpdoctor.rules.data.shared import Replicas
 
 MIN_DRAWN = 2
 """One equal index proves nothing."""

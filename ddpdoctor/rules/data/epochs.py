@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Outcome, Place, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.data import words
+from ddpdoctor.rules.data.shared import Shared, judge_loaders, was_trained
 from ddpdoctor.rules.registry import rule
-
-from . import words
-from .shared import Shared, judge_loaders, was_trained
 
 if TYPE_CHECKING:
     from ddpdoctor.model.data import EpochSeen, LoaderSeen
     from ddpdoctor.model.drawn import Drawn
     from ddpdoctor.model.stacks import Frame
-
-    from .shared import Replicas
+    from ddpdoctor.rules.data.shared import Replicas
 
 MIN_DRAWN = 2
 """A pass of one index has only one order."""

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.data import words
+from ddpdoctor.rules.data.arithmetic import are_distinct, must_leave_gap, shows_all, sum_of_all
+from ddpdoctor.rules.data.counted import find_overlap, with_counts
+from ddpdoctor.rules.data.shared import Shared, judge_loaders, was_trained
 from ddpdoctor.rules.majority import Voice, compare
 from ddpdoctor.rules.registry import rule
-
-from . import words
-from .arithmetic import are_distinct, must_leave_gap, shows_all, sum_of_all
-from .counted import find_overlap, with_counts
-from .shared import Shared, judge_loaders, was_trained
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.model.data import EpochSeen, SamplerSeen
-
-    from .shared import Replicas
+    from ddpdoctor.rules.data.shared import Replicas
 
 
 NO_MAJORITY = "no majority agrees, so that it cannot be told which rank departs"

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.data import words
+from ddpdoctor.rules.data.shared import Shared, judge_loaders, was_trained
 from ddpdoctor.rules.registry import rule
-
-from . import words
-from .shared import Shared, judge_loaders, was_trained
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.model.data import EpochSeen
-
-    from .shared import Replicas
+    from ddpdoctor.rules.data.shared import Replicas
 
 
 @rule(

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ddpdoctor.model.data import EpochSeen, LoaderSeen
-
-    from .shared import Replicas, Shared
+    from ddpdoctor.rules.data.shared import Replicas, Shared
 
 
 def name_of(loader: LoaderSeen) -> str:

@@ -10,18 +10,16 @@ from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.registry import Group, rule
-
-from .lines import Way, explain
-from .meeting import Meeting, first_few
-from .payloads import is_black_hole, is_lossy, lost_share, rate_of, say_rate, slow_pairs
+from ddpdoctor.rules.rendezvous.lines import Way, explain
+from ddpdoctor.rules.rendezvous.meeting import Meeting, first_few
+from ddpdoctor.rules.rendezvous.payloads import is_black_hole, is_lossy, lost_share, rate_of, say_rate, slow_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddpdoctor.model.reaching import NodePair
-
-    from .lines import BadPairs
-    from .payloads import Rate
+    from ddpdoctor.rules.rendezvous.lines import BadPairs
+    from ddpdoctor.rules.rendezvous.payloads import Rate
 
     Pairs = dict[tuple[int, int], NodePair]
 

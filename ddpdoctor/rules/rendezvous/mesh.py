@@ -12,16 +12,14 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_ports
 from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.registry import Group, rule
-
-from .lines import Way, explain
-from .meeting import ADDRESS_IS_WRONG, Meeting, describe, first_few
+from ddpdoctor.rules.rendezvous.lines import Way, explain
+from ddpdoctor.rules.rendezvous.meeting import ADDRESS_IS_WRONG, Meeting, describe, first_few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.reaching import Connecting, NodePair
-
-    from .lines import BadPairs
+    from ddpdoctor.rules.rendezvous.lines import BadPairs
 
 HOW = {
     Contact.NO_ANSWER: "nothing comes back, packets are dropped",

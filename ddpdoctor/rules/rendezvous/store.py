@@ -10,8 +10,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.firewall_opening import open_ports
 from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.registry import Group, rule
-
-from .meeting import PLACE_IS_WRONG, Meeting, describe, first_few
+from ddpdoctor.rules.rendezvous.meeting import PLACE_IS_WRONG, Meeting, describe, first_few
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,12 +8,11 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.registry import Group, rule
-
-from .large import say_size
-from .meeting import Meeting, first_few, say_duration
-from .mesh import failure_of
-from .payloads import is_black_hole
-from .store import fails
+from ddpdoctor.rules.rendezvous.large import say_size
+from ddpdoctor.rules.rendezvous.meeting import Meeting, first_few, say_duration
+from ddpdoctor.rules.rendezvous.mesh import failure_of
+from ddpdoctor.rules.rendezvous.payloads import is_black_hole
+from ddpdoctor.rules.rendezvous.store import fails
 
 if TYPE_CHECKING:
     from ddpdoctor.model.reaching import StartTrial
