@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+MODEL_KEYS = frozenset({"model", "model_state_dict", "state_dict", "net", "app"})
+"""Keys under which scripts save a model. Not "module": that is a prefix by DDP, and DD713 reports it."""
 MAX_DEPTH = 2
 """How many keys may surround a state dict: {"model": ...}, {"state": {"model": ...}}."""
 

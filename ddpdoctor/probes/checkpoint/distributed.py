@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddpdoctor.model.checkpoint import Checksums, Contents, Damage, FileSeen, Form, Part, State, TensorIn, Weights
+from ddpdoctor.model.tensor_names import MODEL_KEYS
 from ddpdoctor.probes.checkpoint.pickles import DTYPES, MOST_ELEMENTS, Opaque, Unreadable, read_pickle
 
 if TYPE_CHECKING:
@@ -196,4 +197,4 @@ def _describe(tensors: tuple[TensorIn, ...], items: Iterable[Item]) -> Contents:
 def _common_key(tensors: tuple[TensorIn, ...]) -> str:
     """Return the key above all tensors of the model, such as "model", or "" if there is none."""
     first = {one.name.partition(".")[0] for one in tensors}
-    return first.pop() if len(first) == 1 and first & {"model", "state_dict", "app", "net"} else ""
+    return first.pop() if len(first) == 1 and first & MODEL_KEYS else ""

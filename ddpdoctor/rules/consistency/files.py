@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.diff import Kind
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.tensor_names import MODEL_KEYS
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import also
 
@@ -180,7 +181,7 @@ def _other_values(facts: DiffFacts) -> list[Problem]:
 def _inner_name(name: str) -> str:
     """Return a parameter's own name, without the key under which the file holds the model."""
     head, _, rest = name.partition(".")
-    return rest if rest and head in {"model", "state_dict", "model_state_dict", "module", "net"} else name
+    return rest if rest and head in {*MODEL_KEYS, "module"} else name
 
 
 def _paths(facts: DiffFacts, files: Sequence[int]) -> str:

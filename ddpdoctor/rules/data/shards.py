@@ -133,15 +133,8 @@ def _judge_samplers(
     for number, found in passes.items():
         if not all(sampler.shuffle for sampler in samplers.values()) or not _is_proved(shared, found, samplers):
             continue
-        named = _disagreement(found, samplers)
-        if named is not None:
-            what, values, blamed = named
-            seen = [f"{what}: {words.by_rank(values)} (pass {number})", _sums_words(shared, found, number)]
-            if len(blamed) == len(shared.seen):
-                seen.append(NO_MAJORITY)
-            cause = _ShareFault(
-                words=f"their samplers have different {what}", ranks=blamed, evidence=tuple(seen), sure=False
-            )
+        cause = _disagreement(shared, found, samplers, number)
+        if cause:
             return judged([_finding(replicas, shared, cause)])
     if not shared.is_whole:
         return skipped(f"{words.name_of(shared.first())}: it was not seen on all ranks of the group")
@@ -214,19 +207,34 @@ def _is_proved(shared: Shared, found: Mapping[int, EpochSeen], samplers: Mapping
 
 
 def _disagreement(
-    found: Mapping[int, EpochSeen], samplers: Mapping[int, SamplerSeen]
-) -> tuple[str, dict[int, object], tuple[int, ...]] | None:
-    """Return what differs, each rank's value, and the ranks outside the majority, or all ranks without one."""
+    shared: Shared, found: Mapping[int, EpochSeen], samplers: Mapping[int, SamplerSeen], number: int
+) -> _ShareFault | None:
+    """Return the cause if the sum of seed and epoch, by which torch's sampler shuffles, differs between ranks."""
     seeds = {rank: sampler.seed for rank, sampler in samplers.items()}
     epochs = {rank: epoch.set_epoch for rank, epoch in found.items()}
     if None in seeds.values():
         return None
+    if None in epochs.values():
+        epochs = dict.fromkeys(epochs, 0)
     sums = {rank: (seed or 0) + (epochs[rank] or 0) for rank, seed in seeds.items()}
-    for what, values in (("seeds", seeds), ("epochs (set_epoch)", epochs)):
-        split = compare(Voice(host="", value=value, ranks=(rank,)) for rank, value in values.items())
-        if split is not None and len(set(sums.values())) > 1:
-            return what, dict(values), split.ranks
-    return None
+    split = compare(Voice(host="", value=value, ranks=(rank,)) for rank, value in sums.items())
+    if split is None:
+        return None
+    differing = {
+        what: values
+        for what, values in (("seeds", seeds), ("epochs (set_epoch)", epochs))
+        if len(set(values.values())) > 1
+    }
+    return _ShareFault(
+        words=f"their samplers have different {' and '.join(differing)}",
+        ranks=split.ranks,
+        evidence=(
+            *(f"{what}: {words.by_rank(values)} (pass {number})" for what, values in differing.items()),
+            _sums_words(shared, found, number),
+            "" if split.majority is not None else NO_MAJORITY,
+        ),
+        sure=False,
+    )
 
 
 def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mapping[int, EpochSeen]]) -> Answer:

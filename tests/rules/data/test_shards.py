@@ -42,6 +42,10 @@ FAULTS = {
     "one seed of three": ([used(rank, 7 if rank == 1 else 0, world=3) for rank in range(3)], (1,)),
     "epochs": ([used(rank, 0, rank) for rank in range(2)], (0, 1)),
     "one epoch of four": ([used(rank, 0, 3 if rank == 2 else 4, world=4) for rank in range(4)], (2,)),
+    "seed and epoch of two of three make up for each other": (
+        [used(0, 0, 1, world=3), used(1, 1, 0, world=3), used(2, 1, 1, world=3)],
+        (2,),
+    ),
     "seeds, broken off": (
         [replace(used(rank, rank), epochs=(broken_off(used(rank, rank).epochs[0]),)) for rank in range(2)],
         (0, 1),

@@ -296,6 +296,8 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("distributed") / "step1"
     made = model()
     distributed_checkpoint.save({"model": made.state_dict()}, checkpoint_id=folder, no_dist=True)
+    other = {"model_state_dict": made.state_dict()}
+    distributed_checkpoint.save(other, checkpoint_id=folder.with_name("step2"), no_dist=True)
     return folder
 
 
@@ -319,6 +321,9 @@ def test_a_distributed_checkpoint_is_held_to_its_index(saved, tmp_path):
 
     assert (sound.damaged, sound.missing, len(sound.contents.tensors)) == ((), (), 9)
     assert sound.contents.weights[0].where == "model"
+    other = read_distributed(saved.with_name("step2"), checksums=False)
+    assert other.contents.weights[0].where == "model_state_dict"
+    assert other.contents.weights[0].tensors == sound.contents.weights[0].tensors
     assert {one.dtype for one in sound.contents.tensors} == {"float32", "int64"}
     assert [one.tensors for one in damaged.damaged] == [("model.2.weight",)]
     assert f"{part.name} has" in short.missing[0]
