@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import sys
 import time
 from typing import Any, List, Set
@@ -42,20 +41,6 @@ class StepClock:
         self.since_ns = now
         self.phase = phase
         return now
-
-    def begin_wait(self) -> int:
-        """Begin to wait for other ranks; return the time, or 0 if not in the main thread or already waiting."""
-        if self.waiting or _thread.get_ident() != here.main_thread:
-            return 0
-        self.waiting = True
-        return time.monotonic_ns()
-
-    def end_wait(self, began_ns: int, counts: bool = True) -> None:
-        """End a wait that ``begin_wait`` began. A wait for a single peer does not count, because not all ranks meet."""
-        if began_ns:
-            self.waiting = False
-            if counts:
-                self.waits[self.phase] += time.monotonic_ns() - began_ns
 
     def ends_step(self, level: int, key: Any) -> bool:
         """Return whether an event ends a step. ``level`` says how well its kind marks steps; ``key`` identifies it."""

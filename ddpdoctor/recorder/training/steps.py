@@ -14,6 +14,7 @@ import weakref
 from typing import Any, Callable
 
 from .. import hooks
+from ..calls.waiting import begin_wait, end_wait
 from ..state import guarded, here
 from ..storage import ring_layout
 from ..wrappers import wraps
@@ -69,11 +70,11 @@ def _time_every_step(ddp: Any) -> None:
 
 def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        began = clock.begin_wait()
+        began = begin_wait()
         try:
             return original(*args, **kwargs)
         finally:
-            clock.end_wait(began)
+            end_wait(began, counts=True)
 
     return wraps(original)(run)
 

@@ -11,11 +11,12 @@ import pytest
 from ddpdoctor.collect.rank.steps import fetch_cells, find_children, read_fetches, read_lines, read_steps
 from ddpdoctor.launch.watching.workers import WorkersSeen
 from ddpdoctor.model.steps import FetchTimes, Phase, StepEnd
+from ddpdoctor.recorder.calls import waiting
 from ddpdoctor.recorder.data import fetches
 from ddpdoctor.recorder.state import here
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
-from ddpdoctor.recorder.training import lines, reductions, step_clock
+from ddpdoctor.recorder.training import lines, reductions, step_clock, steps
 from ddpdoctor.recorder.training.step_clock import StepClock
 
 ENDS = [ring_layout.STEP_COLLECTIVE, ring_layout.STEP_BACKWARD, ring_layout.STEP_REDUCED, ring_layout.STEP_OPTIMIZER]
@@ -77,8 +78,9 @@ def test_steps_are_counted_anew_under_a_better_mark(tmp_path: Path, monkeypatch:
     assert (times.ends_with, times.numbers) == (StepEnd.OPTIMIZER, (1, 2, 3))
 
 
-def test_time_goes_to_the_phase_in_which_it_passed() -> None:
+def test_time_goes_to_the_phase_in_which_it_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = StepClock()
+    monkeypatch.setattr(waiting, "clock", clock)
     for phase in (
         ring_layout.BEFORE,
         ring_layout.FORWARD,
@@ -87,18 +89,27 @@ def test_time_goes_to_the_phase_in_which_it_passed() -> None:
         ring_layout.BEFORE,
     ):
         clock.enter(phase)
-    began = clock.begin_wait()
-    assert clock.begin_wait() == 0, "a wait inside a wait counts once"
+    began = waiting.begin_wait()
+    assert waiting.begin_wait() == 0, "a wait inside a wait counts once"
     assert clock.waiting
-    clock.end_wait(began)
+    waiting.end_wait(began, counts=True)
     assert not clock.waiting
-    clock.end_wait(clock.begin_wait(), counts=False)
+    waiting.end_wait(waiting.begin_wait(), counts=False)
     waited = clock.waits[ring_layout.BEFORE]
     ended = clock.take()
     assert all(spent > 0 for spent in ended.spent)
     assert ended.waits == [waited, 0, 0, 0]
     assert 0 < waited <= ended.spent[ring_layout.BEFORE]
     assert clock.spent == clock.waits == [0, 0, 0, 0]
+
+
+def test_a_wait_for_the_buffers_of_rank_0_is_seen_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = make(tmp_path)
+    monkeypatch.setattr(here, "ring", ring)
+    module = SimpleNamespace(forward=None, _sync_buffers=lambda: ring.get("wait_since_ns"), __name__="Model")
+    steps.patch_ddp(module)
+    assert module._sync_buffers() > 0
+    assert ring.get("wait_since_ns") == 0
 
 
 def test_a_ring_keeps_the_last_steps(tmp_path: Path) -> None:
