@@ -77,10 +77,10 @@ def is_distributed(folder: Path) -> bool:
 
 def read_distributed(folder: Path, *, checksums: bool) -> FileSeen:
     """Read a folder. Raises ``OSError``."""
-    files = {path.name: path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()}
-    size = sum(files.values())
-    if METADATA not in files:
-        detail = f"it holds {sum(name.endswith('.distcp') for name in files)} .distcp files and no {METADATA}"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    if folder / METADATA not in files:
+        detail = f"it holds {sum(path.suffix == '.distcp' for path in files)} .distcp files and no {METADATA}"
         return FileSeen(path=str(folder), size_bytes=size, form=Form.FOLDER, state=State.CUT, detail=detail)
     try:
         with (folder / METADATA).open("rb") as file:

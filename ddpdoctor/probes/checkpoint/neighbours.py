@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.checkpoint import Gap, Leftover
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp", ".tar", ".pkl", ".model")
@@ -24,6 +24,8 @@ MUCH_SMALLER = 0.5
 same size within a few percent. The first may lack optimizer state, two thirds of it, and is then reported as a
 question."""
 FEWEST_LIKE = 2
+MOST_NUMBER = 100_000
+"""Our choice: larger numbers are dates or steps and not ranks or parts, so files in between are not missing."""
 MOST_ENTRIES = 20_000
 
 
@@ -84,7 +86,7 @@ def _shape(name: str) -> str:
 
 def find_gaps(path: Path, names: Iterable[str]) -> Iterator[Gap]:
     """Yield the missing files of a set that belongs together by a rank or part number in the names."""
-    known = sorted(names)
+    known = set(names)
     match = PART_OF.search(path.name)
     if match is not None:
         yield from _missing_parts(path.name, match, known)
@@ -93,7 +95,7 @@ def find_gaps(path: Path, names: Iterable[str]) -> Iterator[Gap]:
         yield from _missing_ranks(path.name, found.span(3), known)
 
 
-def _missing_parts(name: str, match: re.Match[str], known: Sequence[str]) -> Iterator[Gap]:
+def _missing_parts(name: str, match: re.Match[str], known: Collection[str]) -> Iterator[Gap]:
     count = int(match[2])
     wanted = [f"{name[: match.start(1)]}{number:05d}{name[match.end(1) :]}" for number in range(1, count + 1)]
     missing = tuple(one for one in wanted if one not in known)
@@ -102,7 +104,7 @@ def _missing_parts(name: str, match: re.Match[str], known: Sequence[str]) -> Ite
         yield Gap(pattern=pattern, missing=missing, why=f"the names say that there are {count}")
 
 
-def _missing_ranks(name: str, span: tuple[int, int], known: Sequence[str]) -> Iterator[Gap]:
+def _missing_ranks(name: str, span: tuple[int, int], known: Collection[str]) -> Iterator[Gap]:
     """Find ranks that other steps have but this one lacks, and gaps between the numbers."""
     before, after = name[: span[0]], name[span[1] :]
     digits = span[1] - span[0]
@@ -114,7 +116,8 @@ def _missing_ranks(name: str, span: tuple[int, int], known: Sequence[str]) -> It
             groups.setdefault(f"{found[1]}*{found[3]}", set()).add(int(found[2]))
     own = groups.pop(f"{before}*{after}", set())
     elsewhere = set().union(*groups.values()) if groups else set()
-    missing = (elsewhere | set(range(max(own, default=0)))) - own
+    highest = max(own, default=0)
+    missing = (elsewhere | set(range(highest if highest < MOST_NUMBER else 0))) - own
     if missing and len(own | elsewhere) > 1:
         why = "files of other steps have them" if missing <= elsewhere else "their numbers lie below that of others"
         names = tuple(

@@ -82,7 +82,7 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
                 without_batchnorm=None if still is None else _norm(still.whole[name] - _mean(still.parts, name)),
             )
         )
-    noise = [_norm(best.whole[n] - other_numbers[n]) / _exact_or(rounding[n]) for n in names if n in other_numbers]
+    noise = [_norm(best.whole[n] - other_numbers[n]) / rounding[n] for n in names if n in other_numbers]
     return ReferenceStep(
         step=question.step,
         scale=scale,
@@ -123,10 +123,6 @@ def _own_rounding(name: str, plain: Gradients, double: Gradients | None, reorder
 def _exact(rounding: float, reordered: float, *, in_double: bool) -> float:
     """Return how precisely the gradients of the whole batch and of its parts can be compared."""
     return min(rounding, max(EXACT_SHARE * rounding, reordered)) if in_double else rounding
-
-
-def _exact_or(rounding: float) -> float:
-    return rounding or math.ulp(0.0)
 
 
 def _weights(parts: Sequence[Named], whole: Named) -> tuple[float, ...]:

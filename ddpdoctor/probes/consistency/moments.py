@@ -54,14 +54,14 @@ class Row:
 
 
 def look(rows: Iterable[Row]) -> tuple[Seen, ...]:
-    """Return the fingerprints of rows. Tensors that one rank cannot read alone, such as shards, are left out."""
+    """Return the fingerprints of rows. Tensors without values yet, or of which a rank has a shard, are left out."""
     import torch
 
     from ddpdoctor.recorder.replicas.fingerprint import fingerprints
 
     listed = list(rows)
     unread = fingerprints([torch.empty(1, device="meta")]).hex()
-    text = fingerprints([None if row.tensor is None else row.tensor.detach() for row in listed]).hex()
+    text = fingerprints([row.tensor for row in listed]).hex()
     cut = [text[at : at + PRINT_DIGITS] for at in range(0, len(text), PRINT_DIGITS)]
     return tuple(_seen(row, print_) for row, print_ in zip(listed, cut, strict=True) if print_ != unread)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
-import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -118,10 +118,11 @@ class ReferenceProcess:
 
     def _hear(self) -> Answer:
         assert self._process.stdout is not None
-        timer = threading.Timer(self._limit_s, self._process.kill)
-        timer.start()
+        if not select.select([self._process.stdout], [], [], self._limit_s)[0]:
+            raise UserError(
+                f"the process that computes the reference did not answer within {self._limit_s:g} s", status=FAILED
+            )
         line = self._process.stdout.readline()
-        timer.cancel()
         if not line:
             status = self._process.wait()
             raise UserError(f"the process that computes the reference ended (status {status})", status=FAILED)

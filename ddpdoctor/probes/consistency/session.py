@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.model.consistency import Consistency
+from ddpdoctor.model.consistency import Consistency, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.rank_words import rank_list
@@ -26,7 +26,7 @@ from ddpdoctor.probes.ranks import meet_ranks, unreachable
 from ddpdoctor.probes.user_code import load_callable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ddpdoctor.model.bandwidth import Member
     from ddpdoctor.model.launch import Launch
@@ -52,10 +52,10 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Same:
-    """Rank 0's decision on whether DDP can be tried."""
+class _Decision:
+    """Rank 0's decision on whether to go on."""
 
-    models: bool
+    goes_on: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +132,8 @@ class _Run:
     def _try(self) -> Trial | None:
         setting, dropout = self._build()
         models = self._ranks.gather("model", see_model(setting.built.module, GROUP))
-        same = None if models is None else _Same(models=len({one.digest for one in models}) == 1)
-        if not self._ranks.agree(_Same, "same", same).models:
+        alike = None if models is None else _Decision(goes_on=len({one.digest for one in models}) == 1)
+        if not self._ranks.agree(_Decision, "alike", alike).goes_on:
             self._notes.append("DDP was not tried: with models that differ its constructor raises, or waits for long")
             return None if models is None else self._trial(setting, models)
         referee = (
@@ -182,7 +182,7 @@ class _Run:
         built = look([*parameter_rows(module), *buffer_rows(module)])
         looks = self._ranks.gather(f"built{run}", _Looks(tensors=built))
         if looks is not None and not run:
-            self._note_built(looks)
+            self._notes += filter(None, [describe_built([one.tensors for one in looks])])
         training = Training(setting)
         own: list[Moment] = []
         steps: list[tuple[Moment, ...]] = []
@@ -207,7 +207,7 @@ class _Run:
         self._watch.mark(f"step {step}: the reference", times=6 + 6 * self._launch.world_size)
         if referee is not None and moments is not None:
             referee.ask(step, moments)
-        self._ranks.agree(_Same, f"asked/{step}", _Same(models=True) if self._launch.rank == 0 else None)
+        self._ranks.agree(_Decision, f"asked/{step}", _Decision(goes_on=True) if self._launch.rank == 0 else None)
 
     def _run_again(self, first: Own) -> Rerun | None:
         """Build and train a second time, and compare with the first run on each rank."""
@@ -218,16 +218,6 @@ class _Run:
 
     def _judges(self) -> bool:
         return self._settings.reference and self._launch.rank == 0
-
-    def _note_built(self, looks: tuple[_Looks, ...]) -> None:
-        (splits,) = split({rank: one.tensors for rank, one in enumerate(looks)}, [looks[0].tensors[0].what])
-        if splits:
-            first = splits[0]
-            sides = " and ".join(rank_list(side) for side in first.sides[:2])
-            self._notes.append(
-                f"built with one seed, {len(splits)} parameters had other values on other ranks, as {first.row.name} "
-                f"({sides}); DDP's constructor gave all rank 0's"
-            )
 
     def _trial(self, setting: Setting, models: Any) -> Trial:
         return Trial(
@@ -249,3 +239,15 @@ class _Run:
             loss=setting.steps.words,
             notes=tuple(self._notes),
         )
+
+
+def describe_built(built: Sequence[Sequence[Seen]]) -> str:
+    """Return which parameters were built with other values on other ranks, or "". ``built`` is in rank order."""
+    (splits,) = split(dict(enumerate(built)), [What.PARAMETER])
+    if not splits:
+        return ""
+    sides = " and ".join(rank_list(side) for side in splits[0].sides[:2])
+    return (
+        f"built with one seed, {len(splits)} parameters had other values on other ranks, as {splits[0].row.name} "
+        f"({sides}); DDP's constructor gave all rank 0's"
+    )

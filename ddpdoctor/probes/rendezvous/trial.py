@@ -53,28 +53,27 @@ class Trial:
         began = time.monotonic()
         os.write(self._tell, json.dumps(told).encode() + b"\n")
         os.close(self._tell)
-        stages = self._listen(began + float(told["limit_s"]) + GRACE_S)
+        limit_s = float(told["limit_s"])
+        stages, hung_up = self._listen(began + limit_s + GRACE_S)
         last = stages[-1] if stages else {"stage": "store"}
-        error = "" if last.get("done") else last.get("error") or self._end(float(told["limit_s"]))
+        error = "" if last.get("done") else last.get("error") or self._end(limit_s, hung_up=hung_up)
         return {"stage": last["stage"], "error": error, "duration_s": time.monotonic() - began}
 
-    def _listen(self, deadline: float) -> list[dict[str, Any]]:
-        """Return the stages that it reports until it ends or the time is up."""
-        text = b""
-        while (left_s := deadline - time.monotonic()) > 0:
+    def _listen(self, deadline: float) -> tuple[list[dict[str, Any]], bool]:
+        """Return the stages that it reports until it hangs up or the time is up, and whether it has hung up."""
+        text, hung_up = b"", False
+        while not hung_up and (left_s := deadline - time.monotonic()) > 0:
             if not select.select([self._hear], [], [], left_s)[0]:
                 break
             part = os.read(self._hear, 65536)
-            if not part:
-                break
+            hung_up = not part
             text += part
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")], hung_up
 
-    def _end(self, limit_s: float) -> str:
-        """Kill the process if it still runs, and return how it ended."""
-        ended, status = os.waitpid(self._pid, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
+    def _end(self, limit_s: float, *, hung_up: bool) -> str:
+        """Return how the process ended. Kill it if it has not hung up; if it has, it is about to end."""
+        if hung_up:
+            code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
             return f"the process {how}"
         with contextlib.suppress(ProcessLookupError):

@@ -329,3 +329,18 @@ def test_a_distributed_checkpoint_is_held_to_its_index(saved, tmp_path):
     assert f"{part.name} has" in short.missing[0]
     assert missing.missing == (f"{part.name} is not there",)
     assert bare.state is State.CUT
+
+
+def test_a_distributed_checkpoint_counts_files_of_one_name_in_all_its_folders(saved, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(saved, tmp_path / "copy")
+    shutil.copytree(saved, folder / "step0")
+    both = read_distributed(folder, checksums=False)
+    (folder / ".metadata").unlink()
+    bare = read_distributed(folder, checksums=False)
+
+    assert both.size_bytes == sum(path.stat().st_size for path in folder.rglob("*.distcp")) + 2 * (
+        (folder / "step0" / ".metadata").stat().st_size
+    )
+    assert (bare.state, bare.detail) == (State.CUT, "it holds 2 .distcp files and no .metadata")

@@ -51,6 +51,9 @@ def test_of_a_folder_every_temporary_file_is_told():
          ("model-00002-of-00003.safetensors",)),
         ("model-00001-of-00001.bin", [], None),
         ("lowrank4.pt", ["lowrank8.pt"], None),
+        # Dates and step numbers, of which nobody expects those in between.
+        ("part20240131.pt", ["part20240201.pt"], None),
+        ("part20240131_rank0.pt", ["part20240131_rank2.pt"], ("part20240131_rank1.pt",)),
     ],
 )  # fmt: skip
 def test_files_that_belong_together(name, others, missing):

@@ -1,11 +1,15 @@
-"""What the one process keeps of each computation does not stay on the GPU."""
+"""The one process that computes the reference: what it keeps does not stay on the GPU, and it has a time limit."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.trial import TrialSettings
 from ddpdoctor.probes.consistency.alone import take_gradients
+from ddpdoctor.probes.consistency.reference_process import ReferenceProcess
 
 
 def test_gradients_are_kept_on_the_host():
@@ -26,3 +30,14 @@ def test_what_is_kept_is_a_copy():
 
     assert list(kept) == ["weight"]
     assert bool((kept["weight"] == 1).all())
+
+
+def test_a_reference_that_takes_too_long_is_told_as_such():
+    process = ReferenceProcess(TrialSettings(model="m:f", limit_s=0.001), 1, torch.device("cpu"), 0)
+    try:
+        with pytest.raises(UserError) as error:
+            process.ask(1, ())
+    finally:
+        process.close()
+
+    assert error.value.message == "the process that computes the reference did not answer within 0.006 s"

@@ -15,8 +15,9 @@ from ddpdoctor.probes.consistency.batches import CannotJoin, choose_batches, joi
 from ddpdoctor.probes.consistency.building import build, quiet_dropout, see_model
 from ddpdoctor.probes.consistency.comparing import compare_moments
 from ddpdoctor.probes.consistency.losses import Steps
-from ddpdoctor.probes.consistency.moments import Moment, Seen, look, state_rows
+from ddpdoctor.probes.consistency.moments import Moment, Seen, buffer_rows, look, parameter_rows, state_rows
 from ddpdoctor.probes.consistency.rerun import Own, compare_runs, merge_reruns
+from ddpdoctor.probes.consistency.session import describe_built
 from ddpdoctor.probes.consistency.watch import Place, describe_places
 
 CPU = torch.device("cpu")
@@ -188,3 +189,17 @@ def test_places_are_told_together_and_the_silent_are_named():
         "rank 1 in step 2, at m.py:3 in f",
         "nothing was heard of rank 3",
     ]
+
+
+def test_parameters_without_values_yet_are_left_out():
+    assert look(parameter_rows(nn.LazyLinear(3))) == ()
+    assert describe_built([(), ()]) == ""
+
+
+def test_parameters_that_were_built_unlike_are_named():
+    built = [look([*parameter_rows(module), *buffer_rows(module)]) for module in (nn.Linear(1, 1), nn.Linear(1, 1))]
+
+    assert describe_built(built) == (
+        "built with one seed, 2 parameters had other values on other ranks, as weight (rank 0 and rank 1); DDP's "
+        "constructor gave all rank 0's"
+    )
