@@ -13,6 +13,18 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def format_about(size_bytes: float) -> str:
+    """Write a size with three digits: "5.3 MiB", "64 KiB"."""
+    unit, size = next(((unit, size) for unit, size in _UNITS if size_bytes >= size), ("B", 1))
+    value = size_bytes / size
+    return f"{value:.3g} {unit}" if value < 1000 else f"{int(value)} {unit}"
+
+
+def format_memory(size_bytes: float) -> str:
+    """Write "21.0 GiB", or "380 MiB" below one GiB."""
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"
+
+
 def format_rate(gb_s: float) -> str:
     """Write "466 GB/s", "11.8 GB/s" or "0.85 GB/s": three digits, because these figures are no more exact."""
     return f"{format_digits(gb_s)} GB/s"
@@ -30,3 +42,11 @@ def format_digits(value: float) -> str:
     """Write a number with three digits. Trailing zeros stay, because they show how exact it is."""
     size = abs(value)
     return f"{value:.{0 if size >= 100 else 1 if size >= 10 else 2}f}" if size >= 0.1 or not size else f"{value:.2g}"
+
+
+def format_age(age_s: float) -> str:
+    """Write "40 s", "12 min", "5 h" or "3 days"."""
+    for unit, size_s in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if age_s >= 2 * size_s:
+            return f"{age_s / size_s:.0f} {unit}"
+    return f"{age_s:.0f} s"

@@ -1,4 +1,4 @@
-"""Words for lists of ranks and other numbered things."""
+"""Words for lists of ranks, names and other things."""
 
 from __future__ import annotations
 
@@ -22,6 +22,19 @@ def rank_list(ranks: Iterable[int], noun: str = "rank") -> str:
 def count_of(number: int, noun: str, nouns: str = "") -> str:
     """Return "1 tensor" or "2 tensors". ``nouns`` is the plural if it is irregular."""
     return f"{number} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def name_list(names: Sequence[str], most: int = 4) -> str:
+    """Return "a", "a and b", or "a, b, c and 12 more" if there are more than ``most``."""
+    if len(names) > most:
+        return first_names(names, most - 1)
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def first_names(names: Sequence[str], most: int = 4, *, count: int | None = None) -> str:
+    """Return "a, b, c, d and 5 more". ``count`` is how many there are if ``names`` are the first of them only."""
+    more = (len(names) if count is None else count) - len(names[:most])
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:

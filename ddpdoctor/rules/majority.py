@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import name_list, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value", bound="Hashable")
 Section = TypeVar("Section")
-
-NAMED_HOSTS = 4
-"""Up to this many hosts are named one by one; if there are more, the first few and a count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,19 +105,10 @@ def describe(
 
 
 def _who(side: Side[Value], *, by_rank: bool) -> str:
-    return rank_list(side.ranks) if by_rank and side.ranks else host_list(side.hosts)
+    return rank_list(side.ranks) if by_rank and side.ranks else name_list(side.hosts)
 
 
 def _others(side: Side[Value], *, by_rank: bool) -> str:
     """Describe the majority: a single host or rank by name, more as "15 others"."""
     count = len(side.ranks) if by_rank and side.ranks else len(side.hosts)
     return f"{count} others" if count > 1 else _who(side, by_rank=by_rank)
-
-
-def host_list(hosts: Sequence[str]) -> str:
-    """Return "node3", "node3 and node5" or "node1, node2, node3 and 12 more"."""
-    if len(hosts) == 1:
-        return hosts[0]
-    if len(hosts) > NAMED_HOSTS:
-        return f"{', '.join(hosts[: NAMED_HOSTS - 1])} and {len(hosts) - NAMED_HOSTS + 1} more"
-    return f"{', '.join(hosts[:-1])} and {hosts[-1]}"

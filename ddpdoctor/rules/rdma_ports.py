@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.rules.hca_filter import HcaFilter, parse_hca_filter
 from ddpdoctor.rules.settings import find_setting
@@ -19,7 +20,6 @@ VERBS_LAYERS = frozenset({"InfiniBand", "Ethernet"})
 NETWORK_GB_S = 100.0
 """Our choice: an Ethernet card that is slower, or alone, counts as the machine's everyday network card."""
 NETWORK_CARDS = 2
-NAMED = 4
 
 Place = tuple[str, str, int]
 """What ports that should be alike have in common: the board, the function on its card, the port number on its
@@ -44,11 +44,8 @@ def label(device: RdmaDevice, port: RdmaPort) -> str:
 
 
 def words(names: Sequence[str]) -> str:
-    """Return "mlx5_0", "mlx5_0 and mlx5_1", or "mlx5_0, mlx5_1, mlx5_2 and 5 more"."""
-    names = tuple(dict.fromkeys(names))
-    if len(names) > NAMED:
-        return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} more"
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    """Return "mlx5_0", "mlx5_0 and mlx5_1", or "mlx5_0, mlx5_1, mlx5_2 and 5 more", each name once."""
+    return name_list(tuple(dict.fromkeys(names)))
 
 
 def hca_filter(node: Node) -> HcaFilter:

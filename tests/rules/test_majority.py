@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.rules.majority import Voice, compare, describe, host_list, voices_of
+from ddpdoctor.model.rank_words import name_list
+from ddpdoctor.rules.majority import Voice, compare, describe, voices_of
 from tests.rules.environment.build import node, process
 
 
@@ -76,7 +77,7 @@ def test_values_in_words():
     [(1, "n0"), (2, "n0 and n1"), (4, "n0, n1, n2 and n3"), (5, "n0, n1, n2 and 2 more"), (9, "n0, n1, n2 and 6 more")],
 )
 def test_a_list_of_hosts_stays_short(count, said):
-    assert host_list([f"n{i}" for i in range(count)]) == said
+    assert name_list([f"n{i}" for i in range(count)]) == said
 
 
 def test_one_voice_a_node():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_rate, format_size, format_time
+from ddpdoctor.model.amounts import format_about, format_rate, format_size, format_time
 from ddpdoctor.model.bandwidth import Assessment, Mode
-from ddpdoctor.report.bandwidth.numbers import format_about, format_share
+from ddpdoctor.report.bandwidth.numbers import format_share
 from ddpdoctor.report.blocks import Fact, Facts, Tone
 
 if TYPE_CHECKING:

@@ -1,19 +1,10 @@
-"""Formats sizes, times, bandwidths and shares with only significant digits."""
+"""Formats times, bandwidths and shares with only significant digits."""
 
 from __future__ import annotations
 
 import math
 
 NOT_DEFINED = "n/a"
-_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
-
-
-def format_about(size_bytes: float) -> str:
-    """Write a size that is an estimate: "5.3 MiB"."""
-    for unit, size in _UNITS:
-        if size_bytes >= size:
-            return f"{size_bytes / size:.3g} {unit}"
-    return f"{size_bytes:.0f} B"
 
 
 def format_us(time_us: float) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.rank_words import count_of, first_names
 from ddpdoctor.model.tensor_names import align_names
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.checkpoints.words import listed, some
+from ddpdoctor.rules.checkpoints.words import some
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ def _difference(
 ) -> Problem:
     return Problem(
         severity=None if asked else Severity.INFO,
-        summary=f"{other.path} differs from {first.path} in {len(names)} of {count_of(of, 'tensor')}: {listed(names)}",
+        summary=f"{other.path} differs from {first.path} in {len(names)} of {count_of(of, 'tensor')}: "
+        f"{first_names(names)}",
         evidence=(f"in one of them only: {some(only, 'tensor')}",) if only else (),
         fix="copy one of them to all nodes, or load on rank 0 before DDP is constructed",
         tensor=names[0],
@@ -169,7 +170,7 @@ def check_parts(seen: Checkpoints) -> Answer:
     """
     problems = [
         Problem(
-            summary=f"{one.path} is not whole: {listed(one.missing)}",
+            summary=f"{one.path} is not whole: {first_names(one.missing)}",
             fix="take the step before it, or copy the files from the node that wrote them",
         )
         for one in seen.files
@@ -177,7 +178,8 @@ def check_parts(seen: Checkpoints) -> Answer:
     ]
     problems += [
         Problem(
-            summary=f"files {gap.pattern}: {listed(gap.missing)} {'is' if len(gap.missing) == 1 else 'are'} missing",
+            summary=f"files {gap.pattern}: {first_names(gap.missing)} "
+            f"{'is' if len(gap.missing) == 1 else 'are'} missing",
             evidence=(gap.why,),
             fix="take the step before it, or copy the files from the node that wrote them",
         )

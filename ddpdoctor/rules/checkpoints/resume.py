@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.checkpoint import Form, Part, State
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.rank_words import count_of, first_names
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.checkpoints.words import listed
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -135,17 +134,18 @@ def _refusal(one: FileSeen) -> Problem | None:
     if running:
         return Problem(
             severity=Severity.ERROR,
-            summary=f"{one.path} calls {listed(running)} as it is loaded: it runs code",
-            evidence=(f"it names {listed(names)}", "nothing of it was run here"),
+            summary=f"{one.path} calls {first_names(running)} as it is loaded: it runs code",
+            evidence=(f"it names {first_names(names)}", "nothing of it was run here"),
             fix="do not load it with weights_only=False; delete it, and find out where it came from",
         )
     if one.refused:
         last = [name.rpartition(".")[2] for name in one.refused]
         return Problem(
-            summary=f"{one.path}: torch.load refuses it (weights_only=True), because it names {listed(one.refused)}",
+            summary=f"{one.path}: torch.load refuses it (weights_only=True), because it names "
+            f"{first_names(one.refused)}",
             evidence=("to load these, torch would have to import and call them",),
             fix="save state_dict() and plain values in their place; if you trust the file: "
-            f"torch.serialization.add_safe_globals([{listed(last)}])",
+            f"torch.serialization.add_safe_globals([{first_names(last)}])",
         )
     if one.refusal:
         return Problem(summary=f"{one.path}: torch.load refuses it: {one.refusal}", fix="write it anew with torch.save")

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.checkpoint import Checksums, Form, State
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.rank_words import count_of, first_names
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.checkpoints.words import listed, some
+from ddpdoctor.rules.checkpoints.words import some
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -109,10 +109,10 @@ def _damage(one: FileSeen) -> Problem:
         summary = f"the index of {one.path} cannot be read: it is damaged, or the file ends in it"
         return Problem(summary=summary, evidence=(one.detail,), fix="take another copy or an earlier checkpoint")
     have = "record has a wrong checksum" if len(records) == 1 else "records have wrong checksums"
-    where = f", in which {'lies' if len(tensors) == 1 else 'lie'} {listed(tensors)}" if tensors else ""
+    where = f", in which {'lies' if len(tensors) == 1 else 'lie'} {first_names(tensors)}" if tensors else ""
     return Problem(
         summary=f"{one.path} is damaged: {len(records)} {have}{where}",
-        evidence=(f"wrong CRC-32 in {listed(records)}", *([one.detail] if one.detail else [])),
+        evidence=(f"wrong CRC-32 in {first_names(records)}", *([one.detail] if one.detail else [])),
         fix=_FIX,
         tensor=tensors[0] if tensors else None,
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.diff import Kind
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import first_names, name_list, rank_list
 from ddpdoctor.model.tensor_names import MODEL_KEYS
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import also
@@ -188,13 +188,8 @@ def _paths(facts: DiffFacts, files: Sequence[int]) -> str:
     ranks = _ranks(facts, files)
     if len(files) > MAX_NAMED and len(ranks) == len(files):
         return f"the files of {rank_list(ranks)}"
-    names = [_short(facts, number) for number in files[:MAX_NAMED]]
-    more = len(files) - len(names)
-    return (
-        ", ".join(names) + f" and {more} more"
-        if more
-        else " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    )
+    names = [_short(facts, number) for number in files]
+    return first_names(names, MAX_NAMED) if len(names) > MAX_NAMED else name_list(names, MAX_NAMED)
 
 
 def _short(facts: DiffFacts, number: int) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Place
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import first_names, rank_list
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.consistency.blame import Ground, blame_of, sides_words
 from ddpdoctor.rules.consistency.replicas import replicas_of
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.consistency.replicas import Replica, Sighting
     from ddpdoctor.rules.consistency.survey import Found
 
-MAX_NAMED = 4
 """How many tensors that differ are named. Our choice."""
 _ALIKE = "hold the same in the {} dimension of the mesh"
 UNTOLD = "it cannot be told which of them is right"
@@ -118,9 +117,7 @@ def _moment_words(sighting: Sighting) -> str:
 def _count_words(sighting: Sighting, nouns: str) -> str:
     difference = sighting.difference
     names = list(dict.fromkeys(row_words(split.row) for split in difference.splits))
-    more = difference.differing - min(len(names), MAX_NAMED)
-    named = ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
-    return f"{difference.differing} of {difference.of} {nouns} differ: {named}"
+    return f"{difference.differing} of {difference.of} {nouns} differ: {first_names(names, count=difference.differing)}"
 
 
 def _side_words(sighting: Sighting) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import first_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -124,10 +125,8 @@ def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Explanation | None
     same = all(ratio(one.without_batchnorm or 0.0, one.exact) <= LIMIT for one in known)
     if not reference.batchnorm or not known or not same or not _agree(step.tensors, "parts"):
         return None
-    names = ", ".join(reference.batchnorm[:MAX_NAMES])
-    more = f" and {len(reference.batchnorm) - MAX_NAMES} more" if len(reference.batchnorm) > MAX_NAMES else ""
     return Explanation(
-        words=f"BatchNorm takes the statistics of each rank's own batch, in {names}{more}",
+        words=f"BatchNorm takes the statistics of each rank's own batch, in {first_names(reference.batchnorm)}",
         fix="torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP, on GPUs; or leave it, where the batch of "
         "one rank is large enough",
         severity=Severity.WARNING,

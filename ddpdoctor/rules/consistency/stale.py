@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import first_names, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.consistency.problems import hosts_of, model_words
 from ddpdoctor.rules.consistency.replicas import step_of, values_at
@@ -156,7 +156,7 @@ def _added_part(stream: Stream, values: tuple[Values, ...], last: int) -> _Stale
     if stream.clock is not StreamClock.STEP or not all(each.late and each.untrained for each in values):
         return None
     some = values[0]
-    names = _names(some.untrained, some.late)
+    names = first_names(some.untrained, some.late, count=some.late)
     return _Stale(
         tensor=some.untrained[0],
         summary=f"no optimizer holds {names} on {rank_list(stream.ranks)}: added to the model, or put in "
@@ -170,20 +170,16 @@ def _left_out(stream: Stream, values: tuple[Values, ...], last: int) -> _Stale |
     if stream.clock is not StreamClock.STEP or not all(each.untrained for each in values):
         return None
     some = values[0]
+    names = first_names(some.untrained, some.untrained_count, count=some.untrained_count)
     return _Stale(
         tensor=some.untrained[0],
         severity=Severity.INFO,
-        summary=f"no optimizer holds {_names(some.untrained, some.untrained_count)} on {rank_list(stream.ranks)}: "
+        summary=f"no optimizer holds {names} on {rank_list(stream.ranks)}: "
         "gradients are computed and reduced, and nothing is trained with them",
         evidence=f"so it was up to step {last}; layers that are left out of the optimizer on purpose look the same",
         fix="where they are to be trained, give them to the optimizer: layers that were frozen when it was made are "
         "easily forgotten; where not, requires_grad_(False) before wrapping saves their backward and reduction",
     )
-
-
-def _names(names: tuple[str, ...], count: int) -> str:
-    more = count - len(names[:count])
-    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")
 
 
 def _unchanged_since(stream: Stream) -> int | None:

@@ -7,9 +7,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.majority import Voice, compare, describe, host_list, voices_of
+from ddpdoctor.rules.majority import Voice, compare, describe, voices_of
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _off(offsets: Offsets, severity: Severity, confidence: Confidence) -> Proble
     worst_first = sorted(offsets, key=lambda one: -abs(one[1]))
     hosts, worst = tuple(host for host, _ in worst_first), worst_first[0][1]
     way = "ahead of" if worst > 0 else "behind"
-    who = f"clock of {hosts[0]} is" if len(hosts) == 1 else f"clocks of {host_list(hosts)} are up to"
+    who = f"clock of {hosts[0]} is" if len(hosts) == 1 else f"clocks of {name_list(hosts)} are up to"
     return Problem(
         summary=f"The {who} {abs(worst):.1f} s {way} the others{_consequence(severity)}",
         evidence=tuple(f"{host}: {value:+.1f} s" for host, value in worst_first[:8]),
@@ -154,7 +155,7 @@ def _unsynchronised(loose: list[Node], spread: float | None) -> list[Problem]:
     hosts = tuple(dict.fromkeys(node.host for node in loose))
     return [
         Problem(
-            summary=f"Nobody keeps the clock of {host_list(hosts)} right, by the kernel's word, {now}",
+            summary=f"Nobody keeps the clock of {name_list(hosts)} right, by the kernel's word, {now}",
             fix="sudo timedatectl set-ntp true",
             severity=Severity.WARNING if spread is None else Severity.INFO,
             hosts=hosts,

@@ -170,8 +170,3 @@ def gpu_problem(
         severity=severity,
         ranks=ranks_on(node, gpus),
     )
-
-
-def size_words(size_bytes: int) -> str:
-    """Return "21.0 GiB", or "380 MiB" below one GiB."""
-    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"

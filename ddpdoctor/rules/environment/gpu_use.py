@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.amounts import format_memory
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
@@ -14,7 +15,6 @@ from ddpdoctor.rules.environment.devices import (
     is_coherent,
     is_data_center,
     listed,
-    size_words,
     verb,
 )
 from ddpdoctor.rules.registry import Group, rule
@@ -82,13 +82,13 @@ def _by_process(node: Node, gpus: list[Gpu]) -> Answer:
                 gpu_problem(
                     node,
                     [gpu],
-                    f"has {size_words(held[gpu.index])} of its {_total(gpu)} taken by processes of others",
+                    f"has {format_memory(held[gpu.index])} of its {_total(gpu)} taken by processes of others",
                     detail=lambda _, others=others: ", ".join(map(_words, others)),  # type: ignore[misc]
                     fix=f"ps -fp {','.join(str(one.pid) for one in others)}; end what is left over",
                     severity=Severity.ERROR if most else None,
                 )
             )
-    return judged(problems, f"others hold at most {size_words(max(held.values()))} of a GPU")
+    return judged(problems, f"others hold at most {format_memory(max(held.values()))} of a GPU")
 
 
 def _others(gpu: Gpu, pids: set[int]) -> list[GpuProcess]:
@@ -96,12 +96,12 @@ def _others(gpu: Gpu, pids: set[int]) -> list[GpuProcess]:
 
 
 def _words(process: GpuProcess) -> str:
-    size = "memory not told" if process.used_bytes is None else size_words(process.used_bytes)
+    size = "memory not told" if process.used_bytes is None else format_memory(process.used_bytes)
     return f"pid {process.pid} ({process.name or 'name not known'}) {size}"
 
 
 def _total(gpu: Gpu) -> str:
-    return "memory" if gpu.memory_total_bytes is None else size_words(gpu.memory_total_bytes)
+    return "memory" if gpu.memory_total_bytes is None else format_memory(gpu.memory_total_bytes)
 
 
 def _by_memory(node: Node, gpus: list[Gpu]) -> Answer:
@@ -117,15 +117,15 @@ def _by_memory(node: Node, gpus: list[Gpu]) -> Answer:
             continue
         problems.append(
             Problem(
-                summary=f"{gpu_list([gpu])} has {size_words(used[gpu.index])} of its {_total(gpu)} in use by something "
-                "that cannot be seen from here",
+                summary=f"{gpu_list([gpu])} has {format_memory(used[gpu.index])} of its {_total(gpu)} in use by "
+                "something that cannot be seen from here",
                 evidence=("this process does not see the machine's processes: it runs in a container",),
                 fix="nvidia-smi on the host, outside the container, shows whose it is",
                 severity=Severity.ERROR if most and is_data_center(gpu) else Severity.WARNING,
                 confidence=Confidence.MEDIUM,
             )
         )
-    return judged(problems, f"at most {size_words(max(used.values()))} of a GPU in use; processes cannot be seen")
+    return judged(problems, f"at most {format_memory(max(used.values()))} of a GPU in use; processes cannot be seen")
 
 
 def _own(gpu: Gpu) -> int:
@@ -179,4 +179,4 @@ def check_zombie_ctx(node: Node) -> Answer:
 
 
 def _in_use(gpu: Gpu) -> str:
-    return f"{size_words(gpu.memory_used_bytes or 0)} in use, no process listed"
+    return f"{format_memory(gpu.memory_used_bytes or 0)} in use, no process listed"

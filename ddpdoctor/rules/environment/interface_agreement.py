@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.processes import merge_equal
 from ddpdoctor.rules.fleet_interfaces import VARIABLES, choices_of, first_picks, seen_of
 from ddpdoctor.rules.interface_choice import export, is_bridge, is_tunnel
-from ddpdoctor.rules.majority import Voice, compare, describe, host_list
+from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.node_count import ONE_NODE, has_several_nodes
 from ddpdoctor.rules.rdma_ports import network_ports
 from ddpdoctor.rules.registry import Group, rule
@@ -122,7 +123,7 @@ def _same_address(chosen: Chosen) -> Iterator[Problem]:
         hosts = tuple(dict.fromkeys(node.host for node, _, _ in held))
         if len(hosts) > 1:
             yield Problem(
-                summary=f"{library} would give the others {address} on {host_list(hosts)}: one address cannot mean "
+                summary=f"{library} would give the others {address} on {name_list(hosts)}: one address cannot mean "
                 "several hosts",
                 evidence=tuple(f"{node.host}: {pick}" for node, _, pick in held[:4]),
                 fix=f"{export(VARIABLES[library], held[0][1])} on all nodes, with an interface whose address no other "
@@ -139,7 +140,7 @@ def _link_local(chosen: Chosen) -> Iterator[Problem]:
         if local and len(local) < len(picks):
             hosts = tuple(node.host for node, _, _ in local)
             yield Problem(
-                summary=f"{library} would give the others a link-local address on {host_list(hosts)}, and not on "
+                summary=f"{library} would give the others a link-local address on {name_list(hosts)}, and not on "
                 f"{len(picks) - len(local)} others",
                 evidence=tuple(f"{node.host}: {pick}" for node, _, pick in local[:4]),
                 fix=f"{export(variable, local[0][1])}, or give {local[0][2].interface.name} an address",

@@ -54,12 +54,3 @@ def cpus_words(node: Node, limits: Limits) -> str:
 def number(value: float) -> str:
     """Return "2" or "2.5"."""
     return f"{value:.1f}".removesuffix(".0")
-
-
-def size(count: float) -> str:
-    """Return "64 MiB" or "1.5 GiB"."""
-    if count < 1 << 20:
-        return f"{count / 1024:.0f} KiB"
-    if count < 1 << 30:
-        return f"{number(count / (1 << 20))} MiB"
-    return f"{number(count / (1 << 30))} GiB"

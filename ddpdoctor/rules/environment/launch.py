@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.rendezvous import OTHER_RANK_VARIABLES, RANK_VARIABLES, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.environment.processes import merge_equal, name_list, ranks_of, show_variables
+from ddpdoctor.rules.environment.processes import merge_equal, ranks_of, show_variables
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.job_size import number, ranks_here, ranks_words, size, world_size
+from ddpdoctor.rules.environment.job_size import number, ranks_here, ranks_words, world_size
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ def _volume_words(volume: Volume) -> str:
         return f"{volume.path}: {volume.error}"
     speed = f", writes {number(volume.write_mb_s)} MB/s" if volume.write_mb_s is not None else ""
     closed = "" if volume.writable else ", not writable"
-    return f"{volume.path}: {size(volume.free_bytes)} left{closed}{speed}"
+    return f"{volume.path}: {format_about(volume.free_bytes)} left{closed}{speed}"
 
 
 def _judge_volume(volume: Volume) -> Problem | None:
@@ -258,8 +259,8 @@ def _judge_volume(volume: Volume) -> Problem | None:
     if not volume.writable:
         return Problem(summary=f"{place} may not be written to", fix=elsewhere) if temporary else None
     if volume.free_bytes < MIN_FREE_BYTES:
-        summary = f"{place} is nearly full: less than {size(MIN_FREE_BYTES)} is left for this user"
-        left = f"{size(volume.free_bytes)} of {size(volume.total_bytes)} left"
+        summary = f"{place} is nearly full: less than {format_about(MIN_FREE_BYTES)} is left for this user"
+        left = f"{format_about(volume.free_bytes)} of {format_about(volume.total_bytes)} left"
         return Problem(summary=summary, evidence=(left,), fix=elsewhere)
     if volume.write_mb_s is not None and volume.write_mb_s < SLOW_MB_S:
         return Problem(

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.rendezvous import endpoints, is_loopback, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.processes import ranks_of
-from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.node_count import count_nodes
 from ddpdoctor.rules.registry import Group, rule
 
@@ -74,7 +74,7 @@ def check_master_loopback(fleet: Fleet) -> Answer:
     if not given:
         return skipped("no address of a store is given (MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT)")
     hosts = _hosts_by_variable(given)
-    seen = ", ".join(f"{variable}={host_list(tuple(those))}" for variable, those in hosts.items())
+    seen = ", ".join(f"{variable}={name_list(tuple(those))}" for variable, those in hosts.items())
     count = count_nodes(fleet)
     if count is None or count.nodes < 2:
         return passed(f"{seen}; the job has one node" if count is not None else f"{seen}; no second node is known of")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.job_size import ranks_here, ranks_words, size
+from ddpdoctor.rules.environment.job_size import ranks_here, ranks_words
 from ddpdoctor.rules.environment.wheels import nvidia_gpus
 from ddpdoctor.rules.registry import Group, rule
 
@@ -60,8 +61,8 @@ def check_mem_limit(node: Node) -> Answer:
     if left < wanted:
         problems.append(
             Problem(
-                summary=f"Less than {size(MEMORY_PER_RANK_BYTES)} of memory a rank is left {of_what}",
-                evidence=(f"{size(left)} left for {ranks_words(node)}", _memory_words(limits)),
+                summary=f"Less than {format_about(MEMORY_PER_RANK_BYTES)} of memory a rank is left {of_what}",
+                evidence=(f"{format_about(left)} left for {ranks_words(node)}", _memory_words(limits)),
                 fix="raise the memory limit of the job, or end what else uses memory: ps aux --sort=-rss | head",
             )
         )
@@ -90,13 +91,15 @@ def _memory_left(limits: Limits) -> tuple[int | None, str]:
 def _memory_words(limits: Limits) -> str:
     words = []
     if limits.memory_available_bytes is not None and limits.memory_total_bytes is not None:
-        words.append(f"{size(limits.memory_available_bytes)} of {size(limits.memory_total_bytes)} available")
+        left, total = map(format_about, (limits.memory_available_bytes, limits.memory_total_bytes))
+        words.append(f"{left} of {total} available")
     if limits.memory_limit_bytes is not None and limits.memory_used_bytes is not None:
-        words.append(f"cgroup: {size(limits.memory_used_bytes)} of {size(limits.memory_limit_bytes)} used")
+        used, limit = map(format_about, (limits.memory_used_bytes, limits.memory_limit_bytes))
+        words.append(f"cgroup: {used} of {limit} used")
     if limits.oom_kills is not None:
         words.append(f"{limits.oom_kills} kills for memory")
     if limits.swap_total_bytes:
-        words.append(f"swap {size(limits.swap_total_bytes)}")
+        words.append(f"swap {format_about(limits.swap_total_bytes)}")
     return ", ".join(words)
 
 

@@ -34,8 +34,3 @@ def merge_equal(problems: Iterable[Problem]) -> list[Problem]:
 def show_variables(process: Process, names: Iterable[str]) -> str:
     """Return "RANK=0, WORLD_SIZE=8" for the variables that are set."""
     return ", ".join(f"{name}={process.variables[name]}" for name in names if name in process.variables)
-
-
-def name_list(names: tuple[str, ...]) -> str:
-    """Return "A", "A and B" or "A, B and C"."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.node import Launcher
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import first_names, name_list, rank_list
 from ddpdoctor.model.rendezvous import text_of
 from ddpdoctor.model.slurm import expand_counts, expand_hosts
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.progress.words import verb
 from ddpdoctor.rules.registry import Group, rule
 
@@ -23,7 +22,7 @@ _BY_BLOCKS = ("", "block", "block:block", "block:cyclic", "block:fcyclic")
 """Values of SLURM_DISTRIBUTION that give a node's tasks consecutive numbers (sbatch(1), --distribution)."""
 
 SHOWN = 4
-"""How many ranks, and processes of each, are named."""
+"""How many ranks are named."""
 
 
 @rule(
@@ -78,7 +77,7 @@ def _missing(fleet: Fleet, size: int) -> Iterator[Problem]:
     if not missing:
         return
     hosts = () if by_nodes else _hosts_of(fleet, missing)
-    on = f" on {host_list(hosts)}" if hosts else ""
+    on = f" on {name_list(hosts)}" if hosts else ""
     who = rank_list(missing, "node" if by_nodes else "rank")
     yield Problem(
         summary=f"{who} of {size}{on} did not answer: all others would wait for {verb(missing, 'it', 'them')}",
@@ -98,16 +97,16 @@ def _unclaimed(fleet: Fleet, size: int) -> list[int]:
 def _fix(hosts: tuple[str, ...]) -> str:
     if not hosts:
         return "look on each host whether its launcher runs, and whether it can reach the host of rank 0"
-    return f"look whether the launcher runs on {host_list(hosts)} and can reach the host of rank 0: ssh {hosts[0]}"
+    return f"look whether the launcher runs on {name_list(hosts)} and can reach the host of rank 0: ssh {hosts[0]}"
 
 
 def _whereabouts(fleet: Fleet, hosts: tuple[str, ...]) -> Iterator[str]:
     answered = {node.host for node in fleet.nodes}
     silent = [host for host in hosts if host not in answered]
     if silent:
-        yield f"nothing came from {host_list(silent)} at all"
+        yield f"nothing came from {name_list(silent)} at all"
     if fleet.nodes:
-        yield f"those that answered: {host_list(tuple(node.host for node in fleet.nodes))}"
+        yield f"those that answered: {name_list(tuple(node.host for node in fleet.nodes))}"
     yield from fleet.problems
 
 
@@ -167,9 +166,7 @@ def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
 def _claims(doubled: dict[int, list[tuple[Node, Process]]]) -> Iterator[str]:
     """Yield which processes claim the first few ranks, a few for each."""
     for rank, those in list(doubled.items())[:SHOWN]:
-        named = [f"process {process.pid} on {node.host}" for node, process in those[:SHOWN]]
-        more = f" and {len(those) - SHOWN} more" if len(those) > SHOWN else ""
-        yield f"rank {rank}: {', '.join(named)}{more}"
+        yield f"rank {rank}: {first_names([f'process {process.pid} on {node.host}' for node, process in those])}"
 
 
 def _too_high(fleet: Fleet, size: int) -> Iterator[Problem]:
@@ -209,7 +206,7 @@ def misnumbered(fleet: Fleet, size: int) -> Iterator[Problem]:
             summary=f"{_numbers(doubled)} {verb(doubled, 'is', 'are')} claimed by more than one host: "
             "they take each other's place, and the job hangs or fails",
             evidence=(
-                *(f"node {number}: {host_list(tuple(hosts))}" for number, hosts in doubled.items()),
+                *(f"node {number}: {name_list(tuple(hosts))}" for number, hosts in doubled.items()),
                 *([f"nobody is {_numbers(nobody)}"] if nobody else []),
             ),
             fix=f"give each host a number of its own, --node-rank 0 to {size - 1}; in a Slurm step, $SLURM_NODEID",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.rendezvous import nodes_told
@@ -161,10 +162,7 @@ def _unlock(node: Node, limit: Limit) -> str:
 
 
 def _size(number: int | None) -> str:
-    if number is None:
-        return "unlimited"
-    unit, name = next(((size, name) for size, name in ((GIB, "GiB"), (2**20, "MiB")) if number >= size), (2**10, "KiB"))
-    return f"{number / unit:.3g} {name}" if number < 1000 * unit else f"{number // unit} {name}"
+    return "unlimited" if number is None else format_about(number)
 
 
 def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:

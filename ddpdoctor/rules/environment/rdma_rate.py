@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
-from ddpdoctor.rules.majority import Voice, compare, describe, host_list
+from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.rdma_ports import each_port, is_active, label, place, words
 from ddpdoctor.rules.registry import Group, rule
 
@@ -102,7 +103,7 @@ def _compare_rates(links: list[_Link], *, alone: bool) -> list[Problem]:
 def _slow(slow: Sequence[_Link], rate: float, expected: float, peers: int, *, sure: bool, alone: bool) -> Problem:
     hosts = tuple(dict.fromkeys(link.host for link in slow))
     names = words([link.label for link in slow])
-    where = "" if alone else f" on {host_list(hosts)}"
+    where = "" if alone else f" on {name_list(hosts)}"
     one = len(slow) == 1
     everyday = alone and slow[0].layer == "Ethernet"
     unsure = Severity.INFO if everyday else Severity.WARNING

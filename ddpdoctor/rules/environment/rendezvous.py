@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.rendezvous import by_torchrun, endpoints, is_loopback_address, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
-from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def check_rdzv_host(fleet: Fleet) -> Answer:
         return skipped("the nodes have no endpoint in common (PET_RDZV_ENDPOINT with c10d, MASTER_ADDR)")
     matching = [(node, takes_itself_for(names, endpoint.host)) for node, names in fleet.each(lambda n: n.names)]
     hosts = [node.host for node, matches in matching if matches]
-    seen = f"{endpoint.variable}={endpoint.host}, which is {host_list(hosts) if hosts else 'no host'} by torch's rule"
+    seen = f"{endpoint.variable}={endpoint.host}, which is {name_list(hosts) if hosts else 'no host'} by torch's rule"
     if len(hosts) == 1:
         return passed(seen)
     if not hosts and (fleet.missing or any(matches is None for _, matches in matching)):
@@ -123,7 +123,7 @@ def _nobody(fleet: Fleet, endpoint: Endpoint) -> Problem:
     owner = next((node for node in fleet.nodes if _meant(node, endpoint.host) & _addresses(node)), None)
     first = owner or fleet.nodes[0]
     own_card = f"an interface of {first.host} has the address, and the name of that host is not looked up to it"
-    compared = f"compared with the names of {host_list(tuple(node.host for node in fleet.nodes))}"
+    compared = f"compared with the names of {name_list(tuple(node.host for node in fleet.nodes))}"
     return Problem(
         summary=f"no host takes itself for {endpoint.host} of {endpoint.variable}: nobody starts the store, and all "
         f"wait{_if_given(endpoint)}",
@@ -136,7 +136,7 @@ def _nobody(fleet: Fleet, endpoint: Endpoint) -> Problem:
 
 def _several(fleet: Fleet, endpoint: Endpoint, hosts: list[str]) -> Problem:
     return Problem(
-        summary=f"{host_list(hosts)} all take themselves for {endpoint.host} of {endpoint.variable}: each starts a "
+        summary=f"{name_list(hosts)} all take themselves for {endpoint.host} of {endpoint.variable}: each starts a "
         f"store of its own{_if_given(endpoint)}",
         evidence=("their names are looked up to an address that they share",),
         fix=_fix(fleet.nodes[0].host, endpoint),

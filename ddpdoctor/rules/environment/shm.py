@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
-from ddpdoctor.rules.environment.job_size import number, size
+from ddpdoctor.rules.environment.job_size import number
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def check_shm(node: Node) -> Answer:
 def _shm_words(shm: SharedMemory) -> str:
     workers = f", {shm.loader_workers} loader workers" if shm.loader_workers else ""
     speed = f", writes {number(shm.volume.write_mb_s)} MB/s" if shm.volume.write_mb_s is not None else ""
-    return f"{size(shm.volume.free_bytes)} of {size(shm.volume.total_bytes)} left{workers}{speed}"
+    return f"{format_about(shm.volume.free_bytes)} of {format_about(shm.volume.total_bytes)} left{workers}{speed}"
 
 
 def _small_shm(shm: SharedMemory, container: str | None) -> Problem | None:
@@ -96,17 +97,19 @@ def _small_shm(shm: SharedMemory, container: str | None) -> Problem | None:
         bad = workers or total < DOCKER_SHM_BYTES
         what = "Docker's default" if total == DOCKER_SHM_BYTES else "less than any container has by default"
         return Problem(
-            summary=f"/dev/shm has {size(total)}, {what}: loader workers and NCCL run out of it (bus errors)",
+            summary=f"/dev/shm has {format_about(total)}, {what}: loader workers and NCCL run out of it (bus errors)",
             evidence=evidence,
             fix=fix,
             severity=Severity.ERROR if bad else None,
         )
     least = LOADER_SHM_BYTES if workers else LOW_SHM_BYTES
     if total < least:
-        summary = f"/dev/shm has {size(total)}: less than the {size(least)} that loader workers and NCCL want"
+        summary = (
+            f"/dev/shm has {format_about(total)}: less than the {format_about(least)} that loader workers and NCCL want"
+        )
         return Problem(summary=summary, evidence=evidence, fix=fix)
     if free < DOCKER_SHM_BYTES:
-        summary = f"/dev/shm is full: less than {size(DOCKER_SHM_BYTES)} of {size(total)} is left"
+        summary = f"/dev/shm is full: less than {format_about(DOCKER_SHM_BYTES)} of {format_about(total)} is left"
         return Problem(summary=summary, evidence=evidence, fix="ls -lS /dev/shm | head shows what fills it")
     return None
 
@@ -126,7 +129,7 @@ def _stale(shm: SharedMemory) -> Problem | None:
     some = " ".join(shm.stale_files[:NAMED_FILES]) + (" …" if count > NAMED_FILES else "")
     return Problem(
         summary="/dev/shm holds files of processes that have gone",
-        evidence=(f"{size(shm.stale_bytes)} in {count} file{'s' if count > 1 else ''} of torch and NCCL",),
+        evidence=(f"{format_about(shm.stale_bytes)} in {count} file{'s' if count > 1 else ''} of torch and NCCL",),
         fix=f"rm {some}",
         severity=None if shm.stale_bytes * STALE_SHARE >= shm.volume.total_bytes else Severity.INFO,
     )

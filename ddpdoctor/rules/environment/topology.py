@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import first_names, name_list
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.visible_devices import VARIABLE, read_visible
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
@@ -97,14 +98,13 @@ def _redirecting(pci: Pci, wrong: tuple[str, ...]) -> list[Problem]:
                 guilty[bus_id] = device
     if not guilty:
         return []
-    some = list(guilty)[:SHOWN]
-    more = f" and {len(guilty) - SHOWN} more" if len(guilty) > SHOWN else ""
+    some = list(guilty)
     return [
         Problem(
             summary=f"Access Control Services of {len(guilty)} PCIe bridge{'s' * (len(guilty) > 1)} send traffic "
             "between GPUs and their peers through the processor: GPUDirect is slow, or hangs",
             evidence=(
-                f"ACS redirects at {', '.join(some)}{more}, above {describe(pci, guilty[some[0]])}",
+                f"ACS redirects at {first_names(some)}, above {describe(pci, guilty[some[0]])}",
                 *_copy_words(wrong),
             ),
             fix=f"for b in {' '.join(guilty)}; do setpci -s $b ECAP_ACS+6.w=0000; done   (until the next start; "
@@ -215,7 +215,7 @@ def _is_far(process: Process, gpu: PciDevice) -> bool:
 def _far(far: list[tuple[Process, PciDevice]]) -> Problem:
     ranks = tuple(process.rank for process, _ in far if process.rank is not None)
     one = len(far) == 1
-    who = f"{'Rank' if one else 'Ranks'} {_numbers(ranks)}" if ranks else "This process"
+    who = f"{'Rank' if one else 'Ranks'} {name_list([str(rank) for rank in ranks])}" if ranks else "This process"
     return Problem(
         summary=f"{who} may run only on CPUs of another NUMA node than {'its GPU' if one else 'their GPUs'}",
         evidence=tuple(
@@ -237,12 +237,6 @@ def _lost(pci: Pci, lost: list[PciDevice]) -> Problem:
         evidence=(f"numa_node is -1 of {', '.join(gpu.bus_id for gpu in lost[:SHOWN])}",),
         fix="look at the NUMA settings of the BIOS (SNC, NPS) and at its update",
     )
-
-
-def _numbers(ranks: tuple[int, ...]) -> str:
-    if len(ranks) > SHOWN:
-        return f"{', '.join(map(str, ranks[: SHOWN - 1]))} and {len(ranks) - SHOWN + 1} more"
-    return " and ".join(filter(None, (", ".join(map(str, ranks[:-1])), str(ranks[-1]))))
 
 
 def _cpu_words(cpus: tuple[int, ...]) -> str:

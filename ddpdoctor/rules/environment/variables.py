@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import first_names
 from ddpdoctor.model.variables import find_variable
 from ddpdoctor.rules.answers import Answer, Problem, judged
 from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
@@ -259,7 +260,4 @@ def _shown(node: Node) -> str:
         if variable.component not in OF_THE_LAUNCH and not variable.name.startswith("TORCHELASTIC_")
     }
     names = sorted(settings, key=lambda text: settings[text])
-    if not names:
-        return "no variable of NCCL, torch, Gloo, CUDA or OpenMP is set"
-    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
-    return ", ".join(names[:MOST_SHOWN]) + more
+    return first_names(names, MOST_SHOWN) or "no variable of NCCL, torch, Gloo, CUDA or OpenMP is set"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.amounts import format_age
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
@@ -93,7 +94,7 @@ def _problem(node: Node, gpu: Gpu | None, xids: list[Xid]) -> Problem:
     severity, meaning, fix = CODES.get(last.code, OTHER)
     where = f"GPU {gpu.index}" if gpu is not None else f"The GPU at {last.bus_id}"
     times = f", {len(xids)} times" if len(xids) > 1 else ""
-    age = "" if last.age_s is None else f" {age_words(last.age_s)} ago"
+    age = "" if last.age_s is None else f" {format_age(last.age_s)} ago"
     return Problem(
         summary=f"{where} had Xid {last.code}: {meaning}",
         evidence=(f"{last.bus_id}{age}{times}: {last.text}",),
@@ -101,11 +102,3 @@ def _problem(node: Node, gpu: Gpu | None, xids: list[Xid]) -> Problem:
         severity=severity,
         ranks=ranks_on(node, [gpu]) if gpu is not None and severity is not Severity.INFO else (),
     )
-
-
-def age_words(seconds: float) -> str:
-    """Return "40 s", "12 min", "5 h" or "3 days"."""
-    for size, unit, least in ((86_400, "days", 2), (3_600, "h", 2), (60, "min", 2)):
-        if seconds >= size * least:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

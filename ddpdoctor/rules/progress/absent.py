@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import name_list, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
-from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
@@ -201,7 +200,7 @@ def _missing_fix(scene: Scene, absent_nodes: list[NodeSeen], *, alone: bool, dou
         return "give each process a rank number of its own: pass on RANK, as the launcher sets it, to rank="
     if absent_nodes:
         hosts = hosts_of_nodes(absent_nodes)
-        where = f" on {host_list(hosts)}" if hosts else ""
+        where = f" on {name_list(hosts)}" if hosts else ""
         return f"see whether the job was started{where}, with the same endpoint and world size; {CHECK}"
     if alone:
         return "start as many ranks as the world size says (--nproc-per-node, --nnodes, or world_size= in the script)"

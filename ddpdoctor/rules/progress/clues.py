@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from .scene import Scene
 
-MIB, GIB = 2**20, 2**30
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clue:
@@ -38,11 +36,6 @@ def sentences(found: Mapping[int, Iterable[Clue]]) -> list[str]:
 def fix_of(clues: Iterable[Clue], default: str) -> str:
     """Return the fix of the first clue that has one."""
     return next((clue.fix for clue in clues if clue.fix), default)
-
-
-def size_words(size_bytes: int) -> str:
-    """Return "61.0 GiB", or "512 MiB" below one."""
-    return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB else f"{size_bytes / MIB:.0f} MiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Life, Rank
-from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.rules.majority import host_list
+from ddpdoctor.model.rank_words import name_list, rank_list
 
 from .meshes import behind_words, dim_of, mesh_words
 from .places import innermost_user, lines_seen
@@ -245,4 +244,4 @@ def who(scene: Scene, ranks: Iterable[int]) -> str:
     """Return "rank 3", and in a job of several nodes "rank 3 on node1"."""
     ranks = tuple(ranks)
     hosts = hosts_of(scene, ranks)
-    return f"{rank_list(ranks)} on {host_list(hosts)}" if hosts else rank_list(ranks)
+    return f"{rank_list(ranks)} on {name_list(hosts)}" if hosts else rank_list(ranks)

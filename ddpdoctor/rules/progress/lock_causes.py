@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.amounts import format_age
 from ddpdoctor.model.causes import LockKind
 
 from .clues import Clue, Owner, children_of, find_owner
@@ -84,7 +85,7 @@ def _marker(scene: Scene, rank: Rank, file: LockFile) -> Clue:
             said=f"{waits}, which {who.words} has open",
             fix=f"see what {who.name} does; if it hangs, end it and then `rm {file.path}`",
         )
-    age = f"; it is {_age_words(file.age_s)} old" if file.age_s is not None else ""
+    age = f"; it is {format_age(file.age_s)} old" if file.age_s is not None else ""
     if file.named_lives:
         return Clue(
             said=f"{waits}, which names process {file.named_pid}{age}",
@@ -107,14 +108,6 @@ def _marker(scene: Scene, rank: Rank, file: LockFile) -> Clue:
         said=f"{waits}; no process of this host has it open{named}{age}; whether its owner lives cannot be told: {why}",
         fix=f"if no process uses it any more: `rm {file.path}`",
     )
-
-
-def _age_words(age_s: float) -> str:
-    """Return "40 s", "12 min", "3 h" or "5 days"."""
-    for unit_s, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
-        if age_s >= 2 * unit_s:
-            return f"{age_s / unit_s:.0f} {unit}"
-    return f"{age_s:.0f} s"
 
 
 def _held(path: str | None, holder: Owner) -> Clue:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.nodes import Presence
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import name_list, rank_list
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.rules.answers import Answer, Problem, judged, unknown
-from ddpdoctor.rules.majority import host_list
 
 from . import evidence as say
 from .members import hosts_of_nodes, is_alone, node_words, others_of, ranks_of
@@ -93,7 +92,7 @@ def _summary(scene: Scene, lost: tuple[NodeSeen, ...], *, cut_off: bool) -> str:
     waiters = scene.waits.waiters
     waiting = f", and {rank_list(waiters)} {verb(waiters, 'waits', 'wait')}{_where(scene)} in vain" if waiters else ""
     if cut_off:
-        hosts = host_list(hosts_of_nodes(others_of(scene.job)))
+        hosts = name_list(hosts_of_nodes(others_of(scene.job)))
         return f"this node ({scene.job.host}) is cut off from {hosts}: none of them answers"
     who = node_words(scene.job, lost)
     silent = seconds(max(moment(scene.job) - (node.heard_ns or moment(scene.job)) for node in lost))
@@ -124,7 +123,7 @@ def _seen_words(scene: Scene, node: NodeSeen) -> list[str]:
 def _fix(scene: Scene, lost: tuple[NodeSeen, ...], *, cut_off: bool) -> str:
     if cut_off:
         return f"look at the network of {scene.job.host}: ip -s link show; nft list ruleset; dmesg"
-    where = host_list(hosts_of_nodes(lost)) if hosts_of_nodes(lost) else "the node"
+    where = name_list(hosts_of_nodes(lost)) if hosts_of_nodes(lost) else "the node"
     if all(_answers(scene, node) for node in lost):
         return f"find out on {where} what ended the job there: dmesg, the batch system's log, who sent a SIGKILL"
     return (

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.nodes import Presence
-from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.rules.majority import host_list
+from ddpdoctor.model.rank_words import name_list, rank_list
 
 from .groups import world_of
 
@@ -141,7 +140,7 @@ def node_words(job: Job, nodes: Sequence[NodeSeen]) -> str:
     """Return "node 1 (dd1)", "node 1", "nodes dd1 and dd2", or for single ranks "rank 3 on dd1"."""
     hosts = hosts_of_nodes(nodes)
     if job.members is not None and job.members.of_ranks:
-        return rank_list(node.number for node in nodes) + (f" on {host_list(hosts)}" if hosts else "")
+        return rank_list(node.number for node in nodes) + (f" on {name_list(hosts)}" if hosts else "")
     if len(nodes) == 1:
         return f"node {nodes[0].number}" + (f" ({hosts[0]})" if hosts else "")
-    return f"nodes {host_list([node.host or str(node.number) for node in nodes])}"
+    return f"nodes {name_list([node.host or str(node.number) for node in nodes])}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from .clues import Clue, size_words
+from ddpdoctor.model.amounts import format_memory
+
+from .clues import Clue
 from .members import causes_at
 
 if TYPE_CHECKING:
@@ -62,12 +64,12 @@ def _use(scene: Scene, rank: Rank) -> Iterator[Clue]:
     if rank.causes is None or rank.causes.memory is None:
         return
     space, whose = _limit(scene, rank)
-    said = f"used {size_words(rank.causes.memory.most_bytes)} when it was last looked at"
+    said = f"used {format_memory(rank.causes.memory.most_bytes)} when it was last looked at"
     if space is not None:
-        said += f", of the {size_words(space.limit_bytes)} that {whose}"
+        said += f", of the {format_memory(space.limit_bytes)} that {whose}"
     below = rank.causes.children_memory
     if below is not None and rank.causes.children_count:
-        said += f"; its {rank.causes.children_count} child processes {size_words(below.most_bytes)}"
+        said += f"; its {rank.causes.children_count} child processes {format_memory(below.most_bytes)}"
     yield Clue(said=said, fix=f"{LESS}, or raise the limit on memory")
 
 
@@ -96,9 +98,9 @@ def _of_device(at_error: AtError | None) -> Iterator[Clue]:
 
 def _device_words(one: DeviceMemory) -> str:
     return (
-        f"on GPU {one.device} tensors held {size_words(one.allocated_bytes)} (at most "
-        f"{size_words(one.most_allocated_bytes)}), and torch had reserved {size_words(one.reserved_bytes)} (at most "
-        f"{size_words(one.most_reserved_bytes)})"
+        f"on GPU {one.device} tensors held {format_memory(one.allocated_bytes)} (at most "
+        f"{format_memory(one.most_allocated_bytes)}), and torch had reserved {format_memory(one.reserved_bytes)} (at "
+        f"most {format_memory(one.most_reserved_bytes)})"
     )
 
 
@@ -107,15 +109,16 @@ def _of_host(scene: Scene, rank: Rank, text: str) -> Iterator[Clue]:
     if at_error is not None and at_error.address_space is not None:
         space = at_error.address_space
         yield Clue(
-            said=f"its address space was {size_words(space.used_bytes)} of the {size_words(space.limit_bytes)} that "
-            f"RLIMIT_AS (ulimit -v) allows{_asked(text)}",
+            said=f"its address space was {format_memory(space.used_bytes)} of the {format_memory(space.limit_bytes)} "
+            f"that RLIMIT_AS (ulimit -v) allows{_asked(text)}",
             fix=f"{LESS}, or raise the limit: ulimit -v unlimited",
         )
     if at_error is not None and at_error.memory is not None:
         memory = at_error.memory
-        had = f"had {size_words(memory.used_bytes)} resident when it failed, {size_words(memory.most_bytes)} at most"
+        used, most = map(format_memory, (memory.used_bytes, memory.most_bytes))
+        had = f"had {used} resident when it failed, {most} at most"
         space_all, whose = _limit(scene, rank)
-        of = f", of the {size_words(space_all.limit_bytes)} that {whose}" if space_all is not None else ""
+        of = f", of the {format_memory(space_all.limit_bytes)} that {whose}" if space_all is not None else ""
         yield Clue(said=had + of, fix=LESS)
     else:
         yield from _use(scene, rank)
@@ -124,7 +127,7 @@ def _of_host(scene: Scene, rank: Rank, text: str) -> Iterator[Clue]:
 def _asked(text: str) -> str:
     """Return how much was asked for, if torch says it."""
     match = _ASKED.search(text)
-    return f", and {size_words(int(match[1]))} more were asked for" if match else ""
+    return f", and {format_memory(int(match[1]))} more were asked for" if match else ""
 
 
 def _of_worker(scene: Scene, rank: Rank, text: str) -> Iterator[Clue]:
@@ -156,7 +159,7 @@ def _of_shared(space: Space | None, *, refused: bool = False) -> Iterator[Clue]:
     """Judge /dev/shm. ``refused``: the kernel said that there was no space for the request."""
     if space is None:
         return
-    size, used = size_words(space.limit_bytes), size_words(space.used_bytes)
+    size, used = format_memory(space.limit_bytes), format_memory(space.used_bytes)
     if refused or _is_full(space):
         state = "it was full" if _is_full(space) else "there was no room for what was asked for"
         yield Clue(

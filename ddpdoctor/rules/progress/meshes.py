@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import name_list, rank_list
 
 from .groups import Group, Position, dim_words, group_words, reached
 from .words import verb
@@ -66,11 +66,7 @@ def behind_words(scene: Scene, blamed: tuple[int, ...], waiters: list[int]) -> s
     dims = sorted({dim_words(group) for n in direct if (group := groups[n]) is not None})
     ops = sorted({call.op for n in direct if (call := scene.states[n].call) is not None})
     what = f"in {ops[0]} of" if len(ops) == 1 else "in"
-    text = f"while {rank_list(direct)} {verb(direct, 'waits', 'wait')} for {whom} {what} the {_joined(dims)} group"
+    text = f"while {rank_list(direct)} {verb(direct, 'waits', 'wait')} for {whom} {what} the {name_list(dims)} group"
     text += "s" if len(dims) > 1 else ""
     rest = [n for n in waiters if n not in direct]
     return f"{text}, and {rank_list(rest)} {verb(rest, 'waits', 'wait')} behind that" if rest else text
-
-
-def _joined(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import name_list, rank_list
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.rules.answers import Answer, Problem, judged, unknown
-from ddpdoctor.rules.majority import host_list
 
 from .members import hosts_of_nodes, is_alone, never_came, node_words, others_of, ranks_of
 from .reached import CHECK, failing, reach_fix, reached_words
@@ -78,7 +77,7 @@ def _here_words(job: Job) -> list[str]:
     gone = {node.number for node in never_came(job)}
     here = [node for node in job.members.nodes if node.number not in gone]
     hosts = [node.host or str(node.number) for node in here]
-    return [f"{len(here)} of {job.members.expected} nodes came: {host_list(hosts)}"] if here else []
+    return [f"{len(here)} of {job.members.expected} nodes came: {name_list(hosts)}"] if here else []
 
 
 def _absent_fix(job: Job, absent: tuple[NodeSeen, ...]) -> str:
@@ -86,7 +85,7 @@ def _absent_fix(job: Job, absent: tuple[NodeSeen, ...]) -> str:
     if is_alone(job) and bad is not None:
         return reach_fix(bad, job.host or "this node")
     hosts = hosts_of_nodes(absent)
-    where = f" on {host_list(hosts)}" if hosts else " there"
+    where = f" on {name_list(hosts)}" if hosts else " there"
     return f"see whether the job was started{where}, with the same endpoint, id and number of nodes; {CHECK}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import first_names, rank_list
 from ddpdoctor.model.reducer import Fault
 from ddpdoctor.rules.answers import Problem
 
@@ -47,11 +47,9 @@ def reducer_summary(said: ReducerSaid) -> str:
 
 def names_words(said: ReducerSaid) -> str:
     """Return "aux.weight, aux.bias (2 of 6 parameters)"."""
-    more = said.count - min(len(said.names), MAX_NAMED)
-    named = ", ".join(said.names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
     if not said.names:
         return f"{said.count} parameters" if said.count else "a parameter"
-    return f"{named} ({said.count} of {said.of} parameters)"
+    return f"{first_names(said.names, MAX_NAMED, count=said.count)} ({said.count} of {said.of} parameters)"
 
 
 def reducer_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
-from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.rendezvous.lines import Way, explain
 from ddpdoctor.rules.rendezvous.meeting import Meeting, first_few
@@ -139,7 +139,7 @@ def _loss(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Problem:
         summary=f"packets are lost {_where(meeting, blame)}: up to {100 * worst:.0f} % had to be sent again",
         hosts=hosts,
         evidence=first_few(_lost(meeting, pair) for pair in bad),
-        fix=f"ethtool -S {interface} | grep -iE 'drop|err|crc'; ip -s link show {interface} on {host_list(hosts)}, "
+        fix=f"ethtool -S {interface} | grep -iE 'drop|err|crc'; ip -s link show {interface} on {name_list(hosts)}, "
         "then the cable and the port of the switch",
         confidence=_confidence(blame),
     )
@@ -163,7 +163,7 @@ def _slow_link(meeting: Meeting, blame: BadPairs, bad: list[NodePair], fastest: 
             f"{_both(meeting, rate.pair)}: {say_rate(rate.bytes_s)}, {_ended(rate)}{rate.duration_s * 1000:.0f} ms"
             for rate in rates
         ),
-        fix=f"ethtool {interface} | grep Speed; tc qdisc show dev {interface} on {host_list(hosts)}, then the cable, "
+        fix=f"ethtool {interface} | grep Speed; tc qdisc show dev {interface} on {name_list(hosts)}, then the cable, "
         "the port of the switch and its limits",
         confidence=_confidence(blame),
     )
@@ -178,7 +178,7 @@ def _where(meeting: Meeting, blame: BadPairs) -> str:
     """Return words for the direction in which something goes wrong."""
     first = meeting.name(blame.nodes[0])
     words = {
-        Way.ALL: f"between {host_list(meeting.names(blame.nodes))}, in all directions",
+        Way.ALL: f"between {name_list(meeting.names(blame.nodes))}, in all directions",
         Way.CUT_OFF: f"on the way to {first} and from it",
         Way.INBOUND: f"on the way to {first} (inbound)",
         Way.OUTBOUND: f"on the way from {first} (outbound)",

@@ -6,11 +6,11 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reaching import Contact, say_place
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_ports
-from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.rendezvous.lines import Way, explain
 from ddpdoctor.rules.rendezvous.meeting import ADDRESS_IS_WRONG, Meeting, describe, first_few
@@ -122,7 +122,7 @@ def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], Nod
 def _who(meeting: Meeting, blame: BadPairs) -> str:
     first = meeting.name(blame.nodes[0])
     if blame.way is Way.ALL:
-        return f"{host_list(meeting.names(blame.nodes))} cannot connect to each other at all, in any direction"
+        return f"{name_list(meeting.names(blame.nodes))} cannot connect to each other at all, in any direction"
     if blame.way is Way.PAIR:
         source, target = blame.pairs[0]
         both = " nor the other way round" if len(blame.pairs) > 1 else ""
@@ -174,7 +174,7 @@ def _fix(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> str:
         return f"nft list ruleset, as root on {host}, shows what it lets out; ip route get {bad[0].address} its way"
     first = meeting.node(bad[0].target)
     sources = tuple(dict.fromkeys(meeting.visit(pair.source).published for pair in bad))
-    targets = host_list(meeting.names(dict.fromkeys(pair.target for pair in bad)))
+    targets = name_list(meeting.names(dict.fromkeys(pair.target for pair in bad)))
     command = f"{open_ports(first, None, sources)} (as root on {targets})"
     return f"{command}; in a cloud, let the nodes' network in on TCP ports {_ports(meeting, bad)} in the security group"
 

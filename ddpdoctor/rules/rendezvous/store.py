@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reaching import Contact, say_place
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.firewall_opening import open_ports
-from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.rendezvous.meeting import PLACE_IS_WRONG, Meeting, describe, first_few
 
@@ -142,7 +142,7 @@ def _held_up(those: list[tuple[Visit, Connecting]], seen: list[tuple[Visit, Door
     everywhere = all(dead.address in addresses for addresses in silent)
     lines = first_few(f"{visit.host} to {describe(attempt)}" for visit, attempt in those)
     return Problem(
-        summary=f"{dead.host} leads {host_list(clients)} to an address that does not answer, before "
+        summary=f"{dead.host} leads {name_list(clients)} to an address that does not answer, before "
         "one that does: torch waits there, for minutes or until its time limit",
         hosts=(server.host,) if server is not None and everywhere else clients,
         evidence=(*lines, f"{works.address} works"),
@@ -174,7 +174,7 @@ def _unreached(
     alone = server is None or len(those) == 1
     blamed = clients if outbound else (server.host if server is not None else attempt.host,)
     return Problem(
-        summary=f"{host_list(clients)} cannot reach the store: a connection to {place} {_words(contact, server)}"
+        summary=f"{name_list(clients)} cannot reach the store: a connection to {place} {_words(contact, server)}"
         + _direction(contact, clients, server, works_for),
         hosts=clients if contact is Contact.UNRESOLVED else blamed,
         evidence=_evidence(meeting, those, server, works_for),
@@ -194,7 +194,7 @@ def _direction(contact: Contact, clients: tuple[str, ...], server: Visit | None,
     if server is None or contact not in CLOSED:
         return ""
     if works_for:
-        others, these = host_list(tuple(visit.host for visit in works_for)), host_list(clients)
+        others, these = name_list(tuple(visit.host for visit in works_for)), name_list(clients)
         return f"; it works from {others}, so it is what goes out of {these}, or what {server.host} lets in from there"
     return f"; the store listens there, so it is what comes in to {server.host}"
 
@@ -206,7 +206,7 @@ def _evidence(
     if server is not None:
         lines.append(f"{server.host} serves the store, and reaches it itself")
     if works_for:
-        lines.append(f"{host_list(tuple(visit.host for visit in works_for))} reached it")
+        lines.append(f"{name_list(tuple(visit.host for visit in works_for))} reached it")
     if not meeting.rendezvous.complete:
         lines.append("this is what one node saw alone: it could not reach the others in any other way either")
         # Nothing else reports, for example, an answer that wants another token.
@@ -231,7 +231,7 @@ def _fix(
         return f"{look}; if it is another program, give all nodes another port"
     if outbound and server is not None:
         return (
-            f"nft list ruleset, as root, shows on {host_list(clients)} what is let out, and on {server.host} "
+            f"nft list ruleset, as root, shows on {name_list(clients)} what is let out, and on {server.host} "
             f"who is let in; ip route get {attempt.address} the way"
         )
     if server is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.majority import host_list
 from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.rendezvous.large import say_size
 from ddpdoctor.rules.rendezvous.meeting import Meeting, first_few, say_duration
@@ -87,7 +87,7 @@ def _finding(meeting: Meeting, failed: list[StartTrial]) -> Problem:
     stage = STAGES.get(failed[0].stage, "it failed")
     whole = len(failed) == len(meeting.rendezvous.trials)
     return Problem(
-        summary=f"a real start with torch fails on {'all hosts' if whole else host_list(hosts)}: {stage}, "
+        summary=f"a real start with torch fails on {'all hosts' if whole else name_list(hosts)}: {stage}, "
         "though the store and all connections work",
         hosts=hosts,
         evidence=first_few(

@@ -9,7 +9,7 @@ from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.gpus import KernelView, Xid
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.rules.environment.xid import CODES, age_words
+from ddpdoctor.rules.environment.xid import CODES
 from tests.machines import load_machine
 from tests.rules.environment.build import ask, node
 from tests.rules.environment.gpu_nodes import gpu_node, gpus_of
@@ -74,10 +74,3 @@ def test_a_log_that_may_not_be_read():
     denied = Unread(why=Why.DENIED, reason="the kernel's log may not be read")
     check, _ = ask("xid", node(gpus=gpus_of(), kernel_log=denied))
     assert (check.outcome, check.reason) == (Outcome.SKIPPED, denied.reason)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 days")]
-)
-def test_ages(seconds, words):
-    assert age_words(seconds) == words

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.amounts import format_rate, format_time
+from ddpdoctor.model.amounts import format_about, format_age, format_memory, format_rate, format_time
 from ddpdoctor.model.bandwidth import Collective, Mode
 from ddpdoctor.report.bandwidth.comparison import count_changes, pick_changes
 from ddpdoctor.report.bandwidth.matrix import make_node_matrix, make_pair_matrix, matrix_section
-from ddpdoctor.report.bandwidth.numbers import format_about, format_gb_s, format_share, format_us
+from ddpdoctor.report.bandwidth.numbers import format_gb_s, format_share, format_us
 from ddpdoctor.report.bandwidth.results import list_columns, sort_series
 from ddpdoctor.report.blocks import Column, Line, Series
 from ddpdoctor.report.chart import ROWS, draw_chart
@@ -215,6 +215,15 @@ def test_a_baseline_of_other_sizes_has_nothing_to_compare():
         (format_share(float("inf")), "n/a"),
         (format_about(5.5 * 2**20), "5.5 MiB"),
         (format_about(300), "300 B"),
+        (format_about(2**30 - 1), "1023 MiB"),
+        (format_about(1.5 * 2**30), "1.5 GiB"),
+        (format_memory(21 * 2**30), "21.0 GiB"),
+        (format_memory(380 * 2**20), "380 MiB"),
+        (format_age(0), "0 s"),
+        (format_age(119), "119 s"),
+        (format_age(120), "2 min"),
+        (format_age(7200), "2 h"),
+        (format_age(200_000), "2 days"),
         (format_rate(466.1), "466 GB/s"),
         (format_rate(0.0124), "0.012 GB/s"),
         (format_time(20_100), "20.1 ms"),
