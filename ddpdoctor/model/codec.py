@@ -138,7 +138,7 @@ def _dataclass_encoder(kind: Any) -> Convert:
 
     def encode_dataclass(value: Any) -> dict[str, Any]:
         if not parts:
-            parts.extend((name, _encoder(hint)) for name, hint in _hints(kind).items())
+            parts.extend((name, _encoder(hint)) for name, hint in field_hints(kind).items())
         return {name: encode_one(getattr(value, name)) for name, encode_one in parts}
 
     return encode_dataclass
@@ -298,7 +298,7 @@ def _dataclass_decoder(kind: Any) -> Convert:
 
 
 def _parts(kind: Any) -> list[tuple[str, Convert, bool]]:
-    hints = _hints(kind)
+    hints = field_hints(kind)
     return [
         (one.name, _decoder(hints[one.name]), one.default is not MISSING or one.default_factory is not MISSING)
         for one in fields(kind)
@@ -345,7 +345,7 @@ def _value_hint(hint: Any) -> Any:
 
 
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
+def field_hints(kind: Any) -> dict[str, Any]:
     """Return the type hints of a dataclass's fields. Names imported under TYPE_CHECKING are resolved too."""
     names: dict[str, Any] = {}
     while True:

@@ -6,6 +6,7 @@ All times are nanoseconds of CLOCK_MONOTONIC, which the processes of one host sh
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -360,3 +361,11 @@ class Job:
 def shell_status(status: int) -> int:
     """Return the exit status that a shell shows for a process: 128 plus the number of the signal that ended it."""
     return status if status >= 0 else 128 - status
+
+
+def signal_name(number: int) -> str:
+    """Return "SIGKILL" for 9, or "signal 34" if Python has no name for it."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

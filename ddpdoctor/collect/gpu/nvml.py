@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.child import ChildEnd, run_child
 from ddpdoctor.collect.gpu.facts import read_gpu_facts
 from ddpdoctor.collect.gpu.nvml_calls import Nvml, NvmlError
 from ddpdoctor.collect.system import System
-from ddpdoctor.model.gpus import Gpu, GpuOnBus, GpuPair, GpuProcess, Gpus, NvLink
+from ddpdoctor.model.codec import decode, encode
+from ddpdoctor.model.gpus import Gpus
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def read_uuids(system: System, limit_s: float = COUNT_LIMIT_S) -> tuple[str, ...
 
 def gpus_of(ended: ChildEnd, limit_s: float) -> Gpus:
     """Turn the child's output into facts: each line holds all facts so far, and the last line counts."""
-    return _decode(_last_words(ended, limit_s))
+    return decode(Gpus, _last_words(ended, limit_s))
 
 
 def _last_words(ended: ChildEnd, limit_s: float) -> dict[str, Any]:
@@ -87,22 +87,6 @@ def _last_words(ended: ChildEnd, limit_s: float) -> dict[str, Any]:
         reason = f"NVML did not answer within {limit_s:.0f} s: {HANGS}"
         raise NotRead(Unread(why=Why.TIMEOUT, reason=reason))
     raise NotRead(Unread(why=Why.ERROR, reason=f"NVML could not be asked: {ended.last_error}"))
-
-
-def _decode(said: dict[str, Any]) -> Gpus:
-    devices = tuple(_decode_gpu(gpu) for gpu in said.pop("devices"))
-    pairs = tuple(GpuPair(**pair) for pair in said.pop("pairs"))
-    on_bus = tuple(GpuOnBus(**gpu) for gpu in said.pop("on_bus"))
-    return Gpus(devices=devices, pairs=pairs, on_bus=on_bus, **said)
-
-
-def _decode_gpu(said: dict[str, Any]) -> Gpu:
-    processes, links = said.pop("processes"), said.pop("nvlinks")
-    return Gpu(
-        processes=None if processes is None else tuple(GpuProcess(**process) for process in processes),
-        nvlinks=None if links is None else tuple(NvLink(**link) for link in links),
-        **said,
-    )
 
 
 def _list_uuids(nvml: Nvml) -> list[str]:
@@ -135,7 +119,7 @@ def main(arguments: list[str]) -> None:
             _say({UUIDS: _list_uuids(Nvml(pynvml))})
             return
         for gpus in read_gpu_facts(Nvml(pynvml), System()):
-            _say(asdict(gpus))
+            _say(encode(gpus))
     except NotRead as missing:
         _say({"absent": missing.unread.reason})
 

@@ -7,8 +7,10 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.machine.torch_process import start_torch_child
+from ddpdoctor.collect.recorded import read_record
+from ddpdoctor.model.facts import signal_name
 from ddpdoctor.model.reading import NotRead, Unread, Why
-from ddpdoctor.model.software import PeerAccess, TorchBuild, TorchDevice
+from ddpdoctor.model.software import TorchBuild
 
 if TYPE_CHECKING:
     from ddpdoctor.collect.child import Child
@@ -41,18 +43,18 @@ def wait_for_torch(child: Child, limit_s: float) -> TorchBuild:
     if not said and status is None:
         raise NotRead(Unread(why=Why.TIMEOUT, reason=f"`import torch` took longer than {limit_s:.0f} s"))
     if not said:
-        return torch_build({"import_error": _how_it_ended(status, err)})
+        return read_record(TorchBuild, {"import_error": _how_it_ended(status, err)})
     facts: dict[str, Any] = {key: value for part in said for key, value in part.items()}
     if len(said) == 1 and "import_error" not in facts:
         facts["cuda_error"] = _how_cuda_ended(status, limit_s)
-    return torch_build(facts)
+    return read_record(TorchBuild, facts)
 
 
 def _how_it_ended(status: int | None, err: str) -> str:
     """Describe how an interpreter died that printed no facts."""
     if status is not None and status < 0:
         hint = ": the wheel is built for another processor" if -status == signal.SIGILL else ""
-        return f"the interpreter was killed by {_signal(status)} while it imported torch{hint}"
+        return f"the interpreter was killed by {signal_name(-status)} while it imported torch{hint}"
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     last = f": {lines[-1]}" if lines else ""
     return f"the interpreter ended with status {status} while it imported torch{last}"
@@ -62,40 +64,5 @@ def _how_cuda_ended(status: int | None, limit_s: float) -> str:
     if status is None:
         return f"CUDA was not initialised within {limit_s:.0f} s"
     if status < 0:
-        return f"the process was killed by {_signal(status)} while it initialised CUDA"
+        return f"the process was killed by {signal_name(-status)} while it initialised CUDA"
     return f"the process ended with status {status} while it initialised CUDA"
-
-
-def _signal(status: int) -> str:
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
-
-
-def torch_build(said: dict[str, Any]) -> TorchBuild:
-    """Make the section from the child's facts, with defaults for missing ones."""
-    return TorchBuild(
-        version=said.get("version", ""),
-        import_error=said.get("import_error"),
-        cuda=said.get("cuda"),
-        hip=said.get("hip"),
-        cuda_available=said.get("cuda_available", False),
-        cuda_error=said.get("cuda_error"),
-        device_count=said.get("device_count", 0),
-        devices=tuple(_device(device) for device in said.get("devices", ())),
-        arch_list=tuple(said.get("arch_list", ())),
-        nccl=said.get("nccl"),
-        nccl_libraries=tuple(said.get("nccl_libraries", ())),
-        gloo=said.get("gloo", False),
-        peers=tuple(PeerAccess(**peer) for peer in said.get("peers", ())),
-        path=said.get("path"),
-        nccl_loaded=said.get("nccl_loaded"),
-        nccl_found_by=said.get("nccl_found_by"),
-        cuda_library=said.get("cuda_library"),
-    )
-
-
-def _device(said: dict[str, Any]) -> TorchDevice:
-    major, minor = said["capability"]
-    return TorchDevice(**{**said, "capability": (major, minor)})

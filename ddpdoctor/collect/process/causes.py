@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from ddpdoctor.collect.process.connections import Row, find_listener, read_conne
 from ddpdoctor.collect.process.file_locks import LockLine, awaited_lock, locks_of_others, read_lines
 from ddpdoctor.collect.process.proc import read_command
 from ddpdoctor.model.causes import Blocked, LockFile, LostChild, Owner, ProcessCauses
+from ddpdoctor.model.facts import signal_name
 
 if TYPE_CHECKING:
     from ddpdoctor.collect.process.proc import Process
@@ -67,14 +67,6 @@ def lost_child(child: Process) -> LostChild:
     if number:
         return LostChild(pid=child.pid, name=child.name, signal=signal_name(number))
     return LostChild(pid=child.pid, name=child.name, exit_code=child.exit_status >> 8 & 0xFF)
-
-
-def signal_name(number: int) -> str:
-    """Return "SIGKILL" for 9, or "signal 34" if Python has no name for it."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _store_port(pid: int) -> int | None:

@@ -6,10 +6,10 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.rank.frames import read_frames
+from ddpdoctor.collect.recorded import dicts, read_record
 from ddpdoctor.collect.run.evidence import DAMAGED, load_json
 from ddpdoctor.model.facts import GroupState
-from ddpdoctor.model.stacks import Look, Stack
+from ddpdoctor.model.stacks import Look
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,36 +53,14 @@ def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
 
 def read_looks(answer: dict[str, Any]) -> tuple[Look, ...]:
     """Return the stack samples of an answer."""
-    return tuple(
-        Look(time_ns=_time_of(look), by="sampler", stacks=tuple(map(_read_stack, dicts(look.get("stacks")))))
-        for look in dicts(answer.get("looks"))
-    )
-
-
-def _time_of(look: dict[str, Any]) -> int:
-    moment = look.get("at")
-    return moment if isinstance(moment, int) else 0
-
-
-def _read_stack(entry: dict[str, Any]) -> Stack:
-    return Stack(
-        thread=str(entry.get("thread")),
-        is_main=bool(entry.get("main")),
-        is_daemon=bool(entry.get("daemon")),
-        frames=read_frames(entry.get("frames")),
-    )
+    return tuple(read_record(Look, look, by="sampler") for look in dicts(answer.get("looks")))
 
 
 def read_groups(entries: Any) -> tuple[GroupState, ...]:
     """Return the process groups that a rank reported, without damaged entries."""
     return tuple(
-        GroupState(
-            name=str(entry["name"]),
-            ranks=tuple(entry["ranks"]),
-            backend=str(entry.get("backend", "")),
-            enqueued=entry["enqueued"],
-            mesh_dim=_mesh_dim(entry.get("desc")),
-            timeout_s=read_seconds(entry.get("timeout_s")),
+        read_record(
+            GroupState, entry, mesh_dim=_mesh_dim(entry.get("desc")), timeout_s=read_seconds(entry.get("timeout_s"))
         )
         for entry in dicts(entries)
         if "name" in entry and isinstance(entry.get("enqueued"), int) and _are_ranks(entry.get("ranks"))
@@ -102,8 +80,3 @@ def read_seconds(value: Any) -> float | None:
 
 def _are_ranks(value: Any) -> bool:
     return isinstance(value, list) and set(map(type, value)) <= {int}
-
-
-def dicts(value: Any) -> list[dict[str, Any]]:
-    """Return the dicts in a list that was read as JSON, without damaged entries."""
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.rank.frames import read_frame
+from ddpdoctor.collect.recorded import read_frame
 from ddpdoctor.model.call_log import CallKind, CallLog
 from ddpdoctor.recorder.storage import ring_layout
 

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.rank.answers import Answers, dicts, read_answer, read_groups, read_looks, read_seconds
+from ddpdoctor.collect.rank.answers import Answers, read_answer, read_groups, read_looks, read_seconds
 from ddpdoctor.collect.rank.call_logs import read_log
 from ddpdoctor.collect.rank.dumps import parse_stacks, split_fatal, struck_thread
 from ddpdoctor.collect.rank.flight import device_times, noted_times, pending_on_device, read_dump, read_flight
-from ddpdoctor.collect.rank.frames import read_frame, read_frames
 from ddpdoctor.collect.rank.loaders import read_loaders
-from ddpdoctor.collect.rank.notes import read_models, read_nonfinite, read_reducer, read_unfinished
+from ddpdoctor.collect.rank.notes import read_models, read_nonfinite, read_unfinished
 from ddpdoctor.collect.rank.saved_causes import read_process_causes
 from ddpdoctor.collect.rank.steps import read_fetches, read_lines, read_steps
+from ddpdoctor.collect.recorded import read_frame, read_record
 from ddpdoctor.collect.run.agent_log import read_lacks
 from ddpdoctor.collect.run.evidence import read_text
 from ddpdoctor.collect.run.sources import Source, process_note
-from ddpdoctor.model.facts import BeforeCall, Child, GroupState, Life, Raised, Rank
+from ddpdoctor.model.facts import Child, GroupState, Life, Raised, Rank, signal_name
 from ddpdoctor.model.stacks import Frame, Look, Stack
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddpdoctor.collect.run.watched import Watch, Watched
+    from ddpdoctor.collect.run.agent_log import End
+    from ddpdoctor.collect.run.watched import WatchedJob, WatchedRank
     from ddpdoctor.model.call_log import CallLog
     from ddpdoctor.recorder.storage import ring_reading
 
@@ -45,9 +45,9 @@ class Context:
     folder: Path
     host: str
     attempt: int
-    ends: dict[int, dict[str, Any]]
+    ends: dict[int, End]
     stop_ns: int | None
-    watch: Watch
+    watch: WatchedJob
     contents: dict[int, ring_reading.RingContent]
     children: dict[int, list[ring_reading.RingContent]]
     answers: Answers
@@ -82,7 +82,7 @@ def _read_rank(source: Source, context: Context) -> Rank:
         cpu_share=watched.cpu_share,
         traced_by=watched.tracer or None,
         frozen_since_ns=watched.frozen_since_ns,
-        before_call=_before_call(watched.before_call),
+        before_call=watched.before_call,
         oom_killed=watched.oom,
         last_progress_ns=watched.last_progress_ns,
         lost=context.lost.get(source.pid) or _defects(content) or watched.why,
@@ -103,7 +103,7 @@ def _defects(content: ring_reading.RingContent | None) -> str | None:
     return "; ".join(sorted({f"{note.get('hook')}: {note.get('error')}" for note in notes})) or None
 
 
-def _with_end(rank: Rank, context: Context, watched: Watched) -> Rank:
+def _with_end(rank: Rank, context: Context, watched: WatchedRank) -> Rank:
     """Add how and when the rank ended: the agent knows how, but the watcher often sees the end earlier."""
     end = context.ends.get(rank.pid or 0)
     gone_ns = watched.ended_ns
@@ -111,76 +111,48 @@ def _with_end(rank: Rank, context: Context, watched: Watched) -> Rank:
         if gone_ns is None:
             return rank
         return replace(rank, life=Life.GONE, ended_ns=gone_ns, after_stop=_after(gone_ns, context.stop_ns))
-    ended_ns = min(filter(None, (gone_ns, int(end["at"]))))
+    ended_ns = min(filter(None, (gone_ns, end.at)))
     rank = replace(rank, ended_ns=ended_ns, after_stop=_after(ended_ns, context.stop_ns))
-    code = int(end["code"])
-    if code >= 0:
-        return replace(rank, life=Life.EXITED, exit_code=code)
-    return replace(rank, life=Life.SIGNALED, signal=_signal_name(-code))
+    if end.code >= 0:
+        return replace(rank, life=Life.EXITED, exit_code=end.code)
+    return replace(rank, life=Life.SIGNALED, signal=signal_name(-end.code))
 
 
 def _after(moment: int, stop_ns: int | None) -> bool:
     return stop_ns is not None and moment >= stop_ns
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, context: Context) -> Rank:
     """Add what the process itself recorded."""
     watched = context.watch.of(content.pid)
-    log = read_log(content.slots)
-    notes = content.notes
-    process = process_note(content)
-    roots = tuple(str(root) for root in process.get("roots") or ())
+    log, notes, cells = read_log(content.slots), content.notes, content.cells
     evidence = {} if watched.dumps else read_answer(context.answers, content.pid, content.start_ticks)
-    on_request, fatal = split_fatal(_read_dump(context.folder, content))
-    looks = read_looks(evidence) or _signal_looks(on_request, process.get("main"), roots, watched)
-    looks = looks or _last_look(context.folder, content, roots)
-    world: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") in ("initialized", "init")), {})
-    begun: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") == "init"), {})
-    leaving: dict[str, Any] = next((n for n in reversed(notes) if n.get("k") == "exit"), {})
-    groups = _groups(evidence, notes, log)
-    dumped = read_dump(context.folder, content) if _is_over(content, context) or not evidence else None
-    flight = dumped or read_flight(evidence)
-    cells = content.cells
+    world = _last_note(notes, "initialized", "init")
+    leaving = _last_note(notes, "exit")
+    children = context.children.get(content.pid, ())
     return replace(
-        rank,
+        _with_device_calls(_with_stacks(rank, content, context, evidence), content, context, evidence, log),
         recorded=True,
         answered=bool(evidence),
         started_ns=cells["started_ns"],
         world_size=believed(world.get("world_size") or source.world_size),
-        init_timeout_s=read_seconds(begun.get("timeout_s")),
+        init_timeout_s=read_seconds(_last_note(notes, "init").get("timeout_s")),
         initialized=bool(cells["initialized"]),
         main_ended_ns=cells["main_ended_ns"] or None,
         exit_call=read_frame(leaving.get("frame")),
         exit_asked=leaving.get("status"),
-        last_place=_last_place(content),
-        fatal_place=_innermost_user(parse_stacks(struck_thread(fatal), process.get("main"), roots))
-        or _innermost_user(parse_stacks(fatal, process.get("main"), roots)),
-        fatal_outside=bool(fatal) and not struck_thread(fatal),
-        open_calls=(*log.open(), *pending_on_device(flight, log, groups)),
-        device_times=device_times(flight) or noted_times(notes),
         recent_calls=log.ended(),
-        groups=groups,
-        looks=looks,
         children=_children(watched, context),
         causes=read_process_causes(watched.causes, notes, evidence),
         raised=_raised(notes),
-        handled=next(iter(_raised([dict(evidence.get("handled") or {}, k="raised")])), None)
-        if evidence.get("handled")
-        else None,
+        handled=_read_raised(evidence["handled"]) if evidence.get("handled") else None,
         models=read_models(notes),
         unfinished=read_unfinished(notes),
         loaders=read_loaders(notes, evidence),
         nonfinite=read_nonfinite(notes),
         step_times=read_steps(content),
-        fetch_times=read_fetches(context.children.get(content.pid, ()), watched.child_fetches),
-        lines_seen=read_lines(content, context.children.get(content.pid, ()), watched.child_lines or ()),
+        fetch_times=read_fetches(children, watched.child_fetches),
+        lines_seen=read_lines(content, children, watched.child_lines),
         lacks=tuple(sorted({*read_lacks(notes), *context.agent_lacks})),
         steps=cells["steps"],
         batches=cells["batches"],
@@ -188,16 +160,48 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
     )
 
 
+def _last_note(notes: list[dict[str, Any]], *kinds: str) -> dict[str, Any]:
+    return next((note for note in reversed(notes) if note.get("k") in kinds), {})
+
+
+def _with_stacks(
+    rank: Rank, content: ring_reading.RingContent, context: Context, evidence: dict[str, Any]
+) -> Rank:  # fmt: skip
+    """Add the stacks that the process wrote, by itself or at a signal."""
+    process = process_note(content)
+    main, roots = process.get("main"), tuple(str(root) for root in process.get("roots") or ())
+    path = context.folder / "evidence" / f"{content.pid}-{content.start_ticks}"
+    on_request, fatal = split_fatal(read_text(f"{path}.dump"))
+    struck = struck_thread(fatal)
+    looks = read_looks(evidence) or _signal_looks(on_request, main, roots, context.watch.of(content.pid))
+    return replace(
+        rank,
+        looks=looks or _last_look(f"{path}.term", content, roots),
+        last_place=_last_place(content),
+        fatal_place=_innermost_user(parse_stacks(struck, main, roots))
+        or _innermost_user(parse_stacks(fatal, main, roots)),
+        fatal_outside=bool(fatal) and not struck,
+    )
+
+
+def _with_device_calls(
+    rank: Rank, content: ring_reading.RingContent, context: Context, evidence: dict[str, Any], log: CallLog
+) -> Rank:
+    """Add the groups, and the calls that have not ended on the host or on the device."""
+    groups = _groups(evidence, content.notes, log)
+    dumped = read_dump(context.folder, content) if _is_over(content, context) or not evidence else None
+    flight = dumped or read_flight(evidence)
+    return replace(
+        rank,
+        groups=groups,
+        open_calls=(*log.open(), *pending_on_device(flight, log, groups)),
+        device_times=device_times(flight) or noted_times(content.notes),
+    )
+
+
 def _is_over(content: ring_reading.RingContent, context: Context) -> bool:
     """Return whether a process has ended, which makes torch's dump newer than the process's answer."""
     return content.pid in context.ends or context.watch.of(content.pid).ended_ns is not None
-
-
-def _before_call(row: Any) -> BeforeCall | None:
-    if not isinstance(row, dict):
-        return None
-    lines = tuple(Frame(file=str(f), line=int(n), function=str(name), user=True) for f, n, name in row["lines"])
-    return BeforeCall(until_ns=int(row["until_ns"]), lines=lines)
 
 
 def _last_place(content: ring_reading.RingContent) -> Frame | None:
@@ -227,21 +231,15 @@ def _raised(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
     for note in notes:
         if note.get("k") != "raised":
             continue
-        raised = Raised(
-            type=str(note.get("type")), message=_message(note), time_ns=int(note.get("at") or 0),
-            thread_is_main=bool(note.get("main")), uncaught=bool(note.get("uncaught")), in_call=note.get("call"),
-            frames=read_frames(note.get("frames")), from_child=bool(note.get("child")),
-            reducer=read_reducer(note.get("reducer")),
-            passed_on_as=str(note.get("as") or ""), of_ranks=_numbers(note.get("ranks")),
-        )  # fmt: skip
+        raised = _read_raised(note)
         if found and not found[-1].uncaught and (found[-1].type, found[-1].message) == (raised.type, raised.message):
             found.pop()
         found.append(raised)
     return tuple(found)
 
 
-def _numbers(value: Any) -> tuple[int, ...]:
-    return tuple(number for number in value if isinstance(number, int)) if isinstance(value, list) else ()
+def _read_raised(note: dict[str, Any]) -> Raised:
+    return read_record(Raised, note, message=_message(note))
 
 
 def _message(note: dict[str, Any]) -> str:
@@ -286,38 +284,29 @@ def _highest_numbers(log: CallLog) -> dict[str, int]:
     return highest
 
 
-def _read_dump(folder: Path, content: ring_reading.RingContent) -> str:
-    return read_text(folder / "evidence" / f"{content.pid}-{content.start_ticks}.dump")
-
-
-def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: Watched) -> tuple[Look, ...]:
+def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: WatchedRank) -> tuple[Look, ...]:
     """Return the stack samples that a signal triggered, one for each part of the dump file."""
     looks = []
-    for start, end, moment in watched.dumps or ():
+    for start, end, moment in watched.dumps:
         stacks = parse_stacks(text[start:end], main if isinstance(main, int) else None, roots)
         if stacks:
             looks.append(Look(time_ns=moment, by="signal", stacks=stacks))
     return tuple(looks)
 
 
-def _last_look(folder: Path, content: ring_reading.RingContent, roots: tuple[str, ...]) -> tuple[Look, ...]:
+def _last_look(path: str, content: ring_reading.RingContent, roots: tuple[str, ...]) -> tuple[Look, ...]:
     """Return the stack that a rank wrote on SIGTERM, for ranks that were not asked for evidence in time."""
-    path = folder / "evidence" / f"{content.pid}-{content.start_ticks}.term"
     stacks = parse_stacks(read_text(path), None, roots)
     return (Look(time_ns=content.cells["heartbeat_ns"], by="signal", stacks=stacks),) if stacks else ()
 
 
-def _children(watched: Watched, context: Context) -> tuple[Child, ...]:
+def _children(watched: WatchedRank, context: Context) -> tuple[Child, ...]:
     found = []
-    for entry in dicts(watched.children):
-        content = context.contents.get(entry["pid"])
-        if content is not None and content.start_ticks != entry.get("ticks"):
-            content = None
-        looks = read_looks(read_answer(context.answers, content.pid, content.start_ticks)) if content else ()
-        found.append(
-            Child(pid=entry["pid"], name=str(entry.get("name", "")), proc_state=entry.get("state"), looks=looks,
-                  idle=is_idle(looks))
-        )  # fmt: skip
+    for child in watched.children:
+        content = context.contents.get(child.pid)
+        recorded = content is not None and content.start_ticks == child.ticks
+        looks = read_looks(read_answer(context.answers, child.pid, child.ticks)) if recorded else ()
+        found.append(Child(pid=child.pid, name=child.name, proc_state=child.state, looks=looks, idle=is_idle(looks)))
     return tuple(found)
 
 

@@ -5,30 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ddpdoctor.collect.process.causes import signal_name
 from ddpdoctor.collect.process.lock_files import lock_of
-from ddpdoctor.collect.rank.frames import read_frame
-from ddpdoctor.model.causes import (
-    AtError,
-    DeviceMemory,
-    HostCauses,
-    LostChild,
-    Memory,
-    ProcessCauses,
-    Space,
-    StoreSought,
-)
-from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.collect.recorded import read_record
+from ddpdoctor.model.causes import AtError, DeviceMemory, LostChild, Memory, ProcessCauses, Space, StoreSought
+from ddpdoctor.model.facts import signal_name
 
 MOST_CHILDREN = 16
 """How many of a rank's last ended children we keep: a DataLoader without persistent workers ends some each epoch."""
 
 
 def read_process_causes(
-    saved: Any, notes: list[dict[str, Any]], evidence: dict[str, Any]
+    seen: ProcessCauses | None, notes: list[dict[str, Any]], evidence: dict[str, Any]
 ) -> ProcessCauses | None:  # fmt: skip
-    """Return all known causes for one rank, or None if there are none; ``saved`` is its part of watch.json."""
-    seen = _decoded(ProcessCauses, saved)
+    """Return all known causes for one rank, or None if there are none; ``seen`` is what the watcher saw."""
     reaped = _reaped(notes)
     at_error = _at_error(notes)
     path = lock_of(evidence)[0]
@@ -46,30 +35,10 @@ def read_process_causes(
     )
 
 
-def read_host_causes(saved: Any) -> HostCauses | None:
-    """Return what the watcher saw on the host, from the host's part of watch.json."""
-    found: HostCauses | None = _decoded(HostCauses, saved)
-    return found
-
-
-def _decoded(kind: Any, saved: Any) -> Any:
-    if not isinstance(saved, dict):
-        return None
-    try:
-        return decode(kind, saved)
-    except WrongValue:
-        return None
-
-
 def _store(entry: Any) -> StoreSought | None:
     """Return the store that a rank's recorder says it is connecting to."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("port"), int) or not isinstance(entry.get("rank"), int):
-        return None
-    given = entry.get("given")
-    return StoreSought(
-        host=str(entry.get("host")), port=entry["port"], rank=entry["rank"], method=str(entry.get("method", "")),
-        of_agent=bool(entry.get("agent")), given=str(given) if given else None, set_at=read_frame(entry.get("set")),
-    )  # fmt: skip
+    known = isinstance(entry, dict) and isinstance(entry.get("port"), int) and isinstance(entry.get("rank"), int)
+    return read_record(StoreSought, entry, given=entry.get("given") or None) if known else None
 
 
 def _reaped(notes: list[dict[str, Any]]) -> list[LostChild]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.rank.frames import read_frame
+from ddpdoctor.collect.recorded import read_frame
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.model.steps import FetchTimes, LineSeen, Phase, StepEnd, StepTimes
 from ddpdoctor.recorder.storage import ring_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
@@ -46,7 +46,7 @@ def read_steps(content: RingContent) -> StepTimes | None:
 
 
 def read_lines(
-    content: RingContent, children: Iterable[RingContent], ended: Iterable[Sequence[Any]] = ()
+    content: RingContent, children: Iterable[RingContent], ended: Iterable[tuple[str, int, str, int]] = ()
 ) -> tuple[LineSeen, ...]:
     """Return the lines at which the sampler saw a rank and its children, the most frequent first.
 
@@ -68,10 +68,9 @@ def _lines(content: RingContent, *, in_child: bool) -> Iterable[LineSeen]:
             yield LineSeen(frame=frame, phase=Phase(line.phase), times=line.times, in_child=in_child)
 
 
-def read_fetches(children: Iterable[RingContent], ended: Any = None) -> FetchTimes | None:
+def read_fetches(children: Iterable[RingContent], ended: tuple[int, ...] = ()) -> FetchTimes | None:
     """Return how many batches a rank's loader workers made and how long they took; ``ended`` sums up ended workers."""
-    known = isinstance(ended, list) and len(ended) == FETCH_CELLS and all(type(value) is int for value in ended)
-    rows = [ended if known else (0,) * FETCH_CELLS, *map(fetch_cells, children)]
+    rows = [ended if len(ended) == FETCH_CELLS else (0,) * FETCH_CELLS, *map(fetch_cells, children)]
     batches, making_ns, pauses_ns = map(sum, zip(*rows, strict=True))
     return FetchTimes(batches=batches, making_ms=making_ns / 1e6, pauses_ms=pauses_ns / 1e6) if batches else None
 

@@ -6,21 +6,50 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.run.evidence import read_text
-from ddpdoctor.collect.run.watched import is_sound
+from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.recorder.storage.files import check_json, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-AGENT_NUMBERS = {
-    "rank": ("pid", "rank", "local_rank", "world_size", "at"),
-    "end": ("pid", "code", "at"),
-    "closing": ("at",),
-}
-"""Fields that each kind of line must have."""
 MOST_ATTEMPTS = 2**16
 """Our choice: no launcher restarts a job more often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The start of a worker."""
+
+    pid: int
+    rank: int
+    local_rank: int
+    world_size: int
+    at: int
+    """In nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The end of a process."""
+
+    pid: int
+    code: int
+    """An exit status, or a signal's number below zero."""
+    at: int
+    """In nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """The agent begins to stop its workers."""
+
+    at: int
+    """In nanoseconds."""
+
+
+RECORDS: dict[Any, type[Start | End | Closing]] = {"rank": Start, "end": End, "closing": Closing}
+"""The records that lines of the log hold, by the kind of line. Other kinds only name hooks or a meeting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +57,10 @@ class AgentLog:
     """What torch's elastic agent logged about one attempt."""
 
     attempt: int = -1
-    started: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """By pid: rank, local_rank, world_size, at."""
-    ends: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """By pid: code, at."""
+    started: dict[int, Start] = field(default_factory=dict)
+    """By pid."""
+    ends: dict[int, End] = field(default_factory=dict)
+    """By pid."""
     closing_ns: int | None = None
     superseded_ns: int | None = None
     """When the next attempt began."""
@@ -39,6 +68,11 @@ class AgentLog:
     """The recorder hooks that this version of torch's agent has no place for."""
     meeting: int | None = None
     """The number that the agents of all nodes share for this attempt, or None if they logged none."""
+
+    @property
+    def begun_ns(self) -> int | None:
+        """When the first worker was started, or None if none was."""
+        return min((start.at for start in self.started.values()), default=None)
 
 
 def read_agent_log(path: Path) -> AgentLog:
@@ -52,12 +86,12 @@ def log_of(entries: Sequence[dict[str, Any]], attempt: int | None = None) -> Age
     mine = [e for e in entries if e.get("attempt") == wanted]
     return AgentLog(
         attempt=wanted,
-        started={int(e["pid"]): e for e in mine if e.get("k") == "rank"},
-        ends={int(e["pid"]): e for e in mine if e.get("k") == "end"},
-        closing_ns=next((int(e["at"]) for e in mine if e.get("k") == "closing"), None),
+        started={e["pid"]: decode(Start, e) for e in mine if e.get("k") == "rank"},
+        ends={e["pid"]: decode(End, e) for e in mine if e.get("k") == "end"},
+        closing_ns=next((e["at"] for e in mine if e.get("k") == "closing"), None),
         lacks=read_lacks(entries),
         meeting=next((e["meeting"] for e in mine if type(e.get("meeting")) is int), None),
-        superseded_ns=min((int(e["at"]) for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
+        superseded_ns=min((e["at"] for e in entries if int(e.get("attempt", -1)) == wanted + 1), default=None),
     )
 
 
@@ -91,9 +125,10 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_agents(entry: dict[str, Any]) -> bool:
-    needed = AGENT_NUMBERS.get(str(entry.get("k")), ())
-    numbers = [entry.get(name) for name in needed]
-    attempt = entry.get("attempt", -1)
-    return (
-        all(is_sound(number, (int,)) for number in numbers) and type(attempt) is int and -1 <= attempt < MOST_ATTEMPTS
-    )
+    kind, attempt = str(entry.get("k")), entry.get("attempt", -1)
+    try:
+        if kind in RECORDS:
+            decode(RECORDS[kind], entry)
+    except WrongValue:
+        return False
+    return type(attempt) is int and -1 <= attempt < MOST_ATTEMPTS

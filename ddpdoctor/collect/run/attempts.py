@@ -39,10 +39,9 @@ def attempt_elsewhere(own: Entries, other: Entries, attempt: int | None) -> int 
 def was_gone(own: Entries, heard_ns: int | None, attempt: int | None) -> bool:
     """Return whether a node's last message came before an attempt began, so that the agents met without it."""
     log = log_of(own, attempt)
-    begun_ns = min((int(entry["at"]) for entry in log.started.values()), default=None)
-    if log.meeting is None or begun_ns is None or heard_ns is None:
+    if log.meeting is None or log.begun_ns is None or heard_ns is None:
         return False
-    return heard_ns + BEATS_NS < begun_ns
+    return heard_ns + BEATS_NS < log.begun_ns
 
 
 def came_later(own: Entries, other: Entries, attempt: int | None) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.run.agent_log import End
 from ddpdoctor.collect.run.evidence import read_text
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.collect.run.sources import Source
-    from ddpdoctor.collect.run.watched import Watch
+    from ddpdoctor.collect.run.watched import WatchedJob
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 SHELL_SIGNAL = 128
@@ -32,15 +33,12 @@ _FATAL = {
 }  # fmt: skip
 """Faulthandler's names for the signals on which it dumps."""
 
-End = dict[str, Any]
-"""``code``: an exit status, or a signal's number below zero; ``at``: when."""
-
 
 def find_ends(
     sources: Iterable[Source],
     contents: Mapping[int, RingContent],
     folder: Path,
-    watch: Watch,
+    watch: WatchedJob,
     known: Mapping[int, End],
 ) -> dict[int, End]:
     """Return how processes ended, by pid; ``known`` comes from their parents, and the rest is inferred."""
@@ -49,7 +47,7 @@ def find_ends(
     for source in sources:
         row = watch.of(source.pid)
         shell = known.get(source.stands_for or 0)
-        gone_ns = row.ended_ns or (shell["at"] if shell else None)
+        gone_ns = row.ended_ns or (shell.at if shell else None)
         if source.pid in ends or gone_ns is None:
             continue
         code = row.code
@@ -58,15 +56,15 @@ def find_ends(
         if code is None:
             unexplained.append((source.pid, gone_ns))
         else:
-            ends[source.pid] = {"code": code, "at": gone_ns}
+            ends[source.pid] = End(pid=source.pid, code=code, at=gone_ns)
     signal = _signal_in(watch.launcher_status)
     if len(unexplained) == 1 and signal is not None:
         pid, gone_ns = unexplained[0]
-        ends[pid] = {"code": -signal, "at": gone_ns}
+        ends[pid] = End(pid=pid, code=-signal, at=gone_ns)
     return ends
 
 
-def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Watch) -> int | None:
+def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: WatchedJob) -> int | None:
     """Return when a launcher that does not log it began to stop the ranks, or None if it did not.
 
     If one rank gets SIGTERM before any other has ended, somebody killed it, and the launcher then stopped the others.
@@ -74,10 +72,10 @@ def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Wa
     told, others = [], []
     for source in sources:
         end = ends.get(source.pid)
-        if end is not None and end["code"] == -SIGTERM:
-            told.append(int(watch.of(source.pid).told_ns or end["at"]))
-        elif end is not None and end["code"] != 0:
-            others.append(int(end["at"]))
+        if end is not None and end.code == -SIGTERM:
+            told.append(watch.of(source.pid).told_ns or end.at)
+        elif end is not None and end.code != 0:
+            others.append(end.at)
     told.sort()
     if not told:
         return None
@@ -88,7 +86,7 @@ def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Wa
     return told[1] if told[1] - told[0] > TOLD_TOGETHER_NS else told[0]
 
 
-def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: Watch) -> int | None:
+def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: WatchedJob) -> int | None:
     """Return when somebody interrupted the job, or None if nobody did.
 
     Ctrl-C and ``scancel`` send the signal to the whole process group, so ranks may die of it before ``wrap`` acts.
@@ -96,11 +94,11 @@ def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: W
     noted = watch.interrupted_ns
     if not noted:
         return None
-    moments = [int(noted)]
+    moments = [noted]
     for source in sources:
         end, row = ends.get(source.pid), watch.of(source.pid)
-        if end is not None and end["code"] == -SIGTERM:
-            moments.append(min(filter(None, (row.told_ns, row.ended_ns, end["at"]))))
+        if end is not None and end.code == -SIGTERM:
+            moments.append(min(filter(None, (row.told_ns, row.ended_ns, end.at))))
     return min(moment for moment in moments if moment > noted - SAME_SIGNAL_NS)
 
 
@@ -132,8 +130,8 @@ def _left_by_itself(content: RingContent) -> int | None:
 def _of_shell(shell: End | None) -> int | None:
     if shell is None:
         return None
-    signal = _signal_in(shell["code"])
-    return -signal if signal is not None else int(shell["code"])
+    signal = _signal_in(shell.code)
+    return -signal if signal is not None else shell.code
 
 
 def _signal_in(status: int | None) -> int | None:

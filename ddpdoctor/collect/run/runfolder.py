@@ -11,9 +11,9 @@ from ddpdoctor.collect.fingerprints.saved import read_consistency
 from ddpdoctor.collect.rank import ranks
 from ddpdoctor.collect.rank.answers import find_answers
 from ddpdoctor.collect.rank.rings import read_rings
-from ddpdoctor.collect.rank.saved_causes import read_host_causes
 from ddpdoctor.collect.rank.steps import find_children
-from ddpdoctor.collect.run.agent_log import AgentLog, log_of, read_entries
+from ddpdoctor.collect.recorded import read_all
+from ddpdoctor.collect.run.agent_log import AgentLog, End, log_of, read_entries
 from ddpdoctor.collect.run.control_flow import load_control_flow
 from ddpdoctor.collect.run.ends import find_ends, interruption_ns, stop_of_others
 from ddpdoctor.collect.run.evidence import DAMAGED, check_folders, load, load_json, read_text
@@ -21,7 +21,7 @@ from ddpdoctor.collect.run.machine import load_machine
 from ddpdoctor.collect.run.nccl_warnings import read_warnings
 from ddpdoctor.collect.run.reached import load_reached
 from ddpdoctor.collect.run.sources import RankTraces, Source, find_ranks, is_on_one_host
-from ddpdoctor.collect.run.watched import Watch, read_watch
+from ddpdoctor.collect.run.watched import WatchedJob, read_watch
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Rank
@@ -133,7 +133,7 @@ def _job_of(folder: RunFolder, attempt: int | None) -> Job:
     processes = _find_processes(folder, agent, watch)
     stop_ns = _stop_ns(agent, watch, processes)
     found = _read_ranks(folder, agent, watch, processes, stop_ns)
-    now_ns = int(watch.now_ns or max([r.ended_ns or r.last_progress_ns or 0 for r in found], default=0))
+    now_ns = watch.now_ns or max([r.ended_ns or r.last_progress_ns or 0 for r in found], default=0)
     shape = _read_shape(run, agent, processes)
     return Job(
         now_ns=now_ns,
@@ -151,7 +151,7 @@ def _job_of(folder: RunFolder, attempt: int | None) -> Job:
         node_rank=run.node_rank,
         debug_level=_debug_level(run, processes.contents.values()),
         torch_version=run.torch_version,
-        host_causes=read_host_causes(watch.host_causes),
+        host_causes=watch.host_causes,
         machine=folder.machine,
         control_flow=folder.control_flow,
         consistency=read_consistency(path, run, attempt, _writers(processes, watch)),
@@ -167,10 +167,10 @@ class _Processes:
 
     contents: dict[int, ring_reading.RingContent]
     sources: list[Source]
-    ends: dict[int, dict[str, Any]]
+    ends: dict[int, End]
 
 
-def _find_processes(folder: RunFolder, agent: AgentLog, watch: Watch) -> _Processes:
+def _find_processes(folder: RunFolder, agent: AgentLog, watch: WatchedJob) -> _Processes:
     contents = folder.rings.contents
     sources = find_ranks(
         RankTraces(started=agent.started, contents=contents, watch=watch, until_ns=agent.superseded_ns)
@@ -191,21 +191,21 @@ def _debug_level(run: Run, contents: Iterable[ring_reading.RingContent]) -> str:
     return told[-1] if told else "OFF" if chosen == "AUTO" else chosen
 
 
-def _launcher_end(watch: Watch) -> dict[int, dict[str, Any]]:
+def _launcher_end(watch: WatchedJob) -> dict[int, End]:
     """Return the end of the command itself, which may be a rank."""
     pid, code = watch.launcher_pid, watch.launcher_status
     if pid is None or code is None:
         return {}
-    return {pid: {"code": code, "at": watch.of(pid).ended_ns or watch.now_ns or 0}}
+    return {pid: End(pid=pid, code=code, at=watch.of(pid).ended_ns or watch.now_ns or 0)}
 
 
-def _stop_ns(agent: AgentLog, watch: Watch, processes: _Processes) -> int | None:
+def _stop_ns(agent: AgentLog, watch: WatchedJob, processes: _Processes) -> int | None:
     """Return when the agent, ddpdoctor, the user or another launcher began to stop the ranks."""
     interrupted = interruption_ns(processes.sources, processes.ends, watch)
     moments = [watch.stopping_since_ns, interrupted, agent.closing_ns]
     if not agent.started:
         moments.append(stop_of_others(processes.sources, processes.ends, watch))
-    return min((int(moment) for moment in moments if moment), default=None)
+    return min(filter(None, moments), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +230,7 @@ def _read_shape(run: Run, agent: AgentLog, processes: _Processes) -> _Shape:
         return _Shape(world_size=world, nnodes=nnodes, local_ranks=local, may_run_elsewhere=elsewhere)
     if agent.started:
         local = len(agent.started)
-        world = max(local, *(int(entry.get("world_size") or 0) for entry in agent.started.values()))
+        world = max(local, *(start.world_size for start in agent.started.values()))
         nnodes = -(-world // local)
         return _Shape(world_size=world, nnodes=nnodes, local_ranks=local, may_run_elsewhere=nnodes > 1)
     here = is_on_one_host(processes.contents.values())
@@ -240,7 +240,7 @@ def _read_shape(run: Run, agent: AgentLog, processes: _Processes) -> _Shape:
 def _read_ranks(
     folder: RunFolder,
     agent: AgentLog,
-    watch: Watch,
+    watch: WatchedJob,
     processes: _Processes,
     stop_ns: int | None,
 ) -> tuple[Rank, ...]:
@@ -261,7 +261,7 @@ def _read_ranks(
     return tuple(sorted((ranks.read_rank(source, context) for source in processes.sources), key=lambda rank: rank.rank))
 
 
-def _writers(processes: _Processes, watch: Watch) -> list[Writer]:
+def _writers(processes: _Processes, watch: WatchedJob) -> list[Writer]:
     """Return the ranks' processes that can have written fingerprints of their replicas."""
     found = [processes.contents[source.pid] for source in processes.sources if source.pid in processes.contents]
     return [
@@ -275,9 +275,9 @@ def _writers(processes: _Processes, watch: Watch) -> list[Writer]:
     ]
 
 
-def _child_ends(contents: dict[int, ring_reading.RingContent]) -> dict[int, dict[str, Any]]:
-    notes = (note for content in contents.values() for note in content.notes if note.get("k") == "child_end")
-    return {int(note["pid"]): note for note in notes}
+def _child_ends(contents: dict[int, ring_reading.RingContent]) -> dict[int, End]:
+    notes = [note for content in contents.values() for note in content.notes if note.get("k") == "child_end"]
+    return {end.pid: end for end in read_all(End, [note for note in notes if type(note.get("code")) is int])}
 
 
 def _read_lost(folder: Path) -> dict[int, str]:

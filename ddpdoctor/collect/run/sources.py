@@ -10,7 +10,8 @@ from ddpdoctor.recorder.storage import ring_layout
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.collect.run.watched import Watch, Watched
+    from ddpdoctor.collect.run.agent_log import Start
+    from ddpdoctor.collect.run.watched import WatchedJob, WatchedRank
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -37,10 +38,10 @@ class Source:
 class RankTraces:
     """The evidence by which we find the ranks."""
 
-    started: Mapping[int, dict[str, Any]]
+    started: Mapping[int, Start]
     """What torch's elastic agent started in this attempt, by pid; empty if another launcher starts the ranks."""
     contents: Mapping[int, RingContent]
-    watch: Watch
+    watch: WatchedJob
     """What the watcher saw."""
 
     until_ns: int | None = None
@@ -49,7 +50,7 @@ class RankTraces:
     @property
     def begun_ns(self) -> int:
         """When the agent began this attempt."""
-        return min((int(entry["at"]) for entry in self.started.values()), default=0)
+        return min((start.at for start in self.started.values()), default=0)
 
     def covers(self, moment_ns: int) -> bool:
         """Return whether a time is within this attempt."""
@@ -88,9 +89,8 @@ def _of_agent(seen: RankTraces) -> list[Source]:
     launchers = {ancestor for content in spawned.values() for ancestor in _ancestors(content, contents)}
     candidates = [c for pid, c in later.items() if c.role == ring_layout.ROLE_RANK and pid not in launchers]
     sources = []
-    for pid, entry in started.items():
-        number = int(entry["rank"])
-        behind = None if pid in contents else _behind_shell(number, candidates)
+    for pid, start in started.items():
+        behind = None if pid in contents else _behind_shell(start.rank, candidates)
         if behind is not None:
             spawned.pop(behind.pid, None)
         elif pid in launchers and not (pid in contents and _made_world(contents[pid])):
@@ -100,9 +100,9 @@ def _of_agent(seen: RankTraces) -> list[Source]:
         sources.append(
             Source(
                 pid=pid if behind is None else behind.pid,
-                rank=number if joined is None else joined,
-                local_rank=entry.get("local_rank"),
-                world_size=entry.get("world_size"),
+                rank=start.rank if joined is None else joined,
+                local_rank=start.local_rank,
+                world_size=start.world_size,
                 stands_for=pid if behind is not None else None,
             )
         )
@@ -135,7 +135,7 @@ def _numbered(seen: RankTraces) -> list[Source]:
     return [_source(c) for number in sorted(by_rank) for c in _of_last_job(by_rank[number], seen.watch)]
 
 
-def _of_last_job(same: list[RingContent], watch: Watch) -> list[RingContent]:
+def _of_last_job(same: list[RingContent], watch: WatchedJob) -> list[RingContent]:
     """Drop helpers, and processes that ended before the last of the same rank began (a script that trains twice).
 
     More than one process is left only if they really share a rank number.
@@ -145,7 +145,7 @@ def _of_last_job(same: list[RingContent], watch: Watch) -> list[RingContent]:
     return [c for c in left if _made_world(c)] or left
 
 
-def _ended_before(time_ns: int, row: Watched) -> bool:
+def _ended_before(time_ns: int, row: WatchedRank) -> bool:
     return row.ended_ns is not None and row.ended_ns < time_ns
 
 
@@ -164,8 +164,8 @@ def _unrecorded(seen: RankTraces) -> list[Source]:
     sources = []
     for pid, row in seen.watch.processes.items():
         env = row.unrecorded
-        rank = _number(env, RANK_NAMES) if isinstance(env, dict) else None
-        if rank is not None and pid not in seen.contents:
+        rank = _number(env, RANK_NAMES) if env is not None else None
+        if env is not None and rank is not None and pid not in seen.contents:
             local, world = _number(env, LOCAL_RANK_NAMES), _number(env, WORLD_SIZE_NAMES)
             sources.append(Source(pid=pid, rank=rank, local_rank=local, world_size=world))
     return sources

@@ -184,7 +184,7 @@ class Watch:
 
     def ranks(self) -> list[progress.Followed]:
         """Return the processes of the last attempt that are ranks, alive or not."""
-        begun = min((int(entry["at"]) for entry in self.agent.started.values()), default=0)
+        begun = self.agent.begun_ns or 0
         return [
             process
             for process in self.followed.values()
@@ -194,7 +194,7 @@ class Watch:
 
     def rank_range(self) -> tuple[int, int] | None:
         """Return the first and last rank that the launcher has started here, or None if unknown."""
-        numbers = [int(entry["rank"]) for entry in self.agent.started.values()]
+        numbers = [start.rank for start in self.agent.started.values()]
         return (min(numbers), max(numbers)) if numbers else None
 
     def headway(self) -> Headway:
@@ -202,8 +202,8 @@ class Watch:
         now_ns = time.monotonic_ns()
         ranks = self.ranks()
         idle_s = self._launcher_idle_s(ranks, now_ns) if self._launcher_waits(ranks) else None
-        begun_ns = min((int(entry["at"]) for entry in self.agent.started.values()), default=0)
-        is_stopping = bool(begun_ns) and self.evidence.has_closed_since(begun_ns)
+        begun_ns = self.agent.begun_ns
+        is_stopping = begun_ns is not None and self.evidence.has_closed_since(begun_ns)
         return read_headway(ranks, now_ns, self.hang_timeout_s, idle_s, is_stopping=is_stopping)
 
     def _launcher_idle_s(self, ranks: list[progress.Followed], now_ns: int) -> float:

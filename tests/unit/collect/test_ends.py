@@ -11,9 +11,10 @@ import pytest
 
 from ddpdoctor.collect.process.exits import read_exit_code
 from ddpdoctor.collect.process.proc import read_process
+from ddpdoctor.collect.run.agent_log import End
 from ddpdoctor.collect.run.ends import find_ends, interruption_ns, stop_of_others
 from ddpdoctor.collect.run.sources import Source
-from ddpdoctor.collect.run.watched import Watch, parse_watch
+from ddpdoctor.collect.run.watched import WatchedJob, parse_watch
 from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE, ROLE_RANK
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring
@@ -55,7 +56,7 @@ def test_a_process_says_itself_how_it_left(notes, cells, code, tmp_path):
     contents = recorded(tmp_path, *notes, **cells)
     watch = parse_watch({"processes": {str(PID): {"ended_ns": GONE}}})
     ends = find_ends([source()], contents, tmp_path, watch, {})
-    assert ends == ({} if code is None else {PID: {"code": code, "at": GONE}})
+    assert ends == ({} if code is None else {PID: End(pid=PID, code=code, at=GONE)})
 
 
 @pytest.mark.parametrize(
@@ -71,14 +72,16 @@ def test_what_it_wrote_at_a_signal_tells_which_it_was(file, text, code, tmp_path
     (tmp_path / "evidence").mkdir()
     (tmp_path / "evidence" / file).write_text(text)
     watch = parse_watch({"processes": {str(PID): {"ended_ns": GONE}}})
-    assert find_ends([source()], contents, tmp_path, watch, {})[PID]["code"] == code
+    assert find_ends([source()], contents, tmp_path, watch, {})[PID].code == code
 
 
 @pytest.mark.parametrize(("status", "code"), [(137, -9), (-9, -9), (139, -11), (1, None), (0, None), (None, None)])
 def test_the_launchers_status_explains_the_one_end_that_nothing_else_does(status, code, tmp_path):
     contents = recorded(tmp_path)
     watch = parse_watch({"processes": {str(PID): {"ended_ns": GONE}}, "launcher_status": status})
-    assert find_ends([source()], contents, tmp_path, watch, {}).get(PID, {}).get("code") == code
+    assert find_ends([source()], contents, tmp_path, watch, {}) == (
+        {} if code is None else {PID: End(pid=PID, code=code, at=GONE)}
+    )
 
 
 def test_two_ends_that_nobody_saw_stay_unknown(tmp_path):
@@ -88,19 +91,19 @@ def test_two_ends_that_nobody_saw_stay_unknown(tmp_path):
 
 @pytest.mark.parametrize(("status", "code"), [(137, -9), (3, 3)])
 def test_a_rank_behind_a_shell_ends_as_the_shell_says(status, code, tmp_path):
-    known = {50: {"code": status, "at": GONE}}
-    ends = find_ends([source(stands_for=50)], recorded(tmp_path), tmp_path, Watch(), known)
-    assert ends[PID] == {"code": code, "at": GONE}
+    known = {50: End(pid=50, code=status, at=GONE)}
+    ends = find_ends([source(stands_for=50)], recorded(tmp_path), tmp_path, WatchedJob(), known)
+    assert ends[PID] == End(pid=PID, code=code, at=GONE)
 
 
 def test_what_the_kernel_said_goes_before_what_was_worked_out(tmp_path):
     contents = recorded(tmp_path, RAISED)
     watch = parse_watch({"processes": {str(PID): {"ended_ns": GONE, "code": -9}}})
-    assert find_ends([source()], contents, tmp_path, watch, {})[PID]["code"] == -9
+    assert find_ends([source()], contents, tmp_path, watch, {})[PID].code == -9
 
 
 def at(code, ms):
-    return {"code": code, "at": GONE + ms * MS}
+    return End(pid=0, code=code, at=GONE + ms * MS)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,7 @@ def at(code, ms):
     ],
 )
 def test_ranks_told_to_end_after_another_failed_were_stopped_by_the_launcher(ends, stop_ms):
-    found = stop_of_others([source(pid) for pid in ends], ends, Watch())
+    found = stop_of_others([source(pid) for pid in ends], ends, WatchedJob())
     assert found == (None if stop_ms is None else GONE + stop_ms * MS)
 
 
@@ -131,7 +134,7 @@ def test_a_signal_to_the_whole_group_stops_every_rank(interrupted_ms, stop_ms):
 
 
 def test_nobody_interrupted_a_job_whose_rank_was_killed():
-    assert interruption_ns([source(1)], {1: at(-15, 0)}, Watch()) is None
+    assert interruption_ns([source(1)], {1: at(-15, 0)}, WatchedJob()) is None
 
 
 @pytest.mark.parametrize(("line", "code"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)])

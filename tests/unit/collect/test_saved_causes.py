@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 from ddpdoctor.collect.process.proc import Process
-from ddpdoctor.collect.rank.saved_causes import read_host_causes, read_process_causes
+from ddpdoctor.collect.rank.saved_causes import read_process_causes
+from ddpdoctor.collect.recorded import read_or_none
 from ddpdoctor.collect.run.machine import load_machine
 from ddpdoctor.collect.run.nccl_warnings import keep_users_logs, read_warnings
 from ddpdoctor.launch.watching.causes import CausesSeen
-from ddpdoctor.model.causes import Memory, NcclLine
+from ddpdoctor.model.causes import HostCauses, Memory, NcclLine, ProcessCauses
 
 MIB = 2**20
 
@@ -23,7 +24,7 @@ def test_memory_is_kept_at_its_most_and_at_its_last():
     sizes = ((10, ()), (90, (process(8, 5 * MIB), process(9, 7 * MIB))), (40, (process(8, MIB),)), (0, ()))
     for second, (used, below) in enumerate(sizes):
         seen.follow(process(7, used * MIB), below, second * 10**9)
-    found = read_process_causes(json.loads(json.dumps(seen.row(7, 5))), [], {})
+    found = read_or_none(ProcessCauses, json.loads(json.dumps(seen.row(7, 5))))
     assert found.memory == Memory(used_bytes=40 * MIB, most_bytes=90 * MIB)
     assert (found.children_memory.most_bytes, found.children_count) == (12 * MIB, 2)
     assert seen.row(7, 6) is None
@@ -32,7 +33,7 @@ def test_memory_is_kept_at_its_most_and_at_its_last():
 def test_the_host_is_looked_at_and_comes_back():
     seen = CausesSeen()
     seen.follow_host(10**12)
-    found = read_host_causes(json.loads(json.dumps(seen.host_row())))
+    found = read_or_none(HostCauses, json.loads(json.dumps(seen.host_row())))
     assert 0 < found.machine.used_bytes < found.machine.limit_bytes
 
 
@@ -52,9 +53,9 @@ def test_notes_of_a_rank_are_read():
 
 
 def test_what_is_damaged_or_absent_is_absent(tmp_path):
-    assert read_process_causes({"memory": 3}, [], {}) is None
+    assert read_or_none(ProcessCauses, {"memory": 3, "children_count": 2}) == ProcessCauses(children_count=2)
     assert read_process_causes(None, [], {}) is None
-    assert read_host_causes("x") is None
+    assert read_or_none(HostCauses, "x") is None
     (tmp_path / "machine.json").write_text('{"host": 3}')
     assert load_machine(tmp_path) is None
 

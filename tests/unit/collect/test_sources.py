@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ddpdoctor.collect.run.agent_log import Start
 from ddpdoctor.collect.run.sources import RankTraces, find_ranks, is_on_one_host
-from ddpdoctor.collect.run.watched import Watch, parse_watch
+from ddpdoctor.collect.run.watched import WatchedJob, parse_watch
 from ddpdoctor.recorder.storage.ring_layout import CELL_NAMES, ROLE_CHILD, ROLE_RANK
 from ddpdoctor.recorder.storage.ring_reading import RingContent
 
@@ -28,8 +29,8 @@ def found(*rings, started=None, watched=None, until=None):
 
 
 AGENT = {
-    20: {"rank": 0, "local_rank": 0, "world_size": 2, "at": 5},
-    21: {"rank": 1, "local_rank": 1, "world_size": 2, "at": 5},
+    20: Start(pid=20, rank=0, local_rank=0, world_size=2, at=5),
+    21: Start(pid=21, rank=1, local_rank=1, world_size=2, at=5),
 }
 
 
@@ -56,7 +57,7 @@ def test_a_rank_behind_a_shell_is_its_python_and_ends_with_the_shell():
     seen = RankTraces(
         started=AGENT,
         contents={c.pid: c for c in (ring(50, ppid=20, RANK=0), ring(51, ppid=21, RANK=1))},
-        watch=Watch(),
+        watch=WatchedJob(),
     )
     sources = find_ranks(seen)
     assert [(s.rank, s.pid, s.stands_for) for s in sources] == [(0, 50, 20), (1, 51, 21)]

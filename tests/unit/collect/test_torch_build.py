@@ -10,9 +10,10 @@ import pytest
 
 import ddpdoctor
 from ddpdoctor.collect.child import Child
-from ddpdoctor.collect.machine.torch_build import read_torch, torch_build, wait_for_torch
+from ddpdoctor.collect.machine.torch_build import read_torch, wait_for_torch
 from ddpdoctor.collect.machine.torch_process import PROBE, start_torch_child
 from ddpdoctor.collect.node import ReadingPlan, read_node
+from ddpdoctor.collect.recorded import read_record
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
 from ddpdoctor.model.software import TorchBuild, TorchDevice
@@ -175,5 +176,5 @@ def test_the_recorder_is_not_loaded_into_the_child(tmp_path):
 
 
 def test_nothing_said_is_nothing_known():
-    build = torch_build({})
+    build = read_record(TorchBuild, {})
     assert (build.version, build.devices, build.cuda_available) == ("", (), False)

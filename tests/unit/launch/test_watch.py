@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.run.agent_log import AgentLog
+from ddpdoctor.collect.run.agent_log import AgentLog, Start
 from ddpdoctor.launch.replicas.comparing import Replicas
 from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.launch.watching.suspicion import Suspicion, suspicion_of
@@ -36,7 +36,7 @@ def test_a_launcher_idles_from_the_end_of_its_last_rank_on(tmp_path: Path, gone_
     watch = Watch(tmp_path, TIMEOUT_S, now_ns - LONG_NS, Replicas(tmp_path, 50, ()))
     watch.restart_patience_s = patience_s
     pid = os.getpid()
-    watch.agent = AgentLog(started={pid: {"at": now_ns - LONG_NS, "rank": 0}})
+    watch.agent = AgentLog(started={pid: Start(pid=pid, rank=0, local_rank=0, world_size=1, at=now_ns - LONG_NS)})
     watch.followed[pid] = Followed(
         pid=pid, ticks=1, role=ring_layout.ROLE_RANK, ring=mmap.mmap(-1, 1), ended_ns=now_ns - int(gone_s * 1e9)
     )

@@ -228,8 +228,8 @@ def test_children_of_a_fork_server_work_for_the_rank_that_started_it(tmp_path: P
     kept = WorkersSeen()
     kept.keep(Path(worker.path))
     assert read_fetches((), kept.fetches(42)) == found
-    assert read_fetches((), None) is None
-    assert read_fetches((), ["damaged", 1, 2]) is None
+    assert read_fetches((), ()) is None
+    assert read_fetches((), (1, 2)) is None
 
 
 def test_no_pause_of_a_worker_counts_for_more_than_the_batch_after_it(tmp_path: Path) -> None:

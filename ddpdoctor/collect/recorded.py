@@ -1,0 +1,131 @@
+"""Reads records from notes, answers and watch.json, field by field: a damaged value costs its field and no other.
+
+A field that is missing or damaged takes its default, or the empty value of its type. A record that lacks a field
+without either, such as an enum, is damaged as a whole. ``model/codec.py`` reads our own files more strictly.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ddpdoctor.model.causes import StoreSought
+from ddpdoctor.model.codec import WrongValue, decode, field_hints
+from ddpdoctor.model.consistency import NonFinite
+from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
+from ddpdoctor.model.facts import ModelSeen, Raised
+from ddpdoctor.model.reducer import ReducerSaid
+from ddpdoctor.model.stacks import Frame, Look, Stack
+
+if TYPE_CHECKING:
+    from dataclasses import Field
+
+Kind = TypeVar("Kind")
+
+KEYS: dict[Any, dict[str, str]] = {
+    Frame: {"file": "f", "line": "l", "function": "n", "user": "u"},
+    Stack: {"is_main": "main", "is_daemon": "daemon"},
+    Look: {"time_ns": "at"},
+    Raised: {"time_ns": "at", "thread_is_main": "main", "in_call": "call", "from_child": "child", "passed_on_as": "as",
+             "of_ranks": "ranks"},
+    ModelSeen: {"site": "frame"},
+    ReducerSaid: {"site": "frame"},
+    NonFinite: {"is_nan": "nan", "in_a_row": "row", "where": "frame"},
+    StoreSought: {"of_agent": "agent", "set_at": "set"},
+    EpochCall: {"time_ns": "at"},
+    EpochSeen: {"number": "p", "set_epoch": "e", "batches": "b", "drawn": "d", "total": "t", "xor": "x", "order": "o",
+                "first": "f", "complete": "done", "batch_prints": "bp", "sample_prints": "sp", "backwards": "bw",
+                "repeats": "re", "highest": "h", "split_after": "split", "begun_ns": "t0", "ended_ns": "t1"},
+    LoaderSeen: {"number": "n", "dataset": "ds", "dataset_print": "dp", "samples": "N", "batch_size": "bs",
+                 "drop_last": "dl", "iterable": "it", "workers": "w", "part_of": "of"},
+}  # fmt: skip
+"""The keys that recorders write, by field, where they differ from the field's name."""
+_EMPTY = {str: "", int: 0, float: 0.0, bool: False}
+
+
+def read_record(kind: type[Kind], entry: Any, **known: Any) -> Kind:
+    """Return a record from what was written; ``known`` are fields that the caller has read from elsewhere.
+
+    Raises:
+        WrongValue: a field that has neither a default nor an empty value is damaged.
+    """
+    written = entry if isinstance(entry, dict) else {}
+    keys = KEYS.get(kind, {})
+    found = {
+        name: _read_or(hint, written.get(keys.get(name, name), MISSING), default)
+        for name, (hint, default) in _fields(kind).items()  # type: ignore[arg-type]
+        if name not in known
+    }
+    return kind(**found, **known)
+
+
+def read_or_none(kind: type[Kind], entry: Any) -> Kind | None:
+    """Return a record, or None if the entry is empty or damaged as a whole."""
+    found: Kind | None = _read_or(kind, entry, None)
+    return found
+
+
+def read_all(kind: type[Kind], entries: Any) -> tuple[Kind, ...]:
+    """Return the records in a list, without damaged ones."""
+    return tuple(one for one in map(partial(read_or_none, kind), dicts(entries)) if one is not None)
+
+
+def read_frame(entry: Any) -> Frame | None:
+    """Return a frame, or None if the entry is empty or damaged."""
+    return read_or_none(Frame, entry)
+
+
+def dicts(value: Any) -> list[dict[str, Any]]:
+    """Return the dicts in a list that was read as JSON, without damaged entries."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def damaged_fields(kind: Any, entry: dict[str, Any]) -> list[str]:
+    """Return the names of the fields whose values are damaged."""
+    return [
+        name
+        for name, (hint, _) in _fields(kind).items()
+        if name in entry and _read_or(hint, entry[name], MISSING) is MISSING
+    ]
+
+
+def _read_or(hint: Any, value: Any, default: Any) -> Any:
+    try:
+        return _read(hint, value)
+    except WrongValue:
+        if default is WrongValue:
+            raise
+        return default
+
+
+def _read(hint: Any, value: Any) -> Any:
+    members = typing.get_args(hint)
+    if hint is bool and value not in (MISSING, None):
+        return bool(value)
+    if hint is Frame and isinstance(value, list) and len(value) == 3:
+        return decode(Frame, {**dict(zip(("file", "line", "function"), value, strict=True)), "user": True})
+    if is_dataclass(hint) and isinstance(value, dict) and value:
+        return read_record(hint, value)  # type: ignore[arg-type]
+    if isinstance(value, list) and members[1:] == (...,):
+        read = (_read_or(members[0], one, MISSING) for one in value)
+        return tuple(one for one in read if one is not MISSING)
+    if type(None) in members and value is not None:
+        return _read(members[0], value)
+    return decode(hint, value)
+
+
+@cache
+def _fields(kind: Any) -> dict[str, tuple[Any, Any]]:
+    """Return the type and the default of each field; the default is ``WrongValue`` if there is none."""
+    hints = field_hints(kind)
+    return {one.name: (hints[one.name], _default(one, hints[one.name])) for one in fields(kind)}
+
+
+def _default(field: Field[Any], hint: Any) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    if typing.get_origin(hint) is tuple:
+        return ()
+    return None if type(None) in typing.get_args(hint) else _EMPTY.get(hint, WrongValue)
