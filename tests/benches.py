@@ -1,7 +1,5 @@
 """Reports of allreduce-bench for the tests of what draws them: made up, of realistic size, the same every time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ddpdoctor.model.bandwidth import (

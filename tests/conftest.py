@@ -5,8 +5,6 @@ machine exclusively, which all others share. A test that waits for either holds 
 overtakes one that is to run alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Runs Python in processes that have torch and the command line loaded from the start, see ``tests.preloaded``."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping

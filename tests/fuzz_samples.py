@@ -1,13 +1,11 @@
 """Makes what the fuzzer damages: run folders of several kinds, saved reports, bench files, checkpoints of each form."""
 
-from __future__ import annotations
-
 import json
 import struct
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.report.json_format import render_json
@@ -15,9 +13,6 @@ from tests import benches
 from tests.fingerprints import write_job
 from tests.fuzzing import Sample
 from tests.synthetic import SITUATIONS, Job, write_folder, write_gathered
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CRASHING = """
 import torch

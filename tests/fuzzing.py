@@ -1,7 +1,5 @@
 """Feeds damaged files to what reads them, and holds what comes out to what a user may be shown."""
 
-from __future__ import annotations
-
 import io
 import random
 import re
@@ -10,9 +8,10 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree as ET
 
 from ddpdoctor.cli.allreduce_bench import read_compared
@@ -20,13 +19,8 @@ from ddpdoctor.cli.output import show_report
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.diagnose.checkpoints import checkpoint_report
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.findings import Report, Severity
 from tests.mutations import link_folder, spoil
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ddpdoctor.model.findings import Report
 
 MOST_SECONDS = 20
 """A busy machine takes its time; what hangs takes for ever."""

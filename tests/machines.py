@@ -22,8 +22,6 @@ A line of ``tests/data/MACHINE/machine.txt``, and of ``tests/data/MACHINE/STATE.
     # a comment
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,15 +1,11 @@
 """Damages what ddpdoctor reads, as a bad disk or a bad person would: bytes, JSON, whole files."""
 
-from __future__ import annotations
-
 import json
 import os
+import random
 import shutil
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 HOSTILE_TEXTS = (
     "", "x" * 5000, "\x1b[31mred\x1b[0m", "a\0b", "\u202egnp.exe", "\u2066\u2069", "\u200b\u2028\u2029", "\ud800",

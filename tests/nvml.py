@@ -6,8 +6,6 @@ answer: an object for a structure, "! GPU_IS_LOST" for an error. What is not the
 ``nvml-states.json`` has changes to it, by name.
 """
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

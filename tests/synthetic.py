@@ -7,8 +7,6 @@ tp, a backward with one bucket of DDP's, a collective in dp, and one in the worl
 Its ranks may be on several hosts, whose clocks differ and which use the same process ids.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

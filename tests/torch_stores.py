@@ -1,7 +1,5 @@
 """Stores of torch's, each served by a process of its own, as torchrun's agent does."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

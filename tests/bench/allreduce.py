@@ -7,8 +7,6 @@ pairs of blocks with its bootstrap interval. Within 1 +- 3 % at 1 MiB and above,
 Where others use the machine too: `chrt -r 10 python -m tests.bench.allreduce`, which holds them off.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import statistics

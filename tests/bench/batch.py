@@ -4,8 +4,6 @@ A loader without workers over numbers, whose batches are not even collated, in o
 with all that is noted of how data is shared out, and without it (as under ``--no-consistency``).
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import time

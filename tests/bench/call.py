@@ -7,16 +7,12 @@ optimizer marks the steps; without one each collective ends a step, which is rec
 waits for is recorded twice, once for the call and once for the wait.
 """
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from tests.bench.pairs import compare_added
 from tests.bench.ranks import per_call_s, start_recorded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CALLS = 500
 """Calls in one block: some milliseconds, short beside the moments at which other processes come and go."""

@@ -1,7 +1,5 @@
 """How long ``ddpdoctor check-env`` takes, over ``python -c "import torch"``: python -m tests.bench.check_env"""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -6,8 +6,6 @@ has no switch: the script takes it out of the recorder. Beside it what a rank ta
 bytes that it writes. As root, run it under ``chrt -r 10``: see ``step``.
 """
 
-from __future__ import annotations
-
 import compileall
 import json
 import statistics

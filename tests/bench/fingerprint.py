@@ -5,8 +5,6 @@ kept, as a check against an older state would keep them; dropped at once, so tha
 cache; or made in memory that is in use, which spares the page faults of the largest.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 

@@ -3,8 +3,6 @@
 ``ddpdoctor wrap`` over ``torchrun``, with two ranks. The first of the ranks to come writes the time.
 """
 
-from __future__ import annotations
-
 import compileall
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Writes what torch's flight recorder would have dumped of a synthetic job under NCCL: a pickle a rank."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -7,26 +7,20 @@ format. Each input is made by SEED and its number, so that ``fuzz 1 SEED NUMBER`
 children, 200 in each: one that dies costs no more than its batch, and is told.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddpdoctor.report.bandwidth import figure  # noqa: F401 - matplotlib is not to be loaded once a batch
 from tests.fuzz_samples import make_benches, make_checkpoints, make_real, make_runs
-from tests.fuzzing import Fall, fuzz, peak_mib
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.fuzzing import Sample
+from tests.fuzzing import Fall, Sample, fuzz, peak_mib
 
 BATCH = 200
 MOST_ADDRESSES = 8 * 2**30

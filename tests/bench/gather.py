@@ -3,8 +3,6 @@
 Rank 0 is the real one; the others are played by threads of this process, which also pays for packing what they send.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

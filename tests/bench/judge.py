@@ -6,8 +6,6 @@ Those are all in one group: for a job of several groups torch's analyzer takes t
 Takes about 2 GB of disk in the temporary folder (TMPDIR), and with five pairs about five minutes.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ python -m tests.bench.localise [RUNS]      as root, with iproute2; ten runs of e
 Three hosts are network namespaces of this machine, with one rank each and Gloo between them.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter

@@ -5,8 +5,6 @@ its own VmRSS after its last step: pages of the ring are counted, and pages of l
 Disk: the run folder of a short job and of one with a hundred times the calls, by allocated blocks, for each rank.
 """
 
-from __future__ import annotations
-
 import compileall
 import subprocess
 import sys

@@ -6,8 +6,6 @@ All hosts share this machine's processors: with more hosts than processors it is
 network alone would take is in the lines for a rate limit.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

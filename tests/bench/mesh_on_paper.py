@@ -6,8 +6,6 @@ Nodes follow ``rounds`` as the real ones do: a node goes to its next target when
 serves one at a time, in the order in which they come, and blocks are left when all sources were there.
 """
 
-from __future__ import annotations
-
 import heapq
 import sys
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Needs Debian's `openmpi-bin libopenmpi-dev`. Both run two ranks on this machine,
 stand side by side. It says how two libraries do here, and nothing of networks.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import shutil

@@ -11,8 +11,6 @@ loopback interface; where other programs use that too, in a network namespace of
     sudo unshare -n sh -c "ip link set lo up && python -m tests.bench.nodes"
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 On a machine that others use, run a bench under ``chrt -r 10`` (as root), so that they cannot come between.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence

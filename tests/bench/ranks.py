@@ -1,7 +1,5 @@
 """Starts a bench again as ranks that are recorded, with no watcher beside them, and times blocks of calls in them."""
 
-from __future__ import annotations
-
 import compileall
 import os
 import subprocess

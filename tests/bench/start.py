@@ -3,8 +3,6 @@
 ``python -m tests.bench.start``; half a minute. The package is compiled first, as pip does when it installs it.
 """
 
-from __future__ import annotations
-
 import compileall
 import os
 import subprocess

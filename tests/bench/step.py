@@ -6,8 +6,6 @@ between the ranks, and a step is as slow as the slower of both. Under DETAIL the
 the recorder does, on both sides.
 """
 
-from __future__ import annotations
-
 import compileall
 import subprocess
 import sys

@@ -6,8 +6,6 @@ Engines: ours, asyncio, threads (multiprocessing.connection), zmq (pyzmq with CU
 with all members connected, and the microseconds of processor time that one request costs the server.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

@@ -8,8 +8,6 @@ runs while a module is imported does not count.
 Another commit is measured by its own files: ``PYTHONPATH=OTHER python tests/bench/walk.py``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

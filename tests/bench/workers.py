@@ -3,8 +3,6 @@
 Prints, for some epochs, the number of files in the run folder, their size on disk, and the rank's resident memory.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """The report of allreduce-bench in each of its forms. The screens are in tests/data/allreduce-bench."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from importlib.resources import files

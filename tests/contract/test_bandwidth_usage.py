@@ -1,7 +1,5 @@
 """`allreduce-bench` as a user meets it on the command line, before any rank starts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`check-consistency` as a user meets it on the command line, before any rank starts; and the public names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

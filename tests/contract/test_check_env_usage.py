@@ -1,7 +1,5 @@
 """`check-env` as a user meets it on the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

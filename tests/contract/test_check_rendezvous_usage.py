@@ -1,7 +1,5 @@
 """Wrong use of check-rendezvous, an interrupted one, and a node that nobody joins: statuses, and what is said."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The report of check-env in each of its forms."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`check-data` and `check-checkpoint` as a user meets them on the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

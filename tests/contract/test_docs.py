@@ -1,7 +1,5 @@
 """The documents agree with the code: rule pages with docstrings, verb pages with the options there are."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """What the README's test command runs of the scenarios shows each kind, verb and launcher that any scenario shows."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

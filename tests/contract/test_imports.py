@@ -1,7 +1,5 @@
 """What is imported where: start-up stays cheap, and each heavy package has its place."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Options are declared once, and what they say is the same in every verb that has them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

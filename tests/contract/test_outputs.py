@@ -1,7 +1,5 @@
 """Outputs that cannot be written are refused by every verb before anything is measured or started."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator

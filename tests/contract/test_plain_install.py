@@ -1,7 +1,5 @@
 """With the dependencies alone, and no extra, every verb works or names the extra that it needs."""
 
-from __future__ import annotations
-
 import subprocess
 import venv
 from importlib.metadata import Distribution, distribution

@@ -1,7 +1,5 @@
 """The form of report.json: what is written is held to the schema, and what is no report is refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

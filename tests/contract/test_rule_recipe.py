@@ -1,7 +1,5 @@
 """A rule that follows CONTRIBUTING's recipe, and nothing else, is asked, shown, explained and listed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The text for people: its order, its widths, and that nothing collected is ever markup."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

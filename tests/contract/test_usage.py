@@ -1,7 +1,5 @@
 """The command line as a user meets it: help, exit statuses, streams, errors without a traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

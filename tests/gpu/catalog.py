@@ -4,8 +4,6 @@ Two ranks share cuda:0, and NCCL takes them for two hosts. CUDA and NCCL need lo
 for a rank, so the hang timeout is 15 s here, and a minute for jobs that must stay silent.
 """
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

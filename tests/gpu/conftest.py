@@ -6,8 +6,6 @@ Gloo, to try the tests themselves, and keeps nothing. pytest knows these options
 path at all; with ``pytest tests`` it reads this file too late for them, and the defaults hold.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable, Generator

@@ -1,7 +1,5 @@
 """What the tests ask of a job's report."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from typing import Any

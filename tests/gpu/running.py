@@ -3,8 +3,6 @@
 A job whose verdict does not depend on speed runs beside others. The rest run one by one after them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ One folder with few files: ``index.json`` (each test and job), ``summary.md`` (t
 (the folder of each job; unpack with ``tar xzif``, since each job appends an archive of its own).
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess

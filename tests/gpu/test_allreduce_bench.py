@@ -1,7 +1,5 @@
 """allreduce-bench over NCCL: right data, true clocks, sizes that fit, and a report whatever happens to a rank."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu.judging import Ran, report_of

@@ -1,7 +1,5 @@
 """What the recorder adds to a step on a GPU: counted, and held to the count; times are saved and not judged."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu.judging import Ran, assert_looked_at, assert_silent

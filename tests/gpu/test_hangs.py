@@ -1,7 +1,5 @@
 """Two ranks over NCCL, one of which commits a fault: the right rank is blamed at its line, with DETAIL and without."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu.judging import Ran, assert_blamed, assert_recorded, report_of

@@ -1,7 +1,5 @@
 """Jobs on a GPU with nothing wrong: they end as they would alone, and nothing is found."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.gpu.judging import Ran, assert_recorded, assert_silent, report_of

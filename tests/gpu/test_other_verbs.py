@@ -1,7 +1,5 @@
 """check-env and check-consistency on a machine with a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

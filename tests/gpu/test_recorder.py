@@ -1,7 +1,5 @@
 """Parts of the recorder on a GPU: where waits are read, how gradients and replicas are told, and that nobody waits."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -9,8 +9,6 @@ Results are kept in results.json beside this file, so that combinations can be t
 removed after it was tried.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

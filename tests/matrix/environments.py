@@ -1,7 +1,5 @@
 """Makes an environment with one version of torch, one of Python, and this ddpdoctor, from the package index."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

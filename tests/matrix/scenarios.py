@@ -1,7 +1,5 @@
 """Ten jobs, nine with a fault, that are run with each version of torch, and what must be said of them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The page about versions of torch, from what was tried."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tries ddpdoctor in one environment: check-env, the ten jobs, and which hooks the recorder found."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile

@@ -5,8 +5,6 @@ environment, status, start-up hooks and the order of imports are those of a new 
 way, or with settings that torch reads while it is loaded, is started as ever.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import marshal

@@ -1,7 +1,5 @@
 """Asks a server for a new Python, in place of fork and exec."""
 
-from __future__ import annotations
-
 import array
 import contextlib
 import inspect

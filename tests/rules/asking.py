@@ -1,7 +1,5 @@
 """Asks rules as the verbs do: facts in, findings and checks out."""
 
-from __future__ import annotations
-
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.registry import find_rule, rules_of
 

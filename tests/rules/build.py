@@ -1,7 +1,5 @@
 """Makes facts: small jobs whose ranks sit in calls, sleep, fail or end."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ddpdoctor.model.facts import Call, Child, GroupState, Job, Life, ModelSeen, Raised, Rank

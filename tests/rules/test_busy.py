@@ -1,7 +1,5 @@
 """A rank that works is busy, told with what it does; whoever waits in vain is not, whatever else its process does."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.diagnose.progress import judge_job as judge

@@ -1,7 +1,5 @@
 """What a rank's process shows of the reason for which it stands still or died: sentences, and what to do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

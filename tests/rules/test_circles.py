@@ -1,7 +1,5 @@
 """Circles of waits: over groups, point-to-point calls and both; who is on them, and how that is said."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.diagnose.progress import judge_job as judge

@@ -1,7 +1,5 @@
 """Which lines decide whether a call is reached, by the source: conditions, jumps, handlers, the loop's end."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Jobs over NCCL without DETAIL: what is judged from the calls that torch's flight recorder holds as pending."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Who departs: extra, missing and shifted calls, beside what DDP's C++ takes, as the records of real runs have it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

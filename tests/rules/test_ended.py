@@ -1,7 +1,5 @@
 """Jobs in which a rank has ended: which end is the cause, and which follow from it?"""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.diagnose.progress import judge_job as judge

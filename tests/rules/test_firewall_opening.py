@@ -1,7 +1,5 @@
 """Lines that open a packet filter: they are to be pasted, so they fit the addresses and the filter of the host."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.network import FirewallChain

@@ -4,8 +4,6 @@ Those of "nccl2" in torch 2.15 have the form of tests/data/flight-recorder/nccl2
 stood in for. ProcessGroupNCCL, which is "nccl" in 2.6 and 2.13, needs a GPU: its form is that of FlightRecorder.cpp.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest

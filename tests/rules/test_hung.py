@@ -1,7 +1,5 @@
 """Jobs of which no rank has failed: who holds the others up?"""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

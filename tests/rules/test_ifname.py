@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.rules.ifname import is_ignored, parse_gloo_names, parse_nccl_names

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.rules.interface_choice import best_interface, choose, is_bridge, is_tunnel

@@ -1,7 +1,5 @@
 """Known errors: real messages of torch and Python are told apart, and those of somebody else's code are left alone."""
 
-from __future__ import annotations
-
 import os
 import pickle
 

@@ -1,7 +1,5 @@
 """What must hold for every job: cost grows with the ranks, and no rank that moves is blamed."""
 
-from __future__ import annotations
-
 import random
 import sys
 from dataclasses import replace

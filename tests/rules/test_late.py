@@ -1,7 +1,5 @@
 """A rank that came to a call when the others had given up there is to blame, and its work before is the line."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ddpdoctor.diagnose.progress import judge_job as judge

@@ -1,7 +1,5 @@
 """A call that one rank makes alone, after the others have passed it and left; and ranks that left too early."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Who differs from the majority, and how that is said."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.findings import Confidence

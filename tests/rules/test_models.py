@@ -1,7 +1,5 @@
 """Models that DDP was given: the first difference, who has it, and when it is the cause."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.diagnose.progress import judge_job as judge

@@ -1,7 +1,5 @@
 """Jobs of several nodes: one that never came, one that was lost, and views of one node alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks of a device mesh: who waits in which dimension and for whom, and errors that a library of torch's passed on."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.diagnose.progress import judge_job as judge

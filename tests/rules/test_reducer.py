@@ -1,7 +1,5 @@
 """Backwards that left gradients out: the parameters are named, the ranks and the remedy, and no drift beside it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Which hangs are proven, so that a job is stopped without being asked to, and which may still resolve."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

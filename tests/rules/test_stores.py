@@ -1,7 +1,5 @@
 """Ranks that connect to a store which nobody serves are to blame, at the line that gave its address."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """DD610: who is slow, how often, at what cost, in which phase and at which line; and who is not."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A collective that all ranks are in and that does not end: what is to be checked, and what the machine shows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

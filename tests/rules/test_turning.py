@@ -1,7 +1,5 @@
 """The line that made a rank differ is named, and the place where it showed is told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

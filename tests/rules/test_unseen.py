@@ -1,7 +1,5 @@
 """Ranks that run where nobody sees them: said plainly, and never taken for a hang of those that are seen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

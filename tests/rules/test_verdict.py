@@ -1,7 +1,5 @@
 """The verdict is the one finding to act on first."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity

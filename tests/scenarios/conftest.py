@@ -1,7 +1,5 @@
 """Says which scenarios are run first, and lends them Pythons that have torch loaded."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

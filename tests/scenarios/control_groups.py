@@ -1,7 +1,5 @@
 """A control group with little memory, in either version. Needs root and a hierarchy that may be written to."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """Several hosts on one machine, each with a network, /etc/hosts and host name of its own. Needs root and iproute2."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

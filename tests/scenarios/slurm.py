@@ -1,7 +1,5 @@
 """A real Slurm of a few nodes on one machine, each such a host as in ``hosts``. Needs slurm-wlm and munge too."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Real ranks that stand still or die for a reason that their process shows: the reason is named."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

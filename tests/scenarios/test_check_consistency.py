@@ -1,7 +1,5 @@
 """`check-consistency` on real ranks: a healthy model, and faults that it names; and the call in the user's own code."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

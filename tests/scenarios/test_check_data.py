@@ -1,7 +1,5 @@
 """`check-data --dataset` on real ranks: what they share is counted exactly, and told once."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

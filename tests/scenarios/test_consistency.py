@@ -4,8 +4,6 @@ Models are trained one after another in one job, so that a few starts of torch d
 model has the name of its fault: the tensor that is named tells which was found.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

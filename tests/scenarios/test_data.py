@@ -1,7 +1,5 @@
 """Data that is shared out badly is found, in jobs that finish; data that is shared out well gives no alarm."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Real ranks that disagree or wait for each other: the kind, exactly the ranks, the line, and what is said of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Jobs that are right stay without a verdict, and end with the status that torchrun alone gives them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

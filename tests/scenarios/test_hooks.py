@@ -1,7 +1,5 @@
 """Each hook of the recorder finds its place in the installed torch; without one the others go on, and DD901 says so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ddpdoctor.recorder.storage import ring_reading

@@ -1,7 +1,5 @@
 """``wrap -- COMMAND``: ranks that anything has started are found, watched, judged and stopped as torchrun's are."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

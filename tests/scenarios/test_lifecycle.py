@@ -1,7 +1,5 @@
 """What happens around a job: signals, death of the watcher, restarts, full disks, streams and exit status."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

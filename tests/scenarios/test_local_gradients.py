@@ -1,7 +1,5 @@
 """Local gradients that hold NaN are told with rank, parameter, step and what was first; those of no harm are not."""
 
-from __future__ import annotations
-
 from tests.scenarios.running import PATIENT, marked_lines, run
 
 

@@ -4,8 +4,6 @@ Healthy, they stay without a verdict. With a fault on the last rank, that rank i
 dimension of the mesh.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A slow rank in a real job that finishes is found, with its phase and line; jobs whose ranks keep pace are not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

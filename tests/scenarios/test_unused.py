@@ -1,7 +1,5 @@
 """A backward that leaves gradients out on one rank: the parameters are named, and no drift that follows from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

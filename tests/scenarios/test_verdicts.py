@@ -4,8 +4,6 @@ Every kind has three causes or more, in different places of a script, on two, th
 debug levels. Where the level changes what the ranks go through, a job runs under both.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

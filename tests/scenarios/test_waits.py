@@ -1,7 +1,5 @@
 """All ranks wait for something outside of the job that nobody will give them; healthy twins wait and get it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The example that the README wraps: it learns, it resumes, and it leaves the checkpoints it should."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from pathlib import Path

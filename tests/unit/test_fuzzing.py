@@ -1,7 +1,5 @@
 """Some hundreds of damaged files, always the same: `tests/bench/fuzz.py` tries as many as wanted."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What runs and saves the GPU tests, which CI has no GPU for: limits, signals, and a time that is over."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

@@ -6,8 +6,6 @@ what the answer has to be. A miss is run once more, because a busy machine may c
 KEEP_REPORTS names a folder to keep the run folders in.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import os

@@ -3,8 +3,6 @@
 A backend written in Python takes the name. Calls that it refuses leave entries that never complete, as a hang does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Benches and machines for tables of reasons, with a healthy one as the default."""
 
-from __future__ import annotations
-
 from ddpdoctor.model.bandwidth import Bench, Collective, Measurement, Member, Mode, NcclLog, Settings
 from ddpdoctor.model.load import BusyCpu, Governor, Load
 from ddpdoctor.rules.bandwidth.reasons import view

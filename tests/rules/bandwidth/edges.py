@@ -1,7 +1,5 @@
 """Pairs and nodes that were measured in nine turns, for the rules that say who is slow."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 

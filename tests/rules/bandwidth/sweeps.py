@@ -1,7 +1,5 @@
 """Sweeps for the tests of what follows from them: made up, or published by others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ddpdoctor.model.bandwidth import Bench, Collective, Measurement, Member, Mode, Settings

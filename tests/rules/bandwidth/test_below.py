@@ -1,7 +1,5 @@
 """DD405 and DD406: below what is demanded or normal, and what noise forbids to say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

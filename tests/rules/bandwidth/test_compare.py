@@ -1,7 +1,5 @@
 """A bench against a saved one: each size by itself, with what noise allows to say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

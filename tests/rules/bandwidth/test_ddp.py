@@ -1,7 +1,5 @@
 """What the curve of all_reduce means for DDP, against figures worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

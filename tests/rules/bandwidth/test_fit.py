@@ -1,7 +1,5 @@
 """t(S) = alpha + S / B, fitted to a curve, and interpolation on it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """DD402, DD403 and DD404: who is named where a rank, a link or a node is slow, and where nobody can be."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Where a curve is flat, and what is said where it is not."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.rules.bandwidth.plateau import describe_end, find_latency, find_plateau

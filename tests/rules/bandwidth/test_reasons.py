@@ -1,7 +1,5 @@
 """What could explain a low number: processors, interfaces, NCCL's ways, variables."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What a curve is held to, and how it stands: published sweeps are healthy, and only what is surely below is below."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """DD401: wrong data, and whom it blames."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.bandwidth import Collective, Wrong

@@ -1,7 +1,5 @@
 """The rules of checkpoints: tables of facts in, findings out."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.checkpoint import (

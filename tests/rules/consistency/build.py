@@ -1,7 +1,5 @@
 """Makes facts of replicas: streams, first differences, and what ranks wrote beside their tensors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ddpdoctor.model.consistency import Consistency, Difference, Split, Stream, StreamClock, TensorRow, Values, What

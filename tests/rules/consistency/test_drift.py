@@ -1,7 +1,5 @@
 """Parameters that differ: who is to blame, since when, and the likely cause."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

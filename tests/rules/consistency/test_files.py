@@ -1,7 +1,5 @@
 """Files that were compared: what is told of them, and whom it concerns."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.diff import Apart, DiffFacts, Kind, SavedFile, Unequal

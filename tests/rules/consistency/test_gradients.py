@@ -1,7 +1,5 @@
 """Gradients that differ after the reduction: who is to blame, when it was seen, and the likely cause."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

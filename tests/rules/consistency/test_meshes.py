@@ -1,7 +1,5 @@
 """What ranks of a device mesh hold alike: differences are told by its dimension, and DDP is not brought in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ddpdoctor.model.consistency import What

@@ -1,7 +1,5 @@
 """Local gradients that are not finite: who is to blame, when it counts, and what is only a consequence."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.consistency import NonFinite, Origin

@@ -1,7 +1,5 @@
 """Buffers, optimizers, stale optimizers and random states."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

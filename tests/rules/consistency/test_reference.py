@@ -1,7 +1,5 @@
 """DD509 and DD510 over tables: which gradient agrees with which tells the cause."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

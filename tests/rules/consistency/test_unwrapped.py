@@ -1,7 +1,5 @@
 """Models that no DDP holds: equal gradients, or a loss of their own, tell which are to be equal."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.consistency import What

@@ -1,7 +1,5 @@
 """Makes what ranks saw of a loader: samplers that share out as torch's do, and what their passes draw and deliver."""
 
-from __future__ import annotations
-
 import functools
 import operator
 import random

@@ -1,7 +1,5 @@
 """Ranks that train on the same samples, and the many that only seem to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Samplers whose epoch is never set, and those that need not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Shares that do not make up the dataset, and those of which that cannot be said."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks that run out of batches, and those that are meant to have fewer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

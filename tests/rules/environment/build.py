@@ -1,7 +1,5 @@
 """Makes nodes and fleets for tables, and asks one rule by its kind, as the engine does."""
 
-from __future__ import annotations
-
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.node import Fleet, Launcher, Node, Process
 from ddpdoctor.rules.engine import fleet_facts, judge

@@ -1,7 +1,5 @@
 """Nodes with GPUs, as the collectors read them from recorded machines, for tables of rules over GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Environments of launches that are as they should be, recorded and by hand, as processes and fleets."""
 
-from __future__ import annotations
-
 from ddpdoctor.collect.launch.this_process import read_process
 from ddpdoctor.model.network import Interface, Lookup, Names, Network
 from ddpdoctor.model.node import Fleet, Launcher

@@ -1,7 +1,5 @@
 """PCI devices and RDMA devices for tables: healthy, changed by what a row says."""
 
-from __future__ import annotations
-
 from ddpdoctor.model.links import Gid, Pci, PciDevice, Rdma, RdmaDevice, RdmaPort
 from ddpdoctor.model.reading import Unread, Why
 

@@ -1,7 +1,5 @@
 """Healthy sections of a node, changed by what a row of a table says."""
 
-from __future__ import annotations
-
 from ddpdoctor.model.gpus import Gpu, Gpus
 from ddpdoctor.model.limits import Limit, Limits, SharedMemory, Volume
 from ddpdoctor.model.software import Software, TorchBuild, TorchDevice

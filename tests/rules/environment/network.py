@@ -1,7 +1,5 @@
 """Names and interfaces for tables, with a healthy machine as their default."""
 
-from __future__ import annotations
-
 from ddpdoctor.model.network import Interface, Lookup, Names, Network
 from ddpdoctor.model.reading import Unread, Why
 

@@ -1,7 +1,5 @@
 """DD234 and DD235: healthy, each failing form, missing facts, near misses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

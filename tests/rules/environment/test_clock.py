@@ -1,7 +1,5 @@
 """Clocks over nodes, and whether nodes look alike."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity

@@ -1,7 +1,5 @@
 """gpu-alloc, dstate."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity

@@ -1,7 +1,5 @@
 """nvlink, fabric, p2p."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """ecc-unc, row-remap, retired-pages, sram-threshold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """app-clocks, persistence, mig, compute-mode."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

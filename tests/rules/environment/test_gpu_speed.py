@@ -1,7 +1,5 @@
 """throttle, temp-power."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.findings import Outcome, Severity

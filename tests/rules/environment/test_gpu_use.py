@@ -1,7 +1,5 @@
 """other-procs, zombie-ctx."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity

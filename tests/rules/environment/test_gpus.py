@@ -1,7 +1,5 @@
 """gpu-count, cvd-valid, dup-gpu."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """No launch that is as it should be, and no plain shell, trips a rule on launching."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.collect.network.interfaces import read_network

@@ -1,7 +1,5 @@
 """DD239: healthy, each failing form, missing facts, near misses."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.collect.network.interfaces import read_network

@@ -1,7 +1,5 @@
 """DD231 and DD232: healthy, each failing form, missing facts, near misses."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.findings import Outcome, Severity

@@ -1,7 +1,5 @@
 """Open files, processes, the listen queue and disks: tables of facts and what is said of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.findings import Outcome, Severity

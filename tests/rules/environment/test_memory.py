@@ -1,7 +1,5 @@
 """Shared memory, memory limits, NUMA balancing, CPUs and threads."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.findings import Outcome, Severity

@@ -1,7 +1,5 @@
 """DD115, over files of every kind of fault."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

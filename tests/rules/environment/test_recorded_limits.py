@@ -1,7 +1,5 @@
 """Recorded machines as the collectors read them: a healthy one is told nothing that its owner would call false."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.collect.node import ReadingPlan, read_node

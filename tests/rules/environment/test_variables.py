@@ -1,7 +1,5 @@
 """DD111 to DD114 and DD116, over variables of every class."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.findings import Confidence, Outcome, Severity

@@ -1,7 +1,5 @@
 """Versions of torch, over nodes, of drivers and GPUs: tables of facts and what is said of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Recorded machines through all collectors and all rules: a healthy one is silent, one fault is one finding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """xid."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.collect.gpu.kernel_log import read_kernel_log

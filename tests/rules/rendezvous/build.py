@@ -1,7 +1,5 @@
 """Makes what nodes see of each other where all is well, and changes one thing of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ddpdoctor.model.findings import Confidence, Finding, Severity

@@ -1,7 +1,5 @@
 """Which nodes explain the pairs that do not work."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.rules.rendezvous.lines import Way, explain

@@ -1,7 +1,5 @@
 """What `check-rendezvous` says of what nodes saw of each other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What the arithmetic of an epoch means: tables of plans in, findings out."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.diagnose.check_data import plan_report

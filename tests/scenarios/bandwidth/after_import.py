@@ -1,7 +1,5 @@
 """Puts a fault into torch.distributed of a rank, from a `sitecustomize` on PYTHONPATH, as a faulty plugin would."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.util
 import os

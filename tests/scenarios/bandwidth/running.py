@@ -1,7 +1,5 @@
 """Runs `allreduce-bench` on real ranks and reads what came of it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Makes a link, a node or a rank slow, as real machines do: rate limits, competing load, a delay."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Before anything is measured: ranks that do not want the same, nonsense, and ranks that do not come."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.scenarios.bandwidth.running import BENCH, QUICK, bench, by_hand, finish, start, torchrun

@@ -1,7 +1,5 @@
 """`allreduce-bench` in steps of a real Slurm, and ranks that outlive who started them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A slow node, link or rank made for real, and a late one: it is named, and nobody else; where all is well, nobody."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """What `allreduce-bench` says beside its numbers of the machine that it really runs on."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

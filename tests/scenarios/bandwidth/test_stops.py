@@ -1,7 +1,5 @@
 """A bench that cannot go on ends with what it had measured, and names who is to blame; a healthy one is left alone."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`allreduce-bench` from end to end, on real ranks with tiny sizes."""
 
-from __future__ import annotations
-
 import json
 import re
 

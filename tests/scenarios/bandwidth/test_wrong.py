@@ -1,7 +1,5 @@
 """One element of one size that is wrong in one rank is found, and the rank is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """All ranks look, rank 0 reports: under the real torchrun, on two hosts, and under a real Slurm."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The real pynvml in the real child, against a driver's library that we compile; and hangs of the real kernel."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The checks on launching, on real processes: shells with variables of every kind, and torchrun."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The checks on launching, in steps that a real Slurm starts on two hosts."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -3,8 +3,6 @@
 Control groups of version 1 and 2, whichever the machine has with the controller that is wanted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

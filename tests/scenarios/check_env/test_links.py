@@ -1,7 +1,5 @@
 """The checks on PCI and RDMA, on this machine as it is: one without RDMA must not be told that it is ill."""
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

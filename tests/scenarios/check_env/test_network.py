@@ -1,7 +1,5 @@
 """The checks on names, interfaces and ports, on hosts with a network, /etc/hosts and packet filter of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Variables of every class, and NCCL's files, as the command sees them; what torch itself does with wrong values."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Runs one Python process as a rank, without a launcher: bare, and with the recorder in it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 The faults are put into a copy of its files, which the process then loads as it would load the real ones.
 """
 
-from __future__ import annotations
-
 import ast
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The command as a whole: what a job writes and how it ends is what it is under torchrun."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

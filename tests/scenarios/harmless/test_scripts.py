@@ -3,8 +3,6 @@
 Each stands alone in ``scripts/`` and is run bare and recorded.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

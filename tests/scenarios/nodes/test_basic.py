@@ -1,7 +1,5 @@
 """Two hosts without a common folder: one report, drawn again offline; and one of each where the first dies."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

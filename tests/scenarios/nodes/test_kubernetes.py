@@ -1,7 +1,5 @@
 """The manifests of docs/examples: what their pods run, with the variables that they are given, makes one job."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Replicas and attempts of a job on two nodes: what no node can see by itself is found, live and at the end."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

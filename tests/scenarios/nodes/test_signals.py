@@ -1,7 +1,5 @@
 """Ranks that an operator or a hand has started, each under its own ``wrap``, and what batch systems send to them."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

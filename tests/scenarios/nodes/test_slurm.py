@@ -1,7 +1,5 @@
 """The sbatch scripts of docs/examples under a real Slurm: ranks by torchrun and by Slurm, a hang, signals, requeue."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Jobs over three hosts: whichever node reports, the culprit on another one is named, with its host."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """How the nodes of check-rendezvous meet: under launchers, by a second way where a port is closed, and not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Names, numbers and versions that keep nodes apart: what check-rendezvous says of each, on real hosts."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """What is wrong between hosts that know each other's names: ports, large packets, loss, a slow link, interfaces."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What ends the command, and with which status."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.cli.app import came_of_interrupt

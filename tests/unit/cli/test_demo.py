@@ -1,7 +1,5 @@
 """The demo's scripts: complete, described, with one marked fault each."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.cli.demo import FAULTS, describe, read_script

@@ -1,7 +1,5 @@
 """A plain command line of ``wrap`` is read without Typer. ``tests/contract/test_options.py`` compares the two."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A bar on a terminal, and nothing anywhere else."""
 
-from __future__ import annotations
-
 import io
 import os
 

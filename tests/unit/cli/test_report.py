@@ -1,7 +1,5 @@
 """A report is read from what the user names, and never from where a folder's own links lead."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

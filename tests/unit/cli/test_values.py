@@ -1,7 +1,5 @@
 """Values as people type them."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.cli.values import (

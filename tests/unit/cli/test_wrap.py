@@ -1,7 +1,5 @@
 """The debug level, and what --quiet leaves."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.cli.debug_level import choose_debug_level, debug_note

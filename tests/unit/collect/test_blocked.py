@@ -1,7 +1,5 @@
 """What the main thread of a process sleeps in, by files of /proc that were recorded, and of real processes."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

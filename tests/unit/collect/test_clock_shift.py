@@ -1,7 +1,5 @@
 """Every time that a rank's facts hold is brought to another clock, and nothing else is changed."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing

@@ -1,7 +1,5 @@
 """What nodes found of their replicas is put together from run folders, whole or not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What faulthandler writes is read back, on request and for a fatal signal."""
 
-from __future__ import annotations
-
 import faulthandler
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How processes ended, from what is left of them; and who of those that were told to end was told by a launcher."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

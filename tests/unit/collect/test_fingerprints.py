@@ -1,7 +1,5 @@
 """What ranks wrote of their replicas is compared moment by moment, by name, and never the latest with the latest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of prints that are damaged, cut short, of another version, or made up: left out, with a reason."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Replicas on several nodes: roots are held against each other, contents only where those differ."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

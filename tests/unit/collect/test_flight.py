@@ -1,7 +1,5 @@
 """The flight recorder tells what a rank waits for on the device: entries of torch 2.6, 2.13 and 2.15."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The trial: what is asked, in which order, and what becomes of children that fail."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

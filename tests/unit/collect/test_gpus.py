@@ -1,7 +1,5 @@
 """Counting GPUs as CUDA_VISIBLE_DEVICES leaves them."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.collect.gpu.count import GpuCount, count_gpus

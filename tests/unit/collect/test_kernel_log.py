@@ -1,7 +1,5 @@
 """Errors of GPUs in the kernel's log, and why it cannot be read."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A launcher is seen by what it alone sets; variables that anybody may set are no launch."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.collect.launch.launchers import ByHand, seen_launch, seen_ranks

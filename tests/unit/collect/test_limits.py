@@ -1,7 +1,5 @@
 """Limits, control groups, file systems, versions and the clock, read from recorded machines and from this one."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

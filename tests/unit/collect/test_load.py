@@ -1,7 +1,5 @@
 """How busy a machine is with what is not ours, from /proc/stat as recorded and from this machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

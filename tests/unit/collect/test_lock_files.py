@@ -1,7 +1,5 @@
 """What is seen of a lock file: its age, who has it open or locked, and whom it names."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

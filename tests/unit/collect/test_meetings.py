@@ -1,7 +1,5 @@
 """Attempts of several nodes are the same where their agents met: each node counts its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Istio's proxy is seen by the sockets that it listens on, from any container of the pod."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

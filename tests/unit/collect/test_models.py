@@ -1,7 +1,5 @@
 """What DDP was given is written small, and read back as it was."""
 
-from __future__ import annotations
-
 import torch
 
 from ddpdoctor.collect.rank.notes import read_models, unpack

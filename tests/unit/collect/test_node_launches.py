@@ -1,7 +1,5 @@
 """Who a node is among others, by options, torchrun, Slurm and operators."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.collect.launch.nodes import effective_environment, read_node_launch

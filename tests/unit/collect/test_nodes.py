@@ -1,7 +1,5 @@
 """A job of several nodes is read from the folder of the first as if all its ranks had been there."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """What NVML answers becomes facts: recorded machines, each failing state, and the child process."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Dumps of torch's flight recorder are read without running anything."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import os

@@ -1,7 +1,5 @@
 """Processes and kernel facts, on this machine and on trees of other machines."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

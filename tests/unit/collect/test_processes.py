@@ -1,7 +1,5 @@
 """Which rank a process is, and where it stands."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the kernel says a connection has received, of both families."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

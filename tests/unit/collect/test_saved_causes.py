@@ -1,7 +1,5 @@
 """What a run folder keeps of causes comes back as it was, and what is damaged is absent."""
 
-from __future__ import annotations
-
 import json
 
 from ddpdoctor.collect.process.proc import Process

@@ -1,7 +1,5 @@
 """Which processes stand for ranks, under every kind of launcher."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.collect.run.agent_log import Start

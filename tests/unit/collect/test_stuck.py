@@ -1,7 +1,5 @@
 """Processes that hang in the driver: two looks, and what tells a moment's sleep from a hang."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.collect.gpu.stuck import find_stuck, read_stuck

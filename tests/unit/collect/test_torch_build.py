@@ -1,7 +1,5 @@
 """What `import torch` gives, by real children: this torch, none, and fakes that raise, crash, chatter and hang."""
 
-from __future__ import annotations
-
 import os
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """NCCL's files, read as NCCL reads them: src/misc/param.cc, and the releases run under strace."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.collect.machine.nccl_conf import read_conf_files

@@ -1,7 +1,5 @@
 """Messages become nodes: one a machine or container, nobody lost, nobody counted twice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import ddpdoctor

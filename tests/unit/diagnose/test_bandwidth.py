@@ -1,7 +1,5 @@
 """From a bench to its report and exit status."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Reasons for a low bandwidth on recorded machines: healthy ones give none, and every fault that bears on it one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """From where the ranks of a bench stood to who is to blame."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

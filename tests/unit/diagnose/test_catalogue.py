@@ -1,7 +1,5 @@
 """Pages of rules, found by code or kind."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.cli.explain import render_list, render_page

@@ -1,7 +1,5 @@
 """What a report says of checkpoint files that were read."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.diagnose.checkpoints import checkpoint_report

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.node import Fleet
 from ddpdoctor.model.reading import NotRead, Unread, Why

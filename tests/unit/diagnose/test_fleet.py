@@ -1,7 +1,5 @@
 """Processes of a job gather over a real hub: here each is a thread, which costs nothing to start."""
 
-from __future__ import annotations
-
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

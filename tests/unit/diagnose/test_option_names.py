@@ -1,7 +1,5 @@
 """What rules say of variables is said of the options that were typed."""
 
-from __future__ import annotations
-
 from ddpdoctor.diagnose.rendezvous.option_names import as_typed
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.launch import NodeOptions

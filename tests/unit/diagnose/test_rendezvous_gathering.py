@@ -1,7 +1,5 @@
 """Who came as which number, and who did not."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.collect.launch.nodes import effective_environment, read_node_launch

@@ -1,7 +1,5 @@
 """One row a rank: what it did until a job that hung was stopped, not what it raised then."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Run folders of jobs that never ran: the right verdict out of whole ones, and no traceback out of damaged ones."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

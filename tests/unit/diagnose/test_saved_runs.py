@@ -1,7 +1,5 @@
 """Run folders that an earlier version saved, of real jobs: they are still read, and judged again as they were."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A store of torch's in a process of its own."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.torch_stores import serve_torch_store

@@ -1,7 +1,5 @@
 """A store in this process, for what travels by way of somebody else's."""
 
-from __future__ import annotations
-
 import threading
 
 from ddpdoctor.exchange.store import StoreError

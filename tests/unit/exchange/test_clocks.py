@@ -1,7 +1,5 @@
 """Clock offsets are those of the shortest round trip, and right within the error that they tell."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What verbs need of each other's processes: records, all of them, one value, an alarm, and a goodbye."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass
 

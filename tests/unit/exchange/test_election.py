@@ -1,7 +1,5 @@
 """Where the first member never comes, the lowest of those that are there serves the room in a shared folder."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Letters by way of a store or a folder that others reach too: none is forged, none counts twice, none does harm."""
 
-from __future__ import annotations
-
 import os
 import threading
 

@@ -1,7 +1,5 @@
 """Messages are refused where they are damaged, too large, or not signed as they should be."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Members are heard, say that they leave, or are lost: the hub can tell which, at a small cost."""
 
-from __future__ import annotations
-
 import socket
 import threading
 

@@ -1,7 +1,5 @@
 """The job's store is used without torch: by the same bytes, beside what else is in it, and never waited for in vain."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The room is found by whatever way gets through, and what was in the way of the others is told."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import subprocess

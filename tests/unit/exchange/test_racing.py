@@ -1,7 +1,5 @@
 """Of several ways the best that gets through in time is taken, in whatever order they do, and the others are closed."""
 
-from __future__ import annotations
-
 import threading
 import time
 from itertools import permutations

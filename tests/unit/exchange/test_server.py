@@ -1,7 +1,5 @@
 """The hub serves who holds the token, and nobody who is slow, wrong or too large keeps it from that."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -1,7 +1,5 @@
 """The launcher's store is used as a client, beside what else is in it, and never waited for without end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Splitting a command line: whose is which word."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.launch.command.command_line import SplitCommand, split_command

@@ -1,7 +1,5 @@
 """Rings that are kept before a signal asks: as they were, and no larger than what was written to them."""
 
-from __future__ import annotations
-
 import mmap
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Where the members' own port cannot be had, a word in the job's store leads to another, and outlives the store."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

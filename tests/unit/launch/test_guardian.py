@@ -3,8 +3,6 @@
 The processes that die or are left hold a pipe open: its end says that all of them have gone, the guardian too.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Where a rank was before the last call that needed others."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

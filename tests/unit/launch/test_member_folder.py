@@ -1,7 +1,5 @@
 """Each member of a job has a run folder of its own, also on a file system that all see, and at each start."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who is here, silent, gone or was never heard, and who is waited for."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

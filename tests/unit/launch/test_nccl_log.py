@@ -1,7 +1,5 @@
 """Where NCCL's warnings go: to the run folder, unless the user has said anything about them."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.collect.system import System

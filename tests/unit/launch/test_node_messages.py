@@ -1,7 +1,5 @@
 """What members tell each other with their beats fits in, and comes back as it was; what is no message is none."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.exchange.heartbeats import MAX_NOTICE_BYTES, MAX_SAID_BYTES

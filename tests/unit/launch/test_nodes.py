@@ -1,11 +1,9 @@
 """Two members of a job over a real room: what the first asks for, the other sends, and hears the verdict."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
@@ -17,11 +15,9 @@ from ddpdoctor.launch.nodes.other_node import OtherNode
 from ddpdoctor.launch.nodes.packing import pack_folder
 from ddpdoctor.launch.watching.examining import Examining
 from ddpdoctor.launch.watching.suspicion import Headway
+from ddpdoctor.launch.watching.watch import Watch
 from ddpdoctor.model.findings import Confidence, Finding, Judgement, Severity
 from tests.scenarios.running import free_port, wait_for
-
-if TYPE_CHECKING:
-    from ddpdoctor.launch.watching.watch import Watch
 
 NOTHING = Judgement(findings=(), checks=(), certain=True)
 Pair = tuple[FirstNode, OtherNode]

@@ -1,7 +1,5 @@
 """A run folder goes to the first node with all that is judged of it, and nothing that is no part of one gets in."""
 
-from __future__ import annotations
-
 import json
 import os
 import zlib

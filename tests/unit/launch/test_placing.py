@@ -1,7 +1,5 @@
 """Where a ``wrap`` stands in its job, by torchrun's options, a Slurm step, or an operator's variables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

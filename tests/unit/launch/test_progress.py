@@ -1,7 +1,5 @@
 """What counts as progress of a process, seen from outside."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which status a bench ends with whose ranks ended as they did."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

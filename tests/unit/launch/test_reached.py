@@ -1,7 +1,5 @@
 """Where a node knocks when others are missing, and what it keeps of that."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """What nodes have of replicas travels over a real room: roots each time, contents when the first asks."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the watcher finds of replicas is saved, per attempt, and outlives the files of the ranks."""
 
-from __future__ import annotations
-
 import json
 import mmap
 from collections.abc import Sequence

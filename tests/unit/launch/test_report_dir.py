@@ -1,7 +1,5 @@
 """The run folder is made before the start."""
 
-from __future__ import annotations
-
 import os
 from datetime import datetime
 

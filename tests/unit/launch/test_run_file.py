@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.launch.folders.run_file import launch_shape

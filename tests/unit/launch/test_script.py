@@ -1,7 +1,5 @@
 """The look at a script before the start."""
 
-from __future__ import annotations
-
 import zipfile
 
 import pytest

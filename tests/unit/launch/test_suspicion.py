@@ -1,7 +1,5 @@
 """When evidence is taken: by how far the ranks of all nodes have come together."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Which Pythons keep the recorder out, and why."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.launch.watching.unrecorded import why_unrecorded

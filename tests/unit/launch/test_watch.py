@@ -1,7 +1,5 @@
 """What the watcher makes of a launcher that has no rank."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import time

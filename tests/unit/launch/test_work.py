@@ -1,7 +1,5 @@
 """What ranks and the processes below them were seen to do, and over which connections they receive."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

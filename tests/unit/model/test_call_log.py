@@ -1,7 +1,5 @@
 """Packed calls are the calls that were packed."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.call_log import pack_calls

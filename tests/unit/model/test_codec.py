@@ -1,7 +1,5 @@
 """What is sent arrives as it was, and what is not as the hints say is refused with its place."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,7 +1,5 @@
 """What the variables say of nodes and of the store's place is read as torchrun reads it."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.rendezvous import (

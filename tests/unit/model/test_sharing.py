@@ -1,7 +1,5 @@
 """The arithmetic of an epoch, held to torch's own sampler and loader."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

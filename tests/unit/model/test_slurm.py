@@ -1,7 +1,5 @@
 """Slurm's short forms are expanded, and damaged or absurd ones refused at once."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.slurm import MAX_ENTRIES, expand_counts, expand_hosts

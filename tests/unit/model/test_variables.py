@@ -1,7 +1,5 @@
 """The table of variables: every row is well-formed, says where it is from, and means something to the rules."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

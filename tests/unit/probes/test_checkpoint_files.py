@@ -1,7 +1,5 @@
 """Real files of torch.save, damaged byte by byte: what is told of them, and that nothing in them is run."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -1,7 +1,5 @@
 """Checkpoint files of ranks and runs, compared by name."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The work that GPUs are given, done by the processor: exact when it is right, and told when it is wrong."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

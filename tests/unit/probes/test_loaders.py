@@ -1,7 +1,5 @@
 """What loaders draw, in one process: indices under subsets, epochs, data without indices, what is no loader."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.data import (

@@ -1,7 +1,5 @@
 """What lies beside checkpoint files, by names and sizes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The user's own functions: found, called, and told of where they fail."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """The start-up hook: off without its variable, harmless when it fails, chained to a sitecustomize that stood there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the recorder keeps is bounded, whatever a script does for however long; what matters always finds room."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ddpdoctor.recorder.storage import ring_layout

@@ -1,7 +1,5 @@
 """Which functions of torch.distributed are recorded: all that talk to other ranks, each call once."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -1,7 +1,5 @@
 """While a CUDA graph is captured nothing of a device is asked or read. torch's classes stand in for a GPU."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Where torch times its kernels, a rank notes the times before it ends its groups, and asks no device elsewhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What is written without the module json is read back by it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What the recorder can say of an error while the script still has it in hand."""
 
-from __future__ import annotations
-
 import threading
 
 from ddpdoctor.recorder.stacks import errors

@@ -1,7 +1,5 @@
 """Files of a run folder are opened as what they are, and written whole and private."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """The recorder reads every flight recorder that a build of torch has, and sets what the user has not."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """In a group of Gloo and NCCL each backend counts its own calls."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

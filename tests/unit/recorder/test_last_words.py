@@ -1,7 +1,5 @@
 """A rank that is told to end leaves its stack, and nothing that a script can see or do is different for it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Which jobs get DETAIL by default: those of which torch makes all groups over Gloo."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,24 +1,20 @@
 """What a rank notes of its loaders: loops of many kinds, run under the recorder and read back."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import ddpdoctor.recorder
 from ddpdoctor.collect.rank.loaders import read_loaders
+from ddpdoctor.model.data import EpochSeen, LoaderSeen
 from ddpdoctor.recorder.data.loaders import MAX_BYTES, MAX_PASSES
 from ddpdoctor.recorder.storage.ring_reading import read_ring
-
-if TYPE_CHECKING:
-    from ddpdoctor.model.data import EpochSeen, LoaderSeen
 
 BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 JOB = Path(__file__).parent / "loader_job.py"

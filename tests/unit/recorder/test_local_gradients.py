@@ -1,7 +1,5 @@
 """One DDP model whose local gradients are looked at: what is found, when it counts as used, what is written."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

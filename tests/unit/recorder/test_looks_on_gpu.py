@@ -1,7 +1,5 @@
 """What looks at gradients cost a GPU, counted on tensors of "cuda" without data and, with stub streams, on a CPU's."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Who holds the same part of a tensor on a device mesh."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

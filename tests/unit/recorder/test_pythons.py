@@ -1,7 +1,5 @@
 """The recorder loads by its path into any Python from 3.8 on, with nothing of ddpdoctor installed there."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os

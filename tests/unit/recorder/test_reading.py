@@ -1,7 +1,5 @@
 """Rings in any state: turned over, torn, of another version, cut short while they are read."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

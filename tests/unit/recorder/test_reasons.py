@@ -1,7 +1,5 @@
 """The error behind one that a library of torch's raised on account of it."""
 
-from __future__ import annotations
-
 import traceback
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a rank writes of its replicas, and when: scripts of many kinds, run under the recorder and read back."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

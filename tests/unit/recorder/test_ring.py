@@ -1,7 +1,5 @@
 """A ring written by one side is read back by the other, whatever state it is in."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

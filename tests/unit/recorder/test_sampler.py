@@ -1,7 +1,5 @@
 """Evidence is written without a byte that would count as the script's own I/O."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

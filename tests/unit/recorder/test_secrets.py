@@ -1,7 +1,5 @@
 """Secrets are hidden by name, place, form and randomness; what only looks a little like one stays."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.recorder.storage.secrets import hide_in_text, hide_secrets

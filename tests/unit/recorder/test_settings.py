@@ -1,7 +1,5 @@
 """What wrap tells the ranks arrives as it was sent, and the rest of the environment cannot break it."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.recorder.settings import Settings, read_settings

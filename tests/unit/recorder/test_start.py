@@ -1,7 +1,5 @@
 """Which processes are recorded as ranks from their first line on."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

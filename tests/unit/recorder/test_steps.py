@@ -1,7 +1,5 @@
 """Where steps end, what they take, and at which lines the main thread is met."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What the stack of a waiting rank names: the lock file that it polls for, and the line that moved the job's store."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """What reads the output of nccl-tests reads that of --format nccl-tests."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

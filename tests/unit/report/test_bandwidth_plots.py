@@ -1,7 +1,5 @@
 """Plots of allreduce-bench: what is drawn, and what cannot be."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tables, matrices and the small curve of the report of allreduce-bench."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Blocks in every format: what a verb says once is drawn by all of them, and a new verb needs one function."""
 
-from __future__ import annotations
-
 import csv
 import io
 from xml.etree import ElementTree as ET

@@ -1,7 +1,5 @@
 """allreduce-bench as comma-separated values."""
 
-from __future__ import annotations
-
 import csv
 import io
 

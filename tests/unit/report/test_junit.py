@@ -1,7 +1,5 @@
 """JUnit of a job: what its rules found is a failure, notes are not, and the job itself is a case."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree as ET
 
 import pytest

@@ -1,7 +1,5 @@
 """What was collected, made safe to print."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

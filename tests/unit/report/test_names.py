@@ -1,7 +1,5 @@
 """Lists of ranks in words."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.report.names import format_ranks

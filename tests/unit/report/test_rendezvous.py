@@ -1,7 +1,5 @@
 """The report of check-rendezvous as text: who came, the store, and the matrix."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

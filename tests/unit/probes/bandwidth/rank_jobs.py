@@ -1,7 +1,5 @@
 """What ranks of the tests run: `python -m tests.unit.probes.bandwidth.rank_jobs JOB RANK SIZE FOLDER`."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

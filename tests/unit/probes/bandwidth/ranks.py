@@ -1,7 +1,5 @@
 """Runs a function of `rank_jobs` in real Gloo ranks on this machine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

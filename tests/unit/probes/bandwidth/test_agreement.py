@@ -1,7 +1,5 @@
 """What all ranks do, from what each wants and is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.probes.bandwidth.arrival import MOST_KEPT, Arrivals, lateness

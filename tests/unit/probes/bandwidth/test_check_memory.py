@@ -1,7 +1,5 @@
 """What the check of the data allocates beside the buffers: the same for any number of ranks."""
 
-from __future__ import annotations
-
 import weakref
 
 import pytest

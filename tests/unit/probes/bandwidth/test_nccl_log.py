@@ -1,7 +1,5 @@
 """What NCCL's own log tells: networks, ways between ranks, NVLink SHARP."""
 
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.model.bandwidth import NcclLog

@@ -1,7 +1,5 @@
 """What keeps torch's watchdog from ending a rank before its report: set unless the user has set it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Processes beside a rank: who they are, whether they run, and how they ended."""
 
-from __future__ import annotations
-
 import select
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Everybody meets everybody once, and nobody two at a time."""
 
-from __future__ import annotations
-
 from itertools import chain, combinations
 
 import pytest

@@ -1,7 +1,5 @@
 """What the rank that reports says of the processes beside it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

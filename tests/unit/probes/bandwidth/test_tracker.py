@@ -1,7 +1,5 @@
 """What a tracker says must let ranks be compared: the same count in the same group is the same call."""
 
-from __future__ import annotations
-
 import time
 
 from ddpdoctor.probes.bandwidth.tracker import START_ALLOWANCE_S, Tracker

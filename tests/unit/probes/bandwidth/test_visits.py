@@ -1,7 +1,5 @@
 """Groups of the units: made by their own ranks, without a call that holds the GIL on the others."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

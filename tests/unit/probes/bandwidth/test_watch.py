@@ -1,7 +1,5 @@
 """Ranks that are watched end with one report that says where each of them was; healthy ones are left alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

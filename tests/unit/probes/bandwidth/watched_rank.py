@@ -6,8 +6,6 @@ It leaves ``at-RANK-CALL`` in the folder when it has come to a call, and ``repor
 before call 3.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Gradients of a real model in one process: what is right is within rounding, what is wrong is not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The public call, in a world of one and over tables of several ranks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """What a trial is made of, in one process: batches, losses, models, moments and their comparison."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

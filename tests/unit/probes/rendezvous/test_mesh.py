@@ -1,7 +1,5 @@
 """Nodes that are threads, each at an address of its own in 127.0.0.0/8."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor

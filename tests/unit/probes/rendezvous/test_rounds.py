@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from ddpdoctor.probes.rendezvous.rounds import BLOCK, blocks_of, sources_of, targets_of

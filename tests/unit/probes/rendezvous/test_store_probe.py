@@ -1,7 +1,5 @@
 """What is seen of the place where the store is to be."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
