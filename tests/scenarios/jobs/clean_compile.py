@@ -4,8 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
-
-torch.set_num_threads(1)
+from training import loop
 
 
 class Net(torch.nn.Module):
@@ -18,18 +17,10 @@ class Net(torch.nn.Module):
         return self.head(checkpoint(self.body, x, use_reentrant=False))
 
 
-def train(model, steps):
-    opt = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(steps):
-        opt.zero_grad()
-        model(torch.randn(4, 8)).mean().backward()
-        opt.step()
-
-
 def main():
     dist.init_process_group("gloo")
-    train(DDP(Net(), static_graph=True), 20)
-    train(torch.compile(DDP(torch.nn.Linear(8, 2))), 10)
+    loop(DDP(Net(), static_graph=True), steps=20)
+    loop(torch.compile(DDP(torch.nn.Linear(8, 2))), steps=10)
     dist.barrier()
     dist.destroy_process_group()
 

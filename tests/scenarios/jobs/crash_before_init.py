@@ -2,37 +2,8 @@
 
 import os
 
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
+from training import train
 
-torch.set_num_threads(1)
-
-
-def load(step):
-    return torch.randn(4, 8)
-
-
-def prepare():
-    if os.environ["RANK"] == "2":
-        raise FileNotFoundError("/data/shard-2")  # FAULT
-
-
-def train(model, steps):
-    opt = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(steps):
-        opt.zero_grad()
-        model(load(step)).mean().backward()
-        opt.step()
-
-
-def main():
-    prepare()
-    dist.init_process_group("gloo")
-    train(DDP(torch.nn.Linear(8, 2)), 60)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+if os.environ["RANK"] == "2":
+    raise FileNotFoundError("/data/shard-2")  # FAULT
+train()

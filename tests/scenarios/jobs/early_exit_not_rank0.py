@@ -1,32 +1,12 @@
-"""All ranks but the first return after training; the first calls a barrier."""
+"""All ranks but the first end after training; the first calls a barrier."""
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
+from training import loop
 
-torch.set_num_threads(1)
-
-
-def load(step):
-    return torch.randn(4, 8)
-
-
-def train(model, steps):
-    opt = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(steps):
-        opt.zero_grad()
-        model(load(step)).mean().backward()
-        opt.step()
-
-
-def main():
-    dist.init_process_group("gloo")
-    train(DDP(torch.nn.Linear(8, 2)), 60)
-    if dist.get_rank() != 0:
-        return
+dist.init_process_group("gloo")
+loop(DDP(torch.nn.Linear(8, 2)))
+if dist.get_rank() == 0:
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,6 @@ import signal
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 torch.set_num_threads(1)
 
@@ -15,18 +14,6 @@ def stop(rank):
     dist.all_gather_object(pids, os.getpid())
     if rank == 0:
         os.kill(pids[2], signal.SIGSTOP)
-
-
-def load(step):
-    return torch.randn(4, 8)
-
-
-def train(model, steps):
-    opt = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(steps):
-        opt.zero_grad()
-        model(load(step)).mean().backward()
-        opt.step()
 
 
 def main():
