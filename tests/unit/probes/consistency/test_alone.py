@@ -1,7 +1,5 @@
 """The one process that computes the reference: what it keeps does not stay on the GPU, and it has a time limit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode

@@ -1,7 +1,5 @@
 """The process that makes a real start: how its end is told."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
