@@ -14,7 +14,7 @@ from ddpdoctor.cli.output import save_report, say, show_defect, show_error, show
 from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 from ddpdoctor.launch.folders.shared_folder import has_room
-from ddpdoctor.launch.outcome import Telling, hangs
+from ddpdoctor.launch.outcome import Notifier, hangs
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
@@ -60,14 +60,15 @@ def run_and_show(options: WrapOptions) -> Outcome:
 
     _say_notes(options)
     show = partial(_show, options)
-    telling = Telling(
+    notifier = Notifier(
         save=partial(_save, options),
         show=show,
         go_on=partial(_go_on, options),
         withdraw=partial(_withdraw, options),
+        tell_of_crash=partial(_tell_of_crash, options),
         tell_of_replicas=partial(_tell_of_replicas, options),
     )
-    outcome = Session(options, _load_judge, telling).run()
+    outcome = Session(options, _load_judge, notifier).run()
     failure = outcome.failure
     try:
         show(outcome)
@@ -132,6 +133,16 @@ def _patience_note(hang_timeout_s: float) -> str | None:
         f"--hang-timeout is {round(hang_timeout_s)} s. torch's own limit of a wait is 10 min over NCCL and 30 min over "
         "Gloo, unless the script sets another; where that is shorter, torch ends the job before a hang is reported"
     )
+
+
+def _tell_of_crash(options: WrapOptions, what: str) -> None:
+    """Say that judging a running job fails, as when ddpdoctor was updated after the job had started."""
+    if not options.quiet:
+        say(
+            sys.stderr,
+            f"a check of this job crashed ({what}); the job goes on, and a hang may go unreported. If ddpdoctor was "
+            "updated while the job ran, that is why",
+        )
 
 
 def _tell_of_replicas(options: WrapOptions, folder: Path) -> bool:

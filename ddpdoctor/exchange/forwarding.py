@@ -2,8 +2,8 @@
 
 Anyone who can access the store or folder can write to it. So every message carries an HMAC-SHA256, keyed with the job's
 token, over its side (client or server), the meeting (a random ID of one server run), the line (a random ID of one
-client), its number on that line, and its text. It can be neither forged nor replayed. It is not encrypted. Without a
-token, everyone with access is trusted.
+client), its number on that line, and its text. It cannot be forged, nor replayed while the server remembers its line.
+It is not encrypted. Without a token, everyone with access is trusted.
 
 A message that gets no answer is posted again under the same number. The server answers each number once, so a request
 never takes effect twice.
@@ -107,6 +107,7 @@ def _sign(message: Message, side: Side, meeting: bytes, token: bytes) -> bytes:
 AGAIN_S = 3.0
 """Our choice: a message without an answer is posted again after this time."""
 MAX_LINES = 8192
+"""Our choice: how many lines the server remembers. A client that connects again begins a new line."""
 SLOW_BEAT_EVERY_S = 3.0
 """Our choice: a beat by message costs about ten requests to the store that carries it."""
 
@@ -152,19 +153,15 @@ class Forwarder:
                 message = unseal(sealed, Side.CLIENT, self._meeting, self._token)
             except BadMessage:
                 continue
-            if self._is_next(message):
+            if message.number > self._answered.get(message.line, 0):
                 self._answer(message)
         return came
 
-    def _is_next(self, message: Message) -> bool:
-        """Return whether to answer a message: it must be new, and its line must not exceed ``MAX_LINES``."""
-        former = self._answered.get(message.line)
-        if former is None and len(self._answered) >= MAX_LINES:
-            return False
-        return former is None or message.number > former
-
     def _answer(self, message: Message) -> None:
+        self._answered.pop(message.line, None)  # the line that was used last comes last
         self._answered[message.line] = message.number
+        if len(self._answered) > MAX_LINES:
+            del self._answered[next(iter(self._answered))]
         answer = Message(line=message.line, number=message.number, text=self._ask_server(message.text))
         self._inbox.reply(message.line, seal(answer, Side.SERVER, self._meeting, self._token))
 

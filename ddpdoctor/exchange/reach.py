@@ -111,8 +111,9 @@ def _try_host(
         return None
     failures.pop(f"{host}:{port}", None)
     for family, address in addresses:
+        address_left_s = max(began_s + left_s - time.monotonic(), FIRST_PAUSE_S)
         try:
-            return _try_address(family, address, min(left_s, CONNECT_LIMIT_S), greet)
+            return _try_address(family, address, min(address_left_s, CONNECT_LIMIT_S), greet)
         except (OSError, Refused) as error:
             contact = Contact.NO_STORE if isinstance(error, Refused) else contact_of(error)
             fail(_place(host, address), str(address[0]), contact, error)

@@ -7,6 +7,7 @@ from ddpdoctor.exchange.heartbeats import Heartbeats
 from ddpdoctor.exchange.protocol import MAX_VALUE_BYTES, TIMES, BadRequest, Operation, Status, pack_answer
 
 MAX_KEYS = 65_536
+MAX_DIGITS = 20
 MAX_TOTAL_BYTES = 512 * 2**20
 """Our choice: enough for 8,192 processes, and no more memory than a rank's host can spare."""
 
@@ -37,7 +38,7 @@ class Values:
 
     def _add(self, key: str, amount: bytes) -> int:
         try:
-            total = int(self._values.get(key, b"0")) + int(amount[:20])
+            total = int(self._values.get(key, b"0")) + int(amount if len(amount) <= MAX_DIGITS else b"")
         except ValueError:
             raise BadRequest("to add takes whole numbers") from None
         if amount != b"0":

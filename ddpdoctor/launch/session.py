@@ -27,6 +27,7 @@ from ddpdoctor.launch.watching.watch import Watch
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import shell_status
 from ddpdoctor.model.findings import Judgement, Severity
+from ddpdoctor.model.findings import Outcome as CheckOutcome
 from ddpdoctor.model.run import END_NAME, JobEnd
 from ddpdoctor.recorder.storage.files import write_whole
 
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ddpdoctor.launch.command.options import WrapOptions
-    from ddpdoctor.launch.outcome import Cause, Telling
+    from ddpdoctor.launch.outcome import Cause, Notifier
+    from ddpdoctor.model.findings import Check
 
     Judge = Callable[[Path, int | None], Judgement]
     """Judges an attempt from its run folder, by default the last one. The launch package itself knows no rules."""
@@ -53,15 +55,18 @@ OTHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 class Session:
     """The state of one wrapped job."""
 
-    def __init__(self, options: WrapOptions, load_judge: Callable[[], Judge], telling: Telling) -> None:
-        """``load_judge`` imports the rules; it is called after the launcher has started."""
+    def __init__(self, options: WrapOptions, load_judge: Callable[[], Judge], notifier: Notifier) -> None:
+        """Prepare the record. ``load_judge`` imports the rules; it is called after the launcher has started.
+
+        Raises ``UserError`` if nothing can be recorded.
+        """
         self.options = options
         self.load_judge = load_judge
-        self.telling = telling
+        self.judge: Judge = _judge_nothing
+        self.notifier = notifier
         self.run_dir = options.report_dir.resolve()
         self.folder = choose_folder(self.run_dir)
         self.started_at = _now()
-        self.launched_ns = time.monotonic_ns()
         self.signals: list[tuple[signal.Signals, int]] = []
         """The ending signals that the watcher received, and when."""
         self.warnings: list[tuple[signal.Signals, int]] = []
@@ -69,28 +74,35 @@ class Session:
         self.answered_warnings = 0
         self.hang: Judgement | None = None
         """The hang for which the job was stopped."""
-        self.standing: Judgement | None = None
+        self.reported: Judgement | None = None
         """The hang that was reported and still holds, while the job continues."""
-        self.told: set[Cause] = set()
+        self.reported_causes: set[Cause] = set()
         """All hangs that were reported."""
         self.attempt = 0
         self.shown: tuple[Any, ...] = ()
         self.told_of_replicas = False
+        self.told_of_crash = False
         self.failure: Exception | None = None
+        self.shared = None if options.placement.alone else SharedReplicas(options.allow_different)
         self.exchange: ReplicaExchange | None = None
+        self.watch = self._start_record()
+        place = f"{socket.gethostname()}:{options.report_file.resolve().parent}"
+        self.examining = Examining(self.watch, self._judge, options.hang_timeout_s, options.on_hang, place)
 
-    def run(self) -> Outcome:
-        """Run the job to its end. Raises ``UserError`` before anything starts if nothing can be recorded."""
-        allowed = self.options.allow_different
-        self.shared = None if self.options.placement.alone else SharedReplicas(allowed)
-        replicas = Replicas(self.folder, self.options.ranks.check_every, allowed, self.shared)
+    def _start_record(self) -> Watch:
+        options, launched_ns = self.options, time.monotonic_ns()
+        replicas = Replicas(self.folder, options.ranks.check_every, options.allow_different, self.shared)
         try:
-            write_run_file(self.folder, self.options, self.started_at, self.launched_ns)
-            self.watch = Watch(self.folder, self.options.hang_timeout_s, self.launched_ns, replicas)
+            write_run_file(self.folder, options, self.started_at, launched_ns)
+            watch = Watch(self.folder, options.hang_timeout_s, launched_ns, replicas)
         except OSError as error:
             raise refuse(self.folder, error) from error
-        if self.options.placement.expected < self.options.placement.most:
-            self.watch.restart_patience_s = ELASTIC_RESTART_S
+        if options.placement.expected < options.placement.most:
+            watch.restart_patience_s = ELASTIC_RESTART_S
+        return watch
+
+    def run(self) -> Outcome:
+        """Run the job to its end."""
         guardian = Guardian(self.folder, job_mark(self.folder), self._orphaned)
         try:
             with _handling(ENDING_SIGNALS, self._note_signal):
@@ -116,9 +128,7 @@ class Session:
     def _watch_and_leave_nobody(self) -> int:
         try:
             with _handling(OTHER_SIGNALS, self._hand_on):
-                self.examining = (
-                    self._prepare()
-                )  # while the launcher starts: no rank waits for the rules to be imported
+                self._prepare()  # while the launcher starts: no rank waits for the rules to be imported
                 return self._watch_to_the_end()
         finally:
             if self.launcher.poll() is None:
@@ -127,17 +137,37 @@ class Session:
                 # A shell that is asked to end leaves its ranks behind, and so does torchrun if a signal kills it.
                 stop_tree(self.launcher.pid, self.folder, grace_s=STOP_GRACE_S)
 
-    def _prepare(self) -> Examining:
+    def _prepare(self) -> None:
         """Load the rules, and connect to the other nodes if there are any."""
-        nodes = None
         with self._job_goes_first():
             nodes = join_nodes(self.options.placement, self.options.report_file.resolve().parent)
-        if nodes is not None and self.shared is not None:
-            self.exchange = ReplicaExchange(self.shared, nodes)
-            self.exchange.start()
-        place = f"{socket.gethostname()}:{self.options.report_file.resolve().parent}"
-        limit_s, on_hang = self.options.hang_timeout_s, self.options.on_hang
-        return Examining(self.watch, nodes, self.load_judge(), limit_s, on_hang, place)
+            self.examining.nodes = nodes
+            if nodes is not None and self.shared is not None:
+                self.exchange = ReplicaExchange(self.shared, nodes)
+                self.exchange.start()
+        with self._job_goes_first():
+            try:
+                self.judge = self.load_judge()
+            except Exception as error:
+                self._tell_of_crash(repr(error))
+                raise
+
+    def _judge(self, folder: Path, attempt: int | None) -> Judgement:
+        """Judge a run folder. If that fails while the job runs, say so once, because a hang may go unreported."""
+        try:
+            judgement = self.judge(folder, attempt)
+        except Exception as error:
+            self._tell_of_crash(repr(error))
+            raise
+        crashed = [f"{check.code} {check.id}: {check.seen}" for check in judgement.checks if _has_crashed(check)]
+        if crashed:
+            self._tell_of_crash(crashed[0])
+        return judgement
+
+    def _tell_of_crash(self, what: str) -> None:
+        if not self.told_of_crash and self.launcher.poll() is None:
+            self.told_of_crash = True
+            self.notifier.tell_of_crash(what)
 
     def _watch_to_the_end(self) -> int:
         while (status := self.launcher.poll()) is None:
@@ -162,7 +192,7 @@ class Session:
         if not self.told_of_replicas:
             self.watch.replicas.save()
             self.examining.save_nodes()
-            self.told_of_replicas = self.telling.tell_of_replicas(self.folder)
+            self.told_of_replicas = self.notifier.tell_of_replicas(self.folder)
 
     def _react(self) -> None:
         if self.signals:
@@ -225,39 +255,39 @@ class Session:
         found = tuple((finding.code, finding.ranks) for finding in judgement.findings)
         if not hangs(judgement):
             if found != self.shown:
-                self.telling.show(outcome)
+                self.notifier.show(outcome)
             self.shown = found
             return
         cause = cause_of(judgement)
-        if self.standing is None or cause_of(self.standing) != cause:
-            self.standing = judgement
+        if self.reported is None or cause_of(self.reported) != cause:
+            self.reported = judgement
             copy_back(self.folder, self.run_dir)
             self._save(outcome)
-            self.telling.go_on(outcome, cause in self.told)
-            self.told.add(cause)
+            self.notifier.go_on(outcome, cause in self.reported_causes)
+            self.reported_causes.add(cause)
 
     def _withdraw(self) -> None:
         """Withdraw the report of a hang, because the job has moved since."""
         self.examining.withdraw()
-        standing, self.standing = self.standing, None
-        if standing is not None:
+        reported, self.reported = self.reported, None
+        if reported is not None:
             for folder in (self.watch.readable(), self.run_dir):
                 (folder / END_NAME).unlink(missing_ok=True)
-            self.telling.withdraw(standing)
+            self.notifier.withdraw(reported)
 
     def _save(self, outcome: Outcome) -> None:
         """Save the report, and then the job's end or state in the run folder so that it can be judged again."""
-        self.telling.save(outcome)
+        self.notifier.save(outcome)
         for folder in dict.fromkeys((outcome.folder, outcome.run_dir)):
             with contextlib.suppress(OSError):  # the report comes first on a nearly full disk
                 save(folder / END_NAME, outcome.end)
 
     def _settle(self, judged: Judgement, status: int | None) -> Judgement:
         """Return the final judgement: the one at the end, or the reported hang if the job was ended during it."""
-        if self.standing is None or hangs(judged) or self.examining.judged_at is not None:
+        if self.reported is None or hangs(judged) or self.examining.judged_at is not None:
             return judged
         if status != 0 or self.watch.interrupted_by is not None:
-            return self.standing
+            return self.reported
         self._withdraw()
         return judged
 
@@ -380,6 +410,15 @@ def _handling(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameTy
     finally:
         for number, former in before.items():
             signal.signal(number, former)
+
+
+def _has_crashed(check: Check) -> bool:
+    return check.outcome is CheckOutcome.CRASHED
+
+
+def _judge_nothing(_folder: Path, _attempt: int | None) -> Judgement:
+    """Stand in for rules that are not loaded yet, or cannot be."""
+    return Judgement(findings=(), checks=(), certain=False)
 
 
 def _now() -> str:

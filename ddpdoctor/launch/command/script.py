@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpdoctor.launch.command.torchrun_nodes import TorchrunSettings
 from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
@@ -131,17 +132,11 @@ def choose_nproc(*, source: bytes | None, gpus: GpuCount) -> tuple[int, str]:
     return RANKS_WITHOUT_GPU, f"starting {RANKS_WITHOUT_GPU} ranks, because no GPU was found; {how}"
 
 
-def is_nproc_given(torchrun_args: Iterable[str], env: Mapping[str, str]) -> bool:
-    """Return whether the user chose the number of ranks, on the command line or by torchrun's variable."""
-    names = {"--nproc-per-node", "--nproc_per_node"}
-    return "PET_NPROC_PER_NODE" in env or any(arg.partition("=")[0] in names for arg in torchrun_args)
-
-
 def choose_ranks(
-    torchrun_args: Iterable[str], source: bytes | None, env: Mapping[str, str]
+    torchrun_args: tuple[str, ...], source: bytes | None, env: Mapping[str, str]
 ) -> tuple[tuple[str, ...], str | None]:
     """Return the options to add for torchrun and a sentence about them; nothing if the user chose."""
-    if is_nproc_given(torchrun_args, env):
+    if TorchrunSettings(torchrun_args, env).text("--nproc-per-node"):
         return (), None
     from ddpdoctor.collect.gpu.count import count_gpus
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.launch.command.placement import Style
+from ddpdoctor.launch.command.torchrun_nodes import TorchrunSettings
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.run import Run
 from ddpdoctor.recorder.storage.files import write_whole
@@ -53,7 +54,7 @@ def _shape(options: WrapOptions) -> dict[str, Any]:
     """Return how many ranks are requested, here and in all. For a command that is unknown until it starts them."""
     placement = options.placement
     if placement.style is Style.TORCHRUN:
-        return launch_shape(options.torchrun_args)
+        return launch_shape(TorchrunSettings(options.torchrun_args, os.environ))
     if placement.style is Style.RANK:
         return {
             "nproc": 1, "nnodes": placement.nodes, "node_rank": placement.number, "world_size": placement.expected,
@@ -61,19 +62,14 @@ def _shape(options: WrapOptions) -> dict[str, Any]:
     return {}
 
 
-def launch_shape(torchrun_args: tuple[str, ...]) -> dict[str, int | None]:
-    """Return nproc, nnodes and node_rank from the options, each None if it is not a number."""
-    values: dict[str, str] = {}
-    for i, argument in enumerate(torchrun_args):
-        name, sep, value = argument.partition("=")
-        following = torchrun_args[i + 1] if i + 1 < len(torchrun_args) else ""
-        values[name.replace("_", "-")] = value if sep else following
-    numbers = {
-        "nproc": values.get("--nproc-per-node", os.environ.get("PET_NPROC_PER_NODE", "")),
-        "nnodes": values.get("--nnodes", os.environ.get("PET_NNODES", "1")).split(":")[0],
-        "node_rank": values.get("--node-rank", os.environ.get("PET_NODE_RANK", "")),
+def launch_shape(torchrun: TorchrunSettings) -> dict[str, int | None]:
+    """Return nproc, nnodes and node_rank from torchrun's settings, each None if it is not a number."""
+    nnodes = torchrun.nnodes if torchrun.text("--nnodes") else (1, 1)
+    return {
+        "nproc": torchrun.number("--nproc-per-node"),
+        "nnodes": nnodes[0] if nnodes else None,
+        "node_rank": torchrun.number("--node-rank"),
     }
-    return {name: int(value) if value.isdigit() else None for name, value in numbers.items()}
 
 
 def _torch_version() -> str | None:

@@ -55,14 +55,16 @@ class Examining:
     """Decides when to check, takes this node's evidence, requests that of the others, and has all of it judged."""
 
     def __init__(
-        self, watch: Watch, nodes: FirstNode | OtherNode | None, judge: Callable[[Path, int | None], Judgement],
-        hang_timeout_s: float, on_hang: OnHang, place: str,
+        self, watch: Watch, judge: Callable[[Path, int | None], Judgement], hang_timeout_s: float, on_hang: OnHang,
+        place: str,
     ) -> None:  # fmt: skip
-        """Take this node's watch, the connection to the others, the rules, and the place of the report."""
+        """Take this node's watch, the rules, and the place of the report."""
+        self.nodes: FirstNode | OtherNode | None = None
+        """The connection to the other nodes, if there are any."""
         self.judged_at: str | None = None
         """The report's place on the node that judged the job, or None if this one did."""
         self._place = place
-        self._watch, self._nodes, self._judge = watch, nodes, judge
+        self._watch, self._judge = watch, judge
         self._hang_timeout_s = hang_timeout_s
         self._on_hang = on_hang
         self._next_look_ns = 0
@@ -74,6 +76,8 @@ class Examining:
         self._still_then = 0
         """How many ranks made no progress at that time."""
         self._patience_s = 1.0
+        self._began_ns = 0
+        """When the last evidence was begun."""
         self._moved = False
         self._seen: NodesSeen | None = None
         self._is_asking = False
@@ -84,7 +88,7 @@ class Examining:
 
     def look(self) -> Looked | None:
         """Do the next step that is due; return a result if one was reached now, else None."""
-        nodes = self._nodes
+        nodes = self.nodes
         if nodes is not None and nodes.is_first:
             return self._look_with_all(nodes)
         if nodes is not None:
@@ -101,12 +105,12 @@ class Examining:
 
     def tell(self, looked: Looked, *, stop: bool) -> None:
         """Send the result to the other nodes if this node judges."""
-        if self._nodes is not None and self._nodes.is_first:
-            self._nodes.tell(looked.judgement, stop=stop, place=self._place)
+        if self.nodes is not None and self.nodes.is_first:
+            self.nodes.tell(looked.judgement, stop=stop, place=self._place)
 
     def judge_end(self, status: int, is_disturbed: Callable[[], bool]) -> Judgement:
         """Judge a job whose launcher has ended here, by the records of all nodes."""
-        nodes = self._nodes
+        nodes = self.nodes
         if nodes is None:
             return self._judge_all()
         if nodes.is_first:
@@ -119,7 +123,7 @@ class Examining:
         verdict = nodes.take_verdict() or nodes.last_word
         if verdict is None:
             return self._judge_all()
-        self._save_nodes()
+        self.save_nodes()
         self.judged_at = verdict.place
         return verdict.judgement
 
@@ -127,27 +131,23 @@ class Examining:
         """Judge the job by what is saved here so far, without asking other nodes."""
         return self._judge(self._folder, None)
 
-    def save_nodes(self) -> None:
-        """Save the state of all members and the records that they sent."""
-        self._save_nodes()
-
     def close(self) -> None:
         """Leave the other nodes."""
-        if self._nodes is not None:
-            self._nodes.close()
+        if self.nodes is not None:
+            self.nodes.close()
 
     @property
     def failure(self) -> Exception | None:
         """The error in the communication between nodes, if any."""
-        return self._nodes.failure if self._nodes is not None else None
+        return self.nodes.failure if self.nodes is not None else None
 
     def _judge_all(self) -> Judgement:
         """Judge the job by everything saved; if the judgement asks for more facts, collect them and judge again."""
-        self._save_nodes()
+        self.save_nodes()
         judgement = self._judge(self._folder, None)
         knows_more = note_machine(self._folder, judgement) | note_control_flow(self._folder, judgement)
-        if self._nodes is not None and self._seen is not None:
-            knows_more |= note_reached(self._folder, judgement, self._seen, self._nodes.placement)
+        if self.nodes is not None and self._seen is not None:
+            knows_more |= note_reached(self._folder, judgement, self._seen, self.nodes.placement)
         return self._judge(self._folder, None) if knows_more else judgement
 
     def stand_by(self) -> None:
@@ -193,7 +193,7 @@ class Examining:
         verdict = nodes.take_verdict()
         if verdict is None or not verdict.stop:
             return None
-        self._save_nodes()
+        self.save_nodes()
         self.judged_at = verdict.place
         return Looked(judgement=verdict.judgement, stop=self._on_hang != "report")
 
@@ -208,7 +208,7 @@ class Examining:
         return {"auto": judgement.proven, "kill": judgement.certain, "report": False}[self._on_hang]
 
     def _headways(self) -> list[Headway]:
-        others = self._nodes.headways() if self._nodes is not None and self._nodes.is_first else []
+        others = self.nodes.headways() if self.nodes is not None and self.nodes.is_first else []
         return [self._watch.headway(), *others]
 
     def _is_over(self, headways: list[Headway]) -> bool:
@@ -234,11 +234,10 @@ class Examining:
 
     def _take(self) -> None:
         """Take evidence of this node. With other nodes, copy its rings, because a check there may unblock the job."""
-        began_ns = time.monotonic_ns()
-        self._watch.take_evidence(keep_rings=self._nodes is not None)
+        self._began_ns = time.monotonic_ns()
+        self._watch.take_evidence(keep_rings=self.nodes is not None)
         self._last_look_ns = time.monotonic_ns()
-        self._moved = self._watch.has_moved_since(began_ns)
-        self._began_ns = began_ns
+        self._moved = self._watch.has_moved_since(self._began_ns)
 
     def _conclude(self) -> Looked | None:
         """Judge the evidence; return None if a rank has moved, or if all is well and no report must be withdrawn."""
@@ -256,11 +255,12 @@ class Examining:
 
         With other nodes, only progress until each had its evidence counts: a later check may unblock another node.
         """
-        if self._nodes is not None and self._nodes.is_first:
-            return self._moved or self._nodes.has_moved()
+        if self.nodes is not None and self.nodes.is_first:
+            return self._moved or self.nodes.has_moved()
         return self._watch.has_moved_since(self._began_ns)
 
-    def _save_nodes(self) -> None:
-        if self._nodes is not None:
-            self._seen = self._nodes.save(self._folder) if self._nodes.is_first else self._nodes.seen()
+    def save_nodes(self) -> None:
+        """Save the state of all members and the records that they sent."""
+        if self.nodes is not None:
+            self._seen = self.nodes.save(self._folder) if self.nodes.is_first else self.nodes.seen()
             save_nodes(self._folder, self._seen)

@@ -187,12 +187,20 @@ def test_a_new_room_does_not_read_what_was_left_for_the_former(shelf):
         assert by_letters(shelf).add("n", 1) == 1
 
 
-def test_there_are_only_so_many_lines(shelf):
-    relay = Forwarder(StoreInbox(shelf), lambda _: b"\0", TOKEN)
+def test_however_many_clients_there_have_been_the_next_one_is_answered(shelf):
+    """The line that was used the longest ago is forgotten."""
+    forwarder = Forwarder(StoreInbox(shelf), lambda _: b"\0", TOKEN)
     for number in range(MAX_LINES):
-        relay._answered[number.to_bytes(LINE_BYTES, "big")] = 1
-    assert not relay._is_next(Message(line=b"f" * LINE_BYTES, number=1, text=b"x"))
-    assert relay._is_next(Message(line=bytes(LINE_BYTES), number=2, text=b"x"))
+        forwarder._answered[number.to_bytes(LINE_BYTES, "big")] = 1
+    outbox = StoreOutbox(shelf)
+    for line, number in ((bytes(LINE_BYTES), 2), (b"f" * LINE_BYTES, 1)):
+        message = Message(line=line, number=number, text=add_one())
+        outbox.post(line, seal(message, Side.CLIENT, forwarder._meeting, TOKEN))
+        assert forwarder._serve_once()
+        answer = unseal(outbox.answer(line), Side.SERVER, forwarder._meeting, TOKEN)
+        assert (answer.number, answer.text) == (number, b"\0")
+    assert len(forwarder._answered) == MAX_LINES
+    assert (1).to_bytes(LINE_BYTES, "big") not in forwarder._answered
 
 
 def test_an_answer_that_does_not_come_is_waited_for_until_the_limit(shelf):

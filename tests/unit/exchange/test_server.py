@@ -23,6 +23,7 @@ from ddpdoctor.exchange.protocol import (
     pack_request,
     prove,
 )
+from ddpdoctor.exchange.reach import FIRST_PAUSE_S, reach
 from ddpdoctor.exchange.requests import MAX_TOTAL_BYTES, Values
 from ddpdoctor.exchange.server import SPARED_FILES, Server
 from ddpdoctor.exchange.server_connection import PROOF_LIMIT_S, REQUEST_LIMIT_S, Peer
@@ -80,6 +81,32 @@ def test_values_and_counters(hub):
     assert [one.add("n", 1), other.add("n", 2), one.add("n", 0)] == [1, 3, 3]
     assert other.add("fresh", 0) == 0
     assert other.look("fresh") is None
+
+
+@pytest.mark.parametrize("amount", [b"1" * 21, b"x", b"", b"1.5"])
+def test_what_is_no_amount_is_refused_whole(amount):
+    values = Values()
+    values.answer(Operation.ADD, "n", b"1")
+    assert values.answer(Operation.ADD, "n", amount)[LENGTH.size] == Status.REFUSED
+    assert values.answer(Operation.ADD, "n", b"0") == pack_answer(Status.DONE, b"1")
+
+
+def test_all_addresses_of_a_name_are_tried_within_one_limit(monkeypatch):
+    """A server that says nothing at the first address takes up the time of the others."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = (socket.AF_INET, socket.SOCK_STREAM, 6, "", server.getsockname())
+        second = (*found[:4], ("127.0.0.2", server.getsockname()[1]))
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [found, second])
+        limits = []
+
+        def greet(connection):
+            limits.append(connection.gettimeout())
+            connection.recv(1)
+
+        with pytest.raises(StoreError), socket.create_server(second[4]):
+            reach(("name",), server.getsockname()[1], 0.5, greet)
+    assert len(limits) == 2
+    assert limits[1] <= FIRST_PAUSE_S < limits[0]
 
 
 def test_a_value_that_comes_later_is_waited_for(hub):

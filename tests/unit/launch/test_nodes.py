@@ -102,7 +102,8 @@ def test_a_first_that_leaves_after_its_word_is_obeyed_all_the_same(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     first, other = pair
-    examining = Examining(cast("Watch", _Idle(tmp_path)), other, lambda *_: NOTHING, 300.0, "auto", "node1:/run")
+    examining = Examining(cast("Watch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, "auto", "node1:/run")
+    examining.nodes = other
     first.tell(NOTHING, stop=True, place="node0:/run")
     close(first, monkeypatch)
     assert wait_for(lambda: other.alone_since_ns is not None)
@@ -116,7 +117,8 @@ def test_a_first_that_went_while_the_launcher_here_went_on_has_the_last_word_whe
     pair: Pair, tmp_path: Path, severity: Severity, monkeypatch: pytest.MonkeyPatch
 ):
     first, other = pair
-    examining = Examining(cast("Watch", _Idle(tmp_path)), other, lambda *_: NOTHING, 300.0, "auto", "node1:/run")
+    examining = Examining(cast("Watch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, "auto", "node1:/run")
+    examining.nodes = other
     found = Finding(code="DD603", kind="early-exit", severity=severity, confidence=Confidence.HIGH, summary="rank 1")
     first.tell(Judgement(findings=(found,), checks=(), certain=True), stop=False, place="node0:/run")
     assert wait_for(lambda: other.verdict is not None)

@@ -1,0 +1,72 @@
+"""A failure of ddpdoctor's own changes nothing about the job, and is said while the job runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpdoctor.launch.command.options import WrapOptions
+from ddpdoctor.launch.command.placement import Placement, Style
+from ddpdoctor.launch.outcome import Notifier, Outcome
+from ddpdoctor.launch.session import Session
+from ddpdoctor.model.findings import Check, Judgement
+from ddpdoctor.model.findings import Outcome as CheckOutcome
+from ddpdoctor.recorder.settings import Settings
+
+WAITS_FOR_A_FILE = "import pathlib, sys, time\nwhile not pathlib.Path({file!r}).exists(): time.sleep(0.02)\nsys.exit(7)"
+
+
+def options(folder: Path, *command: str) -> WrapOptions:
+    return WrapOptions(
+        hang_timeout_s=1.0, on_hang="auto", debug_level=None, report_dir=folder, report_file=folder / "report.json",
+        placement=Placement(style=Style.COMMAND), format="text", quiet=False, ignore=(), ranks=Settings(),
+        allow_different=(), torchrun_args=(), script=command[0], is_module=False, is_command=True, no_python=False,
+        script_args=command[1:], nproc_note=None, command=command,
+    )  # fmt: skip
+
+
+def cannot_import() -> None:
+    raise ImportError("code was replaced")
+
+
+def crashes(*_: Any) -> Judgement:
+    check = Check(id="stuck", code="DD603", outcome=CheckOutcome.CRASHED, seen="ImportError: code was replaced")
+    return Judgement(findings=(), checks=(check, check), certain=False)
+
+
+def raises(*_: Any) -> Judgement:
+    raise ImportError("code was replaced")
+
+
+@pytest.mark.parametrize(
+    ("load_judge", "said", "fails"),
+    [
+        (cannot_import, "ImportError('code was replaced')", True),
+        (lambda: raises, "ImportError('code was replaced')", True),
+        (lambda: crashes, "DD603 stuck: ImportError: code was replaced", False),
+    ],
+    ids=["rules that cannot be loaded", "a judge that raises", "a rule that crashes"],
+)
+def test_a_job_that_cannot_be_judged_goes_on_and_that_is_said_once(
+    load_judge: Any, said: str, tmp_path: Path, *, fails: bool
+) -> None:
+    told: list[str] = []
+    saved: list[Outcome] = []
+    release = tmp_path / "release"
+
+    def hear(what: str) -> None:
+        told.append(what)
+        release.touch()
+
+    ignore = {name: lambda *_: None for name in ("show", "go_on", "withdraw", "tell_of_replicas")}
+    notifier = Notifier(save=saved.append, tell_of_crash=hear, **ignore)  # type: ignore[arg-type]
+    command = (sys.executable, "-c", WAITS_FOR_A_FILE.format(file=str(release)))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    outcome = Session(options(folder, *command), load_judge, notifier).run()
+    assert told == [said]
+    assert outcome.exit_status == 7
+    assert (outcome.failure is not None) == fails
