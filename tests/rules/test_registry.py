@@ -38,7 +38,7 @@ def test_all_rules_are_there_and_sorted():
 
 
 PAGE = re.compile(
-    r"What it means, How it is recognised(, How sure)?(, What else looks like it)?, What to do(, Example)?"
+    r"What it means, How it is recognized(, How sure)?(, What else looks like it)?, What to do(, Example)?"
 )
 
 

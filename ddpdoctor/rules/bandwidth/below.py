@@ -35,7 +35,7 @@ def check_below(measured: Measured) -> Answer:
 
     Every training step that waits for communication takes longer than necessary.
 
-    ## How it is recognised
+    ## How it is recognized
 
     With `--expect`, the bus bandwidth at the plateau counts: that of the largest sizes, from where it no longer
     changes. It is too low only if its whole interval is below.
@@ -177,7 +177,7 @@ def check_noise(measured: Measured) -> Answer:
     not a fault of the network, and never a verdict. If a limit was required (`--expect`, `--fail-below`), the exit
     status is 4.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Every case is timed many times. The interval of its median follows from the order of the times, whatever their
     distribution. The plateau's interval comes from those of its sizes, and the interval of a ratio to a saved run uses

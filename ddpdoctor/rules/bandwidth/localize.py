@@ -43,7 +43,7 @@ def check_slow_rank(measured: Measured) -> Answer:
 
     A collective is only as fast as its slowest rank. Two things make a rank slow, and the summary says which one it is.
 
-    ## How it is recognised
+    ## How it is recognized
 
     *Slow with every other rank* is visible with `--pairs`: every two ranks are measured alone, all pairs in turn, nine
     times over. A rank is slow in a turn if at least three quarters of its pairs are half as fast as the median of the
@@ -104,7 +104,7 @@ def check_slow_link(measured: Measured) -> Answer:
 
     Only what is between the two is slow: a cable, a switch port, a route, or a link between GPUs.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Visible with `--pairs` between ranks and with `--by-node` between nodes; DD402 `slow-rank` explains how these are
     measured. A pair is named if, in four turns of five, it has at most half the bandwidth of the other pairs of *each*
@@ -147,7 +147,7 @@ def check_slow_node(measured: Measured) -> Answer:
     limit, or a route over the wrong interface. *Slow inside* points at the machine: memory, clocks, PCIe, NVLink, or
     another job. With `--pairs`, the finding names the slow rank instead of the node.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Visible with `--by-node`: each node is measured alone, then every two nodes together, with all of their ranks, as in
     training. Nodes are judged like ranks (DD402 `slow-rank`): in two turns of three, at least three quarters of the

@@ -47,7 +47,7 @@ def check_wrong_data(measured: Measured) -> Answer:
     The cause is broken hardware (GPU or host memory, a link without a checksum, a card), or a bug in a driver, in NCCL
     or in a network plugin.
 
-    ## How it is recognised
+    ## How it is recognized
 
     In a separate pass, every collective runs at every size and dtype on whole numbers that depend on rank and position,
     and whose sums every dtype holds exactly. Every element is compared. The first wrong element of each rank is

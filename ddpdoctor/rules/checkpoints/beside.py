@@ -26,7 +26,7 @@ def check_copies(seen: Checkpoints) -> Answer:
     If each node loads its own copy, ranks start from different weights, and DDP does not notice: it sends rank 0's
     parameters only when it is constructed, and never compares what is loaded later.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Files are compared tensor by tensor: names, shapes, dtypes, and a 128-bit digest of the values. With `--same` these
     are all given files, without it those with the same name in different folders. Other bytes, such as dates and the
@@ -112,7 +112,7 @@ def check_leftovers(seen: Checkpoints) -> Answer:
     A temporary file that is still there means that its writer was killed before renaming it: the newest checkpoint may
     be older than you think. A file much smaller than those of other steps was cut off, or holds less.
 
-    ## How it is recognised
+    ## How it is recognized
 
     In the folders of the given files: names that end in `.tmp`, `.part`, `.partial`, `.incomplete`, `~` or begin with
     `tmp`. Also a given file that is smaller than half of the median size of two or more files whose names differ from
@@ -149,7 +149,7 @@ def check_parts(seen: Checkpoints) -> Answer:
     A rank died before it had written its part, or not everything was copied. The rest cannot be loaded or, worse, is
     loaded without the missing part.
 
-    ## How it is recognised
+    ## How it is recognized
 
     `.metadata` of a distributed checkpoint names its files and the bytes that each holds. Files numbered
     `-00001-of-00003` say how many there are. For files with a rank in their names, a file is missing if other steps

@@ -32,7 +32,7 @@ def check_prefix(seen: Checkpoints) -> Answer:
     you load it into the model itself, `strict=True` raises. With `strict=False` **nothing** is loaded and there is no
     error: training starts again from random weights, or an evaluation is no better than chance.
 
-    ## How it is recognised
+    ## How it is recognized
 
     With `--model`: names that the model has only without the prefix, which may also be inside a name if one layer was
     compiled. The finding then says how many would load. Without `--model`: if all names have a prefix, it is only a
@@ -165,7 +165,7 @@ def check_keys(seen: Checkpoints) -> Answer:
     but different shapes still raise. A different dtype is converted without a message: float32 weights from a bfloat16
     file have lost two digits of three.
 
-    ## How it is recognised
+    ## How it is recognized
 
     With `--model`: names, shapes and dtypes of `build_model().state_dict()` are compared with the state dict in the
     file that fits best. Differences that a wrapper's prefix explains are reported by DD713.

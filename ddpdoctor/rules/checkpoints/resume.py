@@ -33,7 +33,7 @@ def check_resume(seen: Checkpoints) -> Answer:
     Without epoch or step, the sampler repeats data. Without random state, dropout and augmentation differ from an
     uninterrupted run.
 
-    ## How it is recognised
+    ## How it is recognized
 
     By how torch's classes write these parts: an optimizer has `state` and `param_groups`, a scaler `scale` and
     `growth_factor`, a scheduler `last_epoch` and `_step_count`, random states are tensors of 5056 bytes, and progress
@@ -101,7 +101,7 @@ def check_refusal(seen: Checkpoints) -> Answer:
     was not an allowed global by default`. If you answer with `weights_only=False`, you run whatever the file says,
     whoever wrote it.
 
-    ## How it is recognised
+    ## How it is recognized
 
     ddpdoctor reads the file without running anything, so it knows all names in it, and also calls `torch.load` with
     `weights_only=True`. Anything that starts programs or evaluates code (`os.system`, `builtins.eval`, `subprocess`)

@@ -23,7 +23,7 @@ def check_values(seen: Checkpoints) -> Answer:
     Training went wrong before this file was written: if you resume from it, you train on NaN. In optimizer state it
     stays hidden until the next step.
 
-    ## How it is recognised
+    ## How it is recognized
 
     All values of all floating-point tensors are checked, through a memory map of the file. Intended values are not
     reported: a tensor that holds only inf (a best value that was never reached, an observer's initial limits) or only

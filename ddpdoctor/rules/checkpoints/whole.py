@@ -25,7 +25,7 @@ def check_foreign(seen: Checkpoints) -> Answer:
     the file is a git-lfs pointer that was never fetched, an error page that a server sent instead of the file, or an
     archive.
 
-    ## How it is recognised
+    ## How it is recognized
 
     By the first bytes: a checkpoint is a zip archive with torch.save's index, a file in the old format of torch.save,
     or a file with a safetensors header.
@@ -64,7 +64,7 @@ def check_damaged(seen: Checkpoints) -> Answer:
     and training continues with wrong numbers. Causes are disks, memory, interrupted copies and tools that change line
     endings.
 
-    ## How it is recognised
+    ## How it is recognized
 
     `torch.save` writes a CRC-32 of each record into its zip archive. All are computed again, and the index says which
     tensors are in which record. The old format of torch.save and safetensors have no checksums, and
@@ -130,7 +130,7 @@ def check_truncated(seen: Checkpoints) -> Answer:
     The process died while writing, the disk was full, the copy was interrupted, or the file is still being written.
     `torch.load` fails with `PytorchStreamReader failed reading zip archive: failed finding central directory`.
 
-    ## How it is recognised
+    ## How it is recognized
 
     A zip archive has its directory at the end. If it is missing, the remaining part is read from the beginning to find
     out which tensors are whole. In the old format and in safetensors, lengths are stored before the data. A distributed

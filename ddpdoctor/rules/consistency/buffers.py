@@ -30,7 +30,7 @@ def check_buffers(job: Job) -> Answer:
     statistics, which is normal and no alarm. With `broadcast_buffers=False` nothing makes them equal: ranks then
     evaluate different models, and the checkpoint holds the statistics of one rank's data.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Each rank writes 16 bytes per buffer right after DDP has sent them, or after a step with `broadcast_buffers=False`,
     as for parameters. The parent process compares those of the same step by name.

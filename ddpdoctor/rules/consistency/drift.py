@@ -41,7 +41,7 @@ def check_parameters(job: Job) -> Answer:
     through equal optimizers. If they differ, each rank trains its own model: DDP averages gradients of different
     models, and the checkpoint holds the model of one rank.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Right after steps 1, 2, 4, ... and every `--check-every`-th, and once more at the end, each rank writes 16 bytes per
     parameter. The parent process compares those of the same step by name. The finding names the first tensor in the

@@ -37,7 +37,7 @@ def check_gradients(job: Job) -> Answer:
     DDP gives all ranks the mean of their gradients. If the optimizer gets different gradients, each rank trains its own
     model from this step on. Nothing crashes, and the loss still falls.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Right before optimizer steps 1, 2, 4, ... and then every `--check-every`-th, each rank writes 16 bytes per gradient.
     The parent process compares those of the same step by name. What else was seen shows the cause:

@@ -32,7 +32,7 @@ def check_models(scene: Scene) -> Answer:
     things happens: its constructor raises (on all ranks but rank 0, even if rank 0 is the odd one), the first backward
     hangs or aborts, or gradients of different parameters are silently averaged with each other.
 
-    ## How it is recognised
+    ## How it is recognized
 
     What each rank passes to `DistributedDataParallel(...)` is recorded: names, order, shapes, dtypes, `requires_grad`,
     and the buffers that are synchronized. The first, second, ... model of each process group is compared within that

@@ -44,7 +44,7 @@ def check_local_gradients(job: Job) -> Answer:
     DDP adds up the gradients of all ranks. One NaN on one rank reaches the gradients of all ranks in the reduction, and
     their parameters in the step. After that, nothing shows where it came from.
 
-    ## How it is recognised
+    ## How it is recognized
 
     In each backward, each rank checks its own gradients after all gradients of a DDP model are computed and before DDP
     replaces them by their mean. It computes one sum per tensor, and one for small tensors together. If a sum is not

@@ -60,7 +60,7 @@ def check_optimizers(job: Job) -> Answer:
     Momentum, Adam's averages, the learning rate or weight decay are not the same on all ranks. Equal gradients then
     move parameters differently, and parameters will drift apart.
 
-    ## How it is recognised
+    ## How it is recognized
 
     At the steps at which replicas are compared, the state tensors of each optimizer are compared by name, and its
     settings by value. State that differs because gradients or parameters did is reported there (DD503, DD501), not

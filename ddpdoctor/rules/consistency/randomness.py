@@ -31,7 +31,7 @@ def check_random_state(job: Job) -> Answer:
     fault: many scripts seed all ranks alike on purpose. But the mean over ranks then averages out less noise than it
     could.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Each time replicas are compared, each rank also writes a digest of torch's random state. The digests were equal on
     all ranks every time, and the model has a module that drops out.

@@ -25,7 +25,7 @@ def check_reference(trial: Trial) -> Answer:
     The job does not train what the same script trains in one process: the learning rate is off by a factor, some
     samples weigh more than others, or statistics are taken over parts of the batch.
 
-    ## How it is recognised
+    ## How it is recognized
 
     `check-consistency --reference` starts one extra process. From the same state as the replicas, it computes the
     gradient of the batches of all ranks joined together, and the gradient of each rank's batch alone. It does so once

@@ -23,7 +23,7 @@ def check_repeat(trial: Trial) -> Answer:
     repeat itself. You then cannot compare two runs, or two machines, bit by bit, and a bug that shows in one run may
     not show in the next.
 
-    ## How it is recognised
+    ## How it is recognized
 
     `check-consistency --twice` builds and trains the model a second time with the same seed. It compares 16 bytes per
     tensor with the first run on the same rank: the built model, each batch, then gradients, parameters and optimizer

@@ -42,7 +42,7 @@ def check_stale_optimizer(job: Job) -> Answer:
     the model or some of its layers were copied, replaced or loaded as a whole. Backward fills the gradients of the new
     parameters, but the optimizer updates the old ones. Ranks stay equal, and nothing is learned.
 
-    ## How it is recognised
+    ## How it is recognized
 
     For a whole model, all of this must be true: gradients of the model were reduced again and again, optimizers made
     steps, no parameter of the model changed on any rank, its trainable parameters are in no optimizer, and optimizers

@@ -34,7 +34,7 @@ def check_duplicates(replicas: Replicas) -> Answer:
     DDP averages the gradients of all ranks. If all ranks have the same samples, the average equals the gradient of one
     rank: the job uses the time and GPUs of all ranks to do the work of one. Nothing fails.
 
-    ## How it is recognised
+    ## How it is recognized
 
     For each loader, ddpdoctor records which indices it draws (their count, sum, exclusive or, and a digest of their
     order), and digests of the first batches and of a few samples. Ranks draw the same samples if their indices are

@@ -31,7 +31,7 @@ def check_epochs(replicas: Replicas) -> Answer:
     epoch. Without it, every epoch has the same order, the same batches, and the same samples on each rank:
     `shuffle=True` shuffled only once. Nothing fails, but the model may train worse.
 
-    ## How it is recognised
+    ## How it is recognized
 
     At the start of each pass, the sampler's `epoch` is read, and a digest of the order of the pass is kept. There is a
     finding if the sampler shuffles, at least two training passes were started, and both the epoch and the order were

@@ -30,7 +30,7 @@ def check_last_batch(shares: Shares) -> Answer:
     batch take that one sample for the whole batch. In a smaller batch every sample weighs more: DDP gives each rank's
     mean the same weight.
 
-    ## How it is recognised
+    ## How it is recognized
 
     By arithmetic: samples, world size, batch size, and how sampler and loader treat the remainder. No data is read.
 
@@ -77,7 +77,7 @@ def check_accumulation(shares: Shares) -> Answer:
     `zero_grad` first. A loop that also steps at the end makes one step from fewer batches, but still divides their loss
     by K.
 
-    ## How it is recognised
+    ## How it is recognized
 
     By arithmetic, with `--grad-accumulation K`.
 

@@ -51,7 +51,7 @@ def check_shards(replicas: Replicas) -> Answer:
     splits off a random part by itself (`random_split`): one rank may train on samples that another holds back for
     validation.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The sampler's `seed`, `epoch`, `num_replicas` and `rank` are read when a pass begins. They contradict each other if
     the sampler shuffles and ranks have different sums of seed and epoch, or if there are more replicas than ranks. Even

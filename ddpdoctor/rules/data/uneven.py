@@ -35,7 +35,7 @@ def check_batches(replicas: Replicas) -> Answer:
     and goes on to the next epoch, to a barrier, or to its end. The others wait for it in backward, forever or until the
     timeout. If it does go on to the next epoch, ranks are one step apart from then on.
 
-    ## How it is recognised
+    ## How it is recognized
 
     In the same pass over the same loader, one rank reached the end of its batches and another rank got more. Over all
     passes the first rank trained on fewer batches, and it has not started another pass. No alarm: passes that the

@@ -46,7 +46,7 @@ def check_ws_same(fleet: Fleet) -> Answer:
     expected 3 ranks and the others 2: rank 0 hung for more than 40 s past a time limit of 12 s. Ranks with a different
     `NCCL_ALGO` or `NCCL_PROTO` run different programs for the same collective, and hang or return wrong numbers.
 
-    ## How it is recognised
+    ## How it is recognized
 
     It is an error for `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, for `NCCL_ALGO` and `NCCL_PROTO`, and for
     `TORCH_DISTRIBUTED_DEBUG` if it is DETAIL on some ranks only. It is a warning for the other variables that must
@@ -187,7 +187,7 @@ def check_rdzv_id_same(fleet: Fleet) -> Answer:
     have joined. Nodes with a different id or number wait alone, without a message, until join_timeout: 600 s by
     default.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check compares `TORCHELASTIC_RUN_ID` and the variables that stand for torchrun's options, over all processes
     that answered: `PET_RDZV_ID`, `PET_NNODES`, `PET_RDZV_BACKEND`, `PET_RDZV_ENDPOINT`, `PET_MASTER_ADDR` and

@@ -46,7 +46,7 @@ def check_clock(fleet: Fleet) -> Answer:
     for dead. A node may then start alone with WORLD_SIZE=1 and end with status 0. At 1 s or more, logs of two hosts do
     not line up.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Every node's clock is compared with rank 0's over the connection that gathers the facts. The median counts as right:
     15 s off is an error, more than 1 s (our choice) a warning. With two nodes nobody can tell which one is right,
@@ -181,7 +181,7 @@ def check_rootfs_same(fleet: Fleet) -> Answer:
     of a node that was set up by hand, or of a virtual environment that is active on one node only. None of this is
     wrong by itself.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check compares the path of the running Python, the path of torch, PRETTY_NAME of os-release, and a digest of the
     lines of /etc/hosts. Lines about the nodes themselves and loopback addresses are left out.

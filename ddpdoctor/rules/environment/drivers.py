@@ -47,7 +47,7 @@ def check_driver_min(node: Node) -> Answer:
 
     CUDA cannot start: "The NVIDIA driver on your system is too old". torch then sees no GPU.
 
-    ## How it is recognised
+    ## How it is recognized
 
     CUDA 13 needs driver 580 or newer, CUDA 12 needs 525, CUDA 11 needs 450, by NVIDIA's table of minor version
     compatibility. If torch could start CUDA, nothing is wrong, whatever the numbers say.
@@ -109,7 +109,7 @@ def check_driver_lib_mismatch(node: Node) -> Answer:
     The driver was upgraded and the old kernel module is still loaded (an unattended upgrade does this), or a container
     keeps the libraries of an earlier driver. NVML says "Driver/library version mismatch", and CUDA finds no GPU.
 
-    ## How it is recognised
+    ## How it is recognized
 
     NVML refuses to start with that error. If NVML was not asked: none of the libnvidia-ml files that were found has the
     version in `/proc/driver/nvidia/version`.
@@ -168,7 +168,7 @@ def check_arch(node: Node) -> Answer:
 
     The first kernel fails with "no kernel image is available for execution on the device".
 
-    ## How it is recognised
+    ## How it is recognized
 
     Machine code `sm_XY` runs on a GPU of the same major version X and of Y or above; `compute_XY` is compiled when it
     is loaded, for a GPU of that version or a newer one. Names with an "a" run on exactly that version, names with an

@@ -36,7 +36,7 @@ def check_v4v6(fleet: Fleet) -> Answer:
     A rank with an IPv4 address cannot connect to a rank that gives an IPv6 address. Gloo fails an internal check of the
     address families ("enforce"). NCCL and the store time out.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check compares between nodes the address that each library would give to the others, and the families that the
     master's name resolves to. It also reports a master with IPv6 addresses only on a node whose

@@ -32,7 +32,7 @@ def check_gpu_alloc(node: Node) -> Answer:
     A GPU can answer every query and still hang at the first kernel, or return wrong numbers. No error shows the wrong
     numbers: the loss just does not fall.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Each GPU is tested in its own process with a limit of 60 s (our choice). A tenth of its free memory, at most 2 GiB,
     is filled with a pattern and read back. Matrices of -1, 0 and 1 are multiplied in float32 and bfloat16; their
@@ -82,7 +82,7 @@ def check_dstate(node: Node) -> Answer:
     A GPU or its driver does not answer, and any process that asks it waits in state D: `nvidia-smi` hangs, `kill -9`
     does nothing, and the next job that touches the GPU hangs too.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check looks twice, a second apart, for processes in state D that neither ran nor were switched in between. They
     must sleep in a function of the NVIDIA modules, or be tools that do nothing but query the driver. It is an error

@@ -48,7 +48,7 @@ def check_nvlink(node: Node) -> Answer:
 
     NCCL routes its rings and trees over the links that are up. With one link down, all GPUs are slower, or use PCIe.
 
-    ## How it is recognised
+    ## How it is recognized
 
     NVML's state of each link that a GPU has. On boards that wire all links (SXM), a GPU with fewer active links than
     another of its model is an error. Links that are down on all of several GPUs are an error too, or a warning in a
@@ -122,7 +122,7 @@ def check_fabric(node: Node) -> Answer:
     Until nvidia-fabricmanager has set up the switches, `cuInit` returns 802, "system not yet initialized": torch sees
     no GPU.
 
-    ## How it is recognised
+    ## How it is recognized
 
     NVML's fabric state of each GPU, which must be "completed" with status "success". If the driver does not report it
     (A100), the check looks for NVSwitches on the PCI bus without a process nv-fabricmanager. That is an error, unless
@@ -196,7 +196,7 @@ def check_p2p(node: Node) -> Answer:
     Without peer access NCCL copies through host memory, at a fraction of the speed. With Access Control Services or an
     IOMMU in between, copies can hang or arrive wrong without an error.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check asks NVML's P2P status and torch about pairs below one host bridge and pairs that NVLink joins. No access
     is an error with NVLink, and a warning for data-center GPUs on PCIe. It is an info for cards that are sold without

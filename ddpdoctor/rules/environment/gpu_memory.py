@@ -35,7 +35,7 @@ def check_ecc_unc(node: Node) -> Answer:
     An uncorrected (double-bit) error ends the process that reads the word, with Xid 48, 94 or 95. If the error is not
     contained, it ends other processes too. A GPU that had one often has more.
 
-    ## How it is recognised
+    ## How it is recognized
 
     NVML's volatile counter of uncorrected errors starts at 0 when the driver is loaded or the GPU is reset. Any count
     above 0 is an error. More than 50,000,000 corrected errors (the threshold of gcm's health checks) are a warning, and
@@ -94,7 +94,7 @@ def check_row_remap(node: Node) -> Answer:
     From Ampere on, a GPU replaces a bad row of memory with a spare one at the next reset. "Pending" means that a bad
     row is known and not yet replaced. "Failed" means that no spare row is left for it; NVIDIA then replaces the GPU.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check reads NVML's counts of remapped rows and its two flags. Failed and pending are errors, because the bad row
     can still end a job that starts now. A row that was replaced after an uncorrected error is a warning: it is
@@ -154,7 +154,7 @@ def check_retired_pages(node: Node) -> Answer:
     GPUs up to Volta and Turing take a bad page of memory out of use when the driver is loaded again. Until then, a
     process that gets the page can end with Xid 48.
 
-    ## How it is recognised
+    ## How it is recognized
 
     A pending page is an error. 60 retired pages or more are a warning (our choice). A GPU can retire 64
     (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt); pages that fail after those stay in use.
@@ -198,7 +198,7 @@ def check_sram_threshold(node: Node) -> Answer:
 
     Caches and register files have no spare rows: a part that fails there keeps failing.
 
-    ## How it is recognised
+    ## How it is recognized
 
     An NVML flag, set by the driver, says that the threshold is exceeded. It covers the GPU's whole life. DCGM reports
     the same as "SRAM Threshold Count". Source: docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "RMA Policy".

@@ -41,7 +41,7 @@ def check_app_clocks(fleet: Fleet) -> Answer:
     `nvidia-smi -ac` sets application clocks, and they stay until a reset. A GPU with a lower one is slower than its
     peers in every step.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check compares the application clock of the multiprocessors with its default on each GPU. Over all nodes, it
     compares the maximum clocks of GPUs with the same name. Both are warnings, as in azurehpc-health-checks and gcm's
@@ -118,7 +118,7 @@ def check_persistence(node: Node) -> Answer:
     seconds on each GPU: ranks start at different times, and `nvidia-smi` is slow. Volatile ECC counters and settings
     such as a power limit are lost each time.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check reads NVML's persistence mode and looks for the socket of nvidia-persistenced. Having it off is a warning
     on data-center GPUs. Others are sold with it off, so there it is an info. Source:
@@ -170,7 +170,7 @@ def check_mig(node: Node) -> Answer:
     A process can use only one MIG slice, whatever it lists in `CUDA_VISIBLE_DEVICES`. Slices have no peer access, by
     NVLink or PCIe, and NCCL before 2.30.3 refuses several ranks on slices of one GPU.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check reads NVML's MIG mode of the GPUs in use. With several ranks on the node it is an error, with one rank a
     warning. It is also a warning if `NCCL_MULTI_RANK_GPU_ENABLE=1` asks for NCCL's experimental support of slices.
@@ -220,7 +220,7 @@ def check_compute_mode(node: Node) -> Answer:
     In compute mode "prohibited", CUDA reports that there is no such device. In "exclusive process", the second process
     on a GPU gets "CUDA-capable device(s) is/are busy or unavailable".
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check reads NVML's compute mode. Prohibited is an error. Exclusive is an error if another process already
     computes on the GPU, or if several ranks use it (dup-gpu explains how that is found). With one rank on a GPU it is

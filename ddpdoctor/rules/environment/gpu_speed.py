@@ -38,7 +38,7 @@ def check_throttle(node: Node) -> Answer:
 
     All ranks wait for the slowest in every step: one GPU at half its clock halves the job.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check reads bits of NVML's clocks event reasons. Hardware slowdown (0x8), hardware thermal slowdown (0x40) and
     power brake (0x80: the server's power supply asks for less) are errors on data-center GPUs. On others they are
@@ -113,7 +113,7 @@ def check_temp_power(node: Node) -> Answer:
     At the slowdown temperature the GPU halves its clock. A lowered power limit lowers the clock under load, and the job
     runs at the speed of the most limited GPU.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check compares the temperature with NVML's slowdown threshold, with a margin of 5 °C. It compares the power
     limit in force with the default, with a tolerance of 1 W. Both numbers are our choice. On laptops the limit changes

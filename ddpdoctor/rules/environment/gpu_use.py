@@ -45,7 +45,7 @@ def check_other_procs(node: Node) -> Answer:
     A leftover process of an earlier run, or another user, takes memory and time from one rank. The job runs out of
     memory at the largest batch, or that rank becomes a straggler.
 
-    ## How it is recognised
+    ## How it is recognized
 
     NVML lists processes with their memory. This job's own processes (same launcher, same Slurm job, or same pod) are
     left out, and so are those that only draw on a screen. More than 500 MiB is a warning, more than half of the GPU's
@@ -144,7 +144,7 @@ def check_zombie_ctx(node: Node) -> Answer:
     A process that was killed while the driver worked for it can stay behind and hold its memory. It may be defunct, or
     kept alive by another process (a data loader's worker, a debugger).
 
-    ## How it is recognised
+    ## How it is recognized
 
     More than 1 GiB is in use and NVML lists no process. The limit is our choice; NVML's figure leaves out the driver's
     own memory. The check needs to see the machine's processes, so it cannot run in a container. It also skips GPUs in

@@ -49,7 +49,7 @@ def check_gpu_count(node: Node) -> Answer:
     it ends with "GPU is lost". With fewer GPUs than ranks, `torch.cuda.set_device(LOCAL_RANK)` fails with "invalid
     device ordinal", or two ranks share one GPU.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check asks NVML for each device. A GPU that the NVIDIA driver uses but NVML does not list is broken only if its
     device file can be opened, or fails with an error of the device. A container or a Slurm job with some of the node's
@@ -183,7 +183,7 @@ def check_cvd_valid(node: Node) -> Answer:
     CUDA reads the list up to the first entry that names no device. It hides that entry and all that follow, without a
     message. If a device is named twice, CUDA shows no device at all.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check resolves entries as CUDA does: numbers below the count of devices, beginnings of a UUID (`GPU-…`) that fit
     only one device, `MIG-…` for a slice. It is an error if an entry names nothing or a device is named twice. If all

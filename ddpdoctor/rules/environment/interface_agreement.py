@@ -41,7 +41,7 @@ def check_iface_agree(fleet: Fleet) -> Answer:
     another host has too, leads nowhere or to the wrong host. Ranks then wait until their time limit; NCCL says "connect
     to 172.17.0.1 returned Connection refused".
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check applies each library's own order of interfaces (see `iface-up`). NCCL leaves out docker*, lo and virbr* by
     itself, but not cni*, flannel*, veth* or br-*. With `NCCL_SOCKET_IFNAME=^docker0` it leaves out docker0 only, and
@@ -162,7 +162,7 @@ def check_mtu(fleet: Fleet) -> Answer:
     Within one network nothing splits packets: those larger than the receiver's MTU are dropped. Small messages pass, so
     the ranks connect, but the first large message stalls ("Timed out waiting for recv operation to complete").
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check compares the MTU of the interfaces whose addresses NCCL and Gloo would give to the others.
 

@@ -38,7 +38,7 @@ def check_ifname_exists(node: Node) -> Answer:
     Every rank of the node fails: NCCL with "Bootstrap : no socket interface found", Gloo with "Unable to find address
     for: eth1".
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check uses each library's own syntax, from its source. `NCCL_SOCKET_IFNAME` is a list of name prefixes. `=`
     before the first makes all of them whole names, `^` before the first excludes them. Each mark counts once for the
@@ -162,7 +162,7 @@ def check_iface_up(node: Node) -> Answer:
     uses the interface that is set, up or down: without an address it fails with "Unable to find address for: eth1",
     with one its connections time out.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check reads IFF_UP and the state in /sys/class/net; `carrier` 0 means that the cable is unplugged or the link is
     down. Which interface a library would use follows from its source. Gloo takes the interface of the first address of

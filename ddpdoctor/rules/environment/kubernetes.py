@@ -42,7 +42,7 @@ def check_k8s(node: Node) -> Answer:
     `PET_NPROC_PER_NODE` and `PET_MASTER_ADDR` or `PET_RDZV_ENDPOINT`. Options on torchrun's command line override them.
     With a leftover `--standalone`, each pod trains by itself.
 
-    ## How it is recognised
+    ## How it is recognized
 
     - torchrun's own count of nodes (`GROUP_WORLD_SIZE`) or of ranks here (`LOCAL_WORLD_SIZE`) differs from the
       operator's.

@@ -45,7 +45,7 @@ def check_env_complete(node: Node) -> Answer:
     raises "environment variable RANK expected, but not set" if one is missing or empty. `RANK`, `WORLD_SIZE` and
     `MASTER_PORT` must be whole numbers.
 
-    ## How it is recognised
+    ## How it is recognized
 
     It is an error if `RANK` is set and another variable is not, or if one is not a number. It is a warning if only
     `RANK` is missing, or if Slurm or MPI number the processes: the script may set the rest itself, from `SLURM_PROCID`
@@ -152,7 +152,7 @@ def check_env_range(node: Node) -> Answer:
     Ranks go from 0 to `WORLD_SIZE` - 1, ports from 1 to 65535. With a rank out of range, Gloo fails with "rank < size.
     2 vs 2" and NCCL with "invalid argument". A wrong `LOCAL_RANK` fails with "invalid device ordinal".
 
-    ## How it is recognised
+    ## How it is recognized
 
     0 <= `RANK` < `WORLD_SIZE`, 0 <= `LOCAL_RANK` < `LOCAL_WORLD_SIZE` <= `WORLD_SIZE`, and the same for `GROUP_RANK`
     and `PET_NODE_RANK`. A pair is compared only if both are set and are numbers. Port 0 means "any free port" to the

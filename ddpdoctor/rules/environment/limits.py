@@ -49,7 +49,7 @@ def check_nofile(node: Node) -> Answer:
     You see "Too many open files", "received 0 items of ancdata" from loader workers, or a store on rank 0 that accepts
     no more connections. This often happens hours after the start.
 
-    ## How it is recognised
+    ## How it is recognized
 
     A soft limit below 8,192 is a warning, one below 65,536 an info. Below 128 + 4 x WORLD_SIZE it is an error: rank 0
     cannot hold the connections of all ranks. The numbers are our choice.
@@ -124,7 +124,7 @@ def check_nproc_pids(node: Node) -> Answer:
 
     Ranks fail with "Resource temporarily unavailable" or "can't start new thread", or a loader worker dies at once.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check takes what is left of RLIMIT_NPROC for this user (root is exempt) and of the cgroup's pids.max. A rank
     needs 64 plus OMP_NUM_THREADS. The 64 is our choice: a rank has some 30 threads of its own.
@@ -178,7 +178,7 @@ def check_somaxconn(node: Node) -> Answer:
     All ranks connect to rank 0's store at the same time. Connections that do not fit into the queue are dropped and
     retried, so the start is slow or times out. torch itself warns: "Starting store with N workers but somaxconn is M".
 
-    ## How it is recognised
+    ## How it is recognized
 
     `net.core.somaxconn` is below WORLD_SIZE on the node of rank 0. torch makes the same comparison (TCPStore.cpp).
 
@@ -221,7 +221,7 @@ def check_disk(node: Node) -> Answer:
     Checkpoints fail late. The flight recorder's dumps and torchrun's error files are lost without a message, just when
     they are needed. A compiler's cache that cannot be written is built again by every rank.
 
-    ## How it is recognised
+    ## How it is recognized
 
     It is a problem if less than 1 GiB is left for this user (our choice), if a folder for temporary files is not
     writable, or if a file system does not answer within 2 s because its network server has gone. A read-only working

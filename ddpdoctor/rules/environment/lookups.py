@@ -43,7 +43,7 @@ def check_fqdn_forward(fleet: Fleet) -> Answer:
     name may come from a reverse look-up and not resolve forward (names that end in `.ip6.arpa`, pytorch issue 73656),
     or from that host's own /etc/hosts (`localhost`). The other nodes then wait for the store in vain.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Every node looks the name up. It is a problem if that fails, takes longer than 2 seconds, or returns only loopback
     addresses on a node other than rank 0's.
@@ -120,7 +120,7 @@ def check_master_resolve(fleet: Fleet) -> Answer:
     error: -3" or "-2" each time. If the name resolves to different hosts (split DNS, an old /etc/hosts), some ranks
     wait without a message for a store on the wrong host.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Every node looks the name up. The check compares the sets of addresses. Their order does not matter, because servers
     rotate it. All addresses on the interfaces of rank 0's host count as that host, and on that host a loopback address
@@ -223,7 +223,7 @@ def check_rdns_slow(node: Node) -> Answer:
     client socket cannot be retrieved", which is harmless by itself. With a slow or dead name server each connection
     waits for the look-up, and a large job takes minutes to start.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check times getaddrinfo for the host name and the master, and getnameinfo for this host's own addresses. The
     limit of 1 second is our choice; look-ups are cut off after 2. An address without a name is fine if the answer comes

@@ -48,7 +48,7 @@ def check_master_loopback(fleet: Fleet) -> Answer:
     It waits without a message until the time limit: 30 minutes with Gloo, 10 with NCCL, or 600 seconds in torchrun's
     rendezvous.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The job has more than one node, and one of these is true: the address is `localhost`, in 127.0.0.0/8, `::1`,
     `0.0.0.0` or `::`; it resolves to such an address; or it is the host name of a node that does not run rank 0. The

@@ -39,7 +39,7 @@ def check_master_numeric(node: Node) -> Answer:
     The C library reads a bare number as an IPv4 address of 32 bits: 6841231 is 0.104.99.143. No look-up fails and
     nothing warns. Every rank tries to reach an address that no host has, until the time limit.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The address has only digits, or 0x and hexadecimal digits (inet_aton(3)).
 
@@ -96,7 +96,7 @@ def check_port_range(node: Node) -> Answer:
     A store on one of them fails now and then with "EADDRINUSE", more often on a busy host. Only root may listen on
     ports below 1024.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check compares `MASTER_PORT` of ranks that torchrun did not start, `PET_MASTER_PORT` and the port of
     `PET_RDZV_ENDPOINT` with this machine's range. A port below 1024 is a warning. A port in the range is only an info,

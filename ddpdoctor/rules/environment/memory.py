@@ -37,7 +37,7 @@ def check_mem_limit(node: Node) -> Answer:
     When memory runs out, the kernel kills a process with SIGKILL. A rank or a loader worker is gone without a message,
     and the others wait.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The memory left is the smaller of MemAvailable and the cgroup's limit minus its use. Page cache that can be dropped
     does not count as used. Less than 2 GiB a rank (our choice) is a warning. So are past kills in the cgroup whose
@@ -120,7 +120,7 @@ def check_numa_balancing(node: Node) -> Answer:
     The kernel unmaps pages at intervals to see which CPU uses them, and moves them. Ranks that copy to GPUs and network
     cards then stall now and then. That slows every collective and makes steps differ in length.
 
-    ## How it is recognised
+    ## How it is recognized
 
     `kernel.numa_balancing` is not 0 and there are two or more memory nodes. It is a warning if there are NVIDIA GPUs,
     otherwise an info. AMD's guide to training and NVIDIA's guide to Grace advise turning it off.

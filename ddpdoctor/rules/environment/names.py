@@ -37,7 +37,7 @@ def check_hostname_loopback(fleet: Fleet) -> Answer:
     connects (`isInitiator` in gloo/transport/tcp/device.cc). So one such host works by luck in 10.0.0.0/8, and fails in
     172.16.0.0/12 and 192.168.0.0/16. It is always reported.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check calls getaddrinfo for the host name. In the order of the result, Gloo uses the first address that belongs
     to this host.
@@ -111,7 +111,7 @@ def check_hostname_unresolvable(fleet: Fleet) -> Answer:
     raises gaierror. Gloo warns "Unable to resolve hostname to a (local) address. Using the loopback address as
     fallback", which fails between nodes. (Seen with torch 2.13.)
 
-    ## How it is recognised
+    ## How it is recognized
 
     getaddrinfo of the host name fails, or does not answer within 2 seconds because the name server in /etc/resolv.conf
     is dead. glibc itself would wait for 5 seconds for each server, twice.
@@ -180,7 +180,7 @@ def check_hostname_not_local(fleet: Fleet) -> Answer:
     the same address. Gloo cannot bind it and falls back to loopback. The ranks that torchrun starts look for rank 0's
     store at an address where nothing listens, even on one node.
 
-    ## How it is recognised
+    ## How it is recognized
 
     getaddrinfo returns addresses for the host name, but none is on an interface of this host and none is loopback.
 

@@ -46,7 +46,7 @@ def check_nccl_conf(node: Node) -> Answer:
     `os.environ` does not show these values before NCCL has started. So an administrator's setting, or an old one of
     yours, can affect a job that seems to set nothing.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Variables in the files follow the same rules as those in the environment: unknown names, wrong values, deprecated
     names, dangerous leftovers. All of them are reported as nccl-conf. A setting that the environment or an earlier file

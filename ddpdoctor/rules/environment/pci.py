@@ -56,7 +56,7 @@ def check_pcie(node: Node) -> Answer:
     A badly seated card, a bad riser or a faulty lane makes a link start with half of its lanes or fewer. All data of
     that GPU then takes at least twice the time, and all ranks wait for it.
 
-    ## How it is recognised
+    ## How it is recognized
 
     For each link above a GPU or an RDMA card, the check compares current_link_width at the lower end with the smaller
     maximum of the two ends. A card with sixteen lanes in a slot with eight is fine; it is an info if other GPUs of the

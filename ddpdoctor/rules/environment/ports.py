@@ -37,7 +37,7 @@ def check_port_free(node: Node) -> Answer:
     the ranks connect to the store of another job. Often the other process is a rank of an earlier run that was not
     stopped.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check binds the port for a moment, without listening, with SO_REUSEADDR as torch's store does. It finds the
     owner in /proc/net/tcp and in the file descriptors of all processes that this user may see. It runs only on rank 0's
@@ -100,7 +100,7 @@ def check_firewall_local(fleet: Fleet) -> Answer:
     NCCL and Gloo listen on ports that the kernel picks, so it is not enough to open MASTER_PORT. The ranks connect to
     the store, but the first collective waits until its time limit.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check looks for a chain at the input hook that refuses by default: its policy is drop, or its last rule drops or
     rejects the rest (firewalld, the images of some clouds). It is reported if no rule, in the chain or in one that it

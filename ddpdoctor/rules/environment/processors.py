@@ -43,7 +43,7 @@ def check_cpu_quota(node: Node) -> Answer:
     Ranks take turns on a CPU, and a collective waits for the rank that is not running. When a quota is used up, all
     threads of the container stop for the rest of that 100 ms period: GPUs idle while loader workers wait.
 
-    ## How it is recognised
+    ## How it is recognized
 
     A node's ranks get the CPUs of their affinity, or the quota if that is less (cpu.max, or cpu.cfs_quota_us of version
     1; the smallest of all parent cgroups). Fewer CPUs than ranks, or fewer than ranks x OMP_NUM_THREADS, is a warning.
@@ -102,7 +102,7 @@ def check_omp(node: Node) -> Answer:
     CPUs start 512 threads that compete. So torchrun sets it to 1 if there are several ranks. That is safe but slow: CPU
     work (augmentation, an offloaded optimizer, CPU training) uses one CPU per rank.
 
-    ## How it is recognised
+    ## How it is recognized
 
     It is a warning if the variable is unset and several ranks on the node share CPUs. It is an info if torchrun set it
     to 1 and a rank could have two CPUs or more, because that may be intended. Ranks that are bound to their own CPUs,

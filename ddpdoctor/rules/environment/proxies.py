@@ -28,7 +28,7 @@ def check_proxy_env(node: Node) -> Answer:
     The etcd backends of torchrun use HTTP. A client that uses the proxy asks it for a host inside the cluster, which
     the proxy does not know: the rendezvous times out. Whether the client uses the proxy depends on its version.
 
-    ## How it is recognised
+    ## How it is recognized
 
     `PET_RDZV_BACKEND` begins with etcd, one of `http_proxy`, `https_proxy`, `all_proxy` is set, in lower or upper case,
     and `no_proxy` contains neither the host of `PET_RDZV_ENDPOINT` (else `MASTER_ADDR`) nor its domain. Other

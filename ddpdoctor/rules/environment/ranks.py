@@ -39,7 +39,7 @@ def check_rank_set(fleet: Fleet) -> Answer:
     many joined ("1/2 clients joined"), or a key of its store that ends in the missing rank. Two processes with the same
     rank overwrite each other's addresses, and the job hangs or mixes up data.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check compares the ranks that answered with the number that the launcher should start. A rank is missing if it
     did not answer within the time limit. The report names its host if Slurm's list of nodes or the neighboring ranks

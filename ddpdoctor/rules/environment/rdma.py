@@ -46,7 +46,7 @@ def check_ib_state(node: Node) -> Answer:
     NCCL skips a port that is not ACTIVE and says so only at NCCL_DEBUG=INFO. The job then runs with fewer rails, waits
     for a peer that it cannot reach over this port, or falls back to TCP sockets.
 
-    ## How it is recognised
+    ## How it is recognized
 
     A port should be up if NCCL_IB_HCA names its device in full, or if most of its peers are up. Peers are ports of
     other cards with the same board id, function and port number. Second ports are only compared with second ports, so
@@ -154,7 +154,7 @@ def check_ib_flap(node: Node) -> Answer:
     A link that goes down for some seconds stops every job that uses it: NCCL retries for a while (NCCL_IB_TIMEOUT,
     NCCL_IB_RETRY_CNT) and then fails with "Got completion with error 12". A link with errors is slow before that.
 
-    ## How it is recognised
+    ## How it is recognized
 
     link_downed counts since the card was last started. It is a warning if a port is up but went down more often than
     the median of its peers of the same model on this machine. A restart of the switch counts on all ports alike and is

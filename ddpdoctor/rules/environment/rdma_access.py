@@ -45,7 +45,7 @@ def check_peermem(node: Node) -> Answer:
     or later and NVIDIA's open kernel modules. Without both, NCCL copies through host memory, which costs about half of
     the bandwidth between nodes. It says so only at NCCL_DEBUG=INFO ("GPU Direct RDMA Disabled").
 
-    ## How it is recognised
+    ## How it is recognized
 
     As NCCL does (src/transport/net_ib/gdr.cc), the check looks for the module, then for what DMA-BUF needs. It runs
     only if an RDMA network is up (InfiniBand, or several fast Ethernet cards) and the GPUs are not GeForce, which
@@ -100,7 +100,7 @@ def check_memlock(node: Node) -> Answer:
     too low, NCCL fails while it connects: "Call to ibv_reg_mr failed with error Cannot allocate memory", or
     "ibv_create_cq failed".
 
-    ## How it is recognised
+    ## How it is recognized
 
     Below 1 GiB it is an error, below 64 GiB a warning. Both are our choice: distributions set 64 KiB or 8 MiB, and NCCL
     needs megabytes for each connection. The check runs only if an RDMA network is up and there are GPUs. The limit does
@@ -190,7 +190,7 @@ def check_uverbs(node: Node) -> Answer:
     to use it. Without that file NCCL says "NET/IB : No device found" at NCCL_DEBUG=INFO and uses TCP sockets, at a
     tenth of the speed or less.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check opens /dev/infiniband/uverbs* for the devices of an RDMA network that is up. It is an error in a job on
     several nodes, and if NCCL_IB_HCA or NCCL_NET asks for RDMA. Otherwise it is a warning: a container that trains on

@@ -38,7 +38,7 @@ def check_ib_hca_env(node: Node) -> Answer:
     whole names, `^` excludes them, `^=` does both, and `:1` chooses a port. If nothing matches, NCCL reports no error.
     It uses TCP sockets, at a tenth of the speed or less.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check uses NCCL's own syntax (parseStringList and matchIfList). If no device is left, it is an error. An entry
     that matches no device is a warning, and so is an entry that is the name of one device and a prefix of another's. On
@@ -155,7 +155,7 @@ def check_ib_disabled(node: Node) -> Answer:
     NCCL sends between nodes over TCP sockets, often at a tenth of the speed. People set the variable to find out
     whether the network is at fault, and then forget it in scripts and in /etc/nccl.conf.
 
-    ## How it is recognised
+    ## How it is recognized
 
     A port is active, and it is InfiniBand, one of several Ethernet cards of 100 Gb/s or more, or named by NCCL_IB_HCA.
     Two cards and 100 Gb/s are our choice: many servers and cloud machines have a single ordinary Ethernet card that

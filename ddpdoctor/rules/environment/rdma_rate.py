@@ -50,7 +50,7 @@ def check_ib_rate(fleet: Fleet) -> Answer:
     quarters of its network speed. A cable with a bad lane starts with fewer lanes ("100 Gb/sec (1X NDR)" instead of
     4X), without an error.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check compares active ports with the same board id, function and port number, on this host and over all hosts of
     the job. A port below the rate of more than half of them is an error. Without a majority it is a warning, or an info

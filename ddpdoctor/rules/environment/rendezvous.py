@@ -35,7 +35,7 @@ def check_rdzv_host(fleet: Fleet) -> Answer:
     host that recognizes itself starts the store. If none does, all wait for a store that nobody started. If several do,
     there are several stores, and the job splits into parts.
 
-    ## How it is recognised
+    ## How it is recognized
 
     As torch does it (`_matches_machine_hostname` in torch/distributed/elastic/rendezvous/utils.py): the endpoint is
     `localhost`, a loopback address, the host's name, its full name, or resolves to one of the addresses that the host's

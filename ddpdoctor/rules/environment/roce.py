@@ -42,7 +42,7 @@ def check_roce_gid(fleet: Fleet) -> Answer:
     Ethernet segment, and one of version 2, which is routed and can be marked for lossless queues. Both ends must use
     the same kind. With a wrong entry, the first collective hangs or fails with "Got completion with error 12".
 
-    ## How it is recognised
+    ## How it is recognized
 
     Without NCCL_IB_GID_INDEX, NCCL since 2.21 looks for a RoCE v2 entry with an IPv4 address (IPv6 with
     NCCL_IB_ADDR_FAMILY=AF_INET6) and takes entry 0, link-local and version 1, if there is none. That is an error for

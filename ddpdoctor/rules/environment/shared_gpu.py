@@ -44,7 +44,7 @@ def check_dup_gpu(fleet: Fleet) -> Answer:
     NCCL refuses a communicator with two ranks on one GPU: "Duplicate GPU detected", since 2.30 "Multiple Ranks are
     using the same GPU/Partition". Without NCCL, both compete for the GPU's memory and time.
 
-    ## How it is recognised
+    ## How it is recognized
 
     A rank that sees one device uses that one; a rank that sees several uses the one of its local rank, as
     `torch.cuda.set_device(LOCAL_RANK)` does. Devices are compared by their UUID over all nodes, because two containers

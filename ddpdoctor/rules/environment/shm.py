@@ -46,7 +46,7 @@ def check_shm(node: Node) -> Answer:
     When it is full, SIGBUS kills the process that writes to it ("DataLoader worker is killed by signal: Bus error"), or
     NCCL says "unhandled system error".
 
-    ## How it is recognised
+    ## How it is recognized
 
     | /dev/shm | severity |
     |---|---|

@@ -41,7 +41,7 @@ def check_slurm_shape(node: Node) -> Answer:
     (`SLURM_NTASKS` = `SLURM_NNODES`). In any other shape, ranks wait for ranks that nobody starts, several torchruns
     compete for the GPUs of one node, or each torchrun trains by itself.
 
-    ## How it is recognised
+    ## How it is recognized
 
     - One task for each rank: an error if `WORLD_SIZE` is not `SLURM_NTASKS`, a warning if `RANK` is not `SLURM_PROCID`.
     - torchrun: a warning if it counts fewer nodes than the step has, if more than one was started on a node, or if it
@@ -172,7 +172,7 @@ def check_srun_cpus(node: Node) -> Answer:
     From version 22.05 on, `srun` does not inherit `--cpus-per-task` from `sbatch` or `salloc` (sbatch(1)). A rank then
     shares one CPU with all its loader workers. Training is many times slower, without an error.
 
-    ## How it is recognised
+    ## How it is recognized
 
     A task may run on fewer CPUs (`sched_getaffinity`) than `SLURM_CPUS_PER_TASK`. Under torchrun, the CPUs of all its
     ranks on the node count together, because torchrun may bind each rank to a part.
@@ -231,7 +231,7 @@ def check_gpus_per_task(node: Node) -> Answer:
     `torch.cuda.set_device(LOCAL_RANK)` and fails with "invalid device ordinal" in every task but the first. Also, NCCL
     cannot always reach another task's GPU that it cannot see (NVIDIA/nccl#1948).
 
-    ## How it is recognised
+    ## How it is recognized
 
     In a step with several tasks on a node, a task's local number (`LOCAL_RANK`, else `SLURM_LOCALID`) is not below the
     number of GPUs that it sees: those in `CUDA_VISIBLE_DEVICES`, else those that torch counts.

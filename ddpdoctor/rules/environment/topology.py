@@ -40,7 +40,7 @@ def check_acs_iommu(node: Node) -> Answer:
     addresses does the same to all traffic. On bare metal, NVIDIA does not support copies between GPUs over PCIe behind
     an IOMMU (CUDA programming guide: "silent device memory corruption").
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check runs on bare metal only, because a virtual machine needs both. For ACS it reads the bits Request Redirect
     and Completion Redirect of each bridge between a GPU and the switch that it shares with another GPU or a network
@@ -160,7 +160,7 @@ def check_numa(node: Node) -> Answer:
     The rank's copies to its GPU, and NCCL's threads, use the link between the sockets. The rank is slower, and all
     others wait for it.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check compares the CPUs that the rank may run on with local_cpulist of the GPU of its LOCAL_RANK (counted within
     CUDA_VISIBLE_DEVICES). It is a warning if they have none in common. A rank that may run anywhere is fine. On a

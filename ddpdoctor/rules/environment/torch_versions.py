@@ -44,7 +44,7 @@ def check_torch_cuda_build(node: Node) -> Answer:
     `torch.cuda.is_available()` is False and the NCCL backend is missing: the job runs on the CPUs, many times slower,
     or stops with "Distributed package doesn't have NCCL built in".
 
-    ## How it is recognised
+    ## How it is recognized
 
     torch names neither CUDA nor ROCm, and this machine or container has GPUs: NVML lists them, or a file such as
     `/dev/nvidia0` exists. The PCI bus and /proc are not enough, because in a container they show the host's GPUs. Of
@@ -125,7 +125,7 @@ def check_nccl_loaded(node: Node) -> Answer:
     functions that torch calls, or uses a different protocol than the other nodes. With two of them in one process,
     plugins and torch may use different ones.
 
-    ## How it is recognised
+    ## How it is recognized
 
     A child process that imported torch lists the libnccl files that it has mapped and asks the first for its version.
     Two files, or a version other than the one torch was compiled with, are a warning. A newer version installed as a
@@ -203,7 +203,7 @@ def check_hip_gpu_other(node: Node) -> Answer:
     AMD's GPUs yet: use `rocm-smi` and `rvs`. All checks of limits, network, names, variables and the launch still
     apply.
 
-    ## How it is recognised
+    ## How it is recognized
 
     `torch.version.hip` is set.
 

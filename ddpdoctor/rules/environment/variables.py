@@ -48,7 +48,7 @@ def check_env_unknown(node: Node) -> Answer:
 
     A misspelled variable has no effect and causes no message: the job runs as if it were not set.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Names that begin with `NCCL_`, `TORCH_NCCL_`, `TORCH_FR_`, `TORCH_DISTRIBUTED_`, `GLOO_`, `TORCHELASTIC_`,
     `CUDA_VISIBLE_` or `OMP_NUM_`, in upper or lower case, or with a misspelling of these such as `NCLL_`, are looked up
@@ -97,7 +97,7 @@ def check_env_value(node: Node) -> Answer:
     environment variable". In our test, a wrong `TORCH_FR_*` value made the first collective of torch 2.13 over Gloo
     hang.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Every known variable has a type, taken from the source that parses it: NCCL's src/misc/param.cc and
     src/graph/tuning.cc, torch's c10d/Utils.hpp and c10/util/env.cpp. A value that ends the job is an error. A value
@@ -132,7 +132,7 @@ def check_env_deprecated(node: Node) -> Answer:
     A variable with an old name works with a warning, or not at all. A variable that was removed has no effect. Such
     variables are often copied from old tutorials and scripts.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check uses a table of the names in the source of NCCL 2.3.5 to 2.30.7 and torch 1.4 to 2.13. A name that is
     still right for the installed versions is not reported. If no version is known, a variable that was removed after
@@ -166,7 +166,7 @@ def check_env_danger(node: Node) -> Answer:
     forced `NCCL_ALGO` or `NCCL_PROTO`, `CUDA_LAUNCH_BLOCKING=1`, `TORCH_DISTRIBUTED_DEBUG=DETAIL`,
     `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`, `NCCL_COMM_ID`, a `NCCL_DEBUG_FILE` that all ranks of a node share.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Only a harmful value counts: `NCCL_P2P_DISABLE=0` is fine, and so is `NCCL_ALGO=^NVLS`, which forces nothing. Values
     that `ddpdoctor wrap` sets itself are fine. A value that may be intended (the flight recorder switched off, a log

@@ -40,7 +40,7 @@ def check_torch_import(node: Node) -> Answer:
     library that the wheel needs is missing, the wheel is for another processor, files of two versions are mixed in one
     folder, or Python finds another file or folder named `torch` first.
 
-    ## How it is recognised
+    ## How it is recognized
 
     A separate Python process imports torch, so that a crash there does not crash ddpdoctor. With `--no-torch` the check
     reads only the package's metadata.
@@ -115,7 +115,7 @@ def check_version_same(fleet: Fleet) -> Answer:
     hangs or fails. Two torch versions may order collectives differently. A different driver, VBIOS, kernel, OFED, GPU
     model, container image or Python is often the reason why only one node is slow or fails.
 
-    ## How it is recognised
+    ## How it is recognized
 
     A difference in torch or NCCL is an error, any other a warning. For Python the minor version counts (3.11 against
     3.12), for GPUs the models of a node. A node without a value is left out of that comparison. More than half of the

@@ -54,7 +54,7 @@ def check_xid(node: Node) -> Answer:
 
     When a GPU or a program on it fails, the NVIDIA driver writes a line with a number to the kernel's log.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The check reads the lines "NVRM: Xid (PCI:…): N" that the kernel still has. Errors: 48 (uncorrectable memory error),
     64 (a row could not be replaced), 74 (NVLink), 79 (fell off the bus), 95 (not contained), 119 and 120 (GSP), 140.

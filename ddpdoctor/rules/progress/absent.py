@@ -35,7 +35,7 @@ def check_stopped(scene: Scene) -> Answer:
     (`kill -STOP`, Ctrl-Z, a batch system that suspends jobs), or a debugger holds it, or a device or file system does
     not answer.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The state in `/proc/PID/stat` is T (stopped) or t (traced). Or it is D (uninterruptible sleep) and no thread of the
     process answers. Other ranks wait for it, or no rank makes progress.
@@ -126,7 +126,7 @@ def check_missing(scene: Scene) -> Answer:
     `init_process_group` returns only when all ranks of the world have come. Either fewer ranks were started than the
     world size says, or two got the same number, or a whole node did not come.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Ranks wait in `init_process_group`, and no process with the missing ranks' numbers was ever seen. (A rank that runs
     but is held up before `init_process_group` is reported as `stuck`.) In a job of several nodes, there are two more

@@ -43,7 +43,7 @@ def check_deadlock(scene: Scene) -> Answer:
     ranks both receive first (or both send a large tensor first). Or one rank receives what another sends only after a
     collective that needs both.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Each waiting rank has a link to the call that it waits in. Each call has links to the ranks that have not come to
     it. Ranks on a circle of such links can never go on. Ranks that wait for the circle but are not on it are not named.

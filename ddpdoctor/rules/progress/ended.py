@@ -48,7 +48,7 @@ def check_early_exit(scene: Scene) -> Answer:
     The rank left the loop or the script while the others went on. It had fewer batches, or it alone decided to stop
     early, or it alone called `sys.exit()` or `os._exit(0)`. torch's launcher does not notice an exit with status 0.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The process ended with status 0, or its script came to its end. Others wait in a collective that it never came to,
     or failed in that collective ("Connection closed by peer"). No rank failed by itself before that.
@@ -127,7 +127,7 @@ def check_crash(scene: Scene) -> Answer:
     One rank raised an exception, and the others lost their connection to it. Their errors are consequences, although
     they are often printed first and there are more of them.
 
-    ## How it is recognised
+    ## How it is recognized
 
     A failure is a consequence if its rank was inside a collective. The earliest failure outside a collective is the
     cause. The line is the innermost line of your own code in the traceback, or the worker's line if a loader worker
@@ -175,7 +175,7 @@ def check_killed(scene: Scene) -> Answer:
     The same rule covers a whole node that is lost: its machine goes down, its processes are killed, or its network is
     cut.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The evidence is the signal that ended the process, the kernel's counter of OOM kills, and the dump that a fatal
     signal leaves. A SIGABRT inside a collective that a peer's wrong call caused is reported as `mismatch`. A node

@@ -40,7 +40,7 @@ def check_exit_hang(scene: Scene) -> Answer:
     At its end Python waits for every thread that is not a daemon, for `multiprocessing` children, and for functions
     registered with `atexit`. One of them does not return.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The script's own code ended longer ago than `--hang-timeout`, but the process still exists. An interpreter that has
     joined its threads and is still shutting down gets ten more seconds of CPU time.
@@ -147,7 +147,7 @@ def check_exit_abort(scene: Scene) -> Answer:
     its libraries. Then C++ aborts with "terminate called without an active exception" (pytorch#190489). The launcher
     still counts this as a failure and returns its status.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The process died of SIGABRT after the interpreter had begun to shut down, and the script had ended without an
     exception or an error status. SIGBUS and SIGSEGV count too, because the dump of an abort may itself fault. If a

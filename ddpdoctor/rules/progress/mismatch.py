@@ -55,7 +55,7 @@ def check_mismatch(scene: Scene) -> Answer:
     Collectives are matched by their order alone. Suppose that one rank calls `reduce` while the others reduce
     gradients, or that it makes one call more or fewer. Then all ranks wait, abort, or compute nonsense.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Every rank's calls are numbered within each group. Calls with the same number must be the same operation. Their
     dtype, root, reduction and shape must be equal too if the operation needs that. Collectives that DDP makes inside

@@ -66,7 +66,7 @@ def check_straggler(scene: Scene) -> Answer:
     All ranks end a step together, so the slowest one sets the pace of the job. This rank is slow for a reason of its
     own. Nothing hangs, but every step takes as long as this rank needs.
 
-    ## How it is recognised
+    ## How it is recognized
 
     For each step the recorder notes how long its phases took and how much of that time the rank waited in collectives.
     The rank that waits least has come last, so no common clock is needed. A rank, or up to half of the ranks, must come

@@ -38,7 +38,7 @@ def check_stuck(scene: Scene) -> Answer:
     A collective ends only when every rank of its group has called it. One rank has not come. It sleeps, waits for a
     file, a lock, a worker process or a download, or runs in an endless loop. The other ranks are healthy and wait.
 
-    ## How it is recognised
+    ## How it is recognized
 
     ddpdoctor compares the collective that each rank waits in with how far every other member of the group has come. The
     cause is the rank that has not arrived and waits for no other rank itself. It must have made no progress (no

@@ -38,7 +38,7 @@ def check_transport(scene: Scene) -> Answer:
 
     No rank is late. The data do not get through: a firewall, a wrong interface, a dead link, or a device that hangs.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Every member of the group is inside the collective with the same number, or inside one that follows it, and no rank
     makes progress. Ranks that wait elsewhere wait for these ranks.

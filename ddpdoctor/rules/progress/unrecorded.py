@@ -29,7 +29,7 @@ def check_recorded(scene: Scene) -> Answer:
     the process itself was seen. If one hook is missing, only what that hook records is lost, and the finding names
     both.
 
-    ## How it is recognised
+    ## How it is recognized
 
     The recorder left a note why it could not start, or a process ran without any record. If ranks of the world have no
     process here, they run elsewhere, unless the launcher has said that all ranks are here. The recorder notes each

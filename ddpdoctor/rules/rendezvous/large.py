@@ -39,7 +39,7 @@ def check_payloads(meeting: Meeting) -> Answer:
     full size vanish on the way, and with them every all-reduce of a real model. `slow-link`: a pair is far slower than
     the others.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Over a fresh connection for each ordered pair (never two to one host at a time), a small and a large payload are
     sent and answered with a checksum. The sender's kernel counts segments and those that it resent (TCP_INFO). Packet

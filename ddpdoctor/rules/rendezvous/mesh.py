@@ -45,7 +45,7 @@ def check_mesh(meeting: Meeting) -> Answer:
     Ranks meet at one known port, and then connect to each other on ports that the kernel picks. If a firewall opens
     only `MASTER_PORT`, all ranks meet, but the first collective, or even `init_process_group`, waits until its timeout.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Every ordered pair is tested: the target opens a fresh port on the address that Gloo or NCCL would publish there,
     and the source connects to it and sends a few bytes. If a whole column of the matrix is bad, traffic into that host

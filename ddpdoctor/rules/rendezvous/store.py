@@ -47,7 +47,7 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     has timed out" for four different faults, and only after its timeout: a name that does not resolve, a port without a
     listener, a firewall that drops packets, and a program that is not a store.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Each node looks up the name, connects to each address, and talks to whatever answers as torch's store does, each
     with its own time limit. The node that should serve the store starts one with torch and connects to it too. If all

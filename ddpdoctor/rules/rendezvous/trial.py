@@ -41,7 +41,7 @@ def check_start_trial(meeting: Meeting) -> Answer:
     The names, the store and every connection work, and torch still does not start with the Gloo backend. The job would
     not start either.
 
-    ## How it is recognised
+    ## How it is recognized
 
     Each node starts a process that joins a group with one rank per node and reduces one tensor, with a time limit of
     seconds. The rule applies only if no other error was found: a start that fails because of a firewall is reported as

@@ -48,7 +48,7 @@ def test_a_number(variables, summary, fix):
     assert fix in finding.fix
 
 
-def test_a_job_id_is_recognised():
+def test_a_job_id_is_recognized():
     processes = [process(rank, MASTER_ADDR="6841231", SLURM_JOB_ID="6841231") for rank in range(2)]
     _, (finding,) = ask("master-numeric", node(processes=processes))
     assert finding.evidence == ("it is the id of the Slurm job, SLURM_JOB_ID",)
