@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.rules.progress.blame import expected_next
+from ddpdoctor.rules.progress.conflicts import expected_next
 
 from .build import (
     AUTOGRAD,

@@ -12,10 +12,9 @@ from ddpdoctor.rules.registry import rule
 from . import evidence as say
 from .causes import clues_of
 from .clues import fix_of, sentences
-from .members import hosts_of_nodes, never_came, node_words, ranks_of
 from .missing_nodes import judge_missing_nodes
+from .nodes import CHECK, failing, hosts_of_nodes, never_came, node_words, ranks_of, reach_fix, reached_words
 from .places import standing_places
-from .reached import CHECK, failing, reach_fix, reached_words
 from .scene import Cause, Scene, moment, timeout_ns
 from .states import Doing
 from .words import verb

@@ -10,11 +10,11 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, un
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
-from .closed import closed, stalled_in
 from .groups import group_words
 from .places import places
+from .stalled import closed, stalled_in
 from .states import WORK_WAIT
-from .wait_graph import find_circles, find_met_pairs
+from .waits import find_circles, find_met_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .scene import Scene
     from .states import State
-    from .wait_graph import Circle
+    from .waits import Circle
 
 MOST_TOLD = 6
 """Most links of a circle, and most circles, that a sentence names."""
@@ -69,7 +69,7 @@ def check_deadlock(scene: Scene) -> Answer:
         return skipped("somebody is to blame who waits for nobody, or nobody waits")
     if stalled_in(scene):
         return skipped("some wait in a collective that all of its ranks have come to")
-    circles = find_circles(scene.states, scene.positions, detail=scene.detail)
+    circles = find_circles(scene.states, scene.positions)
     pairs = () if circles else find_met_pairs(scene.states)
     if not circles and not pairs and len({position.group for position in scene.positions.values()}) < 2:
         return passed()
@@ -108,10 +108,10 @@ def _lines(state: State) -> list[Frame | None]:
 def _around_words(scene: Scene, circle: Circle) -> str:
     """Return "rank 0 waits in recv for rank 1, which waits in barrier for rank 0"."""
     links = circle.links[:MOST_TOLD]
-    parts = [f"waits in {_call_words(scene, link.waiter)} for rank {link.awaited}" for link in links]
+    parts = [f"waits in {_call_words(scene, waiter)} for rank {awaited}" for waiter, awaited in links]
     left = len(circle.links) - len(links)
-    more = f", and so on over {left} more ranks back to rank {circle.links[0].waiter}" if left else ""
-    return f"rank {links[0].waiter} " + ", which ".join(parts) + more
+    more = f", and so on over {left} more ranks back to rank {circle.ranks[0]}" if left else ""
+    return f"rank {circle.ranks[0]} " + ", which ".join(parts) + more
 
 
 def _call_words(scene: Scene, number: int) -> str:

@@ -131,43 +131,36 @@ def recorded_seq(rank: Rank, name: str) -> int:
     return max([0, *ended, *pending])
 
 
-def native_seq(state: State, name: str, *, detail: bool) -> int | None:
+def native_seq(state: State, name: str) -> int | None:
     """Return the number of the C++ collective that the rank waits in, or None if it is not known.
 
-    If a process did not answer, only its records say how far the group was when the phase began.
+    If a process did not answer, only its records say how far the group was when the phase began. Under DETAIL, the
+    group's counter does not yet include the collective that is pending in the fingerprint check.
     """
     group = own_state(state.rank, name)
     if group is None or group.enqueued < 0:
         return None
     if not group.backend and state.call is not None and state.call.begun is not None:
         return state.call.begun + 1
-    return position_number(group.enqueued, detail=detail)
+    return max(group.enqueued + state.detail, 1)
 
 
-def position_number(enqueued: int, *, detail: bool) -> int:
-    """Return the number of the collective that C++ waits in, from the group's counter of collectives begun.
-
-    Under DETAIL, the counter does not yet include the collective that is pending in the fingerprint check.
-    """
-    return max(enqueued + (1 if detail else 0), 1)
-
-
-def position_of(state: State, table: Mapping[tuple[int, str], Group], world: int, *, detail: bool) -> Position | None:
+def position_of(state: State, table: Mapping[tuple[int, str], Group], world: int) -> Position | None:
     """Return the collective that a rank waits in, or None if it waits in none."""
     call = state.call
     if call is None or state.doing not in (Doing.COLLECTIVE, Doing.NATIVE):
         return None
     if call.op in NATIVE_PHASES:
         name = native_group(state)
-        return Position(group=find_group(table, state.rank, name, world), seq=native_seq(state, name, detail=detail))
+        return Position(group=find_group(table, state.rank, name, world), seq=native_seq(state, name))
     return Position(group=find_group(table, state.rank, call.group, world), seq=call.seq)
 
 
-def reached(state: State, name: str, *, detail: bool) -> int | None:
+def reached(state: State, name: str) -> int | None:
     """Return the last collective of the group that a rank has reached, or None if its number is not known."""
     recorded = recorded_seq(state.rank, name)
     if state.doing is Doing.NATIVE and name == native_group(state):
-        native = native_seq(state, name, detail=detail)
+        native = native_seq(state, name)
         return None if native is None else max(recorded, native)
     group = own_state(state.rank, name)
     return max(recorded, group.enqueued if group is not None else 0)

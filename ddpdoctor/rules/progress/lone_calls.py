@@ -1,4 +1,4 @@
-"""Finds a collective at the end of the script that only some ranks call, while the others skip it and leave."""
+"""Finds a collective that only some ranks call: at the end of the script, or under a condition."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.findings import Confidence
 
-from .blame import Blame, Part
-from .conflicts import Conflict
+from .conflicts import Blame, Conflict, Part, part_of
+from .detours import Route, find_detours
 from .groups import recorded_seq
-from .guards import find_guard
 from .states import stack_of
 from .timeline import line_key, read_timeline
+from .turning import NO_LINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from ddpdoctor.model.call_log import CallKind
     from ddpdoctor.model.control_flow import ControlFlow
     from ddpdoctor.model.facts import Rank
     from ddpdoctor.model.stacks import Frame
@@ -24,6 +25,56 @@ if TYPE_CHECKING:
     from .groups import Group, Position
     from .states import State
     from .timeline import Entry
+
+
+def find_guard(flows: Sequence[ControlFlow], caller: Rank, others: Iterable[Frame | None], *, over: bool) -> int | None:
+    """Return the line of the condition around a rank's call, if another rank went around it, else None.
+
+    ``others`` are the known lines of that other rank. If its script is ``over``, it may also have left by a `return`
+    above the call; if there is one, the result is None.
+    """
+    lines = [frame for frame in others if frame is not None]
+    for frame in reversed([frame for frame in stack_of(caller) if frame.user]):
+        flow = next((flow for flow in flows if flow.file == frame.file), None)
+        if flow is None:
+            return None
+        shared = [line.line for line in lines if (line.file, line.function) == (frame.file, frame.function)]
+        if frame.function == "<module>" and not shared:
+            return None  # such as the condition on __name__, which holds for every rank
+        before = max((line for line in shared if line < frame.line), default=None)
+        after = NO_LINE if over else None
+        found = find_detours(flow, Route(left_out=frame.line, before=before, failed=False, after=after))
+        guards = [detour for detour in found if detour.jump is None and not detour.ends_loop]
+        if guards and (len(guards) == len(found) or not shared):
+            return guards[-1].condition
+        if shared or found:
+            return None
+    return None
+
+
+def blame_guarded(
+    parts: Sequence[Part], states: Mapping[int, State], flows: Sequence[ControlFlow]
+) -> Blame | None:  # fmt: skip
+    """Return which of two ranks makes a conditional call that the other never made, or None if that is not clear."""
+    if len(parts) != 2:
+        return None
+    found: dict[int, int] = {}
+    for part, other in (parts, parts[::-1]):
+        rank, peer = states[part.rank].rank, states[other.rank].rank
+        guard = find_guard(flows, rank, stack_of(peer), over=False)
+        if guard is not None and not _has_called(peer, part.kind):
+            found[part.rank] = guard
+    if len(found) != 1:
+        return None
+    ((blamed, line),) = found.items()
+    reason = f"its call stands under the condition at line {line}, and the other rank never made it"
+    return Blame(ranks=(blamed,), confidence=Confidence.MEDIUM, reason=reason)
+
+
+def _has_called(rank: Rank, wanted: CallKind) -> bool:
+    log = pack_calls(rank.recent_calls)
+    return any(line_key(kind) == line_key(wanted) for kind in log.kinds)
+
 
 MOST_RECORDS = 256
 """Our choice: how many of a rank's latest records are searched for its first lone call."""
@@ -34,8 +85,6 @@ def find_lone_call(
     positions: Mapping[int, Position],
     left: Sequence[int],
     flows: Sequence[ControlFlow],
-    *,
-    detail: bool,
 ) -> Conflict | None:
     """Return the call that only the waiting ranks make, if the ranks in ``left`` had passed its line.
 
@@ -45,17 +94,17 @@ def find_lone_call(
         callers = [states[n] for n in group.members if n in positions and positions[n].group == group]
         gone = [states[n].rank for n in group.members if n in set(left)]
         if callers and len(callers) <= len(gone) and len(callers) + len(gone) == len(group.members):
-            found = _lone_call(group, callers, gone, flows, detail=detail)
+            found = _lone_call(group, callers, gone, flows)
             if found is not None:
                 return found
     return None
 
 
 def _lone_call(
-    group: Group, callers: Sequence[State], gone: Sequence[Rank], flows: Sequence[ControlFlow], *, detail: bool
+    group: Group, callers: Sequence[State], gone: Sequence[Rank], flows: Sequence[ControlFlow]
 ) -> Conflict | None:
     blame = _blame([state.rank for state in callers], gone, flows)
-    found = [_first_lone(state, group, gone, detail=detail) for state in callers] if blame is not None else []
+    found = [_first_lone(state, group, gone) for state in callers] if blame is not None else []
     calls = [call for call in found if call is not None]
     if blame is None or len(calls) < len(callers):
         return None
@@ -69,12 +118,12 @@ def _lone_call(
     )
 
 
-def _first_lone(state: State, group: Group, gone: Sequence[Rank], *, detail: bool) -> tuple[int, Part] | None:
+def _first_lone(state: State, group: Group, gone: Sequence[Rank]) -> tuple[int, Part] | None:
     """Return a rank's first call without a counterpart, with its number, or None if it made the same call before.
 
     The rank waits in the last one. Earlier ones may have returned: the root of a broadcast does not wait.
     """
-    entries = read_timeline(state, group.name, detail=detail, most=MOST_RECORDS).entries
+    entries = read_timeline(state, group.name, most=MOST_RECORDS).entries
     known = {line_key(kind) for rank in gone for kind in pack_calls(rank.recent_calls).counts}
     come = max(recorded_seq(rank, group.name) for rank in gone)
     first: tuple[int, Entry] | None = None
@@ -88,10 +137,7 @@ def _first_lone(state: State, group: Group, gone: Sequence[Rank], *, detail: boo
     if first is None or _was_made_before(state.rank, first[1], lone):
         return None
     number, entry = first
-    part = Part(
-        rank=state.rank.rank, kind=entry.kind, native=entry.native, place=entry.place, started_ns=entry.started_ns
-    )
-    return number, part
+    return number, part_of(state.rank.rank, entry)
 
 
 def _was_made_before(rank: Rank, entry: Entry, lone: set[int]) -> bool:

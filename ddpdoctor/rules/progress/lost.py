@@ -11,8 +11,7 @@ from ddpdoctor.model.reaching import Contact
 from ddpdoctor.rules.answers import Answer, Problem, judged, unknown
 
 from . import evidence as say
-from .members import hosts_of_nodes, is_alone, node_words, others_of, ranks_of
-from .reached import attempts_at, reached_words
+from .nodes import attempts_at, hosts_of_nodes, is_alone, node_words, others_of, ranks_of, reached_words
 from .scene import Scene, moment, timeout_ns, was_left_running
 from .words import seconds, verb
 

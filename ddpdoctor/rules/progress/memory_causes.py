@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.amounts import format_memory
 
 from .clues import Clue
-from .members import causes_at
+from .nodes import causes_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

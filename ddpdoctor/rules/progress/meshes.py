@@ -30,12 +30,12 @@ def dim_of(scene: Scene, number: int) -> str:
     return group.mesh_dim if group is not None else ""
 
 
-def late_members(states: Mapping[int, State], position: Position, *, detail: bool) -> tuple[int, ...]:
+def late_members(states: Mapping[int, State], position: Position) -> tuple[int, ...]:
     """Return the members of a group that have not come to this collective."""
     found = []
     for member in position.group.members:
         state = states.get(member)
-        come = reached(state, position.group.name, detail=detail) if state is not None else 0
+        come = reached(state, position.group.name) if state is not None else 0
         if come is not None and position.seq is not None and come < position.seq:
             found.append(member)
     return tuple(found)
@@ -47,7 +47,7 @@ def mesh_words(scene: Scene, ranks: Iterable[int]) -> str:
     groups = {position.group for position in positions}
     if not groups:
         return ""
-    late = {n for p in positions for n in late_members(scene.states, p, detail=scene.detail)}
+    late = {n for p in positions for n in late_members(scene.states, p)}
     first = min(groups, key=lambda group: group.members)
     where = group_words(first, scene.world) if len(groups) == 1 else f"their {dim_words(first)} groups"
     return f" in {where}" + (f" for {rank_list(late)}" if late else "")

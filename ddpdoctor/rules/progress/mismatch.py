@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.call_log import CallKind
     from ddpdoctor.model.stacks import Frame
 
-    from .blame import Part
-    from .conflicts import Conflict
+    from .conflicts import Conflict, Part
     from .turning import Turning
 
 
@@ -139,7 +138,8 @@ def _number_words(scene: Scene, conflict: Conflict) -> str:
     The number counts from 1, as in NCCL's log and the flight recorder. The text that torch raises under DETAIL counts
     from 0.
     """
-    counted = f" (SequenceNumber={conflict.seq - 1} in torch's text)" if scene.detail else ""
+    detail = scene.states[conflict.parts[0].rank].detail
+    counted = f" (SequenceNumber={conflict.seq - 1} in torch's text)" if detail else ""
     group = group_words(conflict.group, scene.world)
     return f"collective {conflict.seq}{counted} of {group}: {conflict.blame.reason}"
 

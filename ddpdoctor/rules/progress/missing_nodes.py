@@ -9,8 +9,18 @@ from ddpdoctor.model.rank_words import name_list, rank_list
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.rules.answers import Answer, Problem, judged, unknown
 
-from .members import hosts_of_nodes, is_alone, never_came, node_words, others_of, ranks_of
-from .reached import CHECK, failing, reach_fix, reached_words
+from .nodes import (
+    CHECK,
+    failing,
+    hosts_of_nodes,
+    is_alone,
+    never_came,
+    node_words,
+    others_of,
+    ranks_of,
+    reach_fix,
+    reached_words,
+)
 from .words import seconds
 
 if TYPE_CHECKING:

@@ -1,13 +1,15 @@
 """Which ranks of a group come late to its steps, and what that costs the others.
 
 Ranks on several hosts share no clock, so arrivals are compared by waits: all members end a step together, and the one
-that waits least came last. The time that even the last one waits is the communication itself.
+that waits least came last. The time that even the last one waits is the communication itself. On a GPU the kernels are
+compared: one runs from the time its own rank comes until the last rank comes, so the last rank's is the shortest. torch
+times kernels only if asked to (``TORCH_NCCL_ENABLE_TIMING=1``).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -17,12 +19,17 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT
 from ddpdoctor.model.steps import Pace, Phase, StepTimes, pace_of, step_totals, wait_totals
 
-from .groups import group_table
+from .groups import group_table, own_state
+from .scene import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.model.facts import Job, Rank
+
+    from .groups import Group
+    from .scene import Scene
+
 
 MIN_STEPS = 20
 """Below this number of steps nothing is said: the design's figure."""
@@ -170,3 +177,70 @@ def peer_wait_ms(rank: Rank) -> float:
             waits_ns[at] += (call.ended_ns or 0) - call.started_ns
     recorded = range(bisect_left(began, log.started_ns[0]), len(began))
     return median([waits_ns[at] for at in recorded] or [0]) / 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateDevice:
+    """A rank whose kernels are the shortest of its group, in step after step."""
+
+    rank: int
+    group: Group
+    last_in: int
+    """In how many collectives it came after all others, by ``COST_MS`` or more."""
+    steps: int
+    """About how many steps the timed collectives cover."""
+    cost_ms: float
+    """The median time that the others waited in those collectives."""
+    step_ms: float
+    """Upper bound of the usual step: it includes the start of the job."""
+
+
+def find_late_device(scene: Scene) -> LateDevice | None:
+    """Return the first rank that the others wait for on their devices, or None if there is none or no times exist."""
+    for group, times in _times(scene).items():
+        found = _late_in(scene, group, times)
+        if found is not None:
+            return found
+    return None
+
+
+def _times(scene: Scene) -> dict[Group, dict[int, dict[int, float]]]:
+    """Return how many milliseconds each collective ran, by group, number and rank."""
+    table = group_table(scene.job)
+    found: dict[Group, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for rank in scene.job.ranks:
+        for time in rank.device_times:
+            group = table.get((rank.rank, time.group))
+            if group is not None and len(group.members) > 1:
+                found[group][time.seq][rank.rank] = time.ran_ms
+    return found
+
+
+def _late_in(scene: Scene, group: Group, times: Mapping[int, Mapping[int, float]]) -> LateDevice | None:
+    whole = [ran for ran in times.values() if len(ran) == len(group.members)]
+    a_step, step_ms = _pace(scene, group)
+    steps = int(len(whole) / a_step)
+    if steps < MIN_STEPS:
+        return None
+    costs: dict[int, list[float]] = defaultdict(list)
+    for ran in whole:
+        least, second = sorted(ran.items(), key=lambda item: item[1])[:2]
+        if second[1] - least[1] >= COST_MS:
+            costs[least[0]].append(second[1] - least[1])
+    often = Counter({number: len(found) for number, found in costs.items()}).most_common(1)
+    if not often or often[0][1] < LATE_SHARE * steps:
+        return None
+    number, last_in = often[0]
+    cost_ms = median(costs[number])
+    if cost_ms < COST_SHARE * step_ms:
+        return None
+    return LateDevice(rank=number, group=group, last_in=last_in, steps=steps, cost_ms=cost_ms, step_ms=step_ms)
+
+
+def _pace(scene: Scene, group: Group) -> tuple[float, float]:
+    """Return how many collectives of a group make up a step, and the length of a step in ms; both are upper bounds."""
+    members = [scene.rank(number) for number in group.members if number in scene.states]
+    steps = max(1, min((rank.steps for rank in members), default=1))
+    begun = [state.enqueued for rank in members if (state := own_state(rank, group.name)) is not None]
+    lived_ns = [(rank.ended_ns or moment(scene.job)) - (rank.started_ns or 0) for rank in members]
+    return max(1.0, max(begun, default=0) / steps), max(lived_ns, default=0) / 1e6 / steps

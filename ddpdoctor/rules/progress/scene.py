@@ -14,9 +14,8 @@ from .conflicts import ANY_SHAPE, EVEN_SHAPE, Conflict, find_conflict
 from .differences import Difference, find_difference
 from .failures import Failure, all_gave_up, find_failures
 from .groups import Position, group_table, position_of, world_of
-from .guards import blame_guarded
-from .lone_calls import find_lone_call
-from .members import are_all_told, lost_nodes, without_stale
+from .lone_calls import blame_guarded, find_lone_call
+from .nodes import are_all_told, lost_nodes, without_stale
 from .places import is_file
 from .states import NATIVE_PHASES, OVER, Doing, State, final_error, settle, states_of
 from .waits import Waits, find_waits
@@ -74,14 +73,9 @@ class Scene:
         return tuple(n for n, state in sorted(self.states.items()) if state.doing not in OVER)
 
     @property
-    def detail(self) -> bool:
-        """Whether torch checks each collective on all ranks before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
-        return self.job.debug_level.upper() == "DETAIL"
-
-    @property
     def root_failure(self) -> Failure | None:
-        """The failure that caused the others, if there is any."""
-        return _root_failure(self.failures)
+        """The earliest failure that a rank caused by itself, else the earliest of all."""
+        return next((f for f in self.failures if f.by_itself), next(iter(self.failures), None))
 
     @property
     def sees_all(self) -> bool:
@@ -160,47 +154,43 @@ def build_scene(job: Job) -> Scene:
     """Compute the states, waits, conflicts and failures of a job."""
     lost = lost_nodes(job, moment(job))
     job = without_stale(replace(job, ranks=without_pulled_down(map(settle, job.ranks))), lost)
-    states = states_of(job)
-    world = world_of(job)
-    detail = job.debug_level.upper() == "DETAIL"
-    table = group_table(job)
-    found = {n: position_of(state, table, world, detail=detail) for n, state in states.items()}
+    states, world, table = states_of(job), world_of(job), group_table(job)
+    found = {n: position_of(state, table, world) for n, state in states.items()}
     positions = {n: position for n, position in found.items() if position is not None}
-    waits = find_waits(states, positions, world, detail=detail)
+    waits = find_waits(states, positions, world)
     failures = find_failures(job, states)
-    shaped = _compared_shapes(waits, failures)
-    conflict = find_conflict(states, positions, detail=detail) or (
-        find_conflict(states, positions, detail=detail, shaped=shaped) if shaped else None
-    )
-    if conflict is not None and waits.blockers and any(part.kind.op == "new_group" for part in conflict.parts):
-        conflict = None  # they wait for a rank that has not come: the others may not be in this group
-    difference = find_difference([state.rank for state in states.values()], table, world)
     early = _early(states, waits, failures)
+    conflict = _find_conflict(states, positions, waits, failures)
     if conflict is None and early:
-        conflict = find_lone_call(states, positions, early, job.control_flow, detail=detail)
+        conflict = find_lone_call(states, positions, early, job.control_flow)
     elif conflict is not None and not conflict.passed and conflict.blame.confidence is not Confidence.HIGH:
         guarded = blame_guarded(conflict.parts, states, job.control_flow)
         conflict = replace(conflict, blame=guarded or conflict.blame)
-    is_lost = bool(lost) and _follows_from_loss(states, waits, conflict, failures)
-    quiet = frozenset(n for n, s in states.items() if s.doing not in OVER and (failures or _is_quiet(job, s.rank)))
-    return Scene(
+    scene = Scene(
         job=job,
         world=world,
         states=states,
         positions=positions,
         waits=waits,
         conflict=conflict,
-        difference=difference,
+        difference=find_difference([state.rank for state in states.values()], table, world),
         failures=failures,
-        quiet=quiet,
+        quiet=frozenset(n for n, s in states.items() if s.doing not in OVER and (failures or _is_quiet(job, s.rank))),
         early=early,
         lost=lost,
-        cause=Cause.NODE_LOST
-        if is_lost and not early
-        else Cause.MODEL
-        if difference is not None and _follows_from_model(states, waits, conflict, failures)
-        else _cause(states, waits, conflict, failures, early),
+        cause=Cause.NONE,
     )
+    return replace(scene, cause=_cause(scene))
+
+
+def _find_conflict(
+    states: Mapping[int, State], positions: Mapping[int, Position], waits: Waits, failures: tuple[Failure, ...]
+) -> Conflict | None:
+    shaped = _compared_shapes(waits, failures)
+    conflict = find_conflict(states, positions) or (find_conflict(states, positions, shaped=shaped) if shaped else None)
+    if conflict is not None and waits.blockers and any(part.kind.op == "new_group" for part in conflict.parts):
+        return None  # they wait for a rank that has not come: the others may not be in this group
+    return conflict
 
 
 def _compared_shapes(waits: Waits, failures: tuple[Failure, ...]) -> AbstractSet[str]:
@@ -209,11 +199,6 @@ def _compared_shapes(waits: Waits, failures: tuple[Failure, ...]) -> AbstractSet
     if any(f.error is None or _DETAIL_SAYS in f.error.message for f in inside):
         return ANY_SHAPE
     return EVEN_SHAPE if waits.waiters and not waits.blockers and not waits.absent else frozenset()
-
-
-def _root_failure(failures: tuple[Failure, ...]) -> Failure | None:
-    """Return the earliest failure that a rank caused by itself, else the earliest of all."""
-    return next((f for f in failures if f.by_itself), failures[0] if failures else None)
 
 
 def _early(states: Mapping[int, State], waits: Waits, failures: tuple[Failure, ...]) -> tuple[int, ...]:
@@ -249,39 +234,35 @@ def _out_of_torch(failure: Failure) -> bool:
     return failure.error is not None and any(is_file(frame, "/torch/distributed/") for frame in failure.error.frames)
 
 
-def _follows_from_model(
-    states: Mapping[int, State], waits: Waits, conflict: Conflict | None, failures: tuple[Failure, ...]
-) -> bool:
+def _follows_from_model(scene: Scene) -> bool:
     """Return whether different models explain the trouble: it is in DDP, and no rank failed or was late by itself."""
-    root = _root_failure(failures)
+    states, root = scene.states, scene.root_failure
     in_ddp = any(s.doing is Doing.NATIVE and s.call is not None and s.call.op in NATIVE_PHASES for s in states.values())
-    held_up = root is None and conflict is None and any(states[n].doing not in OVER for n in waits.blockers)
-    return in_ddp and not held_up and (root is None or root.call is not None)
+    alive = any(states[n].doing not in OVER for n in scene.waits.blockers)
+    held_up = root is None and scene.conflict is None and alive
+    return scene.difference is not None and in_ddp and not held_up and (root is None or root.call is not None)
 
 
-def _follows_from_loss(
-    states: Mapping[int, State], waits: Waits, conflict: Conflict | None, failures: tuple[Failure, ...]
-) -> bool:
+def _follows_from_loss(scene: Scene) -> bool:
     """Return whether lost ranks explain the trouble: the remaining ranks wait for them or fail with them."""
-    root = _root_failure(failures)
-    if conflict is not None or (root is not None and root.call is None):
+    root, waits = scene.root_failure, scene.waits
+    if not scene.lost or scene.early or scene.conflict is not None or (root is not None and root.call is None):
         return False
     held_up = root is None and bool(waits.blockers)
-    return not held_up and (root is not None or bool(waits.absent) or not states)
+    return not held_up and (root is not None or bool(waits.absent) or not scene.states)
 
 
-def _cause(
-    states: Mapping[int, State], waits: Waits, conflict: Conflict | None, failures: tuple[Failure, ...],
-    early: tuple[int, ...],
-) -> Cause:  # fmt: skip
-    if early and conflict is None:
+def _cause(scene: Scene) -> Cause:
+    conflict, waits, root = scene.conflict, scene.waits, scene.root_failure
+    if _follows_from_loss(scene) or _follows_from_model(scene):
+        return Cause.NODE_LOST if _follows_from_loss(scene) else Cause.MODEL
+    if scene.early and conflict is None:
         return Cause.EARLY_EXIT
-    root = _root_failure(failures)
     if root is not None and root.call is None and not (conflict is not None and _out_of_torch(root)):
         return Cause.FAILURE
     if conflict is not None:
         return Cause.CONFLICT
-    if root is not None:
-        hung = (root.timed_out and (waits.blockers or waits.absent)) or all_gave_up(failures, states)
-        return Cause.HANG if hung else Cause.FAILURE
-    return Cause.HANG if waits.waiters else Cause.NONE
+    if root is None:
+        return Cause.HANG if waits.waiters else Cause.NONE
+    hung = (root.timed_out and (waits.blockers or waits.absent)) or all_gave_up(scene.failures, scene.states)
+    return Cause.HANG if hung else Cause.FAILURE

@@ -80,6 +80,8 @@ class State:
     doing: Doing
     call: Call | None = None
     """The call it waits in, or the phase it is in."""
+    detail: bool = False
+    """Whether torch checks each collective on all ranks before it runs (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
 
     @property
     def waiting(self) -> bool:
@@ -354,5 +356,6 @@ def states_of(job: Job) -> dict[int, State]:
     """Classify every rank of a job. If several processes have one rank number, the last attempt's counts."""
     states: dict[int, State] = {}
     for rank in sorted(job.ranks, key=lambda r: (r.rank, r.attempt, r.started_ns or 0)):
-        states[rank.rank] = state_of(rank, job.stopping_since_ns)
+        state = state_of(rank, job.stopping_since_ns)
+        states[rank.rank] = replace(state, detail=job.debug_level.upper() == "DETAIL")
     return states

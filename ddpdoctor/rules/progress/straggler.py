@@ -15,12 +15,21 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, un
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
-from .device import TIMING
-from .device_pace import LateDevice, find_late_device
 from .groups import group_words
-from .pace import COST_SHARE, MIN_STEPS, Late, find_late, find_pacings, peer_wait_ms, slow_phase
+from .pace import (
+    COST_SHARE,
+    MIN_STEPS,
+    Late,
+    LateDevice,
+    find_late,
+    find_late_device,
+    find_pacings,
+    peer_wait_ms,
+    slow_phase,
+)
 from .places import places
 from .scene import Cause, Scene
+from .stalled import TIMING
 from .words import place_words, verb
 
 if TYPE_CHECKING:

@@ -9,14 +9,13 @@ from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
 from .causes import busy_at, clues_of, compiles
-from .closed import closed
 from .clues import fix_of, sentences
-from .device import queued_behind
 from .late import find_late, tell_late
 from .limits import limit_words
 from .lock_causes import is_held_outside, is_left_behind, is_surely_left, left_behind_words
 from .places import places, standing_places
 from .scene import Cause, Scene, moment, timeout_ns, was_left_running
+from .stalled import closed, queued_behind
 from .states import Doing
 from .stores import judge_stores
 from .words import place_words, verb

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.model.call_log import CallKind, kind_of, pack_calls
 
-from .groups import TAKES_NO_NUMBER, default_name, native_group, own_state, position_number
+from .groups import TAKES_NO_NUMBER, default_name, native_group, native_seq, own_state
 from .states import NATIVE_PHASES, Doing, State, is_collective_op
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ class Entry(NamedTuple):
     """C++ made the collective, in the phase ``kind``."""
     place: int
     """Index of the call or phase."""
-    started_ns: int
     unrecorded: bool = False
     """C++ made it outside every known phase, as compiled code does: only torch's own counter shows it."""
 
@@ -72,7 +71,7 @@ def line_key(kind: CallKind) -> Hashable:
     return (kind.op, None if site is None else (site.file, site.line))
 
 
-def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeline:
+def read_timeline(state: State, name: str, most: int) -> Timeline:
     """Return what a rank has under the numbers of a group, as far as its last ``most`` records show.
 
     A DDP phase records how many collectives the group had begun at its start. C++ took the numbers between that one and
@@ -93,7 +92,7 @@ def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeli
         if phase is not None and phase.ended_ns and phase.ended_ns <= event.started_ns:
             phase = None
         if collective:
-            entries.setdefault(event.number, _entry(event, native=False))
+            entries.setdefault(event.number, Entry(event.kind, native=False, place=event.place))
         elif event.kind.op in NATIVE_PHASES:
             phase, count = event, 0
         if cursor is None or event.number > cursor:
@@ -101,7 +100,7 @@ def read_timeline(state: State, name: str, *, detail: bool, most: int) -> Timeli
         if event.kind.failed and not _failed_inside(event, following):
             break
     if phase is not None and cursor is not None:
-        told = _last_begun(state, name, detail=detail)
+        told = _last_begun(state, name)
         waits = state.doing is Doing.NATIVE and native_group(state) == name
         last = cursor + max(0, _usual(entries, phase) - count) * waits if told is None else told
         _fill(entries, phase, cursor, last)
@@ -113,8 +112,8 @@ def _add_pending_on_device(entries: dict[int, Entry], state: State, name: str) -
     """Add what the device has not completed, if no record or phase has its number."""
     for call in state.rank.open_calls:
         if call.device_state is not None and call.seq is not None and call.group == name:
-            found = Entry(kind_of(call), native=False, place=call.index, started_ns=call.started_ns)
-            entries.setdefault(call.seq, found._replace(unrecorded=call.native))
+            entry = Entry(kind_of(call), native=False, place=call.index, unrecorded=call.native)
+            entries.setdefault(call.seq, entry)
 
 
 def _failed_inside(event: Event, following: Event | None) -> bool:
@@ -141,7 +140,7 @@ def _fill(entries: dict[int, Entry], phase: Event, cursor: int, last: int) -> in
     """Give a phase the numbers after ``cursor`` up to ``last``; return how many."""
     if last - cursor > MAX_GAP:
         return 0
-    entry = _entry(phase, native=True)
+    entry = Entry(phase.kind, native=True, place=phase.place)
     for number in range(cursor + 1, last + 1):
         entries.setdefault(number, entry)
     return max(0, last - cursor)
@@ -153,17 +152,13 @@ def _usual(entries: Mapping[int, Entry], phase: Event) -> int:
     return max(1, same.count(same[-1])) if same else 1
 
 
-def _last_begun(state: State, name: str, *, detail: bool) -> int | None:
+def _last_begun(state: State, name: str) -> int | None:
     """Return the last number that the group's counter says was begun, or None if the process did not answer."""
     group = own_state(state.rank, name)
     if group is None or not group.backend or group.enqueued < 0:
         return None
     waits = state.doing is Doing.NATIVE and native_group(state) == name
-    return position_number(group.enqueued, detail=detail) if waits else group.enqueued
-
-
-def _entry(event: Event, *, native: bool) -> Entry:
-    return Entry(event.kind, native, event.place, event.started_ns)
+    return native_seq(state, name) if waits else group.enqueued
 
 
 def read_events(state: State, name: str, most: int) -> list[Event]:

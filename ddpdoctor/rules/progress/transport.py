@@ -10,11 +10,10 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, un
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
-from .closed import closed, stalled_in
 from .clues import fix_of
-from .device import device_words, has_begun, queued_behind
 from .limits import is_limit_over
 from .places import places
+from .stalled import closed, device_words, has_begun, queued_behind, stalled_in
 from .states import Doing
 from .transport_causes import check_words, likely_causes, lose_packets, transport_clues
 from .waits import by_position

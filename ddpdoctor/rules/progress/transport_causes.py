@@ -17,7 +17,7 @@ from ddpdoctor.rules.interface_choice import choose
 from ddpdoctor.rules.registry import rules_of
 
 from .clues import Clue
-from .members import machines_of
+from .nodes import machines_of
 from .words import first_line
 
 if TYPE_CHECKING:

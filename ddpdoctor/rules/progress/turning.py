@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.control_flow import ControlFlow, Statement
     from ddpdoctor.model.stacks import Frame
 
-    from .blame import Part
+    from .conflicts import Part
     from .states import State
 
     Parts = tuple[Part | None, Part | None]

@@ -1,4 +1,4 @@
-"""The nodes of a job as the rules see them: which never came, which were lost, and which ranks those had."""
+"""The nodes of a job as the rules see them: which never came, which were lost, and whether this node can reach them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.nodes import Presence
 from ddpdoctor.model.rank_words import name_list, rank_list
+from ddpdoctor.model.reaching import Contact
+from ddpdoctor.rules.firewall_opening import EPHEMERAL
+from ddpdoctor.rules.rendezvous.meeting import describe
 
 from .groups import world_of
 
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job, Rank
     from ddpdoctor.model.node import Node
     from ddpdoctor.model.nodes import NodeSeen
+    from ddpdoctor.model.reaching import Connecting
+
 
 BEATS_NS = 5_000_000_000
 """Our choice: a living node is heard from once a second, or up to this much later if it is crowded."""
@@ -144,3 +149,34 @@ def node_words(job: Job, nodes: Sequence[NodeSeen]) -> str:
     if len(nodes) == 1:
         return f"node {nodes[0].number}" + (f" ({hosts[0]})" if hosts else "")
     return f"nodes {name_list([node.host or str(node.number) for node in nodes])}"
+
+
+CHECK = "run `ddpdoctor check-rendezvous` on every node: it tells which cannot reach which"
+
+
+def attempts_at(reached: Iterable[Connecting], host: str) -> tuple[Connecting, ...]:
+    """Return the attempts to connect to a host."""
+    return tuple(attempt for attempt in reached if host and host in (attempt.host, attempt.address))
+
+
+def reached_words(reached: Iterable[Connecting]) -> list[str]:
+    """Return one sentence for each attempt to connect."""
+    return [f"a connection from here to {describe(attempt)}" for attempt in reached]
+
+
+def failing(reached: Iterable[Connecting]) -> Connecting | None:
+    """Return the first attempt that did not get through."""
+    return next((attempt for attempt in reached if attempt.contact is not Contact.CONNECTED), None)
+
+
+def reach_fix(attempt: Connecting, here: str) -> str:
+    """Return what to do about an address that ``here`` cannot reach."""
+    place = f"{attempt.host}:{attempt.port}"
+    if attempt.contact is Contact.UNRESOLVED:
+        return f"getent hosts {attempt.host} on {here} shows what it knows; add the name to DNS or to /etc/hosts"
+    if attempt.contact is Contact.REFUSED:
+        return f"see whether the job was started on {attempt.host}: ss -ltnp 'sport = :{attempt.port}' there; {CHECK}"
+    if attempt.contact is Contact.NO_STORE:
+        return f"another program has {place}: take another port (--rdzv-endpoint, --master-port)"
+    ports = f"{EPHEMERAL[0]}-{EPHEMERAL[1]}"
+    return f"let {here} in to {place} and to ports {ports} (nft list ruleset on {attempt.host}); {CHECK}"
