@@ -154,9 +154,14 @@ def _group_of(named: Any) -> Any:
 
 
 def _keep(tensor: Any, index: int) -> None:
-    if len(_outputs) >= MAX_OUTPUTS:
-        _outputs.clear()
-    _outputs[tensor.untyped_storage()._cdata] = index
+    """Remember whose result a tensor is. End the record of a result that was dropped, because nobody waits for it."""
+    key = tensor.untyped_storage()._cdata
+    dropped = _outputs.pop(key, 0)  # the storage of a dropped result is soon used again
+    if not dropped and len(_outputs) >= MAX_OUTPUTS:
+        dropped = _outputs.pop(next(iter(_outputs), 0), 0)
+    if dropped != index:
+        records.ended(dropped)
+    _outputs[key] = index
 
 
 def record(original: Callable[..., Any], operator: _Operator, waits: bool) -> Callable[..., Any]:

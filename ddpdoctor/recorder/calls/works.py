@@ -34,14 +34,18 @@ _handed_out: Dict[int, Tuple[Any, int]] = {}
 
 
 def hand_out(work: Any, index: int) -> None:
-    """Leave the end of a record to the Work that its call returned."""
+    """Leave the end of a record to the Work that its call returned. If there are too many, the record ends at once.
+
+    Then the older ones are followed, because the other calls wait for the oldest.
+    """
     if _handed_out:
         settle()
         gone = _handed_out.pop(id(work), None)
         if gone is not None:
-            here.ring.end(gone[1])  # type: ignore[union-attr]
+            records.ended(gone[1])
         elif len(_handed_out) >= MAX_HANDED_OUT:
-            _handed_out.pop(next(iter(_handed_out)), None)
+            records.ended(index)
+            return
     _handed_out[id(work)] = (weakref.ref(work), index)
 
 

@@ -14,14 +14,11 @@ from ..state import check_every, guarded, here
 from ..storage import fingerprint_layout
 from ..wrappers import wraps
 
-MAX_KEPT = 65536
-"""Parameters that came after an optimizer. Our choice: at most some 10 MB."""
-
 _numbers: Any = weakref.WeakKeyDictionary()
 """By optimizer: its number in the order of creation, from 1."""
 _made = 0
-_came_after: Dict[int, int] = {}
-"""By id of a parameter: how many optimizers existed when a module got it."""
+_came_after: Any = None
+"""By parameter that a module got after the first optimizer: how many optimizers existed then."""
 
 
 def patch_optimizer(module: Any) -> None:
@@ -42,22 +39,26 @@ def _counting(original: Any) -> Any:
 
 @guarded("optimizer made")
 def _count(optimizer: Any) -> None:
-    global _made
+    global _came_after, _made
     if here.ring is None:
         return
     _made += 1
     _numbers[optimizer] = _made
     if _made == 1:
+        from torch.utils.weak import WeakTensorKeyDictionary
+
+        _came_after = WeakTensorKeyDictionary()
         module = sys.modules["torch.nn.modules.module"]
         if hooks.has(module, "register_module_parameter_registration_hook"):
             module.register_module_parameter_registration_hook(_registered)
             hooks.tell()
 
 
+@guarded("optimizer made")
 def _registered(_module: Any, _name: str, parameter: Any) -> None:
     """Note a parameter that a module gets. Returning None leaves the parameter unchanged."""
-    if parameter is not None and len(_came_after) < MAX_KEPT:
-        _came_after[id(parameter)] = _made
+    if parameter is not None:
+        _came_after[parameter] = _made
 
 
 def optimizers() -> Any:
@@ -67,7 +68,7 @@ def optimizers() -> Any:
 
 def is_later_than(parameter: Any, optimizer: Any) -> bool:
     """Return whether a module got a parameter only after an optimizer had been made."""
-    return bool(_came_after.get(id(parameter), 0) >= _numbers.get(optimizer, MAX_KEPT))
+    return optimizer in _numbers and bool(_came_after.get(parameter, 0) >= _numbers[optimizer])
 
 
 MAX_NAMES = 5

@@ -9,7 +9,7 @@ from .. import frames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Container, Dict, List, Optional
+    from typing import Any, Callable, Dict, List, Optional
 
     Frames = List[Dict[str, Any]]
 
@@ -113,18 +113,20 @@ class Reason:
         """The ranks whose errors the outer error collects; empty if it is no collection."""
 
 
-def reason_of(error: BaseException, rank: int, frames_of: Callable[[Any], Frames], in_calls: Container[int]) -> Reason:
+def reason_of(
+    error: BaseException, rank: int, frames_of: Callable[[Any], Frames], was_noted: Callable[[Any], bool]
+) -> Reason:
     """Return the error on this rank that caused ``error``, or ``error`` itself if there is none.
 
-    ``in_calls`` holds the ids of errors that recorded calls have raised.
+    ``was_noted`` says whether a recorded call has raised an error.
     """
     outer = type(error).__name__
     found = Reason(error, frames_of(error.__traceback__))
-    told = _reported_by_ranks(error)
-    if told:
-        found.ranks = sorted(told)
-        if rank in told:
-            own, summary = told[rank]
+    reported = _reported_by_ranks(error)
+    if reported:
+        found.ranks = sorted(reported)
+        if rank in reported:
+            own, summary = reported[rank]
             found.error, found.passed_on = own, outer
             found.frames = frames.trim(
                 found.frames + [frames.describe(f.filename, f.lineno or 0, f.name) for f in summary]
@@ -134,7 +136,7 @@ def reason_of(error: BaseException, rank: int, frames_of: Callable[[Any], Frames
         if cause is None or (found.frames and found.frames[-1]["u"]):
             break
         raised_at = frames_of(cause.__traceback__)
-        if not any(frame["u"] for frame in raised_at) and id(cause) not in in_calls:
+        if not any(frame["u"] for frame in raised_at) and not was_noted(cause):
             break
         found.error, found.frames, found.passed_on = cause, frames.trim(found.frames + raised_at), outer
     return found
@@ -142,8 +144,8 @@ def reason_of(error: BaseException, rank: int, frames_of: Callable[[Any], Frames
 
 def _reported_by_ranks(error: BaseException) -> Dict[int, Any]:
     """Return the ranks' errors that ``torch.distributed.checkpoint`` collected in one, each with its traceback."""
-    told = getattr(error, "failures", None)
-    if type(error).__name__ != "CheckpointException" or not isinstance(told, dict):
+    failures = getattr(error, "failures", None)
+    if type(error).__name__ != "CheckpointException" or not isinstance(failures, dict):
         return {}
-    pairs = {rank: pair for rank, pair in told.items() if isinstance(rank, int) and isinstance(pair, tuple)}
+    pairs = {rank: pair for rank, pair in failures.items() if isinstance(rank, int) and isinstance(pair, tuple)}
     return {rank: pair for rank, pair in pairs.items() if len(pair) == 2 and isinstance(pair[0], BaseException)}

@@ -15,7 +15,9 @@ from . import error_details
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any, Dict, List, Optional
+    from typing import Any, Dict, List, Optional, Tuple
+
+    Key = Tuple[int, type, int]
 
 MAX_NOTES = 40
 MAX_TEXT = 65536
@@ -28,7 +30,8 @@ _RECORDER = (__package__ or "").rpartition(".")[0]
 ddpdoctor."""
 _WORKER_TEXT = r'^\s*File "([^"\n]+)", line (\d+), in (\S+)'
 _PASSED_ON = ("Original Traceback (most recent call last):", "terminated with the following error:")
-_noted: Dict[int, Optional[str]] = {}
+_noted: Dict[Key, Optional[str]] = {}
+"""By error: the recorded call that raised it. It belongs to one ring."""
 _installed = False
 
 
@@ -41,16 +44,17 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
     is_main = _thread.get_ident() == here.main_thread
     if ring is None or not _may_note(uncaught, is_main):
         return
-    reason = error_details.reason_of(error, _own_rank(), frames_of, _noted)
+    reason = error_details.reason_of(error, _own_rank(), frames_of, was_noted)
     error = reason.error
     text = _text_of(error)
     passed_on = frames_in_text(text)
     raised_at = passed_on or reason.frames
+    key = _key(error, text)
     if uncaught:
-        call = _noted.get(id(error))
-    elif id(error) in _noted or any(frame["u"] for frame in raised_at):
+        call = _noted.get(key)
+    elif key in _noted or any(frame["u"] for frame in raised_at):
         return
-    _noted[id(error)] = call
+    _noted[key] = call
     entry = {
         "k": "raised",
         "type": type(error).__name__,
@@ -70,6 +74,16 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
     if not ring.note(entry, vital=uncaught):
         entry.update(groups=[], text=text[:200], frames=raised_at[-KEPT_WITHOUT_ROOM:])
         ring.note(entry, vital=uncaught)
+
+
+def _key(error: BaseException, text: str) -> Key:
+    """Return what identifies an error. Its id alone does not, because the next error may get it."""
+    return id(error), type(error), hash(text)
+
+
+def was_noted(error: BaseException) -> bool:
+    """Return whether an error was written to the journal."""
+    return bool(_noted) and _key(error, _text_of(error)) in _noted
 
 
 def _of_reducer(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
@@ -160,8 +174,9 @@ def saw_uncaught(error: Optional[BaseException]) -> None:
 
 
 def install() -> None:
-    """Chain to the hooks for uncaught exceptions and to the functions that end a process, once."""
+    """Chain to the hooks for uncaught exceptions and to the functions that end a process, once. A new ring begins."""
     global _installed
+    _noted.clear()
     if _installed:
         return
     _installed = True
@@ -258,7 +273,7 @@ def _main_ended() -> None:
     for action in here.on_end:
         action()
     error = getattr(sys, "last_value", None)
-    if error is not None and id(error) not in _noted:
+    if error is not None and not was_noted(error):
         note_exception(error, uncaught=True)
 
 

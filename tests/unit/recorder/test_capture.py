@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ddpdoctor.recorder import capture
-from ddpdoctor.recorder.calls import collectives, works
+from ddpdoctor.recorder.calls import collectives, functional, works
 from ddpdoctor.recorder.gradients import finite_checks
 from ddpdoctor.recorder.replicas import fingerprinting
 from ddpdoctor.recorder.state import here
@@ -148,6 +148,38 @@ def test_a_work_that_raises_holds_up_no_other(ring):
     works.settle()
     assert [bool(slot.ended_ns) for slot in slots(ring)] == [True, True]
     assert not [note for note in ring_reading.read_ring(Path(ring.path).read_bytes()).notes if note["k"] == "defect"]
+
+
+class Running(Work):
+    """A work that has not completed."""
+
+    def is_completed(self):
+        return False
+
+
+def test_of_too_many_works_the_oldest_are_followed_and_none_looks_pending_for_ever(ring):
+    running = [Running() for _ in range(works.MAX_HANDED_OUT + 2)]
+    for work in running:
+        hand_out(ring, work)
+    assert [bool(slot.ended_ns) for slot in slots(ring)] == [False] * works.MAX_HANDED_OUT + [True] * 2
+    running.clear()
+    works.settle()
+    assert all(slot.ended_ns for slot in slots(ring))
+
+
+def test_results_that_nobody_waits_for_do_not_look_pending_for_ever(tmp_path, monkeypatch):
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.Shape(2**16, 2 * functional.MAX_OUTPUTS), 43, 7)
+    monkeypatch.setattr(here, "ring", ring)
+    results = [torch.empty(1) for _ in range(functional.MAX_OUTPUTS + 2)]
+    try:
+        for tensor in [*results, results[-1]]:
+            functional._keep(tensor, ring.begin(bytes(ring_layout.KIND.size)))
+        awaited = [functional._outputs.get(tensor.untyped_storage()._cdata) for tensor in results]
+    finally:
+        functional._outputs.clear()
+    ended = [bool(slot.ended_ns) for slot in slots(ring)]
+    assert ended == [True] * 2 + [False] * (functional.MAX_OUTPUTS - 1) + [True, False]
+    assert awaited == [None, None, *range(3, functional.MAX_OUTPUTS + 2), functional.MAX_OUTPUTS + 3]
 
 
 @capturing

@@ -1,9 +1,28 @@
 """What the recorder can say of an error while the script still has it in hand."""
 
 import threading
+from pathlib import Path
 
 from ddpdoctor.recorder.stacks import errors
 from ddpdoctor.recorder.state import here
+from ddpdoctor.recorder.storage import ring_layout, ring_reading
+from ddpdoctor.recorder.storage.ring_writing import Ring
+from tests.scenarios.harmless.alone import make_folder, read_rings, run_recorded
+
+FORKS = """
+import os
+from _ddpdoctor_recorder.stacks import errors
+kept = []
+def fail(text):
+    kept.append(ValueError(text))
+    errors.note_exception(kept[-1], uncaught=False, call="barrier")
+for number in range(errors.MAX_NOTES + 5):
+    fail(str(number))
+if not os.fork():
+    fail("of the child")
+    os._exit(0)
+os.wait()
+"""
 
 
 def asked_from_another_thread() -> object:
@@ -28,3 +47,27 @@ def test_the_error_that_the_main_thread_handles_is_told(monkeypatch) -> None:
     assert (told["type"], told["text"]) == ("ValueError", "bad shard")
     assert told["frames"][-1]["n"] == "read_shard"
     assert asked_from_another_thread() is None
+
+
+def test_an_error_at_the_address_of_an_earlier_one_is_noted(tmp_path: Path, monkeypatch) -> None:
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 42, 7)
+    monkeypatch.setattr(here, "ring", ring)
+    monkeypatch.setattr(errors, "_noted", {})
+    first = ValueError("first")
+    errors.note_exception(first, uncaught=False, call="barrier")
+    address, others = id(first), []
+    del first
+    while len(others) < 1000 and id(others[-1] if others else None) != address:
+        others.append(ValueError("second"))
+    assert id(others[-1]) == address
+    for _ in range(2):
+        errors.note_exception(others[-1], uncaught=False, call="all_reduce")
+    notes = ring_reading.read_ring(Path(ring.path).read_bytes()).notes
+    assert [(note["text"], note["call"]) for note in notes] == [("first", "barrier"), ("second", "all_reduce")]
+
+
+def test_a_forked_child_notes_its_errors_however_many_its_parent_had(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "run")
+    run_recorded(folder, "-c", FORKS)
+    (child,) = read_rings(folder, ring_layout.ROLE_CHILD)
+    assert [note["text"] for note in child.notes if note["k"] == "raised"] == ["of the child"]
