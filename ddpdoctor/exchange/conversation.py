@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ddpdoctor.exchange.framing import MAGIC, BadMessage, pack, unpack
-from ddpdoctor.exchange.store import StoreError, wait_for
+from ddpdoctor.exchange.store import StoreError, wait_for, wait_until
 from ddpdoctor.model.codec import WrongValue, decode, encode
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Conversation:
 
     def wait(self, kind: type[Kind], key: str, limit_s: float, sender: str) -> Kind | None:
         """Wait for a record and return it, or None if it does not arrive in time."""
-        data = wait_for(self.store, self._prefix + key, limit_s)
+        data = self._wait(key, limit_s)
         return None if data is None else self._read(kind, key, data, sender)
 
     def receive(self, kind: type[Kind], key: str, limit_s: float, sender: str) -> Kind:
@@ -156,13 +156,16 @@ class Conversation:
 
         Raises ``BadRecord``.
         """
-        description = wait_for(self.store, self._prefix + key, limit_s)
+        description = self._wait(key, limit_s)
         if description is None:
             return None
         try:
             return self._join(key, description)
         finally:
             self._forget(key, description)
+
+    def _wait(self, key: str, limit_s: float) -> bytes | None:
+        return wait_for(lambda: self.store.look(self._prefix + key), limit_s)
 
     def _read(self, kind: type[Kind], key: str, data: bytes, sender: str) -> Kind:
         try:
@@ -205,22 +208,24 @@ class Conversation:
         """
         heard: dict[int, Kind] = {}
         bad: set[int] = set()
+
+        def has_come(member: int) -> bool:
+            try:
+                record = self.look(kind, f"{key}/{member}", f"{self._member} {member}")
+            except BadRecord as error:
+                if on_bad is None:
+                    raise
+                on_bad(member, error)
+                bad.add(member)
+                return True
+            if record is not None:
+                heard[member] = record
+            return record is not None
+
         deadline = time.monotonic() + limit_s
         while True:
             waiting = [member for member in members() if member not in heard and member not in bad]
-            before = len(heard) + len(bad)
-            for member in waiting:
-                try:
-                    record = self.look(kind, f"{key}/{member}", f"{self._member} {member}")
-                except BadRecord as error:
-                    if on_bad is None:
-                        raise
-                    on_bad(member, error)
-                    bad.add(member)
-                    continue
-                if record is not None:
-                    heard[member] = record
-            came = len(heard) + len(bad) - before
+            came = sum([has_come(member) for member in waiting])
             if is_over(heard) if is_over is not None else came == len(waiting):
                 return heard
             if not came:
@@ -270,10 +275,8 @@ class Conversation:
         self.send("goodbye", word)
         if ends_process:
             _ignore_sigterm()
-        deadline = time.monotonic() + limit_s
         with suppress(StoreError):
-            while self.add("heard", 0) < others() and time.monotonic() < deadline:
-                time.sleep(LOOK_EVERY_S)
+            wait_until(lambda: self.add("heard", 0) >= others(), limit_s, LOOK_EVERY_S)
 
     def hear_goodbye(self, kind: type[Kind], limit_s: float, *, ends_process: bool = False) -> Kind | None:
         """Confirm the last record and return it, or None if it does not arrive in time.

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 from ddpdoctor.exchange.client import CALL_LIMIT_S, Client
 from ddpdoctor.exchange.framing import BadMessage
 from ddpdoctor.exchange.protocol import LENGTH, MAX_REQUEST_BYTES, BadRequest, Status, pack_answer, parse_request
-from ddpdoctor.exchange.store import FIRST_PAUSE_S, LONGEST_PAUSE_S, StoreError
+from ddpdoctor.exchange.store import FIRST_PAUSE_S, LONGEST_PAUSE_S, StoreError, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -203,18 +203,10 @@ class MailboxClient(Client):
             deadline = time.monotonic() + limit_s
             while (left_s := deadline - time.monotonic()) > 0:
                 self._outbox.post(self._line, sealed)
-                answer = self._wait(min(AGAIN_S, left_s))
+                answer = wait_for(self._read, min(AGAIN_S, left_s))
                 if answer is not None:
                     return answer
         raise StoreError(f"{self._served_by} did not answer within {limit_s:g} s")
-
-    def _wait(self, limit_s: float) -> bytes | None:
-        deadline = time.monotonic() + limit_s
-        pause_s = FIRST_PAUSE_S
-        while (answer := self._read()) is None and time.monotonic() < deadline:
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
-        return answer
 
     def _read(self) -> bytes | None:
         sealed = self._outbox.answer(self._line)

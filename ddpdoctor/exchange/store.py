@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Found = TypeVar("Found")
 FIRST_PAUSE_S = 0.005
 LONGEST_PAUSE_S = 0.25
 """With 1,024 waiting ranks, a store answers 4,000 requests a second: little for either implementation."""
@@ -37,17 +41,27 @@ class Store(Protocol):
         """Disconnect; a second call does nothing."""
 
 
-def wait_for(store: Store, key: str, limit_s: float) -> bytes | None:
-    """Wait for a value and return it, or None if it does not arrive in time. Ctrl-C ends the wait at once."""
+def wait_for(look: Callable[[], Found | None], limit_s: float) -> Found | None:
+    """Look until something is found and return it, or None if it is not in time. Ctrl-C ends the wait at once."""
     deadline = time.monotonic() + limit_s
     pause_s = FIRST_PAUSE_S
-    while (value := store.look(key)) is None:
+    while (found := look()) is None:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             return None
         time.sleep(min(pause_s, left_s))
         pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
-    return value
+    return found
+
+
+def wait_until(is_over: Callable[[], bool], limit_s: float, pause_s: float) -> bool:
+    """Look again and again until something is over; return False if it is not in time."""
+    deadline = time.monotonic() + limit_s
+    while not is_over():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(pause_s)
+    return True
 
 
 class LocalStore:

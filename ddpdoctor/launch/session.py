@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.run.evidence import save
+from ddpdoctor.exchange.store import wait_until
 from ddpdoctor.launch.command.placement import Style
 from ddpdoctor.launch.folders.report_dir import refuse
 from ddpdoctor.launch.folders.run_file import write_run_file
@@ -341,11 +342,11 @@ class Session:
 
     def _let_launcher_begin(self, began_ns: int) -> None:
         """Wait briefly for the launcher to react to a terminal's Ctrl-C; a SIGINT from kill(1) did not reach it."""
-        limit = time.monotonic() + LAUNCHER_TAKES_OVER_S
-        while time.monotonic() < limit and not self.watch.evidence.has_closed_since(began_ns):
-            if self.launcher.poll() is not None:
-                return
-            time.sleep(0.02)
+        evidence = self.watch.evidence
+        wait_until(
+            lambda: evidence.has_closed_since(began_ns) or self.launcher.poll() is not None,
+            LAUNCHER_TAKES_OVER_S, 0.02,
+        )  # fmt: skip
 
     def _note_stop(self) -> None:
         """Save that the job is being stopped, because ranks here fail if other nodes stop theirs sooner."""

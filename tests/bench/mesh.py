@@ -84,7 +84,7 @@ def _publications(addresses: list[str]) -> list[Publication]:
 def _meet(store: Store, count: int) -> None:
     if store.add("come", 1) == count:
         store.set("all", b"")
-    assert wait_for(store, "all", LIMIT_S) is not None
+    assert wait_for(lambda: store.look("all"), LIMIT_S) is not None
 
 
 def _see_off(store: Store, count: int, *, serves: bool) -> None:

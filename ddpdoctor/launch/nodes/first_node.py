@@ -7,11 +7,12 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.node_meeting import HostedMeeting
-from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.exchange.store import StoreError, wait_until
 from ddpdoctor.exchange.token import NO_TOKEN
 from ddpdoctor.launch.nodes.further_ways import FurtherWays
 from ddpdoctor.launch.nodes.members_heard import MembersHeard
@@ -65,7 +66,10 @@ class FirstNode:
     number = 0
     is_first: Literal[True] = True
 
-    def __init__(self, placement: Placement, host: str, folder: Path) -> None:
+    def __init__(
+        self, placement: Placement, host: str, folder: Path, *, tell_limit_s: float = TELL_LIMIT_S,
+        further_after_s: float = FURTHER_AFTER_S,
+    ) -> None:  # fmt: skip
         """Take this member's placement, its host name, and a folder that all members may see."""
         self.placement = placement
         self._error: Exception | None = None
@@ -76,6 +80,7 @@ class FirstNode:
         self._board = Board()
         self._roster: Any = None
         self._asked_at = 0.0
+        self._tell_limit_s, self._further_after_s = tell_limit_s, further_after_s
         self._further: FurtherWays | None = FurtherWays(self._meeting, placement, folder)
         """The ways besides the own port, or None once they are served."""
         self._began = time.monotonic()
@@ -152,19 +157,20 @@ class FirstNode:
             return
         self._post(verdict=number)
         if stop:
-            _wait(lambda: not self._is_early() and self._members.have_heard(number), TELL_LIMIT_S)
+            heard = partial(self._members.have_heard, number)
+            wait_until(lambda: not self._is_early() and heard(), self._tell_limit_s, HEAR_EVERY_S)
 
     def wait_for_ends(self, is_disturbed: Callable[[], bool]) -> None:
         """Wait a while until all members' launchers have ended; then request the records of those still running."""
         self._post(ends=True)
-        _wait(lambda: self._members.have_ended() or is_disturbed(), LEAVE_LIMIT_S)
+        wait_until(lambda: self._members.have_ended() or is_disturbed(), LEAVE_LIMIT_S, HEAR_EVERY_S)
         if not self._members.have_ended():
             self.ask()
-            _wait(self.has_answers, GATHER_LIMIT_S)
+            wait_until(self.has_answers, GATHER_LIMIT_S, HEAR_EVERY_S)
 
     def close(self) -> None:
         """Wait until the present members have received the verdict, then stop serving."""
-        _wait(lambda: self._members.have_heard(self._board.verdict), TELL_LIMIT_S)
+        wait_until(lambda: self._members.have_heard(self._board.verdict), self._tell_limit_s, HEAR_EVERY_S)
         self._post(left=True)
         self._ended.set()
         self._thread.join(timeout=FETCH_LIMIT_S)
@@ -205,7 +211,7 @@ class FirstNode:
 
     def _serve_further(self) -> None:
         """Serve the other ways too once a member is missing."""
-        waited = time.monotonic() - self._began > FURTHER_AFTER_S or self._meeting.not_listening
+        waited = time.monotonic() - self._began > self._further_after_s or self._meeting.not_listening
         if self._further is not None and waited and not self._members.have_come():
             further, self._further = self._further, None
             self._hosting.callback(further.close)
@@ -219,9 +225,3 @@ class FirstNode:
             self._conversation.send(ROSTER, Roster(nodes=nodes))
             self._roster = key
             self._post(roster=self._board.roster + 1)
-
-
-def _wait(is_over: Callable[[], bool], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while not is_over() and time.monotonic() < deadline:
-        time.sleep(HEAR_EVERY_S)

@@ -14,7 +14,7 @@ from ddpdoctor.exchange.clocks import measure_clocks
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.heartbeats import Heartbeating
 from ddpdoctor.exchange.node_meeting import NoMeeting, OtherPort, find_meeting
-from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.exchange.store import StoreError, wait_until
 from ddpdoctor.exchange.token import NO_TOKEN
 from ddpdoctor.launch.command.placement import Style
 from ddpdoctor.launch.nodes.members_heard import SILENT_NS
@@ -73,8 +73,9 @@ class OtherNode:
     is_first: Literal[False] = False
 
     def __init__(
-        self, placement: Placement, host: str, ways: Sequence[Way], clocks_keep_s: float = CLOCKS_KEEP_S
-    ) -> None:
+        self, placement: Placement, host: str, ways: Sequence[Way], *, clocks_keep_s: float = CLOCKS_KEEP_S,
+        silent_ns: int = SILENT_NS,
+    ) -> None:  # fmt: skip
         """Take this member's placement, its host name, and the ways to the meeting."""
         self.failure: Exception | None = None
         self.number = placement.number
@@ -94,7 +95,7 @@ class OtherNode:
         self._last_ns = 0
         self._clocks: ClockOffset | None = None
         self._clocks_at = 0.0
-        self._clocks_keep_s = clocks_keep_s
+        self._clocks_keep_s, self._silent_ns = clocks_keep_s, silent_ns
         self._searches = 0
         self._why = ""
         """Why the meeting has not been found yet."""
@@ -114,7 +115,7 @@ class OtherNode:
         heard_ns = max(self._began_ns, (self._beating.heard_ns if self._beating else None) or 0)
         if self._board.left:
             return heard_ns
-        return heard_ns if time.monotonic_ns() - heard_ns > SILENT_NS else None
+        return heard_ns if time.monotonic_ns() - heard_ns > self._silent_ns else None
 
     def conversation(self) -> Conversation | None:
         """Return the conversation of all members, or None if the first was not found."""
@@ -166,10 +167,13 @@ class OtherNode:
         self._say(status=status)
         self._tasks.put(lambda: self._send(LAST, packed, moved=False))
         began = time.monotonic()
-        while self.alone_since_ns is None and self._heard_verdict == known and not is_disturbed():
-            if time.monotonic() - began > (LAST_LIMIT_S if self._board.ends else VERDICT_LIMIT_S):
-                return
-            time.sleep(PAUSE_S)
+
+        def is_over() -> bool:
+            limit_s = LAST_LIMIT_S if self._board.ends else VERDICT_LIMIT_S
+            late = time.monotonic() - began > limit_s
+            return late or self.alone_since_ns is not None or self._heard_verdict != known or is_disturbed()
+
+        wait_until(is_over, LAST_LIMIT_S, PAUSE_S)
 
     def close(self) -> None:
         """Report that this member ends, and close the connection."""

@@ -113,8 +113,8 @@ def test_a_value_that_comes_later_is_waited_for(hub):
     one, other = client(hub), client(hub)
     threading.Timer(0.05, lambda: other.set("late", b"x")).start()
 
-    assert wait_for(one, "late", 60) == b"x"
-    assert wait_for(one, "never", 0.02) is None
+    assert wait_for(lambda: one.look("late"), 60) == b"x"
+    assert wait_for(lambda: one.look("never"), 0.02) is None
 
 
 def test_without_the_token_nothing_is_served_and_it_is_counted(hub):

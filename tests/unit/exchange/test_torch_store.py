@@ -40,7 +40,7 @@ def test_values_and_counters(agent):
     one, other = open_torch_store(launch(port), 60), open_torch_store(launch(port, rank=0), 60)
     one.set("a", b"\0\xff" * 1000)
 
-    assert wait_for(other, "a", 60) == b"\0\xff" * 1000
+    assert wait_for(lambda: other.look("a"), 60) == b"\0\xff" * 1000
     assert other.look("b") is None
     assert other.look("the launcher's") is None
     assert [one.add("n", 1), other.add("n", 2), one.add("n", 0)] == [1, 3, 3]
@@ -55,7 +55,7 @@ def test_rank_0_serves_where_no_agent_does():
     server.set("a", b"x")
 
     # torch's client does not wait for the server to have taken it.
-    assert wait_for(peer, "a", 60) == b"x"
+    assert wait_for(lambda: peer.look("a"), 60) == b"x"
 
 
 def test_an_agent_that_has_gone_is_told(agent):

@@ -30,12 +30,6 @@ def store() -> Iterator[tuple[subprocess.Popen[str], int]]:
         yield served
 
 
-@pytest.fixture(autouse=True)
-def _short_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a first member that closes wait a moment only for those that have not heard its verdict."""
-    monkeypatch.setattr("ddpdoctor.launch.nodes.first_node.TELL_LIMIT_S", 0.5)
-
-
 @pytest.fixture
 def taken() -> Iterator[int]:
     """A port that another program has, which says nothing."""
@@ -100,20 +94,18 @@ def test_a_member_that_lost_its_connection_finds_the_door_without_the_store(stor
     assert not opens()
 
 
-def test_the_store_is_left_in_peace_while_nobody_is_missed(store, tmp_path, monkeypatch):
+def test_the_store_is_left_in_peace_while_nobody_is_missed(store, tmp_path):
     _, port = store
     number = free_port()
-    monkeypatch.setattr("ddpdoctor.launch.nodes.first_node.FURTHER_AFTER_S", 1000.0)
-    first = FirstNode(place(0, number, port), "node0", tmp_path)
+    first = FirstNode(place(0, number, port), "node0", tmp_path, further_after_s=1000.0)
     assert not first.serve()
     other = member(place(1, number, port), tmp_path)
     assert wait_for(has_come(first, tmp_path))
-    monkeypatch.setattr("ddpdoctor.launch.nodes.first_node.FURTHER_AFTER_S", 0.0)
     looked = open_job_store("127.0.0.1", port, PREFIX, 60)
     assert not wait_for(lambda: looked.look(SECOND_PORT) is not None, 2.5)
     other.close()
     # One that is yet to come has word left for it.
-    third = FirstNode(replace(place(0, number + 1, port), hosts=()), "node0", tmp_path)
+    third = FirstNode(replace(place(0, number + 1, port), hosts=()), "node0", tmp_path, further_after_s=0.0)
     third.serve()
     assert wait_for(lambda: looked.look(SECOND_PORT) is not None)
     third.close()

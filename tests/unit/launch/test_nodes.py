@@ -9,7 +9,6 @@ import pytest
 
 from ddpdoctor.exchange.node_meeting import OwnPort
 from ddpdoctor.launch.command.placement import Placement, Style
-from ddpdoctor.launch.nodes import first_node, other_node
 from ddpdoctor.launch.nodes.first_node import FOLDER, FirstNode
 from ddpdoctor.launch.nodes.other_node import OtherNode
 from ddpdoctor.launch.nodes.packing import pack_folder
@@ -31,23 +30,17 @@ def place(number: int, port: int) -> Placement:
 
 
 @pytest.fixture
-def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+def pair(tmp_path: Path) -> Iterator[Pair]:
     port = free_port()
     first = FirstNode(place(0, port), "node0", tmp_path)
     assert not first.serve()
-    other = OtherNode(place(1, port), "node1", (OwnPort(("127.0.0.1",), port),), clocks_keep_s=0.0)
+    ways = (OwnPort(("127.0.0.1",), port),)
+    other = OtherNode(place(1, port), "node1", ways, clocks_keep_s=0.0, silent_ns=2 * 10**9)
     other.start()
     assert wait_for(lambda: first.save(tmp_path).nodes[1].clock_offset_ns is not None)
     yield first, other
     other.close()
-    close(first, monkeypatch)
-
-
-def close(first: FirstNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Close the first, which waits a moment only for a verdict to be heard; the other notices soon that it is gone."""
-    monkeypatch.setattr(first_node, "TELL_LIMIT_S", 0.1)
     first.close()
-    monkeypatch.setattr(other_node, "SILENT_NS", 10**9)
 
 
 def ask(pair: Pair, folder: Path) -> None:
@@ -98,14 +91,12 @@ class _Idle:
         return None
 
 
-def test_a_first_that_leaves_after_its_word_is_obeyed_all_the_same(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_first_that_leaves_after_its_word_is_obeyed_all_the_same(pair: Pair, tmp_path: Path):
     first, other = pair
     examining = Examining(cast("Watch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, "auto", "node1:/run")
     examining.nodes = other
     first.tell(NOTHING, stop=True, place="node0:/run")
-    close(first, monkeypatch)
+    first.close()
     assert wait_for(lambda: other.alone_since_ns is not None)
     looked = examining.look()
     assert looked is not None
@@ -114,7 +105,7 @@ def test_a_first_that_leaves_after_its_word_is_obeyed_all_the_same(
 
 @pytest.mark.parametrize("severity", [Severity.ERROR, Severity.WARNING])
 def test_a_first_that_went_while_the_launcher_here_went_on_has_the_last_word_where_something_is_wrong(
-    pair: Pair, tmp_path: Path, severity: Severity, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, tmp_path: Path, severity: Severity
 ):
     first, other = pair
     examining = Examining(cast("Watch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, "auto", "node1:/run")
@@ -123,7 +114,7 @@ def test_a_first_that_went_while_the_launcher_here_went_on_has_the_last_word_whe
     first.tell(Judgement(findings=(found,), checks=(), certain=True), stop=False, place="node0:/run")
     assert wait_for(lambda: other.verdict is not None)
     assert examining.look() is None
-    close(first, monkeypatch)
+    first.close()
     ended = examining.judge_end(0, lambda: False)
     assert ended.findings == ((found,) if severity is Severity.ERROR else ())
 
