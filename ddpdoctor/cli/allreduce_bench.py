@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddpdoctor.cli.progress import ShownProgress
-    from ddpdoctor.diagnose.bandwidth import Wanted
-    from ddpdoctor.diagnose.bandwidth_machines import MachineReader
+    from ddpdoctor.diagnose.bandwidth.report import Wanted
+    from ddpdoctor.diagnose.fleet import MachineReader
     from ddpdoctor.model.bandwidth import Bench, Settings
     from ddpdoctor.model.launch import Launch
 
@@ -221,7 +221,7 @@ def read_settings(options: Options) -> Settings:
 
 def _read_wanted(options: Options) -> Wanted:
     """Return the options for the report, without the baseline. Raises ``UserError``."""
-    from ddpdoctor.diagnose.bandwidth import Wanted
+    from ddpdoctor.diagnose.bandwidth.report import Wanted
     from ddpdoctor.diagnose.reports import now
     from ddpdoctor.model.errors import UserError
 
@@ -238,7 +238,7 @@ def read_compared(path: Path | None, world_size: int) -> Any:
     Raises ``UserError``, also for a run with another number of ranks.
     """
     from ddpdoctor.cli.report import read_run
-    from ddpdoctor.diagnose.bandwidth_baseline import check_ranks, read_baseline
+    from ddpdoctor.diagnose.bandwidth.report import check_ranks, read_baseline
 
     if path is None:
         return None
@@ -271,7 +271,7 @@ def _choose(given: tuple[str, ...], possible: Sequence[str] | Mapping[str, int],
 def _take_part(options: Options, env: Mapping[str, str], launch: Launch, prepared: tuple[Settings, Wanted]) -> int:
     from ddpdoctor.cli.output import show_error
     from ddpdoctor.cli.progress import ShownProgress
-    from ddpdoctor.diagnose.bandwidth_machines import MachineReader
+    from ddpdoctor.diagnose.fleet import MachineReader
     from ddpdoctor.probes.bandwidth.session import Job, run_rank
 
     settings, wanted = prepared
@@ -293,7 +293,7 @@ def _take_part(options: Options, env: Mapping[str, str], launch: Launch, prepare
 def _report(options: Options, wanted: Wanted, reader: MachineReader, progress: ShownProgress, bench: Bench) -> int:
     """Judge, save and show a bench, and return the exit status. Runs on the reporting rank."""
     from ddpdoctor.cli.delivery import Outputs, deliver, severity_of
-    from ddpdoctor.diagnose.bandwidth import build_report, exit_status
+    from ddpdoctor.diagnose.bandwidth.report import build_report, exit_status
 
     progress.stop()
     report = build_report(bench, replace(wanted, fleet=reader.fleet))

@@ -151,8 +151,8 @@ def _refuse_arithmetic(options: Options) -> None:
 def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[str, str]) -> int:
     """Use the loader on this rank, or start ranks that do, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.delivery import check_outputs, deliver_check
-    from ddpdoctor.diagnose.bandwidth_machines import find_launch
     from ddpdoctor.diagnose.check_data import drawn_report
+    from ddpdoctor.diagnose.fleet import find_launch
     from ddpdoctor.diagnose.reports import now
     from ddpdoctor.launch.processes.ranks import end_with_parent, run_ranks
     from ddpdoctor.model.errors import UserError

@@ -95,7 +95,7 @@ def run(options: Options) -> int:
 
 def _reports(options: Options) -> bool:
     """Return whether this process reports: it is rank 0, or node 0 of those started by hand."""
-    from ddpdoctor.diagnose.bandwidth_machines import find_launch
+    from ddpdoctor.diagnose.fleet import find_launch
 
     return not (options.node_rank or find_launch(os.environ).rank)
 

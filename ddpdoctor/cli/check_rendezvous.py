@@ -30,7 +30,7 @@ from ddpdoctor.cli.values import parse_ports
 from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked
+    from ddpdoctor.diagnose.rendezvous.judging import RendezvousChecked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Options:
 def run(options: Options) -> int:
     """Take part in the check and return the exit status, which is equal on all judged nodes. Raises ``UserError``."""
     from ddpdoctor.diagnose.rendezvous.check import check_rendezvous
-    from ddpdoctor.diagnose.rendezvous.wanted import RendezvousWanted
+    from ddpdoctor.diagnose.rendezvous.judging import RendezvousOptions
     from ddpdoctor.launch.folders.report_dir import make_private
     from ddpdoctor.model.launch import NodeOptions
 
@@ -100,7 +100,7 @@ def run(options: Options) -> int:
         make_private(options.report_dir)  # other nodes that share it may already have written to it
     wanted = settings_of(
         options,
-        RendezvousWanted,
+        RendezvousOptions,
         options=settings_of(options, NodeOptions),
         folder=options.report_dir,
         command=tuple(sys.argv),

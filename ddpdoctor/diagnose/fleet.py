@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 import ddpdoctor
 from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.launch.launchers import seen_ranks
 from ddpdoctor.collect.launch.this_process import read_identity, read_process
-from ddpdoctor.collect.node import read_node
+from ddpdoctor.collect.node import SECTIONS_FOR_BENCH, ReadingPlan, read_node
+from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.assembly import Facts, Head, Hello, assemble, describe_missing, missing_ranks
 from ddpdoctor.exchange.clocks import ShownClock, measure_offset
 from ddpdoctor.exchange.conversation import BadRecord
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.collect.launch.this_process import Identity
-    from ddpdoctor.collect.node import ReadingPlan
-    from ddpdoctor.collect.system import System
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.node import Node, Process
@@ -43,6 +43,11 @@ SLOWEST_S = 30.0
 """Our choice: how much longer than rank 0 another host may take to read if all processes have already met."""
 MOST_NAMED = 64
 """For how many ranks without an answer their hello is looked up."""
+
+
+def find_launch(env: Mapping[str, str]) -> Launch:
+    """Return the job of this process. Without a launcher, it is a job of one rank."""
+    return seen_ranks(env)
 
 
 def read_fleet(system: System, plan: ReadingPlan) -> Fleet:
@@ -275,3 +280,16 @@ def _unreachable(launch: Launch, error: StoreError) -> UserError:
         help=f"{advice} Without a launcher, ddpdoctor check-env checks this host alone.",
         status=ExitStatus.INCONCLUSIVE,
     )
+
+
+class MachineReader:
+    """Reads the machines of a bench when called. Rank 0 keeps them in ``fleet``; on other ranks it stays None."""
+
+    def __init__(self, launch: Launch, env: Mapping[str, str]) -> None:
+        self._launch, self._env = launch, env
+        self.fleet: Fleet | None = None
+
+    def __call__(self, conversation: Conversation) -> None:
+        """Take part in the reading. Every rank must call this. Raises ``StoreError``."""
+        plan = ReadingPlan(sections=SECTIONS_FOR_BENCH, use_torch=False)
+        self.fleet = gather_over(conversation.part("machines/"), self._launch, System(env=self._env), plan)

@@ -25,7 +25,7 @@ FAMILIES = {
 }
 BY_TABLE = """
 import sys
-from ddpdoctor.diagnose.bandwidth import Wanted, build_report
+from ddpdoctor.diagnose.bandwidth.report import Wanted, build_report
 from ddpdoctor.diagnose.rendezvous.judging import judge
 from ddpdoctor.report.json_format import render_json
 from tests.rules.bandwidth.sweeps import bench

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import ddpdoctor
 from ddpdoctor.diagnose.rendezvous.messages import Arrived, Roster, Seat, Seen
 from ddpdoctor.model.node import SECTIONS, Fleet, Launcher, Node
+from ddpdoctor.model.reaching import JobTold, Visit
 from ddpdoctor.model.reading import Unread, Why
 
 if TYPE_CHECKING:
@@ -158,6 +159,12 @@ def absent_numbers(arrivals: Arrivals, seats: Iterable[Seat]) -> tuple[int, ...]
     there = {seat.number for seat in seats}
     lacking = max(0, expected - len(there))
     return tuple(number for number in range(expected) if number not in there)[:lacking]
+
+
+def absent_visits(launch: NodeLaunch, numbers: Iterable[int]) -> list[Visit]:
+    """Return the nodes with these numbers, which did not join."""
+    hosts = dict(enumerate(launch.hosts))
+    return [Visit(number=n, host=hosts.get(n, ""), arrived=False, told=JobTold()) for n in numbers]
 
 
 def _other_versions(arrivals: Arrivals) -> list[str]:

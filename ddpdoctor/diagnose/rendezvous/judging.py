@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.diagnose.rendezvous.member import chosen_rules
 from ddpdoctor.diagnose.rendezvous.messages import Sentence
-from ddpdoctor.diagnose.rendezvous.option_names import as_typed
 from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import JobStatus, JobSummary
+from ddpdoctor.model.launch import NodeOptions
+from ddpdoctor.model.reaching import Contact
 from ddpdoctor.rules.engine import fleet_facts
 from ddpdoctor.rules.engine import judge as ask
 from ddpdoctor.rules.registry import rules_of
@@ -18,12 +20,15 @@ from ddpdoctor.rules.rendezvous.meeting import Meeting
 from ddpdoctor.rules.verdict import in_order, order_findings
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnose.rendezvous.wanted import RendezvousWanted
+    from collections.abc import Iterable
+    from pathlib import Path
+
     from ddpdoctor.model.findings import Check, Finding, Judgement, Report
-    from ddpdoctor.model.reaching import Rendezvous
+    from ddpdoctor.model.reaching import NodePair, Rendezvous, Transfer
 
 PAIRS_SHOWN = 32 * 31
 """Our choice: up to this many pairs, the report lists all. Above it, the report lists only failing pairs."""
+_PREFIX = "PET_"
 
 
 def judge(rendezvous: Rendezvous, started_at: str, ended_at: str) -> Sentence:
@@ -55,7 +60,7 @@ def judge_meeting(rendezvous: Rendezvous, judged: Judgement) -> tuple[tuple[Find
     return findings, (*judged.checks, *sorted(checks, key=lambda check: check.code))
 
 
-def build_report(sentence: Sentence, wanted: RendezvousWanted, data: dict[str, Any], world_size: int | None) -> Report:
+def build_report(sentence: Sentence, wanted: RendezvousOptions, data: dict[str, Any], world_size: int | None) -> Report:
     """Return the report of a verdict. ``data`` holds this node's facts."""
     findings = as_typed(sentence.findings, wanted.options)
     return make_report(
@@ -71,8 +76,6 @@ def build_report(sentence: Sentence, wanted: RendezvousWanted, data: dict[str, A
 
 def rendezvous_data(rendezvous: Rendezvous) -> dict[str, Any]:
     """Return the facts in the form of the report."""
-    from ddpdoctor.diagnose.rendezvous.steps import is_whole
-
     pairs = rendezvous.pairs
     if len(pairs) > PAIRS_SHOWN:
         pairs = tuple(pair for pair in pairs if not is_whole((pair,)))
@@ -88,3 +91,72 @@ def rendezvous_data(rendezvous: Rendezvous) -> dict[str, Any]:
         "nodes": [encode(node) for node in rendezvous.fleet.nodes],
         "rendezvous": {**plain, "pairs_tried": len(rendezvous.pairs)},
     }
+
+
+def as_typed(findings: Iterable[Finding], options: NodeOptions) -> tuple[Finding, ...]:
+    """Return the findings with option names in place of the variables that the options set."""
+    names = [name for name in options.variables() if name.startswith(_PREFIX)]
+    if not names:
+        return tuple(findings)
+    pattern = re.compile(rf"(?:export )?\b({'|'.join(names)})\b")
+
+    def typed(text: str) -> str:
+        return pattern.sub(lambda found: option_of(found[1]), text)
+
+    return tuple(
+        replace(
+            finding,
+            summary=typed(finding.summary),
+            evidence=tuple(typed(sentence) for sentence in finding.evidence),
+            fix=typed(finding.fix),
+        )
+        for finding in findings
+    )
+
+
+def option_of(variable: str) -> str:
+    """Return torchrun's option for a variable: PET_NODE_RANK is --node-rank."""
+    return "--" + variable.removeprefix(_PREFIX).lower().replace("_", "-")
+
+
+def is_whole(pairs: Iterable[NodePair]) -> bool:
+    """Return whether all pairs were tried and work."""
+    return all(
+        pair.connecting is not None
+        and pair.connecting.contact is Contact.CONNECTED
+        and _arrived(pair.small)
+        and _arrived(pair.large)
+        for pair in pairs
+    )
+
+
+def _arrived(transfer: Transfer | None) -> bool:
+    return transfer is None or transfer.contact is Contact.CONNECTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousOptions:
+    """The options of the command."""
+
+    options: NodeOptions = field(default_factory=NodeOptions)
+    port_range: tuple[int, int] | None = None
+    """The first and last port for the connections of pairs. None: any port that the kernel assigns."""
+    timeout_s: float = 30.0
+    """How long the nodes wait for each other."""
+    folder: Path | None = None
+    """--report-dir. Nodes that share this folder can meet through it."""
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousChecked:
+    """The report of one node. All nodes have the same findings, except a node that met no other."""
+
+    report: Report
+    number: int
+    """Number of this node."""
+    judged: bool
+    """Whether this node judged. It writes report.json, and the others write node-N.json."""
+    shows: bool
+    """Whether this node prints the report. If a launcher merges all output, only the judging node prints, and each node
+    that met no other."""

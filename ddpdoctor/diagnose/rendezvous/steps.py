@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING
 from ddpdoctor.diagnose.rendezvous.meeting import in_background
 from ddpdoctor.diagnose.rendezvous.messages import Served
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.model.reaching import Contact, Door, StartTrial, Transfer
+from ddpdoctor.model.reaching import Contact, Door, StartTrial
 from ddpdoctor.probes.rendezvous.store_probe import knock
 from ddpdoctor.probes.rendezvous.torch_process import IMPORT_LIMIT_S, NoTorch, TorchError
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterable
 
     from ddpdoctor.diagnose.rendezvous.meeting import NodeMeeting
     from ddpdoctor.diagnose.rendezvous.messages import Roster
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.launch import NodeLaunch
-    from ddpdoctor.model.reaching import NodePair
     from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
 
 SERVED_LIMIT_S = IMPORT_LIMIT_S + 12
@@ -97,21 +95,6 @@ def stored(door: Door) -> bool:
     return not (door.not_served or door.without_torch) and any(
         one.contact is Contact.CONNECTED for one in door.attempts
     )
-
-
-def is_whole(pairs: Iterable[NodePair]) -> bool:
-    """Return whether all pairs were tried and work."""
-    return all(
-        pair.connecting is not None
-        and pair.connecting.contact is Contact.CONNECTED
-        and _arrived(pair.small)
-        and _arrived(pair.large)
-        for pair in pairs
-    )
-
-
-def _arrived(transfer: Transfer | None) -> bool:
-    return transfer is None or transfer.contact is Contact.CONNECTED
 
 
 def try_start(launch: NodeLaunch, torch: TorchProcess, number: int, nnodes: int) -> StartTrial:

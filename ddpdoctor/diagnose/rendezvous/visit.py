@@ -11,10 +11,10 @@ from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.probes.rendezvous.mesh import MeshLimits, run_mesh
 
 if TYPE_CHECKING:
+    from ddpdoctor.diagnose.rendezvous.judging import RendezvousOptions
     from ddpdoctor.diagnose.rendezvous.meeting import Entry, NodeMeeting
     from ddpdoctor.diagnose.rendezvous.member import Member
     from ddpdoctor.diagnose.rendezvous.messages import Roster, Seat, Seen
-    from ddpdoctor.diagnose.rendezvous.wanted import RendezvousWanted
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.reaching import Door, NodePair, StartTrial
     from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
@@ -26,7 +26,7 @@ class OwnVisit:
     """This node's part of the meeting."""
 
     def __init__(
-        self, *, member: Member, wanted: RendezvousWanted, torch: TorchProcess, meeting: NodeMeeting, started_at: str
+        self, *, member: Member, wanted: RendezvousOptions, torch: TorchProcess, meeting: NodeMeeting, started_at: str
     ) -> None:
         """Take this node's identity and tools."""
         self.member, self.wanted, self.torch, self.meeting = member, wanted, torch, meeting

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.diagnose.bandwidth import Wanted, build_report, exit_status
-from ddpdoctor.diagnose.bandwidth_baseline import check_ranks, read_baseline
+from ddpdoctor.diagnose.bandwidth.report import Wanted, build_report, check_ranks, exit_status, read_baseline
 from ddpdoctor.model.bandwidth import Advice, Comparison, Curve, Ending, Measurement, Member, Position, Stop, Wrong
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.errors import UserError

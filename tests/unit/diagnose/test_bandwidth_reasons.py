@@ -8,7 +8,7 @@ import pytest
 from ddpdoctor.collect.gpu.facts import read_gpu_facts
 from ddpdoctor.collect.launch.this_process import read_process
 from ddpdoctor.collect.node import COLLECTORS, SECTIONS_FOR_BENCH, ReadingPlan, read_node
-from ddpdoctor.diagnose.bandwidth_reasons import CHECKS, find_reasons, reason_rules
+from ddpdoctor.diagnose.bandwidth.reasons import CHECKS, find_reasons, reason_rules
 from ddpdoctor.diagnose.selection import sections_of
 from ddpdoctor.model.limits import Limits
 from ddpdoctor.model.node import Fleet

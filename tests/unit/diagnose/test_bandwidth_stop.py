@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import ddpdoctor
-from ddpdoctor.diagnose.bandwidth_stop import describe_rank, stop_findings
+from ddpdoctor.diagnose.bandwidth.stop import describe_rank, stop_findings
 from ddpdoctor.model.bandwidth import Bench, Ending, Member, Position, Settings, Stop
 
 LIMIT_S = 60.0

@@ -1,6 +1,6 @@
 """What rules say of variables is said of the options that were typed."""
 
-from ddpdoctor.diagnose.rendezvous.option_names import as_typed
+from ddpdoctor.diagnose.rendezvous.judging import as_typed
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.launch import NodeOptions
 

@@ -1,4 +1,4 @@
-"""Runs the node that serves the meeting: it takes part, gathers all nodes' facts, judges, and sends the verdict."""
+"""The two roles of a node: one gathers all nodes' facts, judges and sends the verdict; the others take part."""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.diagnose.rendezvous.gathering import (
+    FACTS_LIMIT_S,
+    GRACE_S,
     Arrivals,
     absent_numbers,
+    absent_visits,
     assemble_fleet,
     hear_arrivals,
     hear_facts,
     make_roster,
     seat_nodes,
 )
-from ddpdoctor.diagnose.rendezvous.judging import build_report, judge, rendezvous_data
-from ddpdoctor.diagnose.rendezvous.messages import AtDoor, Trials
-from ddpdoctor.diagnose.rendezvous.steps import TRIAL_LIMIT_S, is_whole, stored
-from ddpdoctor.diagnose.rendezvous.visit import seat_of
-from ddpdoctor.diagnose.rendezvous.wanted import RendezvousChecked
+from ddpdoctor.diagnose.rendezvous.judging import RendezvousChecked, build_report, is_whole, judge, rendezvous_data
+from ddpdoctor.diagnose.rendezvous.messages import AtDoor, Roster, Sentence, Trials
+from ddpdoctor.diagnose.rendezvous.steps import TRIAL_LIMIT_S, stored
+from ddpdoctor.diagnose.rendezvous.visit import seat_of, wait_for_judge
 from ddpdoctor.diagnose.reports import now
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.model.reaching import JobTold, Rendezvous, StartTrial, Visit
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.reaching import Rendezvous, StartTrial, Visit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from ddpdoctor.diagnose.rendezvous.meeting import Entry
-    from ddpdoctor.diagnose.rendezvous.messages import Roster, Seat
+    from ddpdoctor.diagnose.rendezvous.messages import Seat
     from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.reaching import Door, NodePair
@@ -39,6 +43,8 @@ DOOR_LIMIT_S = 15.0
 HEAR_TRIAL_S = TRIAL_LIMIT_S + 8.0
 SEE_OFF_S = 10.0
 """Our choice: how long to stay until all remaining nodes have received the verdict."""
+STEP_LIMIT_S = 600.0
+"""Our choice: the mesh of hundreds of nodes takes minutes. If the judging node dies, its connection shows it."""
 
 
 def lead(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
@@ -140,26 +146,13 @@ def _conclude(
 
 
 def _visits(meeting: _Meeting) -> tuple[Visit, ...]:
-    absent = absent_numbers(meeting.arrivals, meeting.seats)
-    launch = meeting.visit.member.launch
-    visits = [_visit(meeting, seat) for seat in meeting.seats]
-    visits += [
-        Visit(
-            number=number,
-            host=launch.hosts[number] if number < len(launch.hosts) else "",
-            arrived=False,
-            told=JobTold(),
-        )
-        for number in absent
-    ]
-    return tuple(sorted(visits, key=lambda one: one.number))
+    absent = absent_visits(meeting.visit.member.launch, absent_numbers(meeting.arrivals, meeting.seats))
+    return tuple(sorted([*(_visit(meeting, seat) for seat in meeting.seats), *absent], key=lambda one: one.number))
 
 
 def _visit(meeting: _Meeting, seat: Seat) -> Visit:
-    seen = meeting.arrivals.seen.get(seat.arrival)
+    seen, door = meeting.arrivals.seen.get(seat.arrival), meeting.doors.get(seat.arrival)
     publication = None if seen is None else seen.publication
-    door = meeting.doors.get(seat.arrival)
-    lost = "" if door is not None else "it came, and was not heard again"
     return Visit(
         number=seat.number,
         host=seat.host,
@@ -168,5 +161,40 @@ def _visit(meeting: _Meeting, seat: Seat) -> Visit:
         door=door,
         published=publication.address if publication is not None else "",
         interface=publication.interface if publication is not None else "",
-        way_lost=lost,
+        way_lost="" if door is not None else "it came, and was not heard again",
     )
+
+
+def follow(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
+    """Take part. Raises ``StoreError`` if the meeting is lost or this node joins too late."""
+    conversation = entry.conversation
+    arrival = visit.come_in(entry)
+    roster = wait_for_judge(conversation, Roster, "roster", visit.wanted.timeout_s + FACTS_LIMIT_S + GRACE_S)
+    seat = seat_of(roster, arrival)
+    visit.look_at_store(conversation, roster, arrival)
+    visit.run_mesh(conversation, roster, seat)
+    if wait_for_judge(conversation, Trials, "trials", STEP_LIMIT_S).run:
+        conversation.send(f"trial/{arrival}", visit.try_start(roster, seat))
+    sentence = conversation.hear_goodbye(Sentence, STEP_LIMIT_S)
+    if sentence is None:
+        raise StoreError(f"the node that judges did not go on within {STEP_LIMIT_S:g} s")
+    launch = visit.member.launch
+    return RendezvousChecked(
+        report=build_report(sentence, visit.wanted, _own_data(visit, sentence), launch.told.world_size),
+        number=seat.number,
+        judged=False,
+        shows=launch.own_screen,
+    )
+
+
+def _own_data(visit: OwnVisit, sentence: Sentence) -> dict[str, Any]:
+    """Return this node's own facts. The rest is in the report of the judging node."""
+    assert visit.seen is not None
+    assert visit.seen.node is not None
+    return {
+        "verb": "check-rendezvous",
+        "hosts": list(sentence.hosts),
+        "launcher": visit.member.launch.launch.launcher.value,
+        "nodes": [encode(visit.seen.node)],
+        "door": encode(visit.door) if visit.door is not None else None,
+    }

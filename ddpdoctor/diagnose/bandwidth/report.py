@@ -1,19 +1,21 @@
-"""Builds the report of `allreduce-bench` from the measurements: curves, comparison, reasons, advice and findings."""
+"""Builds the report of `allreduce-bench` from the measurements, and reads a saved one as the baseline of another."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.diagnose.bandwidth_reasons import find_reasons
-from ddpdoctor.diagnose.bandwidth_stop import describe_rank, stop_findings
+from ddpdoctor.diagnose.bandwidth.reasons import find_reasons
+from ddpdoctor.diagnose.bandwidth.stop import describe_rank, stop_findings
 from ddpdoctor.diagnose.reports import make_report, now
-from ddpdoctor.model.bandwidth import Ending
-from ddpdoctor.model.codec import encode
+from ddpdoctor.model.bandwidth import Ending, Measurement, Member, Settings
+from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus, report_status
 from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Severity
 from ddpdoctor.model.reading import known
-from ddpdoctor.rules.bandwidth.compare import compare
+from ddpdoctor.rules.bandwidth.compare import Baseline, compare
 from ddpdoctor.rules.bandwidth.curve import build_curves
 from ddpdoctor.rules.bandwidth.ddp import advise
 from ddpdoctor.rules.bandwidth.measured import Measured
@@ -23,15 +25,16 @@ from ddpdoctor.rules.registry import rules_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpdoctor.model.bandwidth import Advice, Bench, Comparison, Curve, Member, Stop
+    from ddpdoctor.model.bandwidth import Advice, Bench, Comparison, Curve, Stop
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.node import Fleet
-    from ddpdoctor.rules.bandwidth.compare import Baseline
 
 GROUP = "bandwidth"
 """The heading of this command's checks."""
-
 Made = TypeVar("Made")
+VERB = "allreduce-bench"
+Kind = TypeVar("Kind")
+_HELP = "Give the report.json, or its folder, of an allreduce-bench that was run with --report-dir or --format json."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,3 +177,42 @@ def _encode_all(records: tuple[Any, ...]) -> list[Any]:
 
 def _encode_one(record: object | None) -> Any:
     return None if record is None else encode(record)
+
+
+def read_baseline(report: Report, name: str) -> Baseline:
+    """Return the baseline in a report. ``name`` is the user's argument to --compare. Raises ``UserError``."""
+    data = report.data
+    if data.get("verb") != VERB:
+        raise UserError(f"--compare {name} is no report of allreduce-bench", help=_HELP)
+    try:
+        baseline = Baseline(
+            name=name,
+            results=_decode_all(Measurement, data.get("results")),
+            members=_decode_all(Member, data.get("members")),
+            settings=decode(Settings, data.get("settings")),
+        )
+    except WrongValue as error:
+        raise UserError(f"--compare {name} cannot be read: {error}", help=_HELP) from error
+    if not baseline.results:
+        raise UserError(f"--compare {name} holds no measurement", help=_HELP)
+    times = [time for one in baseline.results for time in (one.p50_low_us, one.p50_us, one.p50_high_us)]
+    if not all(0 < time < math.inf for time in times):
+        raise UserError(f"--compare {name} holds a time that is none", help=_HELP)
+    return baseline
+
+
+def check_ranks(baseline: Baseline, world_size: int) -> None:
+    """Raise ``UserError`` if the baseline has another number of ranks, because then its data volumes differ."""
+    ranks = len(baseline.members)
+    if ranks != world_size:
+        raise UserError(
+            f"--compare {baseline.name} is a run of {ranks} {'rank' if ranks == 1 else 'ranks'}, and this one has "
+            f"{world_size}",
+            help="Compare runs of as many ranks.",
+        )
+
+
+def _decode_all(kind: type[Kind], plain: Any) -> tuple[Kind, ...]:
+    if not isinstance(plain, list):
+        raise WrongValue("a list was expected")
+    return tuple(decode(kind, one) for one in plain)

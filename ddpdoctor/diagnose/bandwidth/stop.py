@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.diagnose.bandwidth_job import GONE, build_job, is_in_call
+from ddpdoctor.diagnose.bandwidth.job import GONE, build_job, is_in_call
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.progress.evidence import waiters_words
