@@ -195,9 +195,8 @@ def read_settings(options: Options) -> Settings:
     from ddpdoctor.model.amounts import format_size
     from ddpdoctor.model.bandwidth import Mode, Settings
     from ddpdoctor.model.errors import UserError
-    from ddpdoctor.probes.bandwidth.agreement import AUTO
-    from ddpdoctor.probes.bandwidth.cases import DTYPES, REDOPS
-    from ddpdoctor.probes.bandwidth.possible import check_possible
+    from ddpdoctor.probes.bandwidth.cases import DTYPES, REDOPS, check_possible
+    from ddpdoctor.probes.gpus import AUTO
 
     smallest, largest = options.min_size_bytes, options.max_size_bytes
     if smallest > largest:

@@ -159,8 +159,8 @@ def _compare_files(options: Options) -> int:
     from ddpdoctor.diagnose.consistency import build_diff_report
     from ddpdoctor.diagnose.reports import now
     from ddpdoctor.model.errors import UserError
-    from ddpdoctor.probes.bandwidth.member import load_torch
     from ddpdoctor.probes.consistency.diff import compare_files
+    from ddpdoctor.probes.load_torch import load_torch
 
     if len(options.files) < 2:
         raise UserError(

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 
+REPORT_LIMIT_S = 120.0
+"""Our choice: how long rank 0 may take to judge and draw. The first import of a plotting library takes seconds."""
 LEAVE_LIMIT_S = 5.0
 """Our choice: how long rank 0 waits until the others have received the status. Rank 0 may be serving the store."""
 
@@ -69,7 +71,12 @@ class Ranks:
         """Return rank 0's decision on every rank. The other ranks pass None."""
         return self.conversation.agree(kind, name, decided, self._limit_s)
 
-    def end(self, decide: Callable[[], int], limit_s: float, others: Callable[[], int] | None = None) -> int:
+    def end(
+        self,
+        decide: Callable[[], int],
+        limit_s: float = REPORT_LIMIT_S,
+        others: Callable[[], int] | None = None,
+    ) -> int:
         """Let rank 0 decide the exit status, and return it on every rank.
 
         All ranks exit together, because torchrun stops the remaining ranks when one fails. The other ranks wait

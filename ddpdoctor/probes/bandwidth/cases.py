@@ -8,6 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Case, Collective, LeftOut
+from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,6 +107,17 @@ def is_in_place(collective: Collective, *, asked: bool) -> bool:
     if collective in ALWAYS_IN_PLACE:
         return True
     return asked and collective not in NEVER_IN_PLACE
+
+
+def check_possible(settings: Settings) -> None:
+    """Raise ``UserError`` if the backend cannot reduce a dtype with the operator."""
+    if not any(collective.reduces for collective in settings.collectives):
+        return
+    for dtype in settings.dtypes:
+        if not reducible(settings.backend, dtype, settings.redop):
+            raise UserError(
+                f"{settings.backend} cannot reduce {dtype} with {settings.redop}", help=possible(settings.backend)
+            )
 
 
 def reducible(backend: str, dtype: str, redop: str, torch: str | None = None) -> bool:

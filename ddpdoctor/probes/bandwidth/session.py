@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.bandwidth import describe_shared_gpus
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
-from ddpdoctor.probes.bandwidth.agreement import Disagreement, Proposal, agree
+from ddpdoctor.probes.agreement import propose, run_agreed
+from ddpdoctor.probes.bandwidth.cases import check_possible
 from ddpdoctor.probes.bandwidth.log import Log
-from ddpdoctor.probes.bandwidth.member import name_member, read_gpu, read_member
 from ddpdoctor.probes.bandwidth.nccl_logs import NcclLogs
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.model.bandwidth import Bench, Settings
+    from ddpdoctor.model.bandwidth import Bench, Member, Settings
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.probes.ranks import Ranks
 
-REPORT_LIMIT_S = 120.0
-"""Our choice: how long rank 0 may take to judge and draw. The first import of a plotting library takes seconds."""
 ABOVE_OURS = 3
 """torch's timeout is this many hang timeouts, so that the bench notices a hang first and says more."""
 LEAST_GROUP_LIMIT_S = 120.0
@@ -62,48 +60,24 @@ def run_rank(job: Job) -> int:
         raise _unreachable(job.launch, error) from error
 
 
-def run_wrong_rank(
-    launch: Launch, env: Mapping[str, str], error: UserError, limit_s: float, show_error: Callable[[UserError], None]
-) -> int:
-    """Report to rank 0 that this rank's command line is wrong, and return the exit status. All ranks may be wrong."""
-    proposal = Proposal(member=name_member(launch), settings=None, problem=error.message, help=error.help)
-    try:
-        with meet_ranks(launch, env, meet_limit_s=limit_s, limit_s=limit_s) as ranks:
-            try:
-                agree(ranks.conversation, proposal, launch.world_size, limit_s)
-            except Disagreement as disagreement:
-                return _end_disagreed(ranks, disagreement, show_error)
-    except StoreError:
-        pass  # the other ranks cannot be reached, so only the user is told
-    show_error(error)
-    return error.status
-
-
 def _take_part(job: Job, ranks: Ranks) -> int:
-    proposal = Proposal(
-        member=read_member(job.launch, job.env),
-        settings=job.settings,
-        gpu=read_gpu(job.launch.local_rank or 0, job.env),
-    )
-    try:
-        agreed = agree(ranks.conversation, proposal, job.launch.world_size, job.timeout_s)
-    except Disagreement as disagreement:
-        return _end_disagreed(ranks, disagreement, job.show_error)
-    log, tracker = Log(agreed.settings, agreed.members), Tracker()
-    nccl_logs = NcclLogs(agreed.settings.backend)
+    own = propose(job.launch, job.env, job.settings)
+
+    def run(backend: str, members: tuple[Member, ...]) -> int:
+        return _run(job, ranks, Log(replace(job.settings, backend=backend), members))
+
+    def check(backend: str) -> None:
+        check_possible(replace(job.settings, backend=backend))
+
+    return run_agreed(ranks, own, job.timeout_s, job.show_error, run, check=check)
+
+
+def _run(job: Job, ranks: Ranks, log: Log) -> int:
+    tracker, nccl_logs = Tracker(), NcclLogs(log.settings.backend)
     with Watcher(_watched(job, ranks.conversation, log, tracker, nccl_logs)):
         _read_machines(job, ranks.conversation, log)
         _measure(job, ranks, log, tracker, nccl_logs)
-    return ranks.end(lambda: job.report(log.bench()), REPORT_LIMIT_S)
-
-
-def _end_disagreed(ranks: Ranks, disagreement: Disagreement, show_error: Callable[[UserError], None]) -> int:
-    def tell() -> int:
-        show_error(disagreement)
-        return disagreement.status
-
-    # Do not wait for ranks that never came.
-    return ranks.end(tell, REPORT_LIMIT_S, others=lambda: ranks.conversation.add("came", 0) - 1)
+    return ranks.end(lambda: job.report(log.bench()))
 
 
 def _watched(job: Job, conversation: Conversation, log: Log, tracker: Tracker, nccl_logs: NcclLogs) -> Watched:

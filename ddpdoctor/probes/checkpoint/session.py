@@ -10,6 +10,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.checkpoint.distributed import is_distributed, read_distributed
 from ddpdoctor.probes.checkpoint.files import Looks, read_file
 from ddpdoctor.probes.checkpoint.neighbours import SUFFIXES, find_gaps, find_leftovers, list_folder
+from ddpdoctor.probes.load_torch import import_torch
 from ddpdoctor.probes.user_code import load_callable, users_turn
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Wanted:
 
 def read_checkpoints(wanted: Wanted, progress: Callable[[str], None]) -> Checkpoints:
     """Read all files. ``progress`` is called with each path before it is read. Raises ``UserError``."""
-    _import_torch()
+    import_torch()
     paths = tuple(path for given in wanted.paths for path in _expand(given))
     expected = None if wanted.model is None else read_expected(wanted.model)
     copies = _find_copies(paths, same=wanted.same)
@@ -53,15 +54,6 @@ def read_checkpoints(wanted: Wanted, progress: Callable[[str], None]) -> Checkpo
         leftovers=tuple(dict.fromkeys(_leftovers(paths, folders, set(wanted.paths)))),
         gaps=_unique_gaps(one for path in paths for one in find_gaps(path, folders[path.parent])),
     )
-
-
-def _import_torch() -> None:
-    try:
-        import torch  # noqa: F401 - loaded for what follows
-    except (ImportError, OSError) as error:
-        raise UserError(
-            f"torch cannot be imported: {error}", help="`ddpdoctor check-env` says what is wrong with it."
-        ) from error
 
 
 def _expand(path: Path) -> tuple[Path, ...]:

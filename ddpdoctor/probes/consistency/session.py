@@ -11,7 +11,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.trial import Participant, Rerun, Trial, TrialSettings
-from ddpdoctor.probes.consistency.agreement import agree, wish_of
+from ddpdoctor.probes.agreement import propose, run_agreed
 from ddpdoctor.probes.consistency.batches import choose_batches
 from ddpdoctor.probes.consistency.building import build, quiet_dropout, see_model
 from ddpdoctor.probes.consistency.comparing import GROUP, compare_moments, split
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 ABOVE_OURS = 3
 """torch's timeout is this many times ours, so that the trial notices a hang first and says more."""
-REPORT_LIMIT_S = 120.0
-"""Our choice: how long rank 0 may take to judge the trial and draw the report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +75,21 @@ def run_rank(job: Job) -> int:
 
 
 def _take_part(job: Job, ranks: Ranks) -> int:
-    word = agree(ranks, wish_of(job.launch, job.env, job.settings))
-    if word.settings is None:
-        problem = UserError(word.problem, help=word.help, status=word.status)
-        return ranks.end(lambda: _tell(job, problem), REPORT_LIMIT_S)
+    own = propose(job.launch, job.env, job.settings)
+    # Two builds of one version may compute other bits.
+    own = replace(own, asked=own.asked | {"the version of torch": own.member.torch})
+
+    def run(backend: str, members: tuple[Member, ...]) -> int:
+        return _run(job, replace(job.settings, backend=backend), members, ranks)
+
+    return run_agreed(ranks, own, job.settings.limit_s, job.show_error, run)
+
+
+def _run(job: Job, settings: TrialSettings, members: tuple[Member, ...], ranks: Ranks) -> int:
     with Watch(ranks, job.show_error) as watch:
-        watch.limit(word.settings.limit_s)
+        watch.limit(settings.limit_s)
         try:
-            trial = _Run(job, word.settings, word.members, ranks, watch).run()
+            trial = _Run(job, settings, members, ranks, watch).run()
         except UserError as error:
             watch.fail(error)
             raise
@@ -93,12 +98,7 @@ def _take_part(job: Job, ranks: Ranks) -> int:
         except Exception as error:
             watch.fail(UserError(f"a defect of ddpdoctor: {type(error).__name__}: {error}", status=ExitStatus.DEFECT))
             raise
-    return ranks.end(lambda: job.report(trial) if trial is not None else 0, REPORT_LIMIT_S)
-
-
-def _tell(job: Job, error: UserError) -> int:
-    job.show_error(error)
-    return error.status
+    return ranks.end(lambda: job.report(trial) if trial is not None else 0)
 
 
 class _Run:

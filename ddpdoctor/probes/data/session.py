@@ -13,6 +13,7 @@ from ddpdoctor.model.drawn import Drawn, Indices, Pass, RankDraws
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.probes.data.loaders import look_at
+from ddpdoctor.probes.load_torch import import_torch
 from ddpdoctor.probes.ranks import meet_ranks, unreachable
 from ddpdoctor.probes.user_code import load_callable, users_turn
 
@@ -122,8 +123,8 @@ def _tell(looked: Looked, rank: int, host: str, *, compared: bool) -> RankDraws:
 @contextmanager
 def _process_group(ranks: Ranks) -> Iterator[None]:
     """Provide a default process group: samplers ask it for rank and world size, and the user's code may wait in it."""
-    with _told_plainly():
-        from torch import distributed
+    import_torch()
+    from torch import distributed
 
     if not distributed.is_available() or distributed.is_initialized():
         yield
@@ -135,17 +136,6 @@ def _process_group(ranks: Ranks) -> Iterator[None]:
         if distributed.is_initialized():
             distributed.destroy_process_group()
         del store
-
-
-@contextmanager
-def _told_plainly() -> Iterator[None]:
-    """Turn a failed import of torch into a ``UserError``."""
-    try:
-        yield
-    except (ImportError, OSError) as error:
-        raise UserError(
-            f"torch cannot be imported: {error}", help="`ddpdoctor check-env` says what is wrong with it."
-        ) from error
 
 
 def _least_compared(everyone: Sequence[RankDraws]) -> int:

@@ -1,7 +1,7 @@
-"""Keeps torch's NCCL watchdog from ending a rank of the bench before the report is written.
+"""Imports torch, and keeps its NCCL watchdog from ending a rank before the report is written.
 
-Our own thread reports a collective that fails or times out, and ends the ranks together. Without this module, torch
-would do the following (``ProcessGroupNCCL`` of 2.6 to 2.15, and ``nccl2``, which is "nccl" from 2.15 on):
+Our own thread reports a collective that fails or times out, and ends the ranks together. Otherwise torch would do the
+following (``ProcessGroupNCCL`` of 2.6 to 2.15, and ``nccl2``, which is "nccl" from 2.15 on):
 
 - If ``TORCH_NCCL_ASYNC_ERROR_HANDLING`` is not 0, the watchdog throws in its own thread or calls abort() within a
   second of an error on another rank, which gives SIGABRT. torchrun sets it to 1 if the user has not set it. With
@@ -12,7 +12,10 @@ would do the following (``ProcessGroupNCCL`` of 2.6 to 2.15, and ``nccl2``, whic
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
+
+from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -31,3 +34,21 @@ def hold_watchdog(env: MutableMapping[str, str]) -> None:
         env[HANDLING] = "0"
     for name in OTHERS:
         env.setdefault(name, "0")
+
+
+def load_torch() -> None:
+    """Import torch on a rank that may use NCCL. Raises ``UserError`` if that fails."""
+    hold_watchdog(os.environ)
+    # torch reads this on import. Its C++ would only log peers that leave and names that do not resolve.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    import_torch()
+
+
+def import_torch() -> None:
+    """Import torch with its distributed package. Raises ``UserError`` if that fails."""
+    try:
+        import torch.distributed  # noqa: F401 - loaded for what follows
+    except (ImportError, OSError) as error:
+        raise UserError(
+            f"torch cannot be imported: {error}", help="`ddpdoctor check-env` says what is wrong with it."
+        ) from error

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ddpdoctor.probes.bandwidth.nccl_watchdog import FORMER_HANDLING, HANDLING, OTHERS, hold_watchdog
+from ddpdoctor.probes.load_torch import FORMER_HANDLING, HANDLING, OTHERS, hold_watchdog
 
 OFF = dict.fromkeys((HANDLING, *OTHERS), "0")
 UNDER_TORCHRUN = {"TORCHELASTIC_RUN_ID": "none"}
@@ -34,7 +34,7 @@ def test_what_the_user_has_set_stays(env, changed):
 
 def test_it_is_set_before_torch_is_there():
     code = (
-        "import os, sys, json; from ddpdoctor.probes.bandwidth.member import load_torch\n"
+        "import os, sys, json; from ddpdoctor.probes.load_torch import load_torch\n"
         "class See:\n"
         "    def find_spec(self, name, *_):\n"
         f"        if name == 'torch': print(json.dumps({{n: os.environ.get(n) for n in {sorted(OFF)}}})); sys.exit()\n"

@@ -1,16 +1,29 @@
 """What all ranks do, from what each wants and is."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.cli.allreduce_bench import Options
+from ddpdoctor.cli import allreduce_bench, check_consistency
 from ddpdoctor.cli.options import declared_by
+from ddpdoctor.exchange.conversation import Conversation
+from ddpdoctor.exchange.store import LocalStore
 from ddpdoctor.model.bandwidth import Collective, Member, Mode, Settings
-from ddpdoctor.model.errors import UserError
-from ddpdoctor.probes.bandwidth.agreement import AUTO, Proposal, find_differences, judge
-from ddpdoctor.probes.bandwidth.gpu_sharing import Gpu, lets_share, nccl_host
-from ddpdoctor.probes.bandwidth.wording import describe_settings
+from ddpdoctor.model.launch import Launch
+from ddpdoctor.model.node import Launcher
+from ddpdoctor.model.trial import TrialSettings
+from ddpdoctor.probes.agreement import (
+    Proposal,
+    describe_settings,
+    describe_versions,
+    find_differences,
+    judge,
+    run_agreed,
+)
+from ddpdoctor.probes.bandwidth.cases import check_possible
+from ddpdoctor.probes.gpus import AUTO, Gpu, lets_share, nccl_host
+from ddpdoctor.probes.ranks import Ranks
 
 SETTINGS = Settings(backend=AUTO)
 
@@ -20,7 +33,9 @@ def proposal(rank, *, settings=SETTINGS, gpu=None, problem="", **member):
         "host": "a", "local_rank": rank, "pid": 100 + rank, "device": "cpu", "device_name": "EPYC", "cores": 8,
         "version": "1.0", "torch": "2.13.0+cu128", "nccl": "2.27.3", **member,
     }  # fmt: skip
-    return Proposal(member=Member(rank=rank, **facts), settings=settings, gpu=gpu, problem=problem, help="so")
+    member = Member(rank=rank, **facts)
+    asked = {} if problem else describe_settings(settings) | describe_versions(member)
+    return Proposal(member=member, asked=asked, backend=settings.backend, gpu=gpu, problem=problem, help="so")
 
 
 def with_gpus(*uuids, settings=SETTINGS, nccl_hosts=None, may_share=()):
@@ -40,15 +55,15 @@ def with_gpus(*uuids, settings=SETTINGS, nccl_hosts=None, may_share=()):
 
 
 def refusal(proposals, world_size=None):
-    with pytest.raises(UserError) as error:
-        judge(proposals, world_size or len(proposals), 60)
-    return error.value
+    verdict = judge(proposals, world_size or len(proposals), 60)
+    assert verdict.members == ()
+    return verdict
 
 
 def test_nccl_where_every_rank_has_a_gpu_of_its_own():
     agreed = judge(with_gpus("x", "y"), 2, 60)
 
-    assert agreed.settings == replace(SETTINGS, backend="nccl")
+    assert agreed.backend == "nccl"
     assert [(member.device, member.device_name) for member in agreed.members] == [
         ("cuda:0", "H100"),
         ("cuda:1", "H100"),
@@ -59,12 +74,12 @@ def test_nccl_where_every_rank_has_a_gpu_of_its_own():
 def test_gloo_on_processors_elsewhere(uuids):
     agreed = judge(with_gpus(*uuids), 2, 60)
 
-    assert agreed.settings.backend == "gloo"
+    assert agreed.backend == "gloo"
     assert {(member.device, member.device_name) for member in agreed.members} == {("cpu", "EPYC")}
 
 
 def test_gloo_where_it_was_asked_for():
-    asked = [replace(one, settings=Settings(backend="gloo")) for one in with_gpus("x", "y")]
+    asked = with_gpus("x", "y", settings=Settings(backend="gloo"))
 
     assert {member.device for member in judge(asked, 2, 60).members} == {"cpu"}
 
@@ -87,14 +102,14 @@ ON_NCCL = Settings(backend="nccl")
 def test_a_shared_gpu_is_allowed_where_nccl_allows_it(uuids, nccl_hosts, may_share, shares):
     agreed = judge(with_gpus(*uuids, settings=ON_NCCL, nccl_hosts=nccl_hosts, may_share=may_share), len(uuids), 60)
 
-    assert agreed.settings.backend == "nccl"
+    assert agreed.backend == "nccl"
     assert tuple(member.gpu_ranks for member in agreed.members) == shares
 
 
 def test_nobody_gets_nccl_on_a_shared_gpu_without_asking():
     agreed = judge(with_gpus("x", "x", nccl_hosts=("0", "1")), 2, 60)
 
-    assert (agreed.settings.backend, [member.gpu_ranks for member in agreed.members]) == ("gloo", [1, 1])
+    assert (agreed.backend, [member.gpu_ranks for member in agreed.members]) == ("gloo", [1, 1])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +126,7 @@ def test_nobody_gets_nccl_on_a_shared_gpu_without_asking():
 def test_nccl_that_would_refuse_is_refused_first(uuids, nccl_hosts, may_share, who):
     error = refusal(with_gpus(*uuids, settings=ON_NCCL, nccl_hosts=nccl_hosts, may_share=may_share))
 
-    assert error.message == f"--backend nccl needs a GPU of its own for every rank; {who}"
+    assert error.problem == f"--backend nccl needs a GPU of its own for every rank; {who}"
     assert ("NCCL_HOSTID" in error.help) is ("share" in who)
 
 
@@ -176,18 +191,21 @@ def test_versions_that_differ(member, words):
     assert find_differences([proposal(0), proposal(1, **member)]) == words
 
 
-def test_every_setting_is_compared_and_called_as_the_option_is():
-    described = describe_settings(SETTINGS)
+@pytest.mark.parametrize(
+    ("settings", "verb"), [(SETTINGS, allreduce_bench), (TrialSettings(model="m:f"), check_consistency)]
+)
+def test_every_setting_is_compared_and_called_as_the_option_is(settings, verb):
+    described = describe_settings(settings)
 
-    assert len(described) == len(Settings.__dataclass_fields__)
-    assert described.keys() <= {name for one in declared_by(Options) for name in one.names}
+    assert len(described) == len(type(settings).__dataclass_fields__)
+    assert described.keys() <= {name for one in declared_by(verb.Options) for name in one.names}
     assert all(described.values())
 
 
 def test_those_that_did_not_come_are_named():
     error = refusal([proposal(0), proposal(3)], world_size=5)
 
-    assert (error.message, error.status) == ("ranks 1, 2, 4 did not come within 60 s", 4)
+    assert (error.problem, error.status) == ("ranks 1, 2, 4 did not come within 60 s", 4)
 
 
 @pytest.mark.parametrize(
@@ -201,16 +219,43 @@ def test_those_that_did_not_come_are_named():
     ],
 )
 def test_a_wrong_command_line_is_told_with_its_rank_unless_all_have_it(problems, world_size, message):
-    proposals = [
-        proposal(rank, problem=problem, settings=None if problem else SETTINGS) for rank, problem in enumerate(problems)
-    ]
+    proposals = [proposal(rank, problem=problem) for rank, problem in enumerate(problems)]
 
-    assert refusal(proposals, world_size).message == message
+    assert refusal(proposals, world_size).problem == message
+
+
+@pytest.mark.parametrize(
+    ("problems", "told"),
+    [(("", "bad"), ["rank 1: bad"]), (("bad", ""), ["rank 0: bad"]), (("bad", "bad"), ["bad"]), (("", ""), [])],
+)
+def test_rank_0_tells_why_nothing_runs_and_all_ranks_end_alike(problems, told):
+    launch = Launch(launcher=Launcher.ENVIRONMENT, run="", world_size=2)
+    talk, shown, ran = Conversation(LocalStore()), [[], []], []
+
+    def take_part(rank):
+        ranks = Ranks(replace(launch, rank=rank), talk, 30)
+
+        def run(*agreed):
+            ran.append(agreed)
+            return 0
+
+        own = proposal(rank, problem=problems[rank])
+        return run_agreed(ranks, own, 30, lambda error: shown[rank].append(error.message), run)
+
+    with ThreadPoolExecutor() as pool:
+        statuses = list(pool.map(take_part, range(2)))
+
+    assert (statuses, shown) == ([2 if told else 0] * 2, [told, []])
+    assert [(backend, len(members)) for backend, members in ran] == ([] if told else [("gloo", 2)] * 2)
 
 
 def test_what_the_chosen_backend_cannot_reduce_is_refused():
-    settings = Settings(backend=AUTO, dtypes=("int32",), redop="avg")
+    settings = Settings(dtypes=("int32",), redop="avg")
 
-    assert "gloo cannot reduce int32 with avg" in refusal([proposal(0, settings=settings)]).message
-    only_moved = replace(settings, collectives=(Collective.ALL_GATHER,))
-    assert judge([proposal(0, settings=only_moved)], 1, 60).settings.backend == "gloo"
+    def check(backend):
+        check_possible(replace(settings, backend=backend))
+
+    refused = judge([proposal(0)], 1, 60, check)
+    assert ("gloo cannot reduce int32 with avg" in refused.problem, refused.status) == (True, 2)
+    settings = replace(settings, collectives=(Collective.ALL_GATHER,))
+    assert judge([proposal(0)], 1, 60, check).backend == "gloo"
