@@ -19,7 +19,7 @@ class Volume:
 
     path: str
     purpose: str
-    """Such as "TMPDIR", "working directory"."""
+    """Such as "temporary files, working directory", for people to read."""
     fstype: str | None
     total_bytes: int
     free_bytes: int
@@ -28,6 +28,10 @@ class Volume:
     """Measured with --deep; MB is 1e6 bytes."""
     error: str | None = None
     """Why it could not be read: "did not answer within 2 s". Sizes are 0 then."""
+    temporary: bool = False
+    """Whether it is for temporary files."""
+    timed_out: bool = False
+    """It did not answer in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,7 @@ class Limits:
     volumes: tuple[Volume, ...]
     somaxconn: int | None
     numa_nodes: int
+    """Number of memory nodes, also of those without processors, such as a GPU's."""
     numa_balancing: int | None
     nproc_applies: bool = True
     """False for root, because RLIMIT_NPROC does not apply to it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.reading import known
-from ddpdoctor.rules.ifname import is_ignored, parse_gloo_names, parse_nccl_names
+from ddpdoctor.rules.nccl_list import parse_nccl_list
 from ddpdoctor.rules.settings import find_setting
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
+IGNORED_LENGTH = 1
+"""NCCL and Gloo ignore a value of one character: `strlen(env) > 1` (nccl src/misc/socket.cc, torch
+ProcessGroupGloo)."""
 NCCL_ORDER = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 """What NCCL tries in turn if nothing is set (ncclFindInterfaces, src/misc/socket.cc, 2.30). Between the first two it
 tries the subnet of NCCL_COMM_ID. It excludes none of cni*, flannel*, veth*, tailscale*, wg*."""
@@ -101,7 +104,7 @@ def pick_nccl(node: Node, process: Process, network: Network) -> tuple[Pick, ...
 
 def match_nccl(network: Network, names: str, family: int | None) -> tuple[Pick, ...]:
     """Return the interfaces that a value allows and that run and have an address: all IPv4 first, each once."""
-    wanted = parse_nccl_names(names)
+    wanted = parse_nccl_list(names)
     found: dict[str, Pick] = {}
     for pick in _addresses(network):
         takes = pick.interface.running and family in {None, pick.ip.version} and wanted.takes(pick.interface.name)
@@ -137,6 +140,16 @@ def pick_gloo(process: Process, network: Network, own: Lookup | None) -> tuple[P
         return None if own is None else _pick_by_name(network, own)
     picks = [_first_address(network, name) for name in parse_gloo_names(text)]
     return tuple(pick for pick in picks if pick is not None) if all(picks) else ()
+
+
+def is_ignored(text: str) -> bool:
+    """Say whether NCCL and Gloo treat the variable as not set."""
+    return len(text) <= IGNORED_LENGTH
+
+
+def parse_gloo_names(text: str) -> tuple[str, ...]:
+    """Return the names of a value: a plain list that keeps white space. A comma at its end makes no empty name."""
+    return tuple(text.removesuffix(",").split(","))
 
 
 def _first_address(network: Network, name: str) -> Pick | None:

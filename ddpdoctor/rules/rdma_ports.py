@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import Unread, Why
-from ddpdoctor.rules.hca_filter import HcaFilter, parse_hca_filter
+from ddpdoctor.rules.nccl_list import NcclList, parse_nccl_list
 from ddpdoctor.rules.settings import find_setting
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def words(names: Sequence[str]) -> str:
     return name_list(tuple(dict.fromkeys(names)))
 
 
-def hca_filter(node: Node) -> HcaFilter:
+def hca_filter(node: Node) -> NcclList:
     """Return what NCCL_IB_HCA of the node's first process allows: everything if it is not set."""
     setting = find_setting(node, node.first, "NCCL_IB_HCA")
-    return parse_hca_filter(setting.value if setting is not None else "")
+    return parse_nccl_list(setting.value if setting is not None else "")
 
 
 def chosen_ports(node: Node, rdma: Rdma) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:

@@ -6,6 +6,7 @@ import os
 import re
 import tempfile
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.bounded import ask_side_by_side
@@ -22,6 +23,7 @@ WRITE_LIMIT_S = 4.0
 BLOCK = bytes(4 << 20)
 MAX_WRITE_BYTES = 256 << 20
 """Our choice: enough to exceed a disk's caches, and little enough that nobody notices."""
+TEMPORARY = frozenset({"temporary files", "/tmp"})  # noqa: S108 - purposes, no files
 FREE_SHARE = 4
 """We write at most one part in this many of the free space."""
 
@@ -34,7 +36,10 @@ def read_volumes(system: System, *, deep: bool) -> tuple[Volume, ...]:
         mount, _ = mount_of(system, path)
         purposes.setdefault(mount, []).append(purpose)
         paths.setdefault(mount, path)
-    return tuple(read_volume(system, path, ", ".join(purposes[mount]), deep=deep) for mount, path in paths.items())
+    return tuple(
+        replace(read_volume(system, path, ", ".join(of), deep=deep), temporary=not TEMPORARY.isdisjoint(of))
+        for path, of in zip(paths.values(), purposes.values(), strict=True)
+    )
 
 
 def _places(system: System) -> list[tuple[str, str]]:
@@ -94,6 +99,7 @@ def read_volume(system: System, path: str, purpose: str, *, deep: bool) -> Volum
         writable=writable,
         write_mb_s=speed,
         error=_why_not(size),
+        timed_out=size.timed_out,
     )
 
 

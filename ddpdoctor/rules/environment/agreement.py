@@ -49,9 +49,10 @@ def check_ws_same(fleet: Fleet) -> Answer:
     ## How it is recognized
 
     It is an error for `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, for `NCCL_ALGO` and `NCCL_PROTO`, and for
-    `TORCH_DISTRIBUTED_DEBUG` if it is DETAIL on some ranks only. It is a warning for the other variables that must
-    agree. NCCL's values count wherever they come from: the environment, or else `NCCL_CONF_FILE`, `~/.nccl.conf` and
-    `/etc/nccl.conf` of that host. A variable that is set on some ranks and unset on others counts as different.
+    `TORCH_DISTRIBUTED_DEBUG` if it is DETAIL on some ranks only; with other values of it this is an info. It is
+    a warning for the other variables that must agree. NCCL's values count wherever they come from: the environment, or
+    else `NCCL_CONF_FILE`, `~/.nccl.conf` and `/etc/nccl.conf` of that host. A variable that is set on some ranks and
+    unset on others counts as different.
 
     ## What else looks like it
 

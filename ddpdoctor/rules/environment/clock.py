@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Fleet, Node
     from ddpdoctor.model.software import Software
 
+    Offsets = list[tuple[Node, float]]
+    """Nodes, and the seconds by which their clocks are ahead of rank 0's."""
+
 FAR_OFF_S = 15.0
 """The c10d rendezvous sends a keep-alive every 5 s and takes a node for dead after 3 missing ones. It compares wall
 clocks of two hosts (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, _sanitize). Our test with --nnodes 2:
@@ -63,7 +66,7 @@ def check_clock(fleet: Fleet) -> Answer:
     """
     read = fleet.each(lambda node: node.clock)
     several = len(fleet.nodes) > 1 or (fleet.nnodes or 1) > 1
-    loose = [node for node, clock in read if clock.synchronised is False]
+    loose = [node for node, _ in read if _is_loose(node)]
     if not several:
         return passed(f"one node only; whether the kernel keeps its clock synchronised: {_kernel_says(read[0][1])}")
     offsets = _offsets(read)
@@ -71,8 +74,18 @@ def check_clock(fleet: Fleet) -> Answer:
         return judged(_unsynchronised(loose, None), "the clocks could not be compared")
     values = [value for _, value in offsets]
     spread = max(values) - min(values)
-    problems = _who_is_off(offsets, loose) or _unsynchronised(loose, spread)
+    problems = _who_is_off(offsets) or _unsynchronised(loose, spread)
     return judged(problems, f"{len(offsets)} clocks within {spread:.2f} s")
+
+
+def _is_loose(node: Node) -> bool:
+    clock = known(node.clock)
+    return clock is not None and clock.synchronised is False
+
+
+def _hosts(offsets: Offsets) -> tuple[str, ...]:
+    """Return the hosts, each once: two nodes may have the same name, as containers on one host do."""
+    return tuple(dict.fromkeys(node.host for node, _ in offsets))
 
 
 def _kernel_says(clock: Clock) -> str:
@@ -80,46 +93,43 @@ def _kernel_says(clock: Clock) -> str:
     return words[clock.synchronised]
 
 
-Offsets = list[tuple[str, float]]
-"""Host and seconds. Two nodes may have the same name, as containers on one host do."""
-
-
 def _offsets(read: Sequence[tuple[Node, Clock]]) -> Offsets:
     """Return each clock's offset from rank 0's. Rank 0's own node gets 0 if another node was compared with it."""
-    found = [(node.host, clock.offset_s) for node, clock in read if clock.offset_s is not None]
+    found = [(node, clock.offset_s) for node, clock in read if clock.offset_s is not None]
     if found and read[0][1].offset_s is None:
-        found.insert(0, (read[0][0].host, 0.0))
+        found.insert(0, (read[0][0], 0.0))
     return found
 
 
-def _who_is_off(offsets: Offsets, loose: list[Node]) -> list[Problem]:
+def _who_is_off(offsets: Offsets) -> list[Problem]:
     if len(offsets) == 2:
-        return _one_of_two(offsets[0], offsets[1], {node.host for node in loose})
+        return _one_of_two(offsets)
     middle = median(value for _, value in offsets)
-    off = [(host, value - middle) for host, value in offsets if abs(value - middle) > OFF_S]
+    off = [(node, value - middle) for node, value in offsets if abs(value - middle) > OFF_S]
     far = [one for one in off if abs(one[1]) >= FAR_OFF_S]
     rest = [one for one in off if one not in far]
     groups = [(far, Severity.ERROR), (rest, Severity.WARNING)]
     return [_off(those, severity, Confidence.HIGH) for those, severity in groups if those]
 
 
-def _one_of_two(one: tuple[str, float], other: tuple[str, float], loose: set[str]) -> list[Problem]:
+def _one_of_two(offsets: Offsets) -> list[Problem]:
     """Blame the host whose clock is not synchronized. If that is both or neither, blame both."""
-    behind, ahead = sorted([one, other], key=lambda each: each[1])
+    behind, ahead = sorted(offsets, key=lambda one: one[1])
     apart = ahead[1] - behind[1]
     if apart <= OFF_S:
         return []
     severity = Severity.ERROR if apart >= FAR_OFF_S else Severity.WARNING
-    suspects = [(host, sign * apart) for (host, _), sign in ((ahead, 1), (behind, -1)) if host in loose]
+    suspects = [(node, sign * apart) for (node, _), sign in ((ahead, 1), (behind, -1)) if _is_loose(node)]
     if len(suspects) == 1:
         return [_off(suspects, severity, Confidence.MEDIUM)]
     return [
         Problem(
-            summary=f"The clock of {ahead[0]} is {apart:.1f} s ahead of that of {behind[0]}{_consequence(severity)}",
+            summary=f"The clock of {ahead[0].host} is {apart:.1f} s ahead of that of {behind[0].host}"
+            f"{_consequence(severity)}",
             fix=_SET_CLOCK,
             severity=severity,
             confidence=Confidence.LOW,
-            hosts=tuple(dict.fromkeys([one[0], other[0]])),
+            hosts=_hosts(offsets),
         )
     ]
 
@@ -135,16 +145,16 @@ def _consequence(severity: Severity) -> str:
 
 def _off(offsets: Offsets, severity: Severity, confidence: Confidence) -> Problem:
     worst_first = sorted(offsets, key=lambda one: -abs(one[1]))
-    hosts, worst = tuple(host for host, _ in worst_first), worst_first[0][1]
+    hosts, worst = _hosts(worst_first), worst_first[0][1]
     way = "ahead of" if worst > 0 else "behind"
     who = f"clock of {hosts[0]} is" if len(hosts) == 1 else f"clocks of {name_list(hosts)} are up to"
     return Problem(
         summary=f"The {who} {abs(worst):.1f} s {way} the others{_consequence(severity)}",
-        evidence=tuple(f"{host}: {value:+.1f} s" for host, value in worst_first[:8]),
+        evidence=tuple(f"{node.host}: {value:+.1f} s" for node, value in worst_first[:8]),
         fix=_SET_CLOCK,
         severity=severity,
         confidence=confidence,
-        hosts=tuple(dict.fromkeys(hosts)),
+        hosts=hosts,
     )
 
 

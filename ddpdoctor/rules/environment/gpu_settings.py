@@ -239,20 +239,21 @@ def check_compute_mode(node: Node) -> Answer:
         return skipped("no GPU here has a compute mode")
     exclusive = [gpu for gpu in gpus if (gpu.compute_mode or "").startswith("exclusive")]
     pids = {process.pid for process in node.processes}
+    shut = [gpu for gpu in gpus if gpu.compute_mode == "prohibited"]
+    taken = [gpu for gpu in exclusive if _strangers(gpu, pids)]
+    wanted = [gpu for gpu in exclusive if len(ranks_on(node, [gpu])) > 1]
+    stranger = f"{verb(taken, 'takes', 'take')} one process alone, and {verb(taken, 'has', 'have')} one that is not of"
+    several = f"{verb(wanted, 'takes', 'take')} one process alone, and several ranks come to"
     rows: tuple[tuple[list[Gpu], str, Callable[[Gpu], str]], ...] = (
+        (shut, "may not be computed on: the compute mode is prohibited", lambda _: "compute mode prohibited"),
         (
-            [gpu for gpu in gpus if gpu.compute_mode == "prohibited"],
-            "may not be computed on: the compute mode is prohibited",
-            lambda _: "compute mode prohibited",
-        ),
-        (
-            [gpu for gpu in exclusive if _strangers(gpu, pids)],
-            "takes one process alone, and has one that is not of this job",
+            taken,
+            f"{stranger} this job",
             lambda gpu: f"compute mode {gpu.compute_mode}, pids {', '.join(map(str, _strangers(gpu, pids)))}",
         ),
         (
-            [gpu for gpu in exclusive if len(ranks_on(node, [gpu])) > 1],
-            "takes one process alone, and several ranks come to it",
+            wanted,
+            f"{several} {verb(wanted, 'it', 'each of them')}",
             lambda gpu: f"compute mode {gpu.compute_mode}, {len(ranks_on(node, [gpu]))} ranks",
         ),
     )

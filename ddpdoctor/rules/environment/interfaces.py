@@ -8,8 +8,8 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import need
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
-from ddpdoctor.rules.ifname import MARKS, is_ignored, parse_gloo_names, parse_nccl_names
-from ddpdoctor.rules.interface_choice import best_interface, choose, export
+from ddpdoctor.rules.interface_choice import best_interface, choose, export, is_ignored, parse_gloo_names
+from ddpdoctor.rules.nccl_list import MARKS, parse_nccl_list
 from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.settings import find_setting
 
@@ -112,7 +112,7 @@ def _why_not(name: str, setting: Setting, there: set[str]) -> str:
 
 
 def _judge_nccl(network: Network, process: Process, setting: Setting) -> Iterator[Problem]:
-    wanted = parse_nccl_names(setting.value)
+    wanted = parse_nccl_list(setting.value)
     fitting = [one.name for one in network.interfaces if wanted.takes(one.name)]
     evidence = (f"interfaces: {', '.join(one.name for one in network.interfaces)}",)
     if not fitting:
@@ -124,9 +124,9 @@ def _judge_nccl(network: Network, process: Process, setting: Setting) -> Iterato
             ranks=ranks_of([process]),
             kind=setting.kind,
         )
-    elif wanted.stray_marks:
+    elif wanted.marked:
         yield Problem(
-            summary=f"{setting}: NCCL reads ^ and = before the first name alone, and takes {wanted.stray_marks[0]} for "
+            summary=f"{setting}: NCCL reads ^ and = before the first name alone, and takes {wanted.marked[0]} for "
             "a name",
             evidence=(*evidence, f"as it stands it lets through: {', '.join(fitting)}"),
             fix=f"export {NCCL}={_with_marks_once(setting.value)}",
@@ -203,12 +203,12 @@ def _gloo_down(node: Node, network: Network) -> Iterator[Problem]:
 
 def _nccl_down(node: Node, network: Network, *, others: bool) -> Iterator[Problem]:
     """Yield unusable interfaces that NCCL_SOCKET_IFNAME names in full, or all that match if no usable one is left."""
-    wanted = parse_nccl_names(_text(node, NCCL))
-    if wanted.exclude or not wanted.names:
+    wanted = parse_nccl_list(_text(node, NCCL))
+    if wanted.exclude or not wanted.entries:
         return
     fitting = [one for one in network.interfaces if wanted.takes(one.name)]
     unusable = [one for one in fitting if not one.addresses or not one.running]
-    named = [one for one in unusable if one.name in wanted.names] if others else unusable
+    named = [one for one in unusable if wanted.names(one.name)] if others else unusable
     for interface in named:
         yield _down(
             "NCCL", interface, network, f"{NCCL}={_text(node, NCCL)}", severity=Severity.WARNING if others else None

@@ -247,17 +247,16 @@ def _volume_words(volume: Volume) -> str:
 
 def _judge_volume(volume: Volume) -> Problem | None:
     place = f"{volume.path} ({volume.purpose})"
-    temporary = "temporary files" in volume.purpose or "/tmp" in volume.purpose  # noqa: S108 - a purpose, no file
-    elsewhere = "export TMPDIR=/path/on/another/disk" if temporary else f"make room: du -xh --max-depth=1 {volume.path}"
+    elsewhere = (
+        "export TMPDIR=/path/on/another/disk" if volume.temporary else f"make room: du -xh --max-depth=1 {volume.path}"
+    )
     if volume.error:
         return Problem(
-            summary=f"{place} cannot be used: it {volume.error}"
-            if "answer" in volume.error
-            else f"{place}: {volume.error}",
+            summary=f"{place}{' cannot be used: it' if volume.timed_out else ':'} {volume.error}",
             fix=f"look at its server or mount: grep {volume.path} /proc/mounts",
         )
     if not volume.writable:
-        return Problem(summary=f"{place} may not be written to", fix=elsewhere) if temporary else None
+        return Problem(summary=f"{place} may not be written to", fix=elsewhere) if volume.temporary else None
     if volume.free_bytes < MIN_FREE_BYTES:
         summary = f"{place} is nearly full: less than {format_about(MIN_FREE_BYTES)} is left for this user"
         left = f"{format_about(volume.free_bytes)} of {format_about(volume.total_bytes)} left"

@@ -10,8 +10,7 @@ from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged
 from ddpdoctor.rules.environment.processes import merge_equal
-from ddpdoctor.rules.ifname import is_ignored
-from ddpdoctor.rules.interface_choice import best_interface, export, pick_gloo
+from ddpdoctor.rules.interface_choice import best_interface, export, is_ignored, pick_gloo
 from ddpdoctor.rules.node_count import has_several_nodes
 from ddpdoctor.rules.registry import Group, rule
 
@@ -158,7 +157,7 @@ def _hosts_line(fleet: Fleet, node: Node) -> str:
     address = _first_address(network, best) if network is not None and best is not None else "127.0.1.1"
     if best is not None and len(fleet.nodes) > 1:
         address = f"$(ip -o address show {best} | awk '{{print $4}}' | cut -d/ -f1 | head -n 1)"
-    return f'echo "{address} $(hostname)" >> /etc/hosts (as root)'
+    return f'echo "{address} $(hostname)" | sudo tee -a /etc/hosts'
 
 
 def _first_address(network: Network, name: str) -> str:

@@ -76,7 +76,11 @@ def _taken(use: PortUse) -> Problem:
         )
     who = use.owner or "a process that this user may not see"
     number = f" (process {use.owner_pid})" if use.owner_pid is not None else ""
-    stop = f"kill {use.owner_pid}" if use.owner_pid is not None else f"ss -ltnp sport = :{use.port} as root shows whose"
+    stop = (
+        f"kill {use.owner_pid}"
+        if use.owner_pid is not None
+        else f"sudo ss -ltnp sport = :{use.port}; end what it shows"
+    )
     return Problem(
         summary=f"MASTER_PORT {use.port} is taken by another process: rank 0 ends with EADDRINUSE",
         evidence=(f"{who}{number} listens on it",),

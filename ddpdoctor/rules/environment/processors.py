@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
 
 MANY_MORE = 2
-"""Our choice: with a quota below half of the CPUs that a process sees, its threads wait most of the time."""
+"""Our choice: with a quota of at most half of the CPUs that a process sees, its threads wait most of the time."""
 
 
 @rule(

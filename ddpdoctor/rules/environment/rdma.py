@@ -15,7 +15,7 @@ from ddpdoctor.rules.registry import Group, rule
 if TYPE_CHECKING:
     from ddpdoctor.model.links import Rdma, RdmaDevice, RdmaPort
     from ddpdoctor.model.node import Node
-    from ddpdoctor.rules.hca_filter import HcaFilter
+    from ddpdoctor.rules.nccl_list import NcclList
 
 DARK_CARDS = 4
 """Our choice: one or two InfiniBand cards without a cable are spares, but nobody leaves four unplugged."""
@@ -82,7 +82,7 @@ def check_ib_state(node: Node) -> Answer:
 
 
 def _fault(
-    device: RdmaDevice, port: RdmaPort, ports: list[tuple[RdmaDevice, RdmaPort]], wanted: HcaFilter
+    device: RdmaDevice, port: RdmaPort, ports: list[tuple[RdmaDevice, RdmaPort]], wanted: NcclList
 ) -> Severity | None:
     if is_active(port) or not wanted.takes(device.name, port.port) or device.virtual_function:
         return None

@@ -157,7 +157,7 @@ def _unlock(node: Node, limit: Limit) -> str:
         )
     return (
         "docker run --ulimit memlock=-1 … in a container; else: "
-        "echo '* - memlock unlimited' > /etc/security/limits.d/rdma.conf, and log in again"
+        "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf, and log in again"
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.hca_filter import HcaFilter, HcaToken, parse_hca_filter
+from ddpdoctor.rules.nccl_list import Entry, NcclList, parse_nccl_list
 from ddpdoctor.rules.rdma_ports import VERBS_LAYERS, each_port, is_active, label, network_ports, words
 from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.settings import Setting, find_setting
@@ -61,11 +61,11 @@ def check_ib_hca_env(node: Node) -> Answer:
     ports = [(device, port) for device, port in each_port(node.rdma) if port.link_layer in VERBS_LAYERS]
     if not ports:
         return skipped("the RDMA devices here are neither InfiniBand nor Ethernet: NCCL_IB_HCA does not apply to them")
-    wanted = parse_hca_filter(setting.value)
+    wanted = parse_nccl_list(setting.value)
     taken = [label(device, port) for device, port in ports if wanted.takes(device.name, port.port)]
     if not taken:
         return judged([_nothing(setting, wanted, ports)], f"{setting} matches no port")
-    problems = [problem for token in wanted.tokens for problem in _token_problems(setting, wanted, token, ports)]
+    problems = [problem for entry in wanted.entries for problem in _entry_problems(setting, wanted, entry, ports)]
     return judged(problems, f"{setting} takes {len(taken)} of {len(ports)} ports: {words(taken)}")
 
 
@@ -83,7 +83,7 @@ def _without_device(node: Node, unread: Unread, setting: Setting | None) -> Answ
     return judged([problem], ABSENT)
 
 
-def _nothing(setting: Setting, wanted: HcaFilter, ports: Ports) -> Problem:
+def _nothing(setting: Setting, wanted: NcclList, ports: Ports) -> Problem:
     names = [device.name for device, _ in ports]
     all_of_them = ",".join(dict.fromkeys(names))
     what = "excludes every RDMA device" if wanted.exclude else "matches no RDMA device"
@@ -95,40 +95,39 @@ def _nothing(setting: Setting, wanted: HcaFilter, ports: Ports) -> Problem:
     )
 
 
-def _second_mark(wanted: HcaFilter) -> tuple[str, ...]:
-    marked = [str(token) for token in wanted.tokens if token.name.startswith(("=", "^"))]
-    return (f"= and ^ stand once, before the whole list: not in {words(marked)}",) if marked else ()
+def _second_mark(wanted: NcclList) -> tuple[str, ...]:
+    return (f"= and ^ stand once, before the whole list: not in {words(wanted.marked)}",) if wanted.marked else ()
 
 
-def _token_problems(setting: Setting, wanted: HcaFilter, token: HcaToken, ports: Ports) -> list[Problem]:
+def _entry_problems(setting: Setting, wanted: NcclList, entry: Entry, ports: Ports) -> list[Problem]:
     matched = [
-        device.name for device, port in ports if token.matches(device.name, port.port, exact=wanted.exact)
+        device.name for device, port in ports if wanted.matches(entry, device.name, port.port)
     ]  # one name for each port
     names = tuple(dict.fromkeys(matched))
     if not names:
-        return [_stray(setting, wanted, token, ports)]
-    if wanted.exact or token.name not in names or len(names) == 1:
+        return [_stray(setting, wanted, entry, ports)]
+    if wanted.exact or entry.name not in names or len(names) == 1:
         return []
-    more = [name for name in names if name != token.name and not wanted.names(name)]
-    return [_too_many(setting, wanted, token, more)] if more else []
+    more = [name for name in names if name != entry.name and not wanted.names(name)]
+    return [_too_many(setting, wanted, entry, more)] if more else []
 
 
-def _stray(setting: Setting, wanted: HcaFilter, token: HcaToken, ports: Ports) -> Problem:
+def _stray(setting: Setting, wanted: NcclList, entry: Entry, ports: Ports) -> Problem:
     return Problem(
-        summary=f"{token} in {setting} matches no RDMA device of this machine",
+        summary=f"{entry} in {setting} matches no RDMA device of this machine",
         evidence=(f"devices here: {words([device.name for device, _ in ports])}", *_second_mark(wanted)),
-        fix=f"take {token} out of NCCL_IB_HCA, or see why the device is missing: ls /sys/class/infiniband",
+        fix=f"take {entry} out of NCCL_IB_HCA, or see why the device is missing: ls /sys/class/infiniband",
         severity=Severity.WARNING,
         kind=setting.kind,
     )
 
 
-def _too_many(setting: Setting, wanted: HcaFilter, token: HcaToken, more: list[str]) -> Problem:
+def _too_many(setting: Setting, wanted: NcclList, entry: Entry, more: list[str]) -> Problem:
     mark = "^=" if wanted.exclude else "="
-    listed = ",".join(str(one) for one in wanted.tokens)
+    listed = ",".join(str(one) for one in wanted.entries)
     what = "excludes" if wanted.exclude else "takes"
     return Problem(
-        summary=f"{token} in {setting} also {what} {words(more)}: entries are beginnings of names",
+        summary=f"{entry} in {setting} also {what} {words(more)}: entries are beginnings of names",
         evidence=(f"= before the list makes them whole names: {mark}{listed}",),
         fix=f"export NCCL_IB_HCA={mark}{listed}"
         if setting.path is None

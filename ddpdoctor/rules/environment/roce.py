@@ -163,16 +163,10 @@ def _entry_fault(port: RdmaPort, index: int) -> tuple[str, Severity] | None:
         return "an entry whose kind cannot be read here, as one of another container,", Severity.WARNING
     if gid.type != V2:
         return "a RoCE v1 entry", Severity.ERROR if _routes(port, "IPv4") else Severity.WARNING
-    own = {other.netdev for other in port.gids} & set(_own(port))
-    if own and gid.netdev not in own:
+    own = next((entry.netdev for entry in port.gids if entry.netdev), None)  # of the port itself, or of its bond
+    if own and gid.netdev != own:
         return f"an entry of another interface ({gid.netdev})", Severity.WARNING
     return None
-
-
-def _own(port: RdmaPort) -> tuple[str, ...]:
-    """Return the interface of a port's first entry that has one. For a bond, that is the bond."""
-    first = next((gid.netdev for gid in port.gids if gid.netdev), None)
-    return (first,) if first else ()
 
 
 def _right_index(ports: Ports) -> str:

@@ -50,10 +50,11 @@ def check_shm(node: Node) -> Answer:
 
     | /dev/shm | severity |
     |---|---|
-    | less than 64 MiB in all, or not writable | error |
+    | not there, less than 64 MiB in all, or not writable | error |
     | 64 MiB, what Docker and Kubernetes give | warning; an error while loader workers run here |
     | below 512 MiB, where DeepSpeed's ds_report warns | warning |
     | below 2 GiB (our choice) while loader workers run here | warning |
+    | large enough, and less than 64 MiB of it is free | warning |
 
     Files of torch and NCCL that are older than ten minutes and whose owners have ended are a warning if they fill a
     tenth of /dev/shm or more, otherwise an info. The check looks for them only if it can see all processes of the

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import first_names, name_list
+from ddpdoctor.model.rank_words import first_names, name_list, rank_list
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.visible_devices import VARIABLE, read_visible
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.environment.processes import ranks_of
 from ddpdoctor.rules.pci_devices import by_bus_id, describe, gpus_of, is_gpu, is_nic
 from ddpdoctor.rules.rdma_ports import network_ports
 from ddpdoctor.rules.registry import Group, rule
@@ -213,20 +214,25 @@ def _is_far(process: Process, gpu: PciDevice) -> bool:
 
 
 def _far(far: list[tuple[Process, PciDevice]]) -> Problem:
-    ranks = tuple(process.rank for process, _ in far if process.rank is not None)
-    one = len(far) == 1
-    who = f"{'Rank' if one else 'Ranks'} {name_list([str(rank) for rank in ranks])}" if ranks else "This process"
+    ranks = ranks_of(process for process, _ in far)
+    one, near = len(far) == 1, far[0][1].numa_node or 0
+    who = name_list([*([rank_list(ranks)] if ranks else []), *(_name(p) for p, _ in far if p.rank is None)])
     return Problem(
-        summary=f"{who} may run only on CPUs of another NUMA node than {'its GPU' if one else 'their GPUs'}",
+        summary=f"{who[0].upper()}{who[1:]} may run only on CPUs of another NUMA node than "
+        f"{'its GPU' if one else 'their GPUs'}",
         evidence=tuple(
-            f"rank {process.rank}: CPUs {_cpu_words(process.cpus)}; GPU {gpu.bus_id} is near CPUs "
+            f"{_name(process)}: CPUs {_cpu_words(process.cpus)}; GPU {gpu.bus_id} is near CPUs "
             f"{_cpu_words(gpu.local_cpus)}"
             for process, gpu in far[:SHOWN]
         ),
-        fix=f"torchrun --numa-binding=node …, or: numactl --cpunodebind={far[0][1].numa_node or 0} "
-        f"--membind={far[0][1].numa_node or 0} in front of rank {far[0][0].rank}",
+        fix=f"torchrun --numa-binding=node …, or: numactl --cpunodebind={near} --membind={near} in front of "
+        f"{_name(far[0][0])}",
         ranks=ranks,
     )
+
+
+def _name(process: Process) -> str:
+    return f"process {process.pid}" if process.rank is None else f"rank {process.rank}"
 
 
 def _lost(pci: Pci, lost: list[PciDevice]) -> Problem:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.wheels import driver_of, install_torch, pip, reinstall_torch
+from ddpdoctor.rules.environment.wheels import driver_of, install_torch, pip, reinstall_torch, torch_package
 from ddpdoctor.rules.majority import Split, Voice, compare, describe
 from ddpdoctor.rules.registry import Group, rule
 
@@ -158,7 +158,9 @@ def _problem(name: str, split: Split[str], severity: Severity) -> Problem:
 def _same(name: str, split: Split[str]) -> str:
     wanted = split.majority.value if split.majority else None
     if name == "torch":
-        return f"python -m pip install torch=={wanted}" if wanted else "install one version of torch on all nodes"
+        return (
+            f"python -m pip install {torch_package(wanted)}" if wanted else "install one version of torch on all nodes"
+        )
     if name in {"GPUs:", "VBIOS"}:
         return "take nodes of one kind for a job, or expect the pace of the slowest"
     return f"use {name.rstrip(':')} {wanted} on all nodes" if wanted else f"use one {name.rstrip(':')} on all nodes"

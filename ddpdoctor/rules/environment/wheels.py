@@ -83,8 +83,8 @@ def install_cuda_torch(node: Node, version: str | None) -> str:
         return f"upgrade the NVIDIA driver ({driver or 'version not known'}), then install a CUDA build: {SELECTOR}"
     plain = ".".join(str(part) for part in release(version))
     # Without the local version, pip would accept an installed CPU build.
-    wanted = f"torch=={plain}+{index}" if plain else "torch"
-    return f"{pip(node)} {wanted} --index-url {INDEX}{index}"
+    wanted = torch_package(f"{plain}+{index}") if plain else f"torch --index-url {INDEX}{index}"
+    return f"{pip(node)} {wanted}"
 
 
 def install_torch(node: Node) -> str:
@@ -101,6 +101,10 @@ def reinstall_torch(node: Node, version: str | None) -> str:
     """Return the command that reinstalls the present version of torch."""
     if not version:
         return install_torch(node)
+    return f"{pip(node)} --force-reinstall {torch_package(version)}"
+
+
+def torch_package(version: str) -> str:
+    """Return what pip installs a version of torch from: PyPI has no version with a local part, such as +cu130."""
     local = re.search(r"\+(cpu|cu\d+|rocm[\d.]+)$", version)
-    index = f" --index-url {INDEX}{local.group(1)}" if local else ""
-    return f"{pip(node)} --force-reinstall torch=={version}{index}"
+    return f"torch=={version}" + (f" --index-url {INDEX}{local.group(1)}" if local else "")

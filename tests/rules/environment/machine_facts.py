@@ -50,7 +50,7 @@ def gpus(count=1, *, name="NVIDIA H100 80GB HBM3", vbios="96.00", **changes):
 def volume(path="/tmp", purpose="temporary files, cache, working directory", **changes):
     return Volume(**{
         "path": path, "purpose": purpose, "fstype": "ext4", "total_bytes": 500 * GIB, "free_bytes": 200 * GIB,
-        "writable": True, **changes,
+        "writable": True, "temporary": True, **changes,
     })  # fmt: skip
 
 

@@ -90,6 +90,16 @@ def test_two_containers_of_one_name_are_two_clocks():
     assert check.seen == "2 clocks within 20.00 s"
 
 
+def test_of_two_nodes_of_one_name_the_one_without_time_keeping_is_off():
+    pair = [
+        node("box", index=n, clock=Clock(synchronised=n == 0, offset_s=offset)) for n, offset in enumerate((None, 20))
+    ]
+    _, (finding,) = ask("clock", fleet(*pair, launcher=Launcher.TORCHRUN))
+    assert (finding.confidence, finding.summary.partition(":")[0]) == (
+        Confidence.MEDIUM, "The clock of box is 20.0 s ahead of the others",
+    )  # fmt: skip
+
+
 def test_a_clock_that_was_not_read():
     unread = Unread(why=Why.TIMEOUT, reason="clock did not answer within 2 s")
     assert ask("clock", node(clock=unread))[0].outcome is Outcome.INCONCLUSIVE

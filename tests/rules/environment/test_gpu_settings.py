@@ -101,6 +101,13 @@ def test_exclusive_with_somebody_on_it(one, fails):
     assert all("takes one process alone" in finding.summary for finding in findings)
 
 
+def test_exclusive_gpus_are_named_together():
+    stranger = GpuProcess(pid=31337, name="python", used_bytes=1, ours=False)
+    gpus = with_gpu(with_gpu(gpus_of("exclusive"), 4, processes=(stranger,)), 5, processes=(stranger,))
+    _, (finding,) = ask("compute-mode", node(gpus=gpus))
+    assert finding.summary == "GPUs 4 and 5 take one process alone, and have one that is not of this job"
+
+
 def test_exclusive_with_several_ranks():
     processes = tuple(process(n, CUDA_VISIBLE_DEVICES="0") for n in range(2))
     _, (finding,) = ask("compute-mode", node(processes=processes, gpus=gpus_of("exclusive")))

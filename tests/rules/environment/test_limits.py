@@ -139,15 +139,22 @@ def test_somaxconn(queue, world, rank, outcome):
         ({"free_bytes": GIB - 1, "total_bytes": 20 * GIB}, WARNING, "nearly full: less than 1 GiB is left"),
         ({"free_bytes": 0, "total_bytes": 20 * GIB}, WARNING, "nearly full: less than 1 GiB"),
         ({"writable": False}, WARNING, "/tmp (temporary files, cache, working directory) may not be written to"),
-        ({"writable": False, "purpose": "working directory"}, None, ""),
-        ({"writable": False, "purpose": "cache", "free_bytes": 0}, None, ""),
-        ({"error": "did not answer within 2 s", "total_bytes": 0, "free_bytes": 0}, WARNING, "did not answer"),
+        ({"writable": False, "purpose": "working directory", "temporary": False}, None, ""),
+        ({"writable": False, "purpose": "cache", "temporary": False, "free_bytes": 0}, None, ""),
+        (
+            {"error": "did not answer within 2 s", "timed_out": True, "total_bytes": 0, "free_bytes": 0},
+            WARNING, "/tmp (temporary files, cache, working directory) cannot be used: it did not answer within 2 s",
+        ),
+        ({"error": "the server gave no answer"}, WARNING, "working directory): the server gave no answer"),
+        ({"writable": False, "purpose": "working directory /tmp/job", "temporary": False}, None, ""),
         ({"write_mb_s": 900.0}, None, ""),
         ({"write_mb_s": 4.2}, INFO, "slow: less than 20 MB/s"),
     ],
-)
+)  # fmt: skip
 def test_disk(changes, severity, says):
-    check, findings = ask("disk", node(limits=limits(volumes=(volume(**changes), volume("/home", "cache")))))
+    check, findings = ask(
+        "disk", node(limits=limits(volumes=(volume(**changes), volume("/home", "cache", temporary=False))))
+    )
     assert check.outcome is (failed(severity) if severity else PASSED)
     assert "/home: 200 GiB left" in check.seen
     if severity:

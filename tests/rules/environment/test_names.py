@@ -124,7 +124,7 @@ def test_unresolvable(facts, severity, words):
         if len(facts.nodes) == 1
         else "$(ip -o address show eth0 | awk '{print $4}' | cut -d/ -f1 | head -n 1)"
     )
-    assert finding.fix.startswith(f'echo "{address} $(hostname)" >> /etc/hosts (as root)')
+    assert finding.fix.startswith(f'echo "{address} $(hostname)" | sudo tee -a /etc/hosts')
 
 
 def test_unresolvable_without_any_interface_still_has_a_remedy():

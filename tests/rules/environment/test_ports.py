@@ -36,8 +36,8 @@ def test_a_free_port():
             Severity.ERROR,
             "MASTER_PORT 29500 is taken by another process: rank 0 ends with EADDRINUSE",
             (
-                "ss -ltnp sport = :29500 as root shows whose, if it is a leftover; or export MASTER_PORT=29501 "
-                "on all nodes"
+                "sudo ss -ltnp sport = :29500; end what it shows, if it is a leftover; or export MASTER_PORT=29501 on "
+                "all nodes"
             ),
         ),
         (

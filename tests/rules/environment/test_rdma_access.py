@@ -76,6 +76,7 @@ def test_a_limit_on_locked_memory(soft, severity, words):
     assert finding.severity is severity
     assert finding.summary == f"RDMA may lock only {words} of memory here: NCCL fails when it registers more"
     assert "--ulimit memlock=-1" in finding.fix
+    assert "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf" in finding.fix
 
 
 @pytest.mark.parametrize("soft", [None, 64 * GIB])

@@ -121,6 +121,24 @@ def test_a_rank_far_from_its_gpu_is_a_warning():
 
 
 @pytest.mark.parametrize(
+    ("ranks", "who", "front"),
+    [
+        ((process(None, local_rank=1, pid=7, cpus=NEAR),), "Process 7 may run only", "in front of process 7"),
+        (
+            (process(0, cpus=FAR), process(None, local_rank=1, pid=7, cpus=NEAR)),
+            "Rank 0 and process 7 may run only", "in front of rank 0",
+        ),
+        ((process(0, cpus=FAR), process(1, cpus=NEAR)), "Ranks 0 and 1 may run only", "in front of rank 0"),
+    ],
+)  # fmt: skip
+def test_a_process_without_a_rank_is_named_by_its_number(ranks, who, front):
+    _, (finding,) = ask_numa(*ranks)
+    assert finding.summary.startswith(who)
+    assert finding.fix.endswith(front)
+    assert "None" not in str(finding.evidence)
+
+
+@pytest.mark.parametrize(
     "rank",
     [
         process(1, cpus=(*NEAR, *FAR)),

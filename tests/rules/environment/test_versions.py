@@ -358,6 +358,20 @@ def test_a_node_that_differs(changed, severity, summary):
     assert (finding.hosts, finding.confidence) == (("node3",), Confidence.HIGH)
 
 
+@pytest.mark.parametrize(
+    ("version", "fix"),
+    [
+        ("2.13.0+cu130", "torch==2.13.0+cu130 --index-url https://download.pytorch.org/whl/cu130"),
+        ("2.13.0+cpu", "torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu"),
+        ("2.13.0", "torch==2.13.0"),
+    ],
+)
+def test_the_torch_of_the_others_is_installed_from_where_it_is(version, fix):
+    nodes = [replace(one, torch=torch(version=version)) for one in machines(3)]
+    _, (finding,) = told(*nodes[:2], replace(nodes[2], torch=torch(version="2.11.0+cu130")))
+    assert finding.fix == f"python -m pip install {fix}"
+
+
 @pytest.mark.parametrize("changed", [{"software": software(python="3.12.9")}, {"gpus": NO_DRIVER}, {"torch": SLOW}])
 def test_what_is_no_difference(changed):
     assert told(*machines(4, node3=changed))[0].outcome is PASSED
@@ -381,7 +395,7 @@ def test_versions_of_metadata_count_where_torch_is_not_imported():
     nodes = machines(3, node2={"software": software(torch_version="2.11.0")})
     _, (finding,) = told(*[replace(one, torch=NO_TORCH) for one in nodes])
     assert finding.summary == "torch 2.11.0 on node2, 2.13.0+cu130 on 2 others"
-    assert finding.fix == "python -m pip install torch==2.13.0+cu130"
+    assert finding.fix.startswith("python -m pip install torch==2.13.0+cu130 --index-url ")
 
 
 @pytest.mark.parametrize(
