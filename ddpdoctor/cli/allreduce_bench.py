@@ -44,10 +44,10 @@ MODES = {"latency": ("latency",), "throughput": ("throughput",), "both": ("laten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Measure collectives between ranks, say whether that is good, and what is slow.
+    """Measure collectives between ranks, and say whether they are fast and what is slow.
 
-    Under torchrun or srun it is a rank of that job; without, it starts ranks on this machine. Needs only torch.
-    Sizes and bandwidths are nccl-tests': MiB is 2**20, GB/s is 1e9 bytes a second.
+    Under torchrun or srun it runs as a rank of that job; otherwise it starts ranks on this machine. Needs only torch.
+    Sizes and bandwidths are as in nccl-tests: MiB is 2**20, GB/s is 1e9 bytes a second.
     """
 
     collective: Annotated[
@@ -68,7 +68,7 @@ class Options:
             names=("--max-size",),
             metavar="SIZE",
             parse=parse_size,
-            help="The largest size. Sizes that do not fit the budget or free memory are left out and named.",
+            help="The largest size. Sizes that do not fit the budget or free memory are left out and listed.",
         ),
     ] = typed("1GiB")
     factor: Annotated[
@@ -95,7 +95,7 @@ class Options:
             names=("--budget",),
             metavar="DURATION",
             parse=parse_duration,
-            help="Time to check and measure; decides sizes and repeats. --pairs and --by-node take as long again each.",
+            help="Time to check and measure; decides sizes and repeats. --pairs and --by-node each take as long again.",
         ),
     ] = typed("30s")
     iterations: Annotated[
@@ -104,12 +104,12 @@ class Options:
             names=("--iters",),
             min=1,
             metavar="N",
-            help="How many calls to time in each case.  [default: by the budget]",
+            help="How many calls to time in each case.  [default: from the budget]",
         ),
     ] = None
     warmup: Annotated[
         int | None,
-        Option(min=0, metavar="N", help="Calls to make before the timed ones.  [default: by the budget]"),
+        Option(min=0, metavar="N", help="Calls to make before the timed ones.  [default: from the budget]"),
     ] = None
     pairs: Annotated[bool, Option(help="Measure every pair of ranks too, and name a slow rank or link.")] = False
     by_node: Annotated[bool, Option(help="Measure every host alone and every pair of hosts, and name a slow host.")] = (

@@ -25,7 +25,7 @@ from ddpdoctor.cli.options import (
 class Options:
     """Check checkpoints: damage by tensor, missing parts, names and shapes against the model, NaN.
 
-    Nothing that is in a file is run. Values are read through a map of the file, so that it need not fit in memory.
+    No code in a file is run. Values are read through a memory map, so a file need not fit in memory.
     """
 
     paths: Annotated[
@@ -33,7 +33,7 @@ class Options:
     ]
     model: Annotated[str | None, MODEL.but(help="A function of yours that returns the model to load into.")] = None
     same: Annotated[bool, Option(help="The files are copies of one checkpoint: report where they differ.")] = False
-    quick: Annotated[bool, Option(help="Read the index only, and neither checksums nor values.")] = False
+    quick: Annotated[bool, Option(help="Read only the index, not checksums or values.")] = False
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"

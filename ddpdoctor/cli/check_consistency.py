@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 class Options:
     """Train your model for a few steps under DDP and compare all ranks, step by step.
 
-    Under torchrun or srun it is a rank of that job; without, it starts ranks on this machine. With --diff it compares
-    files instead, of any two ranks or runs.
+    Under torchrun or srun it runs as a rank of that job; otherwise it starts ranks on this machine. With --diff it
+    compares files of any two ranks or runs instead.
     """
 
     files: Annotated[tuple[Path, ...], Argument(metavar="FILE", help="With --diff: checkpoints of ranks or runs.")] = ()
@@ -58,8 +58,8 @@ class Options:
         str,
         Option(
             metavar="NAME",
-            help="package.module:make_batch; make_batch(rank, world_size, step) returns a batch.  [default: made up, "
-            "by the first Linear, Conv2d or Embedding]",
+            help="package.module:make_batch; make_batch(rank, world_size, step) returns a batch.  [default: random, "
+            "to fit the first Linear, Conv2d or Embedding]",
         ),
     ] = ""
     step: Annotated[
@@ -78,7 +78,10 @@ class Options:
     allowed: Annotated[tuple[str, ...], ALLOW_DIFFERENT] = ()
     unused: Annotated[
         bool,
-        Option(names=("--find-unused-parameters",), help="Pass it to DDP, for models that leave out some parameters."),
+        Option(
+            names=("--find-unused-parameters",),
+            help="Pass this to DDP, for models that do not use all parameters in each step.",
+        ),
     ] = False
     backend: Annotated[Backend | None, BACKEND] = None
     seed: Annotated[int, Option(metavar="N", help="Seed for building the model, making batches, and steps.")] = 0

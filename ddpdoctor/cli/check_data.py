@@ -38,20 +38,20 @@ OF_THE_LOADER = ("samples", "batch_size", "drop_last", "sampler_drop_last", "no_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Say what each rank gets of the data: by arithmetic alone, or by asking your own loader.
+    """Say which part of the data each rank gets: by arithmetic alone, or from your own loader.
 
     With --samples nothing is run and torch is not needed. With --dataset, under torchrun, each rank makes its loader
-    and draws its indices, without loading the samples; rank 0 tells exactly what is shared, repeated and missed.
+    and draws its indices, without loading the samples; rank 0 says exactly what is shared, repeated and missed.
     """
 
     dataset: Annotated[
         str | None,
         Option(
             metavar="MODULE:FUNCTION",
-            help="A function of yours that returns the DataLoader of this rank; it is asked for its indices.",
+            help="A function of yours that returns the DataLoader of this rank; its indices are read.",
         ),
     ] = None
-    epochs: Annotated[int, Option(min=1, max=16, metavar="N", help="With --dataset: how many passes to look at.")] = 2
+    epochs: Annotated[int, Option(min=1, max=16, metavar="N", help="With --dataset: how many passes to check.")] = 2
     set_epoch: Annotated[
         bool,
         Option(
@@ -69,7 +69,7 @@ class Options:
     batch_size: Annotated[
         int | None, Option(min=1, metavar="N", help="Batch size of each rank's loader.  [default: 1]")
     ] = None
-    drop_last: Annotated[bool, Option(help="The loader leaves out a last batch that is not full.")] = False
+    drop_last: Annotated[bool, Option(help="The loader drops a last batch that is not full.")] = False
     sampler_drop_last: Annotated[bool, Option(help="DistributedSampler(drop_last=True): nothing is repeated.")] = False
     no_sampler: Annotated[
         bool, Option(help="There is no sampler that splits the data: every rank goes over all samples.")

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Check whether this machine is fit to train; under torchrun or srun, all of them together.
+    """Check whether this machine is fit to train; under torchrun or srun, check all machines of the job.
 
-    Prints what is wrong, what was seen, and what to do. Needs no GPU and no rights.
+    Prints what is wrong, what was seen, and what to do. Needs no GPU and no root.
     """
 
     checks: Annotated[
@@ -47,9 +47,9 @@ class Options:
     show_list: Annotated[bool, LIST.but(help="List the checks and what each reads.")] = False
     skip: Annotated[tuple[str, ...], Option(metavar="CHECK", help="Leave checks out; repeatable, or with commas.")] = ()
     verbose: Annotated[bool, VERBOSE] = False
-    deep: Annotated[bool, Option(help="Give each GPU work, copy between GPUs, and measure disks: takes longer.")] = (
-        False
-    )
+    deep: Annotated[
+        bool, Option(help="Also run work on each GPU, copy between GPUs, and measure disks. Takes longer.")
+    ] = False
     no_torch: Annotated[bool, Option(help="Do not import torch; read versions from package metadata.")] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"

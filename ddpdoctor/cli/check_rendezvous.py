@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Find out whether a job over several nodes would start, and which host keeps it from that.
+    """Find out whether a job over several nodes would start, and if not, which host prevents it.
 
-    Start it on every node, in any order, or under torchrun or srun, which say everything themselves. Names, the store,
-    who comes, every pair of hosts, large payloads and a real start are tried, each with its own limit.
+    Start it on every node, in any order, or under torchrun or srun, where it needs no options. It tries names, the
+    store, who arrives, every pair of hosts, large payloads and a real start, each with its own time limit.
     """
 
     nnodes: Annotated[
@@ -62,21 +62,21 @@ class Options:
     ] = None
     rdzv_id: Annotated[str | None, Option(metavar="ID", help="Id of the job, the same on all nodes.")] = None
     rdzv_conf: Annotated[
-        str | None, Option(metavar="K=V,...", help="As for torchrun; is_host=1 says that this node hosts.")
+        str | None, Option(metavar="K=V,...", help="As for torchrun; is_host=1: this node hosts the store.")
     ] = None
     port_range: Annotated[
         tuple[int, int] | None,
         Option(
             metavar="LO-HI",
             parse=parse_ports,
-            help="Connect the pairs on ports of this range.  [default: any that are free]",
+            help="The ports to connect the pairs on.  [default: any free ones]",
         ),
     ] = None
     exchange_port: Annotated[
         int | None,
         EXCHANGE_PORT.but(
             shows_variable=False,
-            help="Where ddpdoctor's processes meet, on the first host.  [default: the store's port + 1]",
+            help="The port on the first host where ddpdoctor's processes meet.  [default: the store's port + 1]",
         ),
     ] = None
     timeout_s: Annotated[float, TIMEOUT.but(help="How long nodes wait for each other: 30, 30s, 2m.")] = typed("30s")
@@ -85,7 +85,7 @@ class Options:
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
     report_dir: Annotated[
         Path | None,
-        REPORT_DIR.but(help="Save report.json here, or node-N.json; a shared folder is a way to meet too."),
+        REPORT_DIR.but(help="Save report.json or node-N.json here. Nodes can also meet through a shared folder."),
     ] = None
 
 

@@ -25,7 +25,7 @@ HANG_TIMEOUT_S = 5.0
 class Options:
     """Run a tiny real job with a seeded fault and diagnose it, in less than 30 s.
 
-    The exit status is 0 where the diagnosis names the fault, else 1.
+    The exit status is 0 if the diagnosis names the fault, else 1.
     """
 
     fault: Annotated[str, Argument(metavar="FAULT", help="What goes wrong; --list names the faults.")] = FAULTS[0]

@@ -147,31 +147,31 @@ HANG_TIMEOUT = Option(
 FORMAT = Option(names=("--format",), panel=REPORT, help="How the report is written to stdout.")
 FAIL_ON = Option(names=("--fail-on",), panel=REPORT, help="The least severe finding for which the exit status is 1.")
 REPORT_DIR = Option(names=("--report-dir",), panel=REPORT, metavar="DIR", help="Save report.json in this folder too.")
-PLOT = Option(names=("--plot",), panel=REPORT, metavar="FILE", help="Draw the curves too: a .png, .svg or .html.")
-VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check with what it saw, and notes.")
+PLOT = Option(names=("--plot",), panel=REPORT, metavar="FILE", help="Also draw the curves, as .png, .svg or .html.")
+VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it saw, and notes.")
 LIST = Option(names=("--list",), help="List what there is, and exit.")
 ALLOW_DIFFERENT = Option(
     names=("--allow-different",), panel=REPLICAS, metavar="GLOB",
-    help="Tensors of these names are meant to differ between ranks, as 'expert.*'; repeatable.",
+    help="Names of tensors that are meant to differ between ranks, such as 'expert.*'; repeatable.",
 )  # fmt: skip
 BACKEND = Option(
     names=("--backend",),
-    help="Backend of the process group.  [default: nccl where every rank has a GPU of its own, else gloo]",
+    help="Backend of the process group.  [default: nccl if every rank has its own GPU, else gloo]",
 )
 NPROC_PER_NODE = Option(
     names=("--nproc-per-node",), panel=NODES, metavar="N", min=1,
-    help="Without torchrun or srun: how many ranks to start on this machine.  [default: one a GPU, else 2]",
+    help="Without torchrun or srun: how many ranks to start on this machine.  [default: one per GPU, else 2]",
 )  # fmt: skip
 NNODES = Option(names=("--nnodes",), panel=NODES, metavar="N", help="Number of nodes of the job.")
 NODE_RANK = Option(names=("--node-rank",), panel=NODES, metavar="N", min=0, help="This node's number, from 0.")
 MASTER_ADDR = Option(names=("--master-addr",), panel=NODES, metavar="HOST", help="Name or address of node 0.")
 MASTER_PORT = Option(
-    names=("--master-port",), panel=NODES, metavar="PORT", min=1, max=MAX_PORT, help="A free port on it."
+    names=("--master-port",), panel=NODES, metavar="PORT", min=1, max=MAX_PORT, help="A free port on node 0."
 )
 EXCHANGE_PORT = Option(
     names=("--exchange-port",), panel=NODES, metavar="PORT", variable="DDPDOCTOR_EXCHANGE_PORT", parse=parse_port,
-    help="Where the nodes of a job meet, on the first of them.  [default: the one after the rendezvous's port; "
-    "under Slurm one derived from the job]",
+    help="The port on the first node where the nodes of a job meet.  [default: the one after the rendezvous port; "
+    "under Slurm, one derived from the job]",
 )  # fmt: skip
 MODEL = Option(
     names=("--model",), metavar="MODULE:FUNCTION", help="A function of yours that returns the model.",

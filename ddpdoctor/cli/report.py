@@ -23,7 +23,7 @@ RUN_MARK = "run.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Draw the report of a saved run again; needs neither torch nor the machine it ran on."""
+    """Show the report of a saved run again. Needs neither torch nor the machine that it ran on."""
 
     run_dir: Annotated[
         Path | None,
@@ -33,10 +33,12 @@ class Options:
     ] = None
     format: Annotated[
         SavedFormat,
-        FORMAT.but(help="How the report is written to stdout; csv and nccl-tests of allreduce-bench only."),
+        FORMAT.but(help="How the report is written to stdout; csv and nccl-tests only for allreduce-bench."),
     ] = "text"
     verbose: Annotated[bool, VERBOSE] = False
-    plot: Annotated[Path | None, PLOT.but(help="Of allreduce-bench: draw its plot too, a .png, .svg or .html.")] = None
+    plot: Annotated[Path | None, PLOT.but(help="For allreduce-bench: also draw its plot, as .png, .svg or .html.")] = (
+        None
+    )
 
 
 def run(options: Options) -> int:
@@ -101,9 +103,6 @@ def _read_file(file: Path) -> Report:
         return parse_report(check_json(read_plain(file)).decode())
     except UserError as error:
         raise UserError(f"{file}: {error.message}", help=error.help, status=error.status) from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: the report cannot be read: it is not UTF-8 text") from error
-    except ValueError as error:
-        raise UserError(f"{file}: the report cannot be read: {error}") from error
-    except OSError as error:
-        raise UserError(f"{file}: the report cannot be read: {error.strerror}") from error
+    except (ValueError, OSError) as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", error)
+        raise UserError(f"{file}: the report cannot be read: {reason}") from error

@@ -22,8 +22,7 @@ from ddpdoctor.model.exit_status import MEANINGS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpdoctor.cli.listing import VERBS, load_verb
-from ddpdoctor.cli.options import Declared
+    from ddpdoctor.cli.options import Declared
 
 UsageError: Any = typer.BadParameter.__bases__[0]
 """The error for a wrong command line: click's, or that of the click inside newer versions of Typer."""

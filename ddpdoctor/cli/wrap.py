@@ -48,8 +48,8 @@ class Options:
     """Run a training script as torchrun would, and say which rank hung or died, at which line, and why.
 
     Takes torchrun's options too, and passes them on. Everything after SCRIPT belongs to the script; `-m MODULE`
-    runs a module. After `--` comes any COMMAND that starts ranks, or is one: torchrun, accelerate, deepspeed, mpirun,
-    a shell script, `python train.py`. The exit status is the launcher's own, or 124 where a hung job was stopped.
+    runs a module. After `--` comes any COMMAND that starts ranks or is a rank: torchrun, accelerate, deepspeed, mpirun,
+    a shell script, `python train.py`. The exit status is that of the launcher, or 124 if a hung job was stopped.
     """
 
     split: SplitCommand
@@ -60,8 +60,8 @@ class Options:
         Option(
             panel=HANGS,
             variable="DDPDOCTOR_ON_HANG",
-            help="When a job that hangs is stopped (exit status 124): auto once it can never go on, kill at the first "
-            "report, report never.",
+            help="When to stop a hung job (exit status 124): auto, once it can never go on; kill, at the first report; "
+            "report, never.",
         ),
     ] = "auto"
     debug_level: Annotated[
@@ -71,16 +71,16 @@ class Options:
             variable="DDPDOCTOR_DEBUG_LEVEL",
             ignores_case=True,
             metavar="DETAIL|INFO|OFF",
-            help="What TORCH_DISTRIBUTED_DEBUG is set to. By default DETAIL over Gloo and OFF over NCCL, unless it is "
-            "set already. DETAIL lets torch compare every collective over all ranks before it runs, and slows small "
-            "ones.",
+            help="The value of TORCH_DISTRIBUTED_DEBUG. By default DETAIL over Gloo and OFF over NCCL, unless it is "
+            "already set. With DETAIL, torch compares every collective over all ranks before it runs, which slows "
+            "small ones.",
         ),
     ] = None
     report_dir: Annotated[
         Path | None,
         REPORT_DIR.but(
             variable="DDPDOCTOR_REPORT_DIR",
-            help="The run folder, new or without a report.  [default: ddpdoctor-report/<time>-<script>]",
+            help="The run folder, which must be new or hold no report.  [default: ddpdoctor-report/<time>-<script>]",
         ),
     ] = None
     format: Annotated[
@@ -94,7 +94,7 @@ class Options:
         ),
     ] = "never"
     quiet: Annotated[
-        bool, Option(panel=REPORT, variable="DDPDOCTOR_QUIET", help="Write nothing but findings of severity error.")
+        bool, Option(panel=REPORT, variable="DDPDOCTOR_QUIET", help="Print only findings of severity error.")
     ] = False
     ignore: Annotated[
         tuple[str, ...],
@@ -102,7 +102,7 @@ class Options:
             panel=REPORT,
             metavar="CODE",
             variable="DDPDOCTOR_IGNORE",
-            help="Leave findings of this code out; repeatable.",
+            help="Leave out findings with this code; repeatable.",
         ),
     ] = ()
     check_every: Annotated[

@@ -49,10 +49,6 @@ def draw_columns(columns: Sequence[Column]) -> list[str]:
     return [groups, *drawn] if groups else drawn
 
 
-def _clean(column: Column, page: Page) -> Column:
-    return replace(column, name=page.clean(column.name), cells=tuple(map(page.clean, column.cells)))
-
-
 def _draw_row(columns: Sequence[Column], cells: Sequence[str]) -> str:
     padded = []
     for one, cell in zip(columns, cells, strict=True):
