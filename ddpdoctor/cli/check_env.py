@@ -30,7 +30,7 @@ from ddpdoctor.cli.options import (
 from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnose.check_env import Entry
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,9 @@ def run(options: Options) -> int:
         options, Wanted, use_torch=not options.no_torch, command=tuple(sys.argv), torch_child=torch_child
     )
     if options.show_list:
-        _print_list(list_checks(wanted))
+        from ddpdoctor.cli.output import write
+
+        write(sys.stdout, "\n".join(list_checks(wanted)) + "\n")
         return ExitStatus.OK
     report = check_environment(wanted, os.environ)
     return ExitStatus.OK if report is None else deliver_check(report, outputs)
@@ -98,12 +100,3 @@ def _reports(options: Options) -> bool:
     from ddpdoctor.diagnose.fleet import find_launch
 
     return not (options.node_rank or find_launch(os.environ).rank)
-
-
-def _print_list(entries: tuple[Entry, ...]) -> None:
-    from ddpdoctor.cli.output import write
-
-    width = max(len(entry.kind) for entry in entries)
-    for entry in entries:
-        line = f"{entry.code}  {entry.kind:<{width}}  {entry.severity:<7}  {entry.group:<9}  {entry.reads}"
-        write(sys.stdout, line.rstrip() + "\n")

@@ -10,7 +10,7 @@ from ddpdoctor.cli.options import LIST, Argument
 from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnose.catalogue import ErrorPage, Page
+    from ddpdoctor.diagnose.catalogue import Page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ def run(options: Options) -> int:
     if options.show_list:
         write(sys.stdout, render_list(read_pages()))
     elif options.name and (known := find_error(options.name)) is not None:
-        write(sys.stdout, render_error(known, read_width(sys.stdout)))
+        write(sys.stdout, render_error(*known, read_width(sys.stdout)))
     elif options.name:
         write(sys.stdout, render_page(read_page(options.name)))
     else:
@@ -46,12 +46,12 @@ def render_list(pages: tuple[Page, ...]) -> str:
     return "".join(f"{page.code}  {page.kind:<{width}}  {page.severity:<7}  {page.summary}\n" for page in pages)
 
 
-def render_error(known: ErrorPage, width: int | None) -> str:
+def render_error(title: str, texts: dict[str, str], width: int | None) -> str:
     """Render what a known error means, who is at fault, and what to do. If ``width`` is None, nothing is wrapped."""
     from ddpdoctor.report.lines import wrap
 
-    lines = [line for label, text in known.told.items() for line in wrap(text, width, first=f"  {label:<10}")]
-    return "\n".join([known.title, "", *lines]) + "\n"
+    lines = [line for label, text in texts.items() for line in wrap(text, width, first=f"  {label:<10}")]
+    return "\n".join([title, "", *lines]) + "\n"
 
 
 def render_page(page: Page) -> str:

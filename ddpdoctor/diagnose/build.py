@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.run.nodes import SavedRun, job_of, read_saved_run
 from ddpdoctor.diagnose.attempts import judge_earlier, last_attempt, last_number
-from ddpdoctor.diagnose.paces import pace_rows
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.reports import make_report, now
-from ddpdoctor.diagnose.rows import rank_row
+from ddpdoctor.diagnose.rows import pace_rows, rank_row
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import Job, Life, shell_status

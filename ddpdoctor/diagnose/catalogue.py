@@ -27,14 +27,6 @@ class Page:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorPage:
-    """The page of a known error: texts by label."""
-
-    title: str
-    told: dict[str, str]
-
-
 def read_pages() -> tuple[Page, ...]:
     """Return the pages of all rules, in the order of their codes."""
     from ddpdoctor.rules.registry import all_rules
@@ -54,8 +46,11 @@ def _page(rule: Rule) -> Page:
     return Page(code=rule.code, kind=rule.kind, severity=rule.severity.value, summary=rule.summary, text=rule.page)
 
 
-def find_error(text: str) -> ErrorPage | None:
-    """Return the page of the known error in a text, or None. A single word (a code or kind) is never an error."""
+def find_error(text: str) -> tuple[str, dict[str, str]] | None:
+    """Return the title and the texts by label of the known error in a text, or None.
+
+    A single word (a code or kind) is never an error.
+    """
     if " " not in text.strip():
         return None
     from ddpdoctor.rules.progress.known_errors import find_known
@@ -63,8 +58,9 @@ def find_error(text: str) -> ErrorPage | None:
     known = find_known(text)
     if known is None:
         return None
-    told = {"means": known.means, "at fault": known.fault, "to do": known.fix, "source": known.source}
-    return ErrorPage(title=known.shown, told=told)
+    return known.shown, {
+        "means": known.means, "at fault": known.fault, "to do": known.fix, "source": known.source,
+    }  # fmt: skip
 
 
 def find_page(name: str, pages: tuple[Page, ...]) -> Page:

@@ -43,29 +43,17 @@ class Wanted:
     """A child process that has already started to import torch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A line of `check-env --list`."""
+def list_checks(wanted: Wanted) -> list[str]:
+    """Return a line for each chosen check: code, kind, severity, group, and what it reads.
 
-    code: str
-    kind: str
-    severity: str
-    group: str
-    reads: str
-
-
-def list_checks(wanted: Wanted) -> tuple[Entry, ...]:
-    """Return the chosen checks. Raises ``UserError`` for unknown names."""
-    return tuple(
-        Entry(
-            code=rule.code,
-            kind=rule.kind,
-            severity=rule.severity.value,
-            group=rule.group,
-            reads=rule.reads,
-        )
-        for rule in choose_rules(wanted.checks, wanted.skip)
-    )
+    Raises ``UserError`` for unknown names.
+    """
+    rules = choose_rules(wanted.checks, wanted.skip)
+    width = max(len(rule.kind) for rule in rules)
+    return [
+        f"{rule.code}  {rule.kind:<{width}}  {rule.severity.value:<7}  {rule.group:<9}  {rule.reads}".rstrip()
+        for rule in rules
+    ]
 
 
 def check_environment(wanted: Wanted, env: Mapping[str, str]) -> Report | None:

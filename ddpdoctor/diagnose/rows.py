@@ -1,15 +1,17 @@
-"""Builds the report's table of ranks, one row per rank."""
+"""Builds the report's rows of ranks: the state of each, and its usual step."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.findings import Place, RankRow
+from ddpdoctor.model.steps import Phase, pace_of
 from ddpdoctor.rules.progress.states import final_error
 
 if TYPE_CHECKING:
+    from ddpdoctor.model.facts import Job
     from ddpdoctor.model.stacks import Frame
 
 PHASE_WORDS = {
@@ -105,3 +107,26 @@ def _place(rank: Rank, frame: Frame | None) -> Place | None:
     if frame is None:
         return None
     return Place(rank=rank.rank, file=frame.file, line=frame.line, function=frame.function)
+
+
+def pace_rows(job: Job) -> list[dict[str, Any]]:
+    """Return one row per rank that recorded steps: their number, and medians in milliseconds without waiting."""
+    return [row for row in map(_pace_row, job.ranks) if row is not None]
+
+
+def _pace_row(rank: Rank) -> dict[str, Any] | None:
+    times = rank.step_times
+    pace = pace_of(times) if times is not None else None
+    if times is None or pace is None:
+        return None
+    return {
+        "rank": rank.rank,
+        "steps": pace.steps,
+        "end_with": times.ends_with.value,
+        "step_ms": round(pace.step_ms, 3),
+        "before_forward_ms": round(pace.busy_ms[Phase.BEFORE], 3),
+        "forward_ms": round(pace.busy_ms[Phase.FORWARD], 3),
+        "between_ms": round(pace.busy_ms[Phase.BETWEEN], 3),
+        "backward_ms": round(pace.busy_ms[Phase.BACKWARD], 3),
+        "waited_ms": round(pace.waited_ms, 3),
+    }

@@ -13,10 +13,15 @@ def rank_list(ranks: Iterable[int], noun: str = "rank") -> str:
     numbers = sorted(set(ranks))
     if len(numbers) == 1:
         return f"{noun} {numbers[0]}"
-    spans = [f"{a}-{b}" if b > a + 1 else f"{a}, {b}" if b > a else str(a) for a, b in _spans(numbers)]
     if len(numbers) == 2:
         return f"{noun}s {numbers[0]} and {numbers[1]}"
-    return f"{noun}s {', '.join(spans)}"
+    return f"{noun}s {format_numbers(numbers)}"
+
+
+def format_numbers(numbers: Iterable[int]) -> str:
+    """Return numbers sorted, each once: "0-6, 9". Two in a row stay "0, 1", because that reads better than "0-1"."""
+    spans = _spans(sorted(set(numbers)))
+    return ", ".join(f"{a}-{b}" if b > a + 1 else f"{a}, {b}" if b > a else str(a) for a, b in spans)
 
 
 def count_of(number: int, noun: str, nouns: str = "") -> str:

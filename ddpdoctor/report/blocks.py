@@ -11,6 +11,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpdoctor.model.findings import Finding
 
 
@@ -183,6 +185,15 @@ class Content:
     """With ``ends_with_verdict``: findings beside the verdict that no section shows."""
     is_checklist: bool = False
     """Count the outcomes of checks, and show notes only as details."""
+
+
+def table_of(names: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
+    """Return an indented table of rows. Its first ``left`` columns are aligned to the left."""
+    columns = (
+        Column(name=name, cells=tuple(row[at] for row in rows), align="left" if at < left else "right")
+        for at, name in enumerate(names)
+    )
+    return Table(columns=tuple(columns), indent=2)
 
 
 def items(texts: tuple[str, ...] | list[str], mark: str = "") -> Items:

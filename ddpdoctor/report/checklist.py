@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Outcome
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content
 from ddpdoctor.report.findings import count_findings
-from ddpdoctor.report.names import plural
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -34,7 +34,7 @@ def _who(report: Report, hosts: int) -> str:
     """Say how many machines and ranks were checked, if there are several."""
     # With --nnodes, world_size counts nodes, not ranks.
     ranks = report.data.get("world_size") if report.data.get("launcher") not in ("none", "nnodes") else None
-    parts = [plural(hosts, "host")] if hosts > 1 else []
+    parts = [count_of(hosts, "host")] if hosts > 1 else []
     if isinstance(ranks, int):
-        parts.append(plural(ranks, "rank"))
+        parts.append(count_of(ranks, "rank"))
     return f"{', '.join(parts)}: " if parts else ""

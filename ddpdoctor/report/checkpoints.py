@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import items
 from ddpdoctor.report.checklist import checklist_content
-from ddpdoctor.report.names import plural
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -25,7 +25,7 @@ def _line(one: dict[str, Any]) -> str:
     facts = [
         f"{one.get('form')}, {one.get('state')}",
         _size(size_bytes if isinstance(size_bytes, int) else 0),
-        *([plural(tensors, "tensor")] if isinstance(tensors, int) else []),
+        *([count_of(tensors, "tensor")] if isinstance(tensors, int) else []),
         *(map(str, parts) if isinstance(parts, list) else ()),
     ]
     return f"{one.get('path')}: {', '.join(facts)}"
@@ -36,4 +36,4 @@ def _size(size_bytes: int) -> str:
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size_bytes >= size:
             return f"{size_bytes / size:.3g} {unit}"
-    return plural(size_bytes, "byte")
+    return count_of(size_bytes, "byte")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.rank_words import format_numbers
 from ddpdoctor.report.blocks import Places, RankClass
-from ddpdoctor.report.names import format_numbers, format_place, format_ranks
+from ddpdoctor.report.names import format_place, format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

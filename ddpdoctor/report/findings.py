@@ -7,8 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Outcome, Severity
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Fact, Facts, Heading, Tone
-from ddpdoctor.report.names import format_hosts, merge_places, plural, title_of
+from ddpdoctor.report.names import format_hosts, merge_places, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -123,7 +124,7 @@ def count_findings(findings: Iterable[Finding]) -> str:
     """Count findings by severity: "1 error, 2 notes". Empty if there are none."""
     severities = [finding.severity for finding in findings]
     counts = ((severities.count(severity), severity_word(severity)) for severity in Severity)
-    return ", ".join(plural(count, word) for count, word in counts if count)
+    return ", ".join(count_of(count, word) for count, word in counts if count)
 
 
 def count_checks(report: Report) -> str:
@@ -136,5 +137,5 @@ def count_checks(report: Report) -> str:
 def headline(report: Report) -> str:
     """Say how a job ended and how many findings there are."""
     status = [report.job.status.value] if report.job else []
-    found = plural(len(report.findings), "finding") if report.findings else "no findings"
+    found = count_of(len(report.findings), "finding") if report.findings else "no findings"
     return ", ".join([*status, found])

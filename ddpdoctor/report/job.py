@@ -8,10 +8,11 @@ from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.consistency import Consistency, StreamClock, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Attempt, Outcome, Severity, as_earlier
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content, Fact, Facts, Heading, Text
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES
-from ddpdoctor.report.names import merge_places, plural, title_of
+from ddpdoctor.report.names import merge_places, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,12 +62,12 @@ def _status(report: Report, restarts: int) -> str:
     words = []
     if report.job is not None:
         words.append(report.job.status.value)
-        words += [] if report.job.world_size is None else [plural(report.job.world_size, "rank")]
+        words += [] if report.job.world_size is None else [count_of(report.job.world_size, "rank")]
         words += [f"exit status {report.job.exit_status}"] if report.job.exit_status else []
-    words += [f"after {plural(restarts, 'restart')}"] if restarts > 0 else []
+    words += [f"after {count_of(restarts, 'restart')}"] if restarts > 0 else []
     words += [] if report.verdict else [_count_findings(report)]
     crashed = sum(check.outcome is Outcome.CRASHED for check in report.checks)
-    words += [f"{plural(crashed, 'check')} crashed"] if crashed else []
+    words += [f"{count_of(crashed, 'check')} crashed"] if crashed else []
     return ", ".join(words)
 
 
@@ -75,9 +76,9 @@ def _count_findings(report: Report) -> str:
     ended_badly = report.job is not None and report.job.ended_badly
     notes = sum(finding.severity is Severity.INFO for finding in report.findings)
     if notes == len(report.findings) > 0:
-        return ("no cause found, " if ended_badly else "") + plural(notes, "note")
+        return ("no cause found, " if ended_badly else "") + count_of(notes, "note")
     if report.findings:
-        return plural(len(report.findings), "finding")
+        return count_of(len(report.findings), "finding")
     return "no cause found" if ended_badly else "no findings"
 
 
@@ -136,12 +137,12 @@ def _checks(streams: Sequence[Stream]) -> str:
     those = [stream for stream in streams if stream.clock is clock]
     last = max(stream.last_number or 0 for stream in those)
     until = {StreamClock.STEP: f"up to optimizer step {last}", StreamClock.END: "at the end"}
-    checks = plural(sum(stream.compared for stream in those), "check")
+    checks = count_of(sum(stream.compared for stream in those), "check")
     models = len({(stream.group, stream.ranks, stream.model) for stream in those})
     parts = [
-        *([plural(models, "model")] if models > 1 else []),
-        plural(sum(stream.tensors for stream in those), "tensor"),
-        plural(len({rank for stream in those for rank in stream.ranks}), "rank"),
+        *([count_of(models, "model")] if models > 1 else []),
+        count_of(sum(stream.tensors for stream in those), "tensor"),
+        count_of(len({rank for stream in those for rank in stream.ranks}), "rank"),
     ]
     return f"{checks} {until.get(clock, f'up to backward {last}')} ({', '.join(parts)})"
 

@@ -1,4 +1,4 @@
-"""Formats counts, ranks, hosts and places in code: "2 hosts", "ranks 0-6, 9", "node[1-3, 7]"."""
+"""Formats ranks, hosts and places in code: "ranks 0-6, 9", "node[1-3, 7]"."""
 
 from __future__ import annotations
 
@@ -6,40 +6,21 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.rank_words import first_names, format_numbers
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.model.findings import Finding, Place
 
-MIN_SPAN = 3
-"""Shorter runs of numbers are listed one by one, because "0, 1" reads better than "0-1"."""
 MAX_HOSTS = 8
 """Longer lists are cut. The report file has all hosts."""
 
 
-def plural(count: int, noun: str) -> str:
-    """Write a count with its noun: "1 rank", "2 ranks"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def format_numbers(numbers: Iterable[int]) -> str:
-    """Write numbers sorted, without duplicates, and runs as spans: ``0-6, 9``."""
-    parts: list[str] = []
-    for first, last in _spans(sorted(set(numbers))):
-        if last - first + 1 >= MIN_SPAN:
-            parts.append(f"{first}-{last}")
-        else:
-            parts.extend(str(number) for number in range(first, last + 1))
-    return ", ".join(parts)
-
-
 def format_ranks(ranks: Iterable[int]) -> str:
     """Write ``rank 4`` or ``ranks 0-6, 9``. Empty for no rank."""
-    known = sorted(set(ranks))
-    if not known:
-        return ""
-    noun = "rank" if len(known) == 1 else "ranks"
-    return f"{noun} {format_numbers(known)}"
+    known = set(ranks)
+    return f"rank{'s' if len(known) > 1 else ''} {format_numbers(known)}" if known else ""
 
 
 def format_hosts(hosts: Iterable[str]) -> str:
@@ -55,9 +36,7 @@ def format_hosts(hosts: Iterable[str]) -> str:
             parts.append(match[1])
         families.setdefault(match[1], []).append(int(match[2]))
     written = [_write_family(part, families[part]) if part in families else part for part in parts]
-    if len(written) > MAX_HOSTS:
-        return f"{', '.join(written[:MAX_HOSTS])} and {len(written) - MAX_HOSTS} more"
-    return ", ".join(written)
+    return first_names(written, MAX_HOSTS)
 
 
 def format_time(stamp: str) -> str:
@@ -88,16 +67,6 @@ def title_of(finding: Finding, *, hosts: bool = True) -> str:
     where = f"on {format_hosts(finding.hosts)}" if hosts and finding.hosts else ""
     blamed = " ".join(part for part in (format_ranks(finding.ranks), where) if part)
     return ", ".join(part for part in (f"{finding.code} {finding.kind}", blamed) if part)
-
-
-def _spans(ordered: list[int]) -> list[tuple[int, int]]:
-    spans: list[tuple[int, int]] = []
-    for number in ordered:
-        if spans and spans[-1][1] == number - 1:
-            spans[-1] = (spans[-1][0], number)
-        else:
-            spans.append((number, number))
-    return spans
 
 
 def _write_family(name: str, numbers: list[int]) -> str:

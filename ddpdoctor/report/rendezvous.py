@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.reaching import Contact, Rendezvous, say_place
-from ddpdoctor.report.blocks import Column, Table, Text
+from ddpdoctor.report.blocks import Column, Table, Text, table_of
 from ddpdoctor.report.checklist import checklist_content
 
 if TYPE_CHECKING:
@@ -55,17 +55,10 @@ def rendezvous_content(report: Report) -> Content:
 
 
 def _visits(seen: Rendezvous) -> Table:
-    rows = [_row(visit) for visit in seen.visits]
-    columns = [
-        Column(name=name, cells=tuple(row[at] for row in rows), align="left") for at, name in enumerate(_head(seen))
-    ]
-    return Table(columns=tuple(columns), indent=2)
-
-
-def _head(seen: Rendezvous) -> tuple[str, ...]:
     store = next((visit.door for visit in seen.visits if visit.door is not None), None)
     place = f" at {say_place(store.host, store.port)}" if store is not None else ""
-    return ("node", "host", "publishes", f"store{place}")
+    heads = ("node", "host", "publishes", f"store{place}")
+    return table_of(heads, [_row(visit) for visit in seen.visits], left=len(heads))
 
 
 def _row(visit: Visit) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.diff import DiffFacts, Kind
-from ddpdoctor.report.blocks import Column, Content, Table, Text, items
-from ddpdoctor.report.names import plural
+from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.report.blocks import Content, Text, items, table_of
 
 if TYPE_CHECKING:
     from ddpdoctor.model.diff import SavedFile, Unequal
@@ -25,7 +25,7 @@ def diff_content(report: Report) -> Content:
     files = items([_file(number, one) for number, one in enumerate(facts.files, start=1)])
     headline = _headline(facts, report)
     return Content(
-        status=f"{plural(len(facts.files), 'file')}: {headline}",
+        status=f"{count_of(len(facts.files), 'file')}: {headline}",
         headline=headline,
         about=((files,),),
         sections=_table(facts),
@@ -34,15 +34,15 @@ def diff_content(report: Report) -> Content:
 
 def _file(number: int, one: SavedFile) -> str:
     rank = "" if one.rank is None else f" (rank {one.rank})"
-    beside = f"; {plural(one.beside, 'other tensor')} not compared" if one.beside else ""
+    beside = f"; {count_of(one.beside, 'other tensor')} not compared" if one.beside else ""
     below = f" below {one.below.rstrip('.')!r}{beside}" if one.below else ""
-    return f"file {number}: {one.path}{rank}, {plural(one.tensors, 'tensor')}{below}"
+    return f"file {number}: {one.path}{rank}, {count_of(one.tensors, 'tensor')}{below}"
 
 
 def _headline(facts: DiffFacts, report: Report) -> str:
     if report.verdict is not None:
         return report.verdict.summary
-    return f"equal in all {plural(facts.tensors - len(facts.untold), 'tensor')} that were compared, bit by bit"
+    return f"equal in all {count_of(facts.tensors - len(facts.untold), 'tensor')} that were compared, bit by bit"
 
 
 def _table(facts: DiffFacts) -> tuple[Section, ...]:
@@ -50,12 +50,8 @@ def _table(facts: DiffFacts) -> tuple[Section, ...]:
     if not shown:
         return ()
     rows = [row for one in shown[:MAX_ROWS] for row in _rows(one, several=len(facts.files) > 2)]
-    columns = tuple(
-        Column(name=name, cells=tuple(row[at] for row in rows), align="left" if at < 2 else "right")
-        for at, name in enumerate(HEADS)
-    )
     more = (Text(text=f"and {len(shown) - MAX_ROWS} more", indent=2),) if len(shown) > MAX_ROWS else ()
-    return ((Table(columns=columns, indent=2), *more),)
+    return ((table_of(HEADS, rows, left=2), *more),)
 
 
 def _rows(one: Unequal, *, several: bool) -> list[tuple[str, ...]]:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.drawn import Drawn
+from ddpdoctor.model.rank_words import count_of, format_numbers
 from ddpdoctor.model.sharing import Shares, Sharing
-from ddpdoctor.report.blocks import Column, Table, Text
+from ddpdoctor.report.blocks import Text, table_of
 from ddpdoctor.report.checklist import checklist_content
-from ddpdoctor.report.names import format_numbers, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ def shares_content(report: Report) -> Content:
     return checklist_content(
         report,
         (Text(text=_describe_plan(shares.plan)),),
-        (_table(SHARES_HEAD, rows),),
+        (table_of(SHARES_HEAD, rows),),
         (Text(text=_describe_epoch(shares)),),
     )
 
@@ -47,17 +47,9 @@ def drawn_content(report: Report) -> Content:
     return checklist_content(
         report,
         tuple(Text(text=line) for line in _describe_loader(drawn)),
-        (_table(DRAWN_HEAD, list(_drawn_rows(drawn))),),
+        (table_of(DRAWN_HEAD, list(_drawn_rows(drawn))),),
         (*(Text(text=_describe_pass(one)) for one in drawn.passes), *notes),
     )
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    columns = [
-        Column(name=name, cells=tuple(row[at] for row in rows), align="right" if at else "left")
-        for at, name in enumerate(names)
-    ]
-    return Table(columns=tuple(columns), indent=2)
 
 
 def _describe_plan(plan: Plan) -> str:
@@ -66,8 +58,8 @@ def _describe_plan(plan: Plan) -> str:
         *(["drop_last=True"] if plan.drop_last else []),
         "shuffled" if plan.shuffle else "in order",
     ]
-    ranks = plural(plan.world_size, "rank")
-    sizes = f"{plural(plan.samples, 'sample')}, {ranks}, batches of {plan.batch_size}"
+    ranks = count_of(plan.world_size, "rank")
+    sizes = f"{count_of(plan.samples, 'sample')}, {ranks}, batches of {plan.batch_size}"
     return f"{sizes}: {SHARED_BY[plan.sharing]}, {', '.join(flags)}"
 
 
@@ -106,8 +98,8 @@ def _describe_epoch(shares: Shares) -> str:
 
 
 def _describe_loader(drawn: Drawn) -> Iterator[str]:
-    samples = "" if drawn.samples is None else f", {plural(drawn.samples, 'sample')}"
-    ranks = plural(drawn.world_size, "rank")
+    samples = "" if drawn.samples is None else f", {count_of(drawn.samples, 'sample')}"
+    ranks = count_of(drawn.world_size, "rank")
     yield f"{drawn.function}: {_class_name(drawn.kind)} over {_class_name(drawn.dataset)}{samples}, {ranks}"
     batches = "" if drawn.batch_size is None else f"batches of {drawn.batch_size}"
     sampler = f"sampler {_class_name(drawn.sampler)}" if drawn.sampler else "no sampler"
@@ -136,8 +128,8 @@ def _numbers(row: RankPass) -> tuple[object, ...]:
 
 def _describe_pass(one: Pass) -> str:
     if one.unique is None:
-        return f"pass {one.number}: {plural(one.drawn, 'sample')} in all; which they are was not compared"
+        return f"pass {one.number}: {count_of(one.drawn, 'sample')} in all; which they are was not compared"
     return (
-        f"pass {one.number}: {plural(one.drawn, 'sample')} in all, {one.unique} different, "
+        f"pass {one.number}: {count_of(one.drawn, 'sample')} in all, {one.unique} different, "
         f"{one.shared} drawn by two ranks or more, {one.missed} by none"
     )

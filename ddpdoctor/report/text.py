@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Outcome, Severity
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Tone, items
 from ddpdoctor.report.classes import merge_findings
 from ddpdoctor.report.contents import read_content
@@ -21,7 +22,6 @@ from ddpdoctor.report.findings import (
     name_check,
     verdict_section,
 )
-from ddpdoctor.report.names import plural
 from ddpdoctor.report.page import Page, draw
 from ddpdoctor.report.text_blocks import add_sections
 
@@ -130,5 +130,5 @@ def _add_skipped(page: Page, checks: Sequence[Check]) -> None:
     """Add the reasons for skipped checks. Called only if all checks were skipped."""
     reasons = Counter(check.reason for check in checks)
     for reason, times in reasons.most_common(MAX_REASONS):
-        of = name_check(checks[0]) if len(checks) == 1 else plural(times, "check")
+        of = name_check(checks[0]) if len(checks) == 1 else count_of(times, "check")
         page.add(f"{of}: {reason}", first="skipped  ")

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Outcome
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.trial import Trial
 from ddpdoctor.report.blocks import Column, Content, Fact, Facts, Heading, Table, Text, Tone, items
 from ddpdoctor.report.findings import count_findings
-from ddpdoctor.report.names import format_ranks, plural
+from ddpdoctor.report.names import format_ranks
 
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Difference, Stream
@@ -34,7 +35,7 @@ def trial_content(report: Report) -> Content:
     """Return the content for a trained model."""
     trial = decode(Trial, report.data["trial"])
     return Content(
-        status=f"{plural(len(trial.participants), 'rank')}, {_headline(report, trial)}",
+        status=f"{count_of(len(trial.participants), 'rank')}, {_headline(report, trial)}",
         headline=_headline(report, trial),
         about=((items(_about(trial)),),),
         sections=(
@@ -51,12 +52,12 @@ def _about(trial: Trial) -> list[str]:
     hosts = ", ".join(dict.fromkeys(one.host for one in trial.participants))
     devices = " and ".join(dict.fromkeys(one.device.partition(":")[0] for one in trial.participants))
     first = trial.participants[0]
-    ranks = plural(len(trial.participants), "rank")
+    ranks = count_of(len(trial.participants), "rank")
     tensors = trial.models[0].tensors
     buffers = sum(one.is_buffer for one in tensors)
     return [
         f"{ranks} on {hosts}; {trial.settings.backend} on {devices}, torch {first.torch}",
-        f"model {trial.settings.model}: {plural(len(tensors) - buffers, 'parameter')}, {plural(buffers, 'buffer')}"
+        f"model {trial.settings.model}: {count_of(len(tensors) - buffers, 'parameter')}, {count_of(buffers, 'buffer')}"
         + (f"; {trial.optimizer}" if trial.consistency is not None else ""),
         *([f"batch: {trial.batch}; loss: {trial.loss}"] if trial.consistency is not None else []),
     ]
@@ -90,7 +91,7 @@ def _compared_sections(trial: Trial) -> tuple[Section, ...]:
     facts = tuple(
         Fact(label=name, texts=(text,), tone=Tone.PLAIN) for name, text in _compared(trial.consistency.streams)
     )
-    return ((Heading(text=f"after each of {plural(trial.settings.steps, 'step')}"), Facts(facts=facts)),)
+    return ((Heading(text=f"after each of {count_of(trial.settings.steps, 'step')}"), Facts(facts=facts)),)
 
 
 def _reference_sections(trial: Trial) -> tuple[Section, ...]:
@@ -144,7 +145,7 @@ def _headline(report: Report, trial: Trial) -> str:
 def _healthy(trial: Trial, report: Report) -> str:
     if trial.consistency is None:
         return "nothing was trained"
-    parts = [f"the replicas stayed equal over {plural(trial.settings.steps, 'step')}"]
+    parts = [f"the replicas stayed equal over {count_of(trial.settings.steps, 'step')}"]
     if trial.reference is not None:
         passed = any(check.outcome is Outcome.PASSED and REFERENCE in {check.id, check.code} for check in report.checks)
         parts.append("DDP's gradient is that of one process" if passed else "the reference could not be told")

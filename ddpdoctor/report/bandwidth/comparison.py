@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.bandwidth.numbers import format_share, format_us
 from ddpdoctor.report.bandwidth.results import name_series
 from ddpdoctor.report.blocks import Column, Heading, Table, items
-from ddpdoctor.report.names import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ def count_changes(comparison: Comparison) -> str:
     """Count the sizes by how they changed: "2 below, 1 slower, 3 faster, 36 alike within the noise"."""
     changes = comparison.changes
     if not changes:
-        return f"nothing to compare: {plural(comparison.missing, 'size')} not in the baseline"
+        return f"nothing to compare: {count_of(comparison.missing, 'size')} not in the baseline"
     below = sum(change.below for change in changes)
     slower = sum(change.ratio_high < 1 and not change.below for change in changes)
     faster = sum(change.ratio_low > 1 for change in changes)
@@ -67,8 +67,10 @@ def count_changes(comparison: Comparison) -> str:
         (faster, "faster"),
         (alike, "alike within the noise"),
     ]
-    missing = f"; {plural(comparison.missing, 'size')} not in the baseline" if comparison.missing else ""
-    return f"{plural(len(changes), 'size')}: {', '.join(f'{count} {word}' for count, word in counts if count)}{missing}"
+    missing = f"; {count_of(comparison.missing, 'size')} not in the baseline" if comparison.missing else ""
+    return (
+        f"{count_of(len(changes), 'size')}: {', '.join(f'{count} {word}' for count, word in counts if count)}{missing}"
+    )
 
 
 def _column(

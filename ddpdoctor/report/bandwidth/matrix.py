@@ -8,9 +8,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_rate
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.bandwidth.numbers import NOT_DEFINED, format_gb_s
 from ddpdoctor.report.blocks import Column, Heading, Table, Text, Tone
-from ddpdoctor.report.names import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -143,7 +143,7 @@ def _list_slowest(matrix: Matrix) -> tuple[Block, ...]:
         Column(name="", cells=tuple(f"{matrix.ends[at[0]]} - {matrix.ends[at[1]]}" for at in slowest), align="left"),
     )
     middle = f"; the median is {format_rate(median(between.values()))}" if between else ""
-    count = f"the slowest {len(slowest)} of {plural(len(between), 'pair')}{middle}; report.json has them all"
+    count = f"the slowest {len(slowest)} of {count_of(len(between), 'pair')}{middle}; report.json has them all"
     return (Table(columns=columns, indent=2), Text(text=count, indent=2))
 
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Assessment, Ending, Mode
 from ddpdoctor.model.findings import Outcome
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.bandwidth.results import name_series
 from ddpdoctor.report.findings import count_findings
-from ddpdoctor.report.names import format_hosts, format_ranks, plural
+from ddpdoctor.report.names import format_hosts, format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ def describe_run(bench: Bandwidth) -> list[str]:
 
 def describe_members(bench: Bandwidth) -> str:
     """Name ranks, hosts, backend, devices and versions. Values that differ are listed with their ranks."""
-    where = f"{plural(len(bench.members), 'rank')} on {format_hosts(bench.hosts)}"
+    where = f"{count_of(len(bench.members), 'rank')} on {format_hosts(bench.hosts)}"
     parts = [
         _alike(bench, lambda member: member.device_name),
         f"torch {_alike(bench, lambda member: member.torch)}",
