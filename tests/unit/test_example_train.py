@@ -16,14 +16,17 @@ EXIT_ABORT = "terminate called without an active exception"
 EPOCH = re.compile(r"^epoch (\d+)/(\d+)  loss ([\d.]+)  accuracy ([\d.]+)$", re.MULTILINE)
 
 
-def run(*arguments: str, ranks: int = 2) -> list[tuple[str, ...]]:
-    """Run the example on ranks as torchrun sets them up, or alone; return what it printed of each epoch."""
+def run(*arguments: str, launcher: str = "as torchrun") -> list[tuple[str, ...]]:
+    """Run the example by torchrun, on ranks as torchrun makes them, or alone; return what it printed of each epoch."""
     # On a machine with GPUs too: fewer GPUs than ranks would be another test.
     job = clean_environment(CUDA_VISIBLE_DEVICES="")
-    if ranks > 1:
-        job |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    environments = [job | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}) for rank in range(ranks)]
-    started = [forking.start(TRAIN, *arguments, env=environment) for environment in environments]
+    words, ranks = (str(TRAIN), *arguments), ({},)
+    if launcher == "torchrun":
+        words = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", *words)
+    elif launcher == "as torchrun":
+        job |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        ranks = ({"RANK": "0", "LOCAL_RANK": "0"}, {"RANK": "1", "LOCAL_RANK": "1"})
+    started = [forking.start(*words, env=job | rank) for rank in ranks]
     ended = [process.communicate(timeout=forking.LIMIT_S) for process in started]
     for process, (_, stderr) in zip(started, ended, strict=True):
         # After its last line a job on Gloo is aborted now and then, while the interpreter ends: see exit-abort (DD612).
@@ -36,7 +39,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_resumed_job_ends_where_an_unbroken_one_does_and_keeps_as_many_checkpoints_as_asked(tmp_path: Path) -> None:
-    unbroken = run("--epochs", "4", "--checkpoint-dir", str(tmp_path / "unbroken"))
+    unbroken = run("--epochs", "4", "--checkpoint-dir", str(tmp_path / "unbroken"), launcher="torchrun")
     first = run("--epochs", "2", "--checkpoint-dir", str(tmp_path / "broken"))
     second = run("--epochs", "4", "--checkpoint-dir", str(tmp_path / "broken"), "--resume", "--keep", "1")
 
@@ -61,6 +64,6 @@ def holds_all_that_a_resumed_job_needs(checkpoint: Path) -> None:
 
 
 def test_one_process_without_a_launcher_and_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
-    rows = run("--epochs", "1", "--checkpoint-dir", str(tmp_path), "--resume", ranks=1)
+    rows = run("--epochs", "1", "--checkpoint-dir", str(tmp_path), "--resume", launcher="")
 
     assert [row[0] for row in rows] == ["1"]
