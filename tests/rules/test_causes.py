@@ -22,7 +22,7 @@ from ddpdoctor.model.causes import (
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.stacks import Frame
 
-from .build import LOCK, NOW, QUEUE, S, crashed, error, in_call, in_user, job, killed, line, look, stack
+from .build import LOCK, NOW, QUEUE, S, call, crashed, ended, error, in_call, in_user, job, killed, line, look, stack
 
 GIB = 2**30
 STDLIB = "/usr/lib/python3.11"
@@ -150,6 +150,26 @@ def test_a_futex_names_the_other_threads_and_nobody_where_there_is_none():
         stuck(threads=(THREAD,), blocked=FUTEX).evidence
     )
     assert not [text for text in stuck(blocked=FUTEX).evidence if text.startswith("rank 1: ")]
+
+
+FREES = {
+    "it holds the GIL": ("destroy_process_group", False, FUTEX, True),
+    "another thread got the GIL": ("destroy_process_group", True, FUTEX, False),
+    "it sleeps": ("destroy_process_group", False, SLEEP, False),
+    "its last call was another": ("barrier", False, FUTEX, False),
+}
+
+
+@pytest.mark.parametrize("name", FREES)
+def test_a_rank_that_frees_its_process_group_with_the_gil_held_is_done(name):
+    op, answered, blocked, frees = FREES[name]
+    causes = ProcessCauses(blocked=blocked)
+    last = (call(op, open_=False),)
+    alone = in_user(1, recent_calls=last, answered=answered, causes=causes, looks=(look(stack(line(40)), by="signal"),))
+    (finding,) = judge(job(ended(0), alone, ended(2), now_ns=NOW + 1000 * S)).findings
+    assert (finding.kind, finding.ranks) == ("stuck", (1,))
+    assert any("it frees its process group and holds the GIL" in text for text in finding.evidence) == frees
+    assert ("`del model`" in finding.fix) == frees
 
 
 def test_a_rank_that_compiles_with_cpus_at_work_is_not_stopped():

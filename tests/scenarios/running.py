@@ -88,6 +88,7 @@ def finish(process: Any, folder: Path) -> Ran:
         stdout, stderr = process.communicate(timeout=LIMIT_S)
     finally:
         kill_job(folder)
+    print(stdout, stderr)  # pytest shows it where the test fails
     path = folder / "report.json"
     report = json.loads(path.read_text()) if path.exists() else {}
     if report:

@@ -38,7 +38,7 @@ RUNS = [pytest.param(job, ranks, level, id=f"{job}-{level}") for job, ranks, lev
 def test_a_healthy_job_stays_without_verdict(job: str, ranks: int, level: str, tmp_path: Path) -> None:
     options = () if job in OUTLAST else PATIENT
     ran = run(job, tmp_path, "--debug-level", level, *options, ranks=ranks)
-    assert ran.report["verdict"] is None, ran.report["verdict"]
+    assert ran.report["verdict"] is None
     assert ran.report["job"]["status"] == "finished", ran.stderr
     # Gloo itself may abort a rank that is on its way out; torchrun then gives 1, with or without us.
     aborted = any(finding["kind"] == "exit-abort" for finding in ran.report["findings"])

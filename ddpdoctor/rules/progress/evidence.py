@@ -163,7 +163,7 @@ def process_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
             words = _STATES.get(rank.proc_state, f"in state {rank.proc_state}")
             said[words + _cpu_words(rank)].append(number)
         if rank.recorded and not rank.answered and rank.looks and rank.looks[-1].by == "signal":
-            found.append(f"no thread of rank {number} got Python's global lock: a call into C holds it")
+            found.append(f"no thread of rank {number} got the GIL: a call into C holds it")
         if rank.lost:
             found.append(f"not all of rank {number} could be recorded: {rank.lost}")
         found += [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_age
+from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.causes import LockKind
 
 from .clues import Clue, Owner, children_of, find_owner
@@ -23,12 +24,20 @@ if TYPE_CHECKING:
 _BATON = "/torch/utils/file_baton.py"
 _POLLS = ("/filelock/", "/portalocker/", "/fasteners/", _BATON)
 MOST_HOLDERS = 3
+_FREES_GROUP = Clue(
+    said="its work is done; it frees its process group and holds the GIL, which a thread of the group waits for (a "
+    "deadlock in torch)",
+    fix="delete the DDP model before the group (`del model`, then `dist.destroy_process_group()`): the model frees the "
+    "group's threads without releasing the GIL, and a thread that has yet to free a tensor needs it",
+)
 
 
 def lock_clues(scene: Scene, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
     """Return the lock that a rank waits for, and who holds it."""
     stack = last_main_stack(rank)
-    if causes.waits_for_lock is not None:
+    if _frees_group(rank, causes):
+        yield _FREES_GROUP
+    elif causes.waits_for_lock is not None:
         lock = causes.waits_for_lock
         yield _held(lock.path, _holder(scene, rank, lock))
     elif causes.lock_file is not None and causes.lock_file.kind is not LockKind.KERNEL:
@@ -165,3 +174,15 @@ def _of_own_process(rank: Rank, causes: ProcessCauses, stack: Stack | None) -> I
     told = [f"{name} at {line_of(frame)}" for name, frame in threads if frame is not None][:MOST_HOLDERS]
     if told:
         yield Clue(said=f"sleeps until another thread wakes it (futex); its other threads: {', '.join(told)}")
+
+
+def _frees_group(rank: Rank, causes: ProcessCauses) -> bool:
+    """Return whether a rank that has destroyed its process group waits inside C and holds the GIL.
+
+    ``destroy_process_group`` drops torch's reference. The reducer of a DDP model holds the last one, and its destructor
+    joins the group's threads without releasing the GIL. Seen with Gloo on torch 2.13.
+    """
+    last = pack_calls(rank.recent_calls)[-1:]
+    destroyed = not rank.open_calls and any(call.op == "destroy_process_group" for call in last)
+    waits = causes.blocked is not None and causes.blocked.call == "futex"
+    return destroyed and waits and rank.recorded and not rank.answered

@@ -56,6 +56,7 @@ def main():
         if rank == 0 and step % 10 == 0:
             print(step, total.sum().item())
     dist.barrier()
+    del model  # freed after the group, it can deadlock with a thread of Gloo that has yet to free a tensor
     dist.destroy_process_group()
 
 

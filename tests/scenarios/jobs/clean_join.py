@@ -14,6 +14,7 @@ def main():
         for _ in range(20 + 5 * dist.get_rank()):
             model(torch.randn(4, 8)).mean().backward()
     dist.barrier()
+    del model  # freed after the group, it can deadlock with a thread of Gloo that has yet to free a tensor
     dist.destroy_process_group()
 
 

@@ -41,6 +41,7 @@ def main():
         model(torch.randn(4, 8)).mean().backward()
         dist.all_reduce(torch.ones(4))
     dist.barrier()
+    del model  # freed after the group, it can deadlock with a thread of Gloo that has yet to free a tensor
     dist.destroy_process_group()
 
 

@@ -36,6 +36,7 @@ def main():
         objects = [None]
         dist.broadcast_object_list(objects)
     dist.barrier()
+    del model  # freed after the group, it can deadlock with a thread of Gloo that has yet to free a tensor
     dist.destroy_process_group()
 
 
