@@ -40,7 +40,7 @@ def check_rendezvous(wanted: RendezvousOptions, env: Mapping[str, str]) -> Rende
     if not member.launch.launch.reads_node:
         _stand_by(member, wanted)
         return None
-    with TorchProcess(told) as torch, NodeMeeting(member.launch, told, wanted.folder, torch) as meeting:
+    with TorchProcess(told) as torch, NodeMeeting(member.launch, told, wanted.folder, over_store=True) as meeting:
         visit = OwnVisit(member=member, wanted=wanted, torch=torch, meeting=meeting, started_at=started_at)
         with StoreWatch(member.launch.host, member.launch.port, torch) as watch:
             try:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.election import find_deputy
+from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.node_meeting import Folder, HostedMeeting, NoMeeting, OverStore, OwnPort, find_meeting
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.exchange.token import NO_TOKEN, VARIABLE, job_token
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.rendezvous import is_loopback
 from ddpdoctor.probes.rendezvous.store_probe import is_own
-from ddpdoctor.probes.rendezvous.torch_process import TorchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from ddpdoctor.exchange.node_meeting import Way
     from ddpdoctor.exchange.store import Store
     from ddpdoctor.model.launch import NodeLaunch
-    from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
 
+PREFIX = "ddpdoctor/rendezvous/"
+"""Keeps our keys apart from those of the launcher that owns the store."""
 SEEK_FIRST_S = 4.0
 """Our choice: how long node 0 looks for a meeting at an address that is not its own before it serves one itself. The
 address may be wrong, or belong to a load balancer in front of node 0."""
@@ -54,13 +55,13 @@ class NodeMeeting:
     """A context manager that keeps the meeting open for this node, and for others if this node serves it."""
 
     def __init__(
-        self, launch: NodeLaunch, env: Mapping[str, str], folder: Path | None, torch: TorchProcess | None = None
+        self, launch: NodeLaunch, env: Mapping[str, str], folder: Path | None, *, over_store: bool = False
     ) -> None:
         """Take this node's launch and the ways to meet. ``folder`` may be shared with other nodes.
 
-        Without ``torch``, nodes can meet only through ddpdoctor's own port or the folder.
+        Without ``over_store``, nodes can meet only through ddpdoctor's own port or the folder.
         """
-        self._launch, self._torch = launch, torch
+        self._launch, self._over_store = launch, over_store
         self._folder = folder
         self._given = bool(env.get(VARIABLE))
         self._token = job_token(launch.launch, env)
@@ -169,18 +170,11 @@ class NodeMeeting:
     def _ways(self) -> tuple[Way, ...]:
         launch = self._launch.launch
         ways: list[Way] = [OwnPort(launch.hosts, launch.port)]
-        if self._torch is not None:
-            ways.append(OverStore(partial(self._open_store, self._torch)))
+        if self._over_store:
+            ways.append(OverStore(partial(open_job_store, self._launch.host, self._launch.port, PREFIX)))
         if self._folder is not None:
             ways.append(Folder(self._folder))
         return tuple(ways)
-
-    def _open_store(self, torch: TorchProcess, limit_s: float) -> Store:
-        try:
-            torch.join(self._launch.host, self._launch.port, limit_s)
-        except TorchError as error:
-            raise StoreError(str(error)) from error
-        return torch.store()
 
 
 def in_background(what: Any, *arguments: Any) -> threading.Thread:

@@ -6,8 +6,9 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from ddpdoctor.diagnose.rendezvous.meeting import in_background
+from ddpdoctor.diagnose.rendezvous.meeting import PREFIX, in_background
 from ddpdoctor.diagnose.rendezvous.messages import Served
+from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.reaching import Contact, Door, StartTrial
 from ddpdoctor.probes.rendezvous.store_probe import knock
@@ -58,9 +59,8 @@ class Serving:
 
     def _tunnel(self) -> None:
         try:
-            self._torch.join("127.0.0.1", self._launch.port, SERVED_LIMIT_S)
-            self._lobby.serve_over(self._torch.store())
-        except (TorchError, StoreError):
+            self._lobby.serve_over(open_job_store("127.0.0.1", self._launch.port, PREFIX, SERVED_LIMIT_S))
+        except StoreError:
             return  # nodes that use ddpdoctor's own port do not need this
 
 

@@ -1,4 +1,4 @@
-"""A separate process with torch: serves and joins a TCPStore, and makes a real start with Gloo.
+"""A separate process with torch: serves or joins a TCPStore, and makes a real start with Gloo.
 
 Requests come as lines of JSON on stdin, ``{"id": 1, "do": "join", …}``. Each is answered by a line on stdout as soon as
 it is done: ``{"id": 1, "value": …}`` or ``{"id": 1, "error": "…"}``. The first line has id 0 and says that torch was
@@ -10,7 +10,6 @@ torch is imported once, and a crash or hang there affects nothing else.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
@@ -23,8 +22,6 @@ from ddpdoctor.probes.rendezvous.trial import Trial, fork_trial
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PREFIX = "ddpdoctor/rendezvous/"
-"""Keeps our keys apart from those of the launcher that owns the store."""
 SERVE_LIMIT_S = 10.0
 
 
@@ -70,16 +67,11 @@ class _Answers:
 
 
 class _Servant:
-    """The stores that this process serves and has joined, and the requests that it accepts."""
+    """The store that this process serves, and the requests that it accepts."""
 
     def __init__(self, trial: Trial) -> None:
-        self._trial = trial
         self._served: Any = None
-        self._joined: Any = None
-        self.calls: dict[str, Callable[..., Any]] = {
-            "serve": self.serve, "join": self.join, "set": self.set, "look": self.look, "add": self.add,
-            "forget": self.forget, "start": trial.run,
-        }  # fmt: skip
+        self.calls: dict[str, Callable[..., Any]] = {"serve": self.serve, "join": self.join, "start": trial.run}
 
     def serve(self, port: int) -> None:
         """Serve a store on all addresses, as node 0 of a job does."""
@@ -89,26 +81,11 @@ class _Servant:
         self._served = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=limit)
 
     def join(self, host: str, port: int, limit_s: float) -> None:
-        """Connect to a store. The check fails if it is not one."""
+        """Connect to a store as a rank does. The check fails if it is not one."""
         from torch.distributed import TCPStore
 
         store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=limit_s))
-        store.check([PREFIX])
-        self._joined = store
-
-    def set(self, key: str, value: str) -> None:
-        self._joined.set(PREFIX + key, base64.b64decode(value))
-
-    def look(self, key: str) -> str | None:
-        if not self._joined.check([PREFIX + key]):
-            return None
-        return base64.b64encode(self._joined.get(PREFIX + key)).decode()
-
-    def add(self, key: str, amount: int) -> int:
-        return int(self._joined.add(PREFIX + key, amount))
-
-    def forget(self, key: str) -> None:
-        self._joined.delete_key(PREFIX + key)
+        store.check(["ddpdoctor"])
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import queue
 import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
-
-from ddpdoctor.exchange.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,22 +75,18 @@ class TorchProcess:
 
     def serve(self, port: int) -> None:
         """Serve a torch store on all addresses. Raises ``TorchError``."""
-        self.ask("serve", CALL_LIMIT_S + 2, port=port)
+        self._ask("serve", CALL_LIMIT_S + 2, port=port)
 
     def join(self, host: str, port: int, limit_s: float) -> None:
         """Join a torch store. Raises ``TorchError``, also if something else answers."""
-        self.ask("join", limit_s + 2, host=host, port=port, limit_s=limit_s)
+        self._ask("join", limit_s + 2, host=host, port=port, limit_s=limit_s)
 
     def start(self, limit_s: float, **told: Any) -> dict[str, Any]:
         """Make a real start (``Trial.run``). This works once. Raises ``TorchError``."""
-        found: dict[str, Any] = self.ask("start", limit_s + 5, limit_s=limit_s, **told)
+        found: dict[str, Any] = self._ask("start", limit_s + 5, limit_s=limit_s, **told)
         return found
 
-    def store(self) -> JoinedStore:
-        """Return the joined store, for ddpdoctor's own messages."""
-        return JoinedStore(self)
-
-    def ask(self, what: str, within_s: float, **arguments: Any) -> Any:
+    def _ask(self, what: str, within_s: float, **arguments: Any) -> Any:
         """Return the answer to one request. Raises ``TorchError``, also if no answer comes in time."""
         missing = self.missing()
         if missing:
@@ -137,37 +130,3 @@ class TorchProcess:
             self._imported.set()
         for answers in list(self._waiting.values()):
             answers.put({"error": how})
-
-
-class JoinedStore:
-    """A ``Store`` over the store that the process has joined."""
-
-    def __init__(self, process: TorchProcess) -> None:
-        """``process`` is not ended by the store."""
-        self._process = process
-
-    def set(self, key: str, value: bytes) -> None:
-        """Set a value."""
-        self._ask("set", key=key, value=base64.b64encode(value).decode())
-
-    def look(self, key: str) -> bytes | None:
-        """Return a value, or None if there is none yet."""
-        found = self._ask("look", key=key)
-        return None if found is None else base64.b64decode(found)
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter and return the sum."""
-        return int(self._ask("add", key=key, amount=amount))
-
-    def forget(self, key: str) -> None:
-        """Remove a value."""
-        self._ask("forget", key=key)
-
-    def close(self) -> None:
-        """Do nothing: the process closes the store."""
-
-    def _ask(self, what: str, **arguments: Any) -> Any:
-        try:
-            return self._process.ask(what, CALL_LIMIT_S, **arguments)
-        except TorchError as error:
-            raise StoreError(f"the job's store: {error}") from error

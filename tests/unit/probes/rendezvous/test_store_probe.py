@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.reaching import Connecting, Contact
 from ddpdoctor.probes.rendezvous.store_probe import is_own, knock, more_telling
 from ddpdoctor.probes.rendezvous.torch_process import NoTorch, TorchError, TorchProcess
@@ -66,10 +65,6 @@ def test_a_store(torch):
     (seen,) = knock("127.0.0.1", port, torch)
     assert seen.contact is Contact.CONNECTED
 
-    store = torch.store()
-    store.set("key", b"\0value")
-    assert (store.look("key"), store.look("other"), store.add("count", 2)) == (b"\0value", None, 2)
-
 
 def test_a_port_that_is_taken(torch):
     with listening() as port, pytest.raises(TorchError, match="EADDRINUSE"):
@@ -99,8 +94,6 @@ def test_a_torch_that_cannot_be_imported(tmp_path):
     with TorchProcess({**os.environ, "PYTHONPATH": paths}) as torch, listening() as port:
         with pytest.raises(NoTorch, match=r"libcudart\.so\.13"):
             torch.serve(port)
-        with pytest.raises(StoreError, match=r"libcudart\.so\.13"):
-            torch.store().look("key")
         # What answers cannot be told to be a store, nor to be none.
         (seen,) = knock("127.0.0.1", port, torch)
     assert seen.contact is Contact.CONNECTED
