@@ -1,17 +1,24 @@
 """The job's store is used without torch: by the same bytes, beside what else is in it, and never waited for in vain."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
 
+from ddpdoctor.exchange.clocks import measure_clocks
+from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import open_job_store
+from ddpdoctor.exchange.node_meeting import HostedMeeting, OverStore, OwnPort, find_meeting
 from ddpdoctor.exchange.store import StoreError
+from tests.scenarios.running import free_port
+from tests.scenarios.running import wait_for as wait_until
 
 PREFIX = "ddpdoctor/test/"
 
@@ -117,6 +124,69 @@ def test_what_is_no_store_is_not_taken_for_one(answer):
 def test_what_takes_the_connection_and_says_nothing_costs_the_limit_only():
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(StoreError, match="no answer"):
         open_job_store("127.0.0.1", listener.getsockname()[1], PREFIX, 2)
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for_without_end(agent):
+    """A signal is sent before it is heeded: the store's own thread may still answer on another core."""
+    process, _ = agent
+    ours = opened(agent)
+    ours._connection.settimeout(0.2)
+    os.kill(process.pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{process.pid}/task")
+    assert wait_until(
+        lambda: {stat.read_text().rpartition(")")[2].split()[0] for stat in threads.glob("*/stat")} == {"T"}
+    )
+    with pytest.raises(StoreError, match="the connection to the job's store failed: no answer"):
+        ours.look("a")
+    os.kill(process.pid, signal.SIGCONT)
+
+
+def test_nodes_meet_by_way_of_the_launchers_store(agent):
+    """Where only the job's own port gets through, everything that nodes say goes over it."""
+    with HostedMeeting(0, b"token", one_host=True) as hosted:
+        hosted.serve_over(opened(agent))
+        blocked = OwnPort(("127.0.0.1",), free_port())
+        found = find_meeting([blocked, OverStore(lambda _: opened(agent))], b"token", 60)
+        Conversation(found.store).send_bytes("pack", bytes(1_000_000))
+        found.store.beat("1", b"step 7")
+        clocks = measure_clocks(found.store)
+
+        assert found.way == "store"
+        assert Conversation(hosted.store()).take_bytes("pack", 60) == bytes(1_000_000)
+        assert hosted.heard()["1"].said == b"step 7"
+        assert abs(clocks.monotonic_ns) <= clocks.error_ns
+        found.store.close()
+
+
+RANK = """
+import sys
+from ddpdoctor.exchange.meeting import meet
+from ddpdoctor.model.launch import Launch
+from ddpdoctor.model.node import Launcher
+
+rank, port = map(int, sys.argv[1:])
+launch = Launch(
+    launcher=Launcher.TORCHRUN, rank=rank, world_size=2, hosts=("127.0.0.1",), port=port, run="none/0",
+)
+with meet(launch, {}, 100) as conversation:
+    conversation.send(f"rank/{rank}", launch)
+    print(conversation.gather(Launch, "rank", lambda: (1 - rank,), 100)[1 - rank].rank)
+    if rank == 0:
+        conversation.say_goodbye(launch, lambda: 1, 100)
+    else:
+        conversation.hear_goodbye(Launch, 100)
+print("torch" in sys.modules)
+"""
+
+
+def test_rank_0_serves_the_store_where_no_agent_does():
+    port = str(free_port())
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", RANK, str(rank), port], stdout=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate()[0].split()[-2:] for rank in ranks]
+    assert said == [["1", "True"], ["0", "False"]]
 
 
 def test_it_imports_no_torch():
