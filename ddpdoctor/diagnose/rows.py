@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.facts import Life, Rank
-from ddpdoctor.model.findings import Place, RankRow
+from ddpdoctor.model.findings import RankRow
 from ddpdoctor.model.steps import Phase, pace_of
+from ddpdoctor.rules.progress.places import main_frames, to_place
 from ddpdoctor.rules.progress.states import final_error
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
-    from ddpdoctor.model.stacks import Frame
 
 PHASE_WORDS = {
     "init_process_group": "in init_process_group",
@@ -37,7 +37,7 @@ def rank_row(rank: Rank, stopped_ns: int | None = None) -> RankRow:
     """
     if stopped_ns is not None and rank.looks:
         rank = replace(rank, raised=tuple(error for error in rank.raised if error.time_ns <= stopped_ns))
-    frames = _main_frames(rank)
+    frames = main_frames(rank)
     error = final_error(rank)
     user = [frame for frame in (error.frames if error else frames) if frame.user]
     frame = user[-1] if user else rank.fatal_place or rank.exit_call or rank.last_place
@@ -47,7 +47,7 @@ def rank_row(rank: Rank, stopped_ns: int | None = None) -> RankRow:
         host=rank.host,
         pid=rank.pid,
         state=describe_state(rank),
-        where=_place(rank, frame),
+        where=to_place(rank.rank, frame) if frame is not None else None,
         step=rank.steps or None,
         stack=tuple(f"{f.file}:{f.line} {f.function}" for f in frames[-MAX_STACK:]),
     )
@@ -93,20 +93,6 @@ def _describe_call(rank: Rank) -> str:
     if not rank.recorded:
         return "not recorded"
     return "in the script"
-
-
-def _main_frames(rank: Rank) -> tuple[Frame, ...]:
-    for look in reversed(rank.looks):
-        for stack in look.stacks:
-            if stack.is_main:
-                return stack.frames
-    return ()
-
-
-def _place(rank: Rank, frame: Frame | None) -> Place | None:
-    if frame is None:
-        return None
-    return Place(rank=rank.rank, file=frame.file, line=frame.line, function=frame.function)
 
 
 def pace_rows(job: Job) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ from ddpdoctor.rules.registry import rule
 from . import evidence as say
 from .causes import clues_of
 from .clues import fix_of, sentences
-from .missing_nodes import judge_missing_nodes
+from .node_findings import judge_missing_nodes
 from .nodes import CHECK, failing, hosts_of_nodes, never_came, node_words, ranks_of, reach_fix, reached_words
-from .places import standing_places
+from .places import places_held_up
 from .scene import Cause, Scene, moment, timeout_ns
 from .states import Doing
 from .words import verb
@@ -70,7 +70,7 @@ def check_stopped(scene: Scene) -> Answer:
 
 def _stopped(scene: Scene, blamed: tuple[int, ...]) -> Answer:
     ranks = [scene.rank(n) for n in blamed]
-    where = tuple(place for rank in ranks for place in standing_places(rank, waits_for_child=False)[:1])
+    where = tuple(place for rank in ranks for place in places_held_up(rank, waits_for_child=False)[:1])
     traced = [rank.traced_by for rank in ranks if rank.traced_by]
     asleep = any(rank.proc_state == "D" for rank in ranks)
     how = f"held by a debugger (process {traced[0]})" if traced else f"stopped (state {ranks[0].proc_state})"

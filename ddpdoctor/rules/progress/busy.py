@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .limits import limits_of, long_words
 from .scene import moment
 from .words import file_name, seconds
 
@@ -110,13 +109,3 @@ def _rate(bytes_s: float | None) -> str:
     if value >= 1e9:
         return f"{value / 1e9:.1f} GB/s"
     return f"{value / 1e6:.0f} MB/s" if value >= 1e7 else f"{value / 1e6:.1f} MB/s"
-
-
-def busy_fix(scene: Scene) -> str:
-    """Return what to do about work that takes long."""
-    limits = limits_of(scene).values()
-    beyond = f"for more than {long_words(min(limits))}" if limits else "for longer than torch's own limit"
-    return (
-        "let every rank do its part of this work, or do it before init_process_group; if the others have to wait "
-        f"{beyond}, raise the group's limit: init_process_group(timeout=timedelta(hours=2))"
-    )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from .busy import BUSY_CORES, busy_fix, find_work
+from .busy import BUSY_CORES, find_work
 from .clues import Clue
+from .limits import busy_fix
 from .lock_causes import lock_clues
-from .places import is_file, last_main_stack, waits_in_library
+from .places import is_file, main_frames, waits_in_library
 from .states import Doing
 from .words import file_name
 
@@ -66,8 +67,7 @@ def clues_of(scene: Scene, number: int) -> tuple[Clue, ...]:
     """Return what the process of a living rank shows about why it makes no progress, the surest first."""
     rank = scene.rank(number)
     causes = rank.causes
-    stack = last_main_stack(rank)
-    frames = stack.frames if stack is not None else ()
+    frames = main_frames(rank)
     if causes is None:
         return tuple(_compile_clue(frames, ()))
     busy = busy_at(scene, number)
@@ -90,17 +90,15 @@ def busy_at(scene: Scene, number: int) -> Busy | None:
     causes = rank.causes
     if causes is None or causes.waits_for_lock is not None or causes.lock_file is not None:
         return None
-    stack = last_main_stack(rank)
-    frames = stack.frames if stack is not None else ()
+    frames = main_frames(rank)
     vain = [*_person(frames, causes.blocked), *_lost_children(scene, rank, causes)]
     return None if vain else find_work(scene, number)
 
 
 def compiles(rank: Rank) -> bool:
     """Return whether a rank compiles or builds an extension and uses CPU: that takes long but comes to an end."""
-    stack = last_main_stack(rank)
     busy = rank.causes.busy_cores if rank.causes is not None else rank.cpu_share
-    inside = stack is not None and any(True for _ in _compile_clue(stack.frames, ()))
+    inside = any(True for _ in _compile_clue(main_frames(rank), ()))
     return inside and busy is not None and busy >= BUSY_CORES
 
 
@@ -137,8 +135,7 @@ def _compile_clue(frames: tuple[Frame, ...], commands: Iterable[tuple[int, str]]
 
 def _lost_children(scene: Scene, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
     """Name children that have ended, if the rank waits in a queue, a pipe, a join or for its loader."""
-    stack = last_main_stack(rank)
-    waits = waits_in_library(stack) or scene.states[rank.rank].doing is Doing.DATA
+    waits = waits_in_library(main_frames(rank)) or scene.states[rank.rank].doing is Doing.DATA
     pipe = causes.blocked is not None and causes.blocked.file == "pipe"
     if not (waits or pipe):
         return

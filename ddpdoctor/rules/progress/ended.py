@@ -13,8 +13,8 @@ from . import evidence as say
 from .clues import Clue, fix_of, sentences
 from .failures import Failure, failure_line, is_lost_worker, same_bug
 from .known_errors import known_clues
-from .lost import judge_lost
 from .memory_causes import memory_clues
+from .node_findings import judge_lost
 from .places import innermost_user, places
 from .reducer_causes import other_words, reducer_clues, reducer_summary
 from .scene import Cause, Scene

@@ -9,7 +9,7 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.rank_words import name_list, rank_list
 
-from .meshes import behind_words, dim_of, mesh_words
+from .groups import behind_words, dim_of, mesh_words
 from .places import innermost_user, lines_seen
 from .scene import Scene, moment
 from .states import Doing, State, final_error

@@ -13,13 +13,13 @@ from ddpdoctor.rules.registry import rule
 from . import evidence as say
 from .causes import clues_of
 from .clues import sentences
-from .places import innermost_user, is_file, last_main_stack, lines_seen, other_threads, places
+from .places import innermost_user, is_file, lines_seen, main_frames, other_threads, places
 from .scene import Cause, Scene, moment, timeout_ns
 from .states import Doing, aborted_at_exit
 from .words import place_words, seconds, verb
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.facts import Child, Rank
+    from ddpdoctor.model.facts import Rank
     from ddpdoctor.model.stacks import Frame
 
 QUEUES_FILE = "/multiprocessing/queues.py"
@@ -103,8 +103,7 @@ def _since_end(rank: Rank) -> Rank:
 
 
 def _exit_fix(rank: Rank) -> str:
-    stack = last_main_stack(_since_end(rank))
-    if stack is not None and any(is_file(frame, QUEUES_FILE) for frame in stack.frames):
+    if any(is_file(frame, QUEUES_FILE) for frame in main_frames(_since_end(rank))):
         return "read all that is in the multiprocessing queue before the script ends, or call its cancel_join_thread()"
     return "end that thread, child or exit function before the script ends, or make the thread a daemon"
 
@@ -115,13 +114,8 @@ def _exit_places(rank: Rank) -> tuple[Place, ...]:
     threads = [stack for stack in other_threads(rank, skip_idle=False) if not stack.is_daemon]
     lines: list[Frame | None] = [innermost_user(stack.frames) for stack in threads]
     lines += [frame for frame in lines_seen(rank.looks) if frame.user]
-    lines += [_child_line(child) for child in rank.children]
+    lines += [innermost_user(main_frames(child)) for child in rank.children]
     return places(rank.rank, lines)
-
-
-def _child_line(child: Child) -> Frame | None:
-    stack = last_main_stack(child)
-    return innermost_user(stack.frames) if stack is not None else None
 
 
 def _exit_evidence(scene: Scene, blamed: tuple[int, ...]) -> list[str]:
@@ -131,9 +125,9 @@ def _exit_evidence(scene: Scene, blamed: tuple[int, ...]) -> list[str]:
         names = [s.thread for s in other_threads(rank, skip_idle=False) if not s.is_daemon]
         found += [f"threads of rank {number} that the interpreter waits for: {', '.join(names)}"] if names else []
         found += [f"children of rank {number}: {', '.join(c.name for c in rank.children)}"] if rank.children else []
-        stack = last_main_stack(rank)
-        if stack is not None and innermost_user(stack.frames) is None:
-            found.append(f"Python itself stands {place_words(stack.frames[-1])} in rank {number}")
+        frames = main_frames(rank)
+        if frames and innermost_user(frames) is None:
+            found.append(f"Python itself stands {place_words(frames[-1])} in rank {number}")
     return found
 
 

@@ -9,7 +9,7 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.causes import LockKind
 
 from .clues import Clue, Owner, children_of, find_owner
-from .places import innermost_user, is_file, last_main_stack, other_threads
+from .places import innermost_user, is_file, main_frames, other_threads
 from .words import line_of
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.causes import FileLock, LockFile, ProcessCauses
     from ddpdoctor.model.facts import Rank
-    from ddpdoctor.model.stacks import Stack
+    from ddpdoctor.model.stacks import Frame
 
     from .scene import Scene
 
@@ -34,7 +34,7 @@ _FREES_GROUP = Clue(
 
 def lock_clues(scene: Scene, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
     """Return the lock that a rank waits for, and who holds it."""
-    stack = last_main_stack(rank)
+    frames = main_frames(rank)
     if _frees_group(rank, causes):
         yield _FREES_GROUP
     elif causes.waits_for_lock is not None:
@@ -43,10 +43,10 @@ def lock_clues(scene: Scene, rank: Rank, causes: ProcessCauses) -> Iterator[Clue
     elif causes.lock_file is not None and causes.lock_file.kind is not LockKind.KERNEL:
         if causes.lock_file.exists:
             yield _marker(scene, rank, causes.lock_file)
-    elif stack is not None and any(is_file(frame, *_POLLS) for frame in stack.frames[-6:]):
-        yield _polled(scene, rank, causes, stack)
+    elif any(is_file(frame, *_POLLS) for frame in frames[-6:]):
+        yield _polled(scene, rank, causes, frames)
     else:
-        yield from _of_own_process(rank, causes, stack)
+        yield from _of_own_process(rank, causes, frames)
 
 
 def is_left_behind(causes: ProcessCauses | None) -> bool:
@@ -127,10 +127,10 @@ def _held(path: str | None, holder: Owner) -> Clue:
     )
 
 
-def _polled(scene: Scene, rank: Rank, causes: ProcessCauses, stack: Stack) -> Clue:
+def _polled(scene: Scene, rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]) -> Clue:
     """Judge a loop that polls for a lock: the path is known; the holder is known if it is a kernel lock."""
     path = causes.lock_path
-    if any(is_file(frame, _BATON) for frame in stack.frames):
+    if any(is_file(frame, _BATON) for frame in frames):
         return _baton(path)
     if causes.lock_file is not None and causes.lock_file.holders:
         holder = causes.lock_file.holders[0]
@@ -160,14 +160,14 @@ def _holder(scene: Scene, rank: Rank, lock: FileLock) -> Owner:
     return find_owner(scene, rank.host, lock.holder_pid, lock.holder)
 
 
-def _of_own_process(rank: Rank, causes: ProcessCauses, stack: Stack | None) -> Iterator[Clue]:
+def _of_own_process(rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]) -> Iterator[Clue]:
     """Name the other threads if the main one sleeps on a futex in the user's line or in threading.
 
     The kernel does not know which thread holds the lock, or whether another process holds it.
     """
-    if causes.blocked is None or causes.blocked.call != "futex" or stack is None or not stack.frames:
+    if causes.blocked is None or causes.blocked.call != "futex" or not frames:
         return
-    last = stack.frames[-1]
+    last = frames[-1]
     if not (last.user or is_file(last, "/threading.py", "/queue.py", "/concurrent/futures/")):
         return
     threads = [(s.thread, innermost_user(s.frames)) for s in other_threads(rank, skip_idle=False)]

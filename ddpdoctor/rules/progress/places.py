@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ddpdoctor.model.facts import Child, Rank
     from ddpdoctor.model.stacks import Frame, Look, Stack
@@ -39,18 +39,10 @@ def is_file(frame: Frame, *parts: str) -> bool:
     return any(part in path for part in parts)
 
 
-def main_stack(look: Look) -> Stack | None:
-    """Return the main thread's stack."""
-    return next((stack for stack in look.stacks if stack.is_main), None)
-
-
-def last_main_stack(rank: Rank | Child) -> Stack | None:
-    """Return the main thread's stack from the last sample that has one with frames."""
-    for look in reversed(rank.looks):
-        stack = main_stack(look)
-        if stack is not None and stack.frames:
-            return stack
-    return None
+def main_frames(rank: Rank | Child) -> tuple[Frame, ...]:
+    """Return the main thread's frames from the last sample that has any, the innermost last."""
+    stacks = (stack for look in reversed(rank.looks) for stack in look.stacks if stack.is_main)
+    return next((stack.frames for stack in stacks if stack.frames), ())
 
 
 def without_stale_looks(rank: Rank) -> Rank:
@@ -64,13 +56,9 @@ def without_stale_looks(rank: Rank) -> Rank:
     return rank if len(fresh) == len(rank.looks) else replace(rank, looks=fresh)
 
 
-def innermost_user(frames: Iterable[Frame]) -> Frame | None:
+def innermost_user(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame of the user's own code."""
-    found = None
-    for frame in frames:
-        if frame.user:
-            found = frame
-    return found
+    return next((frame for frame in reversed(frames) if frame.user), None)
 
 
 def innermost_own(frames: tuple[Frame, ...]) -> Frame | None:
@@ -79,9 +67,9 @@ def innermost_own(frames: tuple[Frame, ...]) -> Frame | None:
     return innermost_user(frames) or (outside[-1] if outside else None)
 
 
-def waits_in_library(stack: Stack | None) -> bool:
+def waits_in_library(frames: Sequence[Frame]) -> bool:
     """Return whether a thread is in a lock, a join, a queue or a pipe of the standard library."""
-    return stack is not None and bool(stack.frames) and is_file(stack.frames[-1], *_WAITING_FILES)
+    return bool(frames) and is_file(frames[-1], *_WAITING_FILES)
 
 
 def to_place(rank: int, frame: Frame) -> Place:
@@ -91,8 +79,8 @@ def to_place(rank: int, frame: Frame) -> Place:
 
 def lines_seen(looks: tuple[Look, ...]) -> tuple[Frame, ...]:
     """Return up to two lines of the function that the main thread was last in, the most frequent first."""
-    stacks = [stack for stack in map(main_stack, looks) if stack is not None and stack.frames]
-    frames = [frame for frame in (innermost_own(stack.frames) for stack in stacks) if frame is not None]
+    stacks = [stack for look in looks for stack in look.stacks if stack.is_main]
+    frames = [frame for stack in stacks if (frame := innermost_own(stack.frames)) is not None]
     if not frames:
         return ()
     last = frames[-1]
@@ -101,17 +89,10 @@ def lines_seen(looks: tuple[Look, ...]) -> tuple[Frame, ...]:
     return tuple(by_line[line] for line, _ in Counter(frame.line for frame in same).most_common(MAX_PLACES))
 
 
-def busy_children(rank: Rank) -> tuple[Frame, ...]:
+def _busy_children(rank: Rank) -> tuple[Frame, ...]:
     """Return the innermost user lines of the rank's children that do not themselves wait for work."""
-    found = []
-    for child in rank.children:
-        if child.idle:
-            continue
-        stack = last_main_stack(child)
-        frame = innermost_user(stack.frames) if stack is not None else None
-        if frame is not None:
-            found.append(frame)
-    return tuple(found)
+    frames = (innermost_user(main_frames(child)) for child in rank.children if not child.idle)
+    return tuple(frame for frame in frames if frame is not None)
 
 
 def other_threads(rank: Rank, *, skip_idle: bool = True) -> tuple[Stack, ...]:
@@ -119,28 +100,22 @@ def other_threads(rank: Rank, *, skip_idle: bool = True) -> tuple[Stack, ...]:
     if not rank.looks:
         return ()
     stacks = [s for s in rank.looks[-1].stacks if not s.is_main and innermost_user(s.frames) is not None]
-    return tuple(s for s in stacks if not (skip_idle and waits_in_library(s)))
+    return tuple(s for s in stacks if not (skip_idle and waits_in_library(s.frames)))
 
 
-def standing_places(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
+def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
     """Return where a rank is that others wait for: its own line, and the line of the thread or child it waits for."""
     own = lines_seen(rank.looks)
     if not own and rank.last_place is not None:
         own = (rank.last_place,)
-    stack = last_main_stack(rank)
-    frames: tuple[Frame, ...] = own
-    if waits_for_child or waits_in_library(stack):
-        frames = (*busy_children(rank)[:1], *own[:1], *own[1:])
-    if len(own) <= 1 and _may_wait_for_thread(stack):
-        threads = tuple(innermost_user(s.frames) for s in other_threads(rank))
-        frames = (*frames, *(frame for frame in threads if frame is not None))
-    handled = innermost_user(rank.handled.frames) if rank.handled is not None else None
-    return places(rank.rank, (*frames, handled))
-
-
-def _may_wait_for_thread(stack: Stack | None) -> bool:
-    """Return whether the main thread waits: in a library, or in C code called from the user's own line."""
-    return stack is not None and bool(stack.frames) and (waits_in_library(stack) or stack.frames[-1].user)
+    stack = main_frames(rank)
+    in_library = waits_in_library(stack)
+    found: tuple[Frame | None, ...] = own
+    if waits_for_child or in_library:
+        found = (*_busy_children(rank)[:1], *own)
+    if len(own) <= 1 and (in_library or (stack and stack[-1].user)):  # in C code, called from the user's own line
+        found = (*found, *(innermost_user(thread.frames) for thread in other_threads(rank)))
+    return places(rank.rank, (*found, innermost_user(rank.handled.frames) if rank.handled is not None else None))
 
 
 def places(rank: int, frames: Iterable[Frame | None]) -> tuple[Place, ...]:

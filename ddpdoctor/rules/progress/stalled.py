@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.facts import DeviceState
 from ddpdoctor.model.rank_words import rank_list
 
-from .late import find_late
+from .limits import find_late
 from .scene import Cause
 from .states import Doing
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import PHASES, POINT_TO_POINT, Call, Job, Life, Raised, Rank
 
-from .places import is_file, last_main_stack, waits_in_library, without_stale_looks
+from .places import is_file, main_frames, waits_in_library, without_stale_looks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -118,8 +118,7 @@ def stack_of(rank: Rank) -> tuple[Frame, ...]:
     error = final_error(rank)
     if error is not None and error.frames:
         return error.frames
-    stack = last_main_stack(rank)
-    return stack.frames if stack is not None else ()
+    return main_frames(rank)
 
 
 def is_over(rank: Rank) -> bool:
@@ -229,10 +228,10 @@ def _not_come_back_from(rank: Rank) -> Call | None:
     Under DETAIL torch compares the call on all ranks before it begins, and a backend may connect to them at its first
     call.
     """
-    stack = last_main_stack(rank)
-    if stack is None or not stack.frames or not is_file(stack.frames[-1], _DISTRIBUTED):
+    frames = main_frames(rank)
+    if not frames or not is_file(frames[-1], _DISTRIBUTED):
         return None
-    op = stack.frames[-1].function
+    op = frames[-1].function
     inside = [call for call in rank.open_calls if call.is_async and call.thread_is_main and call.op == op]
     return max(inside, key=lambda call: call.index, default=None)
 
@@ -242,7 +241,7 @@ def _call_of_thread(rank: Rank) -> Call | None:
     call = _innermost(rank.open_calls, main=False)
     if call is None or not (is_collective(call) or call.op in POINT_TO_POINT):
         return None
-    return call if waits_in_library(last_main_stack(rank)) else None
+    return call if waits_in_library(main_frames(rank)) else None
 
 
 def _innermost(open_calls: Iterable[Call], *, main: bool = True) -> Call | None:
@@ -266,8 +265,7 @@ def _awaited(open_calls: Iterable[Call], wait: Call) -> Call:
 
 def _native_doing(rank: Rank, call: Call) -> Doing:
     """Decide whether a rank in a phase of DDP waits for the C++ reducer or runs Python code."""
-    stack = last_main_stack(rank)
-    frames = stack.frames if stack is not None else ()
+    frames = main_frames(rank)
     if call.op == "backward":
         return Doing.NATIVE if _reducer_may_wait(rank, call) and _stands_in_backward(frames) else Doing.BACKWARD
     if not frames:

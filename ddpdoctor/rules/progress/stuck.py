@@ -10,10 +10,9 @@ from ddpdoctor.rules.registry import rule
 from . import evidence as say
 from .causes import busy_at, clues_of, compiles
 from .clues import fix_of, sentences
-from .late import find_late, tell_late
-from .limits import limit_words
+from .limits import find_late, limit_words, tell_late
 from .lock_causes import is_held_outside, is_left_behind, is_surely_left, left_behind_words
-from .places import places, standing_places
+from .places import places, places_held_up
 from .scene import Cause, Scene, moment, timeout_ns, was_left_running
 from .stalled import closed, queued_behind
 from .states import Doing
@@ -192,7 +191,7 @@ def _is_patience_over(scene: Scene, number: int) -> bool:
 
 def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Answer:
     where = tuple(
-        place for n in blamed for place in standing_places(scene.rank(n), waits_for_child=_in_loader(scene, n))
+        place for n in blamed for place in places_held_up(scene.rank(n), waits_for_child=_in_loader(scene, n))
     )
     first = next((place for place in where if place.rank == blamed[0]), None)
     one_line = len({(p.file, p.line) for p in where}) == 1 or len(blamed) == 1
