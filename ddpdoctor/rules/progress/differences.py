@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from .groups import Group, find_group
@@ -13,6 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddpdoctor.model.facts import ModelSeen, Rank, TensorSeen
+
+    _Place = tuple[bool, int]
+
+NOWHERE = (True, -1)
+"""The place of a difference that is not among the tensors that fit in the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,50 +54,30 @@ def _difference(group: Group, number: int, models: Mapping[int, ModelSeen]) -> D
     classes: dict[str, list[int]] = defaultdict(list)
     for rank, model in sorted(models.items()):
         classes[model.digest].append(rank)
-    ordered = sorted(classes.values(), key=len, reverse=True)
-    most = ordered[0]
+    most, odd, *_ = sorted(classes.values(), key=len, reverse=True)
     majority = 2 * len(most) > len(models) and len(most) > 1
-    usual, odd = models[most[0]], models[ordered[1][0]]
-    place = _first_difference(usual, odd)
+    mine, usual = _rows(models[odd[0]]), _rows(models[most[0]])
+    place = min((at for at in mine.keys() | usual.keys() if mine.get(at) != usual.get(at)), default=NOWHERE)
     return Difference(
         group=group,
         number=number,
         models=models,
         blamed=tuple(n for n in sorted(models) if not majority or n not in set(most)),
-        tensor=_name(usual, odd, place),
-        rows={n: _row(model, place) for n, model in models.items()},
+        tensor=_name(mine, usual, place),
+        rows={n: _rows(model).get(place) for n, model in models.items()},
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    buffers: bool
-    number: int
+def _rows(model: ModelSeen) -> dict[_Place, TensorSeen]:
+    """Return a model's tensors by place: parameters come before buffers, each in their order."""
+    kinds = {kind: [tensor for tensor in model.tensors if tensor.is_buffer is kind] for kind in (False, True)}
+    return {(kind, number): tensor for kind, rows in kinds.items() for number, tensor in enumerate(rows)}
 
 
-def _rows(model: ModelSeen, *, buffers: bool) -> tuple[TensorSeen, ...]:
-    return tuple(tensor for tensor in model.tensors if tensor.is_buffer is buffers)
-
-
-def _row(model: ModelSeen, place: _Place) -> TensorSeen | None:
-    rows = _rows(model, buffers=place.buffers)
-    return rows[place.number] if place.number < len(rows) else None
-
-
-def _first_difference(usual: ModelSeen, odd: ModelSeen) -> _Place:
-    """Return the position of the first parameter that differs between two models, or else of the first buffer."""
-    for buffers in (False, True):
-        pairs = zip_longest(_rows(usual, buffers=buffers), _rows(odd, buffers=buffers))
-        number = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-        if number is not None:
-            return _Place(buffers, number)
-    return _Place(buffers=True, number=len(usual.tensors))
-
-
-def _name(usual: ModelSeen, odd: ModelSeen, place: _Place) -> str | None:
+def _name(mine: Mapping[_Place, TensorSeen], usual: Mapping[_Place, TensorSeen], place: _Place) -> str | None:
     """Return the name of what differs; if only one side has the parameter, that side's name."""
-    mine, others = _row(odd, place), _row(usual, place)
-    if mine is not None and mine.name not in {tensor.name for tensor in usual.tensors}:
-        return mine.name
-    known = others or mine
+    own, others = mine.get(place), usual.get(place)
+    if own is not None and own.name not in {tensor.name for tensor in usual.values()}:
+        return own.name
+    known = others or own
     return known.name if known is not None else None

@@ -117,10 +117,8 @@ def progress_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
     said: dict[str, list[int]] = defaultdict(list)
     for number in list(blamed)[:MAX_CLASSES]:
         rank = scene.rank(number)
-        parts = [f"{rank.steps} optimizer steps"] if rank.steps else []
-        parts += [f"{rank.batches} batches"] if rank.batches else []
-        if parts:
-            said[f"had done {' and '.join(parts)}"].append(number)
+        if _done_words(rank):
+            said[f"had done {_done_words(rank)}"].append(number)
         if rank.last_progress_ns is not None and rank.life is Life.RUNNING:
             said[f"made no progress {seconds(moment(scene.job) - rank.last_progress_ns)}"].append(number)
     return [f"{rank_list(numbers)} {words}" for words, numbers in said.items()]
@@ -130,18 +128,21 @@ def counts_words(scene: Scene, numbers: Iterable[int]) -> list[str]:
     """Return how far ranks have come, if they differ in that: this shows loops of unequal length."""
     had: dict[str, list[int]] = defaultdict(list)
     for number in numbers:
-        had[_counts(scene.rank(number))].append(number)
+        rank = scene.rank(number)
+        had[_done_words(rank) or _backward_words(rank)].append(number)
     if len(had) < 2:
         return []
     ordered = sorted(had.items(), key=lambda item: item[1])[:MAX_CLASSES]
     return [f"{rank_list(ranks)} had done {counts}" for counts, ranks in ordered]
 
 
-def _counts(rank: Rank) -> str:
-    """Return a rank's steps and batches; if it has neither, the backwards that its records still hold."""
-    if rank.steps or rank.batches:
-        parts = [f"{rank.steps} optimizer steps"] if rank.steps else []
-        return " and ".join([*parts, f"{rank.batches} batches"] if rank.batches else parts)
+def _done_words(rank: Rank) -> str:
+    """Return "3 optimizer steps and 4 batches", or "" if it has done neither."""
+    counts = {"optimizer steps": rank.steps, "batches": rank.batches}
+    return " and ".join(f"{count} {what}" for what, count in counts.items() if count)
+
+
+def _backward_words(rank: Rank) -> str:
     kinds = pack_calls(rank.recent_calls).counts.items()
     return f"{sum(count for kind, count in kinds if kind.op == 'backward')} backwards, as far as recorded"
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 _STEPS = "it is not known how long each part of a step takes, and stragglers cannot be told"
 _BUFFERS = "waits for rank 0's buffers are not seen, nor whether buffers differ between ranks"
@@ -131,12 +131,6 @@ UNKNOWN = "what it tells is not known"
 """Used for a hook that only a newer recorder knows."""
 
 
-def _by_hook() -> Iterator[tuple[str, str]]:
-    for loss, hooks in _LOSSES.items():
-        for hook in hooks:
-            yield hook, loss
-
-
 _PARTS: Mapping[str, str] = {
     "steps": _STEPS,
     "gradients": _GRADIENTS,
@@ -163,5 +157,5 @@ def losses_of(failures: str) -> tuple[str, ...]:
     return tuple(f"{hook} failed, so {loss}" for hook in hooks if (loss := _PARTS.get(hook.partition(" ")[0])))
 
 
-LOSSES: Mapping[str, str] = MappingProxyType(dict(_by_hook()))
+LOSSES: Mapping[str, str] = MappingProxyType({hook: loss for loss, hooks in _LOSSES.items() for hook in hooks})
 """By hook: what is lost without it."""

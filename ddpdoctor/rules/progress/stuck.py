@@ -102,7 +102,7 @@ def _nobody_held(scene: Scene) -> Answer:
     """Judge a job in which every rank waits: one came too late, its device is behind, or they look for a store."""
     late = find_late(scene)
     if late:
-        return _late(scene, late)
+        return judged([tell_late(scene, late)], certain=not scene.is_ending())
     behind = queued_behind(scene) if closed(scene) is not None else ()
     if behind and set(scene.waits.waiters) <= scene.quiet and scene.waited_long():
         return _behind(scene, behind)
@@ -135,10 +135,6 @@ def _behind(scene: Scene, blamed: tuple[int, ...]) -> Answer:
     return judged([finding], may_resume=True)
 
 
-def _late(scene: Scene, late: tuple[int, ...]) -> Answer:
-    return judged([tell_late(scene, late)], certain=not scene.is_ending())
-
-
 def _sureness(scene: Scene, blamed: tuple[int, ...]) -> Confidence:
     busy = [busy_at(scene, n) for n in blamed]
     if not _all_recorded(scene, blamed) or any(one is not None and one.may_spin for one in busy):
@@ -156,10 +152,7 @@ def _all_recorded(scene: Scene, blamed: tuple[int, ...]) -> bool:
 def _all_stuck(scene: Scene) -> Answer:
     """Judge a job in which no rank waits for another."""
     blamed = tuple(n for n in scene.living if scene.states[n].doing in _HOLDS_UP)
-    if not blamed or not was_left_running(scene.job, scene.failures):
-        return passed()
-    moving = [n for n in blamed if n not in scene.quiet]
-    if moving:
+    if not blamed or not was_left_running(scene.job, scene.failures) or not set(blamed) <= scene.quiet:
         return passed()
     if not any(scene.rank(n).initialized for n in scene.states) and not _wait_outside(scene, blamed):
         return unknown("no rank has come to init_process_group, so that none waits")

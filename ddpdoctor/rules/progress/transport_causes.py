@@ -23,6 +23,7 @@ from .words import first_line
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ddpdoctor.model.causes import Connections
     from ddpdoctor.model.network import Network
     from ddpdoctor.model.node import Node
 
@@ -129,11 +130,10 @@ def check_words(likely: Likely) -> str:
 
 def _stalled_connections(scene: Scene) -> Iterator[Clue]:
     """Report connections on which the kernel keeps resending, and which ranks they join."""
-    owner = {end: number for number in scene.states for end in _ends(scene, number)}
+    owner = {end: number for number, one in _connections(scene).items() for end in one.ends}
     told = 0
-    for number in sorted(scene.states):
-        causes = scene.rank(number).causes
-        for one in causes.connections.stalled if causes is not None and causes.connections is not None else ():
+    for number, connections in _connections(scene).items():
+        for one in connections.stalled:
             if told == MOST_LINES:
                 return
             told += 1
@@ -154,9 +154,10 @@ def lose_packets(scene: Scene) -> bool:
     return any(True for _ in _stalled_connections(scene))
 
 
-def _ends(scene: Scene, number: int) -> tuple[str, ...]:
-    causes = scene.rank(number).causes
-    return causes.connections.ends if causes is not None and causes.connections is not None else ()
+def _connections(scene: Scene) -> dict[int, Connections]:
+    """Return the connections of each rank, as far as they were read."""
+    causes = ((number, scene.rank(number).causes) for number in sorted(scene.states))
+    return {number: one.connections for number, one in causes if one is not None and one.connections is not None}
 
 
 def _on(scene: Scene, machine: Node) -> str:
@@ -168,11 +169,8 @@ def _addresses(scene: Scene, machine: Node) -> dict[str, int]:
     """Return the addresses that the connections of a host's ranks use, and how many each has."""
     found: dict[str, int] = {}
     several = len(machines_of(scene.job)) > 1
-    for number in scene.states:
-        if several and scene.rank(number).host != machine.host:
-            continue
-        causes = scene.rank(number).causes
-        for address, count in causes.connections.by_address if causes is not None and causes.connections else ():
+    for number, connections in _connections(scene).items():
+        for address, count in connections.by_address if not several or scene.rank(number).host == machine.host else ():
             found[address] = found.get(address, 0) + count
     return found
 
