@@ -9,7 +9,7 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.rank_words import name_list, rank_list
 
-from .groups import behind_words, dim_of, mesh_words
+from .groups import Group, Position, dim_words, group_words, reached
 from .places import innermost_user, lines_seen
 from .scene import Scene, moment
 from .states import Doing, State, final_error
@@ -68,11 +68,14 @@ def line_at(state: State) -> Frame | None:
 def classes(scene: Scene, numbers: Iterable[int]) -> list[str]:
     """Return one sentence for each class of ranks that do the same at the same line, the largest class first."""
     merged: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    numbers = tuple(numbers)
+    groups = _mesh_groups(scene, numbers)
     for number in numbers:
         state = scene.states[number]
         frame = line_at(state)
+        dim = groups[number].mesh_dim if number in groups else ""
         at = f", {line_of(frame)}" if frame is not None else ""
-        merged[doing_words(state), doing_words(state, one=False), dim_of(scene, number), at].append(number)
+        merged[doing_words(state), doing_words(state, one=False), dim, at].append(number)
     ordered = sorted(merged.items(), key=lambda item: (-len(item[1]), item[1]))
     sentences = [_class_sentence(scene, words, ranks) for words, ranks in ordered[:MAX_CLASSES]]
     left = sum(len(ranks) for _, ranks in ordered[MAX_CLASSES:])
@@ -85,7 +88,7 @@ def _class_sentence(scene: Scene, words: tuple[str, str, str, str], ranks: list[
     known = [value for value in waited if value is not None]
     lasting = seconds(max(known)) if known else ""
     tail = f", {lasting}" if lasting else ""
-    return f"{rank_list(ranks)} {verb(ranks, one, many)}{mesh_words(scene, ranks)}{at}{tail}"
+    return f"{rank_list(ranks)} {verb(ranks, one, many)}{_mesh_words(scene, ranks)}{at}{tail}"
 
 
 def others(scene: Scene, blamed: Iterable[int]) -> list[str]:
@@ -99,7 +102,7 @@ def waiters_words(scene: Scene, blamed: Iterable[int]) -> str:
     waiters = [n for n in scene.waits.waiters if n not in set(blamed)]
     if not waiters:
         return ""
-    told = behind_words(scene, blamed, waiters)
+    told = _behind_words(scene, blamed, waiters)
     if told is not None:
         return told
     whom = "it" if len(blamed) == 1 else "them"
@@ -246,3 +249,48 @@ def who(scene: Scene, ranks: Iterable[int]) -> str:
     ranks = tuple(ranks)
     hosts = hosts_of(scene, ranks)
     return f"{rank_list(ranks)} on {name_list(hosts)}" if hosts else rank_list(ranks)
+
+
+def _mesh_groups(scene: Scene, ranks: Iterable[int]) -> dict[int, Group]:
+    """Return the mesh group that each rank waits in, without those that wait in none or in the group of all ranks."""
+    groups = {n: scene.positions[n].group for n in ranks if n in scene.positions}
+    return {n: group for n, group in groups.items() if group.mesh_dim and len(group.members) < scene.world}
+
+
+def _late_members(scene: Scene, position: Position) -> list[int]:
+    """Return the members of a group that have not come to this collective."""
+    come = {
+        n: reached(scene.states[n], position.group.name) if n in scene.states else 0 for n in position.group.members
+    }
+    return [n for n, seq in come.items() if seq is not None and position.seq is not None and seq < position.seq]
+
+
+def _mesh_words(scene: Scene, ranks: Iterable[int]) -> str:
+    """Return " in the dp group (ranks 1 and 3) for rank 3"; for several groups of a dimension, one phrase for all."""
+    inside = _mesh_groups(scene, ranks)
+    if not inside:
+        return ""
+    groups = set(inside.values())
+    late = {late for position in {scene.positions[n] for n in inside} for late in _late_members(scene, position)}
+    first = min(groups, key=lambda group: group.members)
+    where = group_words(first, scene.world) if len(groups) == 1 else f"their {dim_words(first)} groups"
+    return f" in {where}" + (f" for {rank_list(late)}" if late else "")
+
+
+def _behind_words(scene: Scene, blamed: tuple[int, ...], waiters: list[int]) -> str | None:
+    """Return who waits in which dimension's group for the blamed ranks, and who waits for those; None without a mesh.
+
+    For example "while rank 1 waits for it in all_reduce of the tp group, and ranks 2 and 3 wait for that".
+    """
+    groups = _mesh_groups(scene, waiters)
+    direct = [n for n, group in groups.items() if set(group.members) & set(blamed)]
+    if not direct:
+        return None
+    whom = "it" if len(blamed) == 1 else "them"
+    dims = sorted({dim_words(groups[n]) for n in direct})
+    ops = sorted({call.op for n in direct if (call := scene.states[n].call) is not None})
+    what = f"in {ops[0]} of" if len(ops) == 1 else "in"
+    text = f"while {rank_list(direct)} {verb(direct, 'waits', 'wait')} for {whom} {what} the {name_list(dims)} group"
+    text += "s" if len(dims) > 1 else ""
+    rest = [n for n in waiters if n not in direct]
+    return f"{text}, and {rank_list(rest)} {verb(rest, 'waits', 'wait')} behind that" if rest else text
