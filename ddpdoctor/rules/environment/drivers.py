@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.job_size import ranks_here
+from ddpdoctor.rules.environment.processes import ranks_here
 from ddpdoctor.rules.environment.wheels import (
     SELECTOR,
     cuda_wheel,

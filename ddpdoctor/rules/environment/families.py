@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged
-from ddpdoctor.rules.environment.processes import merge_equal
-from ddpdoctor.rules.fleet_interfaces import VARIABLES, choices_of, first_picks
+from ddpdoctor.rules.environment.interface_agreement import VARIABLES, choices_of, first_picks
 from ddpdoctor.rules.interface_choice import NCCL_FAMILIES, match_nccl
 from ddpdoctor.rules.majority import Split, Voice, compare, describe
 from ddpdoctor.rules.registry import Group, rule
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.network import Network
     from ddpdoctor.model.node import Fleet, Node
-    from ddpdoctor.rules.fleet_interfaces import Chosen
+    from ddpdoctor.rules.environment.interface_agreement import Chosen
 
 
 @rule(
@@ -57,7 +56,7 @@ def check_v4v6(fleet: Fleet) -> Answer:
     problems += [problem for node, network, _ in chosen for problem in _without_family(node, network)]
     nodes = "one node" if len(chosen) == 1 else f"{len(chosen)} nodes"
     families = sorted({f"{library} IPv{pick.ip.version}" for library, _, _, pick in first_picks(chosen)})
-    return judged(merge_equal(problems), f"{', '.join(families) or 'no address'} on {nodes}")
+    return judged(problems, f"{', '.join(families) or 'no address'} on {nodes}")
 
 
 def _mixed(library: str, chosen: Chosen) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from ddpdoctor.rules.environment.devices import (
     verb,
     visible_to,
 )
-from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
+from ddpdoctor.rules.environment.processes import ranks_of
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def check_cvd_valid(node: Node) -> Answer:
         return skipped(f"{VARIABLE} is not set")
     problems = [found for process in having for found in _judge_value(process, gpus)]
     shown = ", ".join(dict.fromkeys(f"{VARIABLE}={process.variables[VARIABLE]}" for process in having))
-    return judged(merge_equal(problems), f"{shown} of {len(gpus.devices)} GPUs")
+    return judged(problems, f"{shown} of {len(gpus.devices)} GPUs")
 
 
 def _judge_value(process: Process, gpus: Gpus) -> Iterator[Problem]:

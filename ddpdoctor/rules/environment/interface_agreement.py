@@ -8,11 +8,9 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.environment.processes import merge_equal
-from ddpdoctor.rules.fleet_interfaces import VARIABLES, choices_of, first_picks, seen_of
-from ddpdoctor.rules.interface_choice import export, is_bridge, is_tunnel
+from ddpdoctor.rules.environment.processes import ONE_NODE, has_several_nodes
+from ddpdoctor.rules.interface_choice import choose, export, is_bridge, is_tunnel
 from ddpdoctor.rules.majority import Voice, compare, describe
-from ddpdoctor.rules.node_count import ONE_NODE, has_several_nodes
 from ddpdoctor.rules.rdma_ports import network_ports
 from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.settings import find_setting
@@ -22,8 +20,35 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.network import Interface, Network
     from ddpdoctor.model.node import Fleet, Node
-    from ddpdoctor.rules.fleet_interfaces import Chosen
     from ddpdoctor.rules.interface_choice import Choice, Pick
+
+    Chosen = tuple[tuple[Node, Network, Choice], ...]
+
+VARIABLES = {"NCCL": "NCCL_SOCKET_IFNAME", "Gloo": "GLOO_SOCKET_IFNAME"}
+"""For each library, the variable that overrides its own choice."""
+SHOWN = 8
+"""How many nodes are named one by one."""
+
+
+def choices_of(fleet: Fleet) -> Chosen:
+    """Return what each node would use; nodes whose interfaces could not be read are left out."""
+    readings = fleet.each(lambda node: node.network)
+    return tuple((node, network, choose(node, network)) for node, network in readings if network.interfaces)
+
+
+def first_picks(chosen: Chosen) -> Iterator[tuple[str, Node, Network, Pick]]:
+    """Yield, by library and node, the interface whose address the others get."""
+    for node, network, choice in chosen:
+        for library, picks in (("NCCL", choice.nccl), ("Gloo", choice.gloo or ())):
+            if picks:
+                yield library, node, network, picks[0]
+
+
+def seen_of(chosen: Chosen) -> str:
+    """Say what the first few nodes would use."""
+    words = [f"{node.host}: {choice}" for node, _, choice in chosen[:SHOWN]]
+    more = len(chosen) - SHOWN
+    return "; ".join([*words, f"and {more} more nodes"] if more > 0 else words)
 
 
 @rule(
@@ -63,7 +88,7 @@ def check_iface_agree(fleet: Fleet) -> Answer:
     chosen = choices_of(fleet)
     problems = [_unreachable(*one) for one in first_picks(chosen)]
     problems += [_spare_bridge(*one) for one in chosen]
-    found = [*merge_equal(one for one in problems if one is not None), *_same_address(chosen), *_link_local(chosen)]
+    found = [*(one for one in problems if one is not None), *_same_address(chosen), *_link_local(chosen)]
     return judged(found, seen_of(chosen))
 
 
@@ -182,7 +207,7 @@ def check_mtu(fleet: Fleet) -> Answer:
     by_library = {library: _sizes(library, chosen) for library in VARIABLES}
     found = [problem for sizes in by_library.values() if (problem := _mtu(sizes)) is not None]
     sizes = dict.fromkeys(f"{one.name} {one.mtu}" for those in by_library.values() for _, one in those)
-    return judged(merge_equal(found), ", ".join(sizes) or "no interface but loopback")
+    return judged(found, ", ".join(sizes) or "no interface but loopback")
 
 
 def _sizes(library: str, chosen: Chosen) -> list[tuple[Node, Interface]]:

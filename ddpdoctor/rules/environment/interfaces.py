@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import need
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
-from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
+from ddpdoctor.rules.environment.processes import ranks_of
 from ddpdoctor.rules.interface_choice import best_interface, choose, export, is_ignored, parse_gloo_names
 from ddpdoctor.rules.nccl_list import MARKS, parse_nccl_list
 from ddpdoctor.rules.registry import Group, rule
@@ -62,7 +62,7 @@ def check_ifname_exists(node: Node) -> Answer:
         return skipped("none of NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME is set")
     problems = [problem for process, setting in found for problem in _judge(network, process, setting)]
     there = ", ".join(one.name for one in network.interfaces)
-    return judged(merge_equal(problems), f"{', '.join(dict.fromkeys(str(one) for _, one in found))}; there are {there}")
+    return judged(problems, f"{', '.join(dict.fromkeys(str(one) for _, one in found))}; there are {there}")
 
 
 def _settings(node: Node) -> Iterator[tuple[Process, Setting]]:

@@ -8,7 +8,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.rendezvous import OTHER_RANK_VARIABLES, RANK_VARIABLES, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.environment.processes import merge_equal, ranks_of, show_variables
+from ddpdoctor.rules.environment.processes import FIRST_HOST_OF_SLURM, ranks_of, show_variables
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _example(name: str, process: Process) -> str:
     if name in from_slurm and from_slurm[name][1:] in process.variables:
         return from_slurm[name]
     if name == "MASTER_ADDR" and "SLURM_JOB_NODELIST" in process.variables:
-        return '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+        return FIRST_HOST_OF_SLURM
     return _MADE_UP[name]
 
 
@@ -171,7 +171,7 @@ def check_env_range(node: Node) -> Answer:
     found = [process for process in node.processes if _range_names(process)]
     if not found:
         return skipped(NO_LAUNCHER)
-    problems = merge_equal(problem for process in found for problem in _out_of_range(process))
+    problems = [problem for process in found for problem in _out_of_range(process)]
     return judged(problems, show_variables(found[0], _range_names(found[0])))
 
 

@@ -10,9 +10,8 @@ from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.rendezvous import LOOPBACK_NAMES
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.processes import merge_equal
+from ddpdoctor.rules.environment.processes import has_several_nodes
 from ddpdoctor.rules.majority import Voice, compare, describe
-from ddpdoctor.rules.node_count import has_several_nodes
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def check_fqdn_forward(fleet: Fleet) -> Answer:
         return skipped("the full name of rank 0's host is not known")
     name = found[0][1].name
     problems = [_no_forward(fleet, node, one) for node, one in found if _is_astray(fleet, node, one)]
-    return judged(merge_equal(problems), f"rank 0's host calls itself {name}; looked up on {len(found)} nodes")
+    return judged(problems, f"rank 0's host calls itself {name}; looked up on {len(found)} nodes")
 
 
 def _is_astray(fleet: Fleet, node: Node, lookup: Lookup) -> bool:
@@ -145,7 +144,7 @@ def check_master_resolve(fleet: Fleet) -> Answer:
     if len({lookup.name for _, lookup in found}) == 1:
         problems += _elsewhere(fleet, found)
     seen = (f"{one.name} resolves to {', '.join(one.addresses) or one.error}" for _, one in found)
-    return judged(merge_equal(problems), "; ".join(dict.fromkeys(seen)))
+    return judged(problems, "; ".join(dict.fromkeys(seen)))
 
 
 def _is_no_name(name: str) -> bool:

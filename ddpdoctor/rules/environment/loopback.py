@@ -10,8 +10,7 @@ from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.rendezvous import endpoints, is_loopback, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.processes import ranks_of
-from ddpdoctor.rules.node_count import count_nodes
+from ddpdoctor.rules.environment.processes import FIRST_HOST_OF_SLURM, NO_ADDRESS, count_nodes, ranks_of
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def check_master_loopback(fleet: Fleet) -> Answer:
         for endpoint in endpoints(process)
     ]
     if not given:
-        return skipped("no address of a store is given (MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT)")
+        return skipped(NO_ADDRESS)
     hosts = _hosts_by_variable(given)
     seen = ", ".join(f"{variable}={name_list(tuple(those))}" for variable, those in hosts.items())
     count = count_nodes(fleet)
@@ -161,7 +160,7 @@ def _right_value(fleet: Fleet, endpoint: Endpoint) -> str:
     if fleet.gathered and len(fleet.nodes) > 1:
         host = fleet.nodes[0].host
     elif "SLURM_JOB_NODELIST" in variables:
-        host = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+        host = FIRST_HOST_OF_SLURM
     else:
         host = "NAME_OF_THE_FIRST_HOST"
     return f"{host}:{endpoint.port or 29500}" if endpoint.variable == "PET_RDZV_ENDPOINT" else host

@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import need
 from ddpdoctor.model.rendezvous import by_torchrun, endpoints, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
+from ddpdoctor.rules.environment.processes import FIRST_HOST_OF_SLURM, NO_ADDRESS, ranks_of
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 PRIVILEGED_PORTS = 1024
 """Ports below need root or CAP_NET_BIND_SERVICE (ip(7), net.ipv4.ip_unprivileged_port_start)."""
-FIRST_HOST_OF_SLURM = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-NO_ADDRESS = "no address of a store is given (MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT)"
 
 _DIGITS = re.compile(r"0[xX][0-9a-fA-F]+|[0-9]+")
 
@@ -56,7 +54,7 @@ def check_master_numeric(node: Node) -> Answer:
     if not found:
         return skipped(NO_ADDRESS)
     numeric = [_numeric(process, endpoint) for process, endpoint in found if _DIGITS.fullmatch(endpoint.host)]
-    return judged(merge_equal(numeric), _seen(found))
+    return judged(numeric, _seen(found))
 
 
 def _numeric(process: Process, endpoint: Endpoint) -> Problem:

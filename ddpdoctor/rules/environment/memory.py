@@ -8,7 +8,7 @@ from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.job_size import ranks_here, ranks_words
+from ddpdoctor.rules.environment.processes import ranks_here, ranks_words
 from ddpdoctor.rules.environment.wheels import nvidia_gpus
 from ddpdoctor.rules.registry import Group, rule
 

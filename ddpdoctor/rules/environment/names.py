@@ -9,9 +9,8 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged
-from ddpdoctor.rules.environment.processes import merge_equal
+from ddpdoctor.rules.environment.processes import has_several_nodes
 from ddpdoctor.rules.interface_choice import best_interface, export, is_ignored, pick_gloo
-from ddpdoctor.rules.node_count import has_several_nodes
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def check_hostname_loopback(fleet: Fleet) -> Answer:
         if has_several_nodes(fleet) and not _is_told(node) and _takes_loopback(node, names):
             problems.append(_loopback(node, names.own))
     more = "" if has_several_nodes(fleet) else ", on one node"
-    return judged(merge_equal(problems), "; ".join(dict.fromkeys(seen)) + more)
+    return judged(problems, "; ".join(dict.fromkeys(seen)) + more)
 
 
 def _seen(own: Lookup) -> str:
@@ -128,7 +127,7 @@ def check_hostname_unresolvable(fleet: Fleet) -> Answer:
         seen.append(_seen(names.own))
         if not names.own.addresses:
             problems.append(_unresolvable(fleet, node, names.own))
-    return judged(merge_equal(problems), "; ".join(dict.fromkeys(seen)))
+    return judged(problems, "; ".join(dict.fromkeys(seen)))
 
 
 def _unresolvable(fleet: Fleet, node: Node, own: Lookup) -> Problem:
@@ -197,7 +196,7 @@ def check_hostname_not_local(fleet: Fleet) -> Answer:
         seen.append(_seen(names.own))
         if _is_foreign(node, names.own):
             problems.append(_foreign(fleet, node, names.own))
-    return judged(merge_equal(problems), "; ".join(dict.fromkeys(seen)))
+    return judged(problems, "; ".join(dict.fromkeys(seen)))
 
 
 def _is_foreign(node: Node, own: Lookup) -> bool:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
-from ddpdoctor.rules.environment.processes import merge_equal
+from ddpdoctor.rules.environment.processes import has_several_nodes
 from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_chain
-from ddpdoctor.rules.node_count import has_several_nodes
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def check_firewall_local(fleet: Fleet) -> Answer:
         need(fleet.each(lambda node: node.network)[0][1].firewall)
     if not has_several_nodes(fleet):
         return passed(f"{'; '.join(dict.fromkeys(seen))}; which does not matter on one node")
-    return judged(merge_equal(problems), "; ".join(dict.fromkeys(seen)))
+    return judged(problems, "; ".join(dict.fromkeys(seen)))
 
 
 def _seen(chains: tuple[FirewallChain, ...]) -> str:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import need
+from ddpdoctor.model.rendezvous import by_torchrun
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.job_size import (
-    by_torchrun,
+from ddpdoctor.rules.environment.processes import (
     cpus_here,
     cpus_words,
     effective_cpus,
@@ -124,7 +124,7 @@ def check_omp(node: Node) -> Answer:
     if threads is None and _overlap(node, cpus):
         summary = f"OMP_NUM_THREADS is not set: {ranks} ranks start a thread each for every one of {number(cpus)} CPUs"
         return judged([Problem(summary=summary, fix=fix)], seen)
-    if threads == "1" and by_torchrun(node) and share > 1:
+    if threads == "1" and by_torchrun(node.first) and share > 1:
         summary = f"OMP_NUM_THREADS is 1, torchrun's default: each rank computes on one CPU of {share}"
         return judged([Problem(summary=summary, fix=fix, severity=Severity.INFO)], seen)
     return passed(seen)

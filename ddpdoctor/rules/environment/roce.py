@@ -65,7 +65,7 @@ def check_roce_gid(fleet: Fleet) -> Answer:
     if not roce:
         return skipped("no Ethernet port that NCCL would use is active on an RDMA device")
     problems = [problem for node, rdma, ports in roce for problem in _node_problems(node, rdma, ports)]
-    problems = _join_hosts(problems) + _compare_hosts([(node, ports) for node, _, ports in roce])
+    problems += _compare_hosts([(node, ports) for node, _, ports in roce])
     node, _, ports = roce[0]
     setting = _index(node)
     how = str(setting) if setting is not None else f"an entry that is {V2} with {_family(node)}"
@@ -177,24 +177,6 @@ def _right_index(ports: Ports) -> str:
     if common:
         return f"RoCE v2 with IPv4 is entry {min(common)} on all {len(ports)} ports"
     return "no entry is RoCE v2 with IPv4 on all ports"
-
-
-def _join_hosts(problems: list[Problem]) -> list[Problem]:
-    """Merge equal problems of several hosts into one."""
-    by_text: dict[tuple[str, str, Severity | None, str | None], list[Problem]] = defaultdict(list)
-    for problem in problems:
-        by_text[problem.summary, problem.fix, problem.severity, problem.kind].append(problem)
-    return [
-        Problem(
-            summary=summary,
-            evidence=those[0].evidence,
-            fix=fix,
-            severity=severity,
-            kind=kind,
-            hosts=tuple(dict.fromkeys(host for problem in those for host in problem.hosts)),
-        )
-        for (summary, fix, severity, kind), those in by_text.items()
-    ]
 
 
 def _compare_hosts(roce: list[tuple[Node, Ports]]) -> list[Problem]:

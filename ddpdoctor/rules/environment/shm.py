@@ -9,7 +9,7 @@ from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
-from ddpdoctor.rules.environment.job_size import number
+from ddpdoctor.rules.environment.processes import number
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:

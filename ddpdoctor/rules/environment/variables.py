@@ -9,7 +9,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import first_names
 from ddpdoctor.model.variables import find_variable
 from ddpdoctor.rules.answers import Answer, Problem, judged
-from ddpdoctor.rules.environment.processes import merge_equal, ranks_of
+from ddpdoctor.rules.environment.processes import ranks_of
 from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.variable_flaws import (
     Flaw,
@@ -208,13 +208,12 @@ def _listed(process: Process) -> list[tuple[Variable, str]]:
 
 
 def _draw(node: Node, flaws: Flaws) -> list[Problem]:
-    """Merge equal flaws of several ranks into one problem."""
-    return merge_equal(
+    return [
         _problem(process, flaw)
         for process in node.processes
         for flaw in flaws(process, see(node, process))
         if flaw is not None
-    )
+    ]
 
 
 def _problem(process: Process, flaw: Flaw) -> Problem:
