@@ -34,8 +34,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from ddpdoctor.collect.network.sockets import InterfaceState
-from ddpdoctor.collect.system import CommandResult, System
+from ddpdoctor.collect.system import CommandResult, InterfaceState, System
 
 DATA = Path(__file__).parent / "data"
 FOLDER = re.compile(r"(?P<folder>/\S*)/ (?P<files>\S+=.*)")

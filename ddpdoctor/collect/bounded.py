@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 Value = TypeVar("Value")
 
@@ -23,13 +24,19 @@ class Reply(Generic[Value]):
     duration_s: float
 
 
-def ask_side_by_side(calls: Mapping[str, Callable[[], Value]], limit_s: float) -> dict[str, Reply[Value]]:
-    """Make all calls at once, and return their replies within the limit; errors other than OSError are raised here."""
+def ask_side_by_side(
+    calls: Mapping[str, Callable[[], Value]], limit_s: float | Mapping[str, float]
+) -> dict[str, Reply[Value]]:
+    """Make all calls at once, and return their replies within the limit, which may differ by call.
+
+    Errors other than OSError are raised here.
+    """
     running = {name: _Call(name, call) for name, call in calls.items()}
     started = time.monotonic()
     for one in running.values():
         one.start()
-    return {name: one.reply(started + limit_s) for name, one in running.items()}
+    limits = limit_s if isinstance(limit_s, Mapping) else dict.fromkeys(calls, limit_s)
+    return {name: one.reply(started + limits[name]) for name, one in running.items()}
 
 
 class _Call(threading.Thread, Generic[Value]):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import threading
-import time
+import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
@@ -90,42 +91,24 @@ def read_node(system: System, plan: ReadingPlan, processes: tuple[Process, ...])
 
 
 def _read(system: System, plan: ReadingPlan, sections: Collection[str]) -> dict[str, Any]:
-    started = time.monotonic()
-    running = [_Reader(name, system, plan) for name in _in_order(sections)]
-    for reader in running:
-        reader.start()
-    return {reader.section: reader.result(started) for reader in running}
+    """Read sections in parallel, the slowest first: those with child processes run while we read the others."""
+    most_s = math.inf if plan.limit_s is None else plan.limit_s
+    limits = {name: min(COLLECTORS[name].limit_s, most_s) for name in sections}
+    ordered = sorted(sections, key=lambda name: -COLLECTORS[name].limit_s)
+    replies = ask_side_by_side({name: partial(_read_section, name, system, plan) for name in ordered}, limits)
+    return {
+        name: Unread(why=Why.TIMEOUT, reason=f"{name} did not answer within {limits[name]:.0f} s")
+        if reply.timed_out
+        else reply.value
+        for name, reply in replies.items()
+    }
 
 
-def _in_order(sections: Collection[str]) -> list[str]:
-    """Put the slowest first, because collectors with child processes can run while we read the others."""
-    return sorted(sections, key=lambda name: -COLLECTORS[name].limit_s)
-
-
-class _Reader(threading.Thread):
-    """Reads one section in a daemon thread, so that a hanging collector does not keep the process alive."""
-
-    def __init__(self, section: str, system: System, plan: ReadingPlan) -> None:
-        super().__init__(name=f"ddpdoctor-{section}", daemon=True)
-        self.section = section
-        self._system, self._plan = system, plan
-        self._collector = COLLECTORS[section]
-        self._found: Any = None
-
-    def run(self) -> None:
-        try:
-            read = getattr(importlib.import_module(self._collector.module), self._collector.function)
-            self._found = read(self._system, self._plan)
-        except NotRead as missing:
-            self._found = missing.unread
-        except Exception as error:  # noqa: BLE001 - one failing collector must not stop the others
-            self._found = Unread(why=Why.ERROR, reason=f"{self.section}: {type(error).__name__}: {error}")
-
-    def result(self, started: float) -> Any:
-        limit_s = (
-            self._collector.limit_s if self._plan.limit_s is None else min(self._collector.limit_s, self._plan.limit_s)
-        )
-        self.join(max(0.0, started + limit_s - time.monotonic()))
-        if self.is_alive():
-            return Unread(why=Why.TIMEOUT, reason=f"{self.section} did not answer within {limit_s:.0f} s")
-        return self._found
+def _read_section(name: str, system: System, plan: ReadingPlan) -> Any:
+    collector = COLLECTORS[name]
+    try:
+        return getattr(importlib.import_module(collector.module), collector.function)(system, plan)
+    except NotRead as missing:
+        return missing.unread
+    except Exception as error:  # noqa: BLE001 - one failing collector must not stop the others
+        return Unread(why=Why.ERROR, reason=f"{name}: {type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
 """Access to a machine: the files below a root folder, and system calls.
 
 Collectors read files and make calls only through a ``System``. So the same code reads this machine and a recorded one,
-which is a folder of files with a table of answers.
+which is a folder of files with a table of answers in place of ``Calls``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.child import start_program, wait_for_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from ddpdoctor.collect.network.sockets import InterfaceState
 
 UNLIMITED = -1
 """The value of resource.RLIM_INFINITY."""
@@ -39,63 +37,18 @@ class CommandResult:
     error: str
 
 
-class Calls(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterfaceState:
+    """An interface's state from psutil."""
+
+    up: bool
+    mtu: int
+    speed_mb_s: int
+    """Megabits per second; 0 if unknown."""
+
+
+class Calls:
     """Calls to the kernel and the C library for facts that are in no file. All raise OSError if they fail."""
-
-    def platform(self) -> str:
-        """Return sys.platform."""
-
-    def hostname(self) -> str:
-        """Return gethostname's result."""
-
-    def home(self) -> str:
-        """Return this user's home folder in the password database."""
-
-    def kernel(self) -> str:
-        """Return the kernel's release, as uname -r."""
-
-    def rlimit(self, name: str) -> tuple[int, int]:
-        """Return the soft and hard limit of "NOFILE", "MEMLOCK" or "NPROC"; -1 is unlimited."""
-
-    def cpus(self) -> tuple[int, ...]:
-        """Return the CPUs that this process may run on."""
-
-    def statvfs(self, path: str) -> tuple[int, int]:
-        """Return the size of a path's file system, and how much of it this user may still use, in bytes."""
-
-    def writable(self, path: str) -> bool:
-        """Return whether this process may write to a path."""
-
-    def readable(self, path: str) -> bool:
-        """Return whether this process may open a device file for reading and writing."""
-
-    def resolve(self, name: str) -> tuple[str, ...]:
-        """Return the addresses of a name in getaddrinfo's order, without repeats."""
-
-    def fqdn(self) -> str:
-        """Return the result of socket.getfqdn."""
-
-    def reverse(self, address: str) -> str:
-        """Return the name of an address."""
-
-    def interface_addresses(self) -> dict[str, tuple[str, ...]]:
-        """Return the IPv4 and IPv6 addresses of every interface that has one, with prefix length."""
-
-    def interface_states(self) -> dict[str, InterfaceState]:
-        """Return every interface, for systems without sysfs."""
-
-    def bind(self, port: int, *, reuse: bool) -> None:
-        """Bind a TCP port on all addresses briefly, with or without SO_REUSEADDR, and never listen on it."""
-
-    def run(self, command: Sequence[str], limit_s: float) -> CommandResult:
-        """Run a read-only command; raises TimeoutError if it takes longer than the limit."""
-
-    def clock_unsynchronised(self) -> bool:
-        """Return whether the kernel considers the wall clock unsynchronized (STA_UNSYNC in adjtimex)."""
-
-
-class LiveCalls:
-    """The calls on this machine."""
 
     def platform(self) -> str:
         """Return sys.platform."""
@@ -106,7 +59,7 @@ class LiveCalls:
         return socket.gethostname()
 
     def home(self) -> str:
-        """Return pw_dir; raises OSError if the user is not in the password database."""
+        """Return this user's home folder in the password database."""
         import pwd
 
         try:
@@ -119,7 +72,7 @@ class LiveCalls:
         return os.uname().release
 
     def rlimit(self, name: str) -> tuple[int, int]:
-        """Return the soft and hard limit; raises OSError if this system has no limit of that name."""
+        """Return the soft and hard limit of "NOFILE", "MEMLOCK" or "NPROC"; -1 is unlimited."""
         import resource
 
         number = getattr(resource, f"RLIMIT_{name}", None)
@@ -128,13 +81,13 @@ class LiveCalls:
         return resource.getrlimit(number)
 
     def cpus(self) -> tuple[int, ...]:
-        """Return the CPUs of this process's affinity, or all CPUs on systems without affinity."""
+        """Return the CPUs that this process may run on, or all CPUs on systems without affinity."""
         if hasattr(os, "sched_getaffinity"):
             return tuple(sorted(os.sched_getaffinity(0)))
         return tuple(range(os.cpu_count() or 1))
 
     def statvfs(self, path: str) -> tuple[int, int]:
-        """Return total and usable bytes."""
+        """Return the size of a path's file system, and how much of it this user may still use, in bytes."""
         stat = os.statvfs(path)
         return stat.f_frsize * stat.f_blocks, stat.f_frsize * stat.f_bavail
 
@@ -143,7 +96,10 @@ class LiveCalls:
         return os.access(path, os.W_OK)
 
     def readable(self, path: str) -> bool:
-        """Open the file, because its permissions do not show what a container's device rules forbid."""
+        """Return whether this process may open a device file for reading and writing.
+
+        We open it, because its permissions do not show what a container's device rules forbid.
+        """
         try:
             os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         except OSError:
@@ -151,7 +107,7 @@ class LiveCalls:
         return True
 
     def resolve(self, name: str) -> tuple[str, ...]:
-        """Return the addresses of a name; raises socket.gaierror, which is an OSError."""
+        """Return the addresses of a name in getaddrinfo's order, without repeats."""
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
@@ -160,29 +116,43 @@ class LiveCalls:
         return socket.getfqdn()
 
     def reverse(self, address: str) -> str:
-        """Return the name of an address; raises socket.herror, which is an OSError."""
+        """Return the name of an address."""
         return socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0]
 
     def interface_addresses(self) -> dict[str, tuple[str, ...]]:
-        """Return the addresses of every interface."""
-        from ddpdoctor.collect.network import sockets
+        """Return the IPv4 and IPv6 addresses of every interface that has one: "10.0.0.4/24", "fe80::1/64"."""
+        import psutil
 
-        return sockets.list_addresses()
+        found: dict[str, list[str]] = {}
+        for name, entries in psutil.net_if_addrs().items():
+            for entry in entries:
+                if entry.family in {socket.AF_INET, socket.AF_INET6}:
+                    found.setdefault(name, []).append(_with_prefix(entry.address, entry.netmask))
+        return {name: tuple(addresses) for name, addresses in found.items()}
 
     def interface_states(self) -> dict[str, InterfaceState]:
-        """Return every interface, from psutil."""
-        from ddpdoctor.collect.network import sockets
+        """Return every interface, for systems without sysfs."""
+        import psutil
 
-        return sockets.list_states()
+        return {
+            name: InterfaceState(up=bool(state.isup), mtu=state.mtu, speed_mb_s=state.speed)
+            for name, state in psutil.net_if_stats().items()
+        }
 
     def bind(self, port: int, *, reuse: bool) -> None:
-        """Bind a TCP port briefly; raises OSError if that fails."""
-        from ddpdoctor.collect.network import sockets
+        """Bind a TCP port on all addresses briefly, with or without SO_REUSEADDR, and never listen on it.
 
-        sockets.try_bind(port, reuse=reuse)
+        Like torch's store, we bind on IPv6 and IPv4 at once, else on IPv4.
+        """
+        try:
+            _bind(socket.AF_INET6, port, reuse=reuse)
+        except OSError as error:
+            if error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EADDRINUSE}:
+                raise
+            _bind(socket.AF_INET, port, reuse=reuse)
 
     def run(self, command: Sequence[str], limit_s: float) -> CommandResult:
-        """Run a command from PATH or the sbin folders; raises FileNotFoundError or TimeoutError."""
+        """Run a read-only command from PATH or the sbin folders; raises FileNotFoundError or TimeoutError."""
         path = shutil.which(command[0], path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
         if path is None:
             raise FileNotFoundError(errno.ENOENT, f"{command[0]} is not installed")
@@ -192,7 +162,7 @@ class LiveCalls:
         return CommandResult(status=ended.status, output=ended.out, error=ended.err)
 
     def clock_unsynchronised(self) -> bool:
-        """Ask the kernel, which needs no privilege; raises OSError if the system has no adjtimex."""
+        """Return whether the kernel considers the wall clock unsynchronized (STA_UNSYNC in adjtimex)."""
         return bool(_read_clock_status() & _STA_UNSYNC)
 
 
@@ -202,7 +172,7 @@ class System:
 
     root: Path = Path("/")
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    calls: Calls = field(default_factory=LiveCalls)
+    calls: Calls = field(default_factory=Calls)
 
     @property
     def live(self) -> bool:
@@ -241,6 +211,25 @@ class System:
     def exists(self, name: str) -> bool:
         """Return whether a path exists; a dangling link counts."""
         return os.path.lexists(self.path(name))
+
+
+def _with_prefix(address: str, netmask: str | None) -> str:
+    import ipaddress
+
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if not netmask:
+        return f"{ip}/{ip.max_prefixlen}"
+    mask = int(ipaddress.ip_address(netmask.partition("%")[0]))
+    return f"{ip}/{mask.bit_count()}"
+
+
+def _bind(family: socket.AddressFamily, port: int, *, reuse: bool) -> None:
+    with socket.socket(family, socket.SOCK_STREAM) as one:
+        if reuse:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family is socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        one.bind(("", port))
 
 
 def _read_clock_status() -> int:

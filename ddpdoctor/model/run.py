@@ -8,6 +8,13 @@ RUN_FORMAT = "ddpdoctor-run"
 RUN_VERSION = 1
 END_NAME = "end.json"
 """A ``JobEnd``, in the run folder."""
+REACHED_NAME = "reached.json"
+"""A node's attempts to connect to the other nodes: a list of ``Connecting``."""
+
+
+def attempt_name(stem: str, attempt: int | None = None) -> str:
+    """Return the name of a file of a restarted attempt, or (by default) of the last: "watch-0.json", "watch.json"."""
+    return f"{stem}.json" if attempt is None else f"{stem}-{attempt}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

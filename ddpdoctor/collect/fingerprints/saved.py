@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.fingerprints.within_host import Comparer
 from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.model.consistency import Consistency
+from ddpdoctor.model.run import attempt_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,9 +17,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.run import Run
 
 
-def file_name(attempt: int | None = None) -> str:
-    """Return the file name for the comparison of a restarted attempt, or of the last attempt by default."""
-    return "consistency.json" if attempt is None else f"consistency-{attempt}.json"
+COMPARISON = "consistency"
+"""Stem of the file with the comparison of this host's ranks."""
 
 
 def read_consistency(folder: Path, run: Run, attempt: int | None, writers: Iterable[Writer]) -> Consistency | None:
@@ -30,7 +30,7 @@ def read_consistency(folder: Path, run: Run, attempt: int | None, writers: Itera
         return None
     if run.check_every == 0:
         return Consistency(check_every=0)
-    saved = load(Consistency, folder / file_name(attempt))
+    saved = load(Consistency, folder / attempt_name(COMPARISON, attempt))
     return saved if saved is not None else _compare(folder, run.check_every, run.allow_different, writers)
 
 

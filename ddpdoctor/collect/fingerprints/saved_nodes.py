@@ -11,9 +11,10 @@ from ddpdoctor.collect.fingerprints.columns import DAMAGED
 from ddpdoctor.collect.fingerprints.index import BEFORE_ALL
 from ddpdoctor.collect.fingerprints.streams import StreamSeen
 from ddpdoctor.collect.fingerprints.tables import RowsRead
-from ddpdoctor.collect.run.evidence import load, save
+from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.model.consistency import Consistency, Difference, Stream, Values, What
 from ddpdoctor.model.replica_records import NodeStreams, StreamKept
+from ddpdoctor.model.run import attempt_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,21 +22,8 @@ if TYPE_CHECKING:
 
 MAX_NUMBER = 2**62
 """Higher than the number of any point."""
-
-
-def points_name(attempt: int | None = None) -> str:
-    """Return the file name for a node's points, of a restarted attempt or (by default) of the last."""
-    return "moments.json" if attempt is None else f"moments-{attempt}.json"
-
-
-def joint_name(attempt: int | None = None) -> str:
-    """Return the file name for the first node's comparison of all nodes."""
-    return "joint.json" if attempt is None else f"joint-{attempt}.json"
-
-
-def save_points(path: Path, kept: NodeStreams) -> None:
-    """Write points to a file, whole or not at all; raises OSError."""
-    save(path, kept)
+POINTS, JOINT = "moments", "joint"
+"""Stems of the files with a node's points, and with the first node's comparison of all nodes."""
 
 
 def read_points(path: Path) -> NodeStreams:
@@ -52,10 +40,10 @@ def unite_consistency(
     ``found`` holds each node's own comparison, beginning with the reporting node's.
     """
     own, known = found[0], [one for one in found if one is not None]
-    joint = {one.name: one for one in read_points(folder / joint_name(attempt)).streams}
+    joint = {one.name: one for one in read_points(folder / attempt_name(JOINT, attempt)).streams}
     if own is None or (len(known) < 2 and not joint):
         return own
-    kept = [read_points(where / points_name(number)) for where, number in ((folder, attempt), *nodes)]
+    kept = [read_points(where / attempt_name(POINTS, number)) for where, number in ((folder, attempt), *nodes)]
     shared = {one.name: one for moments in kept for one in moments.streams}
     joined = [_join(joint.get(name), [_named(moments, name) for moments in kept], own.allowed) for name in shared]
     streams = [stream for stream in joined if stream.compared]

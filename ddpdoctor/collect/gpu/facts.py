@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.gpu.bus import read_on_bus, try_unlisted
 from ddpdoctor.collect.gpu.nvml_calls import Nvml, NvmlError
+from ddpdoctor.collect.gpu.pci import read_on_bus, try_unlisted
 from ddpdoctor.collect.gpu.processes import Kin, read_fabric_manager, sees_host_pids
 from ddpdoctor.model.gpus import Gpu, GpuPair, GpuProcess, Gpus, NvLink
 from ddpdoctor.model.reading import NotRead, Unread, Why

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.child import ChildEnd, run_child
 from ddpdoctor.collect.gpu.facts import read_gpu_facts
 from ddpdoctor.collect.gpu.nvml_calls import Nvml, NvmlError
+from ddpdoctor.collect.machine.software import LIBRARY_FOLDERS
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.gpus import Gpus
@@ -33,15 +34,6 @@ NO_DRIVER = Unread(why=Why.ABSENT, reason="there is no NVIDIA driver here")
 NO_DRIVER_ERRORS = {"DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND"}
 MODULE = "ddpdoctor.collect.gpu.nvml"
 LIBRARY = "libnvidia-ml.so.1"
-LIBRARY_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib/wsl/lib",
-    "/usr/local/nvidia/lib64",
-    "/run/opengl-driver/lib",
-)
-"""Folders of the driver's libraries on distributions, WSL, Google's Kubernetes and NixOS."""
 DRIVER_TRACES = ("/proc/driver/nvidia", "/dev/nvidiactl")
 
 

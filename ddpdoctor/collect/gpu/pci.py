@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.model.gpus import GpuOnBus
 from ddpdoctor.model.links import Pci, PciDevice
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
@@ -22,10 +25,14 @@ DRIVER = "/proc/driver/nvidia/gpus"
 DRIVER_LIMIT_S = 1.0
 """To answer, the driver takes a lock that a hanging GPU may hold."""
 
-GPU_VENDORS = frozenset({0x10DE, 0x1002})
+NODES = "/sys/devices/system/node"
+"""A GPU's own node, as on Grace Hopper, has an empty list of processors."""
+NVIDIA = 0x10DE
+NVIDIA_CLASSES = frozenset({0x0300, 0x0302})
+GPU_VENDORS = frozenset({NVIDIA, 0x1002})
 GPU_CLASSES = frozenset({0x0300, 0x0302, 0x0380, 0x1200})
 """VGA controller, 3D controller, other display controller, processing accelerator (AMD's MI300)."""
-NVSWITCH = (0x10DE, 0x0680)
+NVSWITCH = (NVIDIA, 0x0680)
 NIC_CLASSES = frozenset({0x0200, 0x0207})
 """Ethernet and InfiniBand controllers."""
 
@@ -60,7 +67,7 @@ def read_pci(system: System, plan: ReadingPlan) -> Pci:  # noqa: ARG001 - all co
         virtual_machine=_is_virtual(system),
         nvidia_proc_gpus=gpus,
         models=_models(system, gpus),
-        numa_nodes=max(1, len(_nodes_with_cpus(system))),
+        numa_nodes=max(1, sum(bool(system.text_or(f"{NODES}/{node}/cpulist")) for node in memory_nodes(system))),
     )
 
 
@@ -187,8 +194,50 @@ def _models(system: System, gpus: Iterable[str]) -> dict[str, str]:
     return {bus_id: model[1] for bus_id, model in found.items() if model is not None}
 
 
-def _nodes_with_cpus(system: System) -> tuple[str, ...]:
-    """Return the memory nodes with processors; a GPU's own node, as on Grace Hopper, has none."""
-    folder = "/sys/devices/system/node"
-    nodes = (name for name in system.names(folder) if re.fullmatch(r"node\d+", name))
-    return tuple(name for name in nodes if system.text_or(f"{folder}/{name}/cpulist"))
+def memory_nodes(system: System) -> tuple[str, ...]:
+    """Return the memory nodes of the machine."""
+    return tuple(name for name in system.names(NODES) if re.fullmatch(r"node\d+", name))
+
+
+def read_on_bus(system: System) -> tuple[GpuOnBus, ...]:
+    """Return the NVIDIA GPUs on the PCI bus, or () without sysfs."""
+    return tuple(_read_on_bus(system, name) for name in system.names(DEVICES) if _is_nvidia_gpu(system, name))
+
+
+def _is_nvidia_gpu(system: System, name: str) -> bool:
+    device_class = system.number_or_none(f"{DEVICES}/{name}/class") or 0
+    return device_class >> 8 in NVIDIA_CLASSES and system.number_or_none(f"{DEVICES}/{name}/vendor") == NVIDIA
+
+
+def _read_on_bus(system: System, name: str) -> GpuOnBus:
+    try:
+        driver = system.path(f"{DEVICES}/{name}/driver").readlink().name
+    except OSError:
+        driver = None
+    return GpuOnBus(bus_id=name, device=system.number_or_none(f"{DEVICES}/{name}/device"), driver=driver)
+
+
+def try_unlisted(system: System, on_bus: tuple[GpuOnBus, ...], listed: set[str]) -> tuple[GpuOnBus, ...]:
+    """Open the device file of every GPU that the NVIDIA driver has but NVML does not list.
+
+    If a container or batch system withholds a GPU from this process, its file is missing or access is denied. That
+    distinguishes it from a broken GPU.
+    """
+    return tuple(
+        replace(gpu, open_error=_open_error(system, gpu.bus_id))
+        if gpu.driver == "nvidia" and gpu.bus_id not in listed
+        else gpu
+        for gpu in on_bus
+    )
+
+
+def _open_error(system: System, bus_id: str) -> str | None:
+    text = system.text_or(f"/proc/driver/nvidia/gpus/{bus_id}/information")
+    minor = re.search(r"Device Minor:\s*(\d+)", text)
+    if minor is None:
+        return None
+    try:
+        os.close(os.open(system.path(f"/dev/nvidia{minor.group(1)}"), os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return errno.errorcode.get(error.errno or 0, str(error.errno))
+    return "ok"

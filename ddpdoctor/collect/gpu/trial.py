@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.child import ChildEnd, run_child
@@ -41,7 +42,7 @@ def try_gpus(run: Run) -> GpuTrial:
     count = _count(run(("count",), WORK_LIMIT_S))
     with ThreadPoolExecutor(max_workers=count, thread_name_prefix="ddpdoctor-trial") as pool:
         work = tuple(pool.map(lambda index: _work(run, index), range(count)))
-    copies = _copies(run(("copies",), COPIES_LIMIT_S)) if count > 1 and all(one.ok for one in work) else ()
+    copies = _copies(run(("copies",), COPIES_LIMIT_S), count) if count > 1 and all(one.ok for one in work) else ()
     return GpuTrial(work=work, copies=copies)
 
 
@@ -68,13 +69,15 @@ def _work(run: Run, index: int) -> GpuWork:
     )
 
 
-def _copies(ended: ChildEnd) -> tuple[PeerCopy, ...]:
-    """Return the results of the pairs; if the process hung or died before any, return one failure that says so."""
+def _copies(ended: ChildEnd, count: int) -> tuple[PeerCopy, ...]:
+    """Return the results of the pairs; if the process hung or died before the last, the next pair failed."""
     found = tuple(PeerCopy(**result) for result in _said(ended))
-    if ended.status == 0 or found:
+    left = list(permutations(range(count), 2))[len(found) :]
+    if ended.status == 0 or not left:
         return found
-    reason = f"no copy was done within {COPIES_LIMIT_S:.0f} s" if ended.status is None else ended.last_error
-    return (PeerCopy(source=0, target=1, ok=False, error=reason, gb_s=None),)
+    what = "this copy was not done" if found else "no copy was done"
+    reason = f"{what} within {COPIES_LIMIT_S:.0f} s" if ended.status is None else ended.last_error
+    return (*found, PeerCopy(source=left[0][0], target=left[0][1], ok=False, error=reason, gb_s=None))
 
 
 def _said(ended: ChildEnd) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpdoctor.collect.files import read_text
+
 CGROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 UNLIMITED_BYTES = 1 << 60
@@ -36,7 +38,7 @@ class TaskLimit:
 def cgroup_folders(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> tuple[Path, ...]:
     """Return the existing folders for a controller: this process's own group first, then those above it."""
     found: list[Path] = []
-    for line in _text(proc / "self" / "cgroup").splitlines():
+    for line in read_text(proc / "self" / "cgroup").splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if number == "0":
             tops = [cgroups, cgroups / "unified"]
@@ -59,7 +61,7 @@ def _upwards(top: Path, path: str) -> list[Path]:
 def read_oom_kills(folder: Path) -> int | None:
     """Return how often the kernel has killed a process of a group for memory, or None if it does not count."""
     for name in ("memory.events", "memory.oom_control"):
-        match = re.search(r"^oom_kill (\d+)$", _text(folder / name), re.MULTILINE)
+        match = re.search(r"^oom_kill (\d+)$", read_text(folder / name), re.MULTILINE)
         if match:
             return int(match.group(1))
     return None
@@ -78,7 +80,8 @@ def _memory_of(folder: Path) -> MemoryLimit | None:
         return None
     used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
     # The kernel drops inactive page cache when a job needs memory.
-    cache = re.search(r"^(?:total_)?inactive_file (\d+)$", _hierarchical(_text(folder / "memory.stat")), re.MULTILINE)
+    stat = _hierarchical(read_text(folder / "memory.stat"))
+    cache = re.search(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)
     return MemoryLimit(
         limit_bytes=limit,
         used_bytes=max(0, used - (int(cache.group(1)) if cache else 0)),
@@ -99,9 +102,9 @@ def read_cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float | None:
 
 
 def _quota_of(folder: Path) -> float | None:
-    words = _text(folder / "cpu.max").split() or [
-        _text(folder / "cpu.cfs_quota_us").strip(),
-        _text(folder / "cpu.cfs_period_us").strip(),
+    words = read_text(folder / "cpu.max").split() or [
+        read_text(folder / "cpu.cfs_quota_us").strip(),
+        read_text(folder / "cpu.cfs_period_us").strip(),
     ]
     if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
         return None
@@ -119,12 +122,5 @@ def read_task_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> TaskLimit | N
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path).strip()
+    text = read_text(path).strip()
     return int(text) if text.isdecimal() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.gpu.pci import memory_nodes, parse_cpu_list
 from ddpdoctor.collect.machine.cgroups import read_cpu_quota, read_memory_limit, read_task_limit
+from ddpdoctor.collect.machine.memory import parse_meminfo
 from ddpdoctor.collect.machine.shared_memory import read_shared_memory
 from ddpdoctor.collect.machine.tasks import Tasks, read_tasks
 from ddpdoctor.collect.machine.volumes import read_volumes
@@ -31,7 +32,7 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
         user_processes=tasks.of_user if tasks is not None else None,
         pids_max=task_limit.max if task_limit is not None else None,
         pids_current=task_limit.current if task_limit is not None else None,
-        cpus_online=_count(system.text_or("/sys/devices/system/cpu/online")) or len(cpus),
+        cpus_online=len(parse_cpu_list(system.text_or("/sys/devices/system/cpu/online"))) or len(cpus),
         cpus_allowed=cpus,
         cpu_quota=read_cpu_quota(proc, groups),
         memory_total_bytes=total,
@@ -43,7 +44,7 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
         shm=read_shared_memory(system, tasks or Tasks(), deep=plan.deep),
         volumes=read_volumes(system, deep=plan.deep),
         somaxconn=system.number_or_none("/proc/sys/net/core/somaxconn"),
-        numa_nodes=sum(bool(re.fullmatch(r"node\d+", name)) for name in system.names("/sys/devices/system/node")),
+        numa_nodes=len(memory_nodes(system)),
         numa_balancing=system.number_or_none("/proc/sys/kernel/numa_balancing"),
         nproc_applies=tasks is None or tasks.uid != 0,
     )
@@ -57,16 +58,9 @@ def _limit(system: System, name: str) -> Limit | None:
     return Limit(soft=None if soft == UNLIMITED else soft, hard=None if hard == UNLIMITED else hard)
 
 
-def _count(cpus: str) -> int:
-    """Count the CPUs of a list such as "0-3,8"."""
-    spans = [part.partition("-") for part in cpus.split(",") if part]
-    return sum(int(last or first) - int(first) + 1 for first, _, last in spans)
-
-
 def _memory(system: System) -> tuple[int | None, int | None, int | None]:
     """Return total memory, available memory and swap in bytes."""
-    lines = re.findall(r"^(\w+):\s+(\d+) kB", system.text_or("/proc/meminfo"), re.MULTILINE)
-    found = {name: int(kib) * 1024 for name, kib in lines}
+    found = parse_meminfo(system.text_or("/proc/meminfo"))
     if not found and system.live:
         return _memory_elsewhere()
     return found.get("MemTotal"), found.get("MemAvailable"), found.get("SwapTotal")

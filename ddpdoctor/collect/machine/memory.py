@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.files import read_text
 from ddpdoctor.collect.machine.cgroups import read_memory_limit
 from ddpdoctor.model.causes import Space
 
@@ -25,15 +26,14 @@ def read_group() -> Space | None:
 
 def read_machine(proc: Path = PROC) -> Space | None:
     """Return the machine's total memory, and how much of it is not available."""
-    try:
-        text = (proc / "meminfo").read_text()
-    except OSError:
-        return None
-    kib = dict(re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB$", text, re.MULTILINE))
-    if len(kib) < 2:
-        return None
-    total = int(kib["MemTotal"]) * 1024
-    return Space(limit_bytes=total, used_bytes=total - int(kib["MemAvailable"]) * 1024)
+    found = parse_meminfo(read_text(proc / "meminfo"))
+    total, available = found.get("MemTotal"), found.get("MemAvailable")
+    return None if total is None or available is None else Space(limit_bytes=total, used_bytes=total - available)
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """Return the sizes in /proc/meminfo in bytes, by name."""
+    return {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
 
 
 def read_shared() -> Space | None:

@@ -21,10 +21,11 @@ LIBRARY_FOLDERS = (
     "/usr/lib64",
     "/usr/lib",
     "/lib64",
+    "/usr/lib/wsl/lib",
     "/usr/local/nvidia/lib64",
     "/run/opengl-driver/lib",
 )
-"""Folders of the driver's libraries on distributions, NVIDIA's container runtime, GKE and NixOS."""
+"""Folders of the driver's libraries on distributions, WSL, NVIDIA's container runtime, GKE and NixOS."""
 _NVML = re.compile(r"libnvidia-ml\.so\.\d{3}\.[\d.]+")
 _GPU_DEVICE = re.compile(r"nvidia\d+|kfd|dxg")
 _TORCH_CUDA = re.compile(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.machine.file_system import mount_of
 from ddpdoctor.model.limits import Volume
 
 if TYPE_CHECKING:
@@ -65,21 +65,6 @@ def _existing(system: System, path: str) -> str:
     while len(path) > 1 and not system.exists(path):
         path = path.rstrip("/").rpartition("/")[0] or "/"
     return path
-
-
-def mount_of(system: System, path: str) -> tuple[str, str | None]:
-    """Return the mount point of a path, and the type of its file system (None if unknown)."""
-    best, fstype = "", None
-    for line in system.text_or("/proc/mounts").splitlines():
-        words = line.split(" ")
-        if len(words) < 3:
-            continue
-        point = re.sub(r"\\(\d{3})", lambda code: chr(int(code.group(1), 8)), words[1])
-        within = path == point or path.startswith(point.rstrip("/") + "/")
-        # Of two mounts at the same point, the later one is visible.
-        if within and len(point) >= len(best):
-            best, fstype = point, words[2]
-    return best or "/", fstype
 
 
 def read_volume(system: System, path: str, purpose: str, *, deep: bool) -> Volume:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.network.firewall import read_firewall
 from ddpdoctor.collect.network.ports import read_master_port
 from ddpdoctor.collect.network.routes import read_default_interface
+from ddpdoctor.collect.process.connections import LISTENING, read_own_rows
 from ddpdoctor.model.network import Interface, Network
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
@@ -123,18 +122,8 @@ ENVOY_PORTS = frozenset({15001, 15006})
 """Ports of Istio's proxy for outgoing and incoming connections
 (https://istio.io/latest/docs/ops/deployment/application-requirements/). A pod's containers share their network, so the
 other containers see the proxy's sockets but not its processes."""
-_LISTEN = "0A"
 
 
 def has_mesh_proxy(system: System) -> bool:
     """Return whether something listens on both ports of Istio's proxy, or False if we cannot see sockets."""
-    return set(_listened_on(system)) >= ENVOY_PORTS
-
-
-def _listened_on(system: System) -> Iterator[int]:
-    """Yield the port of every listening socket in /proc/net/tcp and tcp6."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in system.text_or(table).splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 3 and fields[3] == _LISTEN:
-                yield int(fields[1].rpartition(":")[2], 16)
+    return {row.port for row in read_own_rows(system) if row.state == LISTENING} >= ENVOY_PORTS

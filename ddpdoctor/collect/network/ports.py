@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.files import list_pids
 from ddpdoctor.collect.network.names import master_name
+from ddpdoctor.collect.process.connections import LISTENING, TIME_WAIT, read_own_rows, read_sockets
 from ddpdoctor.model.network import PortUse
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.model.rendezvous import parse_endpoint
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from ddpdoctor.collect.system import System
 
@@ -29,7 +31,6 @@ SHOWN = 120
 """How many characters of a command line we keep."""
 NODE_RANKS = ("RANK", "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_NODEID")
 """The first of these that is set says whether rank 0 runs here."""
-_LISTEN, _TIME_WAIT = "0A", "06"
 
 
 def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -> PortUse | Unread:
@@ -75,7 +76,9 @@ def _try_port(system: System, port: int) -> PortUse | Unread:
     if error.errno != errno.EADDRINUSE:
         return _use(port, error=error.strerror or str(error))
     if _bind(system, port, reuse=True) is None:
-        return _use(port, free=True, time_wait=any(_sockets(system, port, _TIME_WAIT)))
+        return _use(
+            port, free=True, time_wait=any((row.port, row.state) == (port, TIME_WAIT) for row in read_own_rows(system))
+        )
     pid, owner = _find_owner(system, port)
     if system.live and pid == os.getpid():
         return Unread(why=Why.NEEDLESS, reason="this command listens on it, to gather what all nodes have seen")
@@ -102,37 +105,19 @@ def _bind(system: System, port: int, *, reuse: bool) -> OSError | None:
     return None
 
 
-def _sockets(system: System, port: int, state: str) -> Iterator[tuple[str, int]]:
-    """Yield the inode and user of every TCP socket in /proc/net/tcp and tcp6 with this local port and state."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in system.text_or(table).splitlines()[1:]:
-            fields = line.split()
-            if len(fields) >= 10 and fields[3] == state and int(fields[1].rpartition(":")[2], 16) == port:
-                yield fields[9], int(fields[7])
-
-
 def _find_owner(system: System, port: int) -> tuple[int | None, str | None]:
     """Return the pid and command of the process that listens; if we cannot find it, return only its user."""
-    sockets = dict(_sockets(system, port, _LISTEN))
-    wanted = {f"socket:[{inode}]" for inode in sockets}
+    sockets = {row.inode: row.uid for row in read_own_rows(system) if (row.port, row.state) == (port, LISTENING)}
     deadline = time.monotonic() + SEARCH_S
-    for name in system.names("/proc") if wanted else ():
+    for pid in list_pids(system.path("/proc")) if sockets else ():
         if time.monotonic() > deadline:
             break
-        if name.isdecimal() and not wanted.isdisjoint(_descriptors(system, name)):
-            return int(name), _command(system, name)
+        if not sockets.keys().isdisjoint(read_sockets(pid, system.path("/proc")) or ()):
+            return pid, _command(system, pid)
     return None, f"a process of user {next(iter(sockets.values()))}" if sockets else None
 
 
-def _descriptors(system: System, pid: str) -> Iterator[str]:
-    for number in system.names(f"/proc/{pid}/fd"):
-        try:
-            yield str(system.path(f"/proc/{pid}/fd/{number}").readlink())
-        except OSError:
-            continue
-
-
-def _command(system: System, pid: str) -> str | None:
+def _command(system: System, pid: int) -> str | None:
     words = [word for word in system.text_or(f"/proc/{pid}/cmdline").split("\0") if word]
     if not words:
         return system.text_or(f"/proc/{pid}/comm") or None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.gpu.pci import BUS_ID
+from ddpdoctor.collect.machine.software import read_driver
 from ddpdoctor.model.links import Gid, Rdma, RdmaDevice, RdmaPort
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
@@ -152,12 +153,12 @@ def _has_peermem(system: System) -> bool:
 
 def _has_dmabuf(system: System) -> bool | None:
     """Return whether kernel and driver can give the HCA access to GPU memory, or None if that is unknown."""
-    driver = system.text_or("/proc/driver/nvidia/version")
+    driver, is_open = read_driver(system)
     release = system.calls.kernel()
     version = re.match(r"(\d+)\.(\d+)", release)
-    if not driver or version is None:
+    if driver is None or version is None:
         return None
-    if "Open Kernel Module" not in driver:
+    if not is_open:
         return False
     if (int(version[1]), int(version[2])) >= DMABUF_KERNEL:
         return True

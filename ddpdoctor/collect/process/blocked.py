@@ -11,7 +11,8 @@ import re
 import struct
 from pathlib import Path
 
-from ddpdoctor.collect.process.connections import parse_end
+from ddpdoctor.collect.files import read_link, read_text
+from ddpdoctor.collect.process.connections import read_rows
 from ddpdoctor.model.causes import Blocked
 
 PROC = Path("/proc")
@@ -42,14 +43,12 @@ POLL_FD = struct.Struct("<ihh")
 WAITS_FOR_INPUT = frozenset({"read", "readv", "poll", "ppoll"})
 SELECTS = frozenset({"select", "pselect6"})
 """Their first argument is the highest descriptor plus one. 1 means only descriptor 0: readline waits for a key."""
-MOST_SOCKETS = 1 << 20
-"""How many characters of /proc/PID/net/tcp we read. Our choice: about 7,000 connections."""
 _KINDS = re.compile(r"(?:anon_inode:\[?)?(pipe|socket|eventfd|eventpoll)\b")
 
 
 def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blocked | None:
     """Return the call that the main thread sleeps in, or None if it runs or we may not read it."""
-    words = _text(proc / str(pid) / "syscall").split()
+    words = read_text(proc / str(pid) / "syscall").split()
     if len(words) < 2 or not words[0].isdigit():
         return None
     call = CALLS.get(machine or os.uname().machine, {}).get(int(words[0]))
@@ -59,7 +58,7 @@ def read_blocked(pid: int, proc: Path = PROC, machine: str | None = None) -> Blo
     fd = _polled_fd(pid, first, int(words[2], 16), proc) if call in POLLS and len(words) > 2 else first & 0xFFFFFFFF
     if fd is None or call not in OF_A_FILE | POLLS:
         return Blocked(call=call, alone_on_fd0=call in SELECTS and first == 1)
-    target = _link(proc / str(pid) / "fd" / str(fd))
+    target = read_link(proc / str(pid) / "fd" / str(fd))
     kind = _KINDS.match(target)
     return Blocked(
         call=call,
@@ -85,33 +84,13 @@ def _polled_fd(pid: int, address: int, count: int, proc: Path) -> int | None:
 
 def read_kernel_function(pid: int, proc: Path = PROC) -> str | None:
     """Return the kernel function that the main thread sleeps in, or None if it runs or the kernel hides it."""
-    name = _text(proc / str(pid) / "wchan").strip()
+    name = read_text(proc / str(pid) / "wchan").strip()
     return name if name not in {"", "0"} else None
 
 
 def _remote(target: str, pid: int, proc: Path) -> str | None:
-    """Return the remote address of a TCP socket, found by its inode in /proc/PID/net/tcp and tcp6."""
-    inode = target.removeprefix("socket:[").rstrip("]")
+    """Return the remote address of a TCP socket, found by its inode."""
     if not target.startswith("socket:["):
         return None
-    for table in ("tcp", "tcp6"):
-        for line in _text(proc / str(pid) / "net" / table, MOST_SOCKETS).splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[9] == inode:
-                return parse_end(fields[2])
-    return None
-
-
-def _link(path: Path) -> str:
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""
-
-
-def _text(path: Path, most: int = 4096) -> str:
-    try:
-        with path.open(errors="replace") as file:
-            return file.read(most)
-    except OSError:
-        return ""
+    inode = int(target.removeprefix("socket:[").rstrip("]"))
+    return next((row.remote for row in read_rows(pid, proc) if row.inode == inode), None)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.process.blocked import read_blocked, read_kernel_function
 from ddpdoctor.collect.process.connections import Row, find_listener, read_connections, read_rows
 from ddpdoctor.collect.process.file_locks import LockLine, awaited_lock, locks_of_others, read_lines
-from ddpdoctor.collect.process.proc import read_command
+from ddpdoctor.collect.process.proc import read_command, read_environment
 from ddpdoctor.model.causes import Blocked, LockFile, LostChild, Owner, ProcessCauses
 from ddpdoctor.model.facts import signal_name
 
@@ -71,11 +70,8 @@ def lost_child(child: Process) -> LostChild:
 
 def _store_port(pid: int) -> int | None:
     """Return MASTER_PORT from a process's initial environment; we keep no other variable."""
-    try:
-        pairs = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    port = next((pair.partition(b"=")[2] for pair in pairs if pair.startswith(b"MASTER_PORT=")), b"")
+    pairs = (pair.partition(b"=") for pair in read_environment(pid))
+    port = next((value for name, _, value in pairs if name == b"MASTER_PORT"), b"")
     return int(port) if port.isdigit() else None
 
 

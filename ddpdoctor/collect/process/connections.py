@@ -14,14 +14,19 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.files import list_pids, read_link, read_text
 from ddpdoctor.model.causes import Connection, Connections
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.collect.system import System
+
 PROC = Path("/proc")
-ESTABLISHED, ASKING, LISTENING = "01", "02", "0A"
+ESTABLISHED, ASKING, TIME_WAIT, LISTENING = "01", "02", "06", "0A"
 """The states in include/net/tcp_states.h that we use."""
-MOST_BYTES = 4 * 2**20
-"""How much of /proc/PID/net/tcp we read. Our choice: about 30,000 connections."""
 MOST_STALLED = 16
 MOST_LISTENING = 256
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
@@ -32,34 +37,41 @@ class Row:
     """A TCP connection, or a listening socket."""
 
     inode: int
+    uid: int
     state: str
     local: str
     remote: str
     unsent_bytes: int
     retries: int
 
+    @property
+    def port(self) -> int:
+        """The local port."""
+        return int(self.local.rpartition(":")[2])
+
 
 def read_rows(pid: int, proc: Path = PROC) -> tuple[Row, ...]:
-    """Return the connections in the network namespace of a process."""
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in _text(proc / str(pid) / "net" / table).splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] in (ESTABLISHED, ASKING, LISTENING):
-                found.append(_row(fields))
-    return tuple(row for row in found if row is not None)
+    """Return the TCP sockets in the network namespace of a process."""
+    return tuple(row for table in ("tcp", "tcp6") for row in parse_rows(read_text(proc / str(pid) / "net" / table)))
 
 
-def _row(fields: list[str]) -> Row | None:
+def read_own_rows(system: System) -> tuple[Row, ...]:
+    """Return the TCP sockets in the network namespace of this process."""
+    return tuple(row for table in ("tcp", "tcp6") for row in parse_rows(system.text_or(f"/proc/net/{table}")))
+
+
+def parse_rows(table: str) -> Iterator[Row]:
     """Read "sl local remote state tx:rx timer:when retries uid timeout inode"; queues and retries are hexadecimal."""
-    local, remote = parse_end(fields[1]), parse_end(fields[2])
-    if local is None or remote is None:
-        return None
-    queue = int(fields[4].partition(":")[0], 16)
-    return Row(
-        inode=int(fields[9]), state=fields[3], local=local, remote=remote, unsent_bytes=queue,
-        retries=int(fields[6], 16),
-    )  # fmt: skip
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) <= 9:
+            continue
+        local, remote = parse_end(fields[1]), parse_end(fields[2])
+        if local is not None and remote is not None:
+            yield Row(
+                inode=int(fields[9]), uid=int(fields[7]), state=fields[3], local=local, remote=remote,
+                unsent_bytes=int(fields[4].partition(":")[0], 16), retries=int(fields[6], 16),
+            )  # fmt: skip
 
 
 def read_connections(pid: int, rows: tuple[Row, ...], proc: Path = PROC) -> Connections | None:
@@ -87,9 +99,9 @@ def find_listener(remote: str, rows: tuple[Row, ...], proc: Path = PROC) -> int 
     """Return the pid that listens at a connection's remote end, or None if that is elsewhere or not visible."""
     if all(row.local != remote for row in rows):
         return None
-    port = remote.rpartition(":")[2]
-    inodes = {row.inode for row in rows if row.state == LISTENING and row.local.rpartition(":")[2] == port}
-    pids = sorted(int(name) for name in os.listdir(proc) if name.isdigit()) if inodes else []  # noqa: PTH208 - names
+    port = int(remote.rpartition(":")[2])
+    inodes = {row.inode for row in rows if row.state == LISTENING and row.port == port}
+    pids = list_pids(proc) if inodes else ()
     return next((pid for pid in pids if inodes & (read_sockets(pid, proc) or frozenset())), None)
 
 
@@ -99,27 +111,12 @@ def read_sockets(pid: int, proc: Path = PROC) -> frozenset[int] | None:
     found = set()
     try:
         for name in os.listdir(folder):  # noqa: PTH208 - only names are needed
-            match = _SOCKET.match(_link(folder / name))
+            match = _SOCKET.match(read_link(folder / name))
             if match:
                 found.add(int(match[1]))
     except OSError:
         return None
     return frozenset(found)
-
-
-def _link(path: Path) -> str:
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open(errors="replace") as file:
-            return file.read(MOST_BYTES)
-    except OSError:
-        return ""
 
 
 def parse_end(text: str) -> str | None:

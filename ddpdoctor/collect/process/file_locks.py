@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpdoctor.collect.files import read_text
 from ddpdoctor.collect.process.proc import read_command
 from ddpdoctor.model.causes import FileLock
 
@@ -35,14 +36,14 @@ class LockLine:
     file: tuple[int, int]
     """Device and inode."""
 
+    def is_of(self, seen: os.stat_result) -> bool:
+        """Return whether the lock is on a file; on overlay and btrfs, stat has another device, so the inode must do."""
+        return seen.st_ino == self.file[1] and (seen.st_dev == self.file[0] or os.major(self.file[0]) == 0)
+
 
 def read_lines(proc: Path = PROC) -> tuple[LockLine, ...]:
     """Return all locks that this process may see."""
-    try:
-        text = (proc / "locks").read_text(errors="replace")
-    except OSError:
-        return ()
-    found = (_LINE.match(line) for line in text.splitlines())
+    found = (_LINE.match(line) for line in read_text(proc / "locks").splitlines())
     return tuple(
         LockLine(
             number=int(one["number"]),
@@ -63,7 +64,7 @@ def awaited_lock(pid: int, lines: tuple[LockLine, ...], proc: Path = PROC) -> Fi
         return None
     held = next((line for line in lines if line.number == mine.number and not line.waits), None)
     holder = held.pid if held is not None and held.pid > 0 else None
-    return FileLock(path=_path_of(mine.file, pid, proc), kind=mine.kind, holder_pid=holder, holder=_name(holder, proc))
+    return FileLock(path=_path_of(mine, pid, proc), kind=mine.kind, holder_pid=holder, holder=_name(holder, proc))
 
 
 def locks_of_others(
@@ -74,13 +75,13 @@ def locks_of_others(
     for line in lines:
         if line.waits or line.pid == pid or line.pid not in family:
             continue
-        path = _path_of(line.file, line.pid, proc)
+        path = _path_of(line, line.pid, proc)
         if path is not None:
             found.append(FileLock(path=path, kind=line.kind, holder_pid=line.pid, holder=_name(line.pid, proc)))
     return tuple(found[:MOST_OTHERS])
 
 
-def _path_of(file: tuple[int, int], pid: int, proc: Path) -> str | None:
+def _path_of(line: LockLine, pid: int, proc: Path) -> str | None:
     """Return the path of a file that a process has open."""
     try:
         entries = os.listdir(proc / str(pid) / "fd")  # noqa: PTH208 - only names are needed
@@ -89,17 +90,11 @@ def _path_of(file: tuple[int, int], pid: int, proc: Path) -> str | None:
     for name in entries:
         path = proc / str(pid) / "fd" / name
         try:
-            stat = path.stat()
-            if stat.st_ino == file[1] and _is_device(stat.st_dev, file[0]):
+            if line.is_of(path.stat()):
                 return str(path.readlink())
         except OSError:
             continue
     return None
-
-
-def _is_device(seen: int, told: int) -> bool:
-    """Return whether stat's device is that of /proc/locks; on overlay and btrfs they differ, so the inode must do."""
-    return seen == told or os.major(told) == 0
 
 
 def _name(pid: int | None, proc: Path) -> str:

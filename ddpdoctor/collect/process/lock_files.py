@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.files import list_pids
 from ddpdoctor.collect.machine.file_system import is_shared
 from ddpdoctor.collect.process.proc import read_command
 from ddpdoctor.model.causes import LockFile, LockKind, Owner
@@ -53,7 +54,7 @@ def read_lock_file(path: str, kind: LockKind, lines: tuple[LockLine, ...], waiti
         seen = os.stat(path)  # noqa: PTH116 - facts have their paths as strings
     except OSError:
         return LockFile(path=path, kind=kind, exists=False)
-    holders, unseen = _holders(seen, {line.pid for line in lines if line.file[1] == seen.st_ino}, waiting)
+    holders, unseen = _holders(seen, {line.pid for line in lines if line.is_of(seen)}, waiting)
     pid, host = _named_owner(path) if stat.S_ISREG(seen.st_mode) else (None, None)
     elsewhere = host is not None and host != os.uname().nodename
     shared = is_shared(Path(path))
@@ -75,20 +76,18 @@ def read_lock_file(path: str, kind: LockKind, lines: tuple[LockLine, ...], waiti
 def _holders(seen: os.stat_result, locking: set[int], waiting: frozenset[int]) -> tuple[list[int], int]:
     """Return who has the file open or locked, and how many processes of the file's owner we could not inspect."""
     found, unseen = [], 0
-    for name in os.listdir(PROC):  # noqa: PTH208 - only names are needed
-        if not name.isdigit() or int(name) in waiting:
-            continue
-        opened = _has_open(name, seen)
-        if opened or int(name) in locking:
-            found.append(int(name))
-        elif opened is None and _owner_of(name) == seen.st_uid:
+    for pid in list_pids(PROC):
+        opened = False if pid in waiting else _has_open(pid, seen)
+        if pid not in waiting and (opened or pid in locking):
+            found.append(pid)
+        elif opened is None and _owner_of(pid) == seen.st_uid:
             unseen += 1
     return found, unseen
 
 
-def _has_open(pid: str, seen: os.stat_result) -> bool | None:
+def _has_open(pid: int, seen: os.stat_result) -> bool | None:
     """Return whether a process has the file open, or None if we may not read that."""
-    folder = PROC / pid / "fd"
+    folder = PROC / str(pid) / "fd"
     try:
         numbers = os.listdir(folder)  # noqa: PTH208 - only names are needed
     except PermissionError:
@@ -105,9 +104,9 @@ def _has_open(pid: str, seen: os.stat_result) -> bool | None:
     return False
 
 
-def _owner_of(pid: str) -> int | None:
+def _owner_of(pid: int) -> int | None:
     try:
-        return (PROC / pid).stat().st_uid
+        return (PROC / str(pid)).stat().st_uid
     except OSError:
         return None
 

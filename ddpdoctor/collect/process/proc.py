@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.files import list_pids, read_text
 from ddpdoctor.collect.machine import cgroups as cgroups_of
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
@@ -49,11 +50,7 @@ MOST_COMMAND = 200
 
 def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
     """Return a process, or None if no process has that pid."""
-    try:
-        text = (proc / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return None
-    head, _, tail = text.rpartition(")")
+    head, _, tail = read_text(proc / str(pid) / "stat").rpartition(")")
     fields = tail.split()
     if len(fields) < 20:
         return None
@@ -74,16 +71,13 @@ def read_wanted_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
 
     It is in /proc/PID/schedstat (Documentation/scheduler/sched-stats.rst), which needs CONFIG_SCHED_INFO.
     """
-    try:
-        ran, waited, *_ = (proc / str(pid) / "schedstat").read_text().split()
-        return int(ran) + int(waited)
-    except (OSError, ValueError):
-        return None
+    times = read_text(proc / str(pid) / "schedstat").split()
+    return int(times[0]) + int(times[1]) if len(times) > 1 else None
 
 
 def read_processes(proc: Path = Path("/proc")) -> dict[int, Process]:
     """Return all processes by pid."""
-    found = (read_process(int(name), proc) for name in os.listdir(proc) if name.isdigit())  # noqa: PTH208 - only names are needed, four times a second
+    found = (read_process(pid, proc) for pid in list_pids(proc))
     return {process.pid: process for process in found if process is not None}
 
 
@@ -110,30 +104,30 @@ def below(pid: int, children: dict[int, list[Process]]) -> tuple[Process, ...]:
 
 def read_command(pid: int, proc: Path = Path("/proc")) -> str:
     """Return a process's command line without secrets, cut to ``MOST_COMMAND``, or empty if it cannot be read."""
-    try:
-        words = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return ""
+    words = read_text(proc / str(pid) / "cmdline").split("\0")
     text = " ".join(hide_secrets(tuple(word for word in words if word)))
     return text if len(text) <= MOST_COMMAND else text[: MOST_COMMAND - 1] + "…"
 
 
 def has_variables(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc")) -> bool:
     """Return whether a process started with these environment variables, or False if we may not read that."""
-    try:
-        environment = (proc / str(pid) / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    environment = read_environment(pid, proc)
     return all(os.fsencode(f"{name}={value}") in environment for name, value in variables.items())
+
+
+def read_environment(pid: int, proc: Path = Path("/proc")) -> list[bytes]:
+    """Return the variables with which a process started, such as b"RANK=0", or [] if we may not read them."""
+    try:
+        return (proc / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def read_io(pid: int, proc: Path = Path("/proc")) -> IoBytes | None:
     """Return the bytes that a process has read and written so far, or None if we may not read that."""
-    try:
-        lines = (proc / str(pid) / "io").read_text().splitlines()
-    except OSError:
+    values = dict(line.split(": ") for line in read_text(proc / str(pid) / "io").splitlines() if ": " in line)
+    if not values:
         return None
-    values = dict(line.split(": ") for line in lines if ": " in line)
     return IoBytes(
         read=int(values.get("rchar", 0)), written=int(values.get("wchar", 0)), fetched=int(values.get("read_bytes", 0))
     )  # fmt: skip
@@ -141,10 +135,7 @@ def read_io(pid: int, proc: Path = Path("/proc")) -> IoBytes | None:
 
 def read_status(pid: int | str, proc: Path = Path("/proc")) -> dict[str, str]:
     """Return the fields of /proc/PID/status (``pid`` may be "self"), or an empty dict if the process is gone."""
-    try:
-        lines = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
+    lines = read_text(proc / str(pid) / "status").splitlines()
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 

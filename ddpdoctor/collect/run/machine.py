@@ -1,4 +1,4 @@
-"""Saves and loads facts about this machine's network and GPUs, which are read when a collective does not complete."""
+"""Saves facts about this machine's network and GPUs, which are read when a collective does not complete."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launch.this_process import read_process
 from ddpdoctor.collect.node import ReadingPlan, read_node
-from ddpdoctor.collect.run.evidence import load, save
+from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.collect.system import System
-from ddpdoctor.model.node import Node
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +26,3 @@ def save_machine(folder: Path) -> None:
     system = System()
     node = read_node(system, ReadingPlan(sections=SECTIONS, limit_s=LIMIT_S), (read_process(system),))
     save(folder / FILE, node)
-
-
-def load_machine(folder: Path) -> Node | None:
-    """Return what was saved, or None if it is missing or cannot be read."""
-    return load(Node, folder / FILE)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.fingerprints.saved_nodes import unite_consistency
 from ddpdoctor.collect.run import runfolder
 from ddpdoctor.collect.run.attempts import NotThere, attempt_elsewhere, came_later, was_gone
-from ddpdoctor.collect.run.clock_shift import shift_rank
+from ddpdoctor.collect.run.clock_shift import shift_times
 from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.collect.run.runfolder import RunFolder, read_run_folder
 from ddpdoctor.model.errors import UserError
@@ -101,7 +101,7 @@ def _read_node(saved: SavedRun, seen: NodeSeen, attempt: int | None) -> _Node | 
         job = runfolder.job_of(other, there)
     except (UserError, NotThere):
         return None
-    return _Node(seen=seen, folder=other.path, attempt=there, job=_shift_job(job, seen))
+    return _Node(seen=seen, folder=other.path, attempt=there, job=shift_times(job, seen.clock_offset_ns or 0))
 
 
 def _took_part(saved: SavedRun, seen: NodeSeen, members: NodesSeen, attempt: int | None) -> bool:
@@ -117,18 +117,6 @@ def _took_part(saved: SavedRun, seen: NodeSeen, members: NodesSeen, attempt: int
 def _place(folder: Path, seen: NodeSeen) -> Path | None:
     places = (folder / name / str(seen.number) for name in FOLDERS)
     return next((place for place in places if is_folder(place) and (place / "run.json").is_file()), None)
-
-
-def _shift_job(job: Job, seen: NodeSeen) -> Job:
-    ahead_ns = seen.clock_offset_ns or 0
-    stopping_ns = job.stopping_since_ns
-    return replace(
-        job,
-        now_ns=job.now_ns - ahead_ns,
-        launched_ns=job.launched_ns - ahead_ns,
-        stopping_since_ns=None if stopping_ns is None else stopping_ns - ahead_ns,
-        ranks=tuple(shift_rank(rank, ahead_ns) for rank in job.ranks),
-    )
 
 
 def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, attempt: int | None) -> Job:

@@ -17,15 +17,16 @@ from ddpdoctor.collect.run.agent_log import AgentLog, End, log_of, read_entries
 from ddpdoctor.collect.run.control_flow import load_control_flow
 from ddpdoctor.collect.run.ends import find_ends, interruption_ns, stop_of_others
 from ddpdoctor.collect.run.evidence import DAMAGED, check_folders, load, load_json, read_text
-from ddpdoctor.collect.run.machine import load_machine
+from ddpdoctor.collect.run.machine import FILE as MACHINE_NAME
 from ddpdoctor.collect.run.nccl_warnings import read_warnings
-from ddpdoctor.collect.run.reached import load_reached
 from ddpdoctor.collect.run.sources import RankTraces, Source, find_ranks, is_on_one_host
 from ddpdoctor.collect.run.watched import WatchedJob, read_watch
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Rank
-from ddpdoctor.model.run import END_NAME, RUN_FORMAT, RUN_VERSION, JobEnd, Run
+from ddpdoctor.model.node import Node
+from ddpdoctor.model.reaching import Connecting
+from ddpdoctor.model.run import END_NAME, REACHED_NAME, RUN_FORMAT, RUN_VERSION, JobEnd, Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.rank.rings import Rings
     from ddpdoctor.model.causes import NcclLine
     from ddpdoctor.model.control_flow import ControlFlow
-    from ddpdoctor.model.node import Node
-    from ddpdoctor.model.reaching import Connecting
     from ddpdoctor.recorder.storage import ring_reading
 
 JUDGED_ATTEMPTS = 10
@@ -80,10 +79,10 @@ def read_run_folder(folder: Path) -> RunFolder:
             rings=read_rings(folder),
             answers=find_answers(folder / "evidence"),
             lost=_read_lost(folder),
-            machine=load_machine(folder),
+            machine=load(Node, folder / MACHINE_NAME),
             control_flow=load_control_flow(folder),
             nccl_lines=read_warnings(folder),
-            reached=load_reached(folder),
+            reached=load(tuple[Connecting, ...], folder / REACHED_NAME) or (),
         )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.recorded import damaged_fields, read_record
 from ddpdoctor.collect.run.evidence import DAMAGED, load_json
+from ddpdoctor.model.run import attempt_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,8 +81,7 @@ UNSEEN = WatchedRank()
 
 def read_watch(folder: Path, attempt: int | None) -> WatchedJob:
     """Return what the watcher saw in an attempt: the copy saved at its restart if there is one, else the last state."""
-    names = [] if attempt is None else [f"watch-{attempt}.json"]
-    for name in (*names, "watch.json"):
+    for name in (attempt_name("watch", attempt), attempt_name("watch")):
         try:
             watch = load_json(folder / name)
         except DAMAGED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.run import attempt_name
 from ddpdoctor.recorder.storage.files import remove
 
 if TYPE_CHECKING:
@@ -75,14 +76,14 @@ class Replicas:
 
     def _supersede(self) -> None:
         """Save the results of an attempt that the launcher gave up on. Drop those from before the first attempt."""
-        from ddpdoctor.collect.fingerprints.saved import file_name
-        from ddpdoctor.collect.fingerprints.saved_nodes import joint_name, points_name
+        from ddpdoctor.collect.fingerprints.saved import COMPARISON
+        from ddpdoctor.collect.fingerprints.saved_nodes import JOINT, POINTS
 
         if self._attempt >= 0:
             self._end(self._attempt)
         self._comparer = None
-        for name in (file_name(), points_name(), joint_name()):
-            remove(self._folder / name)
+        for stem in (COMPARISON, POINTS, JOINT):
+            remove(self._folder / attempt_name(stem))
 
     def _end(self, attempt: int | None) -> None:
         comparer, self._comparer = self._comparer, None
@@ -91,11 +92,11 @@ class Replicas:
 
     def _write(self, found: Consistency, attempt: int | None) -> bool:
         """Save the results completely or not at all; return False on a full disk, where the ranks' files then stay."""
-        from ddpdoctor.collect.fingerprints.saved import file_name
+        from ddpdoctor.collect.fingerprints.saved import COMPARISON
         from ddpdoctor.collect.run.evidence import save
 
         try:
-            save(self._folder / file_name(attempt), found)
+            save(self._folder / attempt_name(COMPARISON, attempt), found)
             if self._shared is not None:
                 self._shared.save(self._folder, attempt)
         except OSError:

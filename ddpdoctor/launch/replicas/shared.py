@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.replica_records import NodeStreams, RootsReport, RootsRequest
+from ddpdoctor.model.run import attempt_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,12 +84,13 @@ class SharedReplicas:
 
     def save(self, folder: Path, attempt: int | None) -> None:
         """Write the kept points, and on the first node the result over all nodes; raises OSError."""
-        from ddpdoctor.collect.fingerprints.saved_nodes import joint_name, points_name, save_points
+        from ddpdoctor.collect.fingerprints.saved_nodes import JOINT, POINTS
+        from ddpdoctor.collect.run.evidence import save
 
         if self._index is not None:
-            save_points(folder / points_name(attempt), self.kept())
+            save(folder / attempt_name(POINTS, attempt), self.kept())
         if self._joint is not None:
-            save_points(folder / joint_name(attempt), self._joint.found())
+            save(folder / attempt_name(JOINT, attempt), self._joint.found())
 
     def _of_all(self) -> Joint | None:
         from ddpdoctor.collect.fingerprints.across_nodes import Joint

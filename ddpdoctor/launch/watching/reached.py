@@ -9,8 +9,8 @@ import time
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.run.evidence import save
-from ddpdoctor.collect.run.reached import FILE
 from ddpdoctor.model.nodes import Presence
+from ddpdoctor.model.run import REACHED_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,11 +58,11 @@ def places_to_try(seen: NodesSeen, placement: Placement) -> tuple[Place, ...]:
 
 def try_places(folder: Path, places: Sequence[Place]) -> bool:
     """Connect to all places at the same time, and save the results; return whether there are new ones."""
-    if _is_fresh(folder / FILE):
+    if _is_fresh(folder / REACHED_NAME):
         return False
     found = _knock_at_all(places)
     with contextlib.suppress(OSError):  # a full disk loses this evidence, but must not affect the job
-        save(folder / FILE, tuple(found))
+        save(folder / REACHED_NAME, tuple(found))
         return bool(found)
     return False
 

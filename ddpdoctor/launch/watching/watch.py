@@ -20,6 +20,7 @@ from ddpdoctor.launch.watching.suspicion import read_headway
 from ddpdoctor.launch.watching.unrecorded import Strangers
 from ddpdoctor.launch.watching.work import Receptions
 from ddpdoctor.launch.watching.workers import WorkersSeen
+from ddpdoctor.model.run import attempt_name
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.files import remove
 
@@ -283,7 +284,7 @@ class Watch:
                 "processes": processes,
                 "host_causes": self._causes.host_row(),
             },
-            "watch.json" if attempt is None else f"watch-{attempt}.json",
+            attempt_name("watch", attempt),
         )
 
 

@@ -5,7 +5,7 @@ import types
 import typing
 from enum import Enum
 
-from ddpdoctor.collect.run.clock_shift import shift_rank
+from ddpdoctor.collect.run.clock_shift import shift_times
 from ddpdoctor.model.call_log import CallLog, pack_calls
 from ddpdoctor.model.codec import _find_class, _modules_by_class
 from ddpdoctor.model.facts import Call, Rank
@@ -34,7 +34,9 @@ def times(value, path=""):
         found = {}
         for field in dataclasses.fields(value):
             inner, place = getattr(value, field.name), f"{path}.{field.name}"
-            found |= {place: inner} if field.name.endswith("_ns") else times(inner, place)
+            several = inner if isinstance(inner, tuple) else (inner,)
+            is_time = field.name.endswith("_ns")
+            found |= {f"{place}[{i}]": one for i, one in enumerate(several)} if is_time else times(inner, place)
         return found
     if isinstance(value, (tuple, list, CallLog)):
         return {place: one for i, item in enumerate(value) for place, one in times(item, f"{path}[{i}]").items()}
@@ -43,23 +45,23 @@ def times(value, path=""):
 
 def test_every_time_is_shifted_and_all_else_stays():
     rank = fill(Rank)
-    shifted = shift_rank(rank, AHEAD)
+    shifted = shift_times(rank, AHEAD)
     before, after = times(rank), times(shifted)
-    assert {".started_ns", ".open_calls[0].ended_ns", ".looks[0].time_ns", ".loaders[0].epochs[0].begun_ns"} <= set(
+    assert {".started_ns[0]", ".open_calls[0].ended_ns[0]", ".step_times.ended_ns[0]", ".looks[0].time_ns[0]"} <= set(
         before
     )
     assert after == {place: moment - AHEAD for place, moment in before.items()}
-    assert shift_rank(shifted, -AHEAD) == rank
+    assert shift_times(shifted, -AHEAD) == rank
 
 
 def test_packed_calls_stay_packed_and_open_ones_open():
     call = fill(Call)
     rank = dataclasses.replace(fill(Rank), recent_calls=pack_calls([call, dataclasses.replace(call, ended_ns=None)]))
-    calls = shift_rank(rank, AHEAD).recent_calls
+    calls = shift_times(rank, AHEAD).recent_calls
     assert isinstance(calls, CallLog)
     assert [one.ended_ns for one in calls] == [call.ended_ns - AHEAD, None]
 
 
 def test_a_clock_that_is_far_ahead_gives_times_before_the_boot_of_this_host():
     rank = dataclasses.replace(fill(Rank), recent_calls=pack_calls([fill(Call)]))
-    assert shift_rank(rank, 10**10).recent_calls[0].started_ns == 5 * 10**9 - 10**10
+    assert shift_times(rank, 10**10).recent_calls[0].started_ns == 5 * 10**9 - 10**10

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.fingerprints.saved_nodes import (
-    joint_name,
-    points_name,
+    JOINT,
+    POINTS,
     read_points,
-    save_points,
     unite_consistency,
 )
+from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.model.consistency import Consistency, Difference, Split, Stream, StreamClock, TensorRow, What
 from ddpdoctor.model.replica_records import NodeStreams, StreamKept
+from ddpdoctor.model.run import attempt_name
 
 STREAM = Stream(
     clock=StreamClock.STEP, group="0", model=1, optimizer=1, ranks=(0, 1), compared=4, last_number=4, unchanged=3
@@ -37,7 +38,7 @@ def kept(found: Stream) -> NodeStreams:
 
 def node(folder: Path, found: Stream) -> Consistency:
     folder.mkdir()
-    save_points(folder / points_name(), kept(found))
+    save(folder / attempt_name(POINTS), kept(found))
     return Consistency(check_every=50, streams=(found,))
 
 
@@ -54,7 +55,7 @@ def test_the_view_of_all_nodes_goes_before_that_of_one(tmp_path: Path) -> None:
     alone = replace(STREAM, ranks=(2, 3), differences=(difference(3, (2,), (3,)),))
     found = [node(tmp_path / "a", STREAM), node(tmp_path / "b", alone)]
     whole = replace(STREAM, ranks=(0, 1, 2, 3), differences=(difference(3, (0, 1, 2), (3,)),))
-    save_points(tmp_path / "a" / joint_name(), kept(whole))
+    save(tmp_path / "a" / attempt_name(JOINT), kept(whole))
     united = unite_consistency(tmp_path / "a", None, [(tmp_path / "b", None)], found)
     assert united is not None
     (stream,) = united.streams
@@ -70,7 +71,7 @@ def test_the_view_of_all_nodes_goes_before_that_of_one(tmp_path: Path) -> None:
 def test_the_first_node_knows_of_all_before_their_records_have_come(tmp_path: Path) -> None:
     own = node(tmp_path / "a", STREAM)
     whole = replace(STREAM, ranks=(0, 1, 2, 3), differences=(difference(3, (0, 1), (2, 3)),))
-    save_points(tmp_path / "a" / joint_name(), kept(whole))
+    save(tmp_path / "a" / attempt_name(JOINT), kept(whole))
     united = unite_consistency(tmp_path / "a", None, [], [own])
     assert united is not None
     assert united.streams[0].differences[0].splits[0].sides == ((0, 1), (2, 3))
@@ -79,8 +80,8 @@ def test_the_first_node_knows_of_all_before_their_records_have_come(tmp_path: Pa
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"streams": [{}]}', '{"streams": 5}', "[" * 100_000])
 def test_a_damaged_file_is_one_without_moments(tmp_path: Path, text: str) -> None:
     found = [node(tmp_path / "a", STREAM), node(tmp_path / "b", replace(STREAM, ranks=(2, 3)))]
-    (tmp_path / "b" / points_name()).write_text(text)
-    assert read_points(tmp_path / "b" / points_name()) == NodeStreams()
+    (tmp_path / "b" / attempt_name(POINTS)).write_text(text)
+    assert read_points(tmp_path / "b" / attempt_name(POINTS)) == NodeStreams()
     united = unite_consistency(tmp_path / "a", None, [(tmp_path / "b", None)], found)
     assert united is not None
     assert {rank for stream in united.streams for rank in stream.ranks} == {0, 1, 2, 3}

@@ -10,13 +10,15 @@ from ddpdoctor.collect.fingerprints.across_nodes import ANSWER_LIMIT_S, Joint
 from ddpdoctor.collect.fingerprints.batches import MAX_BATCH_BYTES, pack_stream
 from ddpdoctor.collect.fingerprints.differences import Written
 from ddpdoctor.collect.fingerprints.index import MAX_KEPT_BYTES, NodeIndex
-from ddpdoctor.collect.fingerprints.saved_nodes import joint_name, points_name, save_points, unite_consistency
+from ddpdoctor.collect.fingerprints.saved_nodes import JOINT, POINTS, unite_consistency
 from ddpdoctor.collect.fingerprints.streams import StreamSeen
 from ddpdoctor.collect.fingerprints.tables import RowsRead, StreamKey
 from ddpdoctor.collect.fingerprints.within_host import Comparer
+from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import Consistency, Stream, StreamClock, What
 from ddpdoctor.model.replica_records import NodeStreams, StreamRoot
+from ddpdoctor.model.run import attempt_name
 from tests.fingerprints import FakeRank, row
 
 NAMES = ("w", "b")
@@ -52,9 +54,9 @@ class FakeNode:
 
     def save(self, joint: Joint | None = None) -> Consistency:
         found = self.comparer.close()
-        save_points(self.folder / points_name(), self.kept())
+        save(self.folder / attempt_name(POINTS), self.kept())
         if joint is not None:
-            save_points(self.folder / joint_name(), joint.found())
+            save(self.folder / attempt_name(JOINT), joint.found())
         return found
 
 

@@ -76,6 +76,16 @@ def test_copies_that_hang():
 
 
 @pytest.mark.parametrize(
+    ("status", "error"), [(None, "this copy was not done within 120 s"), (-11, "Xid 31"), (0, None)]
+)
+def test_a_pair_that_hangs_or_crashes_after_others_were_copied(status, error):
+    good = ended({"source": 0, "target": 1, "ok": True, "error": None, "gb_s": 9.0}, status=status, err="Xid 31")
+    trial = try_gpus(answers(count=ended({"count": 2}), work_cuda_0=ended(GOOD), work_cuda_1=ended(GOOD), copies=good))
+    failed = [(one.source, one.target, one.error) for one in trial.copies if not one.ok]
+    assert failed == ([(1, 0, error)] if error else [])
+
+
+@pytest.mark.parametrize(
     ("count", "why"),
     [(ended({"count": 0}), Why.ABSENT), (ended(status=None), Why.TIMEOUT), (ended(status=1, err="boom"), Why.ERROR)],
 )

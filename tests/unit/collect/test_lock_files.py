@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.machine.file_system import file_system_of
-from ddpdoctor.collect.process.file_locks import read_lines
+from ddpdoctor.collect.machine.file_system import is_shared
+from ddpdoctor.collect.process.file_locks import LockLine, read_lines
 from ddpdoctor.collect.process.lock_files import lock_of, read_lock_file, read_lock_files
+from ddpdoctor.collect.system import System
 from ddpdoctor.model.causes import LockFile, LockKind
 
 NOBODY: frozenset[int] = frozenset()
@@ -36,6 +37,18 @@ def test_who_has_it_open_holds_it_unless_it_polls_itself(tmp_path: Path) -> None
         polled = read_lock_file(str(lock), LockKind.MARKER, (), frozenset({os.getpid()}))
     assert [owner.pid for owner in held.holders] == [os.getpid()]
     assert polled.holders == ()
+
+
+def test_a_lock_on_another_device_is_on_another_file_of_the_same_inode(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.touch()
+    seen = lock.stat()
+
+    def is_held(device: int) -> bool:
+        line = LockLine(number=1, waits=False, kind="flock", pid=os.getpid(), file=(device, seen.st_ino))
+        return bool(read_lock_file(str(lock), LockKind.KERNEL, (line,), NOBODY).holders)
+
+    assert [is_held(device) for device in (seen.st_dev, os.makedev(0, 9999), os.makedev(250, 9))] == [True, True, False]
 
 
 def test_a_file_names_who_lives(tmp_path: Path) -> None:
@@ -100,8 +113,17 @@ def test_an_answer_says_what_is_polled_for(answer: dict[str, object], expected: 
     assert lock_of(answer) == expected
 
 
-def test_the_file_system_of_a_path_is_that_of_its_deepest_mount(tmp_path: Path) -> None:
-    mounts = tmp_path / "mounts"
-    mounts.write_text("disk / ext4 rw 0 0\nserver:/home /home nfs4 rw 0 0\nbucket /home/me/s3 fuse.s3fs rw 0 0\n")
-    found = [file_system_of(Path(path), mounts) for path in ("/tmp/x", "/home/me/x", "/home/me/s3/x")]
-    assert found == ["ext4", "nfs4", "s3fs"]
+MOUNTS = """\
+disk / ext4 rw 0 0
+server:/home /home nfs4 rw 0 0
+bucket /home/me/s3 fuse.s3fs rw 0 0
+server:/a /my\\040data fuse.ceph rw 0 0
+short
+"""
+
+
+def test_a_path_is_shared_if_its_deepest_mount_is(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "mounts").write_text(MOUNTS)
+    paths = ("/tmp/x", "/home/me/x", "/home/me/s3/x", "/my data/x")
+    assert [is_shared(Path(path), System(root=tmp_path)) for path in paths] == [False, True, False, True]

@@ -154,7 +154,7 @@ def test_a_port_and_who_listens_on_it(tmp_path):
 def test_a_port_of_another_users_process(tmp_path):
     system = load_machine("nvlink8", tmp_path, env=PORT)
     system.calls.errors |= {"bind 29500 plain": TAKEN, "bind 29500 reuse": TAKEN}
-    (tmp_path / "proc/net/tcp6").write_text("  sl\n  0: 00:733C 00:0000 0A 0:0 0:0 0 1001 0 4242 1\n")
+    (tmp_path / "proc/net/tcp6").write_text("  sl\n  0: 00000000:733C 00000000:0000 0A 0:0 0:0 0 1001 0 4242 1\n")
     use = read_network(system, PLAN).master_port
     assert (use.owner_pid, use.owner) == (None, "a process of user 1001")
 
@@ -162,7 +162,7 @@ def test_a_port_of_another_users_process(tmp_path):
 def test_a_port_in_time_wait(tmp_path):
     system = load_machine("nvlink8", tmp_path, env=PORT)
     system.calls.errors["bind 29500 plain"] = TAKEN
-    (tmp_path / "proc/net/tcp").write_text("  sl\n  0: 00:733C 00:0000 06 0:0 0:0 0 0 0 0 1\n")
+    (tmp_path / "proc/net/tcp").write_text("  sl\n  0: 00000000:733C 00000000:0000 06 0:0 0:0 0 0 0 0 1\n")
     use = read_network(system, PLAN).master_port
     assert (use.free, use.time_wait) == (True, True)
 

@@ -5,10 +5,11 @@ import json
 from ddpdoctor.collect.process.proc import Process
 from ddpdoctor.collect.rank.saved_causes import read_process_causes
 from ddpdoctor.collect.recorded import read_or_none
-from ddpdoctor.collect.run.machine import load_machine
+from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.collect.run.nccl_warnings import keep_users_logs, read_warnings
 from ddpdoctor.launch.watching.causes import CausesSeen
 from ddpdoctor.model.causes import HostCauses, Memory, NcclLine, ProcessCauses
+from ddpdoctor.model.node import Node
 
 MIB = 2**20
 
@@ -55,7 +56,7 @@ def test_what_is_damaged_or_absent_is_absent(tmp_path):
     assert read_process_causes(None, [], {}) is None
     assert read_or_none(HostCauses, "x") is None
     (tmp_path / "machine.json").write_text('{"host": 3}')
-    assert load_machine(tmp_path) is None
+    assert load(Node, tmp_path / "machine.json") is None
 
 
 LOG = """\

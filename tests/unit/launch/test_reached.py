@@ -4,12 +4,13 @@ import socket
 
 import pytest
 
-from ddpdoctor.collect.run.reached import FILE, load_reached
+from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.launch.command.placement import Placement
 from ddpdoctor.launch.watching.reached import note_reached, places_to_try, try_places
 from ddpdoctor.model.findings import Confidence, Finding, Judgement, Severity
 from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
-from ddpdoctor.model.reaching import Contact
+from ddpdoctor.model.reaching import Connecting, Contact
+from ddpdoctor.model.run import REACHED_NAME as FILE
 
 HERE, SILENT, ABSENT = Presence.HERE, Presence.SILENT, Presence.ABSENT
 PLACEMENT = Placement(number=0, expected=3, port=29501, store=("node0", 29500))
@@ -47,7 +48,7 @@ def test_what_was_tried_can_be_read_again(tmp_path):
         up, down = server.getsockname()[1], other.getsockname()[1]
         other.close()
         assert try_places(tmp_path, (("127.0.0.1", up), ("127.0.0.1", down), ("no-such-name.invalid", 1)))
-        assert [attempt.contact for attempt in load_reached(tmp_path)] == [
+        assert [attempt.contact for attempt in load(tuple[Connecting, ...], tmp_path / FILE)] == [
             Contact.CONNECTED, Contact.REFUSED, Contact.UNRESOLVED,
         ]  # fmt: skip
         assert not try_places(tmp_path, (("127.0.0.1", up),)), "a moment ago"
@@ -56,7 +57,7 @@ def test_what_was_tried_can_be_read_again(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", '[{"host": 1}]', '{"host": "node0"}', "[" * 100_000])
 def test_a_damaged_file_holds_nothing(tmp_path, text):
     (tmp_path / FILE).write_text(text)
-    assert load_reached(tmp_path) == ()
+    assert load(tuple[Connecting, ...], tmp_path / FILE) in {None, ()}
 
 
 @pytest.mark.parametrize(("code", "is_tried"), [("DD607", True), ("DD605", True), ("DD601", False)])
@@ -65,4 +66,4 @@ def test_nobody_knocks_unless_a_node_may_be_missing(tmp_path, code, is_tried):
     judgement = Judgement(findings=(found,), checks=(), certain=False)
     placement = Placement(port=1, store=("127.0.0.1", 1))
     assert note_reached(tmp_path, judgement, seen(HERE, HERE), placement) is is_tried
-    assert bool(load_reached(tmp_path)) is is_tried
+    assert bool(load(tuple[Connecting, ...], tmp_path / FILE)) is is_tried

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.fingerprints.saved import read_consistency
-from ddpdoctor.collect.fingerprints.saved_nodes import points_name, unite_consistency
+from ddpdoctor.collect.fingerprints.saved_nodes import POINTS, unite_consistency
 from ddpdoctor.exchange.client import Client
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.node_meeting import HostedMeeting
@@ -17,7 +17,7 @@ from ddpdoctor.launch.replicas.shared import SharedReplicas
 from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.replica_records import RootsReport
-from ddpdoctor.model.run import Run
+from ddpdoctor.model.run import Run, attempt_name
 from ddpdoctor.recorder.storage import ring_layout
 from tests.fingerprints import TICKS, FakeRank
 
@@ -148,10 +148,10 @@ def test_an_attempt_that_is_over_leaves_what_it_kept_under_its_number(nodes: lis
     first, _ = nodes
     first.write(1, "a")
     first.replicas.save()
-    assert (first.folder / points_name()).exists()
+    assert (first.folder / attempt_name(POINTS)).exists()
     first.follow(1)
-    assert (first.folder / points_name(0)).exists()
-    assert not (first.folder / points_name()).exists()
+    assert (first.folder / attempt_name(POINTS, 0)).exists()
+    assert not (first.folder / attempt_name(POINTS)).exists()
 
 
 def test_what_others_send_amiss_ends_nothing(nodes: list[Node]) -> None:

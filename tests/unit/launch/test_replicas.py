@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.fingerprints.saved import file_name, read_consistency
+from ddpdoctor.collect.fingerprints.saved import COMPARISON, read_consistency
 from ddpdoctor.launch.replicas.comparing import Replicas
 from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.model.consistency import Consistency
-from ddpdoctor.model.run import Run
+from ddpdoctor.model.run import Run, attempt_name
 from ddpdoctor.recorder.storage import ring_layout
 from tests.fingerprints import TICKS, FakeRank
 
@@ -83,7 +83,7 @@ def test_each_attempt_is_compared_by_itself(folder: Path) -> None:
     second = start(folder, first_pid=200)
     write(second, 1, "u", "u")
     replicas.follow(1, followed(second))
-    assert not (folder / file_name()).exists(), "what is known of the attempt before does not stand for this one"
+    assert not (folder / attempt_name(COMPARISON)).exists(), "an earlier attempt does not stand for this one"
     replicas.close()
     assert [read(folder, 0).streams[0].compared, read(folder).streams[0].compared] == [2, 1]
     assert [bool(read(folder, attempt).streams[0].differences) for attempt in (0, None)] == [True, False]
@@ -102,7 +102,7 @@ def test_nothing_is_done_where_it_is_turned_off(folder: Path) -> None:
 
 def test_files_stay_where_what_was_found_cannot_be_saved(folder: Path) -> None:
     ranks, replicas = start(folder), replicas_of(folder)
-    (folder / f"{file_name()}.part").mkdir()
+    (folder / f"{attempt_name(COMPARISON)}.part").mkdir()
     write(ranks, 1, "w", "v")
     replicas.follow(0, followed(ranks))
     replicas.close()
@@ -128,7 +128,7 @@ def test_ranks_files_are_compared_where_the_watcher_was_killed(folder: Path) -> 
 
 @pytest.mark.parametrize("saved", ["", "[]", "{}", '{"check_every": "x"}', '{"streams": [1], "check_every": 5}'])
 def test_what_cannot_be_read_back_is_compared_again(folder: Path, saved: str) -> None:
-    (folder / file_name()).write_text(saved)
+    (folder / attempt_name(COMPARISON)).write_text(saved)
     assert read(folder) == Consistency(check_every=50, allowed=("head.*",))
 
 
@@ -142,4 +142,4 @@ def test_what_is_saved_is_plain_json(folder: Path) -> None:
     write(ranks, 1, "w", "v")
     replicas.follow(0, followed(ranks))
     replicas.save()
-    assert json.loads((folder / file_name()).read_text())["streams"][0]["clock"] == "optimizer step"
+    assert json.loads((folder / attempt_name(COMPARISON)).read_text())["streams"][0]["clock"] == "optimizer step"

@@ -1,0 +1,34 @@
+"""Reads files that may vanish at any time or be closed to us, such as those of /proc and of control groups."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MOST_CHARACTERS = 4 * 2**20
+"""Our choice: /proc/PID/net/tcp has about 30,000 connections in it."""
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text, or an empty string if it cannot be read."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MOST_CHARACTERS)
+    except OSError:
+        return ""
+
+
+def read_link(path: Path) -> str:
+    """Return where a link leads, or an empty string if it cannot be read."""
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def list_pids(proc: Path) -> list[int]:
+    """Return the pids of all processes that can be seen."""
+    return sorted(int(name) for name in os.listdir(proc) if name.isdecimal())  # noqa: PTH208 - only names are needed
