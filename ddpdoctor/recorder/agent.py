@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import mmap
 import os
@@ -14,7 +13,7 @@ from . import hooks
 from .state import AGENT_VARIABLE, guarded, here
 from .storage import ring_layout
 from .storage.files import open_plain
-from .wrappers import wraps
+from .wrappers import around, wraps
 
 PAUSE_S = 1.2
 """The longest wait of the agent while the watcher takes evidence. The watcher needs less and says when it is done."""
@@ -51,9 +50,9 @@ def patch(module: Any) -> None:
     """Put hooks around the contexts that start, poll and close the ranks."""
     for name in ("SubprocessContext", "MultiprocessContext"):
         context = hooks.part(module, name)
-        hooks.put(context, "_start", lambda original: _after(_first(original, _become_agent), _started))
-        hooks.put(context, "_poll", lambda original: _after(_after(original, _note_ends), _tell_verdict))
-        hooks.put(context, "_close", lambda original: _before(original, _closing))
+        hooks.put(context, "_start", lambda original: around(original, _become_agent, _started))
+        hooks.put(context, "_poll", lambda original: around(around(original, after=_note_ends), after=_put_verdict))
+        hooks.put(context, "_close", lambda original: around(original, _closing, _note_ends))
 
 
 @guarded("agent")
@@ -88,7 +87,7 @@ def _is_stopped_by_watcher() -> bool:
 def patch_meetings(module: Any) -> None:
     """Put a hook after the rendezvous in which nodes agree on an attempt."""
     agent = hooks.part(module, "SimpleElasticAgent")
-    hooks.put(agent, "_rendezvous", lambda original: _after(original, _note_meeting))
+    hooks.put(agent, "_rendezvous", lambda original: around(original, after=_note_meeting))
 
 
 @guarded("agent rendezvous")
@@ -100,36 +99,6 @@ def _note_meeting(agent: Any) -> None:
     spec = agent._worker_group.spec
     state = getattr(getattr(spec.rdzv_handler, "_state_holder", None), "state", None)
     _log.meeting = spec.max_restarts - agent._remaining_restarts if state is None else int(state.round)
-
-
-def _first(original: Any, action: Any) -> Any:
-    @functools.wraps(original)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        action(self)
-        return original(self, *args, **kwargs)
-
-    return run
-
-
-def _after(original: Any, action: Any) -> Any:
-    @functools.wraps(original)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        action(self)
-        return result
-
-    return run
-
-
-def _before(original: Any, action: Any) -> Any:
-    @functools.wraps(original)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        action(self)
-        result = original(self, *args, **kwargs)
-        _note_ends(self)
-        return result
-
-    return run
 
 
 @guarded("agent start")
@@ -146,7 +115,7 @@ def _started(context: Any) -> None:
 
 
 @guarded("agent verdict")
-def _tell_verdict(context: Any) -> None:
+def _put_verdict(context: Any) -> None:
     """Put the watcher's verdict into torchrun's closing block, in place of its advice on how to get a traceback.
 
     torch has read the ranks' error files by now. If the script wrote an error file itself, its message stays.

@@ -49,9 +49,9 @@ def install() -> None:
         os.environ[RANK_PID_VARIABLE] = str(os.getpid())
         os.environ[GIVEN_VARIABLE] = given_number()
         os.environ[MASTER_VARIABLE] = store_address()
-        here.start_rank()
+        here.start(is_rank=True)
     elif any(mark in argument for argument in _arguments() for mark in _HELPERS):
-        here.start_child()
+        here.start(is_rank=False)
         _time_fetches()
 
 
@@ -61,9 +61,9 @@ def _start_parts() -> None:
     errors.install()
     sampler.start()
     if here.is_rank and not os.environ.get(AGENT_VARIABLE):
-        from .stacks import last_words
+        from .stacks import dump
 
-        last_words.start()
+        dump.register_sigterm()
 
 
 def store_address() -> str:
@@ -137,7 +137,7 @@ def _forked() -> None:
         from .stacks import dump
 
         dump.forget()
-        here.start_child()
+        here.start(is_rank=False)
         _time_fetches()
 
 
@@ -149,8 +149,8 @@ def _time_fetches() -> None:
 
 
 def _register_patches() -> None:
-    imports.patches["torch.distributed.elastic.multiprocessing.api"] = _patch_agent
-    imports.patches["torch.distributed.elastic.agent.server.api"] = _patch_meetings
+    imports.patches["torch.distributed.elastic.multiprocessing.api"] = _unless_rank(_later("agent", "patch"))
+    imports.patches["torch.distributed.elastic.agent.server.api"] = _unless_rank(_later("agent", "patch_meetings"))
     if _runs_launcher():  # it imports all of torch and trains nothing: hooks would only delay the ranks
         return
     training = {
@@ -175,38 +175,25 @@ def _register_patches() -> None:
     }
     imports.patches.update({module: _later("replicas.mesh", name) for module, name in meshes.items()})
     imports.patches["multiprocessing.process"] = _later("stacks.errors", "note_processes")
-    describers["lock"] = _lock
-    describers["store"] = _store_sought
-    describers["handled"] = _handled_now
+    describers["lock"] = _later("stacks.lock_waits", "lock")
+    describers["store"] = _later("stacks.store_address", "sought")
+    describers["handled"] = _later("stacks.errors", "handled_now")
 
 
-def _later(part: str, name: str) -> Callable[[Any], None]:
-    """Return a patch from another module of the recorder. That module is loaded when the patch is applied."""
+def _later(part: str, name: str) -> Callable[..., Any]:
+    """Return a function of another module of the recorder. That module is loaded when the function is called."""
 
-    def patch(module: Any) -> None:
+    def call(*args: Any) -> Any:
         from importlib import import_module
 
-        getattr(import_module("." + part, __package__), name)(module)
+        return getattr(import_module("." + part, __package__), name)(*args)
 
-    return patch
-
-
-def _lock() -> Any:
-    from .stacks import lock_waits
-
-    return lock_waits.lock()
+    return call
 
 
-def _store_sought() -> Any:
-    from .stacks import store_address as store_sought
-
-    return store_sought.sought()
-
-
-def _handled_now() -> Any:
-    from .stacks import errors
-
-    return errors.handled_now()
+def _unless_rank(patch: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a patch for a process that may be torch's agent, which the children of an agent are not."""
+    return lambda module: None if os.environ.get(AGENT_VARIABLE) else patch(module)
 
 
 def _patch_groups(module: Any) -> None:
@@ -219,17 +206,3 @@ def _patch_groups(module: Any) -> None:
     queries["groups"] = collectives.groups_now
     queries["flight_recorder"] = flight.entries_now
     training.patch_groups(module)
-
-
-def _patch_meetings(module: Any) -> None:
-    if not os.environ.get(AGENT_VARIABLE):
-        from . import agent
-
-        agent.patch_meetings(module)
-
-
-def _patch_agent(module: Any) -> None:
-    if not os.environ.get(AGENT_VARIABLE):
-        from . import agent
-
-        agent.patch(module)

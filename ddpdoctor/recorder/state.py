@@ -44,8 +44,8 @@ class Recorder:
     def __init__(self) -> None:
         self.folder = os.environ.get(FOLDER_VARIABLE, "")
         self.ring: Optional[Ring] = None
-        self.role = 0
-        """``ring_layout.ROLE_RANK``, ``ring_layout.ROLE_CHILD``, or 0 until recording starts."""
+        self.is_rank = self.is_child = False
+        """Whether this process is recorded as a rank, or as one that belongs to a rank."""
         self.ticks = 0
         """When this process started, in clock ticks since boot. With the pid it identifies the process uniquely."""
         self.main_thread = _main_thread()
@@ -53,46 +53,27 @@ class Recorder:
         self.on_start: List[Callable[[], None]] = []
         self.on_end: List[Callable[[], None]] = []
         """Called when the script's own code has ended."""
-        self.lines: Any = None
-        """The ``lines.LineTable`` that counts the sampled lines; None until the training hooks are loaded."""
+        self.clock: Any = None
+        """The ``step_clock.StepClock``; None until the training hooks are loaded."""
         self.kept: List[Any] = []
         """Mapped files that are no longer used. They stay mapped, because unmapping closes their file descriptors. A
         script that closes all files it did not open may by then have the same descriptors for files of its own."""
 
-    @property
-    def is_rank(self) -> bool:
-        """Whether this process is recorded as a rank."""
-        from .storage import ring_layout
-
-        return self.role == ring_layout.ROLE_RANK
-
-    def start_rank(self) -> None:
-        """Record this process as a rank."""
-        from .storage import ring_layout
-
-        self.start(ring_layout.ROLE_RANK)
-
-    def start_child(self) -> None:
-        """Record this process as one that belongs to a rank."""
-        from .storage import ring_layout
-
-        self.start(ring_layout.ROLE_CHILD)
-
-    def start(self, role: int) -> None:
+    def start(self, is_rank: bool) -> None:
         """Make the ring. If that fails, the process goes on without one, and a note says why."""
         from . import frames
         from .storage import ring_layout
         from .storage.ring_writing import Ring
 
         self.ticks = start_ticks()
+        self.is_rank, self.is_child = is_rank, not is_rank
+        role = ring_layout.ROLE_RANK if is_rank else ring_layout.ROLE_CHILD
+        shape = ring_layout.RANK_SHAPE if is_rank else ring_layout.CHILD_SHAPE
         try:
-            shape = ring_layout.RANK_SHAPE if role == ring_layout.ROLE_RANK else ring_layout.CHILD_SHAPE
             ring = Ring(os.path.join(self.folder, "rings"), role, shape, os.getpid(), self.ticks)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
-            self.role = role
             self.lost("no ring could be made: %s" % (getattr(error, "strerror", None) or error))
             return
-        self.role = role
         self.ring = ring
         ring.note(
             {
@@ -109,17 +90,14 @@ class Recorder:
 
     def promote(self) -> None:
         """Give a process that turned out to be a rank (under mp.spawn) the ring of a rank."""
-        from .storage import ring_layout
-
-        if self.role == ring_layout.ROLE_RANK and self.ring is not None:
-            return
-        self._drop_ring()
-        self.start(ring_layout.ROLE_RANK)
+        if not self.is_rank or self.ring is None:
+            self._drop_ring()
+            self.start(is_rank=True)
 
     def demote(self) -> None:
         """Remove the ring of a process that looked like a rank but turned out to start the ranks."""
         if self.ring is not None:
-            self.role = 0
+            self.is_rank = self.is_child = False
             self._drop_ring()
 
     def forked(self) -> None:
@@ -142,10 +120,9 @@ class Recorder:
 
         Children of ranks write none: there may be thousands of them, and nobody reads their files.
         """
-        from .storage import ring_layout
         from .storage.files import open_plain
 
-        if self.role == ring_layout.ROLE_CHILD:
+        if self.is_child:
             return
         try:
             path = os.path.join(self.folder, "lost-%d-%d" % (os.getpid(), self.ticks))

@@ -35,6 +35,21 @@ def wraps(original: Any) -> Callable[[Wrapper], Wrapper]:
     return decorate
 
 
+def around(original: Any, before: Any = None, after: Any = None) -> Any:
+    """Return a method that also calls ``before`` and ``after``, with its object. They must not raise."""
+
+    @wraps(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(self)
+        result = original(self, *args, **kwargs)
+        if after is not None:
+            after(self)
+        return result
+
+    return run
+
+
 @guarded("traceback")
 def hide_own_frames(error: BaseException) -> None:
     """Remove the recorder's frames from a traceback, so that it reads as it would without us."""

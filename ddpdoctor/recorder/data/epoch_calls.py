@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from typing import Any, Callable, Dict
+from typing import Any, Dict
 
 from .. import frames, hooks
 from ..state import check_every, guarded, here
-from ..storage import ring_layout
-from ..wrappers import wraps
+from ..wrappers import around
 from . import samplers
 
 CALLS = 2
@@ -26,23 +25,14 @@ _noted: Dict[int, Any] = {}
 def patch(module: Any) -> None:
     """Watch ``set_epoch`` of torch's DistributedSampler and its subclasses."""
     if check_every():
-        hooks.put(module.DistributedSampler, "set_epoch", _counted)
+        hooks.put(module.DistributedSampler, "set_epoch", lambda original: around(original, after=_called))
         samplers.on_use.append(_used)
-
-
-def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
-    def set_epoch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        _called(self)
-        return result
-
-    return wraps(original)(set_epoch)
 
 
 @guarded("epoch calls")
 def _called(sampler: Any) -> None:
     hashable = getattr(type(sampler), "__hash__", None) is not None
-    if here.role != ring_layout.ROLE_RANK or here.ring is None or not hashable or sampler in samplers.used:
+    if not here.is_rank or here.ring is None or not hashable or sampler in samplers.used:
         return
     count = _counts[sampler] = _counts.get(sampler, 0) + 1
     if count == CALLS and len(_noted) < MAX_NOTED:

@@ -16,7 +16,6 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .. import hooks
 from ..state import check_every, describers, guarded, here
-from ..storage import ring_layout
 from ..wrappers import wraps
 from . import digests, loader_facts, passes, samplers
 
@@ -85,7 +84,7 @@ def patch(module: Any) -> None:
 
 
 def _is_on() -> bool:
-    return here.role == ring_layout.ROLE_RANK and here.ring is not None
+    return here.is_rank and here.ring is not None
 
 
 def _opening(original: Callable[..., Any]) -> Callable[..., Any]:

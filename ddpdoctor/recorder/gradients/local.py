@@ -14,7 +14,7 @@ from .. import hooks
 from ..capture import is_capturing
 from ..replicas import ddp_models
 from ..state import check_every, guarded, here
-from ..wrappers import wraps
+from ..wrappers import around, wraps
 from .finite_checks import tensors_in
 from .watch import Backward, GradientWatch
 
@@ -61,7 +61,8 @@ def patch_ddp(ddp: Any) -> None:
     if not check_every():
         return
     hooks.put(ddp, "forward", _looking)
-    hooks.put(hooks.part(sys.modules.get("torch.amp.grad_scaler"), "GradScaler"), "scale", _scaling)
+    scaler = hooks.part(sys.modules.get("torch.amp.grad_scaler"), "GradScaler")
+    hooks.put(scaler, "scale", lambda original: around(original, before=_scales))
     _note_what_looks_need(sys.modules["torch"])
 
 
@@ -105,13 +106,9 @@ def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _kept.scaled = bool(getattr(self, "_enabled", False))
-        return original(self, *args, **kwargs)
-
-    return scale
+@guarded("gradients")
+def _scales(scaler: Any) -> None:
+    _kept.scaled = bool(getattr(scaler, "_enabled", False))
 
 
 @guarded("gradients")

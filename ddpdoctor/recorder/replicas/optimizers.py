@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Tuple
 from .. import hooks
 from ..state import check_every, guarded, here
 from ..storage import fingerprint_layout
-from ..wrappers import wraps
+from ..wrappers import around
 
 _numbers: Any = weakref.WeakKeyDictionary()
 """By optimizer: its number in the order of creation, from 1."""
@@ -25,16 +25,7 @@ def patch_optimizer(module: Any) -> None:
     """Count the optimizers that are made."""
     if not check_every():
         return
-    hooks.put(module.Optimizer, "__init__", _counting)
-
-
-def _counting(original: Any) -> Any:
-    @wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it stands for the original
-        original(self, *args, **kwargs)
-        _count(self)
-
-    return __init__
+    hooks.put(module.Optimizer, "__init__", lambda original: around(original, after=_count))
 
 
 @guarded("optimizer made")

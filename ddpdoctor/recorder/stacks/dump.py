@@ -1,8 +1,9 @@
-"""Makes a signal, and a fatal error, write all stacks to a file of ours, unless the script uses them itself.
+"""Makes signals and fatal errors write stacks to files of ours, unless the script uses them itself.
 
-The signal is SIGURG, which is ignored by default, so that it can never end a process. faulthandler knows the file only
-by its descriptor. A script may close all files that it did not open and then open its own, and nothing of ours must be
-written to those.
+SIGURG, which is ignored by default, so that it can never end a process, writes all stacks. SIGTERM, if no launcher
+pauses for evidence before it stops the other ranks, writes the main thread's and still ends the process. faulthandler
+knows the file only by its descriptor. A script may close all files that it did not open and then open its own, and
+nothing of ours must be written to those.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ import _signal  # type: ignore[import-not-found]  # what signal is made of; sign
 import faulthandler
 import os
 
-from ..state import here, is_short_of_files
+from ..state import guarded, here, is_short_of_files
 from ..storage.files import open_plain
 from ..wrappers import wraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional, Tuple
+    from typing import Any, List, Optional, Tuple
 
-HIGH_NUMBER = 1000
-"""The descriptor that our file gets. Our choice: below 1,024, the usual limit, because the kernel's table grows with
-the highest descriptor, and above those that a script soon reuses after closing all its files."""
+HIGH_NUMBERS = (1000, 240, 48)
+"""The lowest descriptors that our files get, the first that the limit on open files allows. Our choice: below 1,024,
+the usual limit, because the kernel's table grows with the highest descriptor, and above those that a script soon reuses
+after closing all its files."""
 
 _is_enabled = faulthandler.is_enabled
 _enable = faulthandler.enable
@@ -31,6 +33,8 @@ _file: Optional[Tuple[int, int, int]] = None
 """Descriptor, device and inode of our file."""
 _has_signal = False
 _has_fatal = False
+_fds: List[int] = []
+"""The descriptor of the file that SIGTERM writes to, if there is one."""
 
 
 def register() -> None:
@@ -38,7 +42,7 @@ def register() -> None:
     global _file, _has_fatal
     if is_short_of_files() or not _signal_is_free():
         return
-    fd = _open_high(os.path.join(here.folder, "evidence", "%d-%d.dump" % (os.getpid(), here.ticks)))
+    fd = _open_high("dump", os.O_TRUNC)
     status = os.fstat(fd)
     _file = (fd, status.st_dev, status.st_ino)
     _register(_signal.SIGURG, file=fd, all_threads=True, chain=False)
@@ -88,21 +92,19 @@ def _signal_is_free() -> bool:
     return bool(_signal.getsignal(_signal.SIGURG) == _signal.SIG_DFL)
 
 
-def _open_high(path: str) -> int:
-    fd = open_plain(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    for number in range(HIGH_NUMBER, HIGH_NUMBER + 8):
+def _open_high(suffix: str, flags: int) -> int:
+    import fcntl
+
+    path = os.path.join(here.folder, "evidence", "%d-%d.%s" % (os.getpid(), here.ticks, suffix))
+    fd = open_plain(path, os.O_CREAT | os.O_WRONLY | flags)
+    for lowest in HIGH_NUMBERS:
         try:
-            os.fstat(number)
+            high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
         except OSError:
-            break
-    else:
-        return fd
-    try:
-        os.dup2(fd, number, inheritable=False)
-    except OSError:  # the limit on open files is lower
-        return fd
-    os.close(fd)
-    return number
+            continue
+        os.close(fd)
+        return high
+    return fd
 
 
 def _is_there(file: Tuple[int, int, int]) -> bool:
@@ -138,3 +140,27 @@ def _yield_to_script() -> None:
 
     for function in (enable, disable, is_enabled, register):
         setattr(faulthandler, function.__name__, function)
+
+
+@guarded("dump on SIGTERM")
+def register_sigterm() -> None:
+    """Make SIGTERM write the main thread's stack, unless this process or its parent has decided what SIGTERM does.
+
+    The handler is faulthandler's, in C. So Python's own table still says that nobody handles SIGTERM, a handler that
+    the script installs replaces it, and it works even if the main thread is blocked in a collective.
+    """
+    if _fds or is_short_of_files() or _signal.getsignal(_signal.SIGTERM) != _signal.SIG_DFL:
+        return
+    _fds.append(_open_high("term", os.O_APPEND))
+    os.register_at_fork(after_in_child=_forked)
+    # Only the main thread, which runs the handler: faulthandler must not read a stack that another thread changes.
+    _register(_signal.SIGTERM, file=_fds[0], all_threads=False, chain=True)
+
+
+@guarded("dump after fork")
+def _forked() -> None:
+    """Keep a forked child from writing to the parent's file. The handlers stay as the parent has set them."""
+    if _fds:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, _fds.pop(), inheritable=False)
+        os.close(nowhere)

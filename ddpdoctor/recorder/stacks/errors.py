@@ -289,14 +289,18 @@ def _exited() -> None:
 
 def note_processes(process: Any) -> None:
     """Note exceptions in multiprocessing's children, which catch and print them. ``process`` is its module."""
-    original = process.BaseProcess.run
+    process.BaseProcess.run = noting_errors(process.BaseProcess.run)
+
+
+def noting_errors(original: Any) -> Any:
+    """Return a function with a note of the exception that ends it, because its caller catches all."""
 
     @wraps(original)
-    def run(self: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         try:
-            return original(self)
+            return original(*args, **kwargs)
         except Exception as error:
             saw_uncaught(error)
             raise
 
-    process.BaseProcess.run = run
+    return run

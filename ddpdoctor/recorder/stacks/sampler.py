@@ -23,8 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-RANK_TICK_S = 0.1
-CHILD_TICK_S = 0.4
+RANK_INTERVAL_S = 0.1
+CHILD_INTERVAL_S = 0.4
 LOOKS_APART_S = 0.3
 STOP_LIMIT_S = 0.05
 """How long the end of a process waits for the thread. An idle thread needs a thousandth of that."""
@@ -37,11 +37,42 @@ MAX_FUNCTIONS = 1024
 _current: Optional[Sampler] = None
 
 
+class LineTable:
+    """Counts at which of the user's lines the main thread is sampled, outside calls that need other ranks.
+
+    Each line is counted in each phase of the step. When the table is full, the rarest line is dropped.
+    """
+
+    def __init__(self) -> None:
+        self.entries: Dict[Any, List[int]] = {}
+        """By line and phase: the entry in the ring's table, and the count."""
+
+    def count(self, ring: Any, clock: Any, line: Tuple[str, int, str]) -> None:
+        """Count one sample of a line (file, number, function). A rank counts only after its first step has ended."""
+        if here.is_rank and (clock.waiting or not clock.number):
+            return
+        phase = clock.phase
+        entry = self.entries.get((line, phase))
+        if entry is None:
+            entry = self.entries[line, phase] = self._new_entry(ring.line_capacity)
+        site = ring.known_site(line)
+        if site is None:
+            site = ring.intern_site(line, frames.describe(*line))
+        entry[1] += 1
+        ring.line(entry[0], site, phase, entry[1])
+
+    def _new_entry(self, capacity: int) -> List[int]:
+        if len(self.entries) < capacity:
+            return [len(self.entries), 0]
+        rarest = min(self.entries, key=lambda key: self.entries[key][1])
+        return [self.entries.pop(rarest)[0], 0]
+
+
 class Sampler:
     """The state of the sampling thread of one process."""
 
-    def __init__(self, tick_s: float) -> None:
-        self.tick_s = tick_s
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
         self.wake = _thread.allocate_lock()
         self.wake.acquire()
         self.gone = _thread.allocate_lock()
@@ -49,6 +80,7 @@ class Sampler:
         self.control = _map_control(here.folder)
         self.answered = 0
         self.answer_path = ""
+        self.lines = LineTable()
         self.last_function: Optional[Tuple[str, str, int]] = None
         self.seen: Set[Tuple[str, str, int]] = set()
         self.changes = 0
@@ -57,14 +89,14 @@ class Sampler:
 
     def run(self) -> None:
         """Sample and answer until the process ends."""
-        ticks = 0
+        count = 0
         pid = os.getpid()
         while os.getpid() == pid and _current is self:
             # Uneven intervals, so that no loop of the user's runs in step with the samples.
-            if self.rests(self.tick_s * (0.75 + ticks % 5 / 8)):
+            if self.rests(self.interval_s * (0.75 + count % 5 / 8)):
                 break
-            ticks += 1
-            self.tick()
+            count += 1
+            self.wake_up()
         self.gone.release()
 
     def rests(self, seconds: float) -> bool:
@@ -74,7 +106,7 @@ class Sampler:
             self.wake.release()
         return ends
 
-    def tick(self) -> None:
+    def wake_up(self) -> None:
         """Do the work of one wake-up. Errors are caught, because a failure must not end the thread."""
         try:
             ring = here.ring
@@ -99,8 +131,8 @@ class Sampler:
         if code is None:
             return
         ring.place(code.co_filename, line, code.co_name)
-        if here.lines is not None:
-            here.lines.count(ring, (code.co_filename, line, code.co_name))
+        if here.clock is not None:
+            self.lines.count(ring, here.clock, (code.co_filename, line, code.co_name))
         done = ring.get("calls_done")
         if done != self.calls_seen or len(self.seen) >= MAX_FUNCTIONS:
             self.calls_seen = done
@@ -226,8 +258,8 @@ def start() -> None:
     global _current
     # The previous one is kept, also in a forked child: unmapping its file would close a descriptor that may be reused.
     here.kept.append(_current)
-    _current = Sampler(RANK_TICK_S if here.role == ring_layout.ROLE_RANK else CHILD_TICK_S)
-    if here.role == ring_layout.ROLE_RANK:
+    _current = Sampler(RANK_INTERVAL_S if here.is_rank else CHILD_INTERVAL_S)
+    if here.is_rank:
         dump.register()
     # No threading.Thread: scripts that list their threads would see it, and threading should not be loaded for us.
     _start_thread(guarded("sampler")(_current.run))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import sys
@@ -18,10 +17,10 @@ from ..gradients import local
 from ..replicas import ddp_models, triggers
 from ..replicas import mesh as mesh_replicas
 from ..replicas import optimizers as made
-from ..stacks.errors import saw_uncaught
+from ..stacks.errors import noting_errors
 from ..state import MASTER_VARIABLE, guarded, here
 from ..storage import ring_layout
-from ..wrappers import hide_own_frames, wraps
+from ..wrappers import around, hide_own_frames, wraps
 from . import ddp_constructor, reducer, reductions, steps
 
 MAX_BAD_ENDS = 64
@@ -43,65 +42,56 @@ def count(cell: str, counter: Any) -> None:
 
 def phase(
     op: str,
-    original: Callable[..., Any],
     waits: bool = False,
     before: Optional[Callable[..., None]] = None,
     after: Optional[Callable[..., None]] = None,
     name: Optional[Callable[..., str]] = None,
-    ends_with: Any = (),
     group: Optional[Callable[..., Any]] = None,
-) -> Callable[..., Any]:
-    """Return ``original`` with a record around it. An exception in ``ends_with`` counts as an end, not a failure.
+) -> Callable[[Any], Any]:
+    """Return a decorator that puts a record around a function.
 
     ``group`` returns the process group in which DDP's C++ makes collectives meanwhile, or None if it makes none.
     """
+    note_end = guarded(op)(after) if after is not None else None
 
-    @wraps(original)
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        index = 0
-        try:
-            if before is not None:
-                before(*args, **kwargs)
-            number, begun = groups.begun_in(group(*args, **kwargs) if group is not None else None)
-            index = collectives.begin(name(*args) if name is not None else op, number, begun)
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
-            here.failed(op, error)
-        waiting = enter_phase() if waits else False
-        try:
-            result = original(*args, **kwargs)
-        except ends_with as end:
-            hide_own_frames(end)
+    def decorate(original: Any) -> Any:
+        @wraps(original)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            index = 0
+            try:
+                if before is not None:
+                    before(*args, **kwargs)
+                number, begun = groups.begun_in(group(*args, **kwargs) if group is not None else None)
+                index = collectives.begin(name(*args) if name is not None else op, number, begun)
+            except Exception as error:  # noqa: BLE001 - the recorder's wall
+                here.failed(op, error)
+            waiting = enter_phase() if waits else False
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                records.failed(index, op, error)
+                raise
+            finally:
+                if waiting:
+                    leave_phase()
             records.ended(index)
-            raise
-        except BaseException as error:
-            records.failed(index, op, error)
-            raise
-        finally:
-            if waiting:
-                leave_phase()
-        records.ended(index)
-        try:
-            if after is not None:
-                after(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
-            here.failed(op, error)
-        return result
+            if note_end is not None:
+                note_end(*args, **kwargs)
+            return result
 
-    return recorded
+        return recorded
+
+    return decorate
 
 
 def patch_groups(module: Any) -> None:
     """Patch torch.distributed.distributed_c10d: collectives, and making and destroying groups."""
     detail.keep_helpers(module)
     collectives.patch(module)
-    around = functools.partial
-    hooks.put(
-        module,
-        "init_process_group",
-        around(phase, "init_process_group", waits=True, before=_before_init, after=_after_init),
-    )
-    hooks.put(module, "new_group", around(phase, "new_group", waits=True))
-    hooks.put(module, "destroy_process_group", around(phase, "destroy_process_group", before=_before_destroy))
+    init = phase("init_process_group", waits=True, before=_before_init, after=_after_init)
+    hooks.put(module, "init_process_group", init)
+    hooks.put(module, "new_group", phase("new_group", waits=True))
+    hooks.put(module, "destroy_process_group", phase("destroy_process_group", before=_before_destroy))
     detail.make_safe(module)
     _note_what_evidence_needs(module)
 
@@ -157,7 +147,7 @@ def _leave_agent_store(init_method: Any) -> None:
         address = init_method[len("tcp://") :].partition("?")[0].rstrip("/")
     given = os.environ.get(MASTER_VARIABLE, address)
     same = given.replace("localhost", "127.0.0.1") == address.replace("localhost", "127.0.0.1")
-    if here.role != ring_layout.ROLE_RANK and not same:
+    if not here.is_rank and not same:
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
 
 
@@ -194,13 +184,11 @@ def patch_ddp(module: Any) -> None:
 
     steps.patch_ddp(ddp)
     local.patch_ddp(ddp)
-    around = functools.partial
-    made = around(phase, "ddp_init", waits=True, before=before, after=_after_ddp, group=group_of)
-    hooks.put(ddp, "__init__", made)
-    forward = around(phase, "ddp_forward", before=_before_forward, name=_forward_name, group=_forward_group)
+    hooks.put(ddp, "__init__", phase("ddp_init", waits=True, before=before, after=_after_ddp, group=group_of))
+    forward = phase("ddp_forward", before=_before_forward, name=_forward_name, group=_forward_group)
     hooks.put(ddp, "forward", forward)
-    hooks.put(ddp, "_post_forward", lambda original: steps.then(original, ddp_models.forward_ended))
-    hooks.put(ddp, "_sync_buffers", lambda original: steps.then(original, triggers.buffers_synced))
+    hooks.put(ddp, "_post_forward", lambda original: around(original, after=ddp_models.forward_ended))
+    hooks.put(ddp, "_sync_buffers", lambda original: around(original, after=triggers.buffers_synced))
     reducer.note_what_is_needed(sys.modules["torch._C._distributed_c10d"])
 
 
@@ -241,10 +229,9 @@ def patch_autograd(module: Any) -> None:
     """Put a record around torch.autograd.backward, which Tensor.backward calls too."""
     steps.patch_autograd(module)
     local.patch_autograd(module)
-    around = functools.partial(
-        phase, "backward", waits=True, before=_before_backward, after=ddp_models.backward_ended, group=_backward_group
-    )
-    hooks.put(module, "backward", around)
+    after = ddp_models.backward_ended
+    backward = phase("backward", waits=True, before=_before_backward, after=after, group=_backward_group)
+    hooks.put(module, "backward", backward)
 
 
 def patch_optimizer(module: Any) -> None:
@@ -276,8 +263,7 @@ def patch_loader(module: Any) -> None:
     """Patch torch.utils.data.dataloader: batches and epochs."""
     loaders.patch(module)
     hooks.put(hooks.part(module, "_BaseDataLoaderIter"), "__next__", _next_batch)
-    epoch = functools.partial(phase, "epoch", after=lambda *a: count("epochs", _epochs))
-    hooks.put(module.DataLoader, "__iter__", epoch)
+    hooks.put(module.DataLoader, "__iter__", phase("epoch", after=lambda *a: count("epochs", _epochs)))
     fetches.note_what_is_needed(sys.modules.get(fetches.MODULE))
 
 
@@ -316,27 +302,15 @@ def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def patch_spawn(module: Any) -> None:
     """Note the exception of a rank that mp.spawn started. torch catches it and passes on only its text."""
-    hooks.put(module, "_wrap", _noting_errors)
+    hooks.put(module, "_wrap", _noting)
 
 
-def _noting_errors(original: Callable[..., Any]) -> Callable[..., Any]:
+def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def _wrap(function: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(_noting(function), *args, **kwargs)
+        return original(noting_errors(function), *args, **kwargs)
 
     return _wrap
-
-
-def _noting(function: Any) -> Any:
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            saw_uncaught(error)
-            raise
-
-    return run
 
 
 def patch_popen(module: Any) -> None:

@@ -17,9 +17,8 @@ from .. import hooks
 from ..calls.waiting import begin_wait, end_wait
 from ..state import guarded, here
 from ..storage import ring_layout
-from ..wrappers import wraps
+from ..wrappers import around, wraps
 from . import reductions
-from .lines import LineTable
 from .step_clock import clock
 
 _reducing: Any = None
@@ -35,7 +34,7 @@ def stepped(optimizer: Any) -> None:
 def patch_ddp(ddp: Any) -> None:
     """Measure forwards of DDP, and the wait for rank 0's buffers inside them."""
     if hooks.has(ddp, "_set_ddp_runtime_logging_sample_rate"):
-        hooks.put(ddp, "__init__", lambda original: then(original, _time_every_step))
+        hooks.put(ddp, "__init__", lambda original: around(original, after=_time_every_step))
     hooks.put(ddp, "forward", _forward)
     hooks.put(ddp, "_sync_buffers", _waiting)
 
@@ -45,20 +44,7 @@ def patch_autograd(module: Any) -> None:
     hooks.put(module, "backward", _backward)
 
 
-def then(original: Callable[..., Any], action: Callable[[Any], None]) -> Callable[..., Any]:
-    """Return a method that runs ``action`` on its object afterwards. A failure of the action is recorded."""
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        try:
-            action(self)
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
-            here.failed("steps", error)
-        return result
-
-    return wraps(original)(run)
-
-
+@guarded("steps")
 def _time_every_step(ddp: Any) -> None:
     """Make DDP time each step on CPU, where it costs nothing. On a GPU its timers make the host wait.
 
@@ -141,4 +127,4 @@ def _backward_ended(began_ns: int) -> None:
         reductions.end_step()
 
 
-here.lines = LineTable()
+here.clock = clock

@@ -24,7 +24,6 @@ AT_START = (
     "stacks/sampler",
     "stacks/dump",
     "wrappers",
-    "stacks/last_words",
 )
 """The files that a rank loads before its script begins."""
 WALLS = frozenset({"Recorder.failed", "Recorder._noted_defect", "guarded", "wraps", "apply"})

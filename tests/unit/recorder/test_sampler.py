@@ -82,7 +82,7 @@ os.mkdir(os.environ["DDPDOCTOR_RUN"] + "/evidence")
 from ddpdoctor.recorder import state
 from ddpdoctor.recorder.stacks import sampler
 from ddpdoctor.recorder.storage import ring_layout
-state.here.role = ring_layout.ROLE_RANK
+state.here.is_rank = True
 one = sampler.Sampler(0.1)
 state.queries["groups"] = lambda: os._exit(7)  # as a query that never comes back
 one.answer(1)
@@ -98,7 +98,7 @@ def test_both_looks_are_on_disk_before_torch_is_asked(tmp_path: Path) -> None:
 
 
 def test_torch_is_not_asked_in_a_child_of_a_rank(tmp_path: Path) -> None:
-    program = ASKED.replace("ROLE_RANK", "ROLE_CHILD")
+    program = ASKED.replace("is_rank", "is_child")
     subprocess.run([sys.executable, "-c", program], env={"DDPDOCTOR_RUN": str(tmp_path)}, check=True)
     (answer,) = (json.loads(path.read_text()) for path in (tmp_path / "evidence").glob("*.json"))
     assert answer["complete"] == 1

@@ -11,10 +11,11 @@ from ddpdoctor.launch.watching.workers import WorkersSeen
 from ddpdoctor.model.steps import FetchTimes, Phase, StepEnd
 from ddpdoctor.recorder.calls import waiting
 from ddpdoctor.recorder.data import fetches
+from ddpdoctor.recorder.stacks.sampler import LineTable
 from ddpdoctor.recorder.state import here
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
-from ddpdoctor.recorder.training import lines, reductions, step_clock, steps
+from ddpdoctor.recorder.training import reductions, step_clock, steps
 from ddpdoctor.recorder.training.step_clock import StepClock
 
 ENDS = [ring_layout.STEP_COLLECTIVE, ring_layout.STEP_BACKWARD, ring_layout.STEP_REDUCED, ring_layout.STEP_OPTIMIZER]
@@ -174,41 +175,36 @@ def at(line: int, function: str = "load") -> tuple[str, int, str]:
 
 def test_lines_are_counted_by_phase_outside_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = StepClock()
-    monkeypatch.setattr(lines, "clock", clock)
-    monkeypatch.setattr(here, "role", ring_layout.ROLE_RANK)
-    ring, table = make(tmp_path), lines.LineTable()
-    table.count(ring, at(1))  # before the first step: imports, setup
+    monkeypatch.setattr(here, "is_rank", True)
+    ring, table = make(tmp_path), LineTable()
+    table.count(ring, clock, at(1))  # before the first step: imports, setup
     clock.number = 1
     for _ in range(3):
-        table.count(ring, at(2))
+        table.count(ring, clock, at(2))
     clock.phase = ring_layout.BACKWARD
-    table.count(ring, at(2))
+    table.count(ring, clock, at(2))
     clock.waiting = True
-    table.count(ring, at(3))
+    table.count(ring, clock, at(3))
     seen = read_lines(read(ring), ())
     assert [(s.frame.line, s.phase, s.times) for s in seen] == [(2, Phase.BEFORE, 3), (2, Phase.BACKWARD, 1)]
 
 
-def test_a_full_table_gives_up_its_rarest_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(here, "role", ring_layout.ROLE_CHILD)
-    ring, table = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE), lines.LineTable()
+def test_a_full_table_gives_up_its_rarest_line(tmp_path: Path) -> None:
+    ring, table = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE), LineTable()
     for line in range(1, ring_layout.CHILD_SHAPE.lines + 2):
         for _ in range(1 if line == 5 else 2):
-            table.count(ring, at(line))
+            table.count(ring, StepClock(), at(line))
     seen = {s.frame.line for s in read_lines(read(ring), ())}
     assert seen == set(range(1, ring_layout.CHILD_SHAPE.lines + 2)) - {5}
 
 
-def test_a_forked_child_counts_for_itself_and_belongs_to_its_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(here, "role", ring_layout.ROLE_CHILD)
-    table, rank = lines.LineTable(), make(tmp_path)
+def test_a_forked_child_counts_for_itself_and_belongs_to_its_parent(tmp_path: Path) -> None:
+    table, rank = LineTable(), make(tmp_path)
     for _ in range(5):
-        table.count(rank, at(1))
+        table.count(rank, StepClock(), at(1))
     child = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=43)
     child.note({"k": "process", "ppid": 42})
-    table.count(child, at(1))
+    LineTable().count(child, StepClock(), at(1))
     contents = {42: read(rank), 43: read(child)}
     seen = read_lines(contents[42], find_children(contents)[42])
     assert [(s.times, s.in_child) for s in seen] == [(5, False), (1, True)]
@@ -260,15 +256,12 @@ def test_durations_that_32_bits_do_not_hold_are_cut() -> None:
     assert step_clock._us([1999, 0, 10**18, 5000]) == [1, 0, 2**32 - 1, 5]
 
 
-def test_the_lines_of_ended_children_are_kept_without_their_rings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(here, "role", ring_layout.ROLE_CHILD)
+def test_the_lines_of_ended_children_are_kept_without_their_rings(tmp_path: Path) -> None:
     kept = WorkersSeen()
     for pid in (43, 44):
-        ring, table = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=pid), lines.LineTable()
+        ring, table = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=pid), LineTable()
         ring.note({"k": "process", "ppid": 42})
-        table.count(ring, at(17))
+        table.count(ring, StepClock(), at(17))
         ring.fetched(1, 10, 2)
         kept.keep(Path(ring.path))
         Path(ring.path).unlink()
