@@ -13,7 +13,7 @@ from .state import guarded, here
 
 _found: Dict[str, bool] = {}
 """By hook, in the order in which they were tried: whether torch has what the hook attaches to."""
-_told: Tuple[Any, int] = (None, 0)
+_written: Tuple[Any, int] = (None, 0)
 """The ring that the hooks were last written to, and how many were written."""
 
 
@@ -72,16 +72,16 @@ def note_modules(torch: Any, names: List[str]) -> None:
 
 
 @guarded("hooks")
-def tell() -> None:
+def write() -> None:
     """Write the hooks noted since the last call. A process that becomes a rank later writes all of them then."""
-    global _told
-    ring, count = _told
+    global _written
+    ring, count = _written
     if here.ring is None or not here.is_rank:
         return
     since = count if ring is here.ring else 0
     if since < len(_found):
         here.ring.note(dict(entry(since), at=time.monotonic_ns()))
-    _told = (here.ring, len(_found))
+    _written = (here.ring, len(_found))
 
 
 def entry(since: int = 0) -> Dict[str, Any]:
@@ -94,4 +94,4 @@ def entry(since: int = 0) -> Dict[str, Any]:
     }
 
 
-here.on_start.append(tell)
+here.on_start.append(write)

@@ -55,7 +55,7 @@ def apply(name: str, module: Any) -> None:
         patches[name](module)
         hooks = sys.modules.get(__package__ + ".hooks")
         if hooks is not None:
-            hooks.tell()
+            hooks.write()
     except Exception as error:  # noqa: BLE001 - the recorder's wall
         here.failed("patch " + name, error)
 

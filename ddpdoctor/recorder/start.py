@@ -168,12 +168,8 @@ def _register_patches() -> None:
     imports.patches["torch.distributed._functional_collectives"] = _later("calls.functional", "patch")
     imports.patches["torch.cuda.graphs"] = _later("capture", "patch")
     imports.patches["torch.utils.data.distributed"] = _later("data.epoch_calls", "patch")
-    meshes = {
-        "torch.distributed.fsdp._fully_shard._fully_shard": "patch_fully_shard",
-        "torch.distributed.tensor.parallel.api": "patch_parallelize",
-        "torch.distributed.tensor._api": "patch_distribute",
-    }
-    imports.patches.update({module: _later("replicas.mesh", name) for module, name in meshes.items()})
+    for module in ("fsdp._fully_shard._fully_shard", "tensor.parallel.api", "tensor._api"):
+        imports.patches["torch.distributed." + module] = _later("replicas.mesh", "patch")
     imports.patches["multiprocessing.process"] = _later("stacks.errors", "note_processes")
     describers["lock"] = _later("stacks.lock_waits", "lock")
     describers["store"] = _later("stacks.store_address", "sought")

@@ -55,7 +55,7 @@ class Replica:
         self.join = False
         self.hook = ""
         """The communication hook as last seen. The script may register one at any time."""
-        self.moments: Any = None
+        self.fingerprints: Any = None
         """The model's ``ModelFingerprints``, kept here by ``triggers``."""
         self.last_stepped: Any = None
         """The ``StepFingerprints`` of the optimizer that stepped last."""

@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional
 
 from .. import frames
 from ..capture import is_capturing
+from ..state import check_every
 from ..storage import fingerprint_layout
 from . import tensors, unwrapped
 from .ddp_models import Replica
@@ -29,6 +30,26 @@ def next_due(number: int, every: int) -> int:
     """Return the first number after ``number`` at which replicas are fingerprinted."""
     power = 1 << number.bit_length()
     return power if power < every else (number // every + 1) * every
+
+
+class Steps:
+    """Counts the steps of an optimizer, and says which of them are fingerprinted."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._due = 1
+
+    def is_due(self) -> bool:
+        """Return whether the next step is fingerprinted."""
+        return self.steps + 1 == self._due
+
+    def ended(self) -> bool:
+        """Count a step; return whether it is fingerprinted."""
+        self.steps += 1
+        if self.steps != self._due:
+            return False
+        self._due = next_due(self.steps, check_every())
+        return True
 
 
 def may_look() -> bool:
@@ -48,8 +69,8 @@ class StepFingerprints:
         self._untrained = Untrained()
         self._forwards, self._unreduced = replica.before_step
         self._gradients: Rows = []
-        self._prints: Any = None
-        """The gradients' ``fingerprint.Fingerprints``, read when the step has ended."""
+        self._taken: Any = None
+        """Their ``fingerprint.Fingerprints``, read when the step has ended."""
         self._sample: Any = _nothing
         """A weak reference to one parameter that the optimizer changes."""
         self._left = (0, 0)
@@ -66,12 +87,12 @@ class StepFingerprints:
             self._between = 0
 
     def _named(self, optimizer: Any) -> List[Any]:
-        held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+        held = {id(tensor) for tensor in tensors.held_by(optimizer)}
         return [named for named in tensors.named_parameters(self.replica) if id(named[1]) in held]
 
     def begins(self) -> None:
         """Note that a step begins, and count the script's usual changes to parameters since the last one."""
-        self._prints = None
+        self._taken = None
         sample = self._sample()
         if sample is not None:
             self._between = sample._version - self._left[0]
@@ -111,17 +132,17 @@ class StepFingerprints:
     def look_before(self, optimizer: Any) -> None:
         """Fingerprint the gradients as the optimizer gets them."""
         self._gradients = tensors.gradient_rows(self._named(optimizer))
-        self._prints = _fingerprints_of(self._gradients)
+        self._taken = fingerprints_of(self._gradients)
 
     def look_after(self, number: int, optimizer: Any, optimizers: List[Any], frame: Any) -> None:
         """Write the record of step ``number``.
 
         If a closure computed the gradients within the step, they are fingerprinted here.
         """
-        if self._prints is None:
+        if self._taken is None:
             self.look_before(optimizer)
-        rows, gradients = self._gradients, self._prints
-        self._gradients, self._prints = [], None
+        rows, gradients = self._gradients, self._taken
+        self._gradients, self._taken = [], None
         replica = self.replica
         named = tensors.named_parameters(replica)
         after = tensors.parameter_rows(named) + tensors.state_rows(self._named(optimizer), optimizer)
@@ -135,9 +156,9 @@ class StepFingerprints:
             site=frames.describe_user(frame),
         )
         values.update(optimizer_values(optimizer))
-        taken, prints = gradients.value(), _fingerprints_of(after).value()
-        values.update(self._untrained.look(named, prints, optimizer, optimizers))
-        _write(self._own_files(), number, values, rows + after, taken + prints)
+        before, taken = gradients.value(), fingerprints_of(after).value()
+        values.update(self._untrained.look(named, taken, optimizer, optimizers))
+        write(self._own_files(), number, values, rows + after, before + taken)
 
     def _own_files(self) -> FingerprintFiles:
         """Return the files to write to. An optimizer gets its number when they are first needed."""
@@ -231,7 +252,7 @@ def _about(replica: Replica, clock: str, optimizer: int = 0) -> Dict[str, Any]:
     }
 
 
-def _fingerprints_of(rows: Rows) -> Any:
+def fingerprints_of(rows: Rows) -> Any:
     """Return the fingerprints of rows as they are now, without waiting for a GPU."""
     from .fingerprint import Fingerprints
 
@@ -239,9 +260,10 @@ def _fingerprints_of(rows: Rows) -> Any:
 
 
 def _write_rows(files: FingerprintFiles, number: int, values: Dict[str, Any], rows: Rows) -> None:
-    _write(files, number, values, rows, _fingerprints_of(rows).value())
+    write(files, number, values, rows, fingerprints_of(rows).value())
 
 
-def _write(files: FingerprintFiles, number: int, values: Dict[str, Any], rows: Rows, taken: bytes) -> None:
+def write(files: FingerprintFiles, number: int, values: Dict[str, Any], rows: Rows, taken: bytes) -> None:
+    """Write a record, unless there are no rows."""
     if rows:
         files.write(number, fitted(values), [row for row, _ in rows], taken)

@@ -17,12 +17,12 @@ from .. import frames, hooks
 from ..state import check_every, guarded, here
 from ..storage import fingerprint_layout
 from ..wrappers import wraps
+from . import tensors
 from .files import FingerprintFiles
-from .fingerprinting import may_look, next_due
-from .values import fitted, optimizer_values
+from .fingerprinting import Steps, fingerprints_of, may_look, write
+from .tensors import Rows
+from .values import optimizer_values
 
-Row = Tuple[Any, ...]
-Rows = List[Tuple[Row, Any]]
 Sharing = Tuple[str, Tuple[int, ...]]
 """The dimensions of the mesh in which a tensor is the same, "dp" or "dp+tp", and the ranks that hold it, sorted."""
 Shared = Dict[Sharing, List[Tuple[str, Any]]]
@@ -31,20 +31,22 @@ Shared = Dict[Sharing, List[Tuple[str, Any]]]
 MAX_MODULES = 4096
 """Modules that are kept. Our choice: enough for a model of a thousand blocks, each passed with its parts."""
 
+_PLACES = {"_fully_shard": "fully_shard", "api": "parallelize_module", "_api": "distribute_module"}
+"""By the last part of a module's name: its function that distributes modules over a mesh."""
+
 _modules: List[Tuple[Any, Any]] = []
 """Weak references to modules that were distributed over a mesh, each with the mesh of its plain parameters, or None."""
-_steppers: Dict[int, _Stepper] = {}
+_steppers: Any = weakref.WeakKeyDictionary()
+"""By optimizer."""
 _numbers = itertools.count(1)
 
 
-class _Stepper:
+class _Stepper(Steps):
     """What is kept about an optimizer."""
 
-    def __init__(self, optimizer: Any, number: int) -> None:
-        self.reference = weakref.ref(optimizer, functools.partial(_forget, _steppers, id(optimizer)))
-        self.number = number
-        self.steps = 0
-        self.due = 1
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = next(_numbers)
         self.held: FrozenSet[int] = frozenset()
         """Ids of its parameters when ``shared`` was found. It keeps them alive, so no other tensor gets their ids."""
         self.shared: Shared = {}
@@ -52,64 +54,42 @@ class _Stepper:
         self.files: Dict[Sharing, FingerprintFiles] = {}
 
 
-def _forget(steppers: Dict[int, _Stepper], key: int, gone: Any) -> None:
-    """Forget an optimizer that is gone. At interpreter exit the globals of this module may be gone too."""
-    found = steppers.get(key)
-    if found is not None and found.reference is gone:
-        del steppers[key]
-
-
 @guarded("mesh step begins")
 def before_step(optimizer: Any, *unused: Any) -> None:
     """Fingerprint the gradients that a step is made with, if the step is due."""
     if not _modules or not here.is_rank:
         return
-    stepper = _stepper_of(optimizer)
-    if stepper.steps + 1 == stepper.due and may_look():
+    stepper = _steppers.get(optimizer)
+    if stepper is None:
+        stepper = _steppers[optimizer] = _Stepper()
+    if stepper.is_due() and may_look():
         for sharing, named in _shared(stepper, optimizer):
-            rows = [_row(fingerprint_layout.GRADIENT, name, "", p, p.grad) for name, p in named if _has_gradient(p)]
-            stepper.gradients[sharing] = (rows, _fingerprints_of(rows))
+            rows = _local(tensors.gradient_rows([(name, p) for name, p in named if _has_gradient(p)]))
+            stepper.gradients[sharing] = (rows, fingerprints_of(rows))
 
 
 @guarded("mesh step ends")
 def after_step(optimizer: Any) -> None:
     """Write the fingerprints after a step, if the step is due."""
-    stepper = _steppers.get(id(optimizer)) if _modules else None
-    if stepper is None or stepper.reference() is not optimizer:
+    stepper = _steppers.get(optimizer) if _modules else None
+    if stepper is None or not stepper.ended():
         return
-    stepper.steps += 1
-    if stepper.steps != stepper.due:
-        return
-    stepper.due = next_due(stepper.steps, check_every())
     if may_look():
         for sharing, named in _shared(stepper, optimizer):
             _write(stepper, sharing, named, optimizer)
     stepper.gradients = {}
 
 
-def _stepper_of(optimizer: Any) -> _Stepper:
-    found = _steppers.get(id(optimizer))
-    if found is None or found.reference() is not optimizer:
-        found = _steppers[id(optimizer)] = _Stepper(optimizer, next(_numbers))
-    return found
-
-
 def _write(stepper: _Stepper, sharing: Sharing, named: List[Tuple[str, Any]], optimizer: Any) -> None:
     gradients, taken = stepper.gradients.get(sharing, ([], None))
-    rows = [_row(fingerprint_layout.PARAMETER, name, "", tensor, tensor) for name, tensor in named]
-    for name, tensor in named:
-        parts = optimizer.state.get(tensor)
-        for part, value in parts.items() if isinstance(parts, dict) else ():
-            if hasattr(value, "shape"):
-                rows.append(_row(fingerprint_layout.STATE, name, str(part), value, value))
+    rows = _local(tensors.parameter_rows(named) + tensors.state_rows(named, optimizer))
     values = dict(optimizer_values(optimizer), steps=stepper.steps, reductions=stepper.steps, forwards=1)
     values["site"] = frames.describe_user(sys._getframe(1))
     files = stepper.files.get(sharing)
     if files is None:
         files = stepper.files[sharing] = FingerprintFiles(_about(stepper, sharing))
-    every = gradients + rows
-    prints = (taken.value() if taken is not None else b"") + _fingerprints_of(rows).value()
-    files.write(stepper.steps, fitted(values), [row for row, _ in every], prints)
+    before = taken.value() if taken is not None else b""
+    write(files, stepper.steps, values, gradients + rows, before + fingerprints_of(rows).value())
 
 
 def _about(stepper: _Stepper, sharing: Sharing) -> Dict[str, Any]:
@@ -128,7 +108,7 @@ def _shared(stepper: _Stepper, optimizer: Any) -> List[Tuple[Sharing, List[Tuple
 
     Their names are found only once. Later, modules may have been garbage collected on some ranks and not on others.
     """
-    held = frozenset(id(tensor) for group in optimizer.param_groups for tensor in group["params"])
+    held = frozenset(id(tensor) for tensor in tensors.held_by(optimizer))
     if held != stepper.held:
         stepper.held, stepper.shared = held, _find_shared(held)
     return [
@@ -189,30 +169,15 @@ def _has_gradient(tensor: Any) -> bool:
     return not is_placed(tensor) or grad.placements == tensor.placements
 
 
-def _row(what: str, name: str, part: str, like: Any, tensor: Any) -> Tuple[Row, Any]:
-    local = local_part(tensor)
-    return (what, name, part, tuple(like.shape), str(like.dtype)[6:]), local  # without "torch."
+def _local(rows: Rows) -> Rows:
+    """Return rows with this rank's parts of their tensors."""
+    return [(row, local_part(tensor)) for row, tensor in rows]
 
 
-def _fingerprints_of(rows: Rows) -> Any:
-    from .fingerprint import Fingerprints
-
-    return Fingerprints([tensor for _, tensor in rows])
-
-
-def patch_fully_shard(module: Any) -> None:
-    """Note the modules that are passed to ``fully_shard``."""
-    hooks.put(module, "fully_shard", _noting)
-
-
-def patch_parallelize(module: Any) -> None:
-    """Note the modules that are passed to ``parallelize_module``, and the mesh, because it leaves plain parameters."""
-    hooks.put(module, "parallelize_module", functools.partial(_noting, leaves_plain=True))
-
-
-def patch_distribute(module: Any) -> None:
-    """Note the modules that are passed to ``distribute_module``."""
-    hooks.put(module, "distribute_module", _noting)
+def patch(module: Any) -> None:
+    """Note the modules that are passed to a function. ``parallelize_module`` leaves plain parameters in its mesh."""
+    name = _PLACES[module.__name__.rpartition(".")[2]]
+    hooks.put(module, name, functools.partial(_noting, leaves_plain=name == "parallelize_module"))
 
 
 def _noting(original: Callable[..., Any], leaves_plain: bool = False) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from .. import hooks
 from ..state import check_every, guarded, here
 from ..storage import fingerprint_layout
 from ..wrappers import around
+from .tensors import held_by
 
 _numbers: Any = weakref.WeakKeyDictionary()
 """By optimizer: its number in the order of creation, from 1."""
@@ -42,7 +43,7 @@ def _count(optimizer: Any) -> None:
         module = sys.modules["torch.nn.modules.module"]
         if hooks.has(module, "register_module_parameter_registration_hook"):
             module.register_module_parameter_registration_hook(_registered)
-            hooks.tell()
+            hooks.write()
 
 
 @guarded("optimizer made")
@@ -76,20 +77,20 @@ class Untrained:
         self._still: Dict[str, Tuple[bytes, int]] = {}
         """By name: the parameter's fingerprint, and at how many checks in a row it was the same."""
 
-    def look(self, named: List[Tuple[str, Any]], prints: bytes, optimizer: Any, others: List[Any]) -> Dict[str, Any]:
+    def look(self, named: List[Tuple[str, Any]], taken: bytes, optimizer: Any, others: List[Any]) -> Dict[str, Any]:
         """Return the names of such parameters, first those that came after the optimizer that steps now.
 
-        ``prints`` starts with the parameters' fingerprints, in the order of ``named``.
+        ``taken`` starts with the parameters' fingerprints, in the order of ``named``.
         """
         everybody = [*optimizers(), *others]
-        held = {id(tensor) for one in everybody for group in one.param_groups for tensor in group["params"]}
+        held = {id(tensor) for one in everybody for tensor in held_by(one)}
         still: Dict[str, Tuple[bytes, int]] = {}
         late: List[str] = []
         early: List[str] = []
         for i, (name, tensor) in enumerate(named):
             if id(tensor) in held or not tensor.requires_grad or tensor.grad is None:
                 continue
-            value = prints[i * fingerprint_layout.FINGERPRINT_SIZE : (i + 1) * fingerprint_layout.FINGERPRINT_SIZE]
+            value = taken[i * fingerprint_layout.FINGERPRINT_SIZE : (i + 1) * fingerprint_layout.FINGERPRINT_SIZE]
             before, times = self._still.get(name, (b"", 0))
             still[name] = (value, times + 1 if value == before else 0)
             if still[name][1] >= MIN_STILL:

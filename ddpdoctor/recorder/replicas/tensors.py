@@ -17,6 +17,11 @@ _SHARDED = "ZeroRedundancyOptimizer"
 """With this optimizer each rank has the state of only some parameters."""
 
 
+def held_by(optimizer: Any) -> List[Any]:
+    """Return the parameters that an optimizer changes."""
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
+
+
 def named_parameters(replica: Replica) -> List[Tuple[str, Any]]:
     """Return the parameters that DDP keeps equal, tied ones once. Empty if the module is gone."""
     module = replica.module()

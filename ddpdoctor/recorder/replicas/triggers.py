@@ -5,34 +5,32 @@ Nearly all steps are not due. They only compare a few numbers and touch no tenso
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
 import weakref
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
 
 from ..state import check_every, guarded, here
 from . import ddp_models, unwrapped
 from .ddp_models import Replica
-from .fingerprinting import ModelFingerprints, StepFingerprints, gpu_is_idle, may_look, next_due
+from .fingerprinting import ModelFingerprints, StepFingerprints, Steps, gpu_is_idle, may_look, next_due
+from .tensors import held_by
 
 MAX_STREAMS = 4
 """Optimizers per model whose steps are fingerprinted. Our choice; some scripts have one optimizer per parameter."""
 _OPTIMIZER_FILE = "optimizer.py"
 
 
-class Stepper:
+class Stepper(Steps):
     """An optimizer that has stepped."""
 
-    def __init__(self, optimizer: Any, every: int) -> None:
-        self.optimizer = weakref.ref(optimizer, functools.partial(_forget, _steppers, id(optimizer)))
-        self.steps = 0
-        self.due = 1
-        self.every = every
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__()
+        self.optimizer = weakref.ref(optimizer)
         self.seen = -1
-        """The version of the set of models for which ``moments`` was found."""
-        self.moments: List[StepFingerprints] = []
+        """The version of the set of models for which ``models`` was found."""
+        self.models: List[StepFingerprints] = []
 
 
 class _Thread(threading.local):
@@ -40,15 +38,9 @@ class _Thread(threading.local):
     """The optimizer whose step this thread is making. If optimizers call others, it is the outermost."""
 
 
-_steppers: Dict[int, Stepper] = {}
+_steppers: Any = weakref.WeakKeyDictionary()
+"""By optimizer."""
 _thread = _Thread()
-
-
-def _forget(steppers: Dict[int, Stepper], key: int, reference: Any) -> None:
-    """Forget an optimizer that is gone. At interpreter exit the globals of this module may be gone too."""
-    found = steppers.get(key)
-    if found is not None and found.optimizer is reference:
-        del steppers[key]
 
 
 @guarded("replica before step")
@@ -57,14 +49,14 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if not _is_watched() or (_thread.running is not None and _is_inside(_thread.running)):
         return
     stepper = _thread.running = _stepper_of(optimizer)
-    is_due = stepper.steps + 1 == stepper.due
+    is_due = stepper.is_due()
     if is_due or stepper.seen != ddp_models.version():
         _find_models(stepper, optimizer)
     looks = is_due and not _has_closure(args, kwargs) and may_look()
-    for moments in stepper.moments:
-        moments.begins()
+    for model in stepper.models:
+        model.begins()
         if looks:
-            moments.look_before(optimizer)
+            model.look_before(optimizer)
 
 
 def _is_watched() -> bool:
@@ -79,20 +71,13 @@ def after_step(optimizer: Any) -> None:
     if stepper is None or stepper.optimizer() is not optimizer:
         return
     _thread.running = None
-    stepper.steps += 1
     try:
-        if stepper.steps == stepper.due:
-            stepper.due = next_due(stepper.steps, stepper.every)
-            _look_after(stepper, optimizer)
+        if stepper.ended() and may_look():
+            for model in stepper.models:
+                model.look_after(stepper.steps, optimizer, list(_steppers), sys._getframe(1))
     finally:
-        for moments in stepper.moments:
-            moments.ended(stepper.steps)
-
-
-def _look_after(stepper: Stepper, optimizer: Any) -> None:
-    if may_look():
-        for moments in stepper.moments:
-            moments.look_after(stepper.steps, optimizer, _optimizers(), sys._getframe(1))
+        for model in stepper.models:
+            model.ended(stepper.steps)
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
@@ -101,9 +86,9 @@ def _has_closure(args: Any, kwargs: Any) -> bool:
 
 
 def _stepper_of(optimizer: Any) -> Stepper:
-    found = _steppers.get(id(optimizer))
-    if found is None or found.optimizer() is not optimizer:
-        found = _steppers[id(optimizer)] = Stepper(optimizer, check_every())
+    found: Optional[Stepper] = _steppers.get(optimizer)
+    if found is None:
+        found = _steppers[optimizer] = Stepper(optimizer)
     return found
 
 
@@ -123,53 +108,44 @@ def _find_models(stepper: Stepper, optimizer: Any) -> None:
     Such scripts have one optimizer per parameter, and their order of steps may differ between ranks.
     """
     stepper.seen = ddp_models.version()
-    if ddp_models.in_backward() or any(hasattr(p, "_in_backward_optimizers") for p in _held(optimizer)):
-        stepper.moments = []
+    if ddp_models.in_backward() or any(hasattr(p, "_in_backward_optimizers") for p in held_by(optimizer)):
+        stepper.models = []
         return
-    held = {id(tensor) for tensor in _held(optimizer)}
-    known = {moments.replica: moments for moments in stepper.moments}
-    stepper.moments = []
+    held = {id(tensor) for tensor in held_by(optimizer)}
+    known = {model.replica: model for model in stepper.models}
+    stepper.models = []
     for replica in ddp_models.all_replicas():
         module = replica.module()
         if module is None or not any(id(tensor) in held for tensor in module.parameters()):
             continue
         if replica in known:
             known[replica].follow(optimizer)
-            stepper.moments.append(known[replica])
+            stepper.models.append(known[replica])
         elif len(_step_fingerprints_of(replica)) < MAX_STREAMS:
-            stepper.moments.append(StepFingerprints(replica, optimizer))
+            stepper.models.append(StepFingerprints(replica, optimizer))
     if not stepper.steps and not known:
         _find_unwrapped(stepper, optimizer)
-    stepper.moments += [moments for moments in known.values() if isinstance(moments.replica, unwrapped.Unwrapped)]
+    stepper.models += [model for model in known.values() if isinstance(model.replica, unwrapped.Unwrapped)]
 
 
 def _find_unwrapped(stepper: Stepper, optimizer: Any) -> None:
     """Fingerprint what an optimizer holds besides DDP's parameters, starting before its first step."""
     known = {id(tensor) for replica in ddp_models.all_replicas() for tensor in replica.module().parameters()}
-    model = unwrapped.find(_held(optimizer), known)
-    if model is not None and may_look():
-        moments = StepFingerprints(model, optimizer)
-        moments.look_first()
-        stepper.moments.append(moments)
-
-
-def _held(optimizer: Any) -> List[Any]:
-    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    found = unwrapped.find(held_by(optimizer), known)
+    if found is not None and may_look():
+        model = StepFingerprints(found, optimizer)
+        model.look_first()
+        stepper.models.append(model)
 
 
 def _step_fingerprints_of(replica: Replica) -> List[StepFingerprints]:
-    return [m for stepper in list(_steppers.values()) for m in stepper.moments if m.replica is replica]
-
-
-def _optimizers() -> List[Any]:
-    found = [stepper.optimizer() for stepper in list(_steppers.values())]
-    return [optimizer for optimizer in found if optimizer is not None]
+    return [m for stepper in list(_steppers.values()) for m in stepper.models if m.replica is replica]
 
 
 def _model_fingerprints(replica: Replica) -> ModelFingerprints:
-    if replica.moments is None:
-        replica.moments = ModelFingerprints(replica)
-    found: ModelFingerprints = replica.moments
+    if replica.fingerprints is None:
+        replica.fingerprints = ModelFingerprints(replica)
+    found: ModelFingerprints = replica.fingerprints
     return found
 
 
@@ -186,7 +162,7 @@ def forward_begins(ddp: Any, *unused: Any, **also_unused: Any) -> None:
         return
     own.forward_due = next_due(replica.reductions, check_every())
     if not _step_fingerprints_of(replica) and may_look():
-        own.look_at_forward(_optimizers(), sys._getframe(1))
+        own.look_at_forward(list(_steppers), sys._getframe(1))
 
 
 @guarded("replica buffers")

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from .. import frames
 from ..storage import fingerprint_layout
 from .ddp_models import Replica, all_replicas
+from .tensors import held_by
 
 MAX_NAMES = 5
 """Names of parameters that DDP does not reduce. Our choice: enough to recognize the part of the model."""
@@ -27,7 +28,7 @@ Values = Dict[str, Any]
 def model_values(replica: Replica, named: List[Tuple[str, Any]], optimizers: List[Any]) -> Values:
     """Return the values of a model that are known at any time. ``optimizers`` are all that have stepped here."""
     _look_at_wrapper(replica)
-    held = {id(tensor): tensor for optimizer in optimizers for tensor in _tensors_of(optimizer)}
+    held = {id(tensor): tensor for optimizer in optimizers for tensor in held_by(optimizer)}
     known = _all_parameters()
     strays = [tensor for key, tensor in held.items() if key not in known]
     unheld = [(name, tensor) for name, tensor in named if tensor.requires_grad and id(tensor) not in held]
@@ -121,10 +122,6 @@ def _has_dropout(module: Any) -> bool:
 
     kind = torch.nn.modules.dropout._DropoutNd
     return module is not None and any(isinstance(m, kind) and m.training and m.p > 0 for m in module.modules())
-
-
-def _tensors_of(optimizer: Any) -> List[Any]:
-    return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
 def _all_parameters() -> Any:
