@@ -7,13 +7,10 @@ breaks a capture by any other thread of the process. So the recorder asks here b
 from __future__ import annotations
 
 import sys
+from typing import Any, Callable, Set
 
 from . import hooks
 from .wrappers import wraps
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable, Set
 
 _ENDS = ("capture_end_pre", "capture_end", "reset")
 """The methods that end a capture. In torch 2.15 the first is a part of the second."""

@@ -43,8 +43,7 @@ def install() -> None:
     here.on_start.append(_start_parts)
     _register_patches()
     imports.install()
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_forked)
     if is_rank():
         os.environ[RANK_PID_VARIABLE] = str(os.getpid())
         os.environ[GIVEN_VARIABLE] = given_number()

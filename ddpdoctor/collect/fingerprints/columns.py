@@ -87,7 +87,7 @@ class Column:
                 source.index = record.index
                 if record.number > self.latest:
                     self.latest = record.number
-                    found.append((record.number, Written(source.rows, record.prints, record.text)))
+                    found.append((record.number, Written(source.rows, record.fingerprints, record.text)))
             if records:
                 continue
             if len(self._sources) == 1:

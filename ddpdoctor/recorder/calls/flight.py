@@ -9,14 +9,11 @@ import json
 import os
 import sys
 import time
+from typing import Any, Iterator, List
 
 from ..state import guarded, here
 from ..storage import flight_entries
 from . import groups
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Iterator, List
 
 RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """torch's functions that dump its recorders: the one of Gloo and hooked backends, and ProcessGroupNCCL's."""

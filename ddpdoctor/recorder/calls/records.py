@@ -10,17 +10,14 @@ from __future__ import annotations
 import functools
 import os
 import weakref
+from types import FrameType
+from typing import Any, Dict, Optional, Tuple
 
 from .. import frames
 from ..stacks.errors import note_exception
 from ..state import guarded, here
 from ..storage import ring_layout
 from ..wrappers import hide_own_frames
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import FrameType
-    from typing import Any, Dict, Optional, Tuple
 
 MAX_KINDS = 1024
 """Kinds that are kept. Our choice: code whose calls have ever new shapes must not fill memory."""
@@ -140,18 +137,10 @@ _NOT_TYPED = ("c10d_logger.py", "checkpoint/logger.py")
 OWN_NAME = "*"
 """Stands for the function's own name, which is what the user typed."""
 
-_known: Dict[str, str] = {}
 
-
+@functools.cache
 def layer_of(file: str) -> str:
     """Return the layer that a source file belongs to, ``OWN_NAME``, or "" for a file outside torch.distributed."""
-    known = _known.get(file)
-    if known is None:
-        known = _known[file] = _look(file)
-    return known
-
-
-def _look(file: str) -> str:
     _, found, inner = file.partition(_TORCH_DISTRIBUTED)
     inner = inner.replace(os.sep, "/")
     if not found or inner in _NOT_TYPED:

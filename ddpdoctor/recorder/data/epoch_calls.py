@@ -10,7 +10,7 @@ from typing import Any, Dict
 from .. import frames, hooks
 from ..state import check_every, guarded, here
 from ..wrappers import around
-from . import samplers
+from . import digests, samplers
 
 CALLS = 2
 """Calls after which a sampler without a loader is noted. By the second call the first epoch's loop is over."""
@@ -38,7 +38,12 @@ def _called(sampler: Any) -> None:
     if count == CALLS and len(_noted) < MAX_NOTED:
         number = len(_noted) + 1
         _noted[number] = weakref.ref(sampler)
-        entry = {"k": "epoch_call", "n": number, "N": samplers.length_of(sampler), "at": time.monotonic_ns()}
+        entry = {
+            "k": "epoch_call",
+            "n": number,
+            "N": samplers.length_of(digests.attributes(sampler).get("dataset")),
+            "at": time.monotonic_ns(),
+        }
         here.ring.note(dict(entry, site=frames.describe_user(sys._getframe())))
 
 

@@ -7,14 +7,11 @@ may be just as slow. Only the workers' own times show that.
 from __future__ import annotations
 
 import time
+from typing import Any, Callable
 
 from .. import hooks
 from ..state import here
 from ..wrappers import hide_own_frames, wraps
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Callable
 
 MODULE = "torch.utils.data._utils.fetch"
 FETCHERS = ("_MapDatasetFetcher", "_IterableDatasetFetcher")

@@ -19,7 +19,7 @@ def describe(loader: Any, number: int) -> Dict[str, Any]:
         "site": frames.describe_user(sys._getframe()),
         "ds": samplers.class_name(given.get("dataset")),
         "dp": dataset_digest.digest_of(given.get("dataset")),
-        "N": None if iterable else _length(given.get("dataset")),
+        "N": None if iterable else samplers.length_of(given.get("dataset")),
         "bs": _batch_size(given),
         "dl": given.get("drop_last") if isinstance(given.get("drop_last"), bool) else None,
         "it": int(iterable),
@@ -50,13 +50,3 @@ def _batch_size(given: Dict[str, Any]) -> Optional[int]:
 
 def _is_iterable(loader: Any) -> bool:
     return bool(digests.attributes(loader).get("_dataset_kind"))  # _DatasetKind.Iterable is 1, Map is 0
-
-
-def _length(dataset: Any) -> Optional[int]:
-    """Return the length of a dataset, or None if it has none. Samplers ask for it too."""
-    if not hasattr(type(dataset), "__len__"):
-        return None
-    try:
-        return len(dataset)
-    except Exception:  # noqa: BLE001 - some have the method but no length
-        return None

@@ -27,7 +27,7 @@ MAX_BYTES = 80 * 1024
 """Room for all loaders in the journal of 512 KiB. Our choice: enough for about 100 passes."""
 LAST_BYTES = 16 * 1024
 """The part of ``MAX_BYTES`` that is reserved for the last passes."""
-MAX_TOLD = 16
+MAX_REPORTED = 16
 """Loaders whose last pass is noted at the end and in the evidence."""
 
 
@@ -60,7 +60,7 @@ class Book:
         """By id of the iterator: a weak reference to it, the loader, and its pass. It is removed with the iterator."""
         self.opening: Dict[int, Any] = {}
         """By thread: the loader and pass whose iterator is being made and may already prefetch."""
-        self.told: List[Loader] = []
+        self.reported: List[Loader] = []
         """The few loaders that are reported: those that still exist, and the latest."""
         self.fresh: List[passes.Pass] = []
         """Passes that have delivered batches, with gradients on, after which no backward has run yet."""
@@ -78,8 +78,7 @@ def patch(module: Any) -> None:
     hooks.put(hooks.part(module, "_BaseDataLoaderIter"), "_next_index", _drawing)
     hooks.put(module.DataLoader, "__iter__", _opening)
     here.on_end.append(settle_all)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=book.under_way.clear)
+    os.register_at_fork(after_in_child=book.under_way.clear)
     describers["loaders"] = entries_now
 
 
@@ -129,7 +128,7 @@ def _begin(loader: Any) -> Any:
 
 def _sweep() -> None:
     """End the passes that were broken off, whose iterators are gone."""
-    for known in book.told:
+    for known in book.reported:
         one = known.last
         if one is not None and one.iterator is not None and one.iterator() is None:
             _end(known, one)
@@ -138,19 +137,19 @@ def _sweep() -> None:
 def _meet(loader: Any) -> Loader:
     book.count += 1
     known = book.loaders[loader] = Loader(book.count, loader)
-    _tell(known)
+    _report(known)
     entry = loader_facts.describe(loader, known.number)
     known.samples = entry["N"]
     known.is_noted = _note(entry, MAX_BYTES - LAST_BYTES)
     return known
 
 
-def _tell(known: Loader) -> None:
+def _report(known: Loader) -> None:
     """Add a loader to the reported ones. If there are too many, drop one that is gone or was not used for training."""
-    told = [*book.told, known]
-    if len(told) > MAX_TOLD:
-        told.remove(min(told, key=lambda one: (one.owner() is not None, one.was_trained)))
-    book.told = told
+    reported = [*book.reported, known]
+    if len(reported) > MAX_REPORTED:
+        reported.remove(min(reported, key=lambda one: (one.owner() is not None, one.was_trained)))
+    book.reported = reported
 
 
 @guarded("loaders")
@@ -261,11 +260,11 @@ def _note(entry: Dict[str, Any], room: int) -> bool:
 @guarded("loaders")
 def settle_all() -> None:
     """Note how far the last pass of each loader has got, because the job ends."""
-    for known in reversed(book.told):
+    for known in reversed(book.reported):
         if known.last is not None:
             _note_pass(known, known.last, MAX_BYTES)
 
 
 def entries_now() -> List[Dict[str, Any]]:
     """Return the last pass of each loader for the evidence. The training thread may change it meanwhile."""
-    return [_entry(known, known.last) for known in list(book.told) if known.is_noted and known.last is not None]
+    return [_entry(known, known.last) for known in list(book.reported) if known.is_noted and known.last is not None]

@@ -10,7 +10,7 @@ from .drawn import Drawn, numbers_of
 
 FIRST = 8
 """If indices are drawn one by one, this many count as the first batch."""
-PRINTED_BATCHES = 4
+DIGESTED_BATCHES = 4
 """Number of first batches that get digests. Our choice: each costs 20 to 100 microseconds."""
 SAMPLES = 16
 """Number of samples that get digests in the first passes of a loader."""
@@ -40,8 +40,8 @@ class Pass:
         """The number of indices in the first draw."""
         self.hits: Dict[int, List[Tuple[int, int, int]]] = {}
         """By draw: row, index and batch length of each sample that will get a digest."""
-        self.batch_prints: List[str] = []
-        self.sample_prints: List[str] = []
+        self.batch_digests: List[str] = []
+        self.sample_digests: List[str] = []
         self.shapes: Dict[Tuple[int, ...], None] = {}
         self.given = self.taken = 0
         """Elements of the largest delivered leaves, and of those that forwards of DDP have taken."""
@@ -76,19 +76,19 @@ class Pass:
         number = self.batches
         self.batches += 1
         hits = self.hits.pop(number, None) if self.hits else None
-        if number >= PRINTED_BATCHES and not hits:
+        if number >= DIGESTED_BATCHES and not hits:
             return
         leaves = digests.leaves_of(batch)
-        if number < PRINTED_BATCHES:
+        if number < DIGESTED_BATCHES:
             self._digest_batch(leaves)
-        if hits and self.mapped and len(self.sample_prints) < SAMPLES * digests.MAX_LEAVES:
+        if hits and self.mapped and len(self.sample_digests) < SAMPLES * digests.MAX_LEAVES:
             self._digest_samples(leaves, hits)
 
     def _digest_batch(self, leaves: List[digests.Leaf]) -> None:
         for number, leaf in enumerate(leaves):
             data = leaf.sample()
             if not digests.is_constant(data, leaf.item):
-                self.batch_prints.append("%d:%s" % (number, digests.digest(data)))
+                self.batch_digests.append("%d:%s" % (number, digests.digest(data)))
             self.shapes[leaf.shape] = None
         self.given += max([leaf.count for leaf in leaves], default=0)
 
@@ -96,12 +96,12 @@ class Pass:
         for row, index, length in hits:
             for number, leaf in enumerate(leaves):
                 if leaf.shape and leaf.shape[0] == length:
-                    self.sample_prints.append("%d:%d:%s" % (index, number, digests.digest(leaf.row(row))))
+                    self.sample_digests.append("%d:%d:%s" % (index, number, digests.digest(leaf.row(row))))
 
     @property
     def is_watched(self) -> bool:
         """Whether forwards are still compared with what was delivered."""
-        return bool(self.given) and not self.whole and self.batches <= PRINTED_BATCHES
+        return bool(self.given) and not self.whole and self.batches <= DIGESTED_BATCHES
 
     def forwarded(self, arguments: Any) -> None:
         """Compare the inputs of a forward with the delivered batches, by shape."""
@@ -123,8 +123,8 @@ class Pass:
         split = not self.whole and 0 < self.taken <= SPLIT_SHARE * self.given
         flags = {"w": drawn.worded, "split": split, "j": self.joined}
         found.update({name: 1 for name, holds in flags.items() if holds})
-        found.update({"bp": self.batch_prints} if self.batch_prints else {})
-        found.update({"sp": self.sample_prints} if self.sample_prints else {})
+        found.update({"bp": self.batch_digests} if self.batch_digests else {})
+        found.update({"sp": self.sample_digests} if self.sample_digests else {})
         return found
 
 

@@ -67,9 +67,8 @@ def _use(sampler: Any) -> None:
         action(sampler)
 
 
-def length_of(sampler: Any) -> Optional[int]:
-    """Return the length of a sampler's dataset, or None if it has none."""
-    dataset: Any = attributes(sampler).get("dataset")
+def length_of(dataset: Any) -> Optional[int]:
+    """Return the length of a dataset, or None if it has none."""
     try:
         return len(dataset)
     except Exception:  # noqa: BLE001 - some have no length, even if they have the method

@@ -103,10 +103,10 @@ class Arrivals:
 
 def _buckets_of(ddp: Any, parameters: List[Any]) -> List[List[int]]:
     """Return which parameters DDP reduces together, by position in the model; empty if DDP does not report it."""
-    told = ddp._get_ddp_logging_data()
-    rebuilt = told.get("rebuilt_per_bucket_param_indices", "")
+    logged = ddp._get_ddp_logging_data()
+    rebuilt = logged.get("rebuilt_per_bucket_param_indices", "")
     if not rebuilt and ddp.find_unused_parameters and not ddp.static_graph:
-        return _first_buckets(parameters, told.get("bucket_sizes", ""))  # DDP does not rebuild these
+        return _first_buckets(parameters, logged.get("bucket_sizes", ""))  # DDP does not rebuild these
     return [[int(i) for i in part.split()] for part in rebuilt.split(",") if part.strip()]
 
 

@@ -32,7 +32,7 @@ class Findings:
         self.first_ruined = first_ruined
         self._times = 0
         self._in_a_row = 0
-        self._told_row = False
+        self._noted_row = False
         self._last: Dict[str, Any] = {}
         self.pending: Dict[str, Any] = {}
         """The last finding for which it is not yet known whether it was used."""
@@ -45,7 +45,7 @@ class Findings:
     def saw_finite(self, reduces: bool) -> None:
         """Note that all gradients of a backward are finite."""
         if reduces:
-            self._in_a_row, self._told_row = 0, False
+            self._in_a_row, self._noted_row = 0, False
         if self.pending:
             self.settle()
 
@@ -65,8 +65,8 @@ class Findings:
             self._times += 1
             self._in_a_row += 1
         entry.update(times=self._times, row=self._in_a_row)
-        if entry["scaled"] and self._in_a_row >= LONG_ROW and not self._told_row:
-            self._told_row = True
+        if entry["scaled"] and self._in_a_row >= LONG_ROW and not self._noted_row:
+            self._noted_row = True
             self._note(entry)
 
     def settle(self) -> None:

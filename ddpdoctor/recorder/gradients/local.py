@@ -34,7 +34,7 @@ class _Kept:
         """Handles of the hooks on outputs since the last backward."""
         self.scaled = False
         """Whether a gradient scaler has scaled a loss since the last backward."""
-        self.is_told = False
+        self.is_noted = False
 
 
 _kept = _Kept()
@@ -89,10 +89,10 @@ def patch_autograd(module: Any) -> None:
     """Keep track of which backward is running."""
     if not check_every():
         return
-    hooks.put(module, "backward", _telling)
+    hooks.put(module, "backward", _tracking)
 
 
-def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+def _tracking(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if not _kept.watches:
@@ -122,17 +122,17 @@ def _begin(ddp: Any, given: Any) -> Any:
     watch = _kept.watches.get(replica)
     if watch is None:
         watch = _kept.watches[replica] = GradientWatch(replica, ddp)
-        _tell(watch)
+        _note(watch)
     if watch.off:
         return None
     watch.begin_forward(ddp, given)
     return watch
 
 
-def _tell(watch: GradientWatch) -> None:
+def _note(watch: GradientWatch) -> None:
     """Note that gradients are checked on this rank. If no finding follows, they were finite."""
-    if not watch.off and not _kept.is_told and here.ring is not None:
-        _kept.is_told = here.ring.note({"k": "gradients", "at": time.monotonic_ns()})
+    if not watch.off and not _kept.is_noted and here.ring is not None:
+        _kept.is_noted = here.ring.note({"k": "gradients", "at": time.monotonic_ns()})
 
 
 @guarded("gradients")

@@ -36,14 +36,14 @@ class FingerprintFiles:
         self._writer: Optional[FingerprintWriter] = None
         self._made = 0
 
-    def write(self, number: int, text: Dict[str, Any], rows: List[Any], prints: bytes) -> None:
+    def write(self, number: int, text: Dict[str, Any], rows: List[Any], fingerprints: bytes) -> None:
         """Add a record. If there is no room for a file with these rows, nothing is written."""
         key = hash(tuple(rows))
         if self._writer is None or key != self._rows:
             self._rows = key
             self._writer = self._next_writer(rows)
         if self._writer is not None:
-            self._writer.write(number, text, prints)
+            self._writer.write(number, text, fingerprints)
 
     def _next_writer(self, rows: List[Any]) -> Optional[FingerprintWriter]:
         global _ring, _files, _bytes, _has_given_up

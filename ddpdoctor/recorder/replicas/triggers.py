@@ -205,7 +205,6 @@ def group_ends(group: Any = None) -> None:
             model_ended(replica)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_steppers.clear)
+os.register_at_fork(after_in_child=_steppers.clear)
 ddp_models.on_gone.append(model_ended)
 here.on_end.append(group_ends)

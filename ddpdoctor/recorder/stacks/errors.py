@@ -219,9 +219,8 @@ def _noting_exit(original: Any) -> Any:
 
 @guarded("exit")
 def _note_exit(caller: Any, status: Any) -> None:
-    user = frames.innermost_user(caller)
-    if here.ring is not None and user is not None:
-        place = frames.describe(user.f_code.co_filename, user.f_lineno, user.f_code.co_name)
+    place = frames.describe_user(caller)
+    if here.ring is not None and place is not None:
         entry = {"k": "exit", "status": repr(status)[:80], "at": time.monotonic_ns(), "frame": place}
         here.ring.note(entry, vital=True)
     handled = sys.exc_info()[1]

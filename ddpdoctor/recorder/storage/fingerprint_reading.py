@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import zlib
+from typing import Any, Dict, List, Optional
 
 from . import fingerprint_layout
 from .files import open_plain, parse_json
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional
 
 MAX_TABLE_BYTES = 64 * 2**20
 """The largest unpacked table. Our choice: a limit, because a run folder may come from elsewhere."""
@@ -19,14 +16,14 @@ MAX_TABLE_BYTES = 64 * 2**20
 class FingerprintRecord:
     """One record: its index, the number of its step, its time, its text, and the fingerprints of all rows as bytes."""
 
-    __slots__ = ("index", "number", "prints", "text", "time_ns")
+    __slots__ = ("fingerprints", "index", "number", "text", "time_ns")
 
-    def __init__(self, index: int, number: int, time_ns: int, text: Dict[str, Any], prints: bytes) -> None:
+    def __init__(self, index: int, number: int, time_ns: int, text: Dict[str, Any], fingerprints: bytes) -> None:
         self.index = index
         self.number = number
         self.time_ns = time_ns
         self.text = text
-        self.prints = prints
+        self.fingerprints = fingerprints
 
 
 class FingerprintFile:
@@ -94,8 +91,8 @@ class FingerprintFile:
             text = parse_json(data[start : start + size] or b"{}")
         except ValueError:
             return None
-        prints = data[start + fingerprint_layout.TEXT_SIZE :]
-        return FingerprintRecord(index, number, time_ns, text, prints) if isinstance(text, dict) else None
+        fingerprints = data[start + fingerprint_layout.TEXT_SIZE :]
+        return FingerprintRecord(index, number, time_ns, text, fingerprints) if isinstance(text, dict) else None
 
 
 def _table(packed: bytes, path: str) -> Dict[str, Any]:

@@ -47,27 +47,27 @@ class FingerprintWriter:
         self.total_bytes = self._slots_at + self._slots * self._size
         self._map = allocate(self.path, self.total_bytes)
         self._written = 0
-        self._prints_bytes = rows * fingerprint_layout.FINGERPRINT_SIZE
+        self._fingerprints_bytes = rows * fingerprint_layout.FINGERPRINT_SIZE
         self._map[fingerprint_layout.HEADER_SIZE : fingerprint_layout.HEADER_SIZE + len(packed)] = packed
         fingerprint_layout.IDENTITY.pack_into(
             self._map, 0, fingerprint_layout.MAGIC, fingerprint_layout.VERSION, rows, len(packed), self._slots_at,
             self._size, self._slots, pid, start_ticks,
         )  # fmt: skip
 
-    def write(self, number: int, text: Dict[str, Any], prints: bytes) -> None:
-        """Add a record. A text that is too long is left out. ``prints`` has 16 bytes per row."""
-        if len(prints) != self._prints_bytes:
-            raise ValueError("%d bytes of prints, not %d" % (len(prints), self._prints_bytes))
+    def write(self, number: int, text: Dict[str, Any], fingerprints: bytes) -> None:
+        """Add a record. A text that is too long is left out. ``fingerprints`` has 16 bytes per row."""
+        if len(fingerprints) != self._fingerprints_bytes:
+            raise ValueError("%d bytes of fingerprints, not %d" % (len(fingerprints), self._fingerprints_bytes))
         index = self._written + 1
         at = self._slots_at + (index - 1) % self._slots * self._size
-        told = json.dumps(text, separators=(",", ":")).encode("ascii", "replace")
-        told = told if len(told) <= fingerprint_layout.TEXT_SIZE else b"{}"
+        data = json.dumps(text, separators=(",", ":")).encode("ascii", "replace")
+        data = data if len(data) <= fingerprint_layout.TEXT_SIZE else b"{}"
         start = at + fingerprint_layout.RECORD_HEAD.size
         fingerprint_layout.NUMBER.pack_into(self._map, at, 0)
-        self._map[start : start + len(told)] = told
+        self._map[start : start + len(data)] = data
         start += fingerprint_layout.TEXT_SIZE
-        self._map[start : start + len(prints)] = prints
-        fingerprint_layout.RECORD_HEAD.pack_into(self._map, at, 0, number, time.monotonic_ns(), len(told))
+        self._map[start : start + len(fingerprints)] = fingerprints
+        fingerprint_layout.RECORD_HEAD.pack_into(self._map, at, 0, number, time.monotonic_ns(), len(data))
         fingerprint_layout.NUMBER.pack_into(self._map, at, index)
         self._written = index
         fingerprint_layout.NUMBER.pack_into(self._map, fingerprint_layout.WRITTEN_OFFSET, index)

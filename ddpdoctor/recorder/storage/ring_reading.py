@@ -102,8 +102,8 @@ def uses_nccl(data: Any) -> bool:
     """Return whether the default group of a process uses NCCL. The ring may be being written."""
     used = min(read_cells(data)["journal_used"], len(data) - ring_layout.HEADER_SIZE)
     notes = _read_journal(bytes(data[ring_layout.HEADER_SIZE : ring_layout.HEADER_SIZE + used]))[2]
-    told = next((str(note.get("backend")) for note in reversed(notes) if note["k"] == "initialized"), "")
-    return "nccl" in told.lower()
+    backend = next((str(note.get("backend")) for note in reversed(notes) if note["k"] == "initialized"), "")
+    return "nccl" in backend.lower()
 
 
 def read_ring(data: bytes) -> RingContent:

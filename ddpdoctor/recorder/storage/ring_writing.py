@@ -7,6 +7,7 @@ import itertools
 import mmap
 import os
 import time
+from _json import encode_basestring_ascii as _quote
 
 from . import ring_layout
 from .files import open_plain
@@ -132,8 +133,7 @@ class Ring:
         if _unpack_cell(self._map, at)[0] == index:
             _pack_cell(self._map, at + ring_layout.SLOT_ENDED_OFFSET, ended_ns or _now_ns())
             if extra_flags:
-                old = ring_layout.FLAGS.unpack_from(self._map, at + ring_layout.SLOT_FLAGS_OFFSET)[0]
-                ring_layout.FLAGS.pack_into(self._map, at + ring_layout.SLOT_FLAGS_OFFSET, old | extra_flags)
+                self._add_flags(at, extra_flags)
             if waited:
                 _pack_two_cells(self._map, _WAIT_SINCE, 0, next(self._done))
             else:
@@ -145,8 +145,11 @@ class Ring:
         """Mark a call as asynchronous: it has returned but not ended."""
         at = self._slots_at + (index - 1) % self._slots * _SLOT_SIZE
         if _unpack_cell(self._map, at)[0] == index:
-            old = ring_layout.FLAGS.unpack_from(self._map, at + ring_layout.SLOT_FLAGS_OFFSET)[0]
-            ring_layout.FLAGS.pack_into(self._map, at + ring_layout.SLOT_FLAGS_OFFSET, old | ring_layout.FLAG_ASYNC)
+            self._add_flags(at, ring_layout.FLAG_ASYNC)
+
+    def _add_flags(self, at: int, flags: int) -> None:
+        old = ring_layout.FLAGS.unpack_from(self._map, at + ring_layout.SLOT_FLAGS_OFFSET)[0]
+        ring_layout.FLAGS.pack_into(self._map, at + ring_layout.SLOT_FLAGS_OFFSET, old | flags)
 
     def waits(self, since_ns: int) -> None:
         """Write when the main thread began to wait for other ranks, or 0 if it does not wait."""
@@ -219,23 +222,13 @@ def allocate(path: str, size: int) -> mmap.mmap:
             os.close(fd)
             os.unlink(path)
             fd = open_plain(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, size)
-        else:
-            for _ in range(0, size, ring_layout.HEADER_SIZE):
-                os.write(fd, b"\0" * ring_layout.HEADER_SIZE)
+        os.posix_fallocate(fd, 0, size)
         return mmap.mmap(fd, size)
     except OSError:
         os.unlink(path)
         raise
     finally:
         os.close(fd)
-
-
-try:
-    from _json import encode_basestring_ascii as _quote
-except ImportError:  # a Python that is not CPython
-    from json.encoder import py_encode_basestring_ascii as _quote
 
 
 _WORDS = {None: "null", True: "true", False: "false"}
