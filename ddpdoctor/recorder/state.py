@@ -81,7 +81,7 @@ class Recorder:
                 "ppid": os.getppid(),
                 "main": self.main_thread,
                 "roots": frames.STDLIB,
-                "env": _launch_variables(),
+                "env": {name: os.environ[name] for name in _LAUNCH_VARIABLES if name in os.environ},
                 "at": time.monotonic_ns(),
             }
         )
@@ -158,10 +158,6 @@ def _main_thread() -> Optional[int]:
     """Return the main thread's number. If nobody has imported ``threading`` yet, it is the current thread."""
     threading = sys.modules.get("threading")
     return _thread.get_ident() if threading is None else threading.main_thread().ident
-
-
-def _launch_variables() -> Any:
-    return {name: os.environ[name] for name in _LAUNCH_VARIABLES if name in os.environ}
 
 
 def check_every() -> int:

@@ -237,10 +237,8 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
             # The call is made outside of this clause, so that its own error does not get ours as its context.
             call = _UNRECORDED
         try:
-            if hook.rerouted and call[3] is not None:
-                result = _run(hook, call[3].reference(), original, args, kwargs)
-            else:
-                result = original(*args, **kwargs)
+            instead = _other_way(hook, call[3], args, kwargs) if hook.rerouted else None
+            result = original(*args, **kwargs) if instead is None else instead()
         except BaseException as error:
             end_wait(call[1], hook.counted)
             records.failed(call[0], op, error)
@@ -256,18 +254,14 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
 
 
 @guarded("detail")
-def _other_way(hook: _Hook, group: Any, args: Any, kwargs: Any) -> Optional[Callable[[], Any]]:
+def _other_way(hook: _Hook, known: Any, args: Any, kwargs: Any) -> Optional[Callable[[], Any]]:
     """Return what to call instead of a point-to-point call that DETAIL would break, or None if it would not."""
-    if not detail.is_needed():
+    if known is None or not detail.is_needed():
         return None
     tag = hook.argument("tag", args, kwargs) or 0
-    return detail.reroute(hook.op, group, hook.argument("tensor", args, kwargs), hook.group_peer(args, kwargs), tag)
-
-
-def _run(hook: _Hook, group: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Make a point-to-point call in a way that DETAIL does not break."""
-    instead = _other_way(hook, group, args, kwargs)
-    return original(*args, **kwargs) if instead is None else instead()
+    return detail.reroute(
+        hook.op, known.reference(), hook.argument("tensor", args, kwargs), hook.group_peer(args, kwargs), tag
+    )
 
 
 def groups_now() -> Any:

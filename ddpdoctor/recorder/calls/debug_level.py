@@ -46,7 +46,8 @@ def patch(c10d: Any) -> None:
 @guarded("debug level")
 def _decide(c10d: Any, backend: Any, device_id: Any) -> None:
     global _is_withheld
-    levels = _levels()
+    import torch.distributed as levels
+
     level = levels.get_debug_level()
     if backends_of(c10d, backend, device_id) == {"gloo"}:
         if _is_withheld and level == levels.DebugLevel.OFF:
@@ -55,12 +56,6 @@ def _decide(c10d: Any, backend: Any, device_id: Any) -> None:
     elif level == levels.DebugLevel.DETAIL:
         levels.set_debug_level(levels.DebugLevel.OFF)
         _is_withheld = True
-
-
-def _levels() -> Any:
-    import torch.distributed
-
-    return torch.distributed
 
 
 def backends_of(c10d: Any, backend: Any, device_id: Any) -> Set[str]:

@@ -103,7 +103,9 @@ class _Operator:
         about = self.given(self.about_at, args, kwargs)
         if ring is None or not _is_real(about):
             return 0, None, 0
-        group = _group_of(self.given(self.group_at, args, kwargs))
+        group = self.given(self.group_at, args, kwargs)
+        if isinstance(group, str):
+            group = groups.c10d._resolve_process_group(group)
         found = groups.known(group)
         found = found.aside if found.aside is not None and collectives.is_on_cpu(about) else found
         begun = groups.begun_by(found)
@@ -147,10 +149,6 @@ def _is_real(about: Any) -> bool:
     if isinstance(about, (list, tuple)):
         about = about[0] if about else None
     return type(about) in _plain and not _modes()
-
-
-def _group_of(named: Any) -> Any:
-    return groups.c10d._resolve_process_group(named) if isinstance(named, str) else named
 
 
 def _keep(tensor: Any, index: int) -> None:

@@ -60,14 +60,9 @@ def _kind_by_user(ring: Any, frame: FrameType, given: Any) -> CallKind:
         if len(kinds) >= MAX_KINDS:
             kinds.clear()
         site = 0 if user is None else _site(ring, user)
-        reference = None if code is None else weakref.ref(code, functools.partial(_forget, kinds, key))
+        reference = None if code is None else weakref.ref(code, lambda _: kinds.pop(key, None))
         kind = kinds[key] = CallKind(_packed(ring, site, *key[2:]), site, reference)
     return kind
-
-
-def _forget(kinds: Dict[Any, CallKind], key: Any, _reference: Any) -> None:
-    """Forget a kind whose code is gone, because other code may get its id."""
-    kinds.pop(key, None)
 
 
 def _user_frame(frame: Optional[FrameType]) -> Tuple[Optional[FrameType], str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import time
 
-from ..state import here
+from ..state import guarded, here
 from ..training.step_clock import clock
 
 _get_ident = _thread.get_ident
@@ -45,23 +45,24 @@ def end_wait(began_ns: int, counts: bool, ended_ns: int = 0) -> None:
 
 
 def enter_phase() -> bool:
-    """Begin a phase that may need other ranks; return whether ``leave_phase`` must be called. It does not raise."""
-    try:
-        if _get_ident() != here.main_thread:
-            return False
-        clock.phases += 1
-        if clock.phases == 1 and not clock.waiting and here.ring is not None:
-            here.ring.waits(_now_ns())
-    except Exception as error:  # noqa: BLE001 - the recorder's wall
-        here.failed("wait begins", error)
+    """Begin a phase that may need other ranks; return whether ``leave_phase`` must be called."""
+    if _get_ident() != here.main_thread:
+        return False
+    clock.phases += 1
+    if clock.phases == 1:
+        _mark(_now_ns())
     return True
 
 
 def leave_phase() -> None:
-    """End a phase that was entered. It does not raise."""
+    """End a phase that was entered."""
     clock.phases -= 1
-    try:
-        if not clock.phases and not clock.waiting and here.ring is not None:
-            here.ring.waits(0)
-    except Exception as error:  # noqa: BLE001 - the recorder's wall
-        here.failed("wait ends", error)
+    if not clock.phases:
+        _mark(0)
+
+
+@guarded("wait")
+def _mark(since_ns: int) -> None:
+    """Write for the watcher since when the main thread may wait in a phase, unless it is in a call that waits."""
+    if not clock.waiting and here.ring is not None:
+        here.ring.waits(since_ns)

@@ -24,11 +24,7 @@ _now_ns = time.monotonic_ns
 _MAIN = ring_layout.FLAG_MAIN
 
 
-def _nothing() -> None:
-    """Stand for a reference to a work that was not handed out."""
-
-
-_NOT_HANDED_OUT = (_nothing, 0)
+_NOT_HANDED_OUT: Tuple[Any, int] = (lambda: None, 0)
 _handed_out: Dict[int, Tuple[Any, int]] = {}
 """By id of the work, in the order of the calls: a weak reference to it, and the record of its call."""
 

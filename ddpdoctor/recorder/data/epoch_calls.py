@@ -38,12 +38,8 @@ def _called(sampler: Any) -> None:
     if count == CALLS and len(_noted) < MAX_NOTED:
         number = len(_noted) + 1
         _noted[number] = weakref.ref(sampler)
-        entry = {
-            "k": "epoch_call",
-            "n": number,
-            "N": samplers.length_of(digests.attributes(sampler).get("dataset")),
-            "at": time.monotonic_ns(),
-        }
+        samples = samplers.length_of(digests.attributes(sampler).get("dataset"))
+        entry = {"k": "epoch_call", "n": number, "N": samples, "at": time.monotonic_ns()}
         here.ring.note(dict(entry, site=frames.describe_user(sys._getframe())))
 
 

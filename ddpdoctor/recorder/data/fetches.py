@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable
 
 from .. import hooks
-from ..state import here
+from ..state import guarded, here
 from ..wrappers import hide_own_frames, wraps
 
 MODULE = "torch.utils.data._utils.fetch"
@@ -62,6 +62,12 @@ def patch(module: Any) -> None:
             fetcher.fetch = _timed(fetcher.fetch)
 
 
+@guarded("fetches")
+def _made(began_ns: int, ended_ns: int) -> None:
+    if here.ring is not None:
+        times.add(here.ring, began_ns, ended_ns)
+
+
 def _timed(original: Callable[..., Any]) -> Callable[..., Any]:
     def fetch(*args: Any, **kwargs: Any) -> Any:
         began = _now_ns()
@@ -70,11 +76,7 @@ def _timed(original: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException as error:
             hide_own_frames(error)
             raise
-        try:
-            if here.ring is not None:
-                times.add(here.ring, began, _now_ns())
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
-            here.failed("fetches", error)
+        _made(began, _now_ns())
         return batch
 
     return wraps(original)(fetch)

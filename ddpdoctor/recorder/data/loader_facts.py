@@ -12,7 +12,7 @@ from . import dataset_digest, digests, samplers
 def describe(loader: Any, number: int) -> Dict[str, Any]:
     """Return the journal entry of loader ``number`` of this process."""
     given = digests.attributes(loader)
-    iterable = _is_iterable(loader)
+    iterable = bool(given.get("_dataset_kind"))  # _DatasetKind.Iterable is 1, Map is 0
     return {
         "k": "loader",
         "n": number,
@@ -46,7 +46,3 @@ def _batch_size(given: Dict[str, Any]) -> Optional[int]:
         if type(found) is int:
             return found
     return None
-
-
-def _is_iterable(loader: Any) -> bool:
-    return bool(digests.attributes(loader).get("_dataset_kind"))  # _DatasetKind.Iterable is 1, Map is 0

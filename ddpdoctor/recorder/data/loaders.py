@@ -7,7 +7,6 @@ that was broken off is noted when the next one begins. Evidence of a hanging job
 from __future__ import annotations
 
 import _thread
-import functools
 import os
 import sys
 import time
@@ -82,13 +81,9 @@ def patch(module: Any) -> None:
     describers["loaders"] = entries_now
 
 
-def _is_on() -> bool:
-    return here.is_rank and here.ring is not None
-
-
 def _opening(original: Callable[..., Any]) -> Callable[..., Any]:
     def begins(self: Any) -> Any:
-        if not _is_on():
+        if not here.is_rank or here.ring is None:
             return original(self)
         begun = _begin(self)
         try:
@@ -154,14 +149,10 @@ def _report(known: Loader) -> None:
 
 @guarded("loaders")
 def _register(iterator: Any, begun: Any) -> None:
-    reference = weakref.ref(iterator, functools.partial(_forget, book.under_way, id(iterator)))
-    book.under_way[id(iterator)] = (reference, *begun)
+    under_way, key = book.under_way, id(iterator)
+    reference = weakref.ref(iterator, lambda _: under_way.pop(key, None))
+    under_way[key] = (reference, *begun)
     begun[1].iterator = reference
-
-
-def _forget(under_way: Dict[int, Any], key: int, _reference: Any) -> None:
-    """Forget an iterator that is gone."""
-    under_way.pop(key, None)
 
 
 def _drawing(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ used: Any = weakref.WeakSet()
 on_use: List[Callable[[Any], None]] = []
 """Called with such a sampler when it is used for the first time."""
 
+_SHUFFLES = {"RandomSampler": True, "SequentialSampler": False}
 _INNER = ("batch_sampler", "sampler", "base_sampler")
 _REPLICAS = ("num_replicas", "num_processes", "world_size")
 _RANK = ("rank", "process_index")
@@ -30,7 +31,7 @@ def describe(loader: Any) -> Optional[Dict[str, Any]]:
     sharing = _sharing(chain)
     if sharing is None:
         plain = _plain(chain)
-        return {"type": class_name(plain), "shuffle": _shuffles(plain)}
+        return {"type": class_name(plain), "shuffle": _SHUFFLES.get(type(plain).__name__)}
     given = attributes(sharing)
     return {
         "type": class_name(sharing),
@@ -88,16 +89,12 @@ def _chain(loader: Any) -> Iterator[Any]:
     known = set()
     while seen and found < MAX_NESTED:
         sampler = seen.pop(0)
-        if sampler is None or id(sampler) in known or not _is_sampler(sampler):
+        if sampler is None or id(sampler) in known or type(sampler).__name__ == "_InfiniteConstantSampler":
             continue
         known.add(id(sampler))
         found += 1
         yield sampler
         seen[:0] = [attributes(sampler).get(name) for name in _INNER]
-
-
-def _is_sampler(value: Any) -> bool:
-    return type(value).__name__ != "_InfiniteConstantSampler"
 
 
 def _sharing(chain: Any) -> Any:
@@ -113,10 +110,6 @@ def _plain(chain: Any) -> Any:
     """Return the sampler that decides the order: the first one that is not torch's BatchSampler."""
     own = getattr(sys.modules.get("torch.utils.data.sampler"), "BatchSampler", None)
     return next((sampler for sampler in chain if type(sampler) is not own), chain[0])
-
-
-def _shuffles(sampler: Any) -> Optional[bool]:
-    return {"RandomSampler": True, "SequentialSampler": False}.get(type(sampler).__name__)
 
 
 def _is_standard(loader: Any, sampler: Any) -> bool:

@@ -35,6 +35,7 @@ class _Kept:
         self.scaled = False
         """Whether a gradient scaler has scaled a loss since the last backward."""
         self.is_noted = False
+        """Whether a note says that gradients are checked on this rank. If no finding follows, they were finite."""
 
 
 _kept = _Kept()
@@ -48,12 +49,10 @@ class _Output:
     def __init__(self, watch: GradientWatch) -> None:
         self._watch = watch
 
+    @guarded("gradients")
     def __call__(self, _gradient: Any) -> None:
-        try:
-            if _kept.backwards:  # torch.autograd.grad leaves the parameters' gradients alone
-                self._watch.begin_backward(_kept.backwards[-1])
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
-            here.failed("gradients", error)
+        if _kept.backwards:  # torch.autograd.grad leaves the parameters' gradients alone
+            self._watch.begin_backward(_kept.backwards[-1])
 
 
 def patch_ddp(ddp: Any) -> None:
@@ -122,17 +121,12 @@ def _begin(ddp: Any, given: Any) -> Any:
     watch = _kept.watches.get(replica)
     if watch is None:
         watch = _kept.watches[replica] = GradientWatch(replica, ddp)
-        _note(watch)
     if watch.off:
         return None
+    if not _kept.is_noted and here.ring is not None:
+        _kept.is_noted = here.ring.note({"k": "gradients", "at": time.monotonic_ns()})
     watch.begin_forward(ddp, given)
     return watch
-
-
-def _note(watch: GradientWatch) -> None:
-    """Note that gradients are checked on this rank. If no finding follows, they were finite."""
-    if not watch.off and not _kept.is_noted and here.ring is not None:
-        _kept.is_noted = here.ring.note({"k": "gradients", "at": time.monotonic_ns()})
 
 
 @guarded("gradients")

@@ -37,7 +37,8 @@ class Replica:
         self.number = number
         """The model's number within its group, counted from 1."""
         self.ignored: FrozenSet[str] = frozenset(getattr(ddp.module, "_ddp_params_and_buffers_to_ignore", ()))
-        self.reduced = _reduced_by(ddp, self.ignored)
+        named = ddp.module.named_parameters()
+        self.reduced = frozenset(id(p) for name, p in named if p.requires_grad and name not in self.ignored)
         """Ids of the parameters that DDP reduces. DDP keeps them alive, so no other tensor gets their ids."""
         self.on_gpu = getattr(ddp, "device_type", "cpu") != "cpu"
         self.forwards = 0
@@ -122,11 +123,6 @@ def register(ddp: Any) -> None:
     number = _kept.numbers[group] = _kept.numbers.get(group, 0) + 1
     _kept.by_id[id(ddp)] = Replica(ddp, ranks, number)
     _kept.version += 1
-
-
-def _reduced_by(ddp: Any, ignored: FrozenSet[str]) -> FrozenSet[int]:
-    named = ddp.module.named_parameters()
-    return frozenset(id(tensor) for name, tensor in named if tensor.requires_grad and name not in ignored)
 
 
 def _gone(kept: _Kept, key: int, reference: Any, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:

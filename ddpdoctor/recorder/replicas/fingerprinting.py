@@ -71,7 +71,7 @@ class StepFingerprints:
         self._gradients: Rows = []
         self._taken: Any = None
         """Their ``fingerprint.Fingerprints``, read when the step has ended."""
-        self._sample: Any = _nothing
+        self._sample: Any = lambda: None
         """A weak reference to one parameter that the optimizer changes."""
         self._left = (0, 0)
         """The sample's version and address at the end of the last step."""
@@ -166,10 +166,6 @@ class StepFingerprints:
             self.replica.optimizers += 1
             self._files = FingerprintFiles(_about(self.replica, fingerprint_layout.STEP, self.replica.optimizers))
         return self._files
-
-
-def _nothing() -> None:
-    """Act as a weak reference whose object is gone."""
 
 
 class ModelFingerprints:

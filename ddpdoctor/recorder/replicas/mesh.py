@@ -184,14 +184,11 @@ def _noting(original: Callable[..., Any], leaves_plain: bool = False) -> Callabl
     @wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        _note(args[0] if args else kwargs.get("module"), _mesh(args, kwargs) if leaves_plain else None)
+        mesh = args[1] if len(args) > 1 else kwargs.get("device_mesh")
+        _note(args[0] if args else kwargs.get("module"), mesh if leaves_plain else None)
         return result
 
     return run
-
-
-def _mesh(args: Any, kwargs: Any) -> Any:
-    return args[1] if len(args) > 1 else kwargs.get("device_mesh")
 
 
 @guarded("mesh module")

@@ -22,7 +22,9 @@ def plain_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         return _inner_parts(tensor)
     if tensor.layout is not torch.strided:
         return _sparse_parts(tensor)
-    if tensor.is_meta or tensor.is_quantized or tensor.is_nested or _not_initialised(tensor):
+    if tensor.is_meta or tensor.is_quantized or tensor.is_nested:
+        return ()
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):  # a lazy module's, which has no shape yet
         return ()
     return (_of_known_dtype(tensor),)
 
@@ -49,11 +51,6 @@ def _sparse_parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
 
 def _all_known(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     return [_of_known_dtype(tensor) for tensor in tensors]
-
-
-def _not_initialised(tensor: torch.Tensor) -> bool:
-    """Return whether this is a lazy module's parameter, which has no shape yet."""
-    return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
 
 
 def _of_known_dtype(tensor: torch.Tensor) -> torch.Tensor:

@@ -94,15 +94,13 @@ def _text(value: Any) -> Optional[str]:
 
     if isinstance(value, torch.Tensor):
         value = value.item() if value.device.type == "cpu" and value.numel() == 1 else None
-    if value is None or value is False:
+    if value is False:
         return None
     if isinstance(value, (tuple, list)):
         return " ".join(_text(part) or "-" for part in value[:4])[:MAX_VALUE]
-    return (value if isinstance(value, str) else repr(value))[:MAX_VALUE] if _is_plain(value) else None
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (int, float, str))
+    return (
+        (value if isinstance(value, str) else repr(value))[:MAX_VALUE] if isinstance(value, (int, float, str)) else None
+    )
 
 
 def random_digest(on_gpu: bool) -> str:

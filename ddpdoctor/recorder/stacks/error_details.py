@@ -39,7 +39,7 @@ def at_error(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
         return None
     found = {}
     for name, read in (
-        ("resident", _resident),
+        ("resident", lambda: [_status("VmRSS"), _status("VmHWM")]),
         ("address_space", _address_space),
         ("shared_memory", _shared),
         ("devices", _devices),
@@ -58,10 +58,6 @@ def _status(name: str) -> int:
             if line.startswith(name.encode() + b":"):
                 return int(line.split()[1]) * 1024
     return 0
-
-
-def _resident() -> List[int]:
-    return [_status("VmRSS"), _status("VmHWM")]
 
 
 def _address_space() -> Optional[List[int]]:

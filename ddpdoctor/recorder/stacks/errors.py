@@ -189,7 +189,9 @@ def install() -> None:
     # Both names: a library that finds them different thinks that another hook is installed, and skips its own.
     sys.__excepthook__ = sys.excepthook = wraps(original)(excepthook)
     _watch_exits()
-    _watch_shutdown()
+    import atexit
+
+    atexit.register(_exited)  # for a process that never has threads
     imports.when_there("threading", _watch_threads)
 
 
@@ -244,13 +246,6 @@ def _watch_threads(threading: Any) -> None:
     if register is not None:
         register(_main_ended)
         threading._register_atexit = _registering_first(register)
-
-
-def _watch_shutdown() -> None:
-    """Note the end of the script's own code in a process that never had threads."""
-    import atexit
-
-    atexit.register(_exited)
 
 
 def _registering_first(register: Any) -> Any:

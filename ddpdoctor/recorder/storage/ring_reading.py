@@ -163,14 +163,9 @@ def _read_journal(text: bytes) -> Tuple[Dict[int, str], Dict[int, Dict[str, Any]
             strings[entry["s"]] = str(entry.get("v", ""))
         elif isinstance(entry.get("c"), int):
             sites[entry["c"]] = entry
-        elif _is_note(entry):
+        elif isinstance(entry.get("k"), str) and all(isinstance(entry.get(name), _NUMBER) for name in _NUMBERS):
             notes.append(entry)
     return strings, sites, notes
-
-
-def _is_note(entry: Dict[str, Any]) -> bool:
-    """Return whether an entry has a kind, and numbers in the fields where notes have numbers."""
-    return isinstance(entry.get("k"), str) and all(isinstance(entry.get(name), _NUMBER) for name in _NUMBERS)
 
 
 def _read_entries(lines: List[bytes]) -> List[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import sys
 import time
@@ -35,7 +36,7 @@ def note_model(module: Any, group: Any, with_buffers: bool, finds_unused: bool) 
     _notes += 1
     rows = _rows(module, with_buffers)
     text = _text(rows)
-    digest = _digest(text)
+    digest = hashlib.sha256(text).hexdigest()[:24]
     entry = {
         "k": "ddp",
         "at": time.monotonic_ns(),
@@ -72,12 +73,6 @@ def _row(kind: str, name: str, tensor: Any) -> List[Any]:
 
 def _text(rows: List[Any]) -> bytes:
     return json.dumps(rows, separators=(",", ":")).encode("utf-8", "replace")
-
-
-def _digest(text: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha256(text).hexdigest()[:24]
 
 
 def _packed(rows: List[Any], text: bytes, room: int) -> Optional[str]:

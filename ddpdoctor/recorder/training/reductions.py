@@ -6,7 +6,6 @@ step, even if the step has ended.
 
 from __future__ import annotations
 
-import functools
 import time
 import weakref
 from typing import Any, Dict, Optional
@@ -32,7 +31,8 @@ class Reduction:
         self.waits = clock.waits
         """The waits of the step that it belongs to."""
         self.logger = ddp.logger  # holds the parameters, so it is dropped when the model is gone
-        self.model = weakref.ref(ddp, functools.partial(_model_gone, id(ddp)))
+        key = id(ddp)
+        self.model = weakref.ref(ddp, lambda _: _settle_without_forward(key))
 
 
 _pending: Dict[int, Reduction] = {}
@@ -74,10 +74,6 @@ def settle_all() -> None:
     for key in list(_pending):
         _settle_without_forward(key)
     _write_held()
-
-
-def _model_gone(key: int, _reference: Any) -> None:
-    _settle_without_forward(key)
 
 
 @guarded("steps")

@@ -86,14 +86,12 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     return wraps(original)(forward)
 
 
+@guarded("steps")
 def _forward_ended(ddp: Any) -> None:
     global _reducing
-    try:
-        if ddp.require_backward_grad_sync:
-            _reducing = weakref.ref(ddp)
-            reductions.began_anew(ddp)
-    except Exception as error:  # noqa: BLE001 - the recorder's wall
-        here.failed("steps", error)
+    if ddp.require_backward_grad_sync:
+        _reducing = weakref.ref(ddp)
+        reductions.began_anew(ddp)
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,15 +106,13 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
             _enter(ring_layout.BEFORE)
             raise
         _enter(ring_layout.BEFORE)
-        try:
-            _backward_ended(began)
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
-            here.failed("steps", error)
+        _backward_ended(began)
         return result
 
     return wraps(original)(backward)
 
 
+@guarded("steps")
 def _backward_ended(began_ns: int) -> None:
     global _reducing
     model, _reducing = (_reducing, None)
