@@ -162,7 +162,7 @@ def _compare_files(options: Options) -> int:
     from ddpdoctor.diagnose.consistency import build_diff_report
     from ddpdoctor.diagnose.reports import now
     from ddpdoctor.model.errors import UserError
-    from ddpdoctor.probes.consistency.diff import compare_files
+    from ddpdoctor.probes.diff.comparing import compare_files
     from ddpdoctor.probes.load_torch import load_torch
 
     if len(options.files) < 2:

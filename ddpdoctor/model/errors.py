@@ -1,4 +1,4 @@
-"""ddpdoctor's only error class. Only ``cli/app`` prints it and ends the process."""
+"""ddpdoctor's only error class, which only ``cli/app`` prints, and what other errors say in a line."""
 
 from __future__ import annotations
 
@@ -14,3 +14,14 @@ class UserError(Exception):
         self.message = message
         self.help = help
         self.status = status
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type if it has no text."""
+    return str(error).strip().partition("\n")[0].strip() or type(error).__name__
+
+
+def typed_line(error: BaseException) -> str:
+    """Return the type and the first line of an error: "ValueError: no such label". It has at most 500 characters."""
+    name, line = type(error).__name__, first_line(error)
+    return name if line == name else f"{name}: {line}"[:500]

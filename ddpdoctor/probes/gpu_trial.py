@@ -11,6 +11,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.model.errors import first_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -63,12 +65,7 @@ def try_work(device: torch.device, size: int | None = None, memory_bytes: int | 
         wrong = _try_memory(device, memory_bytes if memory_bytes is not None else _memory_bytes(device))
         return wrong or _try_products(device, size if size is not None else _product_size(device))
     except RuntimeError as error:  # torch raises this for every CUDA error
-        return _first_line(error)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0]
+        return first_line(error)
 
 
 def _memory_bytes(device: torch.device) -> int:
@@ -153,7 +150,7 @@ def try_copies(devices: list[torch.device], copy_bytes: int = COPY_BYTES) -> Ite
             try:
                 result["error"], result["gb_s"] = try_copy(source, target, source_index * 97 + target_index, copy_bytes)
             except RuntimeError as error:  # torch raises this for every CUDA error
-                result["error"] = _first_line(error)
+                result["error"] = first_line(error)
             yield {**result, "ok": result["error"] is None}
 
 

@@ -11,9 +11,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ddpdoctor.probes.rendezvous.mesh import ALL_SENDS_S, FAILURES, LEAST_SEND_S, LONGEST_SEND_S, MeshLimits
+from ddpdoctor.probes.rendezvous.mesh import (
+    ALL_SENDS_S,
+    FAILURES,
+    LEAST_SEND_S,
+    LONGEST_SEND_S,
+    MeshLimits,
+    blocks_of,
+    sources_of,
+    targets_of,
+)
 from ddpdoctor.probes.rendezvous.payloads import LARGE_BYTES
-from ddpdoctor.probes.rendezvous.rounds import blocks_of, sources_of, targets_of
 
 HEALTHY_S = LARGE_BYTES / 1.25e9 + 0.005
 """A large payload at 10 Gbit/s, and what greeting, small payload and Python take beside it."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Collective, Mode, NodeResult, Pair
-from ddpdoctor.probes.bandwidth.rounds import circle_rounds
 from ddpdoctor.probes.bandwidth.spread import coefficient_of_variation
 from ddpdoctor.probes.bandwidth.visits import (
     LEAST_SLOT_S,
@@ -177,3 +176,24 @@ def _note(log: Log, plan: Plan, measured: int, what: str, turns: int, *, alone: 
         f"--{'pairs' if plan.phase == 'pairs' else 'by-node'}: {measured} of {total} {what}{left} {how}: all_reduce of "
         f"{format_size(SMALL_BYTES)} and of {format_size(plan.size_bytes)}, medians of {turns} turns"
     )
+
+
+End = TypeVar("End")
+
+
+def circle_rounds(ends: Sequence[End]) -> tuple[tuple[tuple[End, End], ...], ...]:
+    """Return n - 1 rounds of n / 2 pairs, or for odd n, n rounds with a different end sitting out each time.
+
+    This is the circle method: one end stays, the others rotate around the table, and opposite seats form a pair. A pair
+    keeps the order in which its ends were given.
+    """
+    if len(ends) < 2:
+        return ()
+    seats = len(ends) + len(ends) % 2
+    table = list(range(seats))
+    rounds = []
+    for _ in range(seats - 1):
+        facing = sorted((min(pair), max(pair)) for pair in zip(table, reversed(table[seats // 2 :]), strict=False))
+        rounds.append(tuple((ends[first], ends[second]) for first, second in facing if second < len(ends)))
+        table = [table[0], table[-1], *table[1:-1]]
+    return tuple(rounds)

@@ -1,4 +1,4 @@
-"""Reads NCCL's own log of this rank: which network and which transports between ranks it chose.
+"""Makes NCCL log while the bench runs, and reads which network and which transports between ranks it chose.
 
 Only lines of the subsystem INIT are read. NCCL writes them while it connects, never during a measurement. The formats
 are from src/init.cc, src/transport/{p2p,shm,net,nvls}.cc and src/transport/net_{ib,socket}.cc, 2.18 to 2.30.
@@ -6,15 +6,22 @@ are from src/init.cc, src/transport/{p2p,shm,net,nvls}.cc and src/transport/net_
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import NcclLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from typing_extensions import Self
+
+    from ddpdoctor.exchange.conversation import Conversation
+    from ddpdoctor.probes.bandwidth.group import Group
 
 FILE = "nccl.%h.%p.log"
 """NCCL replaces %h by the host's name and %p by the process id."""
@@ -35,6 +42,45 @@ SOCKETS = re.compile(r"NCCL INFO NET/Socket : Using (.*)$", re.MULTILINE)
 INTERFACE = re.compile(r"\[\d+\]([^\s:]+):")
 MULTICAST = re.compile(r"NCCL INFO NVLS multicast support is (not )?available")
 NVLS_CHANNELS = re.compile(r"NCCL INFO .*?(\d+) nvls channels")
+
+
+class NcclLogs:
+    """A context manager around the life of the process group."""
+
+    def __init__(self, backend: str) -> None:
+        """Create the folder. With another backend than NCCL, this object does nothing."""
+        self._folder = (
+            TemporaryDirectory(prefix="ddpdoctor-nccl-", ignore_cleanup_errors=True) if backend == "nccl" else None
+        )
+
+    def __enter__(self) -> Self:
+        """Make NCCL log to the folder."""
+        if self._folder is not None:
+            os.environ.update(nccl_log_environment(os.environ, self._folder.name))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the folder."""
+        self.close()
+
+    def close(self) -> None:
+        """Remove the folder. A second call does nothing. It does no harm if NCCL is still writing."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def share(self, group: Group, conversation: Conversation) -> tuple[NcclLog, ...]:
+        """Return the logs of all ranks on rank 0, and this rank's own on the others. Raises ``StoreError``."""
+        if self._folder is None:
+            return ()
+        rank = group.ranks[group.index]
+        own = read_nccl_log(self._folder.name, rank)
+        if own is not None:
+            conversation.send(f"nccl/{rank}", own)
+        group.barrier()
+        if rank != 0:
+            return () if own is None else (own,)
+        found = (conversation.look(NcclLog, f"nccl/{other}", f"rank {other}") for other in group.ranks)
+        return tuple(log for log in found if log is not None)
 
 
 def nccl_log_environment(env: Mapping[str, str], folder: str) -> dict[str, str]:

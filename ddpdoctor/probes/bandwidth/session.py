@@ -12,7 +12,7 @@ from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.probes.agreement import propose, run_agreed
 from ddpdoctor.probes.bandwidth.cases import check_possible
 from ddpdoctor.probes.bandwidth.log import Log
-from ddpdoctor.probes.bandwidth.nccl_logs import NcclLogs
+from ddpdoctor.probes.bandwidth.nccl_log import NcclLogs
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
 from ddpdoctor.probes.ranks import meet_ranks, unreachable

@@ -22,7 +22,6 @@ from ddpdoctor.exchange.conversation import News
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.bandwidth import Ending
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.probes.bandwidth.positions import Failure, describe_failure, take_position
 from ddpdoctor.probes.bandwidth.processes import Home, Neighbours, read_home
 from ddpdoctor.probes.bandwidth.signals import CaughtSignals
 from ddpdoctor.probes.bandwidth.stopping import (
@@ -35,6 +34,7 @@ from ddpdoctor.probes.bandwidth.stopping import (
     stop_alone,
     stop_together,
 )
+from ddpdoctor.probes.bandwidth.tracker import Failure, describe_failure, take_position
 from ddpdoctor.probes.lifeline import Lifeline
 
 if TYPE_CHECKING:

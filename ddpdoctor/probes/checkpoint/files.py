@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
+import warnings
 import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from ddpdoctor.model.checkpoint import Checksums, Damage, FileSeen, Form, State
+from ddpdoctor.model.errors import typed_line
 from ddpdoctor.probes.checkpoint.contents import describe, weights_of
-from ddpdoctor.probes.checkpoint.foreign import name_foreign
 from ddpdoctor.probes.checkpoint.legacy import read_legacy
 from ddpdoctor.probes.checkpoint.pickles import TensorRef, Unreadable, walk_tensors
 from ddpdoctor.probes.checkpoint.safetensors import looks_like, read_safetensors
-from ddpdoctor.probes.checkpoint.trial import try_load
 from ddpdoctor.probes.checkpoint.values import look_at_values, mapped, print_tensors
 from ddpdoctor.probes.checkpoint.zips import LOCAL_SIGNATURE, PICKLE, read_archive, read_rest, tensors_by_record
 
@@ -205,3 +206,60 @@ def _look(
         values, unseen = look_at_values(buffer, tensors, starts) if looks.values else (None, ())
         prints = print_tensors(buffer, tensors, starts) if looks.prints else None
     return values, unseen, prints
+
+
+_BEGINNINGS = (
+    (b"version https://git-lfs", "a pointer of git-lfs: the file itself was not fetched (git lfs pull)"),
+    (b"<!doctype html", "an HTML page, as a server sends where a download failed"),
+    (b"<html", "an HTML page, as a server sends where a download failed"),
+    (b"<?xml", "XML, as a storage server sends where a download failed"),
+    (b"\x1f\x8b", "compressed by gzip: unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd: unpack it first"),
+    (b"\x89hdf", "an HDF5 file, as Keras writes"),
+    (b"\x93numpy", "an array of NumPy"),
+    (b"gguf", "a GGUF file, as llama.cpp reads"),
+)
+
+
+def name_foreign(head: bytes) -> str:
+    """Return a phrase that says what a file beginning with ``head`` is."""
+    lowered = head.lstrip().lower() if head[:1].isspace() else head.lower()
+    for beginning, what in _BEGINNINGS:
+        if lowered.startswith(beginning):
+            return what
+    if not any(head):
+        return "nothing but zeros at its beginning, as where a host went down before the data had reached the disk"
+    return (
+        f"it begins with {head[:8]!r}, which is neither a zip archive nor an old format of torch.save nor safetensors"
+    )
+
+
+def try_load(path: Path, *, named: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Return the functions and classes for which torch refuses a zip archive, and any other error of torch.
+
+    ``named`` are those that the file names. If torch does not say which it refuses, it may be any of them.
+    """
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.load(path, map_location="meta", mmap=True, weights_only=True)
+    except pickle.UnpicklingError as error:
+        return _refused(path, named), "" if named else typed_line(error)
+    except NotImplementedError:
+        return (), ""  # the meta device has no quantized or nested tensors, which says nothing about the file
+    except Exception as error:  # noqa: BLE001 - a damaged file may raise anything
+        return (), typed_line(error)
+    return (), ""
+
+
+def _refused(path: Path, named: tuple[str, ...]) -> tuple[str, ...]:
+    from torch import serialization
+
+    ask = getattr(serialization, "get_unsafe_globals_in_checkpoint", None)  # since torch 2.6
+    try:
+        found = tuple(ask(path)) if ask is not None else ()
+    except Exception:  # noqa: BLE001 - we have read the file already, and torch's list is only a refinement
+        found = ()
+    return tuple(found) or named

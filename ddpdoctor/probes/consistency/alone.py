@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.probes.consistency.asking import Answer, Question, Start
 from ddpdoctor.probes.consistency.batches import Batches, CannotJoin, choose_batches, join, map_tensors, sample_counts
 from ddpdoctor.probes.consistency.building import build, quiet_dropout
 from ddpdoctor.probes.consistency.gradient_errors import Gradients, compare_gradients
 from ddpdoctor.probes.consistency.losses import Steps
 from ddpdoctor.probes.consistency.moments import batch_digest
+from ddpdoctor.probes.consistency.reference_process import Answer, Question, Start
 from ddpdoctor.probes.consistency.seeds import BUILD, STEP, set_seed
 from ddpdoctor.probes.consistency.training import wrap
 from ddpdoctor.probes.user_code import load_callable

@@ -16,7 +16,7 @@ from ddpdoctor.model.reference import GradientErrors, ReferenceStep
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ddpdoctor.probes.consistency.asking import Question
+    from ddpdoctor.probes.consistency.reference_process import Question
 
     Named = Mapping[str, Any]
 

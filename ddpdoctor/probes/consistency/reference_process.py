@@ -1,4 +1,7 @@
-"""Rank 0's side of the reference process, which computes each step on the whole batch: starts it and asks it."""
+"""Rank 0's side of the process that computes each step on the whole batch: starts it and asks it.
+
+Its messages are lines of JSON.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +20,12 @@ import ddpdoctor
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.reference import OneProcess, ReferenceStep
-from ddpdoctor.probes.consistency.asking import Answer, Question, Start
 from ddpdoctor.probes.consistency.losses import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ddpdoctor.model.reference import ReferenceStep
     from ddpdoctor.model.trial import TrialSettings
     from ddpdoctor.probes.consistency.moments import Moment
 
@@ -31,6 +34,37 @@ ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": 
 """What torchrun sets for a job of one process. LOCAL_RANK is kept because it chooses the GPU."""
 LIMIT_FACTOR = 2
 """The user's step limit is multiplied by this for each pass: one process does the work of all ranks four times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The first message: what all steps have in common."""
+
+    settings: TrialSettings
+    world_size: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A step to compute. ``path`` is a file with the state before the step and the gradients that DDP left."""
+
+    step: int
+    path: str
+    batches: tuple[str, ...]
+    """The digest of each rank's batch, in rank order."""
+    losses: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """How the gradients compare. If they cannot be compared, ``step`` is None and ``problem`` says why."""
+
+    step: ReferenceStep | None = None
+    float64: bool = True
+    batchnorm: tuple[str, ...] = ()
+    hooked: tuple[str, ...] = ()
+    problem: str = ""
 
 
 class ReferenceProcess:

@@ -14,11 +14,10 @@ from ddpdoctor.model.trial import Participant, Rerun, Trial, TrialSettings
 from ddpdoctor.probes.agreement import propose, run_agreed
 from ddpdoctor.probes.consistency.batches import choose_batches
 from ddpdoctor.probes.consistency.building import build, quiet_dropout, see_model
-from ddpdoctor.probes.consistency.comparing import GROUP, compare_moments, split
+from ddpdoctor.probes.consistency.comparing import GROUP, Own, compare_moments, compare_runs, merge_reruns, split
 from ddpdoctor.probes.consistency.losses import Steps
 from ddpdoctor.probes.consistency.moments import Seen, buffer_rows, look, parameter_rows
 from ddpdoctor.probes.consistency.reference_process import ReferenceProcess
-from ddpdoctor.probes.consistency.rerun import Own, compare_runs, merge_reruns
 from ddpdoctor.probes.consistency.seeds import BUILD, set_seed
 from ddpdoctor.probes.consistency.training import Setting, Training
 from ddpdoctor.probes.consistency.watch import Watch

@@ -1,8 +1,11 @@
 """Tests every ordered pair of nodes: a connection to a port opened for that pair, with a small and a large payload.
 
-Many connections are made at once, because they are cheap and a dropped one takes seconds. Payloads are sent one at a
-time, in the order of ``rounds``. Keys in the store: ``posts/BLOCK/NUMBER`` has the ports of a node,
-``pairs/BLOCK/NUMBER`` its results.
+In round d, every node sends to the node d places after it, and receives from the one d before. So n - 1 rounds cover
+all ordered pairs, and in each round every node sends once and serves once. No node waits for a round to end: a node
+goes on to its next target when it is done with one, and a target serves one source at a time. A stalled pair delays
+only the nodes that wait for its two ends. Many connections are made at once, because a dropped one takes seconds.
+
+Keys in the store: ``posts/BLOCK/NUMBER`` has the ports of a node, ``pairs/BLOCK/NUMBER`` its results.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ from typing import TYPE_CHECKING, TypeVar
 from ddpdoctor.model.reaching import NodePair
 from ddpdoctor.probes.rendezvous.payloads import Pace
 from ddpdoctor.probes.rendezvous.posts import Lost, Posts, PostsOpen
-from ddpdoctor.probes.rendezvous.rounds import blocks_of, sources_of, targets_of
 from ddpdoctor.probes.rendezvous.visits import Target, Visitor
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ so."""
 LONGEST_SEND_S, LEAST_SEND_S, ALL_SENDS_S = 1.0, 0.05, 30.0
 """Our choice: how long a slow node may send a large payload: at most, at least, and all its payloads together."""
 LOOK_EVERY_S = 0.02
+BLOCK = 64
+"""Our choice: rounds whose ports are opened at once. A round needs three descriptors, and a shell usually allows 1,024
+per process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,3 +189,18 @@ def _unheard(source: Publication, target: Publication) -> NodePair:
         interface=target.interface,
         skipped="nothing was heard of what the source saw",
     )
+
+
+def blocks_of(count: int) -> tuple[range, ...]:
+    """Return the rounds 1 to ``count`` - 1 in blocks."""
+    return tuple(range(first, min(first + BLOCK, count)) for first in range(1, count, BLOCK))
+
+
+def targets_of(place: int, rounds: range, count: int) -> tuple[int, ...]:
+    """Return the places to which the node at ``place`` sends, in the order of the rounds."""
+    return tuple((place + distance) % count for distance in rounds)
+
+
+def sources_of(place: int, rounds: range, count: int) -> tuple[int, ...]:
+    """Return the places that send to the node at ``place``, in the order of the rounds."""
+    return tuple((place - distance) % count for distance in rounds)

@@ -17,6 +17,7 @@ import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.model.errors import first_line, typed_line
 from ddpdoctor.probes.rendezvous.trial import Trial, fork_trial
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def main() -> None:
     try:
         import torch.distributed  # noqa: F401 - everything here needs it
     except Exception as error:  # noqa: BLE001 - an import may raise anything, and the caller needs to know
-        answers.give(0, error=f"torch cannot be imported: {type(error).__name__}: {_first_line(error)}")
+        answers.give(0, error=f"torch cannot be imported: {typed_line(error)}")
         return
     servant = _Servant(fork_trial())
     answers.give(0, value=True)
@@ -48,7 +49,7 @@ def _serve_one(servant: _Servant, request: dict[str, Any], answers: _Answers) ->
     try:
         value = servant.calls[request.pop("do")](**request)
     except Exception as error:  # noqa: BLE001 - handed to the caller, who raises it
-        answers.give(number, error=_first_line(error))
+        answers.give(number, error=first_line(error))
     else:
         answers.give(number, value=value)
 
@@ -86,10 +87,6 @@ class _Servant:
 
         store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=limit_s))
         store.check(["ddpdoctor"])
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.model.errors import first_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -117,7 +119,7 @@ class _Start:
                 self._say(stage=name)
                 part()
         except Exception as error:  # noqa: BLE001 - whatever torch raises is the result of the start
-            self._say(stage=self._stage, error=str(error).strip().partition("\n")[0] or type(error).__name__)
+            self._say(stage=self._stage, error=first_line(error))
         else:
             self._say(stage=self._stage, done=True)
 

@@ -8,7 +8,7 @@ import torch
 
 from ddpdoctor.model.diff import Kind
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.probes.consistency.diff import compare_files
+from ddpdoctor.probes.diff.comparing import compare_files
 
 
 def state(seed=0):

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.model.bandwidth import Ending, Stop
-from ddpdoctor.probes.bandwidth.positions import take_position
 from ddpdoctor.probes.bandwidth.processes import Neighbours, read_home, read_stat
 from ddpdoctor.probes.bandwidth.stopping import Alarm, Reporting, stop_alone
-from ddpdoctor.probes.bandwidth.tracker import Tracker
+from ddpdoctor.probes.bandwidth.tracker import Tracker, take_position
 from tests.scenarios.running import wait_for
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from ddpdoctor.model.reference import OneProcess
-from ddpdoctor.probes.consistency.asking import Question
 from ddpdoctor.probes.consistency.gradient_errors import Gradients, compare_gradients
+from ddpdoctor.probes.consistency.reference_process import Question
 from ddpdoctor.rules.consistency.reference_causes import LIMIT, explain, ratio
 
 RANKS = 4

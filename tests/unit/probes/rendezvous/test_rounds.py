@@ -1,6 +1,6 @@
 import pytest
 
-from ddpdoctor.probes.rendezvous.rounds import BLOCK, blocks_of, sources_of, targets_of
+from ddpdoctor.probes.rendezvous.mesh import BLOCK, blocks_of, sources_of, targets_of
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 16, BLOCK, BLOCK + 1, BLOCK + 2, 200])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.diff import Kind
-from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.errors import UserError, typed_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -69,7 +69,7 @@ def _load(path: Path) -> Any:
         raise _refused(path, error) from error
     except Exception as error:
         raise UserError(
-            f"{path} is no checkpoint, or is damaged: {_first_line(error)}",
+            f"{path} is no checkpoint, or is damaged: {typed_line(error)}",
             help=check,
         ) from error
 
@@ -101,17 +101,12 @@ def _safetensors(path: Path) -> Mapping[str, Any]:
 
 def _refused(path: Path, error: Exception) -> UserError:
     named = re.search(r"GLOBAL ([\w.]+)", str(error))
-    what = f": it names {named[1]}" if named else f" ({_first_line(error)})"
+    what = f": it names {named[1]}" if named else f" ({typed_line(error)})"
     return UserError(
         f"{path} holds more than tensors and plain values{what}, which torch.load(weights_only=True) refuses, since "
         "loading it could run any code. Nothing of it was run",
         help="Save state_dict() of model and optimizer, and numbers; not objects, arrays of NumPy or whole modules.",
     )
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0][:300]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _list(found: Saved, value: Any, path: tuple[str, ...], kind: Kind) -> None:

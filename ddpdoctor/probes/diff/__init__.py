@@ -1,0 +1,1 @@
+"""Compares the checkpoint files of ranks or runs: `check-consistency --diff`."""
