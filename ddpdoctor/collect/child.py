@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 NOT_FOR_CHILDREN = frozenset({"DDPDOCTOR_RUN"})
 """The variables that load the recorder of ``wrap``. Our own programs do not need it."""
 
+TORCH_PROBE = "ddpdoctor.probes.torch_facts"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildEnd:
@@ -68,6 +70,11 @@ def wait_for_program(process: subprocess.Popen[bytes], limit_s: float) -> ChildE
 def run_child(module: str, arguments: Sequence[str], env: Mapping[str, str], limit_s: float) -> ChildEnd:
     """Run ``python -m module`` until it ends, at most for ``limit_s``; raises OSError."""
     return Child(("-m", module, *arguments), env).wait(limit_s)
+
+
+def start_torch_child(env: Mapping[str, str]) -> Child:
+    """Start a Python that imports torch; callers do so before their own heavy imports. Raises OSError."""
+    return Child(("-m", TORCH_PROBE), env)
 
 
 def _text(data: bytes | None) -> str:

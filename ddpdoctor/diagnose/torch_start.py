@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.machine.torch_process import start_torch_child
+from ddpdoctor.collect.child import start_torch_child
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -101,8 +101,8 @@ def describe_shared_gpus(members: Sequence[Member]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One thing to measure."""
+class Calls:
+    """The calls that are compared with each other over all sizes."""
 
     collective: Collective
     dtype: str
@@ -110,6 +110,12 @@ class Case:
     """None if the collective reduces nothing."""
     mode: Mode
     in_place: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case(Calls):
+    """One thing to measure."""
+
     size_bytes: int
     """S of nccl-tests, rounded so that it divides evenly over the ranks. It is the size of the output for all_gather,
     of the input for reduce_scatter, of all of a rank's data for all_to_all, and of one buffer for the others."""
@@ -118,16 +124,9 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(Case):
     """A measured case. The time of an iteration is the maximum over ranks; the statistics are over iterations."""
 
-    collective: Collective
-    dtype: str
-    redop: str | None
-    mode: Mode
-    in_place: bool
-    size_bytes: int
-    count: int
     iterations: int
     first_us: float
     """The very first call of the case, before any warm-up."""
@@ -355,14 +354,9 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class Curve(Calls):
     """One collective, dtype and mode over all sizes, with an assessment."""
 
-    collective: Collective
-    dtype: str
-    redop: str | None
-    mode: Mode
-    in_place: bool
     plateau_gb_s: float | None
     """Bus bandwidth, or None if the plateau is not reached or not defined."""
     plateau_spread: float | None
@@ -383,14 +377,9 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Calls):
     """One size compared with a baseline: the ratio of bus bandwidths, with an interval from the two p50."""
 
-    collective: Collective
-    dtype: str
-    redop: str | None
-    mode: Mode
-    in_place: bool
     size_bytes: int
     now_us: float
     then_us: float

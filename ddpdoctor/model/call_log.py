@@ -5,39 +5,16 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from functools import cached_property
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from ddpdoctor.model.facts import PHASES, Call
+from ddpdoctor.model.facts import PHASES, Call, CallKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ddpdoctor.model.stacks import Frame
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallKind:
-    """What calls from one line with one operation, group, dtype and shape share. See ``Call`` for the fields."""
-
-    op: str
-    api: str
-    group: str
-    dtype: str | None
-    shape: tuple[int, ...] | None
-    tensors: int
-    peer: int | None
-    redop: str | None
-    site: Frame | None
-    is_async: bool
-    failed: bool
-    thread_is_main: bool
-
-    @property
-    def numbered(self) -> bool:
-        """Whether a number above zero is the sequence number of a collective within its group."""
-        return bool(self.group) and self.op not in PHASES
+_SHARED = tuple(one.name for one in fields(CallKind))
 
 
 class CallLog(Sequence[Call]):
@@ -82,22 +59,11 @@ class CallLog(Sequence[Call]):
         kind = self.kinds[self.which[at]]
         number = self.numbers[at]
         return Call(
+            **shared_fields(kind),
             index=self.indexes[at],
-            op=kind.op,
-            api=kind.api,
-            group=kind.group,
             seq=number if kind.numbered and number > 0 else None,
-            dtype=kind.dtype,
-            shape=kind.shape,
-            tensors=kind.tensors,
-            peer=kind.peer,
-            redop=kind.redop,
-            site=kind.site,
             started_ns=self.started_ns[at],
             ended_ns=self.ended_ns[at] or None,
-            is_async=kind.is_async,
-            failed=kind.failed,
-            thread_is_main=kind.thread_is_main,
             begun=number if kind.op in PHASES and kind.op != "work_wait" and number >= 0 else None,
             awaits=number if kind.op == "work_wait" and number > 0 else None,
         )
@@ -175,11 +141,12 @@ def pack_calls(calls: Sequence[Call]) -> CallLog:
 
 def kind_of(call: Call) -> CallKind:
     """Return the part of a call that it can share with others."""
-    return CallKind(
-        op=call.op, api=call.api, group=call.group, dtype=call.dtype, shape=call.shape, tensors=call.tensors,
-        peer=call.peer, redop=call.redop, site=call.site, is_async=call.is_async, failed=call.failed,
-        thread_is_main=call.thread_is_main,
-    )  # fmt: skip
+    return CallKind(**shared_fields(call))
+
+
+def shared_fields(kind: CallKind) -> dict[str, Any]:
+    """Return the fields that a call shares with others of its kind."""
+    return {name: getattr(kind, name) for name in _SHARED}
 
 
 def _number(call: Call) -> int:

@@ -52,7 +52,7 @@ class EpochSeen:
     xor: int
     """Exclusive or of the drawn indices."""
     order: str
-    """A digest of the first indices in their order, up to ``MAX_ORDER`` of the recorder."""
+    """A digest of the indices in their order: of the first 4096 from the recorder, of all from `check-data`."""
     first: str
     """A digest of the first batch's indices. Passes that broke off can be compared by it too."""
     complete: bool

@@ -51,46 +51,6 @@ class DeviceState(str, Enum):
     """Queued or running. torch cannot tell without ``TORCH_NCCL_ENABLE_TIMING``, or with nccl2."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One recorded call: a collective, a point-to-point call, or a phase of training.
-
-    ``op`` is what ran ("all_reduce"), and ``api`` is what the user called ("broadcast_object_list"). The ``op`` of a
-    phase is one of ``PHASES``. ``seq`` numbers the collectives within their group, from 1, without point-to-point
-    calls. It is ``None`` for phases and point-to-point calls.
-    """
-
-    index: int
-    op: str
-    api: str
-    group: str
-    seq: int | None
-    dtype: str | None
-    shape: tuple[int, ...] | None
-    tensors: int
-    """Number of tensors in the list; 1 for a single tensor, 0 for none."""
-    peer: int | None
-    """The other global rank of a point-to-point call, or the root of a rooted collective, else None."""
-    redop: str | None
-    site: Frame | None
-    """The innermost user line that made the call."""
-    started_ns: int
-    ended_ns: int | None
-    """None while the call has not returned, or has not completed if it is asynchronous."""
-    is_async: bool
-    failed: bool
-    """The call ended by raising."""
-    thread_is_main: bool
-    begun: int | None = None
-    """For a phase: how many collectives its group had begun when it started, or None if unknown."""
-    awaits: int | None = None
-    """For ``work_wait``: the index of the asynchronous call that it waits for."""
-    device_state: DeviceState | None = None
-    """Set if torch's flight recorder lists the call as incomplete on the device. The host may have gone on."""
-    native: bool = False
-    """C++ made the call (DDP's reducer, compiled code). No Python call was recorded, and ``site`` is None."""
-
-
 PHASES = frozenset(
     {
         "init_process_group",
@@ -109,6 +69,57 @@ PHASES = frozenset(
 
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 """Values of ``Call.op`` that concern one peer only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallKind:
+    """What calls from one line with one operation, group, dtype and shape share.
+
+    ``op`` is what ran ("all_reduce"), and ``api`` is what the user called ("broadcast_object_list"). The ``op`` of a
+    phase is one of ``PHASES``.
+    """
+
+    op: str
+    api: str
+    group: str
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    tensors: int
+    """Number of tensors in the list; 1 for a single tensor, 0 for none."""
+    peer: int | None
+    """The other global rank of a point-to-point call, or the root of a rooted collective, else None."""
+    redop: str | None
+    site: Frame | None
+    """The innermost user line that made the call."""
+    is_async: bool
+    failed: bool
+    """The call ended by raising."""
+    thread_is_main: bool
+
+    @property
+    def numbered(self) -> bool:
+        """Whether a number above zero is the sequence number of a collective within its group."""
+        return bool(self.group) and self.op not in PHASES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(CallKind):
+    """One recorded call: a collective, a point-to-point call, or a phase of training."""
+
+    index: int
+    seq: int | None
+    """Numbers the collectives within their group, from 1; None for phases and point-to-point calls."""
+    started_ns: int
+    ended_ns: int | None
+    """None while the call has not returned, or has not completed if it is asynchronous."""
+    begun: int | None = None
+    """For a phase: how many collectives its group had begun when it started, or None if unknown."""
+    awaits: int | None = None
+    """For ``work_wait``: the index of the asynchronous call that it waits for."""
+    device_state: DeviceState | None = None
+    """Set if torch's flight recorder lists the call as incomplete on the device. The host may have gone on."""
+    native: bool = False
+    """C++ made the call (DDP's reducer, compiled code). No Python call was recorded, and ``site`` is None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

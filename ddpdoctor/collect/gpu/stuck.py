@@ -30,7 +30,7 @@ HUNG_TASK = re.compile(r"INFO: task .+:(?P<pid>\d+) blocked for more than (?P<se
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class _Sleeper:
     """A process in uninterruptible sleep, with counters that change if it runs at all."""
 
     pid: int
@@ -64,13 +64,13 @@ def find_stuck(system: System, wait: Callable[[float], None]) -> tuple[StuckProc
     )
 
 
-def _look(system: System) -> list[_Look]:
+def _look(system: System) -> list[_Sleeper]:
     own = str(os.getpid()) if system.live else ""
     found = (_sleeper(system, pid, own) for pid in system.names("/proc") if pid.isdecimal())
     return [look for look in found if look is not None]
 
 
-def _sleeper(system: System, pid: str, own: str) -> _Look | None:
+def _sleeper(system: System, pid: str, own: str) -> _Sleeper | None:
     """Return a process that sleeps in the driver, but not our own children (which query it) or kernel threads."""
     stat = system.text_or(f"/proc/{pid}/stat")
     head, _, tail = stat.rpartition(")")
@@ -83,7 +83,7 @@ def _sleeper(system: System, pid: str, own: str) -> _Look | None:
     if not (DRIVER_WORDS.search(wchan) or DRIVER_WORDS.search(stack) or TOOLS.match(name)):
         return None
     switches = re.findall(r"ctxt_switches:\s*(\d+)", system.text_or(f"/proc/{pid}/status"))
-    return _Look(pid=int(pid), name=name, wchan=wchan, marks=(fields[19], fields[11], fields[12], *switches))
+    return _Sleeper(pid=int(pid), name=name, wchan=wchan, marks=(fields[19], fields[11], fields[12], *switches))
 
 
 def _blocked_s(system: System) -> dict[int, float]:

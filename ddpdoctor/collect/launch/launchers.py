@@ -37,12 +37,13 @@ def seen_launch(env: Mapping[str, str], by_hand: ByHand) -> Launch:
     torchrun wins over a Slurm step and over the options. RANK, WORLD_SIZE and MASTER_ADDR without a launcher do not
     count as a launch; rules check their values. Raises ``UserError`` for options that do not go together.
     """
-    return _torchrun(env) or _by_hand(env, by_hand) or _slurm(env) or Launch()
+    return torchrun_launch(env) or _by_hand(env, by_hand) or _slurm(env) or Launch()
 
 
 def seen_ranks(env: Mapping[str, str]) -> Launch:
     """Return the launch of a program that is the job's own command; here RANK and the like come from its launcher."""
-    return _own(env) or _torchrun(env) or _environment(env) or _slurm(env) or Launch(nnodes=1, hosts=("127.0.0.1",))
+    launch = _own(env) or torchrun_launch(env) or _environment(env) or _slurm(env)
+    return launch or Launch(nnodes=1, hosts=("127.0.0.1",))
 
 
 def _own(env: Mapping[str, str]) -> Launch | None:
@@ -70,7 +71,8 @@ def _environment(env: Mapping[str, str]) -> Launch | None:
     )
 
 
-def _torchrun(env: Mapping[str, str]) -> Launch | None:
+def torchrun_launch(env: Mapping[str, str]) -> Launch | None:
+    """Return the launch of a torchrun that started this process, or None."""
     rank, world_size, port = number(env, "RANK"), number(env, "WORLD_SIZE"), number(env, "MASTER_PORT")
     run_id, address = env.get("TORCHELASTIC_RUN_ID"), env.get("MASTER_ADDR", "")
     if run_id is None or rank is None or world_size is None or port is None or not address or rank >= world_size:

@@ -7,9 +7,10 @@ Slurm step, then an operator's RANK, WORLD_SIZE and MASTER_ADDR.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.launch.launchers import DEFAULT_PORT
+from ddpdoctor.collect.launch.launchers import DEFAULT_PORT, torchrun_launch
 from ddpdoctor.collect.launch.slurm_task import EXCHANGE_PORTS, STORE_PORTS, read_slurm_task, read_step_hosts
 from ddpdoctor.collect.launch.this_process import is_slurm_step, number, read_local_rank
 from ddpdoctor.model.errors import UserError
@@ -52,27 +53,16 @@ def read_node_launch(env: Mapping[str, str]) -> NodeLaunch:
 
 
 def _torchrun(env: Mapping[str, str]) -> NodeLaunch | None:
-    run_id, address, port = env.get("TORCHELASTIC_RUN_ID"), _text(env, "MASTER_ADDR"), number(env, "MASTER_PORT")
-    rank, world_size = number(env, "RANK"), number(env, "WORLD_SIZE")
-    if run_id is None or not address or port is None or rank is None or world_size is None:
+    found = torchrun_launch(env)
+    if found is None:
         return None
-    nnodes = number(env, "GROUP_WORLD_SIZE") or 1
-    launch = Launch(
-        launcher=Launcher.TORCHRUN,
-        rank=rank,
-        world_size=world_size,
-        local_rank=number(env, "LOCAL_RANK"),
-        nnodes=nnodes,
-        hosts=(address,),
-        port=_exchange_port(env, port + 1),
-        run=f"{run_id}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}",
-        agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-    )
+    (host,), port, nnodes = found.hosts, found.port, found.nnodes or 1
     told = JobTold(
-        node_rank=number(env, "GROUP_RANK"), nnodes=nnodes, world_size=world_size, run_id=run_id,
-        endpoint=f"{address}:{port}",
+        node_rank=number(env, "GROUP_RANK"), nnodes=nnodes, world_size=found.world_size,
+        run_id=env["TORCHELASTIC_RUN_ID"], endpoint=f"{host}:{port}",
     )  # fmt: skip
-    return NodeLaunch(launch=launch, told=told, host=address, port=port, fewest=nnodes, most=nnodes, own_screen=False)
+    launch = replace(found, nnodes=nnodes, port=_exchange_port(env, port + 1))
+    return NodeLaunch(launch=launch, told=told, host=host, port=port, fewest=nnodes, most=nnodes, own_screen=False)
 
 
 def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.system import System
 
-RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
-"""Set by torchrun, Slurm, Open MPI and other MPI launchers; the first that is a number counts."""
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+"""Set by torchrun, Open MPI, other MPI launchers and Slurm; the first that is a number counts. Slurm comes last: what
+mpirun starts in a Slurm job also has the variables of the step that runs mpirun's daemon, of which a node has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from ddpdoctor.model.limits import SharedMemory
 if TYPE_CHECKING:
     import os
 
-    from ddpdoctor.collect.machine.tasks import Tasks
+    from ddpdoctor.collect.machine.limits import Tasks
     from ddpdoctor.collect.system import System
 
 PLACE = "/dev/shm"  # noqa: S108 - only read

@@ -6,7 +6,7 @@ import json
 import signal
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.machine.torch_process import start_torch_child
+from ddpdoctor.collect.child import start_torch_child
 from ddpdoctor.collect.recorded import read_record
 from ddpdoctor.model.facts import signal_name
 from ddpdoctor.model.reading import NotRead, Unread, Why

@@ -21,7 +21,7 @@ PYTHON_NAMES = ("python", "pt_data_worker", "pt_main_thread", "resource_tracke")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class HostView:
     """What we read only once for all ranks."""
 
     family: frozenset[int] = frozenset()
@@ -33,7 +33,7 @@ class Look:
     """The lock files that ranks poll for, by the rank's pid."""
 
 
-def read_causes(pid: int, below: tuple[Process, ...], look: Look) -> ProcessCauses:
+def read_causes(pid: int, below: tuple[Process, ...], look: HostView) -> ProcessCauses:
     """Return what we can see of one living process; ``below`` are its descendants."""
     awaited = awaited_lock(pid, look.locks)
     blocked = read_blocked(pid)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.rank.plain_pickle import MOST_BYTES, parse_plain_pickle
+from ddpdoctor.model.call_log import shared_fields
 from ddpdoctor.model.facts import Call, DeviceState, DeviceTime
 from ddpdoctor.recorder.storage.files import read_plain
 from ddpdoctor.recorder.storage.flight_entries import HOOKED, backend_of, chosen, is_pending, op_of
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ddpdoctor.model.call_log import CallKind, CallLog
-    from ddpdoctor.model.facts import GroupState
+    from ddpdoctor.model.call_log import CallLog
+    from ddpdoctor.model.facts import CallKind, GroupState
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 _ROWS = ([str, int, str, float], [str, int, str, int])
@@ -116,27 +117,24 @@ def _as_call(entry: dict[str, Any], recorded: Recorded, log: CallLog, groups: Se
     created_ns = None if ahead_ns is None else entry["time_created_ns"] - ahead_ns
     peer = _peer(entry, group, groups)
     known = _known_call(entry, log, peer, created_ns)
-    dtype, shape, tensors = _tensors(entry)
+    shared = shared_fields(known) if known else _native_fields(entry)
+    shared |= {"op": _op(entry), "peer": peer} if entry["is_p2p"] else {}
     return Call(
+        **{**shared, "group": group, "is_async": False, "failed": False, "thread_is_main": True},
         index=index,
-        op=known.op if known and not entry["is_p2p"] else _op(entry),
-        api=known.api if known else "",
-        group=group,
         seq=None if entry["is_p2p"] else entry["collective_seq_id"],
-        dtype=known.dtype if known else dtype,
-        shape=known.shape if known else shape,
-        tensors=known.tensors if known else tensors,
-        peer=peer if entry["is_p2p"] else known.peer if known else None,
-        redop=known.redop if known else None,
-        site=known.site if known else None,
         started_ns=created_ns if created_ns is not None else known.started_ns if known else 0,
         ended_ns=None,
-        is_async=False,
-        failed=False,
-        thread_is_main=True,
         device_state=_state(entry, timed=recorded.timed),
         native=known is None,
     )
+
+
+def _native_fields(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return what the entry of a call that C++ made says about its kind."""
+    dtype, shape, tensors = _tensors(entry)
+    return {"op": _op(entry), "api": "", "dtype": dtype, "shape": shape, "tensors": tensors, "peer": None,
+            "redop": None, "site": None}  # fmt: skip
 
 
 def _op(entry: dict[str, Any]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.recorded import read_frame
+from ddpdoctor.collect.run.sources import process_note
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.model.steps import FetchTimes, LineSeen, Phase, StepEnd, StepTimes
 from ddpdoctor.recorder.storage import ring_layout
@@ -103,6 +104,5 @@ def owner_of(content: RingContent, find: Callable[[int], RingContent | None]) ->
 
 def parent_of(content: RingContent) -> int | None:
     """Return the pid of the process that started a child, or None for a rank."""
-    process: dict[str, Any] = next((note for note in content.notes if note.get("k") == "process"), {})
-    parent = process.get("ppid")
+    parent = process_note(content).get("ppid")
     return parent if content.role == ring_layout.ROLE_CHILD and isinstance(parent, int) else None

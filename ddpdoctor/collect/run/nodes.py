@@ -18,7 +18,7 @@ from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 from ddpdoctor.recorder.storage.files import is_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ddpdoctor.model.facts import Job, Rank
@@ -125,13 +125,11 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
     stop_ns = min((job.stopping_since_ns for job in jobs if job.stopping_since_ns is not None), default=None)
     error_ns = max((node.seen.clock_error_ns or 0 for node in others), default=0)
     number = max((rank.attempt for rank in own.ranks), default=attempt or 0)
-    ranks = _known_to_all(
-        [replace(_judged_by(rank, stop_ns, error_ns), attempt=number) for job in jobs for rank in job.ranks]
-    )
+    ranks = [replace(_judged_by(rank, stop_ns, error_ns), attempt=number) for job in jobs for rank in job.ranks]
     statuses = [own.launcher_status, *(node.status for node in members.nodes if node.presence is Presence.LEFT)]
     return replace(
         own,
-        ranks=tuple(sorted(ranks, key=lambda rank: (rank.rank, rank.host))),
+        ranks=tuple(sorted(runfolder.share_groups(tuple(ranks)), key=lambda rank: (rank.rank, rank.host))),
         world_size=next((job.world_size for job in jobs if job.world_size is not None), None),
         nnodes=max(own.nnodes, len({node.host for node in members.nodes if node.host})),
         now_ns=max(job.now_ns for job in jobs),  # if the launcher here has ended, other nodes were seen later
@@ -158,10 +156,6 @@ def _judged_by(rank: Rank, stop_ns: int | None, error_ns: int) -> Rank:
     if stop_ns is None or rank.ended_ns is None or rank.ended_ns <= stop_ns + error_ns:
         return rank
     return replace(rank, after_stop=True)
-
-
-def _known_to_all(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
-    return runfolder.share_groups(tuple(ranks))
 
 
 def _with_facts(node: NodeSeen, job: Job | None) -> NodeSeen:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.launch.this_process import LOCAL_RANK_VARIABLES, RANK_VARIABLES
 from ddpdoctor.recorder.storage import ring_layout
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.run.watched import WatchedJob, WatchedRank
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
-RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-LOCAL_RANK_NAMES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 WORLD_SIZE_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Slurm's is not here: a batch script that starts a single process also has the number of tasks in its environment."""
 LOCAL_SIZE_NAMES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -120,7 +119,7 @@ def _spawned(contents: Iterable[RingContent]) -> list[Source]:
 
 def _behind_shell(number: int, candidates: Iterable[RingContent]) -> RingContent | None:
     """Return the Python process that a shell runs as this rank: one that joined a group, else the latest."""
-    mine = [c for c in candidates if _number(_environment(c), RANK_NAMES) == number]
+    mine = [c for c in candidates if _number(_environment(c), RANK_VARIABLES) == number]
     return max(mine, key=lambda c: (_made_world(c), _began(c)), default=None)
 
 
@@ -154,7 +153,7 @@ def _source(content: RingContent) -> Source:
     return Source(
         pid=content.pid,
         rank=_rank_of(content),
-        local_rank=_number(env, LOCAL_RANK_NAMES),
+        local_rank=_number(env, LOCAL_RANK_VARIABLES),
         world_size=_number(env, WORLD_SIZE_NAMES),
     )
 
@@ -164,16 +163,16 @@ def _unrecorded(seen: RankTraces) -> list[Source]:
     sources = []
     for pid, row in seen.watch.processes.items():
         env = row.unrecorded
-        rank = _number(env, RANK_NAMES) if env is not None else None
+        rank = _number(env, RANK_VARIABLES) if env is not None else None
         if env is not None and rank is not None and pid not in seen.contents:
-            local, world = _number(env, LOCAL_RANK_NAMES), _number(env, WORLD_SIZE_NAMES)
+            local, world = _number(env, LOCAL_RANK_VARIABLES), _number(env, WORLD_SIZE_NAMES)
             sources.append(Source(pid=pid, rank=rank, local_rank=local, world_size=world))
     return sources
 
 
 def _rank_of(content: RingContent) -> int:
     joined = _joined_as(content)
-    return joined if joined is not None else _number(_environment(content), RANK_NAMES) or 0
+    return joined if joined is not None else _number(_environment(content), RANK_VARIABLES) or 0
 
 
 def _joined_as(content: RingContent) -> int | None:

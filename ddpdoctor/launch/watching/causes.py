@@ -74,7 +74,7 @@ class CausesSeen:
         """
         shared = _network(pid for pid, _ in alive)
         locks = read_lines()
-        look = causes.Look(
+        look = causes.HostView(
             family=frozenset(family), locks=locks, connections=shared, lock_files=read_lock_files(answers, locks)
         )
         receiving = receptions.of({pid: (pid, *(c.pid for c in below)) for (pid, _), below in alive.items()})

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.run.sources import LOCAL_RANK_NAMES, RANK_NAMES, WORLD_SIZE_NAMES
+from ddpdoctor.collect.launch.this_process import LOCAL_RANK_VARIABLES, RANK_VARIABLES
+from ddpdoctor.collect.run.sources import WORLD_SIZE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -19,7 +20,7 @@ SETTLED_S = 2.0
 _KEEP_OUT = frozenset("IES")
 _WITH_VALUE = frozenset("cmWX")
 """Python's one-letter options that take a value."""
-_NAMES = (*RANK_NAMES, *LOCAL_RANK_NAMES, *WORLD_SIZE_NAMES)
+_NAMES = (*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_NAMES)
 
 Key = tuple[int, int]
 
@@ -89,7 +90,7 @@ def _look_at(process: proc.Process) -> Stranger | None:
         return None
     told = {name: environment[name] for name in _NAMES if name in environment}
     why = why_unrecorded(words, environment)
-    if not program.startswith("python") or not any(name in told for name in RANK_NAMES) or not why:
+    if not program.startswith("python") or not any(name in told for name in RANK_VARIABLES) or not why:
         return None
     return Stranger(environment=told, why=why, state=process.state)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from ddpdoctor.model.call_log import CallKind
+    from ddpdoctor.model.facts import CallKind
     from ddpdoctor.model.stacks import Frame
 
     from .timeline import Timeline

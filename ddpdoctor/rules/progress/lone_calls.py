@@ -17,9 +17,8 @@ from .turning import NO_LINE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ddpdoctor.model.call_log import CallKind
     from ddpdoctor.model.control_flow import ControlFlow
-    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.facts import CallKind, Rank
     from ddpdoctor.model.stacks import Frame
 
     from .groups import Group, Position

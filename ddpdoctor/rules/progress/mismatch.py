@@ -19,7 +19,7 @@ from .turning import did_words, find_turning, fix_of_turning, turning_words
 from .words import call_words, line_of, verb
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.call_log import CallKind
+    from ddpdoctor.model.facts import CallKind
     from ddpdoctor.model.stacks import Frame
 
     from .conflicts import Conflict, Part

@@ -16,7 +16,7 @@ from .timeline import key_of, line_key, read_events
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping, Sequence
 
-    from ddpdoctor.model.call_log import CallKind
+    from ddpdoctor.model.facts import CallKind
 
     from .states import State
     from .timeline import Event, Timeline

@@ -7,7 +7,7 @@ from itertools import compress, zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpdoctor.model.call_log import CallKind, kind_of, pack_calls
+from ddpdoctor.model.call_log import kind_of, pack_calls
 
 from .groups import TAKES_NO_NUMBER, default_name, native_group, native_seq, own_state
 from .states import NATIVE_PHASES, Doing, State, is_collective_op
@@ -15,7 +15,7 @@ from .states import NATIVE_PHASES, Doing, State, is_collective_op
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    from ddpdoctor.model.facts import Call
+    from ddpdoctor.model.facts import Call, CallKind
     from ddpdoctor.model.stacks import Frame
 
 MAX_GAP = 4096

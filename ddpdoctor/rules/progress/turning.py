@@ -13,8 +13,8 @@ from .words import line_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.call_log import CallKind
     from ddpdoctor.model.control_flow import ControlFlow, Statement
+    from ddpdoctor.model.facts import CallKind
     from ddpdoctor.model.stacks import Frame
 
     from .conflicts import Part

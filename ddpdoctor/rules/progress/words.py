@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.model.call_log import CallKind
-    from ddpdoctor.model.facts import Call
+    from ddpdoctor.model.facts import Call, CallKind
     from ddpdoctor.model.findings import Place
     from ddpdoctor.model.stacks import Frame
 

@@ -32,6 +32,7 @@ def process_of(env, **known):
         ({**STEP, "RANK": "7", "LOCAL_RANK": "0"}, 7, 0),
         ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "1"}, None, None),
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, 2, 0),
+        ({**STEP, "OMPI_COMM_WORLD_RANK": "6", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 6, 2),
         ({"PMI_RANK": "4"}, 4, None),
         ({"RANK": "two", "PMI_RANK": "4"}, 4, None),
     ],

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import ddpdoctor
-from ddpdoctor.collect.child import Child
+from ddpdoctor.collect.child import TORCH_PROBE as PROBE
+from ddpdoctor.collect.child import Child, start_torch_child
 from ddpdoctor.collect.machine.torch_build import read_torch, wait_for_torch
-from ddpdoctor.collect.machine.torch_process import PROBE, start_torch_child
 from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.collect.recorded import read_record
 from ddpdoctor.collect.system import System
