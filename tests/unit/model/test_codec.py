@@ -16,7 +16,7 @@ import pytest
 
 import ddpdoctor.model
 from ddpdoctor.diagnose.assembly import Facts, Head, Hello
-from ddpdoctor.model.codec import WrongValue, _hints, decode, encode
+from ddpdoctor.model.codec import WrongValue, decode, encode, field_hints
 from ddpdoctor.model.findings import Report
 from ddpdoctor.model.limits import Clock, Limit
 from ddpdoctor.model.node import Node, Process
@@ -43,7 +43,7 @@ class Maker:
         if origin is dict:
             return {self.make(str): self.make(members[1]) for _ in range(self.random.randrange(4))}
         if is_dataclass(hint):
-            return hint(**{name: self.make(one) for name, one in _hints(hint).items()})
+            return hint(**{name: self.make(one) for name, one in field_hints(hint).items()})
         if isinstance(hint, type) and issubclass(hint, Enum):
             return self.random.choice(list(hint))
         return self.make_plain(hint)
@@ -67,7 +67,7 @@ def kinds_within(kind: type) -> set[type]:
         waiting += typing.get_args(hint)
         if is_dataclass(hint) and hint not in found:
             found.add(typing.cast("type", hint))
-            waiting += _hints(hint).values()
+            waiting += field_hints(hint).values()
     return found
 
 
