@@ -61,13 +61,13 @@ class JointStream:
             self._pass(min(self.equal.get(member, BEFORE_ALL) for member in self.reported))
         return False
 
-    def answered(self, member: int, moments: Points) -> None:
+    def answered(self, member: int, points: Points) -> None:
         """Store the contents that another node has sent."""
-        self.received[member] = moments
+        self.received[member] = points
 
     def compare(self, theirs: Iterable[Points], upto: int) -> bool:
         """Compare contents up to a point; return whether a kind of tensor differs for the first time."""
-        own = {kept.number: dict(kept.seen) for kept in self.own.moments}
+        own = {kept.number: dict(kept.seen) for kept in self.own.points}
         return compare_points(self.found, [own, *theirs], range(self.compared_upto + 1, upto + 1))
 
     def ranks(self) -> set[int]:
@@ -100,14 +100,14 @@ class JointStream:
 
     def _pass(self, upto: int) -> None:
         """Settle points that are equal on all nodes; comparing this node's ranks is enough."""
-        for kept in self.own.moments:
+        for kept in self.own.points:
             if self.compared_upto < kept.number <= upto:
                 self.found.compare(kept.number, kept.seen)
         self._settle(upto)
 
     def _compare_contents(self, now_s: float) -> bool:
         any_news = False
-        lasts = [max(moments) for moments in self.received.values() if moments]
+        lasts = [max(points) for points in self.received.values() if points]
         if lasts:
             upto = min(self.own.upto, *lasts)
             any_news = self.compare(self.received.values(), upto)
@@ -126,8 +126,8 @@ class JointStream:
 def compare_points(found: StreamSeen, nodes: Iterable[Points], within: range) -> bool:
     """Compare contents point by point; return whether a kind of tensor differs for the first time."""
     by_number: dict[int, dict[int, Written]] = {}
-    for moments in nodes:
-        for number, seen in moments.items():
+    for points in nodes:
+        for number, seen in points.items():
             if number in within:
                 by_number.setdefault(number, {}).update(seen)
     any_news = False

@@ -33,14 +33,14 @@ Points = dict[int, dict[int, Written]]
 def pack_stream(index: StreamIndex, found: Stream) -> StreamKept:
     """Return a stream for sending, with its oldest points (as many as fit) and what was ``found`` in it."""
     tables: dict[int, tuple[int, Rows]] = {}
-    moments: list[StepKept] = []
+    points: list[StepKept] = []
     room = MAX_BATCH_BYTES
-    for one in index.moments:
-        moment = _pack_point(one, tables)
-        room -= sum(len(side.prints) + sum(map(len, side.texts)) for side in moment.sides)
-        if room < 0 and moments:
+    for one in index.points:
+        point = _pack_point(one, tables)
+        room -= sum(len(side.prints) + sum(map(len, side.texts)) for side in point.sides)
+        if room < 0 and points:
             break
-        moments.append(moment)
+        points.append(point)
     key = index.key
     return StreamKept(
         name=index.name,
@@ -50,7 +50,7 @@ def pack_stream(index: StreamIndex, found: Stream) -> StreamKept:
         model=key.model,
         optimizer=key.optimizer,
         tables=tuple(_rows_in_order(rows) for _, rows in tables.values()),
-        moments=tuple(moments),
+        moments=tuple(points),
         found=found,
     )
 
@@ -108,10 +108,10 @@ def _as_written(row: TensorRow) -> list[Any]:
 
 
 def _unpack_point(
-    moment: StepKept, tables: list[Rows], sizes: list[int], members: set[int]
+    point: StepKept, tables: list[Rows], sizes: list[int], members: set[int]
 ) -> dict[int, Written]:  # fmt: skip
     found: dict[int, Written] = {}
-    for side in moment.sides:
+    for side in point.sides:
         if not 0 <= side.table < len(tables) or len(side.texts) != len(side.ranks):
             raise ValueError("a side without a table, or without texts")
         prints = bytes.fromhex(side.prints)

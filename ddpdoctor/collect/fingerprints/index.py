@@ -45,7 +45,7 @@ class StreamIndex:
         """Begin without points."""
         self.key = key
         self.name = name
-        self.moments: deque[Kept] = deque()
+        self.points: deque[Kept] = deque()
         self.since = BEFORE_ALL
         """The last point that was dropped."""
         self.upto = BEFORE_ALL
@@ -56,16 +56,16 @@ class StreamIndex:
     def note(self, number: int, seen: Mapping[int, Written]) -> None:
         """Keep a point, and drop the oldest ones if there are too many."""
         kept = _kept(number, seen)
-        self.moments.append(kept)
+        self.points.append(kept)
         self.upto = number
         self.ranks.update(seen)
         self._size_bytes += kept.size_bytes
-        while len(self.moments) > MAX_KEPT_POINTS or (self._size_bytes > MAX_KEPT_BYTES and len(self.moments) > 1):
+        while len(self.points) > MAX_KEPT_POINTS or (self._size_bytes > MAX_KEPT_BYTES and len(self.points) > 1):
             self._forget_oldest()
 
     def forget(self, upto: int) -> None:
         """Drop the points up to a number, because they have been compared with the other nodes."""
-        while self.moments and self.moments[0].number <= upto:
+        while self.points and self.points[0].number <= upto:
             self._forget_oldest()
         self.since = max(self.since, upto)
 
@@ -73,7 +73,7 @@ class StreamIndex:
         """Return hashes of a range of points: of the contents, and of the random states (empty if ranks differ)."""
         contents, random = blake2b(digest_size=ROOT_SIZE), blake2b(digest_size=STREAM_SIZE)
         is_one_state = True
-        for kept in self.moments:
+        for kept in self.points:
             if since < kept.number <= upto:
                 contents.update(kept.number.to_bytes(8, "little") + kept.root)
                 random.update(kept.random)
@@ -93,7 +93,7 @@ class StreamIndex:
         )
 
     def _forget_oldest(self) -> None:
-        gone = self.moments.popleft()
+        gone = self.points.popleft()
         self._size_bytes -= gone.size_bytes
         self.since = max(self.since, gone.number)
 
@@ -130,7 +130,7 @@ class NodeIndex:
 
     def report(self) -> tuple[StreamRoot, ...]:
         """Return the reports for the other nodes."""
-        return tuple(one.report() for one in self.shared() if one.moments)
+        return tuple(one.report() for one in self.shared() if one.points)
 
     def _name(self, key: StreamKey) -> str:
         which = repr((self._attempt, self._begun.get(key, 0), key))

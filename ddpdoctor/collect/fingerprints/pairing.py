@@ -26,7 +26,7 @@ class Paired:
     def __init__(self, key: StreamKey, index: NodeIndex | None = None) -> None:
         """Begin without ranks; ``index`` keeps all points for other nodes."""
         self.key = key
-        self._ledger = index
+        self._index = index
         self.seen = StreamSeen(key)
         self.columns: dict[int, Column] = {}
         self._pending: dict[int, dict[int, Written]] = {}
@@ -83,7 +83,7 @@ class Paired:
     def _compare(self, number: int) -> None:
         seen = self._pending.pop(number)
         self._settled = number
-        if self._ledger is not None:
-            self._ledger.note(self.key, number, seen)
-        if len(seen) > 1 or (self._ledger is not None and len(self.columns) == 1):
+        if self._index is not None:
+            self._index.note(self.key, number, seen)
+        if len(seen) > 1 or (self._index is not None and len(self.columns) == 1):
             self.seen.compare(number, seen)

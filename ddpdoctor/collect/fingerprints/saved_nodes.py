@@ -44,8 +44,8 @@ def unite_consistency(
     if own is None or (len(known) < 2 and not joint):
         return own
     kept = [read_points(where / attempt_name(POINTS, number)) for where, number in ((folder, attempt), *nodes)]
-    shared = {one.name: one for moments in kept for one in moments.streams}
-    joined = [_join(joint.get(name), [_named(moments, name) for moments in kept], own.allowed) for name in shared]
+    shared = {one.name: one for node in kept for one in node.streams}
+    joined = [_join(joint.get(name), [_named(node, name) for node in kept], own.allowed) for name in shared]
     streams = [stream for stream in joined if stream.compared]
     alone = [stream for one in known for stream in one.streams if not _is_covered(stream, streams)]
     return replace(
@@ -128,8 +128,8 @@ def _united_values(streams: Iterable[Stream]) -> tuple[tuple[int, tuple[Values, 
     )
 
 
-def _named(moments: NodeStreams, name: str) -> StreamKept | None:
-    return next((one for one in moments.streams if one.name == name), None)
+def _named(node: NodeStreams, name: str) -> StreamKept | None:
+    return next((one for one in node.streams if one.name == name), None)
 
 
 def _identity(stream: Stream) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ MAX_SPLITS = 16
 """How many tensors of a difference we keep by name. Our choice: a report names a few and counts the rest."""
 
 _Texts = dict[int, dict[str, object]]
-_Moment = tuple[int, _Texts]
+_Point = tuple[int, _Texts]
 
 
 class StreamSeen:
@@ -32,30 +32,30 @@ class StreamSeen:
         self.compared = 0
         self.differences: dict[What, Difference] = {}
         self._kept: dict[int, _Texts] = {}
-        self._last: _Moment | None = None
+        self._last: _Point | None = None
         self._lowest: Written | None = None
-        self._last_equal: dict[What, _Moment] = {}
+        self._last_equal: dict[What, _Point] = {}
         self._same_random = 0
         self._unchanged = 0
         self._parameters: dict[int, bytes] = {}
 
     def compare(self, number: int, seen: Mapping[int, Written]) -> bool:
         """Compare what ranks wrote at one point; return whether a kind of tensor differs for the first time."""
-        moment = (number, {rank: seen[rank].text for rank in sorted(seen)})
+        point = (number, {rank: seen[rank].text for rank in sorted(seen)})
         known = len(self.differences)
         same = _same(seen)
         for what in What:
             if what not in self.differences and has_any(seen, what):
                 if same or are_equal(seen, what):
-                    self._last_equal[what] = moment
+                    self._last_equal[what] = point
                 else:
-                    self._note_difference(what, moment, seen)
-        self._follow(moment, seen)
+                    self._note_difference(what, point, seen)
+        self._follow(point, seen)
         return len(self.differences) > known
 
     def stream(self, writers: Iterable[int]) -> Stream:
         """Return the results so far; ``writers`` are the ranks that wrote anything about this model."""
-        moments = self._kept | dict([self._last] if self._last else [])
+        points = self._kept | dict([self._last] if self._last else [])
         return Stream(
             clock=self.key.clock,
             group=self.key.group,
@@ -67,14 +67,14 @@ class StreamSeen:
             tensors=count_present(self._lowest) if self._lowest else 0,
             kinds=tuple(what for what in What if what in self._last_equal or what in self.differences),
             differences=tuple(self.differences.values()),
-            values=tuple((number, _values(moments[number])) for number in sorted(moments)),
+            values=tuple((number, _values(points[number])) for number in sorted(points)),
             unchanged=self._unchanged,
             same_random=self._same_random,
             unpaired=tuple(sorted(set(writers) - self.ranks)),
         )
 
-    def _note_difference(self, what: What, moment: _Moment, seen: Mapping[int, Written]) -> None:
-        number, texts = moment
+    def _note_difference(self, what: What, point: _Point, seen: Mapping[int, Written]) -> None:
+        number, texts = point
         equal = self._last_equal.get(what)
         splits, differing, of = find_splits(seen, what, MAX_SPLITS)
         self.differences[what] = Difference(
@@ -87,9 +87,9 @@ class StreamSeen:
         )
         self._kept |= dict(one for one in (self._last, equal) if one) | {number: texts}
 
-    def _follow(self, moment: _Moment, seen: Mapping[int, Written]) -> None:
+    def _follow(self, point: _Point, seen: Mapping[int, Written]) -> None:
         """Update the state that later points are compared with."""
-        number, texts = moment
+        number, texts = point
         if not self.compared:
             self._kept[number] = texts
         self.compared += 1
@@ -102,7 +102,7 @@ class StreamSeen:
         )
         self._unchanged = self._unchanged + 1 if stood_still else 0
         self._parameters = parameters
-        self._last = moment
+        self._last = point
         self._lowest = seen[min(seen)]
 
 

@@ -36,7 +36,7 @@ class Comparer:
         self._folder = folder
         self._check_every = check_every
         self._allowed = allowed
-        self._ledger = index
+        self._index = index
         self._rows_read = RowsRead(allowed)
         self._writers: dict[tuple[int, int], Writer] = {}
         self._opened: set[Path] = set()
@@ -144,14 +144,14 @@ class Comparer:
         paired = self._streams.get(source.key)
         before = paired.columns.get(source.rank) if paired is not None else None
         if paired is None or (before is not None and _ended_before(before.writer, writer)):
-            if self._ledger is not None:
-                self._ledger.restart(source.key)
-            paired = self._streams[source.key] = Paired(source.key, self._ledger)  # of several jobs, keep the last
+            if self._index is not None:
+                self._index.restart(source.key)
+            paired = self._streams[source.key] = Paired(source.key, self._index)  # of several jobs, keep the last
         elif before is not None and before.writer != writer:
             self._torn.add(source.key)
             del self._streams[source.key]
-            if self._ledger is not None:
-                self._ledger.restart(source.key)
+            if self._index is not None:
+                self._index.restart(source.key)
             self._unread[f"{source.file.pid}"] = f"several processes at a time are rank {source.rank}"
             return
         self._ranks[who] = source.rank

@@ -58,9 +58,9 @@ def _port_text(env: Mapping[str, str]) -> str:
 
 def _serves_store(system: System, addresses: Mapping[str, tuple[str, ...]]) -> bool:
     """Return whether rank 0 would run here, by this process's rank, or else by the master's address."""
-    told = next((system.env[name].strip() for name in NODE_RANKS if system.env.get(name, "").strip()), None)
-    if told is not None:
-        return told == "0"
+    number = next((system.env[name].strip() for name in NODE_RANKS if system.env.get(name, "").strip()), None)
+    if number is not None:
+        return number == "0"
     master = master_name(system.env)
     if not master or master == "localhost":
         return True

@@ -201,5 +201,5 @@ def _last_of(log: CallLog, made_it: Any, fits: Any) -> Call | None:
     return next((log[at] for at in places if log.which[at] in kinds and fits(at)), None)
 
 
-def _is_same_op(recorded: str, told: str) -> bool:
-    return recorded.removesuffix("_single") == told.removesuffix("_single")
+def _is_same_op(recorded: str, other: str) -> bool:
+    return recorded.removesuffix("_single") == other.removesuffix("_single")

@@ -118,8 +118,8 @@ def _with_end(rank: Rank, context: Context, watched: WatchedRank) -> Rank:
     return replace(rank, life=Life.SIGNALED, signal=signal_name(-end.code))
 
 
-def _after(moment: int, stop_ns: int | None) -> bool:
-    return stop_ns is not None and moment >= stop_ns
+def _after(time_ns: int, stop_ns: int | None) -> bool:
+    return stop_ns is not None and time_ns >= stop_ns
 
 
 def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, context: Context) -> Rank:
@@ -257,11 +257,11 @@ def _groups(evidence: dict[str, Any], notes: list[dict[str, Any]], log: CallLog)
     """
     highest = _highest_numbers(log)
     raised = (note for note in reversed(notes) if note.get("k") == "raised")
-    told = [found for entry in (evidence, *raised) if (found := read_groups(entry.get("groups")))]
-    fresh = next((groups for groups in told if not any(_is_outdated(group, highest) for group in groups)), None)
+    reported = [found for entry in (evidence, *raised) if (found := read_groups(entry.get("groups")))]
+    fresh = next((groups for groups in reported if not any(_is_outdated(group, highest) for group in groups)), None)
     if fresh is not None:
         return fresh
-    members = {group.name: group.ranks for groups in told[:1] for group in groups}
+    members = {group.name: group.ranks for groups in reported[:1] for group in groups}
     return tuple(
         GroupState(name=name, ranks=members.get(name, ()), backend="", enqueued=number)
         for name, number in sorted(highest.items())
@@ -287,10 +287,10 @@ def _highest_numbers(log: CallLog) -> dict[str, int]:
 def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: WatchedRank) -> tuple[Look, ...]:
     """Return the stack samples that a signal triggered, one for each part of the dump file."""
     looks = []
-    for start, end, moment in watched.dumps:
+    for start, end, time_ns in watched.dumps:
         stacks = parse_stacks(text[start:end], main if isinstance(main, int) else None, roots)
         if stacks:
-            looks.append(Look(time_ns=moment, by="signal", stacks=stacks))
+            looks.append(Look(time_ns=time_ns, by="signal", stacks=stacks))
     return tuple(looks)
 
 

@@ -102,8 +102,8 @@ def meetings_of(entries: Sequence[dict[str, Any]]) -> dict[int, int]:
 
 def read_lacks(entries: Iterable[dict[str, Any]]) -> tuple[str, ...]:
     """Return the recorder hooks that found no place in torch, from a ring's notes or an agent's log."""
-    told = [entry.get("lacks") for entry in entries if entry.get("k") == "hooks"]
-    return tuple(sorted({str(hook) for hooks in told if isinstance(hooks, list) for hook in hooks}))
+    noted = [entry.get("lacks") for entry in entries if entry.get("k") == "hooks"]
+    return tuple(sorted({str(hook) for hooks in noted if isinstance(hooks, list) for hook in hooks}))
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:

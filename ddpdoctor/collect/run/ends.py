@@ -69,21 +69,21 @@ def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Wa
 
     If one rank gets SIGTERM before any other has ended, somebody killed it, and the launcher then stopped the others.
     """
-    told, others = [], []
+    terminated, others = [], []
     for source in sources:
         end = ends.get(source.pid)
         if end is not None and end.code == -SIGTERM:
-            told.append(watch.of(source.pid).told_ns or end.at)
+            terminated.append(watch.of(source.pid).told_ns or end.at)
         elif end is not None and end.code != 0:
             others.append(end.at)
-    told.sort()
-    if not told:
+    terminated.sort()
+    if not terminated:
         return None
-    if others and min(others) < told[0]:
-        return told[0]
-    if len(told) == 1:
+    if others and min(others) < terminated[0]:
+        return terminated[0]
+    if len(terminated) == 1:
         return None
-    return told[1] if told[1] - told[0] > TOLD_TOGETHER_NS else told[0]
+    return terminated[1] if terminated[1] - terminated[0] > TOLD_TOGETHER_NS else terminated[0]
 
 
 def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: WatchedJob) -> int | None:
@@ -94,12 +94,12 @@ def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: W
     noted = watch.interrupted_ns
     if not noted:
         return None
-    moments = [noted]
+    times_ns = [noted]
     for source in sources:
         end, row = ends.get(source.pid), watch.of(source.pid)
         if end is not None and end.code == -SIGTERM:
-            moments.append(min(filter(None, (row.told_ns, row.ended_ns, end.at))))
-    return min(moment for moment in moments if moment > noted - SAME_SIGNAL_NS)
+            times_ns.append(min(filter(None, (row.told_ns, row.ended_ns, end.at))))
+    return min(time_ns for time_ns in times_ns if time_ns > noted - SAME_SIGNAL_NS)
 
 
 def _code_of(content: RingContent | None, folder: Path, shell: End | None) -> int | None:

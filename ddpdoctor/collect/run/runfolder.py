@@ -102,8 +102,8 @@ def _wall(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # damaged files can raise anything
-        told = f"{type(error).__name__}: {error}"
-        raise UserError(f"{folder} is damaged, and cannot be judged ({told})") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder} is damaged, and cannot be judged ({reason})") from error
 
 
 def _read_run(folder: Path) -> Run:
@@ -174,20 +174,20 @@ def _find_processes(folder: RunFolder, agent: AgentLog, watch: WatchedJob) -> _P
     sources = find_ranks(
         RankTraces(started=agent.started, contents=contents, watch=watch, until_ns=agent.superseded_ns)
     )  # fmt: skip
-    told = agent.ends | _child_ends(contents) | _launcher_end(watch)
+    known = agent.ends | _child_ends(contents) | _launcher_end(watch)
     return _Processes(
         contents=contents,
         sources=sources,
-        ends=find_ends(sources, contents, folder.path, watch, told),
+        ends=find_ends(sources, contents, folder.path, watch, known),
     )
 
 
 def _debug_level(run: Run, contents: Iterable[ring_reading.RingContent]) -> str:
     """Return torch's debug level when a rank made its group; before that, and in old runs, the level we chose."""
     notes = [note for content in contents for note in content.notes if note.get("k") == "initialized"]
-    told = [str(note["debug_level"]) for note in notes if note.get("debug_level")]
+    known = [str(note["debug_level"]) for note in notes if note.get("debug_level")]
     chosen = run.debug_level or "OFF"
-    return told[-1] if told else "OFF" if chosen == "AUTO" else chosen
+    return known[-1] if known else "OFF" if chosen == "AUTO" else chosen
 
 
 def _launcher_end(watch: WatchedJob) -> dict[int, End]:
@@ -201,10 +201,10 @@ def _launcher_end(watch: WatchedJob) -> dict[int, End]:
 def _stop_ns(agent: AgentLog, watch: WatchedJob, processes: _Processes) -> int | None:
     """Return when the agent, ddpdoctor, the user or another launcher began to stop the ranks."""
     interrupted = interruption_ns(processes.sources, processes.ends, watch)
-    moments = [watch.stopping_since_ns, interrupted, agent.closing_ns]
+    times_ns = [watch.stopping_since_ns, interrupted, agent.closing_ns]
     if not agent.started:
-        moments.append(stop_of_others(processes.sources, processes.ends, watch))
-    return min(filter(None, moments), default=None)
+        times_ns.append(stop_of_others(processes.sources, processes.ends, watch))
+    return min(filter(None, times_ns), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,9 +51,9 @@ class RankTraces:
         """When the agent began this attempt."""
         return min((start.at for start in self.started.values()), default=0)
 
-    def covers(self, moment_ns: int) -> bool:
+    def covers(self, time_ns: int) -> bool:
         """Return whether a time is within this attempt."""
-        return self.begun_ns <= moment_ns and (self.until_ns is None or moment_ns < self.until_ns)
+        return self.begun_ns <= time_ns and (self.until_ns is None or time_ns < self.until_ns)
 
 
 def find_ranks(seen: RankTraces) -> list[Source]:

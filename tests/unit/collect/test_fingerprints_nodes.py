@@ -273,10 +273,10 @@ def test_what_is_kept_and_what_is_sent_have_limits() -> None:
     for number in range(400):
         index.note(key, number, {0: Written(rows, number.to_bytes(4, "little") * 16_000, {})})
     (kept,) = index.streams.values()
-    assert MAX_KEPT_BYTES * 0.9 < sum(len(one.seen[0].prints) for one in kept.moments) < MAX_KEPT_BYTES
-    assert kept.since == kept.moments[0].number - 1
+    assert MAX_KEPT_BYTES * 0.9 < sum(len(one.seen[0].prints) for one in kept.points) < MAX_KEPT_BYTES
+    assert kept.since == kept.points[0].number - 1
     sent = pack_stream(kept, StreamSeen(key).stream(())).moments
-    assert [one.number for one in sent] == [one.number for one in kept.moments][: len(sent)], "the oldest first"
+    assert [one.number for one in sent] == [one.number for one in kept.points][: len(sent)], "the oldest first"
     assert MAX_BATCH_BYTES * 0.9 < sum(len(one.sides[0].prints) for one in sent) < MAX_BATCH_BYTES
 
 
