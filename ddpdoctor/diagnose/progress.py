@@ -13,8 +13,8 @@ from ddpdoctor.model.facts import Job
 from ddpdoctor.model.findings import Check, Judgement, Outcome
 from ddpdoctor.rules.data.shared import Replicas, replicas_of
 from ddpdoctor.rules.engine import judge
+from ddpdoctor.rules.progress.job_state import JobState, build_job_state
 from ddpdoctor.rules.progress.limits import is_limit_over
-from ddpdoctor.rules.progress.scene import Scene, build_scene
 from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
@@ -52,15 +52,15 @@ def judge_replicas(folder: Path) -> tuple[Finding, ...]:
 def judge_job(job: Job) -> Judgement:
     """Judge a job with all rules about progress, replicas and data."""
     rules = rules_of("progress", "consistency", "data")
-    scene = _attempt(lambda: build_scene(job))
+    state = _attempt(lambda: build_job_state(job))
     facts: Facts = {
-        Scene: scene if isinstance(scene, Exception) else [scene],
+        JobState: state if isinstance(state, Exception) else [state],
         Job: [job],
         Replicas: _attempt(lambda: replicas_of(job)),
     }
     judged = judge(rules, facts)
     # A hang past torch's own time limit is final, because torch ends the job.
-    over = judged.certain and not isinstance(scene, Exception) and is_limit_over(scene)
+    over = judged.certain and not isinstance(state, Exception) and is_limit_over(state)
     return replace(judged, proven=judged.proven or over)
 
 

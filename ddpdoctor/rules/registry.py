@@ -26,7 +26,7 @@ SUBJECTS = {
     "Fleet": "all machines of a job",
     "Meeting": "what the nodes of a job saw when they met",
     "Measured": "an all-reduce bench, with its curves",
-    "Scene": "where the ranks of a job stand, and who waits for whom",
+    "JobState": "where the ranks of a job stand, and who waits for whom",
     "Job": "a job and its replicas",
     "Replicas": "the ranks that DDP keeps equal, and the loaders of each",
     "Shares": "which samples of an epoch go to which rank, by arithmetic",

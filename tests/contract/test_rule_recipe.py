@@ -19,7 +19,7 @@ FAMILIES = {
     "rendezvous": ("DD299", "Meeting", "ddpdoctor.rules.rendezvous.meeting"),
     "bandwidth": ("DD499", "Measured", "ddpdoctor.rules.bandwidth.measured"),
     "consistency": ("DD599", "Job", "ddpdoctor.model.facts"),
-    "progress": ("DD699", "Scene", "ddpdoctor.rules.progress.scene"),
+    "progress": ("DD699", "JobState", "ddpdoctor.rules.progress.job_state"),
     "data": ("DD799", "Shares", "ddpdoctor.model.sharing"),
     "checkpoints": ("DD798", "Checkpoints", "ddpdoctor.model.checkpoint"),
 }
@@ -43,8 +43,8 @@ def house(tmp_path_factory):
     shutil.copytree(ROOT / "ddpdoctor", folder / "ddpdoctor", ignore=shutil.ignore_patterns("__pycache__"))
     for family, (code, about, module) in FAMILIES.items():
         text = RECIPE.replace("DD6NN", code).replace("made-up", f"made-up-{family}")
-        text = text.replace("ddpdoctor.rules.progress.scene import Scene", f"{module} import {about}")
-        (folder / "ddpdoctor" / "rules" / family / "made_up.py").write_text(text.replace("Scene", about))
+        text = text.replace("ddpdoctor.rules.progress.job_state import JobState", f"{module} import {about}")
+        (folder / "ddpdoctor" / "rules" / family / "made_up.py").write_text(text.replace("JobState", about))
     return folder
 
 

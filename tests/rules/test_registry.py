@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.rules.progress.scene import Scene
+from ddpdoctor.rules.progress.job_state import JobState
 from ddpdoctor.rules.registry import all_rules, find_rule, rule
 
 CODES = {
@@ -17,13 +17,13 @@ CODES = {
 }  # fmt: skip
 
 
-def page_less(scene: Scene):
-    return scene
+def page_less(job: JobState):
+    return job
 
 
-def with_page(scene: Scene):
+def with_page(job: JobState):
     """A page."""
-    return scene
+    return job
 
 
 def about_nothing(thing: Thing):  # noqa: F821 - the name of no facts that there are

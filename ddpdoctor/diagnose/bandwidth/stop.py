@@ -10,7 +10,7 @@ from ddpdoctor.diagnose.bandwidth.job import GONE, build_job, is_in_call
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.progress.evidence import waiters_words
-from ddpdoctor.rules.progress.scene import build_scene
+from ddpdoctor.rules.progress.job_state import build_job_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,7 +92,7 @@ def _crash_fix(finding: Finding, stop: Stop) -> str:
 
 def _silent(finding: Finding, bench: Bench, stop: Stop) -> Finding:
     """Rewrite a finding about ranks that did not answer. Their position is unknown."""
-    waiting = waiters_words(build_scene(build_job(bench, stop)), finding.ranks)
+    waiting = waiters_words(build_job_state(build_job(bench, stop)), finding.ranks)
     verb = "no longer answers" if len(finding.ranks) == 1 else "no longer answer"
     seen = {int(rank) for one in stop.positions for rank in one.states}
     pids = [str(one.pid) for one in bench.members if one.rank in seen & set(finding.ranks)]

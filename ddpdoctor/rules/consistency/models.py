@@ -10,8 +10,8 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.progress import evidence as say
 from ddpdoctor.rules.progress.differences import find_difference
 from ddpdoctor.rules.progress.groups import group_table, group_words
+from ddpdoctor.rules.progress.job_state import Cause, JobState
 from ddpdoctor.rules.progress.places import places
-from ddpdoctor.rules.progress.scene import Cause, Scene
 from ddpdoctor.rules.progress.words import verb
 from ddpdoctor.rules.registry import also, rule
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @rule("DD506", "model-differs", Severity.ERROR, "The ranks of one group give DDP different models")
-def check_models(scene: Scene) -> Answer:
+def check_models(job: JobState) -> Answer:
     """Report a model that is not the same on all ranks that DDP keeps equal: parameters, buffers or their order.
 
     ## What it means
@@ -51,16 +51,16 @@ def check_models(scene: Scene) -> Answer:
 
         rank 2 has requires_grad=False for 0.weight, where ranks 0 and 1 have requires_grad=True
     """
-    difference = scene.difference
+    difference = job.difference
     if difference is None:
         return passed()
-    certain = scene.cause is Cause.MODEL and scene.stands_still(())
+    certain = job.cause is Cause.MODEL and job.stands_still(())
     more = [
-        *say.cascade_words(scene.failures, ()),
-        *say.others(scene, [failure.rank.rank for failure in scene.failures]),
+        *say.cascade_words(job.failures, ()),
+        *say.others(job, [failure.rank.rank for failure in job.failures]),
     ]
-    hosts = say.hosts_of(scene, difference.blamed)
-    return judged([tell_models(difference, scene.world, hosts, more)], certain=certain)
+    hosts = say.hosts_of(job, difference.blamed)
+    return judged([tell_models(difference, job.world, hosts, more)], certain=certain)
 
 
 @also("DD506")

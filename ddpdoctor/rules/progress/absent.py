@@ -12,10 +12,10 @@ from ddpdoctor.rules.registry import rule
 from . import evidence as say
 from .causes import clues_of
 from .clues import fix_of, sentences
+from .job_state import Cause, JobState, moment, timeout_ns
 from .node_findings import judge_missing_nodes
 from .nodes import CHECK, failing, hosts_of_nodes, never_came, node_words, ranks_of, reach_fix, reached_words
 from .places import places_held_up
-from .scene import Cause, Scene, moment, timeout_ns
 from .states import Doing
 from .words import verb
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @rule("DD606", "stopped", Severity.ERROR, "The process of a rank is frozen")
-def check_stopped(scene: Scene) -> Answer:
+def check_stopped(job: JobState) -> Answer:
     """Report a process that is frozen: by SIGSTOP, by a debugger, or in the kernel.
 
     ## What it means
@@ -55,69 +55,69 @@ def check_stopped(scene: Scene) -> Answer:
 
         rank 2 is stopped (state T) while ranks 0 and 1 wait for it in all_reduce: kill -CONT 4711
     """
-    if scene.cause not in (Cause.HANG, Cause.NONE, Cause.CONFLICT):
-        return skipped(scene.cause.value)
-    frozen = tuple(n for n in scene.living if scene.states[n].doing is Doing.STOPPED)
+    if job.cause not in (Cause.HANG, Cause.NONE, Cause.CONFLICT):
+        return skipped(job.cause.value)
+    frozen = tuple(n for n in job.living if job.states[n].doing is Doing.STOPPED)
     if not frozen:
         return passed()
-    blamed = tuple(n for n in frozen if n in scene.quiet)
+    blamed = tuple(n for n in frozen if n in job.quiet)
     if not blamed:
         return unknown(f"{rank_list(frozen)} made progress until a moment ago")
-    if not scene.waits.waiters and not set(scene.living) <= scene.quiet:
+    if not job.waits.waiters and not set(job.living) <= job.quiet:
         return unknown(f"{rank_list(frozen)} is stopped, but nobody waits for it yet")
-    return _stopped(scene, blamed)
+    return _stopped(job, blamed)
 
 
-def _stopped(scene: Scene, blamed: tuple[int, ...]) -> Answer:
-    ranks = [scene.rank(n) for n in blamed]
+def _stopped(job: JobState, blamed: tuple[int, ...]) -> Answer:
+    ranks = [job.rank(n) for n in blamed]
     where = tuple(place for rank in ranks for place in places_held_up(rank, waits_for_child=False)[:1])
     traced = [rank.traced_by for rank in ranks if rank.traced_by]
     asleep = any(rank.proc_state == "D" for rank in ranks)
     how = f"held by a debugger (process {traced[0]})" if traced else f"stopped (state {ranks[0].proc_state})"
-    waiters = say.waiters_words(scene, blamed)
-    clues = {n: clues_of(scene, n) for n in blamed[: say.MAX_CLASSES]} if asleep else {}
+    waiters = say.waiters_words(job, blamed)
+    clues = {n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]} if asleep else {}
     finding = Problem(
         confidence=Confidence.MEDIUM if asleep else Confidence.HIGH,
         ranks=blamed,
-        hosts=say.hosts_of(scene, blamed),
+        hosts=say.hosts_of(job, blamed),
         where=where,
-        step=say.step_of(scene, blamed),
-        summary=f"{say.who(scene, blamed)} {verb(blamed, 'is', 'are')} {how}" + (f" {waiters}" if waiters else ""),
+        step=say.step_of(job, blamed),
+        summary=f"{say.who(job, blamed)} {verb(blamed, 'is', 'are')} {how}" + (f" {waiters}" if waiters else ""),
         evidence=(
             *sentences(clues),
-            *say.process_words(scene, blamed),
-            *say.others(scene, blamed),
-            *say.progress_words(scene, blamed),
+            *say.process_words(job, blamed),
+            *say.others(job, blamed),
+            *say.progress_words(job, blamed),
         ),
-        fix=fix_of((clue for found in clues.values() for clue in found), _stopped_fix(scene, blamed, asleep=asleep)),
+        fix=fix_of((clue for found in clues.values() for clue in found), _stopped_fix(job, blamed, asleep=asleep)),
     )
-    lasting = scene.waits.waiters and all(_is_frozen_for_good(scene, rank) for rank in ranks)
-    return judged([finding], certain=scene.stands_still(blamed), may_resume=not lasting)
+    lasting = job.waits.waiters and all(_is_frozen_for_good(job, rank) for rank in ranks)
+    return judged([finding], certain=job.stands_still(blamed), may_resume=not lasting)
 
 
-def _is_frozen_for_good(scene: Scene, rank: Rank) -> bool:
+def _is_frozen_for_good(job: JobState, rank: Rank) -> bool:
     """Return whether a process has been stopped for the whole hang timeout and no debugger can continue it.
 
     Sleep in the kernel (D) does not count: it ends when the device or the file server answers, however late.
     """
     if rank.proc_state != "T" or rank.traced_by or rank.frozen_since_ns is None:
         return False
-    return moment(scene.job) - rank.frozen_since_ns >= timeout_ns(scene.job)
+    return moment(job.facts) - rank.frozen_since_ns >= timeout_ns(job.facts)
 
 
-def _stopped_fix(scene: Scene, blamed: tuple[int, ...], *, asleep: bool) -> str:
-    ranks = [scene.rank(n) for n in blamed]
+def _stopped_fix(job: JobState, blamed: tuple[int, ...], *, asleep: bool) -> str:
+    ranks = [job.rank(n) for n in blamed]
     if any(rank.traced_by for rank in ranks):
         return "detach the debugger, or let it continue"
     if asleep:
         return "look at dmesg, and at the device or file system it reads"
-    hosts = say.hosts_of(scene, blamed)
+    hosts = say.hosts_of(job, blamed)
     by_host = [(f"on {host}: ", [rank for rank in ranks if rank.host == host]) for host in hosts] or [("", ranks)]
     return "; ".join(f"{where}kill -CONT {' '.join(str(rank.pid) for rank in those)}" for where, those in by_host)
 
 
 @rule("DD607", "missing", Severity.ERROR, "A rank or node never came")
-def check_missing(scene: Scene) -> Answer:
+def check_missing(job: JobState) -> Answer:
     """Report ranks that have no process while others wait for them.
 
     ## What it means
@@ -150,51 +150,51 @@ def check_missing(scene: Scene) -> Answer:
         rank 3 never came: ranks 0-2 wait in init_process_group for a world of 4
         node 1 (node1) never came, and the launcher here waits for 300 s
     """
-    if scene.cause is Cause.NONE and not scene.states and (scene.job.nnodes > 1 or scene.job.members is not None):
-        return judge_missing_nodes(scene)
-    if scene.cause not in (Cause.HANG, Cause.NONE):
-        return skipped(scene.cause.value)
-    absent = scene.waits.absent
-    in_init = any(state.doing is Doing.INIT for state in scene.states.values())
-    if not absent or (not scene.sees_all and not in_init):
+    if job.cause is Cause.NONE and not job.states and (job.facts.nnodes > 1 or job.facts.members is not None):
+        return judge_missing_nodes(job)
+    if job.cause not in (Cause.HANG, Cause.NONE):
+        return skipped(job.cause.value)
+    absent = job.waits.absent
+    in_init = any(state.doing is Doing.INIT for state in job.states.values())
+    if not absent or (not job.sees_all and not in_init):
         return passed()
-    if not scene.waited_long():
+    if not job.waited_long():
         return unknown("nobody has waited for the hang timeout yet")
-    return _missing(scene, absent)
+    return _missing(job, absent)
 
 
-def _missing(scene: Scene, absent: tuple[int, ...]) -> Answer:
-    asked = scene.job.local_ranks_expected
+def _missing(job: JobState, absent: tuple[int, ...]) -> Answer:
+    asked = job.facts.local_ranks_expected
     seen = [
-        *say.classes(scene, scene.waits.waiters),
-        f"the world has {scene.world} ranks, {len(scene.states)} were seen",
+        *say.classes(job, job.waits.waiters),
+        f"the world has {job.world} ranks, {len(job.states)} were seen",
     ]
     seen += [f"the launcher was asked to start {asked} ranks here"] if asked is not None else []
-    doubled = _duplicates(scene)
-    alone = scene.sees_all
-    absent_nodes = [node for node in never_came(scene.job) if set(ranks_of(scene.job, (node,), ())) & set(absent)]
+    doubled = _duplicates(job)
+    alone = job.sees_all
+    absent_nodes = [node for node in never_came(job.facts) if set(ranks_of(job.facts, (node,), ())) & set(absent)]
     finding = Problem(
         confidence=Confidence.HIGH if alone else Confidence.LOW,
         ranks=absent,
         hosts=hosts_of_nodes(absent_nodes),
-        summary=f"{rank_list(absent)} never came, and {rank_list(scene.waits.waiters)} "
-        f"{verb(scene.waits.waiters, 'waits', 'wait')} for a world of {scene.world}"
+        summary=f"{rank_list(absent)} never came, and {rank_list(job.waits.waiters)} "
+        f"{verb(job.waits.waiters, 'waits', 'wait')} for a world of {job.world}"
         + "".join(f"; {sentence}" for sentence in doubled[:1]),
-        evidence=(*seen, *doubled, *_node_words(scene, absent_nodes), *reached_words(scene.job.reached)),
-        fix=_missing_fix(scene, absent_nodes, alone=alone, doubled=bool(doubled)),
+        evidence=(*seen, *doubled, *_node_words(job, absent_nodes), *reached_words(job.facts.reached)),
+        fix=_missing_fix(job, absent_nodes, alone=alone, doubled=bool(doubled)),
     )
-    certain = alone and scene.stands_still(())
-    return judged([finding], certain=certain, may_resume=bool(never_came(scene.job)))
+    certain = alone and job.stands_still(())
+    return judged([finding], certain=certain, may_resume=bool(never_came(job.facts)))
 
 
-def _node_words(scene: Scene, absent_nodes: list[NodeSeen]) -> list[str]:
+def _node_words(job: JobState, absent_nodes: list[NodeSeen]) -> list[str]:
     return [
-        f"nothing was heard of {node_words(scene.job, (node,))}" + (f": {node.why}" if node.why else "")
+        f"nothing was heard of {node_words(job.facts, (node,))}" + (f": {node.why}" if node.why else "")
         for node in absent_nodes[: say.MAX_CLASSES]
     ]
 
 
-def _missing_fix(scene: Scene, absent_nodes: list[NodeSeen], *, alone: bool, doubled: bool) -> str:
+def _missing_fix(job: JobState, absent_nodes: list[NodeSeen], *, alone: bool, doubled: bool) -> str:
     if doubled:
         return "give each process a rank number of its own: pass on RANK, as the launcher sets it, to rank="
     if absent_nodes:
@@ -203,19 +203,19 @@ def _missing_fix(scene: Scene, absent_nodes: list[NodeSeen], *, alone: bool, dou
         return f"see whether the job was started{where}, with the same endpoint and world size; {CHECK}"
     if alone:
         return "start as many ranks as the world size says (--nproc-per-node, --nnodes, or world_size= in the script)"
-    bad = failing(scene.job.reached)
+    bad = failing(job.facts.reached)
     if bad is not None:
-        return reach_fix(bad, scene.job.host or "this node")
+        return reach_fix(bad, job.facts.host or "this node")
     return f"see whether the other nodes were started, and with the same endpoint and number of nodes; {CHECK}"
 
 
-def _duplicates(scene: Scene) -> list[str]:
+def _duplicates(job: JobState) -> list[str]:
     """Return the rank numbers that more than one process of the same attempt has taken."""
     taken: dict[tuple[int, int], set[tuple[str, int]]] = {}
-    for rank in scene.job.ranks:
+    for rank in job.facts.ranks:
         if rank.pid is not None:
             taken.setdefault((rank.attempt, rank.rank), set()).add((rank.host, rank.pid))
-    several = len({rank.host for rank in scene.job.ranks}) > 1
+    several = len({rank.host for rank in job.facts.ranks}) > 1
     return [
         f"{len(found)} processes took the number of rank {number}: "
         + ", ".join(f"{pid} on {host}" if several else str(pid) for host, pid in sorted(found))

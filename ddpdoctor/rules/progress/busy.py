@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .scene import moment
+from .job_state import moment
 from .words import file_name, seconds
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.causes import ProcessCauses, Work
     from ddpdoctor.model.facts import Rank
 
-    from .scene import Scene
+    from .job_state import JobState
 
 BUSY_CORES = 0.3
 """Our choice: a computing rank gets more than this share of a core, even if the machine has other work too."""
@@ -47,14 +47,14 @@ class Busy:
         return self.said + (": it computes, or spins in a loop that waits" if self.may_spin else "")
 
 
-def find_work(scene: Scene, number: int) -> Busy | None:
+def find_work(job: JobState, number: int) -> Busy | None:
     """Return what a rank works at, or None if it does not work or that is not known."""
-    rank = scene.rank(number)
+    rank = job.rank(number)
     causes = rank.causes
     if causes is None or causes.work is None:
         return None
     own, childs = next(_moves(causes, causes.work), None), next(_children(causes), None)
-    said = own or childs or _computes(scene, rank, causes.work)
+    said = own or childs or _computes(job, rank, causes.work)
     if said is None:
         return None
     return Busy(said=said, may_spin=not (own or childs), by_child=own is None and childs is not None)
@@ -84,10 +84,10 @@ def _children(causes: ProcessCauses) -> Iterator[str]:
             yield f"{who} reads {_rate(work.read_bytes_s)}"
 
 
-def _computes(scene: Scene, rank: Rank, work: Work) -> str | None:
+def _computes(job: JobState, rank: Rank, work: Work) -> str | None:
     if not _is_computing(work):
         return None
-    since = seconds(moment(scene.job) - rank.last_progress_ns) if rank.last_progress_ns is not None else ""
+    since = seconds(moment(job.facts) - rank.last_progress_ns) if rank.last_progress_ns is not None else ""
     if (rank.cpu_share or 0) >= BUSY_CORES and since:
         return f"has used {rank.cpu_share:.0%} of a core {since}"
     return f"{_core_words(work)} of a core"

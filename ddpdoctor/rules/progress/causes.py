@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
     from .busy import Busy
-    from .scene import Scene
+    from .job_state import JobState
 
 _ASKS = frozenset({"cmdloop", "interact", "interaction", "raw_input", "mainloop", "embed", "prompt"})
 _DEBUGGERS = ("/pdb.py", "/cmd.py", "/code.py", "/IPython/", "/ipdb/", "/pudb/", "/prompt_toolkit/", "/_pyrepl/")
@@ -63,20 +63,20 @@ _USUAL_ENDS = frozenset({"SIGTERM"})
 MOST_CHILDREN = 3
 
 
-def clues_of(scene: Scene, number: int) -> tuple[Clue, ...]:
+def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
     """Return what the process of a living rank shows about why it makes no progress, the surest first."""
-    rank = scene.rank(number)
+    rank = job.rank(number)
     causes = rank.causes
     frames = main_frames(rank)
     if causes is None:
         return tuple(_compile_clue(frames, ()))
-    busy = busy_at(scene, number)
+    busy = busy_at(job, number)
     found = [
         *_person(frames, causes.blocked),
         *_compile_clue(frames, causes.commands),
-        *((Clue(said=busy.clue, fix=busy_fix(scene)),) if busy is not None else ()),
-        *lock_clues(scene, rank, causes),
-        *_lost_children(scene, rank, causes),
+        *((Clue(said=busy.clue, fix=busy_fix(job)),) if busy is not None else ()),
+        *lock_clues(job, rank, causes),
+        *_lost_children(job, rank, causes),
         *(_command(frames, causes) if busy is None else ()),
         *_file_system(rank, causes),
         *(_network(frames, causes) if busy is None else ()),
@@ -84,15 +84,15 @@ def clues_of(scene: Scene, number: int) -> tuple[Clue, ...]:
     return tuple(found or _sleep(frames, causes.blocked))
 
 
-def busy_at(scene: Scene, number: int) -> Busy | None:
+def busy_at(job: JobState, number: int) -> Busy | None:
     """Return what a rank works at, or None if it does not work or is known to wait for something else."""
-    rank = scene.rank(number)
+    rank = job.rank(number)
     causes = rank.causes
     if causes is None or causes.waits_for_lock is not None or causes.lock_file is not None:
         return None
     frames = main_frames(rank)
-    vain = [*_person(frames, causes.blocked), *_lost_children(scene, rank, causes)]
-    return None if vain else find_work(scene, number)
+    vain = [*_person(frames, causes.blocked), *_lost_children(job, rank, causes)]
+    return None if vain else find_work(job, number)
 
 
 def compiles(rank: Rank) -> bool:
@@ -133,18 +133,18 @@ def _compile_clue(frames: tuple[Frame, ...], commands: Iterable[tuple[int, str]]
     )
 
 
-def _lost_children(scene: Scene, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
+def _lost_children(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
     """Name children that have ended, if the rank waits in a queue, a pipe, a join or for its loader."""
-    waits = waits_in_library(main_frames(rank)) or scene.states[rank.rank].doing is Doing.DATA
+    waits = waits_in_library(main_frames(rank)) or job.states[rank.rank].doing is Doing.DATA
     pipe = causes.blocked is not None and causes.blocked.file == "pipe"
     if not (waits or pipe):
         return
     lost = [child for child in causes.lost_children if _matters(child)]
     if not lost:
         return
-    told = ", ".join(_child_words(child) for child in lost[-MOST_CHILDREN:])
+    ended = ", ".join(_child_words(child) for child in lost[-MOST_CHILDREN:])
     yield Clue(
-        said=f"waits, and what it waits for may never come: {told}",
+        said=f"waits, and what it waits for may never come: {ended}",
         fix="find out why that process ended; give the wait a time limit, and look at whether the process still lives",
     )
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.stacks import Frame
 
-    from .scene import Scene
+    from .job_state import JobState
     from .states import State
     from .waits import Circle
 
-MOST_TOLD = 6
+MOST_NAMED = 6
 """Most links of a circle, and most circles, that a sentence names."""
 _MEET = (
     "the send and the recv have both come: give them the same tag, group and size; else see whether data get through "
@@ -34,7 +34,7 @@ _MEET = (
 
 
 @rule("DD608", "deadlock", Severity.ERROR, "Ranks wait for each other in a circle")
-def check_deadlock(scene: Scene) -> Answer:
+def check_deadlock(job: JobState) -> Answer:
     """Report ranks that wait for each other in a circle.
 
     ## What it means
@@ -64,19 +64,19 @@ def check_deadlock(scene: Scene) -> Answer:
 
         ranks 0 and 1 wait for each other: rank 0 waits in recv for rank 1, which waits in barrier for rank 0
     """
-    waiters = closed(scene)
+    waiters = closed(job)
     if waiters is None:
         return skipped("somebody is to blame who waits for nobody, or nobody waits")
-    if stalled_in(scene):
+    if stalled_in(job):
         return skipped("some wait in a collective that all of its ranks have come to")
-    circles = find_circles(scene.states, scene.positions)
-    pairs = () if circles else find_met_pairs(scene.states)
-    if not circles and not pairs and len({position.group for position in scene.positions.values()}) < 2:
+    circles = find_circles(job.states, job.positions)
+    pairs = () if circles else find_met_pairs(job.states)
+    if not circles and not pairs and len({position.group for position in job.positions.values()}) < 2:
         return passed()
-    if not scene.stands_still(()) or not set(waiters) <= scene.quiet:
+    if not job.stands_still(()) or not set(waiters) <= job.quiet:
         return unknown("some ranks still make progress")
-    found = _finding(scene, circles or pairs, waiters)
-    on_device = any(scene.states[n].on_device for circle in circles for n in circle.ranks)
+    found = _finding(job, circles or pairs, waiters)
+    on_device = any(job.states[n].on_device for circle in circles for n in circle.ranks)
     if on_device:
         found = replace(found, confidence=Confidence.MEDIUM)
     if not circles:
@@ -84,17 +84,17 @@ def check_deadlock(scene: Scene) -> Answer:
     return judged([found], certain=bool(circles), may_resume=on_device)
 
 
-def _finding(scene: Scene, circles: Sequence[Circle], waiters: tuple[int, ...]) -> Problem:
+def _finding(job: JobState, circles: Sequence[Circle], waiters: tuple[int, ...]) -> Problem:
     blamed = tuple(sorted(n for circle in circles for n in circle.ranks)) or waiters
-    summary = f"{say.who(scene, blamed)} wait for each other"
-    told = [_around_words(scene, circle) for circle in circles[:MOST_TOLD]]
+    summary = f"{say.who(job, blamed)} wait for each other"
+    around = [_around_words(job, circle) for circle in circles[:MOST_NAMED]]
     return Problem(
         ranks=blamed,
-        hosts=say.hosts_of(scene, blamed),
-        where=tuple(place for n in blamed for place in places(n, _lines(scene.states[n]))),
-        step=say.step_of(scene, blamed),
-        summary=f"{summary}: {told[0]}" if told else summary,
-        evidence=(*told[1:], *say.classes(scene, blamed), *say.others(scene, blamed)),
+        hosts=say.hosts_of(job, blamed),
+        where=tuple(place for n in blamed for place in places(n, _lines(job.states[n]))),
+        step=say.step_of(job, blamed),
+        summary=f"{summary}: {around[0]}" if around else summary,
+        evidence=(*around[1:], *say.classes(job, blamed), *say.others(job, blamed)),
         fix="use groups and peers in the same order on all ranks",
     )
 
@@ -105,21 +105,21 @@ def _lines(state: State) -> list[Frame | None]:
     return [say.line_at(state), *waits]
 
 
-def _around_words(scene: Scene, circle: Circle) -> str:
+def _around_words(job: JobState, circle: Circle) -> str:
     """Return "rank 0 waits in recv for rank 1, which waits in barrier for rank 0"."""
-    links = circle.links[:MOST_TOLD]
-    parts = [f"waits in {_call_words(scene, waiter)} for rank {awaited}" for waiter, awaited in links]
+    links = circle.links[:MOST_NAMED]
+    parts = [f"waits in {_call_words(job, waiter)} for rank {awaited}" for waiter, awaited in links]
     left = len(circle.links) - len(links)
     more = f", and so on over {left} more ranks back to rank {circle.ranks[0]}" if left else ""
     return f"rank {circle.ranks[0]} " + ", which ".join(parts) + more
 
 
-def _call_words(scene: Scene, number: int) -> str:
+def _call_words(job: JobState, number: int) -> str:
     """Return the operation as the user typed it, and for a collective its group."""
-    call = scene.states[number].call
+    call = job.states[number].call
     what = "a call" if call is None else call.api or call.op
-    position = scene.positions.get(number)
+    position = job.positions.get(number)
     if position is None:
         return what
-    among = {other.group for other in scene.positions.values()}
-    return f"{what} of {group_words(position.group, scene.world, among)}"
+    among = {other.group for other in job.positions.values()}
+    return f"{what} of {group_words(position.group, job.world, among)}"

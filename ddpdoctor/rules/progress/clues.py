@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.facts import Rank
 
-    from .scene import Scene
+    from .job_state import JobState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +51,12 @@ class Owner:
         return f"{self.name} ({self.detail})" if self.detail else self.name
 
 
-def find_owner(scene: Scene, host: str, pid: int | None, command: str) -> Owner:
+def find_owner(job: JobState, host: str, pid: int | None, command: str) -> Owner:
     """Return what a process of a host is to the job."""
     if pid is None:
         return Owner(name="a process that cannot be seen from here", detail="of another host or container")
-    for number in sorted(scene.states):
-        rank = scene.rank(number)
+    for number in sorted(job.states):
+        rank = job.rank(number)
         if rank.host != host:
             continue
         if rank.pid == pid:

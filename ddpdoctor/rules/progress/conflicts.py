@@ -259,11 +259,11 @@ def _first_unrecorded_difference(lines: list[Timeline]) -> int | None:
     Shapes and dtypes are not compared, because torch names them in its own way. DDP phases are not compared either,
     because it is not known which calls they make.
     """
-    told = {seq for line in lines for seq, entry in line.entries.items() if entry.unrecorded}
-    for seq in sorted(told):
+    unrecorded = {seq for line in lines for seq, entry in line.entries.items() if entry.unrecorded}
+    for seq in sorted(unrecorded):
         entries = (line.entries.get(seq) for line in lines)
-        told_ops = {entry.kind.op for entry in entries if entry is not None and not entry.native} - {COALESCED}
-        if len(told_ops) > 1:
+        ops = {entry.kind.op for entry in entries if entry is not None and not entry.native} - {COALESCED}
+        if len(ops) > 1:
             return seq
     return None
 

@@ -12,12 +12,12 @@ from ddpdoctor.rules.registry import rule
 from . import evidence as say
 from .clues import Clue, fix_of, sentences
 from .failures import Failure, failure_line, is_lost_worker, same_bug
+from .job_state import Cause, JobState
 from .known_errors import known_clues
 from .memory_causes import memory_clues
 from .node_findings import judge_lost
 from .places import innermost_user, places
 from .reducer_causes import other_words, reducer_clues, reducer_summary
-from .scene import Cause, Scene
 from .turning import AT_THE_END, find_turning, fix_of_turning, turning_words
 from .words import first_line, place_words, verb
 
@@ -40,7 +40,7 @@ _OOM_WORDS = {
 
 
 @rule("DD603", "early-exit", Severity.ERROR, "A rank ended with status 0 while others still waited for it")
-def check_early_exit(scene: Scene) -> Answer:
+def check_early_exit(job: JobState) -> Answer:
     """Report a rank that ended without an error before it had done its part in a collective.
 
     ## What it means
@@ -69,40 +69,40 @@ def check_early_exit(scene: Scene) -> Answer:
 
         rank 1 ended with status 0 at train.py:12 while ranks 0 and 2 wait for it in backward
     """
-    if scene.cause is not Cause.EARLY_EXIT:
-        return skipped(scene.cause.value) if scene.cause is not Cause.NONE else passed()
-    blamed = scene.early
-    turning = _turning(scene, blamed[0])
+    if job.cause is not Cause.EARLY_EXIT:
+        return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
+    blamed = job.early
+    turning = _turning(job, blamed[0])
     lines = turning.lines if turning is not None else ()
-    where = tuple(place for n in blamed for place in places(n, [*lines, _way_out(scene.rank(n))]))
-    last = _way_out(scene.rank(blamed[0]))
+    where = tuple(place for n in blamed for place in places(n, [*lines, _way_out(job.rank(n))]))
+    last = _way_out(job.rank(blamed[0]))
     at = f", last seen {place_words(last)}," if last is not None else ""
     finding = Problem(
         ranks=blamed,
-        hosts=say.hosts_of(scene, blamed),
+        hosts=say.hosts_of(job, blamed),
         where=where,
-        step=say.step_of(scene, blamed),
-        summary=f"{say.who(scene, blamed)} ended with status 0{at} {say.waiters_words(scene, blamed)}".rstrip(),
+        step=say.step_of(job, blamed),
+        summary=f"{say.who(job, blamed)} ended with status 0{at} {say.waiters_words(job, blamed)}".rstrip(),
         evidence=(
-            *(turning_words(turning, say.who(scene, blamed)) if turning is not None else ()),
-            *say.others(scene, blamed),
-            *say.progress_words(scene, blamed),
-            *say.cascade_words(scene.failures, blamed),
+            *(turning_words(turning, say.who(job, blamed)) if turning is not None else ()),
+            *say.others(job, blamed),
+            *say.progress_words(job, blamed),
+            *say.cascade_words(job.failures, blamed),
         ),
         fix=fix_of_turning(turning) if turning is not None and turning.parting.is_earlier else _STEP_TOGETHER,
     )
-    return judged([finding], certain=not scene.is_ending())
+    return judged([finding], certain=not job.is_ending())
 
 
-def _turning(scene: Scene, number: int) -> Turning | None:
+def _turning(job: JobState, number: int) -> Turning | None:
     """Return how a rank that left parted from one that waits for it, or None if an exit call explains it."""
-    if scene.rank(number).exit_call is not None:
+    if job.rank(number).exit_call is not None:
         return None
-    for waiter, position in sorted(scene.positions.items()):
+    for waiter, position in sorted(job.positions.items()):
         if number in position.group.members and waiter != number:
             seq = position.seq if position.seq is not None else AT_THE_END
-            states = scene.states[number], scene.states[waiter]
-            return find_turning(scene.job.control_flow, *states, position.group.name, seq, (None, None))
+            states = job.states[number], job.states[waiter]
+            return find_turning(job.facts.control_flow, *states, position.group.name, seq, (None, None))
     return None
 
 
@@ -119,7 +119,7 @@ def _last_located(rank: Rank) -> Call | None:
 
 
 @rule("DD604", "crash", Severity.ERROR, "A rank raised an exception or left with an error status")
-def check_crash(scene: Scene) -> Answer:
+def check_crash(job: JobState) -> Answer:
     """Report the rank whose own code failed first.
 
     ## What it means
@@ -155,16 +155,16 @@ def check_crash(scene: Scene) -> Answer:
 
         rank 0 raised ValueError in parse at train.py:7: invalid literal for int() with base 10: '12x'
     """
-    root = scene.root_failure
-    if scene.cause is not Cause.FAILURE or root is None:
-        return skipped(scene.cause.value) if scene.cause is not Cause.NONE else passed()
+    root = job.root_failure
+    if job.cause is not Cause.FAILURE or root is None:
+        return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
     if root.by_signal:
         return skipped("the first rank that failed did so by a signal")
-    return judged([_failed(scene, root)], certain=not scene.is_ending())
+    return judged([_failed(job, root)], certain=not job.is_ending())
 
 
 @rule("DD605", "killed", Severity.ERROR, "A rank died by a signal")
-def check_killed(scene: Scene) -> Answer:
+def check_killed(job: JobState) -> Answer:
     """Report the rank that was killed by a signal, and which signal.
 
     ## What it means
@@ -201,40 +201,40 @@ def check_killed(scene: Scene) -> Answer:
         rank 2 was killed by SIGKILL; the last line seen is in main at train.py:9
         node 1 (node1) died or was cut off: nothing was heard of it for 12 s, and ranks 0 and 1 wait in vain
     """
-    if scene.cause is Cause.NODE_LOST:
-        return judge_lost(scene)
-    root = scene.root_failure
-    if scene.cause is not Cause.FAILURE or root is None:
-        return skipped(scene.cause.value) if scene.cause is not Cause.NONE else passed()
+    if job.cause is Cause.NODE_LOST:
+        return judge_lost(job)
+    root = job.root_failure
+    if job.cause is not Cause.FAILURE or root is None:
+        return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
     if not root.by_signal:
         return skipped("the first rank that failed did so by an exception or a status")
-    return judged([_failed(scene, root)], certain=not scene.is_ending())
+    return judged([_failed(job, root)], certain=not job.is_ending())
 
 
-def _failed(scene: Scene, root: Failure) -> Problem:
-    together = same_bug(root, scene.failures)
+def _failed(job: JobState, root: Failure) -> Problem:
+    together = same_bug(root, job.failures)
     blamed = tuple(sorted(failure.rank.rank for failure in together))
     where = tuple(place for failure in together for place in places(failure.rank.rank, _lines(failure)))
-    clues = memory_clues(scene, root) or reducer_clues(scene, root)
+    clues = memory_clues(job, root) or reducer_clues(job, root)
     if not any(clue.fix for clue in clues):
         clues = (*clues, *_known(root))
     return Problem(
         severity=Severity.ERROR,
         confidence=_confidence(root),
         ranks=blamed,
-        hosts=say.hosts_of(scene, blamed),
+        hosts=say.hosts_of(job, blamed),
         where=tuple(sorted(where, key=lambda place: place.rank)),
-        step=say.step_of(scene, blamed),
-        summary=_summary(root, say.who(scene, blamed), blamed, where),
+        step=say.step_of(job, blamed),
+        summary=_summary(root, say.who(job, blamed), blamed, where),
         evidence=(
             *_signal_words(root),
             *_passed_on_words(root),
             *_worker_words(root),
             *sentences(dict.fromkeys(blamed if _of_reducer(root) else (root.rank.rank,), clues)),
-            *(other_words(scene) if _of_reducer(root) else ()),
-            *say.cascade_words(scene.failures, blamed),
-            *say.others(scene, [*blamed, *(failure.rank.rank for failure in scene.failures)]),
-            *say.progress_words(scene, blamed),
+            *(other_words(job) if _of_reducer(root) else ()),
+            *say.cascade_words(job.failures, blamed),
+            *say.others(job, [*blamed, *(failure.rank.rank for failure in job.failures)]),
+            *say.progress_words(job, blamed),
         ),
         fix=fix_of(clues, _fix(root, next(iter(where), None))),
     )

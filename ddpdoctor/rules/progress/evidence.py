@@ -10,8 +10,8 @@ from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.rank_words import name_list, rank_list
 
 from .groups import Group, Position, dim_words, group_words, reached
+from .job_state import JobState, moment
 from .places import innermost_user, lines_seen
-from .scene import Scene, moment
 from .states import Doing, State, final_error
 from .words import call_words, first_line, line_of, peer_words, place_words, seconds, verb, without_numbers
 
@@ -65,48 +65,48 @@ def line_at(state: State) -> Frame | None:
     return state.rank.last_place
 
 
-def classes(scene: Scene, numbers: Iterable[int]) -> list[str]:
+def classes(job: JobState, numbers: Iterable[int]) -> list[str]:
     """Return one sentence for each class of ranks that do the same at the same line, the largest class first."""
     merged: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     numbers = tuple(numbers)
-    groups = _mesh_groups(scene, numbers)
+    groups = _mesh_groups(job, numbers)
     for number in numbers:
-        state = scene.states[number]
+        state = job.states[number]
         frame = line_at(state)
         dim = groups[number].mesh_dim if number in groups else ""
         at = f", {line_of(frame)}" if frame is not None else ""
         merged[doing_words(state), doing_words(state, one=False), dim, at].append(number)
     ordered = sorted(merged.items(), key=lambda item: (-len(item[1]), item[1]))
-    sentences = [_class_sentence(scene, words, ranks) for words, ranks in ordered[:MAX_CLASSES]]
+    sentences = [_class_sentence(job, words, ranks) for words, ranks in ordered[:MAX_CLASSES]]
     left = sum(len(ranks) for _, ranks in ordered[MAX_CLASSES:])
     return [*sentences, f"{left} more ranks stand at other lines"] if left else sentences
 
 
-def _class_sentence(scene: Scene, words: tuple[str, str, str, str], ranks: list[int]) -> str:
+def _class_sentence(job: JobState, words: tuple[str, str, str, str], ranks: list[int]) -> str:
     one, many, _, at = words
-    waited = [scene.states[n].since(moment(scene.job)) for n in ranks if scene.states[n].waiting]
+    waited = [job.states[n].since(moment(job.facts)) for n in ranks if job.states[n].waiting]
     known = [value for value in waited if value is not None]
     lasting = seconds(max(known)) if known else ""
     tail = f", {lasting}" if lasting else ""
-    return f"{rank_list(ranks)} {verb(ranks, one, many)}{_mesh_words(scene, ranks)}{at}{tail}"
+    return f"{rank_list(ranks)} {verb(ranks, one, many)}{_mesh_words(job, ranks)}{at}{tail}"
 
 
-def others(scene: Scene, blamed: Iterable[int]) -> list[str]:
+def others(job: JobState, blamed: Iterable[int]) -> list[str]:
     """Return what all ranks but the blamed do."""
-    return classes(scene, [n for n in sorted(scene.states) if n not in set(blamed)])
+    return classes(job, [n for n in sorted(job.states) if n not in set(blamed)])
 
 
-def waiters_words(scene: Scene, blamed: Iterable[int]) -> str:
+def waiters_words(job: JobState, blamed: Iterable[int]) -> str:
     """Return "while ranks 0 and 2 wait for it in all_reduce", by mesh dimension, or nothing if nobody waits."""
     blamed = tuple(blamed)
-    waiters = [n for n in scene.waits.waiters if n not in set(blamed)]
+    waiters = [n for n in job.waits.waiters if n not in set(blamed)]
     if not waiters:
         return ""
-    told = _behind_words(scene, blamed, waiters)
-    if told is not None:
-        return told
+    behind = _behind_words(job, blamed, waiters)
+    if behind is not None:
+        return behind
     whom = "it" if len(blamed) == 1 else "them"
-    calls = {_short(scene.states[n]) for n in waiters}
+    calls = {_short(job.states[n]) for n in waiters}
     where = f" in {calls.pop()}" if len(calls) == 1 else ""
     return f"while {rank_list(waiters)} {verb(waiters, 'waits', 'wait')} for {whom}{where}"
 
@@ -115,23 +115,23 @@ def _short(state: State) -> str:
     return state.call.op if state.call is not None else "a collective"
 
 
-def progress_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
+def progress_words(job: JobState, blamed: Iterable[int]) -> list[str]:
     """Return how far the blamed ranks had come, and since when nothing was seen of them."""
     said: dict[str, list[int]] = defaultdict(list)
     for number in list(blamed)[:MAX_CLASSES]:
-        rank = scene.rank(number)
+        rank = job.rank(number)
         if _done_words(rank):
             said[f"had done {_done_words(rank)}"].append(number)
         if rank.last_progress_ns is not None and rank.life is Life.RUNNING:
-            said[f"made no progress {seconds(moment(scene.job) - rank.last_progress_ns)}"].append(number)
+            said[f"made no progress {seconds(moment(job.facts) - rank.last_progress_ns)}"].append(number)
     return [f"{rank_list(numbers)} {words}" for words, numbers in said.items()]
 
 
-def counts_words(scene: Scene, numbers: Iterable[int]) -> list[str]:
+def counts_words(job: JobState, numbers: Iterable[int]) -> list[str]:
     """Return how far ranks have come, if they differ in that: this shows loops of unequal length."""
     had: dict[str, list[int]] = defaultdict(list)
     for number in numbers:
-        rank = scene.rank(number)
+        rank = job.rank(number)
         had[_done_words(rank) or _backward_words(rank)].append(number)
     if len(had) < 2:
         return []
@@ -157,12 +157,12 @@ _STATES = {
 }
 
 
-def process_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
+def process_words(job: JobState, blamed: Iterable[int]) -> list[str]:
     """Return what the kernel and the recorder's thread show about the blamed processes."""
     said: dict[str, list[int]] = defaultdict(list)
     found = []
     for number in list(blamed)[:MAX_CLASSES]:
-        rank = scene.rank(number)
+        rank = job.rank(number)
         if rank.proc_state is not None and rank.life is Life.RUNNING:
             words = _STATES.get(rank.proc_state, f"in state {rank.proc_state}")
             said[words + _cpu_words(rank)].append(number)
@@ -175,15 +175,15 @@ def process_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
             for r in rank.raised
             if r.uncaught and not r.thread_is_main
         ][:1]
-    states = [f"{_processes(scene, numbers)} {verb(numbers, 'is', 'are')} {words}" for words, numbers in said.items()]
+    states = [f"{_processes(job, numbers)} {verb(numbers, 'is', 'are')} {words}" for words, numbers in said.items()]
     return states + found
 
 
-def handled_words(scene: Scene, blamed: Iterable[int]) -> list[str]:
+def handled_words(job: JobState, blamed: Iterable[int]) -> list[str]:
     """Return which errors the blamed ranks are handling; what a rank does in a ``finally`` follows from its error."""
     found = []
     for number in list(blamed)[:MAX_CLASSES]:
-        error = scene.rank(number).handled
+        error = job.rank(number).handled
         if error is not None:
             at = place_words(innermost_user(error.frames))
             found.append(f"rank {number} is handling {error.type} raised {at}: {first_line(error.message)}")
@@ -195,9 +195,9 @@ def _cpu_words(rank: Rank) -> str:
     return "" if rank.cpu_share is None else f", at about {round(rank.cpu_share, 1):.0%} of a core"
 
 
-def _processes(scene: Scene, numbers: list[int]) -> str:
-    several = len(hosts_of(scene, scene.states)) > 1
-    ranks = [scene.rank(number) for number in numbers]
+def _processes(job: JobState, numbers: list[int]) -> str:
+    several = len(hosts_of(job, job.states)) > 1
+    ranks = [job.rank(number) for number in numbers]
     pids = ", ".join(f"{rank.pid} on {rank.host}" if several else str(rank.pid) for rank in ranks)
     return f"{'process' if len(numbers) == 1 else 'processes'} {pids}"
 
@@ -231,64 +231,62 @@ def how_words(failure: Failure) -> str:
     return f"exit status {rank.exit_code}" if rank.exit_code is not None else "an end that nobody saw"
 
 
-def step_of(scene: Scene, blamed: Iterable[int]) -> int | None:
+def step_of(job: JobState, blamed: Iterable[int]) -> int | None:
     """Return the optimizer step that the blamed ranks were in, counted from 0, or None if no steps were seen."""
-    steps = [scene.rank(n).steps for n in blamed if n in scene.states]
+    steps = [job.rank(n).steps for n in blamed if n in job.states]
     return min(steps) if steps and any(steps) else None
 
 
-def hosts_of(scene: Scene, blamed: Iterable[int]) -> tuple[str, ...]:
+def hosts_of(job: JobState, blamed: Iterable[int]) -> tuple[str, ...]:
     """Return the hosts of the blamed ranks, or nothing if the job has only one node."""
-    if scene.job.nnodes <= 1 and scene.job.members is None:
+    if job.facts.nnodes <= 1 and job.facts.members is None:
         return ()
-    return tuple(sorted({scene.rank(n).host for n in blamed if n in scene.states}))
+    return tuple(sorted({job.rank(n).host for n in blamed if n in job.states}))
 
 
-def who(scene: Scene, ranks: Iterable[int]) -> str:
+def who(job: JobState, ranks: Iterable[int]) -> str:
     """Return "rank 3", and in a job of several nodes "rank 3 on node1"."""
     ranks = tuple(ranks)
-    hosts = hosts_of(scene, ranks)
+    hosts = hosts_of(job, ranks)
     return f"{rank_list(ranks)} on {name_list(hosts)}" if hosts else rank_list(ranks)
 
 
-def _mesh_groups(scene: Scene, ranks: Iterable[int]) -> dict[int, Group]:
+def _mesh_groups(job: JobState, ranks: Iterable[int]) -> dict[int, Group]:
     """Return the mesh group that each rank waits in, without those that wait in none or in the group of all ranks."""
-    groups = {n: scene.positions[n].group for n in ranks if n in scene.positions}
-    return {n: group for n, group in groups.items() if group.mesh_dim and len(group.members) < scene.world}
+    groups = {n: job.positions[n].group for n in ranks if n in job.positions}
+    return {n: group for n, group in groups.items() if group.mesh_dim and len(group.members) < job.world}
 
 
-def _late_members(scene: Scene, position: Position) -> list[int]:
+def _late_members(job: JobState, position: Position) -> list[int]:
     """Return the members of a group that have not come to this collective."""
-    come = {
-        n: reached(scene.states[n], position.group.name) if n in scene.states else 0 for n in position.group.members
-    }
+    come = {n: reached(job.states[n], position.group.name) if n in job.states else 0 for n in position.group.members}
     return [n for n, seq in come.items() if seq is not None and position.seq is not None and seq < position.seq]
 
 
-def _mesh_words(scene: Scene, ranks: Iterable[int]) -> str:
+def _mesh_words(job: JobState, ranks: Iterable[int]) -> str:
     """Return " in the dp group (ranks 1 and 3) for rank 3"; for several groups of a dimension, one phrase for all."""
-    inside = _mesh_groups(scene, ranks)
+    inside = _mesh_groups(job, ranks)
     if not inside:
         return ""
     groups = set(inside.values())
-    late = {late for position in {scene.positions[n] for n in inside} for late in _late_members(scene, position)}
+    late = {late for position in {job.positions[n] for n in inside} for late in _late_members(job, position)}
     first = min(groups, key=lambda group: group.members)
-    where = group_words(first, scene.world) if len(groups) == 1 else f"their {dim_words(first)} groups"
+    where = group_words(first, job.world) if len(groups) == 1 else f"their {dim_words(first)} groups"
     return f" in {where}" + (f" for {rank_list(late)}" if late else "")
 
 
-def _behind_words(scene: Scene, blamed: tuple[int, ...], waiters: list[int]) -> str | None:
+def _behind_words(job: JobState, blamed: tuple[int, ...], waiters: list[int]) -> str | None:
     """Return who waits in which dimension's group for the blamed ranks, and who waits for those; None without a mesh.
 
     For example "while rank 1 waits for it in all_reduce of the tp group, and ranks 2 and 3 wait for that".
     """
-    groups = _mesh_groups(scene, waiters)
+    groups = _mesh_groups(job, waiters)
     direct = [n for n, group in groups.items() if set(group.members) & set(blamed)]
     if not direct:
         return None
     whom = "it" if len(blamed) == 1 else "them"
     dims = sorted({dim_words(groups[n]) for n in direct})
-    ops = sorted({call.op for n in direct if (call := scene.states[n].call) is not None})
+    ops = sorted({call.op for n in direct if (call := job.states[n].call) is not None})
     what = f"in {ops[0]} of" if len(ops) == 1 else "in"
     text = f"while {rank_list(direct)} {verb(direct, 'waits', 'wait')} for {whom} {what} the {name_list(dims)} group"
     text += "s" if len(dims) > 1 else ""

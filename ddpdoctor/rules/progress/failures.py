@@ -45,8 +45,8 @@ class Failure:
     @property
     def by_itself(self) -> bool:
         """Whether it failed outside all calls that need others, and not because of another rank's error."""
-        told = self.error.of_ranks if self.error is not None else ()
-        return self.call is None and (not told or self.rank.rank in told)
+        of_ranks = self.error.of_ranks if self.error is not None else ()
+        return self.call is None and (not of_ranks or self.rank.rank in of_ranks)
 
     @property
     def by_watchdog(self) -> bool:
@@ -63,14 +63,14 @@ class Failure:
         return self.error is None or bool(_TIMED_OUT.search(self.error.message))
 
 
-def find_failures(job: Job, states: Mapping[int, State]) -> tuple[Failure, ...]:
+def find_failures(facts: Job, states: Mapping[int, State]) -> tuple[Failure, ...]:
     """Return all failures, the earliest first. What happened after the stop of the job began does not count."""
     aborts = [s.rank.ended_ns for s in states.values() if aborted_at_exit(s.rank) and s.rank.ended_ns is not None]
     since = min(aborts, default=None)
     found = [
         failure
         for state in states.values()
-        if not _was_fetched(state.rank, since) and (failure := _failure_of(job, state.rank)) is not None
+        if not _was_fetched(state.rank, since) and (failure := _failure_of(facts, state.rank)) is not None
     ]
     return tuple(sorted(found, key=lambda f: (f.time_ns, f.rank.rank)))
 
@@ -81,16 +81,16 @@ def _was_fetched(rank: Rank, aborted_ns: int | None) -> bool:
     return on_its_way and aborted_ns is not None and (rank.ended_ns or 0) >= aborted_ns
 
 
-def _failure_of(job: Job, rank: Rank) -> Failure | None:
+def _failure_of(facts: Job, rank: Rank) -> Failure | None:
     if rank.life is Life.NEVER_STARTED or ended_well(rank) or aborted_at_exit(rank):
         return None
-    if not has_failed(rank, job.stopping_since_ns):
+    if not has_failed(rank, facts.stopping_since_ns):
         return None
     error = final_error(rank)
-    time_ns = error.time_ns if error is not None else _left_ns(rank) or job.now_ns
-    stopping = job.stopping_since_ns
-    interrupted = job.interrupted_by is not None and stopping is not None and time_ns >= stopping
-    if interrupted or (error is not None and _is_stop(error, job)):
+    time_ns = error.time_ns if error is not None else _left_ns(rank) or facts.now_ns
+    stopping = facts.stopping_since_ns
+    interrupted = facts.interrupted_by is not None and stopping is not None and time_ns >= stopping
+    if interrupted or (error is not None and _is_stop(error, facts)):
         return None
     return Failure(rank=rank, time_ns=time_ns, error=error, call=call_at_failure(rank))
 
@@ -100,11 +100,11 @@ def _left_ns(rank: Rank) -> int | None:
     return rank.main_ended_ns if rank.life is Life.EXITED and rank.main_ended_ns is not None else rank.ended_ns
 
 
-def _is_stop(error: Raised, job: Job) -> bool:
+def _is_stop(error: Raised, facts: Job) -> bool:
     """Return whether an exception is a request to stop, or a good end by sys.exit."""
     if error.type == "SystemExit":
         return error.message in ("", "0", "None")
-    return error.type == "KeyboardInterrupt" and job.interrupted_by is not None
+    return error.type == "KeyboardInterrupt" and facts.interrupted_by is not None
 
 
 def failure_line(failure: Failure) -> Frame | None:

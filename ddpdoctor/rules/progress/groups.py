@@ -39,19 +39,21 @@ class Position:
     """None if its number is not known: a collective of C++ in a process that did not answer."""
 
 
-def world_of(job: Job) -> int:
+def world_of(facts: Job) -> int:
     """Return how many ranks the job has: the largest number that anything shows."""
-    known = [rank.world_size for rank in job.ranks if rank.world_size is not None]
-    asked = [job.world_size] if job.world_size is not None else []
-    seen = [1 + max((rank.rank for rank in job.ranks), default=-1)]
+    known = [rank.world_size for rank in facts.ranks if rank.world_size is not None]
+    asked = [facts.world_size] if facts.world_size is not None else []
+    seen = [1 + max((rank.rank for rank in facts.ranks), default=-1)]
     return max(known or asked or seen)
 
 
-def group_table(job: Job) -> dict[tuple[int, str], Group]:
+def group_table(facts: Job) -> dict[tuple[int, str], Group]:
     """Return the group for each rank and group name; what a dead rank did not record comes from its peers."""
     table: dict[tuple[int, str], Group] = {}
-    told = dict.fromkeys(Group(state.name, state.ranks, state.mesh_dim) for rank in job.ranks for state in rank.groups)
-    for group in told:
+    reported = dict.fromkeys(
+        Group(state.name, state.ranks, state.mesh_dim) for rank in facts.ranks for state in rank.groups
+    )
+    for group in reported:
         for member in group.members:
             table.setdefault((member, group.name), group)
     return table

@@ -13,8 +13,8 @@ from ddpdoctor.rules.registry import rule
 from . import evidence as say
 from .causes import clues_of
 from .clues import sentences
+from .job_state import Cause, JobState, moment, timeout_ns
 from .places import innermost_user, is_file, lines_seen, main_frames, other_threads, places
-from .scene import Cause, Scene, moment, timeout_ns
 from .states import Doing, aborted_at_exit
 from .words import place_words, seconds, verb
 
@@ -32,7 +32,7 @@ torch takes about 1 s."""
 
 
 @rule("DD609", "exit-hang", Severity.ERROR, "The training code has ended and the process does not")
-def check_exit_hang(scene: Scene) -> Answer:
+def check_exit_hang(job: JobState) -> Answer:
     """Report a rank whose script has ended but whose process lives on.
 
     ## What it means
@@ -58,36 +58,36 @@ def check_exit_hang(scene: Scene) -> Answer:
 
         rank 0 has finished its script and does not end: thread "uploader" runs in upload at log.py:31
     """
-    if scene.failures:
+    if job.failures:
         return skipped(Cause.FAILURE.value)
-    ended = [n for n in scene.living if scene.states[n].doing is Doing.SHUTTING_DOWN and n not in scene.early]
-    now = moment(scene.job)
-    blamed = tuple(n for n in ended if _is_held_up(scene, n))
+    ended = [n for n in job.living if job.states[n].doing is Doing.SHUTTING_DOWN and n not in job.early]
+    now = moment(job.facts)
+    blamed = tuple(n for n in ended if _is_held_up(job, n))
     if not blamed:
-        return unknown(f"{rank_list(ended)} ended a moment ago") if ended and not scene.job.ended else passed()
-    where = tuple(place for n in blamed for place in _exit_places(scene.rank(n)))
+        return unknown(f"{rank_list(ended)} ended a moment ago") if ended and not job.facts.ended else passed()
+    where = tuple(place for n in blamed for place in _exit_places(job.rank(n)))
     first = next(iter(where), None)
-    since = seconds(now - (scene.rank(blamed[0]).main_ended_ns or now))
-    clues = sentences({n: clues_of(scene, n) for n in blamed[: say.MAX_CLASSES]})
-    seen = [*_exit_evidence(scene, blamed), *clues, *say.process_words(scene, blamed), *say.others(scene, blamed)]
+    since = seconds(now - (job.rank(blamed[0]).main_ended_ns or now))
+    clues = sentences({n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]})
+    seen = [*_exit_evidence(job, blamed), *clues, *say.process_words(job, blamed), *say.others(job, blamed)]
     finding = Problem(
         confidence=Confidence.HIGH if where else Confidence.MEDIUM,
         ranks=blamed,
-        hosts=say.hosts_of(scene, blamed),
+        hosts=say.hosts_of(job, blamed),
         where=where,
-        summary=f"{say.who(scene, blamed)} {verb(blamed, 'has', 'have')} finished the script "
+        summary=f"{say.who(job, blamed)} {verb(blamed, 'has', 'have')} finished the script "
         "and the process does not end" + (f": something still runs {place_words(first)}" if first is not None else ""),
         evidence=(f"the script ended, and the process went on {since}", *seen),
-        fix=_exit_fix(scene.rank(blamed[0])),
+        fix=_exit_fix(job.rank(blamed[0])),
     )
-    return judged([finding], certain=set(scene.living) <= {*blamed, *scene.quiet}, may_resume=True)
+    return judged([finding], certain=set(job.living) <= {*blamed, *job.quiet}, may_resume=True)
 
 
-def _is_held_up(scene: Scene, number: int) -> bool:
+def _is_held_up(job: JobState, number: int) -> bool:
     """Return whether a rank whose script is over should have ended by now."""
-    rank = _since_end(scene.rank(number))
-    since_ns = moment(scene.job) - (rank.main_ended_ns or moment(scene.job))
-    return since_ns >= timeout_ns(scene.job) and not _takes_itself_down(rank, since_ns)
+    rank = _since_end(job.rank(number))
+    since_ns = moment(job.facts) - (rank.main_ended_ns or moment(job.facts))
+    return since_ns >= timeout_ns(job.facts) and not _takes_itself_down(rank, since_ns)
 
 
 def _takes_itself_down(rank: Rank, since_ns: int) -> bool:
@@ -118,10 +118,10 @@ def _exit_places(rank: Rank) -> tuple[Place, ...]:
     return places(rank.rank, lines)
 
 
-def _exit_evidence(scene: Scene, blamed: tuple[int, ...]) -> list[str]:
+def _exit_evidence(job: JobState, blamed: tuple[int, ...]) -> list[str]:
     found = []
     for number in blamed[: say.MAX_CLASSES]:
-        rank = _since_end(scene.rank(number))
+        rank = _since_end(job.rank(number))
         names = [s.thread for s in other_threads(rank, skip_idle=False) if not s.is_daemon]
         found += [f"threads of rank {number} that the interpreter waits for: {', '.join(names)}"] if names else []
         found += [f"children of rank {number}: {', '.join(c.name for c in rank.children)}"] if rank.children else []
@@ -132,7 +132,7 @@ def _exit_evidence(scene: Scene, blamed: tuple[int, ...]) -> list[str]:
 
 
 @rule("DD612", "exit-abort", Severity.INFO, "A rank was aborted on its way out, after its script had ended")
-def check_exit_abort(scene: Scene) -> Answer:
+def check_exit_abort(job: JobState) -> Answer:
     """Report a rank that died of SIGABRT after its script had ended well.
 
     ## What it means
@@ -159,10 +159,10 @@ def check_exit_abort(scene: Scene) -> Answer:
 
         rank 1 was aborted at its exit, after its script had ended; training is not affected
     """
-    aborted = tuple(n for n in sorted(scene.states) if aborted_at_exit(scene.rank(n)) and n not in scene.early)
+    aborted = tuple(n for n in sorted(job.states) if aborted_at_exit(job.rank(n)) and n not in job.early)
     if not aborted:
         return passed()
-    signals = sorted({scene.rank(n).signal or "a signal" for n in aborted})
+    signals = sorted({job.rank(n).signal or "a signal" for n in aborted})
     finding = Problem(
         ranks=aborted,
         summary=f"{rank_list(aborted)} {verb(aborted, 'was', 'were')} aborted at exit, after the script had ended; "

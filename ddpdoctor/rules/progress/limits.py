@@ -10,8 +10,8 @@ from ddpdoctor.rules.answers import Problem
 
 from . import evidence as say
 from .groups import native_group, own_state
+from .job_state import moment
 from .places import places
-from .scene import moment
 from .states import NATIVE_PHASES, Doing
 from .watchdog import NEARLY
 from .words import call_words, line_of, place_words
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .failures import Failure
     from .groups import Position
-    from .scene import Scene
+    from .job_state import JobState
     from .states import State
 
 
@@ -34,38 +34,38 @@ _OWN_LIMITS = frozenset({"barrier", "monitored_barrier"})
 """Calls that may have a longer limit than their group; torch ends them by itself."""
 
 
-def is_limit_over(scene: Scene) -> bool:
+def is_limit_over(job: JobState) -> bool:
     """Return whether a rank has waited longer than torch's limit plus ``GRACE_NS``."""
-    return any(_is_over(scene, number, limit_s) for number, limit_s in limits_of(scene).items())
+    return any(_is_over(job, number, limit_s) for number, limit_s in limits_of(job).items())
 
 
-def _is_over(scene: Scene, number: int, limit_s: float) -> bool:
-    state = scene.states[number]
-    waited_ns = state.since(moment(scene.job))
+def _is_over(job: JobState, number: int, limit_s: float) -> bool:
+    state = job.states[number]
+    waited_ns = state.since(moment(job.facts))
     if waited_ns is None or state.call is None or state.call.op in _OWN_LIMITS:
         return False
     return waited_ns >= limit_s * 1e9 + GRACE_NS
 
 
-def limit_words(scene: Scene) -> list[str]:
+def limit_words(job: JobState) -> list[str]:
     """Return torch's limit and how much of it is left, for the wait that ends first."""
     found = []
-    for number, limit_s in limits_of(scene).items():
-        state = scene.states[number]
-        waited_ns = state.since(moment(scene.job))
+    for number, limit_s in limits_of(job).items():
+        state = job.states[number]
+        waited_ns = state.since(moment(job.facts))
         if waited_ns is not None and state.call is not None:
             found.append((limit_s - waited_ns / 1e9, limit_s, state.call.op))
     if not found:
         return []
     left_s, limit_s, op = min(found)
     left = f"{long_words(left_s)} of it are left" if left_s > 0 else "it has passed"
-    told = [f"torch's own time limit for this wait in {op} is {long_words(limit_s)}; {left}"]
-    if scene.job.hang_timeout_s >= limit_s:
-        told.append(
-            f"the hang timeout of {long_words(scene.job.hang_timeout_s)} is not below it, so that torch ends the job "
+    said = [f"torch's own time limit for this wait in {op} is {long_words(limit_s)}; {left}"]
+    if job.facts.hang_timeout_s >= limit_s:
+        said.append(
+            f"the hang timeout of {long_words(job.facts.hang_timeout_s)} is not below it, so that torch ends the job "
             f"before it is judged: use a --hang-timeout below {long_words(limit_s)}"
         )
-    return told
+    return said
 
 
 def long_words(duration_s: float) -> str:
@@ -76,11 +76,11 @@ def long_words(duration_s: float) -> str:
     return " ".join(parts[:2]) or "0 s"
 
 
-def limits_of(scene: Scene) -> dict[int, float]:
+def limits_of(job: JobState) -> dict[int, float]:
     """Return the limits of the calls that ranks wait in; if a rank did not answer, use its peers' limit."""
-    ranks = [state.rank for state in scene.states.values()]
+    ranks = [state.rank for state in job.states.values()]
     of_peers = {group.name: group.timeout_s for rank in reversed(ranks) for group in rank.groups if group.timeout_s}
-    limits = {number: _limit_s(scene.states[number], of_peers) for number in scene.waits.waiters}
+    limits = {number: _limit_s(job.states[number], of_peers) for number in job.waits.waiters}
     return {number: limit_s for number, limit_s in limits.items() if limit_s is not None}
 
 
@@ -99,16 +99,16 @@ TOGETHER_NS = 1_000_000_000
 """Our choice: longest gap between the last sample before a call and the start of the call."""
 
 
-def find_late(scene: Scene) -> tuple[int, ...]:
+def find_late(job: JobState) -> tuple[int, ...]:
     """Return the ranks that came to a collective after another had given up waiting for them there."""
-    limits = limits_of(scene) if scene.failures else {}
+    limits = limits_of(job) if job.failures else {}
     gave_up: dict[Position, int] = {}
-    for failure in scene.failures:
-        position = scene.positions.get(failure.rank.rank)
+    for failure in job.failures:
+        position = job.positions.get(failure.rank.rank)
         given_up_ns = _gave_up_ns(failure, limits.get(failure.rank.rank))
         if position is not None and given_up_ns is not None:
             gave_up[position] = min(given_up_ns, gave_up.get(position, given_up_ns))
-    calls = ((n, scene.states[n].call, gave_up.get(position)) for n, position in scene.positions.items())
+    calls = ((n, job.states[n].call, gave_up.get(position)) for n, position in job.positions.items())
     return tuple(sorted(n for n, call, since in calls if call is not None and since and call.started_ns >= since))
 
 
@@ -123,9 +123,9 @@ def _gave_up_ns(failure: Failure, limit_s: float | None) -> int | None:
     return ended_ns if ended_ns - failure.call.started_ns >= NEARLY * limit_s * 1e9 else None
 
 
-def lines_before(scene: Scene, number: int) -> tuple[Frame, ...]:
+def lines_before(job: JobState, number: int) -> tuple[Frame, ...]:
     """Return the user's lines where a rank was sampled before its pending call, the most frequent first."""
-    call, seen = scene.states[number].call, scene.rank(number).before_call
+    call, seen = job.states[number].call, job.rank(number).before_call
     if call is None or seen is None:
         return ()
     at_once = call.ended_ns is not None and call.ended_ns - call.started_ns <= TOGETHER_NS
@@ -133,26 +133,26 @@ def lines_before(scene: Scene, number: int) -> tuple[Frame, ...]:
     return seen.lines if fits else ()
 
 
-def tell_late(scene: Scene, late: tuple[int, ...]) -> Problem:
+def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
     """Return the finding: where the late ranks were meanwhile, and how long the others had waited."""
-    frames = {n: lines_before(scene, n) or (say.line_at(scene.states[n]),) for n in late}
+    frames = {n: lines_before(job, n) or (say.line_at(job.states[n]),) for n in late}
     where = tuple(place for n in late for place in places(n, frames[n]))
-    waiters = [failure for failure in scene.failures if failure.rank.rank not in late]
+    waiters = [failure for failure in job.failures if failure.rank.rank not in late]
     first = waiters[0]
-    limit_s = limits_of(scene).get(first.rank.rank)
+    limit_s = limits_of(job).get(first.rank.rank)
     gone = f"after {long_words(limit_s)}" if limit_s is not None else "after torch's own time limit"
     who = rank_list(failure.rank.rank for failure in waiters)
-    known = lines_before(scene, late[0])
+    known = lines_before(job, late[0])
     was = f"; until then it was {place_words(known[0])}" if known and len(late) == 1 else ""
     op = first.call.op if first.call is not None else "the call"
-    calls = [(n, scene.states[n].call) for n in late]
+    calls = [(n, job.states[n].call) for n in late]
     return Problem(
         confidence=Confidence.HIGH if known else Confidence.MEDIUM,
         ranks=late,
-        hosts=say.hosts_of(scene, late),
+        hosts=say.hosts_of(job, late),
         where=where,
-        step=say.step_of(scene, late),
-        summary=f"{say.who(scene, late)} came to {op} when {who} had given up waiting there {gone}{was}",
+        step=say.step_of(job, late),
+        summary=f"{say.who(job, late)} came to {op} when {who} had given up waiting there {gone}{was}",
         evidence=(
             *(
                 f"rank {n} called {call_words(call)} at {line_of(call.site)}, "
@@ -160,16 +160,16 @@ def tell_late(scene: Scene, late: tuple[int, ...]) -> Problem:
                 for n, call in calls
                 if call is not None and first.call is not None
             ),
-            *limit_words(scene),
-            *say.cascade_words(scene.failures, late),
+            *limit_words(job),
+            *say.cascade_words(job.failures, late),
         ),
-        fix=busy_fix(scene),
+        fix=busy_fix(job),
     )
 
 
-def busy_fix(scene: Scene) -> str:
+def busy_fix(job: JobState) -> str:
     """Return what to do about work that takes long."""
-    limits = limits_of(scene).values()
+    limits = limits_of(job).values()
     beyond = f"for more than {long_words(min(limits))}" if limits else "for longer than torch's own limit"
     return (
         "let every rank do its part of this work, or do it before init_process_group; if the others have to wait "

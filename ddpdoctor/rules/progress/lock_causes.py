@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Rank
     from ddpdoctor.model.stacks import Frame
 
-    from .scene import Scene
+    from .job_state import JobState
 
 _BATON = "/torch/utils/file_baton.py"
 _POLLS = ("/filelock/", "/portalocker/", "/fasteners/", _BATON)
@@ -32,19 +32,19 @@ _FREES_GROUP = Clue(
 )
 
 
-def lock_clues(scene: Scene, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
+def lock_clues(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
     """Return the lock that a rank waits for, and who holds it."""
     frames = main_frames(rank)
     if _frees_group(rank, causes):
         yield _FREES_GROUP
     elif causes.waits_for_lock is not None:
         lock = causes.waits_for_lock
-        yield _held(lock.path, _holder(scene, rank, lock))
+        yield _held(lock.path, _holder(job, rank, lock))
     elif causes.lock_file is not None and causes.lock_file.kind is not LockKind.KERNEL:
         if causes.lock_file.exists:
-            yield _marker(scene, rank, causes.lock_file)
+            yield _marker(job, rank, causes.lock_file)
     elif any(is_file(frame, *_POLLS) for frame in frames[-6:]):
-        yield _polled(scene, rank, causes, frames)
+        yield _polled(job, rank, causes, frames)
     else:
         yield from _of_own_process(rank, causes, frames)
 
@@ -71,7 +71,7 @@ def is_surely_left(causes: ProcessCauses | None) -> bool:
     return known and file is not None and not file.shared and is_left_behind(causes)
 
 
-def is_held_outside(scene: Scene, rank: Rank) -> bool:
+def is_held_outside(job: JobState, rank: Rank) -> bool:
     """Return whether a rank waits for a lock that a living process outside the job holds."""
     causes = rank.causes
     if causes is None:
@@ -79,17 +79,17 @@ def is_held_outside(scene: Scene, rank: Rank) -> bool:
     owners = [owner.pid for owner in causes.lock_file.holders] if causes.lock_file is not None else []
     if causes.waits_for_lock is not None and causes.waits_for_lock.holder_pid is not None:
         owners.append(causes.waits_for_lock.holder_pid)
-    here = [other for other in map(scene.rank, scene.states) if other.host == rank.host]
+    here = [other for other in map(job.rank, job.states) if other.host == rank.host]
     own = {other.pid for other in here}.union(*map(children_of, here))
     return bool(owners) and own.isdisjoint(owners)
 
 
-def _marker(scene: Scene, rank: Rank, file: LockFile) -> Clue:
+def _marker(job: JobState, rank: Rank, file: LockFile) -> Clue:
     """Judge a wait for a file to go away: who made it, if known, and whether anybody is there to remove it."""
     waits = f"waits until the lock file {file.path} is gone"
     owner = file.holders[0] if file.holders else None
     if owner is not None:
-        who = find_owner(scene, rank.host, owner.pid, owner.command)
+        who = find_owner(job, rank.host, owner.pid, owner.command)
         return Clue(
             said=f"{waits}, which {who.words} has open",
             fix=f"see what {who.name} does; if it hangs, end it and then `rm {file.path}`",
@@ -127,19 +127,19 @@ def _held(path: str | None, holder: Owner) -> Clue:
     )
 
 
-def _polled(scene: Scene, rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]) -> Clue:
+def _polled(job: JobState, rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]) -> Clue:
     """Judge a loop that polls for a lock: the path is known; the holder is known if it is a kernel lock."""
     path = causes.lock_path
     if any(is_file(frame, _BATON) for frame in frames):
         return _baton(path)
     if causes.lock_file is not None and causes.lock_file.holders:
         holder = causes.lock_file.holders[0]
-        return _held(path, find_owner(scene, rank.host, holder.pid, holder.command))
+        return _held(path, find_owner(job, rank.host, holder.pid, holder.command))
     holders = [lock for lock in causes.locks_of_others if path is None or lock.path == path]
     if path is not None and holders:
-        return _held(path, _holder(scene, rank, holders[0]))
+        return _held(path, _holder(job, rank, holders[0]))
     if holders:
-        listed = ", ".join(f"{lock.path} by {_holder(scene, rank, lock).words}" for lock in holders[:MOST_HOLDERS])
+        listed = ", ".join(f"{lock.path} by {_holder(job, rank, lock).words}" for lock in holders[:MOST_HOLDERS])
         return Clue(said=f"polls for a lock file; locks that are held: {listed}")
     return Clue(
         said=f"polls for the lock file {path or 'of a library'}; no process of this job holds a lock on it",
@@ -156,8 +156,8 @@ def _baton(path: str | None) -> Clue:
     )
 
 
-def _holder(scene: Scene, rank: Rank, lock: FileLock) -> Owner:
-    return find_owner(scene, rank.host, lock.holder_pid, lock.holder)
+def _holder(job: JobState, rank: Rank, lock: FileLock) -> Owner:
+    return find_owner(job, rank.host, lock.holder_pid, lock.holder)
 
 
 def _of_own_process(rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]) -> Iterator[Clue]:
@@ -171,9 +171,9 @@ def _of_own_process(rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]
     if not (last.user or is_file(last, "/threading.py", "/queue.py", "/concurrent/futures/")):
         return
     threads = [(s.thread, innermost_user(s.frames)) for s in other_threads(rank, skip_idle=False)]
-    told = [f"{name} at {line_of(frame)}" for name, frame in threads if frame is not None][:MOST_HOLDERS]
-    if told:
-        yield Clue(said=f"sleeps until another thread wakes it (futex); its other threads: {', '.join(told)}")
+    named = [f"{name} at {line_of(frame)}" for name, frame in threads if frame is not None][:MOST_HOLDERS]
+    if named:
+        yield Clue(said=f"sleeps until another thread wakes it (futex); its other threads: {', '.join(named)}")
 
 
 def _frees_group(rank: Rank, causes: ProcessCauses) -> bool:

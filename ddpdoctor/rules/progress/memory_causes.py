@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Rank
 
     from .failures import Failure
-    from .scene import Scene
+    from .job_state import JobState
 
 NEARLY_FULL = 0.9
 """Our choice: above this share of a limit, the memory in use blocked the next allocation."""
@@ -31,39 +31,39 @@ _WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) (?P
 LESS = "use less memory a rank: smaller batches, fewer loader workers or less prefetch"
 
 
-def memory_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:
+def memory_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
     """Return what was measured, if a rank ran out of memory or may have."""
     rank = failure.rank
     if failure.error is None:
-        return tuple(_of_signal(scene, rank))
+        return tuple(_of_signal(job, rank))
     text = f"{failure.error.type}: {failure.error.message}"
     at_error = rank.causes.at_error if rank.causes is not None else None
     if failure.error.type == "OutOfMemoryError" or _OF_DEVICE.search(text):
         return tuple(_of_device(at_error))
     if _WORKER.search(text):
-        return tuple(_of_worker(scene, rank, text))
+        return tuple(_of_worker(job, rank, text))
     if _OF_SHARED.search(text):
-        return tuple(_of_shared(_shared(scene, rank, at_error), refused="No space left" in text))
+        return tuple(_of_shared(_shared(job, rank, at_error), refused="No space left" in text))
     if failure.error.type == "MemoryError" or _OF_HOST.search(text):
-        return tuple(_of_host(scene, rank, text))
+        return tuple(_of_host(job, rank, text))
     return ()
 
 
-def _of_signal(scene: Scene, rank: Rank) -> Iterator[Clue]:
+def _of_signal(job: JobState, rank: Rank) -> Iterator[Clue]:
     if rank.signal == "SIGBUS":
-        yield from _of_shared(_shared(scene, rank, None))
+        yield from _of_shared(_shared(job, rank, None))
     if rank.signal != "SIGKILL" or rank.oom_killed is False:
         return
-    space, _ = _limit(scene, rank)
+    space, _ = _limit(job, rank)
     if rank.oom_killed or (space is not None and space.used_bytes >= NEARLY_FULL * space.limit_bytes):
-        yield from _use(scene, rank)
+        yield from _use(job, rank)
 
 
-def _use(scene: Scene, rank: Rank) -> Iterator[Clue]:
+def _use(job: JobState, rank: Rank) -> Iterator[Clue]:
     """Say how much memory a rank and its children used, and the limit."""
     if rank.causes is None or rank.causes.memory is None:
         return
-    space, whose = _limit(scene, rank)
+    space, whose = _limit(job, rank)
     said = f"used {format_memory(rank.causes.memory.most_bytes)} when it was last looked at"
     if space is not None:
         said += f", of the {format_memory(space.limit_bytes)} that {whose}"
@@ -73,9 +73,9 @@ def _use(scene: Scene, rank: Rank) -> Iterator[Clue]:
     yield Clue(said=said, fix=f"{LESS}, or raise the limit on memory")
 
 
-def _limit(scene: Scene, rank: Rank) -> tuple[Space | None, str]:
+def _limit(job: JobState, rank: Rank) -> tuple[Space | None, str]:
     """Return the memory limit that applies: the cgroup's if it has one, else the whole machine's."""
-    host = causes_at(scene.job, rank.host)
+    host = causes_at(job.facts, rank.host)
     if host is None:
         return None, ""
     if host.group is not None and (host.machine is None or host.group.limit_bytes < host.machine.limit_bytes):
@@ -104,7 +104,7 @@ def _device_words(one: DeviceMemory) -> str:
     )
 
 
-def _of_host(scene: Scene, rank: Rank, text: str) -> Iterator[Clue]:
+def _of_host(job: JobState, rank: Rank, text: str) -> Iterator[Clue]:
     at_error = rank.causes.at_error if rank.causes is not None else None
     if at_error is not None and at_error.address_space is not None:
         space = at_error.address_space
@@ -117,11 +117,11 @@ def _of_host(scene: Scene, rank: Rank, text: str) -> Iterator[Clue]:
         memory = at_error.memory
         used, most = map(format_memory, (memory.used_bytes, memory.most_bytes))
         had = f"had {used} resident when it failed, {most} at most"
-        space_all, whose = _limit(scene, rank)
+        space_all, whose = _limit(job, rank)
         of = f", of the {format_memory(space_all.limit_bytes)} that {whose}" if space_all is not None else ""
         yield Clue(said=had + of, fix=LESS)
     else:
-        yield from _use(scene, rank)
+        yield from _use(job, rank)
 
 
 def _asked(text: str) -> str:
@@ -130,20 +130,20 @@ def _asked(text: str) -> str:
     return f", and {format_memory(int(match[1]))} more were asked for" if match else ""
 
 
-def _of_worker(scene: Scene, rank: Rank, text: str) -> Iterator[Clue]:
+def _of_worker(job: JobState, rank: Rank, text: str) -> Iterator[Clue]:
     """Judge a loader's worker that a signal ended: /dev/shm was full, or it ran out of memory."""
     match = _WORKER.search(text)
     how = match["how"] if match is not None else ""
     at_error = rank.causes.at_error if rank.causes is not None else None
-    if "Bus error" in how or _is_full(_shared(scene, rank, at_error)):
-        yield from _of_shared(_shared(scene, rank, at_error))
+    if "Bus error" in how or _is_full(_shared(job, rank, at_error)):
+        yield from _of_shared(_shared(job, rank, at_error))
     elif "Killed" in how:
-        yield from _use(scene, rank)
+        yield from _use(job, rank)
 
 
-def _shared(scene: Scene, rank: Rank, at_error: AtError | None) -> Space | None:
+def _shared(job: JobState, rank: Rank, at_error: AtError | None) -> Space | None:
     """Return /dev/shm when it was fullest: at the time of an error, a worker's files may already be gone."""
-    host = causes_at(scene.job, rank.host)
+    host = causes_at(job.facts, rank.host)
     seen = [
         at_error.shared_memory if at_error is not None else None,
         host.shared_memory if host is not None else None,

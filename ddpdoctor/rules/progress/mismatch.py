@@ -12,9 +12,9 @@ from ddpdoctor.rules.registry import rule
 from . import evidence as say
 from .conflicts import REDUCING, ROOTED
 from .groups import group_words
+from .job_state import Cause, JobState, was_left_running
 from .places import innermost_user, places
 from .reducer_causes import option_words, skipped_reduction
-from .scene import Cause, Scene, was_left_running
 from .turning import did_words, find_turning, fix_of_turning, turning_words
 from .words import call_words, line_of, verb
 
@@ -46,7 +46,7 @@ _ONE_LINE = (
 
 
 @rule("DD602", "mismatch", Severity.ERROR, "Ranks disagree about the next collective")
-def check_mismatch(scene: Scene) -> Answer:
+def check_mismatch(job: JobState) -> Answer:
     """Report ranks that call a different collective than the others, or one with a different shape or dtype.
 
     ## What it means
@@ -86,72 +86,72 @@ def check_mismatch(scene: Scene) -> Answer:
 
         rank 0 calls reduce at train.py:6 where ranks 1 and 2 are in backward
     """
-    conflict = scene.conflict
-    if scene.cause is not Cause.CONFLICT or conflict is None:
-        return skipped(scene.cause.value) if scene.cause is not Cause.NONE else passed()
-    moving = set(scene.living) - scene.quiet if was_left_running(scene.job, scene.failures) else set()
+    conflict = job.conflict
+    if job.cause is not Cause.CONFLICT or conflict is None:
+        return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
+    moving = set(job.living) - job.quiet if was_left_running(job.facts, job.failures) else set()
     if moving & {part.rank for part in conflict.parts}:
         return unknown(f"{rank_list(moving)} still {verb(moving, 'makes', 'make')} progress")
-    return judged([_finding(scene, conflict)], certain=scene.stands_still(()))
+    return judged([_finding(job, conflict)], certain=job.stands_still(()))
 
 
-def _finding(scene: Scene, conflict: Conflict) -> Problem:
-    skipped = skipped_reduction(scene, conflict)
+def _finding(job: JobState, conflict: Conflict) -> Problem:
+    skipped = skipped_reduction(job, conflict)
     if skipped is not None:
         return skipped
     blamed = conflict.blame.ranks
-    options = option_words(scene) if any(part.native for part in conflict.parts) else []
-    counts = say.counts_words(scene, [part.rank for part in conflict.parts])
+    options = option_words(job) if any(part.native for part in conflict.parts) else []
+    counts = say.counts_words(job, [part.rank for part in conflict.parts])
     departing = [part for part in conflict.parts if part.rank in set(blamed)]
-    turning = _turning(scene, conflict, departing)
+    turning = _turning(job, conflict, departing)
     alike = {part.rank for part in departing if part.key == departing[0].key}
     where = tuple(
         place
         for part in departing
-        for place in places(part.rank, _lines(scene, part, turning if part.rank in alike else None))
+        for place in places(part.rank, _lines(job, part, turning if part.rank in alike else None))
     )
     return Problem(
         confidence=conflict.blame.confidence,
         ranks=blamed,
-        hosts=say.hosts_of(scene, blamed),
+        hosts=say.hosts_of(job, blamed),
         where=where,
-        step=say.step_of(scene, blamed),
-        summary=_summary(scene, conflict, departing, turning),
+        step=say.step_of(job, blamed),
+        summary=_summary(job, conflict, departing, turning),
         evidence=(
-            _number_words(scene, conflict),
+            _number_words(job, conflict),
             *_sides(conflict),
-            *(turning_words(turning, say.who(scene, blamed)) if turning is not None else ()),
-            *say.classes(scene, conflict.left),
+            *(turning_words(turning, say.who(job, blamed)) if turning is not None else ()),
+            *say.classes(job, conflict.left),
             *options,
-            *say.handled_words(scene, blamed),
+            *say.handled_words(job, blamed),
             *counts,
-            *say.progress_words(scene, blamed),
-            *say.cascade_words(scene.failures, (), also=""),
+            *say.progress_words(job, blamed),
+            *say.cascade_words(job.failures, (), also=""),
         ),
-        fix=SAME_OPTIONS if options else _fix(conflict, turning, uneven=bool(counts) and not scene.job.control_flow),
+        fix=SAME_OPTIONS if options else _fix(conflict, turning, uneven=bool(counts) and not job.facts.control_flow),
     )
 
 
-def _number_words(scene: Scene, conflict: Conflict) -> str:
+def _number_words(job: JobState, conflict: Conflict) -> str:
     """Return the number of the collective, and why this rank is blamed.
 
     The number counts from 1, as in NCCL's log and the flight recorder. The text that torch raises under DETAIL counts
     from 0.
     """
-    detail = scene.states[conflict.parts[0].rank].detail
+    detail = job.states[conflict.parts[0].rank].detail
     counted = f" (SequenceNumber={conflict.seq - 1} in torch's text)" if detail else ""
-    group = group_words(conflict.group, scene.world)
+    group = group_words(conflict.group, job.world)
     return f"collective {conflict.seq}{counted} of {group}: {conflict.blame.reason}"
 
 
-def _turning(scene: Scene, conflict: Conflict, departing: list[Part]) -> Turning | None:
+def _turning(job: JobState, conflict: Conflict, departing: list[Part]) -> Turning | None:
     """Return how the first blamed rank parted from the first rank that agrees with the others."""
     agreeing = [part for part in conflict.parts if part not in departing]
     if conflict.passed or not departing or not agreeing:
         return None
     mine, other = departing[0], agreeing[0]
     return find_turning(
-        scene.job.control_flow, scene.states[mine.rank], scene.states[other.rank], conflict.group.name, conflict.seq,
+        job.facts.control_flow, job.states[mine.rank], job.states[other.rank], conflict.group.name, conflict.seq,
         (mine, other),
     )  # fmt: skip
 
@@ -167,11 +167,11 @@ def _fix(conflict: Conflict, turning: Turning | None, *, uneven: bool) -> str:
     return _ONE_LINE if len(sites) == 1 and None not in sites and not conflict.passed else _CONDITION
 
 
-def _lines(scene: Scene, part: Part, turning: Turning | None) -> list[Frame | None]:
+def _lines(job: JobState, part: Part, turning: Turning | None) -> list[Frame | None]:
     """Return the lines that decided it, the line of the call, and the line of the error that led to the call."""
-    rank = scene.rank(part.rank)
+    rank = job.rank(part.rank)
     error = innermost_user(rank.handled.frames) if rank.handled is not None else None
-    shown = part.site or rank.last_place or say.line_at(scene.states[part.rank])
+    shown = part.site or rank.last_place or say.line_at(job.states[part.rank])
     if turning is None:
         return [shown, error]
     if turning.loop_ended:
@@ -179,32 +179,32 @@ def _lines(scene: Scene, part: Part, turning: Turning | None) -> list[Frame | No
     return [*turning.lines, shown]
 
 
-def _summary(scene: Scene, conflict: Conflict, departing: list[Part], turning: Turning | None) -> str:
+def _summary(job: JobState, conflict: Conflict, departing: list[Part], turning: Turning | None) -> str:
     agreeing = [part for part in conflict.parts if part not in departing]
     if conflict.left:
         left = conflict.left
         return (
-            f"{_side_words(scene, conflict, departing)}, which {say.who(scene, left)} did not call: "
+            f"{_side_words(job, conflict, departing)}, which {say.who(job, left)} did not call: "
             f"{verb(left, 'its script has', 'their scripts have')} ended"
         )
     if not agreeing:
         sides = _call_classes(departing).items()
-        return "ranks disagree: " + ", ".join(f"{say.who(scene, ranks)} in {what}" for what, ranks in sides)
+        return "ranks disagree: " + ", ".join(f"{say.who(job, ranks)} in {what}" for what, ranks in sides)
     turned = f"{did_words(turning)}, and " if turning is not None and len(_call_classes(departing)) == 1 else ""
-    mine = _side_words(scene, conflict, departing, turned)
-    return f"{mine}, where {_side_words(scene, conflict, agreeing)}"
+    mine = _side_words(job, conflict, departing, turned)
+    return f"{mine}, where {_side_words(job, conflict, agreeing)}"
 
 
-def _side_words(scene: Scene, conflict: Conflict, parts: list[Part], before: str = "") -> str:
+def _side_words(job: JobState, conflict: Conflict, parts: list[Part], before: str = "") -> str:
     """Return "rank 0 is in reduce at train.py:6", or what it called if that call went through.
 
     ``before`` says what each rank did before that.
     """
-    told = []
+    said = []
     for what, ranks in _call_classes(parts).items():
         now = verb(ranks, "is in", "are in")
-        told.append(f"{say.who(scene, ranks)} {before}{'called' if conflict.passed else now} {what}")
-    return ", ".join(told)
+        said.append(f"{say.who(job, ranks)} {before}{'called' if conflict.passed else now} {what}")
+    return ", ".join(said)
 
 
 def _call_classes(parts: list[Part]) -> dict[str, list[int]]:
@@ -229,6 +229,6 @@ def _agreed_words(kind: CallKind) -> str:
 
 def _sides(conflict: Conflict) -> list[str]:
     sides = _call_classes(list(conflict.parts))
-    told = [f"{rank_list(ranks)}: {what}" for what, ranks in list(sides.items())[: say.MAX_CLASSES]]
-    left = len(sides) - len(told)
-    return [*told, f"and {left} other calls"] if left else told
+    said = [f"{rank_list(ranks)}: {what}" for what, ranks in list(sides.items())[: say.MAX_CLASSES]]
+    left = len(sides) - len(said)
+    return [*said, f"and {left} other calls"] if left else said

@@ -20,7 +20,7 @@ from ddpdoctor.model.facts import POINT_TO_POINT
 from ddpdoctor.model.steps import Pace, Phase, StepTimes, pace_of, step_totals, wait_totals
 
 from .groups import group_table, own_state
-from .scene import moment
+from .job_state import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job, Rank
 
     from .groups import Group
-    from .scene import Scene
+    from .job_state import JobState
 
 
 MIN_STEPS = 20
@@ -84,11 +84,11 @@ class Late:
         return cost_ms >= max(COST_MS, COST_SHARE * self.pacing.step_ms)
 
 
-def find_pacings(job: Job) -> tuple[Pacing, ...]:
+def find_pacings(facts: Job) -> tuple[Pacing, ...]:
     """Return the comparable steps of each group in which two or more ranks recorded steps."""
-    table = group_table(job)
+    table = group_table(facts)
     together: dict[object, dict[int, StepTimes]] = {}
-    for rank in job.ranks:
+    for rank in facts.ranks:
         times = rank.step_times
         if times is not None and times.numbers:
             group = table.get((rank.rank, times.group))
@@ -195,20 +195,20 @@ class LateDevice:
     """Upper bound of the usual step: it includes the start of the job."""
 
 
-def find_late_device(scene: Scene) -> LateDevice | None:
+def find_late_device(job: JobState) -> LateDevice | None:
     """Return the first rank that the others wait for on their devices, or None if there is none or no times exist."""
-    for group, times in _times(scene).items():
-        found = _late_in(scene, group, times)
+    for group, times in _times(job).items():
+        found = _late_in(job, group, times)
         if found is not None:
             return found
     return None
 
 
-def _times(scene: Scene) -> dict[Group, dict[int, dict[int, float]]]:
+def _times(job: JobState) -> dict[Group, dict[int, dict[int, float]]]:
     """Return how many milliseconds each collective ran, by group, number and rank."""
-    table = group_table(scene.job)
+    table = group_table(job.facts)
     found: dict[Group, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    for rank in scene.job.ranks:
+    for rank in job.facts.ranks:
         for time in rank.device_times:
             group = table.get((rank.rank, time.group))
             if group is not None and len(group.members) > 1:
@@ -216,9 +216,9 @@ def _times(scene: Scene) -> dict[Group, dict[int, dict[int, float]]]:
     return found
 
 
-def _late_in(scene: Scene, group: Group, times: Mapping[int, Mapping[int, float]]) -> LateDevice | None:
+def _late_in(job: JobState, group: Group, times: Mapping[int, Mapping[int, float]]) -> LateDevice | None:
     whole = [ran for ran in times.values() if len(ran) == len(group.members)]
-    a_step, step_ms = _pace(scene, group)
+    a_step, step_ms = _pace(job, group)
     steps = int(len(whole) / a_step)
     if steps < MIN_STEPS:
         return None
@@ -237,10 +237,10 @@ def _late_in(scene: Scene, group: Group, times: Mapping[int, Mapping[int, float]
     return LateDevice(rank=number, group=group, last_in=last_in, steps=steps, cost_ms=cost_ms, step_ms=step_ms)
 
 
-def _pace(scene: Scene, group: Group) -> tuple[float, float]:
+def _pace(job: JobState, group: Group) -> tuple[float, float]:
     """Return how many collectives of a group make up a step, and the length of a step in ms; both are upper bounds."""
-    members = [scene.rank(number) for number in group.members if number in scene.states]
+    members = [job.rank(number) for number in group.members if number in job.states]
     steps = max(1, min((rank.steps for rank in members), default=1))
     begun = [state.enqueued for rank in members if (state := own_state(rank, group.name)) is not None]
-    lived_ns = [(rank.ended_ns or moment(scene.job)) - (rank.started_ns or 0) for rank in members]
+    lived_ns = [(rank.ended_ns or moment(job.facts)) - (rank.started_ns or 0) for rank in members]
     return max(1.0, max(begun, default=0) / steps), max(lived_ns, default=0) / 1e6 / steps

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .conflicts import Conflict
     from .failures import Failure
-    from .scene import Scene
+    from .job_state import JobState
 
 MAX_NAMED = 5
 """Our choice: most parameters that a sentence names."""
@@ -52,7 +52,7 @@ def names_words(said: ReducerSaid) -> str:
     return f"{first_names(said.names, MAX_NAMED, count=said.count)} ({said.count} of {said.of} parameters)"
 
 
-def reducer_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:
+def reducer_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
     """Return why gradients were missing or came twice, if that made a rank fail."""
     said = failure.error.reducer if failure.error is not None else None
     if said is None:
@@ -63,30 +63,30 @@ def reducer_clues(scene: Scene, failure: Failure) -> tuple[Clue, ...]:
     if said.outputs:
         why = f"{said.outputs[0]} in the script was computed from them, and the loss makes no use of it"
     else:
-        why = _branch_words(scene)
+        why = _branch_words(job)
     return (Clue(said=why, fix=fix),)
 
 
-def other_words(scene: Scene) -> list[str]:
+def other_words(job: JobState) -> list[str]:
     """Return what else the ranks report: which left out other parameters, and which left out none."""
-    told = {n: said for n in scene.states if (said := _said(scene, n)) is not None and said.what is not Fault.TWICE}
-    if not told:
+    reported = {n: said for n in job.states if (said := _said(job, n)) is not None and said.what is not Fault.TWICE}
+    if not reported:
         return []
     by_names: dict[tuple[str, ...], list[int]] = {}
-    for number, said in told.items():
+    for number, said in reported.items():
         by_names.setdefault(said.names, []).append(number)
-    found = option_words(scene)
+    found = option_words(job)
     if len(by_names) > 1:
         found += [f"{rank_list(those)} left out {', '.join(names[:MAX_NAMED])}" for names, those in by_names.items()]
-    used = _users(scene)
-    if used and not option_words(scene):
+    used = _users(job)
+    if used and not option_words(job):
         found.append(f"{rank_list(used)} had all gradients, and waited in backward for the other ranks")
     return found
 
 
-def skipped_reduction(scene: Scene, conflict: Conflict) -> Problem | None:
+def skipped_reduction(job: JobState, conflict: Conflict) -> Problem | None:
     """Return the finding if some ranks are past a backward that left gradients out and others wait to reduce it."""
-    skipping = {part.rank: said for part in conflict.parts if (said := scene.rank(part.rank).unfinished) is not None}
+    skipping = {part.rank: said for part in conflict.parts if (said := job.rank(part.rank).unfinished) is not None}
     waiting = [part.rank for part in conflict.parts if part.native and part.kind.op == "backward"]
     if not skipping or not waiting or set(skipping) & set(waiting):
         return None
@@ -94,38 +94,38 @@ def skipped_reduction(scene: Scene, conflict: Conflict) -> Problem | None:
     said = skipping[blamed[0]]
     return Problem(
         ranks=blamed,
-        hosts=say.hosts_of(scene, blamed),
+        hosts=say.hosts_of(job, blamed),
         where=tuple(place for n in blamed for place in places(n, [skipping[n].site])),
-        step=say.step_of(scene, blamed),
-        summary=f"the backward of {say.who(scene, blamed)} at {line_of(said.site)} left {names_words(said)} without a "
+        step=say.step_of(job, blamed),
+        summary=f"the backward of {say.who(job, blamed)} at {line_of(said.site)} left {names_words(said)} without a "
         f"gradient: DDP did not make the reduction there that {rank_list(waiting)} {verb(waiting, 'waits', 'wait')} in",
         evidence=(
             f"{rank_list(blamed)}: {_took_another_branch(waiting)}",
             *(f"{rank_list([part.rank])}: now in {part.kind.op} at {line_of(part.site)}" for part in conflict.parts),
-            *say.progress_words(scene, [part.rank for part in conflict.parts]),
-            *say.cascade_words(scene.failures, (), also=""),
+            *say.progress_words(job, [part.rank for part in conflict.parts]),
+            *say.cascade_words(job.failures, (), also=""),
         ),
         fix=FIXES[Fault.UNFINISHED],
     )
 
 
-def option_words(scene: Scene) -> list[str]:
+def option_words(job: JobState) -> list[str]:
     """Return the ranks whose DDP was told to find unused parameters, if not all were."""
-    told = {n: _finds_unused(scene, n) for n in scene.states}
-    where, elsewhere = ([n for n, finds in told.items() if finds is value] for value in (True, False))
+    reported = {n: _finds_unused(job, n) for n in job.states}
+    where, elsewhere = ([n for n, finds in reported.items() if finds is value] for value in (True, False))
     if not where or not elsewhere:
         return []
     return [f"find_unused_parameters=True is given to DDP on {rank_list(where)}, and not on {rank_list(elsewhere)}"]
 
 
-def _finds_unused(scene: Scene, number: int) -> bool | None:
+def _finds_unused(job: JobState, number: int) -> bool | None:
     """Return whether all models of a rank (True) or none (False) were told so; None if mixed or not known."""
-    told = {model.finds_unused for model in scene.rank(number).models}
-    return told.pop() if len(told) == 1 else None
+    reported = {model.finds_unused for model in job.rank(number).models}
+    return reported.pop() if len(reported) == 1 else None
 
 
-def _branch_words(scene: Scene) -> str:
-    users = [] if option_words(scene) else _users(scene)
+def _branch_words(job: JobState) -> str:
+    users = [] if option_words(job) else _users(job)
     if users:
         return _took_another_branch(users)
     return "forward did not use them, or the loss does not depend on what they give"
@@ -138,14 +138,14 @@ def _took_another_branch(users: Sequence[int]) -> str:
     )
 
 
-def _said(scene: Scene, number: int) -> ReducerSaid | None:
+def _said(job: JobState, number: int) -> ReducerSaid | None:
     """Return what the reducer of a rank complained about, when it failed or before."""
-    rank = scene.rank(number)
+    rank = job.rank(number)
     return next((raised.reducer for raised in reversed(rank.raised) if raised.reducer is not None), rank.unfinished)
 
 
-def _users(scene: Scene) -> list[int]:
+def _users(job: JobState) -> list[int]:
     """Return the ranks whose backward found all gradients: they were in it and waited for the others."""
-    failed = {f.rank.rank for f in scene.failures if f.call is not None and f.call.op == "backward"}
-    native = {n for n, s in scene.states.items() if s.doing is Doing.NATIVE and s.call and s.call.op == "backward"}
-    return [n for n in sorted(failed | native) if _said(scene, n) is None]
+    failed = {f.rank.rank for f in job.failures if f.call is not None and f.call.op == "backward"}
+    native = {n for n, s in job.states.items() if s.doing is Doing.NATIVE and s.call and s.call.op == "backward"}
+    return [n for n in sorted(failed | native) if _said(job, n) is None]

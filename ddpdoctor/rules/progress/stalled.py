@@ -8,79 +8,79 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.facts import DeviceState
 from ddpdoctor.model.rank_words import rank_list
 
+from .job_state import Cause
 from .limits import find_late
-from .scene import Cause
 from .states import Doing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .groups import Group, Position
-    from .scene import Scene
+    from .job_state import JobState
 
 
-def closed(scene: Scene) -> tuple[int, ...] | None:
+def closed(job: JobState) -> tuple[int, ...] | None:
     """Return the waiting ranks if none waits for anybody outside and nothing else explains the wait, else None."""
-    waits = scene.waits
-    if scene.cause is not Cause.HANG or not waits.waiters or waits.blockers or (waits.absent and scene.sees_all):
+    waits = job.waits
+    if job.cause is not Cause.HANG or not waits.waiters or waits.blockers or (waits.absent and job.sees_all):
         return None
-    frozen = any(state.doing is Doing.STOPPED for state in scene.states.values())
-    return None if frozen or find_late(scene) else waits.waiters
+    frozen = any(state.doing is Doing.STOPPED for state in job.states.values())
+    return None if frozen or find_late(job) else waits.waiters
 
 
-def stalled_in(scene: Scene) -> tuple[Position, ...]:
+def stalled_in(job: JobState) -> tuple[Position, ...]:
     """Return the pending collectives that all ranks of their group have come to: the earliest one of each group.
 
     A rank may be done with it and wait in a later one: the root of a broadcast returns before the data have arrived.
     """
     by_group: dict[Group, list[int]] = defaultdict(list)
-    for number, position in sorted(scene.positions.items()):
+    for number, position in sorted(job.positions.items()):
         if number in position.group.members:
             by_group[position.group].append(number)
     found = []
     for group, inside in by_group.items():
-        waited_in = {scene.positions[number] for number in inside}
-        if len(inside) == len(group.members) and (len(waited_in) == 1 or _numbered(scene, inside)):
+        waited_in = {job.positions[number] for number in inside}
+        if len(inside) == len(group.members) and (len(waited_in) == 1 or _numbered(job, inside)):
             found.append(min(waited_in, key=lambda position: position.seq or 0))
     return tuple(found)
 
 
-def _numbered(scene: Scene, numbers: Iterable[int]) -> bool:
+def _numbered(job: JobState, numbers: Iterable[int]) -> bool:
     """Return whether it is certain in which collective each rank is; the counter of C++ may be off by one."""
-    positions, states = scene.positions, scene.states
+    positions, states = job.positions, job.states
     return all(positions[n].seq is not None and states[n].doing is Doing.COLLECTIVE for n in numbers)
 
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING=1"
 
 
-def has_begun(scene: Scene, stalled: Iterable[Position]) -> bool:
+def has_begun(job: JobState, stalled: Iterable[Position]) -> bool:
     """Return whether all ranks are surely inside: each kernel has started, or the host itself waits in the call."""
-    return all(state in (None, DeviceState.STARTED) for state in _device_states(scene, stalled).values())
+    return all(state in (None, DeviceState.STARTED) for state in _device_states(job, stalled).values())
 
 
-def queued_behind(scene: Scene) -> tuple[int, ...]:
+def queued_behind(job: JobState) -> tuple[int, ...]:
     """Return the ranks whose device still runs earlier work while another rank's device waits in the collective."""
     found = []
-    for position in stalled_in(scene):
-        states = _device_states(scene, (position,))
+    for position in stalled_in(job):
+        states = _device_states(job, (position,))
         if DeviceState.STARTED in states.values():
             found += [number for number, state in states.items() if state is DeviceState.SCHEDULED]
     return tuple(sorted(found))
 
 
-def device_words(scene: Scene, stalled: Iterable[Position]) -> list[str]:
+def device_words(job: JobState, stalled: Iterable[Position]) -> list[str]:
     """Return what is not known about the devices, and how to find out the next time."""
-    unknown = [n for n, state in _device_states(scene, stalled).items() if state is DeviceState.UNKNOWN]
+    unknown = [n for n, state in _device_states(job, stalled).items() if state is DeviceState.UNKNOWN]
     if not unknown:
         return []
     who = rank_list(unknown)
     return [f"whether the kernels of {who} have started, or wait for a slow one, is not known: {TIMING} has torch tell"]
 
 
-def _device_states(scene: Scene, stalled: Iterable[Position]) -> dict[int, DeviceState | None]:
+def _device_states(job: JobState, stalled: Iterable[Position]) -> dict[int, DeviceState | None]:
     """Return, by rank of the stalled groups, how far its device has come with the call that it waits in."""
     groups = {position.group for position in stalled}
-    inside = (n for n, position in sorted(scene.positions.items()) if position.group in groups)
-    calls = ((number, scene.states[number].call) for number in inside)
+    inside = (n for n, position in sorted(job.positions.items()) if position.group in groups)
+    calls = ((number, job.states[number].call) for number in inside)
     return {number: call.device_state for number, call in calls if call is not None}

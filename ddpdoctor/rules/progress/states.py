@@ -350,10 +350,10 @@ def _raised_by_torch(error: Raised) -> bool:
     return not is_file(last, _LOADER)
 
 
-def states_of(job: Job) -> dict[int, State]:
+def states_of(facts: Job) -> dict[int, State]:
     """Classify every rank of a job. If several processes have one rank number, the last attempt's counts."""
     states: dict[int, State] = {}
-    for rank in sorted(job.ranks, key=lambda r: (r.rank, r.attempt, r.started_ns or 0)):
-        state = state_of(rank, job.stopping_since_ns)
-        states[rank.rank] = replace(state, detail=job.debug_level.upper() == "DETAIL")
+    for rank in sorted(facts.ranks, key=lambda r: (r.rank, r.attempt, r.started_ns or 0)):
+        state = state_of(rank, facts.stopping_since_ns)
+        states[rank.rank] = replace(state, detail=facts.debug_level.upper() == "DETAIL")
     return states

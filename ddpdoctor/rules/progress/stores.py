@@ -17,41 +17,41 @@ if TYPE_CHECKING:
     from ddpdoctor.model.causes import ProcessCauses, StoreSought
     from ddpdoctor.model.facts import Rank
 
-    from .scene import Scene
+    from .job_state import JobState
 
 _LOOPBACK = ("localhost", "127.", "::1", "0.0.0.0", "[::1]")  # noqa: S104 - compared, not bound
 CHECK = "ddpdoctor check-rendezvous"
 
 
-def judge_stores(scene: Scene) -> Answer:
+def judge_stores(job: JobState) -> Answer:
     """Blame the ranks whose store does not answer, if no rank that should serve it exists or is on its way."""
-    if scene.waits.blockers or scene.waits.absent:
+    if job.waits.blockers or job.waits.absent:
         return passed()
-    blamed = tuple(n for n in scene.waits.waiters if _is_unserved(scene, n))
-    if not blamed or not set(blamed) <= scene.quiet:
+    blamed = tuple(n for n in job.waits.waiters if _is_unserved(job, n))
+    if not blamed or not set(blamed) <= job.quiet:
         return passed()
-    if not scene.waited_long():
+    if not job.waited_long():
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'connects', 'connect')} to the job's store")
-    sure = all(_is_sure(scene, n) for n in blamed)
-    return judged([_finding(scene, blamed, sure=sure)], certain=sure and scene.stands_still(blamed))
+    sure = all(_is_sure(job, n) for n in blamed)
+    return judged([_finding(job, blamed, sure=sure)], certain=sure and job.stands_still(blamed))
 
 
 def _sought(rank: Rank) -> StoreSought | None:
     return rank.causes.store if rank.causes is not None else None
 
 
-def _is_unserved(scene: Scene, number: int) -> bool:
+def _is_unserved(job: JobState, number: int) -> bool:
     """Return whether a rank is a client of a store that no rank of the job serves at that address."""
-    rank = scene.rank(number)
+    rank = job.rank(number)
     store = _sought(rank)
-    if scene.states[number].doing is not Doing.INIT or store is None or _serves(store):
+    if job.states[number].doing is not Doing.INIT or store is None or _serves(store):
         return False
-    return store.port not in _ports_served(scene) or _is_elsewhere(scene, store, rank)
+    return store.port not in _ports_served(job) or _is_elsewhere(job, store, rank)
 
 
-def _is_elsewhere(scene: Scene, store: StoreSought, rank: Rank) -> bool:
+def _is_elsewhere(job: JobState, store: StoreSought, rank: Rank) -> bool:
     """Return whether a rank looks for the store on its own host, where nobody listens, while rank 0 is on another."""
-    apart = 0 in scene.states and scene.rank(0).host != rank.host
+    apart = 0 in job.states and job.rank(0).host != rank.host
     return apart and _is_local(store, rank) and _nobody_listens(store, rank.causes)
 
 
@@ -59,20 +59,20 @@ def _serves(store: StoreSought) -> bool:
     return store.rank == 0 and not store.of_agent
 
 
-def _ports_served(scene: Scene) -> set[int]:
+def _ports_served(job: JobState) -> set[int]:
     """Return the ports at which a rank serves its store while it waits for the others."""
-    stores = (_sought(scene.rank(n)) for n in scene.states)
+    stores = (_sought(job.rank(n)) for n in job.states)
     return {store.port for store in stores if store is not None and _serves(store)}
 
 
-def _is_sure(scene: Scene, number: int) -> bool:
+def _is_sure(job: JobState, number: int) -> bool:
     """Return whether nobody will serve a rank's store: it looks on its own host, where no agent or rank 0 serves it."""
-    rank = scene.rank(number)
+    rank = job.rank(number)
     store = _sought(rank)
     if store is None:
         return False
     alone = store.of_agent and _is_local(store, rank) and _nobody_listens(store, rank.causes)
-    return alone or _is_elsewhere(scene, store, rank)
+    return alone or _is_elsewhere(job, store, rank)
 
 
 def _is_local(store: StoreSought, rank: Rank) -> bool:
@@ -88,33 +88,33 @@ def _nobody_listens(store: StoreSought, causes: ProcessCauses | None) -> bool:
     return not any(end.endswith(f":{store.port}") for end in causes.connections.listening)
 
 
-def _finding(scene: Scene, blamed: tuple[int, ...], *, sure: bool) -> Problem:
-    rank = scene.rank(blamed[0])
+def _finding(job: JobState, blamed: tuple[int, ...], *, sure: bool) -> Problem:
+    rank = job.rank(blamed[0])
     store = rank.causes.store if rank.causes is not None else None
     assert store is not None
-    ends = {f"{one.host}:{one.port}" for one in map(_sought, map(scene.rank, blamed)) if one is not None}
-    where = tuple(place for n in blamed for place in _places(scene, n))
+    ends = {f"{one.host}:{one.port}" for one in map(_sought, map(job.rank, blamed)) if one is not None}
+    where = tuple(place for n in blamed for place in _places(job, n))
     at = f" ({line_of(where[0])})" if where and {(p.file, p.line) for p in where if p.rank == blamed[0]} else ""
     return Problem(
         confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
         ranks=blamed,
-        hosts=say.hosts_of(scene, blamed),
+        hosts=say.hosts_of(job, blamed),
         where=where,
-        summary=f"{say.who(scene, blamed)} {verb(blamed, 'waits', 'wait')} in init_process_group for a store at "
+        summary=f"{say.who(job, blamed)} {verb(blamed, 'waits', 'wait')} in init_process_group for a store at "
         f"{', '.join(sorted(ends))} that does not answer{at}",
         evidence=(
-            *_server_words(scene, blamed, store),
+            *_server_words(job, blamed, store),
             *_answer_words(rank, store),
-            *say.classes(scene, blamed),
-            *say.others(scene, blamed),
+            *say.classes(job, blamed),
+            *say.others(job, blamed),
         ),
         fix=_fix(store),
     )
 
 
-def _places(scene: Scene, number: int) -> tuple[Place, ...]:
-    store = _sought(scene.rank(number))
-    return places(number, (store.set_at if store is not None else None, say.line_at(scene.states[number])))
+def _places(job: JobState, number: int) -> tuple[Place, ...]:
+    store = _sought(job.rank(number))
+    return places(number, (store.set_at if store is not None else None, say.line_at(job.states[number])))
 
 
 def _is_moved(store: StoreSought) -> bool:
@@ -129,7 +129,7 @@ def _plain(host: str) -> str:
     return "127.0.0.1" if host == "localhost" else host
 
 
-def _server_words(scene: Scene, blamed: tuple[int, ...], store: StoreSought) -> list[str]:
+def _server_words(job: JobState, blamed: tuple[int, ...], store: StoreSought) -> list[str]:
     found = []
     if _is_moved(store):
         who = f"{line_of(store.set_at)} sets" if store.set_at is not None else "the script uses"
@@ -140,12 +140,12 @@ def _server_words(scene: Scene, blamed: tuple[int, ...], store: StoreSought) -> 
             "torchrun's agent is to serve the store, at the address that it gave: TORCHELASTIC_USE_AGENT_STORE=True "
             "makes rank 0 a client too, so no rank opens a store"
         )
-    elif 0 in blamed or 0 not in scene.states:
+    elif 0 in blamed or 0 not in job.states:
         found.append("rank 0 is to serve the store")
     else:
-        other = _sought(scene.rank(0))
+        other = _sought(job.rank(0))
         at = f" at {other.host}:{other.port}" if other is not None else " at another address, or has done so"
-        on = f" of {scene.rank(0).host}" if scene.rank(0).host != scene.rank(blamed[0]).host else ""
+        on = f" of {job.rank(0).host}" if job.rank(0).host != job.rank(blamed[0]).host else ""
         found.append(f"rank 0 is to serve the store, and serves one{at}{on}")
     return found
 

@@ -16,6 +16,7 @@ from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
 from .groups import group_words
+from .job_state import Cause, JobState
 from .pace import (
     COST_SHARE,
     MIN_STEPS,
@@ -28,7 +29,6 @@ from .pace import (
     slow_phase,
 )
 from .places import places
-from .scene import Cause, Scene
 from .stalled import TIMING
 from .words import place_words, verb
 
@@ -67,7 +67,7 @@ _FIXES = {
 
 
 @rule("DD610", "straggler", Severity.WARNING, "A rank is slow, and the others wait for it in step after step")
-def check_straggler(scene: Scene) -> Answer:
+def check_straggler(job: JobState) -> Answer:
     """Report a rank that comes last to nearly every step and costs the others a fifth of it.
 
     ## What it means
@@ -107,48 +107,48 @@ def check_straggler(scene: Scene) -> Answer:
 
         the others wait for rank 2 in 58 of 60 steps: it is slow before forward, in augment at train.py:31
     """
-    if scene.cause is not Cause.NONE:
-        return skipped(scene.cause.value)
-    pacings = find_pacings(scene.job)
+    if job.cause is not Cause.NONE:
+        return skipped(job.cause.value)
+    pacings = find_pacings(job.facts)
     seen = [late for late in map(find_late, pacings) if late is not None]
-    if not seen and (any(rank.device_times for rank in scene.job.ranks) or _is_unknown(scene)):
-        return _judge_devices(scene)
+    if not seen and (any(rank.device_times for rank in job.facts.ranks) or _is_unknown(job)):
+        return _judge_devices(job)
     if not pacings:
         return skipped("no steps of two ranks were recorded")
     if not seen:
         most = max(pacing.steps for pacing in pacings)
         return skipped(f"{most} steps were recorded, fewer than {MIN_STEPS}")
-    costly = [slow for late in seen if late.is_costly and (slow := _without_waiters(scene, late)) is not None]
-    bound = [late for late in costly if _is_input_bound(scene, late)]
-    findings = tuple(_finding(scene, late) for late in costly if late not in bound)
+    costly = [slow for late in seen if late.is_costly and (slow := _without_waiters(job, late)) is not None]
+    bound = [late for late in costly if _is_input_bound(job, late)]
+    findings = tuple(_finding(job, late) for late in costly if late not in bound)
     if findings or not bound:
         return judged(findings)
     numbers = sorted(number for late in bound for number in late.pacing.paces)
     return skipped(f"the loader workers of {rank_list(numbers)} are at work all the time: none of these is slow")
 
 
-def _is_unknown(scene: Scene) -> bool:
+def _is_unknown(job: JobState) -> bool:
     """Return whether steps were left out because their waiting time is not known, as on a GPU."""
-    return any(rank.step_times is not None and rank.step_times.unknown for rank in scene.job.ranks)
+    return any(rank.step_times is not None and rank.step_times.unknown for rank in job.facts.ranks)
 
 
-def _judge_devices(scene: Scene) -> Answer:
-    late = find_late_device(scene)
+def _judge_devices(job: JobState) -> Answer:
+    late = find_late_device(job)
     if late is not None:
-        return judged([_device_finding(scene, late)])
-    if any(rank.device_times for rank in scene.job.ranks):
+        return judged([_device_finding(job, late)])
+    if any(rank.device_times for rank in job.facts.ranks):
         return passed()
     return unknown(f"how long ranks waited for each other on their devices is not known without {TIMING}")
 
 
-def _device_finding(scene: Scene, late: LateDevice) -> Problem:
-    who = say.who(scene, (late.rank,))
-    group = group_words(late.group, scene.world)
+def _device_finding(job: JobState, late: LateDevice) -> Problem:
+    who = say.who(job, (late.rank,))
+    group = group_words(late.group, job.world)
     return Problem(
         confidence=Confidence.MEDIUM,
         ranks=(late.rank,),
-        hosts=say.hosts_of(scene, (late.rank,)),
-        where=places(late.rank, [line.frame for line in scene.rank(late.rank).lines_seen[:1] if not line.in_child]),
+        hosts=say.hosts_of(job, (late.rank,)),
+        where=places(late.rank, [line.frame for line in job.rank(late.rank).lines_seen[:1] if not line.in_child]),
         summary=f"the others wait for {who} on their devices: it came last to {late.last_in} collectives of about "
         f"{late.steps} steps",
         evidence=(
@@ -159,60 +159,60 @@ def _device_finding(scene: Scene, late: LateDevice) -> Problem:
     )
 
 
-def _without_waiters(scene: Scene, late: Late) -> Late | None:
+def _without_waiters(job: JobState, late: Late) -> Late | None:
     """Return the late ranks without those that are late because they wait for a peer, or None if all of them do."""
-    usual = median(peer_wait_ms(scene.rank(number)) for number in late.others)
-    waited = {number: max(0.0, peer_wait_ms(scene.rank(number)) - usual) for number in late.ranks}
+    usual = median(peer_wait_ms(job.rank(number)) for number in late.others)
+    waited = {number: max(0.0, peer_wait_ms(job.rank(number)) - usual) for number in late.ranks}
     slow = tuple(number for number in late.ranks if late.matters(late.cost_ms - waited[number]))
     return replace(late, ranks=slow, last_in={number: late.last_in[number] for number in slow}) if slow else None
 
 
-def _is_input_bound(scene: Scene, late: Late) -> bool:
+def _is_input_bound(job: JobState, late: Late) -> bool:
     """Return whether the other ranks' own workers are at the limit, so that the late ranks hardly slow them down.
 
     If all ranks wait for their data, a rank that is a little behind finds no batch ready, and the others wait for it.
     """
-    times = [scene.rank(number).fetch_times for number in late.others]
+    times = [job.rank(number).fetch_times for number in late.others]
     known = [one.busy_share for one in times if one is not None and one.batches >= MIN_STEPS]
     return len(known) == len(late.others) and median(known) > 1 - COST_SHARE
 
 
-def _finding(scene: Scene, late: Late) -> Problem:
+def _finding(job: JobState, late: Late) -> Problem:
     by_phase: dict[Phase, list[int]] = defaultdict(list)
     for number in late.ranks:
         by_phase[slow_phase(late, number)[0]].append(number)
-    where = tuple(place for number in late.ranks for place in _places(scene, late, number))
+    where = tuple(place for number in late.ranks for place in _places(job, late, number))
     main = max(by_phase, key=lambda phase: len(by_phase[phase]))
     return Problem(
-        confidence=_sureness(scene, late),
+        confidence=_sureness(job, late),
         ranks=late.ranks,
-        hosts=say.hosts_of(scene, late.ranks),
+        hosts=say.hosts_of(job, late.ranks),
         where=where,
-        summary=_summary(scene, late, main, where),
+        summary=_summary(job, late, main, where),
         evidence=(
             *_waits(late),
-            *(_spends(scene, late, phase, ranks) for phase, ranks in by_phase.items()),
-            *_worker_words(scene, late),
+            *(_spends(job, late, phase, ranks) for phase, ranks in by_phase.items()),
+            *_worker_words(job, late),
         ),
         fix=_FIXES[main],
     )
 
 
-def _sureness(scene: Scene, late: Late) -> Confidence:
+def _sureness(job: JobState, late: Late) -> Confidence:
     for number in late.ranks:
         phase, own, usual = slow_phase(late, number)
-        if own - usual < EXPLAINED * late.cost_ms or not _lines(scene.rank(number), phase):
+        if own - usual < EXPLAINED * late.cost_ms or not _lines(job.rank(number), phase):
             return Confidence.MEDIUM
     return Confidence.HIGH
 
 
-def _summary(scene: Scene, late: Late, phase: Phase, where: Sequence[Place]) -> str:
-    late_words = say.who(scene, late.ranks)
+def _summary(job: JobState, late: Late, phase: Phase, where: Sequence[Place]) -> str:
+    late_words = say.who(job, late.ranks)
     lines = {(place.file, place.line) for place in where}
     at = f", {place_words(where[0])}" if where and (len(late.ranks) == 1 or len(lines) == 1) else ""
     return (
         f"the others wait for {late_words} in {_often(late)} steps: {verb(late.ranks, 'it is', 'they are')} slow "
-        f"{_phase_words(scene, late, phase)}{at}"
+        f"{_phase_words(job, late, phase)}{at}"
     )
 
 
@@ -238,18 +238,18 @@ def _waits(late: Late) -> list[str]:
     return found
 
 
-def _spends(scene: Scene, late: Late, phase: Phase, ranks: Sequence[int]) -> str:
+def _spends(job: JobState, late: Late, phase: Phase, ranks: Sequence[int]) -> str:
     own = median(slow_phase(late, number)[1] for number in ranks)
     usual = slow_phase(late, ranks[0])[2]
     return (
-        f"{rank_list(ranks)} {verb(ranks, 'spends', 'spend')} {_ms(own)} {_phase_words(scene, late, phase)}, "
+        f"{rank_list(ranks)} {verb(ranks, 'spends', 'spend')} {_ms(own)} {_phase_words(job, late, phase)}, "
         f"the others {_ms(usual)}"
     )
 
 
-def _worker_words(scene: Scene, late: Late) -> list[str]:
+def _worker_words(job: JobState, late: Late) -> list[str]:
     """Return how long loader workers take for a batch, on the late ranks and on the others, if both have workers."""
-    groups = [[scene.rank(number).fetch_times for number in numbers] for numbers in (late.ranks, late.others)]
+    groups = [[job.rank(number).fetch_times for number in numbers] for numbers in (late.ranks, late.others)]
     own, theirs = ([one for one in group if one is not None and one.batches >= MIN_STEPS] for group in groups)
     if not own or not theirs:
         return []
@@ -261,9 +261,9 @@ def _worker_words(scene: Scene, late: Late) -> list[str]:
     return [words]
 
 
-def _phase_words(scene: Scene, late: Late, phase: Phase) -> str:
+def _phase_words(job: JobState, late: Late, phase: Phase) -> str:
     """Return the name of a phase. If no forward was seen, "before forward" covers everything but backward."""
-    times = scene.rank(late.ranks[0]).step_times
+    times = job.rank(late.ranks[0]).step_times
     if phase is not Phase.BEFORE or times is None or any(times.phases_us[Phase.FORWARD]):
         return _WORDS[phase]
     return "between collectives" if times.ends_with is StepEnd.COLLECTIVE else "outside backward"
@@ -273,9 +273,9 @@ def _ms(value: float) -> str:
     return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"
 
 
-def _places(scene: Scene, late: Late, number: int) -> tuple[Place, ...]:
+def _places(job: JobState, late: Late, number: int) -> tuple[Place, ...]:
     """Return the lines at which a late rank was seen most in its slow phase, else that phase's own line."""
-    rank = scene.rank(number)
+    rank = job.rank(number)
     phase = slow_phase(late, number)[0]
     frames = _lines(rank, phase) or _site(rank, phase)
     return places(number, frames)

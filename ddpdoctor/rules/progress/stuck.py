@@ -10,10 +10,10 @@ from ddpdoctor.rules.registry import rule
 from . import evidence as say
 from .causes import busy_at, clues_of, compiles
 from .clues import fix_of, sentences
-from .limits import find_late, limit_words, tell_late
+from .job_state import Cause, JobState, moment, timeout_ns, was_left_running
+from .limits import find_late, late_problem, limit_words
 from .lock_causes import is_held_outside, is_left_behind, is_surely_left, left_behind_words
 from .places import places, places_held_up
-from .scene import Cause, Scene, moment, timeout_ns, was_left_running
 from .stalled import closed, queued_behind
 from .states import Doing
 from .stores import judge_stores
@@ -28,7 +28,7 @@ long."""
 
 
 @rule("DD601", "stuck", Severity.ERROR, "A rank makes no progress, and the others wait for it")
-def check_stuck(scene: Scene) -> Answer:
+def check_stuck(job: JobState) -> Answer:
     """Report a rank that is in no collective and makes no progress while others wait for it.
 
     ## What it means
@@ -83,51 +83,51 @@ def check_stuck(scene: Scene) -> Answer:
 
         rank 1 makes no progress in read_batch at train.py:7 while ranks 0 and 2 wait for it in backward
     """
-    if scene.cause not in (Cause.HANG, Cause.NONE):
-        return skipped(scene.cause.value)
-    if not scene.waits.waiters:
-        return _all_stuck(scene)
-    held = tuple(n for n in scene.waits.blockers if scene.states[n].doing in _HOLDS_UP)
+    if job.cause not in (Cause.HANG, Cause.NONE):
+        return skipped(job.cause.value)
+    if not job.waits.waiters:
+        return _all_stuck(job)
+    held = tuple(n for n in job.waits.blockers if job.states[n].doing in _HOLDS_UP)
     if not held:
-        return _nobody_held(scene)
-    blamed = tuple(n for n in held if n in scene.quiet)
+        return _nobody_held(job)
+    blamed = tuple(n for n in held if n in job.quiet)
     if not blamed:
         return unknown(f"{rank_list(held)} still {verb(held, 'makes', 'make')} progress")
-    if not any(scene.rank(n).initialized for n in scene.states) and not scene.waited_long():
+    if not any(job.rank(n).initialized for n in job.states) and not job.waited_long():
         return unknown("nobody has waited for the hang timeout yet")
-    return _stuck(scene, blamed, _sureness(scene, blamed))
+    return _stuck(job, blamed, _sureness(job, blamed))
 
 
-def _nobody_held(scene: Scene) -> Answer:
+def _nobody_held(job: JobState) -> Answer:
     """Judge a job in which every rank waits: one came too late, its device is behind, or they look for a store."""
-    late = find_late(scene)
+    late = find_late(job)
     if late:
-        return judged([tell_late(scene, late)], certain=not scene.is_ending())
-    behind = queued_behind(scene) if closed(scene) is not None else ()
-    if behind and set(scene.waits.waiters) <= scene.quiet and scene.waited_long():
-        return _behind(scene, behind)
-    return judge_stores(scene)
+        return judged([late_problem(job, late)], certain=not job.is_ending())
+    behind = queued_behind(job) if closed(job) is not None else ()
+    if behind and set(job.waits.waiters) <= job.quiet and job.waited_long():
+        return _behind(job, behind)
+    return judge_stores(job)
 
 
-def _behind(scene: Scene, blamed: tuple[int, ...]) -> Answer:
+def _behind(job: JobState, blamed: tuple[int, ...]) -> Answer:
     """Report ranks whose device still runs work queued before a collective that the others are in."""
-    sites = {n: say.line_at(scene.states[n]) for n in blamed}
+    sites = {n: say.line_at(job.states[n]) for n in blamed}
     where = tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1])
     at = f" {place_words(where[0])}" if len({(p.file, p.line) for p in where}) == 1 else ""
     mine = verb(blamed, "has queued its call", "have queued their calls")
     summary = (
-        f"{say.who(scene, blamed)} {mine}{at}, and {verb(blamed, 'its device has', 'their devices have')} not come to"
+        f"{say.who(job, blamed)} {mine}{at}, and {verb(blamed, 'its device has', 'their devices have')} not come to"
     )
     finding = Problem(
         confidence=Confidence.MEDIUM,
         ranks=blamed,
-        hosts=say.hosts_of(scene, blamed),
+        hosts=say.hosts_of(job, blamed),
         where=where,
-        step=say.step_of(scene, blamed),
-        summary=f"{summary} it {say.waiters_words(scene, blamed)}".rstrip(),
+        step=say.step_of(job, blamed),
+        summary=f"{summary} it {say.waiters_words(job, blamed)}".rstrip(),
         evidence=(
             "torch times its kernels: those of the other ranks have started, and these have not",
-            *say.classes(scene, blamed), *say.others(scene, blamed), *limit_words(scene),
+            *say.classes(job, blamed), *say.others(job, blamed), *limit_words(job),
         ),
         fix="look for a kernel before that call which takes long on these ranks alone (a profiler shows it), and for a "
         "throttled or hanging GPU: nvidia-smi, `ddpdoctor check-env`",
@@ -135,105 +135,101 @@ def _behind(scene: Scene, blamed: tuple[int, ...]) -> Answer:
     return judged([finding], may_resume=True)
 
 
-def _sureness(scene: Scene, blamed: tuple[int, ...]) -> Confidence:
-    busy = [busy_at(scene, n) for n in blamed]
-    if not _all_recorded(scene, blamed) or any(one is not None and one.may_spin for one in busy):
+def _sureness(job: JobState, blamed: tuple[int, ...]) -> Confidence:
+    busy = [busy_at(job, n) for n in blamed]
+    if not _all_recorded(job, blamed) or any(one is not None and one.may_spin for one in busy):
         return Confidence.LOW
     if any(busy):
         return Confidence.MEDIUM
-    inside = any(scene.states[n].doing in (Doing.BACKWARD, Doing.NATIVE) or compiles(scene.rank(n)) for n in blamed)
+    inside = any(job.states[n].doing in (Doing.BACKWARD, Doing.NATIVE) or compiles(job.rank(n)) for n in blamed)
     return Confidence.MEDIUM if inside else Confidence.HIGH
 
 
-def _all_recorded(scene: Scene, blamed: tuple[int, ...]) -> bool:
-    return all(scene.rank(n).recorded for n in blamed)
+def _all_recorded(job: JobState, blamed: tuple[int, ...]) -> bool:
+    return all(job.rank(n).recorded for n in blamed)
 
 
-def _all_stuck(scene: Scene) -> Answer:
+def _all_stuck(job: JobState) -> Answer:
     """Judge a job in which no rank waits for another."""
-    blamed = tuple(n for n in scene.living if scene.states[n].doing in _HOLDS_UP)
-    if not blamed or not was_left_running(scene.job, scene.failures) or not set(blamed) <= scene.quiet:
+    blamed = tuple(n for n in job.living if job.states[n].doing in _HOLDS_UP)
+    if not blamed or not was_left_running(job.facts, job.failures) or not set(blamed) <= job.quiet:
         return passed()
-    if not any(scene.rank(n).initialized for n in scene.states) and not _wait_outside(scene, blamed):
+    if not any(job.rank(n).initialized for n in job.states) and not _wait_outside(job, blamed):
         return unknown("no rank has come to init_process_group, so that none waits")
-    if len(blamed) < len(scene.states) and not all(_is_patience_over(scene, n) for n in blamed):
+    if len(blamed) < len(job.states) and not all(_is_patience_over(job, n) for n in blamed):
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'goes', 'go')} on alone; nobody waits")
-    if any(busy_at(scene, n) for n in blamed) and not all(_is_patience_over(scene, n) for n in blamed):
+    if any(busy_at(job, n) for n in blamed) and not all(_is_patience_over(job, n) for n in blamed):
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} at work, and nobody waits")
-    sure = all(is_surely_left(scene.rank(n).causes) for n in blamed)
-    return _stuck(
-        scene, blamed, Confidence.LOW if not scene.sees_all else Confidence.HIGH if sure else Confidence.MEDIUM
-    )
+    sure = all(is_surely_left(job.rank(n).causes) for n in blamed)
+    return _stuck(job, blamed, Confidence.LOW if not job.sees_all else Confidence.HIGH if sure else Confidence.MEDIUM)
 
 
-def _wait_outside(scene: Scene, blamed: tuple[int, ...]) -> bool:
+def _wait_outside(job: JobState, blamed: tuple[int, ...]) -> bool:
     """Return whether ranks that prepare wait for something outside the job: a stale lock or another's.
 
     The holder of a lock may release it, so it gets time.
     """
-    if all(is_left_behind(scene.rank(n).causes) for n in blamed):
+    if all(is_left_behind(job.rank(n).causes) for n in blamed):
         return True
-    return all(is_held_outside(scene, scene.rank(n)) and _is_patience_over(scene, n) for n in blamed)
+    return all(is_held_outside(job, job.rank(n)) and _is_patience_over(job, n) for n in blamed)
 
 
-def _is_patience_over(scene: Scene, number: int) -> bool:
-    rank = scene.rank(number)
+def _is_patience_over(job: JobState, number: int) -> bool:
+    rank = job.rank(number)
     last = max(rank.last_progress_ns or 0, rank.started_ns or 0)
-    return moment(scene.job) - last >= ALONE_PATIENCE * timeout_ns(scene.job)
+    return moment(job.facts) - last >= ALONE_PATIENCE * timeout_ns(job.facts)
 
 
-def _stuck(scene: Scene, blamed: tuple[int, ...], confidence: Confidence) -> Answer:
-    where = tuple(
-        place for n in blamed for place in places_held_up(scene.rank(n), waits_for_child=_in_loader(scene, n))
-    )
+def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> Answer:
+    where = tuple(place for n in blamed for place in places_held_up(job.rank(n), waits_for_child=_in_loader(job, n)))
     first = next((place for place in where if place.rank == blamed[0]), None)
     one_line = len({(p.file, p.line) for p in where}) == 1 or len(blamed) == 1
     at = f" {place_words(first)}" if one_line else ""
-    waiters = say.waiters_words(scene, blamed)
-    left = left_behind_words(scene.rank(blamed[0]).causes) if one_line else ""
-    summary = f"{say.who(scene, blamed)} {_doing_words(scene, blamed, at)}{left}"
-    seen = [*say.classes(scene, blamed), *say.others(scene, blamed)]
-    seen += [*say.handled_words(scene, blamed)]
-    seen += [*say.progress_words(scene, blamed), *say.process_words(scene, blamed)]
-    seen += [*limit_words(scene), *say.cascade_words(scene.failures, blamed)]
-    clues = {n: clues_of(scene, n) for n in blamed[: say.MAX_CLASSES]}
+    waiters = say.waiters_words(job, blamed)
+    left = left_behind_words(job.rank(blamed[0]).causes) if one_line else ""
+    summary = f"{say.who(job, blamed)} {_doing_words(job, blamed, at)}{left}"
+    seen = [*say.classes(job, blamed), *say.others(job, blamed)]
+    seen += [*say.handled_words(job, blamed)]
+    seen += [*say.progress_words(job, blamed), *say.process_words(job, blamed)]
+    seen += [*limit_words(job), *say.cascade_words(job.failures, blamed)]
+    clues = {n: clues_of(job, n) for n in blamed[: say.MAX_CLASSES]}
     finding = Problem(
         confidence=confidence,
         ranks=blamed,
-        hosts=say.hosts_of(scene, blamed),
+        hosts=say.hosts_of(job, blamed),
         where=where,
-        step=say.step_of(scene, blamed),
+        step=say.step_of(job, blamed),
         summary=f"{summary} {waiters}" if waiters else summary if left else f"{summary}, and no rank waits for another",
         evidence=(*sentences(clues), *seen),
-        fix=fix_of((clue for found in clues.values() for clue in found), _stuck_fix(scene, blamed[0], first)),
+        fix=fix_of((clue for found in clues.values() for clue in found), _stuck_fix(job, blamed[0], first)),
     )
-    works = any(compiles(scene.rank(n)) or is_held_outside(scene, scene.rank(n)) for n in blamed)
-    certain = _is_certain(scene, blamed) and not works
-    in_vain = all(is_surely_left(scene.rank(n).causes) for n in blamed)
+    works = any(compiles(job.rank(n)) or is_held_outside(job, job.rank(n)) for n in blamed)
+    certain = _is_certain(job, blamed) and not works
+    in_vain = all(is_surely_left(job.rank(n).causes) for n in blamed)
     return judged([finding], certain=certain, may_resume=not in_vain)
 
 
-def _doing_words(scene: Scene, blamed: tuple[int, ...], at: str) -> str:
+def _doing_words(job: JobState, blamed: tuple[int, ...], at: str) -> str:
     """Return "is busy in tokenize at train.py:12 (it reads 40 MB/s)", or "makes no progress in tokenize at ..."."""
-    busy = [one for n in blamed if (one := busy_at(scene, n)) is not None]
+    busy = [one for n in blamed if (one := busy_at(job, n)) is not None]
     if len(busy) < len(blamed):
         return f"{verb(blamed, 'makes', 'make')} no progress{at}"
     return f"{verb(blamed, 'is', 'are')} busy{at}" + (f" ({busy[0].sentence})" if len(blamed) == 1 else "")
 
 
-def _is_certain(scene: Scene, blamed: tuple[int, ...]) -> bool:
+def _is_certain(job: JobState, blamed: tuple[int, ...]) -> bool:
     """Return whether the job cannot go on. It might, if a silent rank may wait for ranks that nobody sees."""
-    known = scene.sees_all or bool(scene.waits.waiters)
-    return known and scene.stands_still(blamed) and _all_recorded(scene, blamed)
+    known = job.sees_all or bool(job.waits.waiters)
+    return known and job.stands_still(blamed) and _all_recorded(job, blamed)
 
 
-def _in_loader(scene: Scene, number: int) -> bool:
-    return scene.states[number].doing is Doing.DATA
+def _in_loader(job: JobState, number: int) -> bool:
+    return job.states[number].doing is Doing.DATA
 
 
-def _stuck_fix(scene: Scene, number: int, place: Place | None) -> str:
+def _stuck_fix(job: JobState, number: int, place: Place | None) -> str:
     at = place_words(place)
-    if _in_loader(scene, number):
+    if _in_loader(job, number):
         return f"look at what the data set does {at}; DataLoader(timeout=60) turns such a wait into an error"
     return (
         f"look at what rank {number} waits for {at}, and give it a time limit; if it is only slow, raise --hang-timeout"

@@ -100,9 +100,9 @@ def read_timeline(state: State, name: str, most: int) -> Timeline:
         if event.kind.failed and not _failed_inside(event, following):
             break
     if phase is not None and cursor is not None:
-        told = _last_begun(state, name)
+        begun = _last_begun(state, name)
         waits = state.doing is Doing.NATIVE and native_group(state) == name
-        last = cursor + max(0, _usual(entries, phase) - count) * waits if told is None else told
+        last = cursor + max(0, _usual(entries, phase) - count) * waits if begun is None else begun
         _fill(entries, phase, cursor, last)
     _add_pending_on_device(entries, state, name)
     return Timeline(rank=state.rank.rank, entries=entries, first_places=_first_places(events))

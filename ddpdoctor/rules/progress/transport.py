@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .groups import Position
-    from .scene import Scene
+    from .job_state import JobState
 
-MOST_TOLD = 4
+MOST_NAMED = 4
 """Most groups that a summary names."""
 
 
 @rule("DD611", "transport", Severity.ERROR, "All ranks are inside the same collective and it does not complete")
-def check_transport(scene: Scene) -> Answer:
+def check_transport(job: JobState) -> Answer:
     """Report a collective that all ranks have come to but that does not end.
 
     ## What it means
@@ -57,56 +57,56 @@ def check_transport(scene: Scene) -> Answer:
 
         all 4 ranks are inside collective 812 of group 0, and it does not complete
     """
-    waiters = closed(scene)
+    waiters = closed(job)
     if waiters is None:
         return skipped("somebody is to blame who waits for nobody, or nobody waits")
-    stalled = stalled_in(scene)
-    if queued_behind(scene):
+    stalled = stalled_in(job)
+    if queued_behind(job):
         return skipped("the devices of some ranks have not come to it")
-    if not stalled and not scene.sees_all:
+    if not stalled and not job.sees_all:
         return unknown("ranks of other nodes were not seen")
-    if not stalled or not scene.stands_still(()):
+    if not stalled or not job.stands_still(()):
         return passed()
-    if not set(waiters) <= scene.quiet or not scene.waited_long():
+    if not set(waiters) <= job.quiet or not job.waited_long():
         return unknown("some ranks still make progress")
     blamed = tuple(sorted({member for position in stalled for member in position.group.members}))
-    computing = any(scene.states[n].doing is Doing.NATIVE for n in waiters) and not lose_packets(scene)
-    finding = _finding(scene, stalled, blamed)
-    runs = has_begun(scene, stalled) or is_limit_over(scene)
+    computing = any(job.states[n].doing is Doing.NATIVE for n in waiters) and not lose_packets(job)
+    finding = _finding(job, stalled, blamed)
+    runs = has_begun(job, stalled) or is_limit_over(job)
     return judged([finding], certain=runs and not computing, may_resume=True)
 
 
-def _stalled_words(scene: Scene, stalled: Sequence[Position]) -> str:
-    inside = by_position(scene.positions)
-    told = [_one_stalled(scene, position, inside[position]) for position in stalled[:MOST_TOLD]]
-    left = len(stalled) - len(told)
+def _stalled_words(job: JobState, stalled: Sequence[Position]) -> str:
+    inside = by_position(job.positions)
+    said = [_one_stalled(job, position, inside[position]) for position in stalled[:MOST_NAMED]]
+    left = len(stalled) - len(said)
     more = f", and {left} more groups likewise" if left else ""
-    return f"{'; '.join(told)}{more}, and {'it does' if len(stalled) == 1 else 'they do'} not complete"
+    return f"{'; '.join(said)}{more}, and {'it does' if len(stalled) == 1 else 'they do'} not complete"
 
 
-def _one_stalled(scene: Scene, position: Position, inside: list[int]) -> str:
+def _one_stalled(job: JobState, position: Position, inside: list[int]) -> str:
     number = f"collective {position.seq}" if position.seq is not None else "one collective"
-    who = f"all {len(inside)} ranks" if len(inside) == len(scene.waits.waiters) > 1 else rank_list(inside)
+    who = f"all {len(inside)} ranks" if len(inside) == len(job.waits.waiters) > 1 else rank_list(inside)
     come = "" if len(inside) == len(position.group.members) else ", which all of the group have come to"
     return f"{who} {verb(inside, 'is', 'are')} inside {number} of group {position.group.name}{come}"
 
 
-def _finding(scene: Scene, stalled: Sequence[Position], blamed: tuple[int, ...]) -> Problem:
-    sites = {n: say.line_at(scene.states[n]) for n in blamed}
+def _finding(job: JobState, stalled: Sequence[Position], blamed: tuple[int, ...]) -> Problem:
+    sites = {n: say.line_at(job.states[n]) for n in blamed}
     group = stalled[0].group
-    clues = transport_clues(scene, group)
+    clues = transport_clues(job, group)
     return Problem(
         confidence=Confidence.MEDIUM if any(clue.fix for clue in clues) else Confidence.LOW,
         ranks=blamed,
-        hosts=say.hosts_of(scene, blamed),
+        hosts=say.hosts_of(job, blamed),
         where=tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1]),
-        step=say.step_of(scene, blamed),
-        summary=_stalled_words(scene, stalled),
+        step=say.step_of(job, blamed),
+        summary=_stalled_words(job, stalled),
         evidence=(
             *(clue.said for clue in clues),
-            *device_words(scene, stalled),
-            *say.classes(scene, blamed),
-            *say.others(scene, blamed),
+            *device_words(job, stalled),
+            *say.classes(job, blamed),
+            *say.others(job, blamed),
         ),
-        fix=fix_of(clues, check_words(likely_causes(scene, group))),
+        fix=fix_of(clues, check_words(likely_causes(job, group))),
     )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
 
     from .groups import Group
-    from .scene import Scene
+    from .job_state import JobState
 
 MOST_LINES = 4
 """Most lines of NCCL's log, and most stalled connections, that are shown."""
@@ -92,35 +92,35 @@ _LIKELY = {
 """By backend, and whether the job has several hosts."""
 
 
-def backend_of(scene: Scene, group: Group) -> str:
+def backend_of(job: JobState, group: Group) -> str:
     """Return "nccl" or "gloo", as the ranks report for the group, or Gloo if none does."""
     named = {
         state.backend.lower()
         for member in group.members
-        if member in scene.states
-        for state in scene.rank(member).groups
+        if member in job.states
+        for state in job.rank(member).groups
         if state.name == group.name and state.backend
     }
     return "nccl" if any("nccl" in name for name in named) else "gloo"
 
 
-def transport_clues(scene: Scene, group: Group) -> tuple[Clue, ...]:
+def transport_clues(job: JobState, group: Group) -> tuple[Clue, ...]:
     """Return what was seen, the strongest evidence first: connections, the machine, NCCL's lines, time-out messages."""
-    found = [*_down_interfaces(scene), *_stalled_connections(scene)]
-    likely = likely_causes(scene, group)
-    for machine in machines_of(scene.job):
+    found = [*_down_interfaces(job), *_stalled_connections(job)]
+    likely = likely_causes(job, group)
+    for machine in machines_of(job.facts):
         found += _machine(machine, likely)
     found += [
-        Clue(said=f"NCCL warns{_source(line.source)}: {line.text}") for line in scene.job.nccl_lines[-MOST_LINES:]
+        Clue(said=f"NCCL warns{_source(line.source)}: {line.text}") for line in job.facts.nccl_lines[-MOST_LINES:]
     ]
-    found += _texts(scene)
-    return (*found, *_ways(scene))
+    found += _texts(job)
+    return (*found, *_ways(job))
 
 
-def likely_causes(scene: Scene, group: Group) -> Likely:
+def likely_causes(job: JobState, group: Group) -> Likely:
     """Return what to check for the backend of a group."""
-    hosts = {scene.rank(number).host for number in scene.states}
-    return _LIKELY[backend_of(scene, group), scene.job.nnodes > 1 or len(hosts) > 1]
+    hosts = {job.rank(number).host for number in job.states}
+    return _LIKELY[backend_of(job, group), job.facts.nnodes > 1 or len(hosts) > 1]
 
 
 def check_words(likely: Likely) -> str:
@@ -128,15 +128,15 @@ def check_words(likely: Likely) -> str:
     return "check in this order: " + "; ".join(f"{i}. {step}" for i, step in enumerate(likely.steps, start=1))
 
 
-def _stalled_connections(scene: Scene) -> Iterator[Clue]:
+def _stalled_connections(job: JobState) -> Iterator[Clue]:
     """Report connections on which the kernel keeps resending, and which ranks they join."""
-    owner = {end: number for number, one in _connections(scene).items() for end in one.ends}
-    told = 0
-    for number, connections in _connections(scene).items():
+    owner = {end: number for number, one in _connections(job).items() for end in one.ends}
+    shown = 0
+    for number, connections in _connections(job).items():
         for one in connections.stalled:
-            if told == MOST_LINES:
+            if shown == MOST_LINES:
                 return
-            told += 1
+            shown += 1
             peer = owner.get(one.remote)
             to = f"rank {peer}" if peer is not None else "a process that is not seen here"
             here, there = one.local.rpartition(":")[0], one.remote.rpartition(":")[0]
@@ -149,63 +149,63 @@ def _stalled_connections(scene: Scene) -> Iterator[Clue]:
             )
 
 
-def lose_packets(scene: Scene) -> bool:
+def lose_packets(job: JobState) -> bool:
     """Return whether a rank's data are resent again and again without an acknowledgment."""
-    return any(True for _ in _stalled_connections(scene))
+    return any(True for _ in _stalled_connections(job))
 
 
-def _connections(scene: Scene) -> dict[int, Connections]:
+def _connections(job: JobState) -> dict[int, Connections]:
     """Return the connections of each rank, as far as they were read."""
-    causes = ((number, scene.rank(number).causes) for number in sorted(scene.states))
+    causes = ((number, job.rank(number).causes) for number in sorted(job.states))
     return {number: one.connections for number, one in causes if one is not None and one.connections is not None}
 
 
-def _on(scene: Scene, machine: Node) -> str:
+def _on(job: JobState, machine: Node) -> str:
     """Return where something was seen, if there is more than one place."""
-    return f"on {machine.host}: " if len(machines_of(scene.job)) > 1 else ""
+    return f"on {machine.host}: " if len(machines_of(job.facts)) > 1 else ""
 
 
-def _addresses(scene: Scene, machine: Node) -> dict[str, int]:
+def _addresses(job: JobState, machine: Node) -> dict[str, int]:
     """Return the addresses that the connections of a host's ranks use, and how many each has."""
     found: dict[str, int] = {}
-    several = len(machines_of(scene.job)) > 1
-    for number, connections in _connections(scene).items():
-        for address, count in connections.by_address if not several or scene.rank(number).host == machine.host else ():
+    several = len(machines_of(job.facts)) > 1
+    for number, connections in _connections(job).items():
+        for address, count in connections.by_address if not several or job.rank(number).host == machine.host else ():
             found[address] = found.get(address, 0) + count
     return found
 
 
-def _networks(scene: Scene) -> Iterator[tuple[Node, Network]]:
-    for machine in machines_of(scene.job):
+def _networks(job: JobState) -> Iterator[tuple[Node, Network]]:
+    for machine in machines_of(job.facts):
         network = known(machine.network)
         if network is not None:
             yield machine, network
 
 
-def _carriers(scene: Scene, machine: Node, network: Network) -> Iterator[tuple[str, str, bool]]:
+def _carriers(job: JobState, machine: Node, network: Network) -> Iterator[tuple[str, str, bool]]:
     """Yield the interfaces of a host that its ranks' connections use: name, address, and whether it runs."""
-    for address in _addresses(scene, machine):
+    for address in _addresses(job, machine):
         for one in network.interfaces:
             own = [text.partition("/")[0] for text in one.addresses]
             if address.strip("[]") in own:
                 yield one.name, address, one.running
 
 
-def _down_interfaces(scene: Scene) -> Iterator[Clue]:
-    for machine, network in _networks(scene):
-        yield from _down_on(scene, machine, network)
+def _down_interfaces(job: JobState) -> Iterator[Clue]:
+    for machine, network in _networks(job):
+        yield from _down_on(job, machine, network)
 
 
-def _down_on(scene: Scene, machine: Node, network: Network) -> Iterator[Clue]:
-    on = _on(scene, machine)
-    for name, address, running in _carriers(scene, machine, network):
+def _down_on(job: JobState, machine: Node, network: Network) -> Iterator[Clue]:
+    on = _on(job, machine)
+    for name, address, running in _carriers(job, machine, network):
         if not running:
             yield Clue(
                 said=f"{on}the ranks' connections go over {name} ({address}), which is down",
                 fix=f"ip link set dev {name} up, or name another interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
             )
     here = {text.partition("/")[0] for one in network.interfaces for text in one.addresses}
-    gone = [a for a in _addresses(scene, machine) if a.strip("[]") not in here and not a.startswith("127.")]
+    gone = [a for a in _addresses(job, machine) if a.strip("[]") not in here and not a.startswith("127.")]
     for address in gone:
         yield Clue(
             said=f"{on}the ranks' connections go over {address}, an address that no interface has any more",
@@ -226,11 +226,11 @@ def _source(source: str) -> str:
     return f" ({source})" if source else ""
 
 
-def _texts(scene: Scene) -> Iterator[Clue]:
+def _texts(job: JobState) -> Iterator[Clue]:
     """Say which collective NCCL's watchdog or Gloo gave up, from the exceptions; equal ones appear once."""
     said: dict[str, list[int]] = {}
-    for number in sorted(scene.states):
-        for raised in scene.rank(number).raised:
+    for number in sorted(job.states):
+        for raised in job.rank(number).raised:
             words = _text_words(raised.message)
             if words is not None:
                 said.setdefault(words, []).append(number)
@@ -247,11 +247,11 @@ def _text_words(message: str) -> str | None:
     return f"Gloo gave up: {first_line(gloo[0])}" if gloo is not None else None
 
 
-def _ways(scene: Scene) -> Iterator[Clue]:
+def _ways(job: JobState) -> Iterator[Clue]:
     """Say which interfaces are in use or would be: the user should first compare them with the intended ones."""
-    for machine, network in list(_networks(scene))[:MOST_LINES]:
-        on = _on(scene, machine)
-        used = {f"{name} ({address})" for name, address, _ in _carriers(scene, machine, network)}
+    for machine, network in list(_networks(job))[:MOST_LINES]:
+        on = _on(job, machine)
+        used = {f"{name} ({address})" for name, address, _ in _carriers(job, machine, network)}
         if used:
             yield Clue(said=f"{on}the ranks' TCP connections go over {', '.join(sorted(used))}")
         yield Clue(said=f"{on}by its settings, {choose(machine, network)}")

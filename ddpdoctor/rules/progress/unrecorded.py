@@ -13,14 +13,14 @@ from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
 from .hook_losses import LOSSES, UNKNOWN, losses_of
-from .scene import Cause, Scene
+from .job_state import Cause, JobState
 from .words import verb
 
 UPDATE = "update ddpdoctor; if that does not help, open an issue that names the version of torch"
 
 
 @rule("DD901", "not-recorded", Severity.INFO, "A rank could not be recorded")
-def check_recorded(scene: Scene) -> Answer:
+def check_recorded(job: JobState) -> Answer:
     """Report ranks that ran without a recorder, with a damaged one, or on a torch that lacks one of its hooks.
 
     ## What it means
@@ -53,24 +53,24 @@ def check_recorded(scene: Scene) -> Answer:
         not recorded
     """
     unseen: dict[str, list[int]] = {}
-    for number in sorted(scene.states):
-        why = _why(scene.rank(number))
+    for number in sorted(job.states):
+        why = _why(job.rank(number))
         if why:
             unseen.setdefault(why, []).append(number)
-    found = [_finding(scene, why, tuple(ranks)) for why, ranks in unseen.items()]
-    return judged([*found, *_without_hooks(scene), *_elsewhere(scene)])
+    found = [_finding(job, why, tuple(ranks)) for why, ranks in unseen.items()]
+    return judged([*found, *_without_hooks(job), *_elsewhere(job)])
 
 
-def _without_hooks(scene: Scene) -> list[Problem]:
+def _without_hooks(job: JobState) -> list[Problem]:
     """Report what torch lacks, once for all ranks that lack the same."""
     lacking: dict[tuple[str, ...], list[int]] = {}
-    for number in sorted(scene.states):
-        lacks = scene.rank(number).lacks
+    for number in sorted(job.states):
+        lacks = job.rank(number).lacks
         if lacks:
             lacking.setdefault(lacks, []).append(number)
     return [
         replace(
-            _finding(scene, "", tuple(ranks)),
+            _finding(job, "", tuple(ranks)),
             summary=f"{rank_list(ranks)} could not be recorded in full: this torch has {_lack_words(hooks)}",
             evidence=tuple(f"{hook}: {LOSSES.get(hook, UNKNOWN)}" for hook in hooks) if len(hooks) > 1 else (),
             fix=UPDATE,
@@ -85,25 +85,25 @@ def _lack_words(hooks: tuple[str, ...]) -> str:
     return f"no place for {len(hooks)} of the recorder's hooks: {', '.join(hooks)}"
 
 
-def _elsewhere(scene: Scene) -> list[Problem]:
+def _elsewhere(job: JobState) -> list[Problem]:
     """Report the ranks that have no process here; if the user announced other nodes, only if it matters."""
-    there = tuple(sorted(set(range(scene.world)) - set(scene.states)))
-    expected = scene.job.nnodes > 1 and (scene.cause is Cause.NONE or _all_have_one(scene))
-    if scene.sees_all or expected or not scene.states or not there:
+    there = tuple(sorted(set(range(job.world)) - set(job.states)))
+    expected = job.facts.nnodes > 1 and (job.cause is Cause.NONE or _all_have_one(job))
+    if job.sees_all or expected or not job.states or not there:
         return []
     they = verb(there, "it", "them")
-    if any(state.rank.initialized for state in scene.states.values()):
+    if any(state.rank.initialized for state in job.states.values()):
         where = f"{verb(there, 'runs', 'run')} where ddpdoctor cannot see {they} (another host or container)"
     else:
         where = f"{verb(there, 'was', 'were')} not seen here; another host or container may have {they}"
     fix = "start `ddpdoctor wrap` there too"
-    summary = f"{rank_list(there)} of {scene.world} {where}: {fix}"
-    return [replace(_finding(scene, "", there), hosts=(), summary=summary, fix=fix)]
+    summary = f"{rank_list(there)} of {job.world} {where}: {fix}"
+    return [replace(_finding(job, "", there), hosts=(), summary=summary, fix=fix)]
 
 
-def _all_have_one(scene: Scene) -> bool:
+def _all_have_one(job: JobState) -> bool:
     """Return whether each node was heard from, so that a ``wrap`` was started on it, whatever became of it."""
-    members = scene.job.members
+    members = job.facts.members
     return members is not None and all(node.presence is not Presence.ABSENT for node in members.nodes)
 
 
@@ -115,11 +115,11 @@ def _why(rank: Rank) -> str:
     return "no recorder was loaded into it"
 
 
-def _finding(scene: Scene, why: str, ranks: tuple[int, ...]) -> Problem:
+def _finding(job: JobState, why: str, ranks: tuple[int, ...]) -> Problem:
     losses = losses_of(why)
     return Problem(
         ranks=ranks,
-        hosts=say.hosts_of(scene, ranks),
+        hosts=say.hosts_of(job, ranks),
         summary=f"{rank_list(ranks)} could not be recorded, at least not in full: {why}",
         evidence=losses,
         fix=UPDATE if losses else "free space where the run folder is, and start Python without -I, -E and -S",

@@ -15,7 +15,7 @@ from .differences import Difference, find_difference
 from .failures import Failure, all_gave_up, find_failures
 from .groups import Position, group_table, position_of, world_of
 from .lone_calls import blame_guarded, find_lone_call
-from .nodes import are_all_told, lost_nodes, without_stale
+from .nodes import are_all_reported, lost_nodes, without_stale
 from .places import is_file
 from .states import NATIVE_PHASES, OVER, Doing, State, final_error, settle, states_of
 from .waits import Waits, find_waits
@@ -48,10 +48,10 @@ class Cause(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class JobState:
     """Everything that the rules look at."""
 
-    job: Job
+    facts: Job
     world: int
     states: Mapping[int, State]
     positions: Mapping[int, Position]
@@ -82,9 +82,9 @@ class Scene:
         """Whether all ranks are visible here, so that a missing one cannot be on another node."""
         if len(self.states) >= self.world:
             return True
-        if self.job.members is not None:
-            return are_all_told(self.job)
-        return self.job.nnodes <= 1 and not self.job.may_run_elsewhere
+        if self.facts.members is not None:
+            return are_all_reported(self.facts)
+        return self.facts.nnodes <= 1 and not self.facts.may_run_elsewhere
 
     def rank(self, number: int) -> Rank:
         """Return the facts of a rank."""
@@ -102,26 +102,26 @@ class Scene:
         """
         there = [s.rank for s in self.states.values() if s.rank.life is Life.RUNNING]
         left = [_left_ns(rank) for rank in there]
-        return bool(left) and all(moment(self.job) - at < timeout_ns(self.job) for at in left)
+        return bool(left) and all(moment(self.facts) - at < timeout_ns(self.facts) for at in left)
 
     def waited_ns(self) -> int:
         """Return how long the first waiter has waited."""
-        now = moment(self.job)
+        now = moment(self.facts)
         return max((self.states[n].since(now) or 0 for n in self.waits.waiters), default=0)
 
     def waited_long(self) -> bool:
         """Return whether a rank has waited long enough to blame somebody, if waiting counts here."""
-        return bool(self.failures) or self.waited_ns() >= _patience_ns(self.job)
+        return bool(self.failures) or self.waited_ns() >= _patience_ns(self.facts)
 
 
-def timeout_ns(job: Job) -> int:
+def timeout_ns(facts: Job) -> int:
     """Return the hang timeout in nanoseconds."""
-    return int(job.hang_timeout_s * 1e9)
+    return int(facts.hang_timeout_s * 1e9)
 
 
-def moment(job: Job) -> int:
+def moment(facts: Job) -> int:
     """Return the time for which the job is judged: when somebody began to stop it, else now."""
-    return job.stopping_since_ns if job.stopping_since_ns is not None else job.now_ns
+    return facts.stopping_since_ns if facts.stopping_since_ns is not None else facts.now_ns
 
 
 def _left_ns(rank: Rank) -> int:
@@ -130,44 +130,44 @@ def _left_ns(rank: Rank) -> int:
     return max(error.time_ns if error is not None else 0, rank.main_ended_ns or 0)
 
 
-def was_left_running(job: Job, failures: tuple[Failure, ...]) -> bool:
+def was_left_running(facts: Job, failures: tuple[Failure, ...]) -> bool:
     """Return whether a job runs, or ran until a user or a scheduler ended it, and no rank has failed."""
-    return not failures and not _was_ended_by_others(job)
+    return not failures and not _was_ended_by_others(facts)
 
 
-def _was_ended_by_others(job: Job) -> bool:
+def _was_ended_by_others(facts: Job) -> bool:
     """Return whether the launcher ended, but not by a user or scheduler: it was killed or restarts with other nodes."""
-    return job.ended and job.interrupted_by is None
+    return facts.ended and facts.interrupted_by is None
 
 
-def _patience_ns(job: Job) -> int:
+def _patience_ns(facts: Job) -> int:
     """Return how long a rank must have made no progress to be blamed, if none has failed."""
-    return min(timeout_ns(job), OTHERS_PATIENCE_NS) if _was_ended_by_others(job) else timeout_ns(job)
+    return min(timeout_ns(facts), OTHERS_PATIENCE_NS) if _was_ended_by_others(facts) else timeout_ns(facts)
 
 
-def _is_quiet(job: Job, rank: Rank) -> bool:
-    last = max(rank.last_progress_ns or 0, rank.started_ns or 0, job.launched_ns)
-    return moment(job) - last >= _patience_ns(job)
+def _is_quiet(facts: Job, rank: Rank) -> bool:
+    last = max(rank.last_progress_ns or 0, rank.started_ns or 0, facts.launched_ns)
+    return moment(facts) - last >= _patience_ns(facts)
 
 
-def build_scene(job: Job) -> Scene:
+def build_job_state(facts: Job) -> JobState:
     """Compute the states, waits, conflicts and failures of a job."""
-    lost = lost_nodes(job, moment(job))
-    job = without_stale(replace(job, ranks=without_pulled_down(map(settle, job.ranks))), lost)
-    states, world, table = states_of(job), world_of(job), group_table(job)
+    lost = lost_nodes(facts, moment(facts))
+    facts = without_stale(replace(facts, ranks=without_pulled_down(map(settle, facts.ranks))), lost)
+    states, world, table = states_of(facts), world_of(facts), group_table(facts)
     found = {n: position_of(state, table, world) for n, state in states.items()}
     positions = {n: position for n, position in found.items() if position is not None}
     waits = find_waits(states, positions, world)
-    failures = find_failures(job, states)
+    failures = find_failures(facts, states)
     early = _early(states, waits, failures)
     conflict = _find_conflict(states, positions, waits, failures)
     if conflict is None and early:
-        conflict = find_lone_call(states, positions, early, job.control_flow)
+        conflict = find_lone_call(states, positions, early, facts.control_flow)
     elif conflict is not None and not conflict.passed and conflict.blame.confidence is not Confidence.HIGH:
-        guarded = blame_guarded(conflict.parts, states, job.control_flow)
+        guarded = blame_guarded(conflict.parts, states, facts.control_flow)
         conflict = replace(conflict, blame=guarded or conflict.blame)
-    scene = Scene(
-        job=job,
+    job = JobState(
+        facts=facts,
         world=world,
         states=states,
         positions=positions,
@@ -175,12 +175,12 @@ def build_scene(job: Job) -> Scene:
         conflict=conflict,
         difference=find_difference([state.rank for state in states.values()], table, world),
         failures=failures,
-        quiet=frozenset(n for n, s in states.items() if s.doing not in OVER and (failures or _is_quiet(job, s.rank))),
+        quiet=frozenset(n for n, s in states.items() if s.doing not in OVER and (failures or _is_quiet(facts, s.rank))),
         early=early,
         lost=lost,
         cause=Cause.NONE,
     )
-    return replace(scene, cause=_cause(scene))
+    return replace(job, cause=_cause(job))
 
 
 def _find_conflict(
@@ -234,29 +234,29 @@ def _out_of_torch(failure: Failure) -> bool:
     return failure.error is not None and any(is_file(frame, "/torch/distributed/") for frame in failure.error.frames)
 
 
-def _follows_from_model(scene: Scene) -> bool:
+def _follows_from_model(job: JobState) -> bool:
     """Return whether different models explain the trouble: it is in DDP, and no rank failed or was late by itself."""
-    states, root = scene.states, scene.root_failure
+    states, root = job.states, job.root_failure
     in_ddp = any(s.doing is Doing.NATIVE and s.call is not None and s.call.op in NATIVE_PHASES for s in states.values())
-    alive = any(states[n].doing not in OVER for n in scene.waits.blockers)
-    held_up = root is None and scene.conflict is None and alive
-    return scene.difference is not None and in_ddp and not held_up and (root is None or root.call is not None)
+    alive = any(states[n].doing not in OVER for n in job.waits.blockers)
+    held_up = root is None and job.conflict is None and alive
+    return job.difference is not None and in_ddp and not held_up and (root is None or root.call is not None)
 
 
-def _follows_from_loss(scene: Scene) -> bool:
+def _follows_from_loss(job: JobState) -> bool:
     """Return whether lost ranks explain the trouble: the remaining ranks wait for them or fail with them."""
-    root, waits = scene.root_failure, scene.waits
-    if not scene.lost or scene.early or scene.conflict is not None or (root is not None and root.call is None):
+    root, waits = job.root_failure, job.waits
+    if not job.lost or job.early or job.conflict is not None or (root is not None and root.call is None):
         return False
     held_up = root is None and bool(waits.blockers)
-    return not held_up and (root is not None or bool(waits.absent) or not scene.states)
+    return not held_up and (root is not None or bool(waits.absent) or not job.states)
 
 
-def _cause(scene: Scene) -> Cause:
-    conflict, waits, root = scene.conflict, scene.waits, scene.root_failure
-    if _follows_from_loss(scene) or _follows_from_model(scene):
-        return Cause.NODE_LOST if _follows_from_loss(scene) else Cause.MODEL
-    if scene.early and conflict is None:
+def _cause(job: JobState) -> Cause:
+    conflict, waits, root = job.conflict, job.waits, job.root_failure
+    if _follows_from_loss(job) or _follows_from_model(job):
+        return Cause.NODE_LOST if _follows_from_loss(job) else Cause.MODEL
+    if job.early and conflict is None:
         return Cause.EARLY_EXIT
     if root is not None and root.call is None and not (conflict is not None and _out_of_torch(root)):
         return Cause.FAILURE
@@ -264,5 +264,5 @@ def _cause(scene: Scene) -> Cause:
         return Cause.CONFLICT
     if root is None:
         return Cause.HANG if waits.waiters else Cause.NONE
-    hung = (root.timed_out and (waits.blockers or waits.absent)) or all_gave_up(scene.failures, scene.states)
+    hung = (root.timed_out and (waits.blockers or waits.absent)) or all_gave_up(job.failures, job.states)
     return Cause.HANG if hung else Cause.FAILURE
