@@ -50,7 +50,7 @@ def unpack(message: bytes, token: bytes | None = None) -> Any:
     if length > MAX_PACKED_BYTES or len(message) != _HEADER.size + length + _SIGNATURE_BYTES * bool(signed):
         raise BadMessage(f"a message of {len(message)} bytes, which is cut short or over the limit")
     _check_signature(message, signed=bool(signed), token=token)
-    return _parse(_decompress(message[_HEADER.size : _HEADER.size + length]))
+    return _parse(decompress(message[_HEADER.size : _HEADER.size + length], MAX_PLAIN_BYTES))
 
 
 def _sign(message: bytes, token: bytes) -> bytes:
@@ -69,14 +69,15 @@ def _check_signature(message: bytes, *, signed: bool, token: bytes | None) -> No
         raise BadMessage("a message signed with another token")
 
 
-def _decompress(payload: bytes) -> bytes:
+def decompress(payload: bytes, most_bytes: int) -> bytes:
+    """Undo zlib.compress; raises ``BadMessage`` if the payload is damaged or unpacks to more than ``most_bytes``."""
     unpacker = zlib.decompressobj()
     try:
-        text = unpacker.decompress(payload, MAX_PLAIN_BYTES)
+        text = unpacker.decompress(payload, most_bytes)
     except zlib.error as error:
         raise BadMessage(f"a damaged message ({error})") from None
     if unpacker.unconsumed_tail:
-        raise BadMessage(f"a message that unpacks to more than {MAX_PLAIN_BYTES} bytes")
+        raise BadMessage(f"a message that unpacks to more than {most_bytes} bytes")
     if not unpacker.eof or unpacker.unused_data:
         raise BadMessage("a damaged message (its end is not where it should be)")
     return text

@@ -17,9 +17,6 @@ from ddpdoctor.exchange.store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
-
-    from typing_extensions import Self
 
     from ddpdoctor.exchange.client import Client
 
@@ -82,7 +79,7 @@ class Heartbeats:
 
 
 class Heartbeating:
-    """Sends a member's beats while the context is open, on its own connection so that no large value delays them."""
+    """Sends a member's beats until it is closed, on its own connection so that no large value delays them."""
 
     def __init__(
         self,
@@ -104,14 +101,11 @@ class Heartbeating:
         self._now = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-beat", daemon=True)
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         """Start."""
         self._thread.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         """Stop beating, without leaving."""
         self._stop()
         if self._client is not None and not self._thread.is_alive():

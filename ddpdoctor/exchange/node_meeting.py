@@ -7,7 +7,7 @@ job's own store or through a folder that all hosts see.
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,9 +26,6 @@ from ddpdoctor.exchange.store_mailbox import StoreInbox, StoreOutbox
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-    from types import TracebackType
-
-    from typing_extensions import Self
 
     from ddpdoctor.exchange.client import Client
     from ddpdoctor.exchange.forwarding import Inbox, Outbox
@@ -117,55 +114,39 @@ class NoMeeting(StoreError):  # noqa: N818 - says what it is
         self.tried = tried
 
 
-class HostedMeeting:
-    """Serves the meeting from this process while the context is open."""
+class HostedMeeting(ExitStack):
+    """Serves the meeting from this process until it is closed, or the context ends."""
 
     def __init__(self, port: int | None, token: bytes, *, one_host: bool = False) -> None:
-        """``port`` is the port to listen on: 0 for any free one, None for none (other ways only)."""
+        """Start. ``port`` is the port to listen on: 0 for any free one, None for none (other ways only)."""
+        super().__init__()
         self.not_listening = ""
-        """Why the port cannot be used: a phrase, set inside the context. The other ways are served all the same."""
-        self._port, self._token, self._one_host = port, token, one_host
-        self._server: Server | None = None
-        self._forwarders: list[Forwarder] = []
-        self._opened = ExitStack()
-
-    def __enter__(self) -> Self:
-        """Start the server."""
+        """Why the port cannot be used: a phrase. The other ways are served all the same."""
+        self._token = token
         try:
-            self._server = Server(self._port, self._token, one_host=self._one_host)
+            self._server = Server(port, token, one_host=one_host)
         except StoreError as error:
             self.not_listening = str(error)
-            self._server = Server(None, self._token)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop serving on every way."""
-        for forwarder in self._forwarders:
-            forwarder.close()
-        self._opened.close()
-        self._serving.close()
+            self._server = Server(None, token)
+        self.callback(self._server.close)
 
     @property
     def port(self) -> int:
         """The port that it listens on, or 0 if none."""
-        return self._serving.port
+        return self._server.port
 
     @property
     def strangers(self) -> int:
         """How many connections were rejected because they lacked the token."""
-        return self._serving.strangers
+        return self._server.strangers
 
     def store(self) -> Client:
         """Open a connection from this process to its own meeting."""
-        client = ServerClient(self._serving.admit(), SERVED_BY)
-        self._opened.callback(client.close)
-        return client
+        return self.enter_context(closing(ServerClient(self._server.admit(), SERVED_BY)))
 
     def listen_also(self) -> int:
         """Listen on one more free port and return it. Raises ``StoreError``."""
-        return self._serving.listen_also()
+        return self._server.listen_also()
 
     def serve_over(self, store: Store) -> Forwarder:
         """Also answer requests that arrive through a store. The meeting takes ownership of the store."""
@@ -177,24 +158,18 @@ class HostedMeeting:
 
     def heard(self) -> dict[str, Heard]:
         """Return every member that has beaten, by the name under which it beats."""
-        return self._serving.presences.heard()
+        return self._server.heartbeats.heard()
 
     def announce(self, notice: bytes) -> None:
         """Send a few bytes to every member in the answer to its next beat."""
         if len(notice) > MAX_NOTICE_BYTES:
             raise StoreError(f"a notice of {len(notice)} bytes is over the limit of {MAX_NOTICE_BYTES}")
-        self._serving.presences.notice = notice
+        self._server.heartbeats.notice = notice
 
     def _forward(self, inbox: Inbox) -> Forwarder:
-        forwarder = Forwarder(inbox, self.store().ask, self._token)
-        self._forwarders.append(forwarder)
+        forwarder = self.enter_context(closing(Forwarder(inbox, self.store().ask, self._token)))
         forwarder.start()
         return forwarder
-
-    @property
-    def _serving(self) -> Server:
-        assert self._server is not None, "outside of its context"
-        return self._server
 
 
 def find_meeting(ways: Sequence[Way], token: bytes, limit_s: float) -> FoundMeeting:

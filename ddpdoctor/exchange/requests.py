@@ -12,29 +12,39 @@ MAX_TOTAL_BYTES = 512 * 2**20
 """Our choice: enough for 8,192 processes, and no more memory than a rank's host can spare."""
 
 
-class Values:
-    """Handles requests for values and counters. Not thread-safe: only the server's thread uses it."""
+class RequestHandler:
+    """Handles all requests. Not thread-safe: only the server's thread uses it."""
 
     def __init__(self) -> None:
         """Start empty."""
+        self.heartbeats = Heartbeats()
         self._values: dict[str, bytes] = {}
         self._total_bytes = 0
 
     def answer(self, operation: Operation, key: str, value: bytes) -> bytes:
         """Return the packed answer to a request."""
         try:
-            if operation is Operation.SET:
-                self._keep(key, value)
-                return pack_answer(Status.DONE)
-            if operation is Operation.FORGET:
-                self._total_bytes -= len(self._values.pop(key, b""))
-                return pack_answer(Status.DONE)
-            if operation is Operation.ADD:
-                return pack_answer(Status.DONE, b"%d" % self._add(key, value))
+            found = self._answer(operation, key, value)
         except BadRequest as bad:
             return pack_answer(Status.REFUSED, str(bad).encode())
-        found = self._values.get(key)
         return pack_answer(Status.NOTHING) if found is None else pack_answer(Status.DONE, found)
+
+    def _answer(self, operation: Operation, key: str, value: bytes) -> bytes | None:
+        if operation is Operation.LOOK:
+            return self._values.get(key)
+        if operation is Operation.ADD:
+            return b"%d" % self._add(key, value)
+        if operation is Operation.NOW:
+            return TIMES.pack(*read_times())
+        if operation is Operation.BEAT:
+            return self.heartbeats.beat(key, value)
+        if operation is Operation.LEAVE:
+            self.heartbeats.leave(key, value)
+        elif operation is Operation.SET:
+            self._keep(key, value)
+        else:
+            self._total_bytes -= len(self._values.pop(key, b""))
+        return b""
 
     def _add(self, key: str, amount: bytes) -> int:
         try:
@@ -53,26 +63,3 @@ class Values:
             raise BadRequest("there are too many keys")
         self._values[key] = value
         self._total_bytes = grown
-
-
-class RequestHandler:
-    """Handles all requests. Not thread-safe: only the server's thread uses it."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self.presences = Heartbeats()
-        self._values = Values()
-
-    def answer(self, operation: Operation, key: str, value: bytes) -> bytes:
-        """Return the packed answer to a request."""
-        if operation is Operation.NOW:
-            return pack_answer(Status.DONE, TIMES.pack(*read_times()))
-        try:
-            if operation is Operation.BEAT:
-                return pack_answer(Status.DONE, self.presences.beat(key, value))
-            if operation is Operation.LEAVE:
-                self.presences.leave(key, value)
-                return pack_answer(Status.DONE)
-        except BadRequest as bad:
-            return pack_answer(Status.REFUSED, str(bad).encode())
-        return self._values.answer(operation, key, value)

@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ddpdoctor.exchange.protocol import BadRequest
@@ -68,8 +69,8 @@ class Server:
         self.port = _port_of(self._listeners[0]) if self._listeners else 0
         self._selector = selectors.DefaultSelector()
         self._register_listeners()
-        self._admitted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-        self._opened: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        """What other threads have this one do."""
         self._resume_at: float | None = None
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ)
@@ -77,21 +78,22 @@ class Server:
         self._thread.start()
 
     @property
-    def presences(self) -> Heartbeats:
+    def heartbeats(self) -> Heartbeats:
         """The members' heartbeats, and the notice to them."""
-        return self._handler.presences
+        return self._handler.heartbeats
 
     def admit(self) -> socket.socket:
         """Return a connection from this process, which needs no port; raises ``StoreError`` if the server is closed."""
         ours, theirs = socket.socketpair()
-        self._hand_over(theirs, self._admitted)
+        theirs.settimeout(0)
+        self._hand_over(partial(self._add, Peer.own(theirs, self._clock()), selectors.EVENT_READ))
         return ours
 
     def listen_also(self) -> int:
         """Listen on one more free port and return it. Raises ``StoreError``."""
         listener = _listen(0, one_host=self._one_host)
         port = _port_of(listener)
-        self._hand_over(listener, self._opened)
+        self._hand_over(partial(self._add_listener, listener))
         return port
 
     def close(self) -> None:
@@ -100,8 +102,8 @@ class Server:
             self._wake.send(_CLOSE)
         self._thread.join(timeout=2)
 
-    def _hand_over(self, opened: socket.socket, to: queue.SimpleQueue[socket.socket]) -> None:
-        to.put(opened)
+    def _hand_over(self, task: Callable[[], None]) -> None:
+        self._tasks.put(task)
         try:
             self._wake.send(_TAKE)
         except OSError as error:
@@ -112,11 +114,9 @@ class Server:
             while self._serve_once():
                 self._drop_late(self._clock())
         finally:
+            self._do_tasks()
             for connection in (*self._peers, *self._listeners, self._woken, self._wake):
                 connection.close()
-            for left in (self._admitted, self._opened):
-                while not left.empty():
-                    left.get().close()
             self._selector.close()
 
     def _serve_once(self) -> bool:
@@ -125,30 +125,29 @@ class Server:
             if connection is self._woken:
                 if _CLOSE in self._woken.recv(64):
                     return False
-                self._take_opened()
-                self._take_admitted()
+                self._do_tasks()
             elif connection in self._listeners:
                 self._accept(connection, self._clock())
             else:
                 self._move(self._peers[connection], mask)
         return True
 
-    def _take_opened(self) -> None:
-        while not self._opened.empty():
-            self._listeners.append(self._opened.get())
-            if self._resume_at is None:
-                self._selector.register(self._listeners[-1], selectors.EVENT_READ)
+    def _do_tasks(self) -> None:
+        while not self._tasks.empty():
+            self._tasks.get()()
+
+    def _add(self, peer: Peer, event: int) -> None:
+        self._peers[peer.connection] = peer
+        self._selector.register(peer.connection, event)
+
+    def _add_listener(self, listener: socket.socket) -> None:
+        self._listeners.append(listener)
+        if self._resume_at is None:
+            self._selector.register(listener, selectors.EVENT_READ)
 
     def _register_listeners(self) -> None:
         for listener in self._listeners:
             self._selector.register(listener, selectors.EVENT_READ)
-
-    def _take_admitted(self) -> None:
-        while not self._admitted.empty():
-            connection = self._admitted.get()
-            connection.settimeout(0)
-            self._peers[connection] = Peer.own(connection, self._clock())
-            self._selector.register(connection, selectors.EVENT_READ)
 
     def _accept(self, listener: socket.socket, now_s: float) -> None:
         try:
@@ -170,8 +169,7 @@ class Server:
         # A host that was switched off never closes its connection, which would stay here forever.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-        self._peers[connection] = Peer(connection, self._token, now_s)
-        self._selector.register(connection, selectors.EVENT_WRITE)
+        self._add(Peer(connection, self._token, now_s), selectors.EVENT_WRITE)
 
     def _drop_a_stranger(self) -> bool:
         """Drop the oldest connection without proof, so that strangers cannot keep members out."""
@@ -210,7 +208,7 @@ class Server:
         peer.connection.close()
         # A member that has reconnected beats over another connection.
         if peer.member is not None and all(other.member != peer.member for other in self._peers.values()):
-            self.presences.lose(peer.member)
+            self.heartbeats.lose(peer.member)
 
 
 def _port_of(listener: socket.socket) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddpdoctor.exchange.conversation import Conversation
+from ddpdoctor.exchange.framing import BadMessage
 from ddpdoctor.exchange.node_meeting import HostedMeeting
 from ddpdoctor.exchange.store import StoreError, wait_until
 from ddpdoctor.exchange.token import NO_TOKEN
@@ -29,7 +29,7 @@ from ddpdoctor.launch.nodes.node_messages import (
     find,
     write_board,
 )
-from ddpdoctor.launch.nodes.packing import BadPack, unpack_folder
+from ddpdoctor.launch.nodes.packing import unpack_folder
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.recorder.storage.files import make_folder
 
@@ -75,7 +75,7 @@ class FirstNode:
         self._error: Exception | None = None
         self._token = placement.token
         self._meeting = HostedMeeting(placement.port, self._token or NO_TOKEN, one_host=placement.one_host)
-        self._hosting = ExitStack()
+        self._conversation = Conversation(self._meeting.store(), self._token)
         self._members = MembersHeard(placement, host)
         self._board = Board()
         self._roster: Any = None
@@ -89,8 +89,6 @@ class FirstNode:
 
     def serve(self) -> str:
         """Start serving. Return why the port cannot be used (another member on this host may have it), or ""."""
-        self._hosting.enter_context(self._meeting)
-        self._conversation = Conversation(self._meeting.store(), self._token)
         self._conversation.add(f"{CLAIM}/{self.number}", 1)
         self._thread.start()
         return self._meeting.not_listening
@@ -113,9 +111,6 @@ class FirstNode:
         """Return the conversation of all members."""
         return self._conversation
 
-    def reconnect(self) -> None:
-        """Do nothing, because this process serves the meeting."""
-
     def others(self) -> list[int]:
         """Return the numbers of the members that have beaten and not left."""
         return self._members.numbers()
@@ -137,7 +132,7 @@ class FirstNode:
     def save(self, folder: Path) -> NodesSeen:
         """Write the other members' records into the run folder; return the state of all members."""
         for number, packed in self._members.take_packed().items():
-            with contextlib.suppress(BadPack):
+            with contextlib.suppress(BadMessage):
                 make_folder(folder / FOLDER)
                 unpack_folder(packed, folder / FOLDER / str(number))
                 self._members.note_gathered(number)
@@ -174,7 +169,7 @@ class FirstNode:
         self._post(left=True)
         self._ended.set()
         self._thread.join(timeout=FETCH_LIMIT_S)
-        self._hosting.close()
+        self._meeting.close()
 
     def _post(self, **changed: Any) -> None:
         self._board = replace(self._board, **changed)
@@ -214,7 +209,7 @@ class FirstNode:
         waited = time.monotonic() - self._began > self._further_after_s or self._meeting.not_listening
         if self._further is not None and waited and not self._members.have_come():
             further, self._further = self._further, None
-            self._hosting.callback(further.close)
+            self._meeting.callback(further.close)
             further.begin()
 
     def _post_roster(self) -> None:

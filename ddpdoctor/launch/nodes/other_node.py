@@ -126,10 +126,6 @@ class OtherNode:
         if self._tasks.empty():
             self._tasks.put(self._look_at_roster)
 
-    def others(self) -> tuple[int, ...]:
-        """Return nobody, because this member talks only to the first."""
-        return ()
-
     @property
     def request(self) -> int:
         """The number of an unanswered request for evidence, or 0 if there is none."""
@@ -259,7 +255,7 @@ class OtherNode:
         self._found = found
         self._beating = Heartbeating(found.open, str(number), on_notice=self._notice)
         self._say()
-        self._beating.__enter__()
+        self._beating.start()
 
     def _greet(self, client: Client) -> None:
         """Send the greeting with a fresh clock offset, which may drift by seconds in a day."""

@@ -19,6 +19,7 @@ from itertools import accumulate, pairwise
 from operator import lt
 from typing import TYPE_CHECKING
 
+from ddpdoctor.exchange.framing import BadMessage, decompress
 from ddpdoctor.recorder.storage.files import check_json, open_new, read_plain
 
 if TYPE_CHECKING:
@@ -56,10 +57,6 @@ class _Packed:
     """The pieces that are not all zeros, by their index."""
 
 
-class BadPack(Exception):  # noqa: N818 - says what it is
-    """Received data is not a packed run folder, or must not be unpacked. The text is a phrase."""
-
-
 def pack_folder(folder: Path) -> bytes:
     """Pack the files of a run folder that a judgement reads.
 
@@ -77,8 +74,8 @@ def pack_folder(folder: Path) -> bytes:
 
 
 def unpack_folder(packed: bytes, folder: Path) -> None:
-    """Unpack a run folder and replace ``folder`` with it; raises ``BadPack``, or OSError if writing fails."""
-    plain = _decompress(packed)
+    """Unpack a run folder and replace ``folder`` with it; raises ``BadMessage``, or OSError if writing fails."""
+    plain = decompress(packed, MAX_PLAIN_BYTES)
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     for one in _contents(plain):
@@ -134,27 +131,16 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def _decompress(packed: bytes) -> bytes:
-    unpacker = zlib.decompressobj()
-    try:
-        plain = unpacker.decompress(packed, MAX_PLAIN_BYTES)
-    except zlib.error as error:
-        raise BadPack(f"it is damaged ({error})") from None
-    if unpacker.unconsumed_tail or not unpacker.eof or unpacker.unused_data:
-        raise BadPack(f"it is damaged, or unpacks to more than {MAX_PLAIN_BYTES} bytes")
-    return plain
-
-
 def _contents(plain: bytes) -> tuple[_Packed, ...]:
-    """Return all files; raises ``BadPack``."""
+    """Return all files; raises ``BadMessage``."""
     try:
         (length,) = _LENGTH.unpack_from(plain)
         index = json.loads(check_json(plain[_LENGTH.size : _LENGTH.size + length]))
         named = [(str(name), int(size), list(map(int, pieces))) for name, size, pieces in index]
     except (struct.error, ValueError, TypeError, RecursionError):
-        raise BadPack("its index cannot be read") from None
+        raise BadMessage("a packed folder whose index cannot be read") from None
     if len(named) > MAX_FILES or not all(map(_is_known, named)) or sum(size for _, size, _ in named) > MAX_PLAIN_BYTES:
-        raise BadPack("it holds what no run folder does")
+        raise BadMessage("a packed folder with files that no run folder has")
     view, at = memoryview(plain), _LENGTH.size + length
     found = []
     for name, size, pieces in named:
@@ -163,7 +149,7 @@ def _contents(plain: bytes) -> tuple[_Packed, ...]:
         found.append(_Packed(name=name, size=size, pieces=parts))
         at = ends[-1]
     if at != len(plain):
-        raise BadPack("it is not as long as its index says")
+        raise BadMessage("a packed folder that is not as long as its index says")
     return tuple(found)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ddpdoctor.exchange.conversation import BadRecord
 from ddpdoctor.exchange.store import StoreError
@@ -16,9 +16,9 @@ from ddpdoctor.launch.nodes.node_messages import find
 from ddpdoctor.model.replica_records import NodeStreams, RootsReport, RootsRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ddpdoctor.exchange.conversation import Conversation
+    from ddpdoctor.launch.nodes.first_node import FirstNode
+    from ddpdoctor.launch.nodes.other_node import OtherNode
     from ddpdoctor.launch.replicas.shared import SharedReplicas
 
 EVERY_S = 3.0
@@ -31,31 +31,10 @@ WORD = "replicas/word"
 CONTENTS = "replicas/contents"
 
 
-class Member(Protocol):
-    """This member's connection to the others; ``FirstNode`` and ``OtherNode`` implement it."""
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the first member, which compares all nodes."""
-
-    @property
-    def number(self) -> int | None:
-        """The number of this member, or None while it has none."""
-
-    def conversation(self) -> Conversation | None:
-        """Return the conversation of all members, or None while the first is not found."""
-
-    def reconnect(self) -> None:
-        """Reconnect if the connection was lost."""
-
-    def others(self) -> Iterable[int]:
-        """Return the other members that have beaten; empty except on the first."""
-
-
 class ReplicaExchange:
     """Exchanges fingerprints from ``start`` to ``close``. After an error it tries again; watching does not need it."""
 
-    def __init__(self, shared: SharedReplicas, member: Member) -> None:
+    def __init__(self, shared: SharedReplicas, member: FirstNode | OtherNode) -> None:
         """Take this node's replicas and its connection to the other nodes."""
         self.failure: Exception | None = None
         self._shared, self._member = shared, member
@@ -84,16 +63,18 @@ class ReplicaExchange:
 
     def exchange(self) -> None:
         """Send and receive once."""
-        conversation, number = self._member.conversation(), self._member.number
-        if conversation is None or number is None:
+        member = self._member
+        conversation = member.conversation()
+        if conversation is None or member.number is None:
             return
         try:
-            if self._member.is_first:
-                self._hear(conversation)
+            if member.is_first:
+                self._hear(conversation, member.others())
             else:
-                self._tell(conversation, number)
+                self._tell(conversation, member.number)
         except StoreError:
-            self._member.reconnect()
+            if not member.is_first:
+                member.reconnect()
 
     def _tell(self, conversation: Conversation, number: int) -> None:
         told = self._shared.report()
@@ -109,8 +90,7 @@ class ReplicaExchange:
                 conversation.send(f"{CONTENTS}/{number}/{word.turn}/{name}", self._shared.kept((name,)))
             self._turn = word.turn
 
-    def _hear(self, conversation: Conversation) -> None:
-        others = list(self._member.others())
+    def _hear(self, conversation: Conversation, others: list[int]) -> None:
         for number in others:
             told = find(conversation, RootsReport, f"{ROOTS}/{number}")
             if told is not None:

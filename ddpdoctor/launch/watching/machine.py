@@ -26,7 +26,7 @@ def note_machine(folder: Path, judgement: Judgement) -> bool:
     from ddpdoctor.collect.run.machine import FILE, save_machine
     from ddpdoctor.collect.run.nccl_warnings import keep_users_logs
 
-    if _is_fresh(folder / FILE):
+    if is_fresh(folder / FILE, FRESH_S):
         return False
     with contextlib.suppress(OSError):  # a full disk loses this evidence, but must not affect the job
         keep_users_logs(folder, os.environ.get("NCCL_DEBUG_FILE", ""))
@@ -35,9 +35,10 @@ def note_machine(folder: Path, judgement: Judgement) -> bool:
     return False
 
 
-def _is_fresh(path: Path) -> bool:
+def is_fresh(path: Path, limit_s: float) -> bool:
+    """Return whether a file was written less than so many seconds ago."""
     try:
-        return time.time() - path.stat().st_mtime < FRESH_S
+        return time.time() - path.stat().st_mtime < limit_s
     except OSError:
         return False
 

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.run.evidence import save
+from ddpdoctor.launch.watching.machine import is_fresh
 from ddpdoctor.model.nodes import Presence
 from ddpdoctor.model.run import REACHED_NAME
 
@@ -58,7 +59,7 @@ def places_to_try(seen: NodesSeen, placement: Placement) -> tuple[Place, ...]:
 
 def try_places(folder: Path, places: Sequence[Place]) -> bool:
     """Connect to all places at the same time, and save the results; return whether there are new ones."""
-    if _is_fresh(folder / REACHED_NAME):
+    if is_fresh(folder / REACHED_NAME, FRESH_S):
         return False
     found = _knock_at_all(places)
     with contextlib.suppress(OSError):  # a full disk loses this evidence, but must not affect the job
@@ -87,10 +88,3 @@ def _knock_at_all(places: Sequence[Place]) -> list[Connecting]:
             break
         found[place] = attempt
     return [found[place] for place in places if place in found]
-
-
-def _is_fresh(path: Path) -> bool:
-    try:
-        return time.time() - path.stat().st_mtime < FRESH_S
-    except OSError:
-        return False

@@ -1,5 +1,6 @@
 """Members are heard, say that they leave, or are lost: the hub can tell which, at a small cost."""
 
+import contextlib
 import socket
 import threading
 
@@ -34,6 +35,14 @@ def opener(hosted):
     return lambda limit_s: open_meeting(OwnPort(("127.0.0.1",), hosted.port), TOKEN, limit_s)
 
 
+@contextlib.contextmanager
+def beats(connect, member, **options):
+    beating = Heartbeating(connect, member, **options)
+    beating.start()
+    with contextlib.closing(beating):
+        yield beating
+
+
 def heard(hosted, member):
     return hosted.heard().get(member)
 
@@ -41,7 +50,7 @@ def heard(hosted, member):
 def test_a_member_is_heard_with_what_it_says_and_hears_the_notice(hosted):
     notices = []
     hosted.announce(b"all is well")
-    with Heartbeating(opener(hosted), "3", on_notice=notices.append) as beating:
+    with beats(opener(hosted), "3", on_notice=notices.append) as beating:
         assert wait_until(lambda: heard(hosted, "3") is not None, LIMIT_S)
         first = heard(hosted, "3")
         beating.said = b"step 7"
@@ -55,10 +64,10 @@ def test_a_member_is_heard_with_what_it_says_and_hears_the_notice(hosted):
 
 
 def test_a_member_that_leaves_is_not_lost(hosted):
-    with Heartbeating(opener(hosted), "3") as beating:
+    with beats(opener(hosted), "3") as beating:
         assert wait_until(lambda: heard(hosted, "3") is not None, LIMIT_S)
         assert beating.leave(b"0")
-    assert wait_until(lambda: len(hosted._serving._peers) == 0, LIMIT_S)
+    assert wait_until(lambda: len(hosted._server._peers) == 0, LIMIT_S)
     assert heard(hosted, "3").left == b"0"
     assert heard(hosted, "3").broken_ns is None
 
@@ -85,13 +94,13 @@ def test_a_member_that_beats_by_a_new_connection_is_not_lost_with_the_former(hos
     new.beat("3")
     former.close()
 
-    assert wait_until(lambda: len(hosted._serving._peers) == 1, LIMIT_S)
+    assert wait_until(lambda: len(hosted._server._peers) == 1, LIMIT_S)
     assert heard(hosted, "3").broken_ns is None
 
 
 def test_a_connection_that_never_beat_loses_nobody(hosted):
     opener(hosted)(LIMIT_S).close()
-    assert wait_until(lambda: len(hosted._serving._peers) == 0, LIMIT_S)
+    assert wait_until(lambda: len(hosted._server._peers) == 0, LIMIT_S)
     assert hosted.heard() == {}
 
 
@@ -102,7 +111,7 @@ def test_a_member_comes_again_by_itself_where_its_connection_broke(hosted):
         rooms.append(opener(hosted)(limit_s))
         return rooms[-1]
 
-    with Heartbeating(open_it, "3") as beating:
+    with beats(open_it, "3") as beating:
         assert wait_until(lambda: heard(hosted, "3") is not None, LIMIT_S)
         rooms[0]._connection.shutdown(socket.SHUT_RDWR)
         beating.beat_now()
@@ -117,7 +126,7 @@ def test_a_member_that_reaches_nobody_knows_and_can_leave():
         tried.set()
         return open_meeting(nowhere, TOKEN, 0.1)
 
-    with Heartbeating(open_it, "3") as beating:
+    with beats(open_it, "3") as beating:
         assert tried.wait(LIMIT_S)
         assert not beating.leave(b"0")
         assert beating.heard_ns is None
@@ -126,7 +135,7 @@ def test_a_member_that_reaches_nobody_knows_and_can_leave():
 def test_by_letters_a_member_beats_less_often(hosted, tmp_path):
     hosted.serve_folder(tmp_path)
     room = open_meeting(Folder(tmp_path), TOKEN, LIMIT_S)
-    with Heartbeating(lambda _: room, "3") as beating:
+    with beats(lambda _: room, "3") as beating:
         assert wait_until(lambda: heard(hosted, "3") is not None, LIMIT_S)
         assert beating.leave(b"1")
     assert heard(hosted, "3").left == b"1"

@@ -24,7 +24,7 @@ from ddpdoctor.exchange.protocol import (
     prove,
 )
 from ddpdoctor.exchange.reach import FIRST_PAUSE_S, reach
-from ddpdoctor.exchange.requests import MAX_TOTAL_BYTES, Values
+from ddpdoctor.exchange.requests import MAX_TOTAL_BYTES, RequestHandler
 from ddpdoctor.exchange.server import SPARED_FILES, Server
 from ddpdoctor.exchange.server_connection import PROOF_LIMIT_S, REQUEST_LIMIT_S, Peer
 from ddpdoctor.exchange.store import StoreError, wait_for
@@ -85,10 +85,10 @@ def test_values_and_counters(hub):
 
 @pytest.mark.parametrize("amount", [b"1" * 21, b"x", b"", b"1.5"])
 def test_what_is_no_amount_is_refused_whole(amount):
-    values = Values()
-    values.answer(Operation.ADD, "n", b"1")
-    assert values.answer(Operation.ADD, "n", amount)[LENGTH.size] == Status.REFUSED
-    assert values.answer(Operation.ADD, "n", b"0") == pack_answer(Status.DONE, b"1")
+    handler = RequestHandler()
+    handler.answer(Operation.ADD, "n", b"1")
+    assert handler.answer(Operation.ADD, "n", amount)[LENGTH.size] == Status.REFUSED
+    assert handler.answer(Operation.ADD, "n", b"0") == pack_answer(Status.DONE, b"1")
 
 
 def test_all_addresses_of_a_name_are_tried_within_one_limit(monkeypatch):
@@ -238,14 +238,14 @@ def test_a_request_that_drips_in_has_one_deadline_for_all_of_it():
         nonce = receive(there, len(HELLO) + NONCE_BYTES)[len(HELLO) :]
         own = bytes(NONCE_BYTES)
         there.sendall(own + prove(TOKEN, b"client", nonce, own))
-        peer.receive(Values(), 1.0)
+        peer.receive(RequestHandler(), 1.0)
         peer.send(1.0)
         assert peer.deadline is None
 
         deadlines = []
         for second, byte in enumerate(pack_request(Operation.LOOK, "key", b"")[:-1], start=2):
             there.sendall(bytes([byte]))
-            peer.receive(Values(), float(second))
+            peer.receive(RequestHandler(), float(second))
             deadlines.append(peer.deadline)
         assert set(deadlines) == {2.0 + REQUEST_LIMIT_S}
 
@@ -269,12 +269,12 @@ def test_values_over_the_limit_are_refused_in_words(hub):
 
 
 def test_the_limit_of_all_values_holds():
-    values = Values()
+    handler = RequestHandler()
     for number in range(MAX_TOTAL_BYTES // MAX_VALUE_BYTES):
-        assert values.answer(Operation.SET, str(number), bytes(MAX_VALUE_BYTES))[4] == 0
-    assert values.answer(Operation.SET, "one more", bytes(MAX_VALUE_BYTES))[4] == 2
+        assert handler.answer(Operation.SET, str(number), bytes(MAX_VALUE_BYTES))[4] == 0
+    assert handler.answer(Operation.SET, "one more", bytes(MAX_VALUE_BYTES))[4] == 2
     # What replaces a value of its size takes no more room.
-    assert values.answer(Operation.SET, "0", bytes(MAX_VALUE_BYTES))[4] == 0
+    assert handler.answer(Operation.SET, "0", bytes(MAX_VALUE_BYTES))[4] == 0
 
 
 def test_thousands_of_clients_at_once(hub):

@@ -6,11 +6,11 @@ import zlib
 
 import pytest
 
+from ddpdoctor.exchange.framing import BadMessage
 from ddpdoctor.launch.nodes.packing import (
     MAX_FILE_BYTES,
     MAX_FILES,
     MAX_PLAIN_BYTES,
-    BadPack,
     pack_folder,
     unpack_folder,
 )
@@ -102,7 +102,7 @@ def test_what_came_before_is_replaced(tmp_path):
     ],
 )
 def test_what_is_no_packed_run_folder_is_refused_and_nothing_is_written(tmp_path, data, words):
-    with pytest.raises(BadPack, match=words):
+    with pytest.raises(BadMessage, match=words):
         unpack_folder(data, tmp_path / "gathered")
     assert list(tmp_path.iterdir()) == []
 
@@ -111,7 +111,7 @@ def test_what_unpacks_to_more_than_the_limit_is_refused(tmp_path):
     packer = zlib.compressobj()
     first, again = (packer.compress(bytes(2**24)) + packer.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
     bomb = first + again * (MAX_PLAIN_BYTES // 2**24)
-    with pytest.raises(BadPack, match="unpacks to more"):
+    with pytest.raises(BadMessage, match="unpacks to more"):
         unpack_folder(bomb, tmp_path / "gathered")
 
 

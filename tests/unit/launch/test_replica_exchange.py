@@ -3,6 +3,7 @@
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -11,6 +12,8 @@ from ddpdoctor.collect.fingerprints.saved_nodes import POINTS, unite_consistency
 from ddpdoctor.exchange.client import Client
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.node_meeting import HostedMeeting
+from ddpdoctor.launch.nodes.first_node import FirstNode
+from ddpdoctor.launch.nodes.other_node import OtherNode
 from ddpdoctor.launch.replicas.comparing import Replicas
 from ddpdoctor.launch.replicas.exchange import CONTENTS, ROOTS, WORD, ReplicaExchange
 from ddpdoctor.launch.replicas.shared import SharedReplicas
@@ -55,7 +58,8 @@ class Node:
         self.shared = SharedReplicas(())
         self.replicas = Replicas(self.folder, 1, (), self.shared)
         others = tuple(range(1, world)) if number == 0 else ()
-        self.exchange = ReplicaExchange(self.shared, Place(number, hosting.store(), others))
+        place = cast("FirstNode | OtherNode", Place(number, hosting.store(), others))
+        self.exchange = ReplicaExchange(self.shared, place)
 
     def write(self, number: int, content: str) -> None:
         self.rank.write(number, content)
