@@ -82,7 +82,7 @@ def describe_missing(missing: Sequence[int], hellos: Mapping[int, Hello], limit_
     ]
     unheard = [rank for rank in missing if rank not in hellos]
     if unheard:
-        started.append(f"nothing was heard of {rank_list(unheard)} within {limit_s:g} s")
+        started.append(f"no message came from {rank_list(unheard)} within {limit_s:g} s")
     return tuple(started)
 
 

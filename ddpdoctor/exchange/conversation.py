@@ -140,7 +140,7 @@ class Conversation:
         """Wait for a record and return it; raises ``StoreError`` if it does not arrive in time."""
         record = self.wait(kind, key, limit_s, sender)
         if record is None:
-            raise StoreError(f"nothing was heard of {sender} within {limit_s:g} s")
+            raise StoreError(f"no message came from {sender} within {limit_s:g} s")
         return record
 
     def send_bytes(self, key: str, data: bytes) -> None:

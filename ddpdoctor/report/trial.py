@@ -148,5 +148,7 @@ def _healthy(trial: Trial, report: Report) -> str:
     parts = [f"the replicas stayed equal over {count_of(trial.settings.steps, 'step')}"]
     if trial.reference is not None:
         passed = any(check.outcome is Outcome.PASSED and REFERENCE in {check.id, check.code} for check in report.checks)
-        parts.append("DDP's gradient is that of one process" if passed else "the reference could not be told")
+        parts.append(
+            "DDP's gradient is that of one process" if passed else "the comparison with one process is inconclusive"
+        )
     return ", ".join(parts)

@@ -92,10 +92,10 @@ def find_unknown(name: str, context: VariableContext) -> Flaw | None:
     newer = _newer_than_table(name, context)
     if meant is None:
         return _stranger(name, newer)
-    why = ", for names are case-sensitive" if name.upper() == meant else ""
+    why = ", because names are case-sensitive" if name.upper() == meant else ""
     return Flaw(
         name=name,
-        summary=f"{name} is read by nobody{why}: {meant} is the nearest name that is",
+        summary=f"nothing reads {name}{why}; the nearest known name is {meant}",
         severity=Severity.INFO if newer else Severity.WARNING,
         confidence=Confidence.LOW if newer else Confidence.HIGH,
         evidence=newer,

@@ -152,7 +152,7 @@ def test_a_node_that_went_silent_while_others_wait_for_it_was_killed():
     finding = verdict(found)
     assert (finding.code, finding.ranks, finding.hosts) == ("DD605", (2, 3), ("node1",))
     assert finding.summary == (
-        "node 1 (node1) died or was cut off: nothing was heard of it for 60 s, "
+        "node 1 (node1) died or was cut off: no message came from it for 60 s, "
         "and ranks 0 and 1 wait in all_reduce in vain"
     )
     assert "node 1 (node1): it does not answer" in finding.evidence

@@ -100,7 +100,7 @@ def _try_start(meeting: _Meeting, conversation: Conversation, own: Seat) -> tupl
     trials = {own.arrival: meeting.visit.try_start(meeting.roster, own)}
     others = [seat.arrival for seat in meeting.roster.seats if seat != own]
     trials |= conversation.gather(StartTrial, "trial", lambda: others, HEAR_TRIAL_S)
-    lost = "nothing more was heard of this node"
+    lost = "no more messages came from this node"
     return tuple(
         trials.get(seat.arrival) or StartTrial(node=seat.number, ok=False, stage="result", error=lost)
         for seat in meeting.roster.seats

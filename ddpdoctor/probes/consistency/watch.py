@@ -157,7 +157,7 @@ def describe_places(places: Iterable[Place], size: int) -> list[str]:
         found.setdefault(place, []).append(one.rank)
     said = [f"{rank_list(ranks)} {place}" for place, ranks in found.items()]
     silent = set(range(size)) - {rank for ranks in found.values() for rank in ranks}
-    return said + ([f"nothing was heard of {rank_list(silent)}"] if found and silent else [])
+    return said + ([f"no message came from {rank_list(silent)}"] if found and silent else [])
 
 
 def _standstill(rank: int, limit_s: float) -> Trouble:

@@ -130,7 +130,7 @@ class _Mesh:
 
     def _target(self, publication: Publication, posts: PostsOpen | None) -> Target:
         port = posts.ports.get(str(self._publications[self.place].number), 0) if posts is not None else 0
-        obstacle = "nothing was heard of its ports" if posts is None else posts.error
+        obstacle = "it did not report its ports" if posts is None else posts.error
         return Target(
             publication=publication,
             port=port,
@@ -187,7 +187,7 @@ def _unheard(source: Publication, target: Publication) -> NodePair:
         address=target.address,
         port=0,
         interface=target.interface,
-        skipped="nothing was heard of what the source saw",
+        skipped="the source did not report what it saw",
     )
 
 

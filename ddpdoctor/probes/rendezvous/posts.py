@@ -86,7 +86,7 @@ class Posts:
         """The listening socket for each source."""
         self._waiting: dict[socket.socket, tuple[socket.socket, bytearray]] = {}
         """For each connection, its listening socket and the part of its hello received so far."""
-        self._error = "" if address else "its own address cannot be told"
+        self._error = "" if address else "its own address is unknown"
         self._ended = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._thread = threading.Thread(target=self._serve, name="ddpdoctor-mesh", daemon=True)

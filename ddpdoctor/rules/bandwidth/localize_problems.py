@@ -60,7 +60,7 @@ def slow_rank(slow: Slow[int], measured: Measured) -> Problem:
         evidence=(
             *say_evidence(slow.slowness, f"the pairs of rank {rank}"),
             *_late_in_pairs(rank, measured.bench),
-            *((f"it is the only rank on {host}, so that it cannot be told from the host's network",) if alone else ()),
+            *((f"it is the only rank on {host}, so it cannot be told apart from the host's network",) if alone else ()),
             *_reasons(measured, {rank}, {host}),
             *_how(measured.bench.pairs),
         ),

@@ -145,7 +145,7 @@ def _blame_shared(world: tuple[int, ...], wrongs: Sequence[Wrong]) -> WrongDataB
         )
     alike = len({(one.index, one.found) for one in wrongs}) == 1
     why = "all ranks have the same wrong number, so one of them sent it" if alike else "no rank has the right result"
-    return _low(world, f"{why}: which one is at fault cannot be told")
+    return _low(world, f"{why}: it is unknown which one is at fault")
 
 
 def _blame_broadcast(world: tuple[int, ...], wrongs: Sequence[Wrong]) -> WrongDataBlame:

@@ -96,8 +96,8 @@ def check_damaged(seen: Checkpoints) -> Answer:
 
 def _skip(reason: Checksums) -> Answer:
     words = {
-        Checksums.NONE: "damage cannot be told: the format has no checksums",
-        Checksums.NOT_WRITTEN: "damage cannot be told: checksums were switched off when the file was written",
+        Checksums.NONE: "damage cannot be detected: the format has no checksums",
+        Checksums.NOT_WRITTEN: "damage cannot be detected: checksums were switched off when the file was written",
     }
     return skipped(words.get(reason, "no checksum was read"))
 

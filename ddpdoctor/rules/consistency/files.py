@@ -139,7 +139,7 @@ def _apart_words(facts: DiffFacts, one: Apart, *, named: bool) -> str:
 
 def _who(facts: DiffFacts, blamed: Sequence[int]) -> list[str]:
     if len(blamed) == len(facts.files):
-        return ["which of the files is right cannot be told: no content is that of more than half of them"]
+        return ["it is unknown which of the files is right: no content is that of more than half of them"]
     return []
 
 

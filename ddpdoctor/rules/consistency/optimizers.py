@@ -19,7 +19,7 @@ from ddpdoctor.rules.consistency.parameter_causes import (
     to_see_each,
     why_parameters_differ,
 )
-from ddpdoctor.rules.consistency.problems import UNTOLD, hosts_of, model_words, problems_of
+from ddpdoctor.rules.consistency.problems import WHO_IS_UNKNOWN, hosts_of, model_words, problems_of
 from ddpdoctor.rules.consistency.replicas import all_values, is_aligned, sightings
 from ddpdoctor.rules.consistency.survey import excuse_of_model, replicas, ruling, survey
 from ddpdoctor.rules.registry import rule
@@ -158,7 +158,7 @@ def _settings_finding(job: Job, found: _Settings) -> Problem:
         f"{rank_list(found.replica.members)} at step {found.step}: {told}",
         evidence=(
             *([f"equal at step {found.last_good}"] if found.last_good is not None else []),
-            *([UNTOLD] if blame.ground is Ground.NONE else []),
+            *([WHO_IS_UNKNOWN] if blame.ground is Ground.NONE else []),
             *model_words(job, found.replica),
         ),
         fix=SAME_SETTINGS,

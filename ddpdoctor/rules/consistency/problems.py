@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 """How many tensors that differ are named. Our choice."""
 _ALIKE = "hold the same in the {} dimension of the mesh"
-UNTOLD = "it cannot be told which of them is right"
+WHO_IS_UNKNOWN = "it is unknown which of them is right"
 
 
 def problems_of(job: Job, found: Iterable[Found], nouns: str) -> list[Problem]:
@@ -77,7 +77,7 @@ def _finding(job: Job, first: Found, others: Sequence[Found], nouns: str) -> Pro
             moments_words(sighting),
             _count_words(sighting, nouns),
             *_side_words(sighting),
-            *([UNTOLD] if blame.ground is Ground.NONE else []),
+            *([WHO_IS_UNKNOWN] if blame.ground is Ground.NONE else []),
             *first.cause.evidence,
             *model_words(job, sighting.replica),
             *(_also_words(one) for one in others),

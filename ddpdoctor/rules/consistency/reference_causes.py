@@ -175,7 +175,7 @@ def _unknown(step: ReferenceStep) -> Explanation:
         "hook, or code that asks for the rank or the world size"
     )
     return Explanation(
-        words="why cannot be told",
+        words="the reason is unknown",
         fix="look for what joins samples of one batch (contrastive losses, normalisation over the batch), for branches "
         "on the rank, and for hooks on gradients",
         proven=False,

@@ -89,8 +89,8 @@ def why_nothing(job: Job, noun: str) -> str:
         return unread[0] if unread else "no DDP model was trained on two ranks or more that could be seen"
     if not any(stream.compared for stream in streams):
         alone = sorted({rank for stream in streams for rank in stream.unpaired})
-        whose = f": {rank_list(alone)} wrote moments that no other rank has" if alone else ""
-        return f"nothing was compared because no two ranks wrote the same moment{whose}"
+        whose = f": {rank_list(alone)} wrote fingerprints of steps that no other rank has" if alone else ""
+        return f"nothing was compared because no two ranks wrote fingerprints of the same step{whose}"
     return f"no {noun} were compared"
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.data.shared import Replicas
 
 
-NO_MAJORITY = "no majority agrees, so that it cannot be told which rank departs"
+NO_MAJORITY = "there is no majority, so it is unknown which rank differs from the others"
 SHARE_ALIKE = (
     "give the sampler the same seed on all ranks, call set_epoch on all of them with the same number, and leave "
     "num_replicas and rank out"
@@ -150,7 +150,7 @@ def _settle_samplers(
         return passed()
     if any(shows_all(samples, tuple(found.values())) for found in passes.values()):
         return passed()
-    return skipped(f"{words.name_of(shared.first())}: what its sampler shares out cannot be told from its sums")
+    return skipped(f"{words.name_of(shared.first())}: what its sampler shares out cannot be derived from its sums")
 
 
 def _missing_shares(replicas: Replicas, shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _ShareFault | None:

@@ -69,7 +69,7 @@ def check_peermem(node: Node) -> Answer:
     if rdma.peermem or rdma.dmabuf:
         return passed("nvidia-peermem is loaded" if rdma.peermem else "kernel and driver can do DMA-BUF")
     if rdma.dmabuf is None:
-        return unknown("nvidia-peermem is not loaded, and whether the driver can do DMA-BUF cannot be told")
+        return unknown("nvidia-peermem is not loaded, and it is unknown whether the driver can do DMA-BUF")
     problem = Problem(
         summary="RDMA cards cannot reach GPU memory: nvidia-peermem is not loaded and DMA-BUF is not possible, "
         "so data between nodes is copied through host memory",

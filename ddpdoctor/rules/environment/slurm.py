@@ -186,7 +186,7 @@ def _task_a_rank(process: Process, shape: Shape, ranks: tuple[int, ...]) -> Iter
         )
     if rank is not None and task is not None and rank != task:
         yield Problem(
-            summary="RANK is not SLURM_PROCID: tasks may share a rank, or stand on other nodes than their neighbours",
+            summary="RANK is not SLURM_PROCID: tasks may share a rank, or run on other nodes than their neighbors",
             evidence=(f"RANK is {rank} and SLURM_PROCID is {task}",),
             fix="export RANK=$SLURM_PROCID in each task, not in the batch script",
             severity=Severity.WARNING,

@@ -69,7 +69,7 @@ def check_env_unknown(node: Node) -> Answer:
 
     ## Example
 
-        NCCL_SOCKET_IFNAMES is read by nobody: NCCL_SOCKET_IFNAME is the nearest name that is
+        nothing reads NCCL_SOCKET_IFNAMES; the nearest known name is NCCL_SOCKET_IFNAME
     """
 
     def flaws(process: Process, scene: VariableContext) -> Iterable[Flaw | None]:

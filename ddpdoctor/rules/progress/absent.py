@@ -189,7 +189,7 @@ def _missing(job: JobState, absent: tuple[int, ...]) -> Answer:
 
 def _node_words(job: JobState, absent_nodes: list[NodeSeen]) -> list[str]:
     return [
-        f"nothing was heard of {node_words(job.facts, (node,))}" + (f": {node.why}" if node.why else "")
+        f"no message came from {node_words(job.facts, (node,))}" + (f": {node.why}" if node.why else "")
         for node in absent_nodes[: say.MAX_CLASSES]
     ]
 

@@ -35,7 +35,7 @@ _STEP_TOGETHER = (
 _OOM_WORDS = {
     True: "the kernel's OOM killer sent it",
     False: "the kernel's OOM killer did not send it",
-    None: "whether the kernel's OOM killer sent it cannot be told",
+    None: "it is unknown whether the kernel's OOM killer sent it",
 }
 
 
@@ -199,7 +199,7 @@ def check_killed(job: JobState) -> Answer:
     ## Example
 
         rank 2 was killed by SIGKILL; the last line seen is in main at train.py:9
-        node 1 (node1) died or was cut off: nothing was heard of it for 12 s, and ranks 0 and 1 wait in vain
+        node 1 (node1) died or was cut off: no message came from it for 12 s, and ranks 0 and 1 wait in vain
     """
     if job.cause is Cause.NODE_LOST:
         return judge_lost(job)

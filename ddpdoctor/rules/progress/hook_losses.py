@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_STEPS = "it is not known how long each part of a step takes, and stragglers cannot be told"
+_STEPS = "it is not known how long each part of a step takes, and stragglers cannot be found"
 _BUFFERS = "waits for rank 0's buffers are not seen, nor whether buffers differ between ranks"
 _GRADIENTS = "gradients that hold NaN or inf are not found"
 _GROUPS = "it is not known which groups a rank is in, and how far each has come"

@@ -114,7 +114,8 @@ def _marker(job: JobState, rank: Rank, file: LockFile) -> Clue:
         else f"{file.unseen} processes of its owner could not be looked into"
     )
     return Clue(
-        said=f"{waits}; no process of this host has it open{named}{age}; whether its owner lives cannot be told: {why}",
+        said=f"{waits}; no process of this host has it open{named}{age}; "
+        f"it is unknown whether its owner is alive: {why}",
         fix=f"if no process uses it any more: `rm {file.path}`",
     )
 

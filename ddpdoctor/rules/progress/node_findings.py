@@ -112,8 +112,8 @@ def _summary(job: JobState, lost: tuple[NodeSeen, ...], *, cut_off: bool) -> str
         return f"the job on {who} is gone, though the host answers{waiting}"
     left = [node.status for node in lost if node.presence is Presence.LEFT]
     if left:
-        return f"{who} ended with status {left[0]}, and what its ranks did was not told{waiting}"
-    heard = f": nothing was heard of {'it' if len(lost) == 1 else 'them'} {silent}".rstrip() if silent else ""
+        return f"{who} ended with status {left[0]}, and its ranks did not report what they did{waiting}"
+    heard = f": no message came from {'it' if len(lost) == 1 else 'them'} {silent}".rstrip() if silent else ""
     return f"{who} died or {verb(range(len(lost)), 'was', 'were')} cut off{heard}{waiting}"
 
 
@@ -197,7 +197,7 @@ def _here_words(facts: Job) -> list[str]:
     """Return which nodes have come, of those that were reported here."""
     assert facts.members is not None
     if is_alone(facts):
-        return ["nothing was heard of any other node: what the others see, their own reports say"]
+        return ["no message came from any other node: what the others see, their own reports say"]
     gone = {node.number for node in never_came(facts)}
     here = [node for node in facts.members.nodes if node.number not in gone]
     hosts = [node.host or str(node.number) for node in here]

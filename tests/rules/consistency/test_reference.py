@@ -99,15 +99,15 @@ def test_more_than_rounding_explains_is_an_error_that_names_the_worst_parameter(
         ),
         (trial(errors(whole=0.2, maths=0.2, local=1.0), weights=(0.5, 0.5, 0.5, 0.5)), "2 times the mean over ranks"),
         (trial(errors(), missing=("2.bias",)), "2.bias has a gradient on one side only"),
-        (trial(errors(whole=0.2, maths=0.2, weighted=0.2, local=1.0)), "cannot be told"),
-        (trial(errors(whole=0.2, parts=0.2, scaled=0.2, local=1.0)), "cannot be told"),
+        (trial(errors(whole=0.2, maths=0.2, weighted=0.2, local=1.0)), "the reason is unknown"),
+        (trial(errors(whole=0.2, parts=0.2, scaled=0.2, local=1.0)), "the reason is unknown"),
     ],
 )
 def test_the_cause_follows_from_what_agrees(facts, said):
     finding = only(check_reference(facts))
     assert said in finding.summary
     assert finding.severity is Severity.ERROR
-    assert (finding.confidence is Confidence.HIGH) == ("cannot be told" not in finding.summary)
+    assert (finding.confidence is Confidence.HIGH) == ("the reason is unknown" not in finding.summary)
     assert finding.fix
 
 

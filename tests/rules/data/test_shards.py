@@ -73,7 +73,7 @@ def test_the_minority_is_sure_and_of_two_it_is_said_that_nobody_is():
     (sure,) = gaps(replicas(*FAULTS["one seed of three"][0])).findings
     (unsure,) = gaps(replicas(*FAULTS["seeds"][0])).findings
     assert (sure.confidence, unsure.confidence) == (Confidence.HIGH, Confidence.MEDIUM)
-    assert "no majority agrees, so that it cannot be told which rank departs" in unsure.evidence
+    assert "there is no majority, so it is unknown which rank differs from the others" in unsure.evidence
     assert "seeds: 0 on rank 0, 1 on rank 1 (pass 1)" in unsure.evidence
 
 

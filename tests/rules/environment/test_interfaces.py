@@ -134,7 +134,7 @@ def test_interfaces_in_use_are_up(facts, seen):
 
 def test_without_names_the_choice_of_gloo_is_not_told():
     facts = node(names=NO_SYSFS, network=network(), conf_files=())
-    assert ask("iface-up", facts)[0].seen == "what Gloo would use cannot be told, NCCL eth0 (10.0.0.4)"
+    assert ask("iface-up", facts)[0].seen == "it is unknown what Gloo would use, NCCL eth0 (10.0.0.4)"
 
 
 DOWN = interface("eth1", "10.1.0.4/24", up=False, carrier=None)

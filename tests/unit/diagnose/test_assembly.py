@@ -129,6 +129,6 @@ def test_who_is_missing_is_named_as_far_as_known():
     assert missing_ranks(launch(6), TWO_HOSTS) == (4, 5)
     assert describe_missing([1, 4, 5, 6], {4: Hello(host="b", pid=77)}, 30.0) == (
         "rank 4 (b, process 77) started and did not answer within 30 s",
-        "nothing was heard of ranks 1, 5, 6 within 30 s",
+        "no message came from ranks 1, 5, 6 within 30 s",
     )
     assert describe_missing([], {}, 30.0) == ()

@@ -151,7 +151,7 @@ FAILED = {
         ("crash", (1,), "rank 1 raised RuntimeError at collectives.py:49: CUDA error: out of memory"),
     ),
     "gave up to connect to one that did not come": (
-        (connecting(0, error="StoreError: nothing was heard of rank 1 within 60 s"), starting(1), connecting(2)),
+        (connecting(0, error="StoreError: no message came from rank 1 within 60 s"), starting(1), connecting(2)),
         ("stuck", (1,), None),
     ),
     "cannot connect though all have come": (

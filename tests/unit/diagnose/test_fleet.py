@@ -75,7 +75,7 @@ def test_a_rank_that_never_comes_is_missing_and_the_rest_is_there(launch):
 
     assert [node.host for node in fleet.nodes] == ["n0", "n1"]
     assert fleet.missing == (2,)
-    assert fleet.problems == ("nothing was heard of rank 2 within 4 s",)
+    assert fleet.problems == ("no message came from rank 2 within 4 s",)
 
 
 def test_a_rank_that_starts_and_sends_nothing_is_named_with_its_host(launch):

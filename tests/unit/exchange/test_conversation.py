@@ -81,7 +81,7 @@ def test_gather_goes_on_while_more_come(talk):
 
 def test_all_have_what_rank_0_decided(talk):
     assert talk.agree(Said, "a", Said(text="x"), 1) == talk.agree(Said, "a", None, 1) == Said(text="x")
-    with pytest.raises(StoreError, match=r"nothing was heard of rank 0 within 0\.1 s"):
+    with pytest.raises(StoreError, match=r"no message came from rank 0 within 0\.1 s"):
         talk.agree(Said, "b", None, 0.1)
 
 

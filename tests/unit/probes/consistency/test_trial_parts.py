@@ -184,7 +184,7 @@ def test_places_are_told_together_and_the_silent_are_named():
     assert describe_places(places, 4) == [
         "ranks 0 and 2 in step 2",
         "rank 1 in step 2, at m.py:3 in f",
-        "nothing was heard of rank 3",
+        "no message came from rank 3",
     ]
 
 
