@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.diagnose.reports import make_report, now
+from ddpdoctor.diagnose.reports import check_report, now
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.sharing import Plan, RankShare, Shares, share_out
 from ddpdoctor.rules.data.shared import Replicas
-from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
@@ -25,11 +24,8 @@ def plan_report(plan: Plan, command: tuple[str, ...]) -> Report:
     """Return the report of the arithmetic only."""
     started_at = now()
     shares = share_out(plan)
-    judged = judge(rules_of("data"), {Shares: [shares]})
     data = {"verb": VERB, "shares": encode(shares)}
-    return make_report(
-        command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data
-    )
+    return check_report(rules_of("data"), {Shares: [shares]}, data, command, started_at)
 
 
 def drawn_report(
@@ -38,11 +34,8 @@ def drawn_report(
     """Return the report of what ranks really drew."""
     shares = _shares(drawn, accumulation)
     facts: Facts = {Replicas: [_replicas(drawn, ranks)], **({} if shares is None else {Shares: [shares]})}
-    judged = judge(rules_of("data"), facts)
     data = {"verb": VERB, "drawn": encode(drawn)}
-    return make_report(
-        command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data
-    )
+    return check_report(rules_of("data"), facts, data, command, started_at)
 
 
 def _replicas(drawn: Drawn, ranks: Sequence[RankDraws]) -> Replicas:

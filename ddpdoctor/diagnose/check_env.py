@@ -10,10 +10,10 @@ from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.fleet import gather
 from ddpdoctor.diagnose.redact import redact
-from ddpdoctor.diagnose.reports import make_report, now
+from ddpdoctor.diagnose.reports import check_report, now
 from ddpdoctor.diagnose.selection import choose_rules, sections_of
 from ddpdoctor.model.codec import encode
-from ddpdoctor.rules.engine import fleet_facts, judge
+from ddpdoctor.rules.engine import fleet_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -81,14 +81,7 @@ def build_checkup(
     fleet: Fleet, rules: Iterable[Rule], wanted: Wanted, started_at: str, env: Mapping[str, str]
 ) -> Report:
     """Judge a fleet and build its report."""
-    judged = judge(rules, fleet_facts(fleet))
-    report = make_report(
-        command=wanted.command,
-        started_at=started_at,
-        findings=judged.findings,
-        checks=judged.checks,
-        data=_data(fleet),
-    )
+    report = check_report(rules, fleet_facts(fleet), _data(fleet), wanted.command, started_at)
     return redact(report, fleet, env) if wanted.redact else report
 
 

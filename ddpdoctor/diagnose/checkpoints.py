@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.diagnose.reports import make_report
+from ddpdoctor.diagnose.reports import check_report
 from ddpdoctor.model.checkpoint import Checkpoints, State
-from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
@@ -18,11 +17,8 @@ VERB = "check-checkpoint"
 
 def checkpoint_report(seen: Checkpoints, command: tuple[str, ...], started_at: str) -> Report:
     """Judge checkpoints and return the report."""
-    judged = judge(rules_of("checkpoints"), {Checkpoints: [seen]})
     data = {"verb": VERB, "files": [*map(_about, seen.files)]}
-    return make_report(
-        command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data
-    )
+    return check_report(rules_of("checkpoints"), {Checkpoints: [seen]}, data, command, started_at)
 
 
 def _about(one: FileSeen) -> dict[str, Any]:

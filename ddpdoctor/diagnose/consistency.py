@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.diagnose.reports import make_report
+from ddpdoctor.diagnose.reports import check_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.diff import DiffFacts
 from ddpdoctor.model.facts import GroupState, Job, Life, Rank
 from ddpdoctor.model.findings import JobStatus, JobSummary, RankRow, Report
 from ddpdoctor.model.trial import Trial
-from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
@@ -23,33 +22,23 @@ VERB = "check-consistency"
 
 def build_report(trial: Trial, command: tuple[str, ...], started_at: str) -> Report:
     """Judge a trial and build its report."""
-    judged = judge(rules_of("consistency"), {Job: [_job(trial)], Trial: [trial]})
     hosts = list(dict.fromkeys(one.host for one in trial.participants))
-    return make_report(
-        command=command,
-        started_at=started_at,
-        job=JobSummary(
-            world_size=len(trial.participants), nnodes=len(hosts), status=JobStatus.FINISHED, exit_status=None
-        ),
-        findings=judged.findings,
-        checks=judged.checks,
+    world_size = len(trial.participants)
+    return check_report(
+        rules_of("consistency"),
+        {Job: [_job(trial)], Trial: [trial]},
+        {"verb": VERB, "world_size": world_size, "hosts": hosts, "trial": encode(_without_copies(trial))},
+        command,
+        started_at,
+        job=JobSummary(world_size=world_size, nnodes=len(hosts), status=JobStatus.FINISHED, exit_status=None),
         ranks=(_row(one, trial) for one in trial.participants),
-        data={
-            "verb": VERB,
-            "world_size": len(trial.participants),
-            "hosts": hosts,
-            "trial": encode(_without_copies(trial)),
-        },
     )
 
 
 def build_diff_report(facts: DiffFacts, command: tuple[str, ...], started_at: str) -> Report:
     """Judge compared files and build the report."""
-    judged = judge(rules_of("consistency"), {DiffFacts: [facts]})
     data = {"verb": VERB, "diff": encode(facts)}
-    return make_report(
-        command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data
-    )
+    return check_report(rules_of("consistency"), {DiffFacts: [facts]}, data, command, started_at)
 
 
 def _job(trial: Trial) -> Job:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 import ddpdoctor
 from ddpdoctor.model.findings import JobSummary, RankRow, Report
 from ddpdoctor.recorder.storage.secrets import hide_secrets
+from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.model.findings import Check, Finding
+    from ddpdoctor.rules.engine import Facts
+    from ddpdoctor.rules.registry import Rule
 
 
 def make_report(  # noqa: PLR0913 - the fields of a report, each under its name
@@ -44,6 +47,16 @@ def make_report(  # noqa: PLR0913 - the fields of a report, each under its name
         ranks=tuple(ranks),
         data=data,
         tool_version=ddpdoctor.__version__,
+    )
+
+
+def check_report(
+    rules: Iterable[Rule], facts: Facts, data: dict[str, Any], command: tuple[str, ...], started_at: str, **more: Any
+) -> Report:
+    """Judge facts by rules and return the report. ``more`` are other arguments of ``make_report``."""
+    judged = judge(rules, facts)
+    return make_report(
+        command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data, **more
     )
 
 
