@@ -5,18 +5,13 @@ import os
 
 import torch
 import torch.distributed as dist
-
-torch.set_num_threads(1)
+from training import run
 
 
 def main():
-    dist.init_process_group("gloo")
     dist.all_reduce(torch.ones(4))
     if dist.get_rank() == 1:
         atexit.register(os.abort)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+run(main)

@@ -3,8 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-torch.set_num_threads(1)
+from training import run
 
 
 class Branches(torch.nn.Module):
@@ -46,7 +45,6 @@ def collect(rank, world, mine):
 
 
 def main():
-    dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     model = DDP(Branches(), find_unused_parameters=True)
     for step in range(30):
@@ -55,10 +53,6 @@ def main():
         total = collect(rank, world, spread(rank, world))
         if rank == 0 and step % 10 == 0:
             print(step, total.sum().item())
-    dist.barrier()
-    del model  # freed after the group, it can deadlock with a thread of Gloo that has yet to free a tensor
-    dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+run(main)

@@ -2,12 +2,10 @@
 
 import torch
 import torch.distributed as dist
-
-torch.set_num_threads(1)
+from training import run
 
 
 def main():
-    dist.init_process_group("gloo")
     rank = dist.get_rank()
     pair = dist.new_group([0, 1])
     for _ in range(30):
@@ -23,9 +21,6 @@ def main():
         work = dist.all_reduce(torch.ones(8), async_op=True)
         work.wait()
         dist.broadcast_object_list([rank], src=1)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+run(main)

@@ -8,6 +8,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostL
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
+from training import run
 
 STEPS = 20
 
@@ -122,7 +123,6 @@ def master_copies():
 
 
 def main():
-    dist.init_process_group("gloo")
     for case in (
         join,
         ignored,
@@ -136,9 +136,6 @@ def main():
         master_copies,
     ):
         case()
-    dist.barrier()
-    dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+run(main)

@@ -3,8 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-torch.set_num_threads(1)
+from training import run
 
 
 def exchange(rank):
@@ -31,7 +30,6 @@ def ring(rank, world):
 
 
 def main():
-    dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     model = DDP(torch.nn.Linear(8, 2))
     for step in range(10):
@@ -40,10 +38,6 @@ def main():
             ring(rank, world)
         model(torch.randn(4, 8)).mean().backward()
         dist.all_reduce(torch.ones(4))
-    dist.barrier()
-    del model  # freed after the group, it can deadlock with a thread of Gloo that has yet to free a tensor
-    dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+run(main)

@@ -6,8 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
-
-torch.set_num_threads(1)
+from training import run
 
 
 class Net(torch.nn.Module):
@@ -31,15 +30,11 @@ def evaluate(model):
 
 
 def main():
-    dist.init_process_group("gloo")
     model = DDP(Net())
     for step in range(40):
         model(torch.randn(4, 8)).mean().backward()
         if step == 20 and dist.get_rank() == 0:
             print(evaluate(model))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+run(main)

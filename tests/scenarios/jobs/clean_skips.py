@@ -5,12 +5,10 @@ import time
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-torch.set_num_threads(1)
+from training import run
 
 
 def main():
-    dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = DDP(torch.nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -35,10 +33,6 @@ def main():
     else:
         objects = [None]
         dist.broadcast_object_list(objects)
-    dist.barrier()
-    del model  # freed after the group, it can deadlock with a thread of Gloo that has yet to free a tensor
-    dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+run(main)

@@ -1,10 +1,8 @@
 """A DataLoader worker of one rank raises."""
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-torch.set_num_threads(1)
+from training import run
 
 
 def read(i):
@@ -22,14 +20,11 @@ class Rows(torch.utils.data.Dataset):
 
 
 def main():
-    dist.init_process_group("gloo")
     model = DDP(torch.nn.Linear(8, 2))
     sampler = torch.utils.data.DistributedSampler(Rows(), shuffle=False)
     for batch in torch.utils.data.DataLoader(Rows(), batch_size=4, sampler=sampler, num_workers=2):
         model(batch).mean().backward()
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -2,8 +2,7 @@
 
 import torch
 import torch.distributed as dist
-
-torch.set_num_threads(1)
+from training import run
 
 
 class Rows(torch.utils.data.Dataset):
@@ -15,13 +14,10 @@ class Rows(torch.utils.data.Dataset):
 
 
 def main():
-    dist.init_process_group("gloo")
     if dist.get_rank() == 1:
         for _ in torch.utils.data.DataLoader(Rows(), batch_size=2, num_workers=1):  # FAULT
             pass
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

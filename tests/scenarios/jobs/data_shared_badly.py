@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from training import run
 
-torch.set_num_threads(1)
 SAMPLES = 45
 
 
@@ -26,7 +26,6 @@ class Augmented(Dataset):
 
 
 def main():
-    dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(rank)
     model = DistributedDataParallel(torch.nn.Linear(4, 5))
@@ -65,9 +64,5 @@ def main():
         for batch in DataLoader(rows(), 8, sampler=own_seed):  # FAULT shard-gap of rank 1
             step(batch)
 
-    dist.barrier()
-    dist.destroy_process_group()
 
-
-if __name__ == "__main__":
-    main()
+run(main)

@@ -2,8 +2,7 @@
 
 import torch
 import torch.distributed as dist
-
-torch.set_num_threads(1)
+from training import run
 
 
 class Summed(torch.autograd.Function):
@@ -22,16 +21,12 @@ class Summed(torch.autograd.Function):
 
 
 def main():
-    dist.init_process_group("gloo")
     model = torch.nn.Linear(8, 2)
     for step in range(20):
         empty = dist.get_rank() == 1 and step == 9
         Summed.apply(model(torch.randn(4, 8)), empty).mean().backward()
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+run(main)

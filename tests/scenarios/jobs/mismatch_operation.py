@@ -2,8 +2,7 @@
 
 import torch
 import torch.distributed as dist
-
-torch.set_num_threads(1)
+from training import run
 
 
 def sync(rank):
@@ -15,14 +14,10 @@ def sync(rank):
 
 
 def main():
-    dist.init_process_group("gloo")
     for step in range(40):
         dist.all_reduce(torch.ones(16))
         if step == 20:
             sync(dist.get_rank())
-    dist.barrier()
-    dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+run(main)

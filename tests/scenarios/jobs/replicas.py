@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from training import run
 
 WRONG = sys.argv[1] == "wrong"
 STEPS = 20
@@ -166,12 +167,8 @@ def stale(name):
 
 
 def main():
-    dist.init_process_group("gloo")
     for name in sys.argv[2:]:
         globals()[name](name)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+run(main)
