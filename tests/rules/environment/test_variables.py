@@ -126,7 +126,7 @@ def test_a_name_that_nobody_reads(name, meant):
         assert (finding.severity, finding.fix) == (INFO, f"unset {name}")
         return
     assert finding.severity is WARNING
-    assert finding.summary.endswith(f"{meant} is the nearest name that is")
+    assert finding.summary.endswith(f"the nearest known name is {meant}")
     assert finding.fix == f'export {meant}="${name}"; unset {name}'
 
 
@@ -432,7 +432,9 @@ def test_equal_findings_of_ranks_are_one_and_others_are_apart():
 
 
 def test_what_was_meant_is_a_name_that_the_installed_nccl_has():
-    assert "NCCL_DEBUG is the nearest" in only("env-unknown", {"NCCL_DEBUG_LEVEL": "1"}, nccl="2.27.5").summary
+    assert (
+        "the nearest known name is NCCL_DEBUG" in only("env-unknown", {"NCCL_DEBUG_LEVEL": "1"}, nccl="2.27.5").summary
+    )
     assert "NCCL_DEBUG_LEVELS" in only("env-unknown", {"NCCL_DEBUG_LEVEL": "1"}, nccl="2.32.3").summary
 
 
