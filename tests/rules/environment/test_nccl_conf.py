@@ -57,7 +57,7 @@ def test_a_healthy_file_passes_and_is_shown():
     ("name", "value", "severity", "words", "fix"),
     [
         ("NCCL_P2P_DISABLE", "1", WARNING, "through host memory", "sed -i 1d /etc/nccl.conf"),
-        ("NCCL_DEBUGS", "", WARNING, "nearest known name is NCCL_DEBUG", "sed -i '1s/^[^=]*/NCCL_DEBUG/' /etc/nccl.conf"),
+        ("NCCL_DEBUGS", "", WARNING, "known name is NCCL_DEBUG", "sed -i '1s/^[^=]*/NCCL_DEBUG/' /etc/nccl.conf"),
         ("NCCL_QUX_QUX", "", INFO, "is like none of them", "sed -i 1d /etc/nccl.conf"),
         ("NCCL_SOCKET_FAMILY", "ipv4", WARNING, "AF_INET or AF_INET6",
          r"sed -i '1c\NCCL_SOCKET_FAMILY=AF_INET' /etc/nccl.conf"),
