@@ -413,7 +413,7 @@ def pack_slots(ring: Ring, job: Job, rank: int, tape: Tape, launched: int) -> by
         if tape.failed and index == last:
             known = (*known[:8], known[8] | ring_layout.FLAG_FAILED, *known[9:])
         at = ((index - 1) % count) * ring_layout.SLOT_SIZE
-        ring_layout.SLOT.pack_into(data, at, index, began, ended, seq, *known)
+        ring_layout.SLOT.pack_into(data, at, index, began, ended, seq, ring_layout.KIND.pack(*known))
     return bytes(data)
 
 

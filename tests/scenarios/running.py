@@ -15,7 +15,7 @@ from typing import Any
 
 import ddpdoctor.report
 from ddpdoctor.diagnose.build import rebuild_report
-from ddpdoctor.recorder.storage.ring_reading import DamagedRingError, read_ring
+from ddpdoctor.recorder.storage.ring_reading import DamagedRingError, read_ring_file
 from ddpdoctor.report.json_format import render_json
 
 JOBS = Path(__file__).parent / "jobs"
@@ -161,7 +161,7 @@ def has_called(folder: Path, op: str) -> bool:
     """Return whether any rank of a job has called an operation."""
     for path in (folder / "rings").glob("*.ring"):
         with contextlib.suppress(DamagedRingError):  # it is just being made
-            if any(op in text for text in read_ring(path.read_bytes()).strings.values()):
+            if any(op in text for text in read_ring_file(path).strings.values()):
                 return True
     return False
 

@@ -12,15 +12,15 @@ _get_ident = _thread.get_ident
 _now_ns = time.monotonic_ns
 
 
-def begin_wait(began_ns: int = 0) -> int:
-    """Begin to wait, at ``began_ns`` or now; return the time, or 0 if not in the main thread or already waiting.
+def begin_wait() -> int:
+    """Begin to wait; return the time, or 0 if not in the main thread or already waiting.
 
     It does not raise.
     """
     try:
         if clock.waiting or _get_ident() != here.main_thread:
             return 0
-        began = began_ns or _now_ns()
+        began = _now_ns()
         if not clock.phases and here.ring is not None:
             here.ring.waits(began)
         clock.waiting = True

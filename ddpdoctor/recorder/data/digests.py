@@ -53,10 +53,10 @@ class Leaf:
         return self.read(number * length, min(length, MAX_LEAF_BYTES // 4))
 
 
-def leaves_of(value: Any, depth: int = MAX_DEPTH) -> List[Leaf]:
+def leaves_of(value: Any) -> List[Leaf]:
     """Return the first few leaves of a batch, in order."""
     found: List[Leaf] = []
-    _collect(value, depth, found)
+    _collect(value, MAX_DEPTH, found)
     return found
 
 

@@ -74,12 +74,11 @@ PLACE_OFFSET = 1024
 PLACE_HEAD = struct.Struct("<II")
 PLACE_MAX = 2048
 
-SLOT = struct.Struct("<QQQqIIIIIIiiII6q")
-"""index, started, ended, seq, then what calls of one kind share: op, api, group, site, redop, dtype, peer, tensors,
-flags, ndim, dims."""
 KIND = struct.Struct("<IIIIIIiiII6q")
+"""What calls of one kind share: op, api, group, site, redop, dtype, peer, tensors, flags, ndim, dims."""
 KIND_OFFSET = 32
-SLOT_OF_KIND = struct.Struct("<QQQq%ds" % KIND.size)
+SLOT = struct.Struct("<QQQq%ds" % KIND.size)
+"""index, started, ended, seq, kind."""
 SLOT_SIZE = 128
 SLOT_ENDED_OFFSET = 16
 SLOT_FLAGS_OFFSET = 64

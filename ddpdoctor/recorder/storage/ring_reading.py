@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from . import ring_layout
 from .files import open_plain, parse_json
@@ -106,46 +106,31 @@ def uses_nccl(data: Any) -> bool:
     return "nccl" in backend.lower()
 
 
-def read_ring(data: bytes) -> RingContent:
-    """Decode a whole ring.
-
-    Raises:
-        DamagedRingError: see ``read_identity``. Single damaged lines and slots are skipped.
-    """
-    return _read_parts(lambda size, at: data[at : at + size], len(data))
-
-
 def read_ring_file(path: Any) -> RingContent:
     """Decode the ring in a file, which may be written, truncated or deleted meanwhile.
 
     Only the used parts are read. The file is not mapped, because truncating a mapped file would kill its reader.
 
     Raises:
-        DamagedRingError: see ``read_identity``.
+        DamagedRingError: see ``read_identity``. Single damaged lines and slots are skipped.
         OSError: the file cannot be read.
     """
     fd = open_plain(path, os.O_RDONLY)
     try:
-        return _read_parts(lambda size, at: os.pread(fd, size, at), os.fstat(fd).st_size)
+        header = os.pread(fd, ring_layout.HEADER_SIZE, 0)
+        role, shape, pid, ticks = read_identity(header, os.fstat(fd).st_size)
+        claimed = read_cells(header)["slots_claimed"]
+        records = os.pread(fd, bytes_used(claimed, shape.slots), shape.slots_at)
+        rest = os.pread(fd, shape.total_bytes - shape.steps_at, shape.steps_at)
+        # The journal is read last, so that it has the names of everything in the records.
+        header = os.pread(fd, ring_layout.HEADER_SIZE, 0)
+        if len(header) < ring_layout.HEADER_SIZE or len(rest) < shape.total_bytes - shape.steps_at:
+            raise DamagedRingError("cut short while it was read")
+        cells = read_cells(header)
+        journal = os.pread(fd, min(cells["journal_used"], shape.journal_bytes), ring_layout.HEADER_SIZE)
     finally:
         os.close(fd)
-
-
-def _read_parts(read: Callable[[int, int], bytes], size: int) -> RingContent:
-    """Decode a ring. ``read`` takes a size and an offset."""
-    header = read(ring_layout.HEADER_SIZE, 0)
-    role, shape, pid, ticks = read_identity(header, size)
-    claimed = read_cells(header)["slots_claimed"]
-    records = read(bytes_used(claimed, shape.slots), shape.slots_at)
-    rest = read(shape.total_bytes - shape.steps_at, shape.steps_at)
-    # The journal is read last, so that it has the names of everything in the records.
-    header = read(ring_layout.HEADER_SIZE, 0)
-    if len(header) < ring_layout.HEADER_SIZE or len(rest) < shape.total_bytes - shape.steps_at:
-        raise DamagedRingError("cut short while it was read")
-    cells = read_cells(header)
-    strings, sites, notes = _read_journal(
-        read(min(cells["journal_used"], shape.journal_bytes), ring_layout.HEADER_SIZE)
-    )
+    strings, sites, notes = _read_journal(journal)
     slots = read_slots(records, claimed, shape.slots, strings, sites)
     steps = _read_steps(rest, shape.steps, cells["steps_recorded"])
     lines = _read_lines(rest[shape.lines_at - shape.steps_at :], sites)

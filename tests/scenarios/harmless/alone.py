@@ -10,7 +10,7 @@ from typing import Any
 
 import ddpdoctor.recorder
 from ddpdoctor.recorder.storage import ring_layout
-from ddpdoctor.recorder.storage.ring_reading import RingContent, read_ring
+from ddpdoctor.recorder.storage.ring_reading import RingContent, read_ring_file
 from tests.scenarios.running import clean_environment, free_port
 
 RECORDER = Path(ddpdoctor.recorder.__file__).parent
@@ -48,7 +48,7 @@ def run_recorded(folder: Path, *args: str, recorder: Path = RECORDER, **env: str
 
 def read_rings(folder: Path, role: int = ring_layout.ROLE_RANK) -> list[RingContent]:
     """Return what processes of a role left."""
-    contents = [read_ring(path.read_bytes()) for path in sorted((folder / "rings").glob("*.ring"))]
+    contents = [read_ring_file(path) for path in sorted((folder / "rings").glob("*.ring"))]
     return [content for content in contents if content.role == role]
 
 

@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 WALLS = {"failed", "_noted_defect", "guarded", "wraps", "apply", "begin_wait", "end_wait", "_forward_ended"}
 WALLS |= {"enter_phase", "leave_phase"}
 """What stands between a failure and the script, or is one try statement itself."""
-CALLERS = {"run", "wake_up", "rests"}
+CALLERS = {"run", "wake_up", "rests", "_forget"}
 """What makes the script's own call, or is called by nobody that the script could notice."""
 READERS = {"is_own_file", "_is_ours"}
 """Without these an error shows frames of the recorder, and nothing else is amiss."""

@@ -9,7 +9,7 @@ import torch
 from ddpdoctor.recorder.replicas import optimizers
 from ddpdoctor.recorder.state import here
 from ddpdoctor.recorder.storage import ring_layout
-from ddpdoctor.recorder.storage.ring_reading import read_ring
+from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring
 from tests.scenarios.harmless.alone import defects, make_folder, read_rings, run_recorded
 
@@ -106,7 +106,7 @@ def test_the_last_room_is_for_what_a_verdict_rests_on(tmp_path: Path) -> None:
         pass
     assert ring.intern("n" * 600) == 0
     assert ring.note({"k": "raised", "text": "x" * 12_000}, vital=True)
-    assert read_ring(Path(ring.path).read_bytes()).notes[-1]["k"] == "raised"
+    assert read_ring_file(ring.path).notes[-1]["k"] == "raised"
 
 
 def test_a_process_that_calls_exec_takes_its_ring_along(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_process_that_calls_exec_takes_its_ring_along(tmp_path: Path) -> None:
     first.note({"k": "before"})
     inode = Path(first.path).stat().st_ino
     second = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=1, start_ticks=1)
-    assert (Path(second.path).stat().st_ino, read_ring(Path(second.path).read_bytes()).notes) == (inode, [])
+    assert (Path(second.path).stat().st_ino, read_ring_file(second.path).notes) == (inode, [])
     third = Ring(str(tmp_path), ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=1, start_ticks=1)
     assert Path(third.path).stat().st_ino != inode
 

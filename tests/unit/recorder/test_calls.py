@@ -12,7 +12,7 @@ import torch.distributed.distributed_c10d as c10d
 
 import ddpdoctor.recorder
 from ddpdoctor.recorder.calls import collectives
-from ddpdoctor.recorder.storage.ring_reading import read_ring
+from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 
 BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 MADE_OF_OTHERS = {
@@ -89,7 +89,7 @@ def test_a_call_is_recorded_once_whatever_it_is_called(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
     made = json.loads(done.stdout)
     (path,) = (tmp_path / "rings").glob("*")
-    ring = read_ring(path.read_bytes())
+    ring = read_ring_file(path)
     old = {"_all_gather_base": "all_gather_into_tensor", "_reduce_scatter_base": "reduce_scatter_tensor"}
     expected = Counter((old | collectives.RENAMED).get(name, name) for name in made)
     assert Counter(slot.op for slot in ring.slots if slot.op in expected) == expected

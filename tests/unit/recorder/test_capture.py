@@ -3,7 +3,6 @@
 import sys
 import threading
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -81,7 +80,7 @@ capturing = pytest.mark.parametrize("captures", [by_torchs_class, by_the_stream]
 
 
 def slots(ring):
-    return list(ring_reading.read_ring(Path(ring.path).read_bytes()).slots)
+    return list(ring_reading.read_ring_file(ring.path).slots)
 
 
 def hand_out(ring, work):
@@ -147,7 +146,7 @@ def test_a_work_that_raises_holds_up_no_other(ring):
     hand_out(ring, after)
     works.settle()
     assert [bool(slot.ended_ns) for slot in slots(ring)] == [True, True]
-    assert not [note for note in ring_reading.read_ring(Path(ring.path).read_bytes()).notes if note["k"] == "defect"]
+    assert not [note for note in ring_reading.read_ring_file(ring.path).notes if note["k"] == "defect"]
 
 
 class Running(Work):

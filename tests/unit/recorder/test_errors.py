@@ -62,7 +62,7 @@ def test_an_error_at_the_address_of_an_earlier_one_is_noted(tmp_path: Path, monk
     assert id(others[-1]) == address
     for _ in range(2):
         errors.note_exception(others[-1], uncaught=False, call="all_reduce")
-    notes = ring_reading.read_ring(Path(ring.path).read_bytes()).notes
+    notes = ring_reading.read_ring_file(ring.path).notes
     assert [(note["text"], note["call"]) for note in notes] == [("first", "barrier"), ("second", "all_reduce")]
 
 

@@ -14,7 +14,7 @@ import ddpdoctor.recorder
 from ddpdoctor.collect.rank.loaders import read_loaders
 from ddpdoctor.model.data import EpochSeen, LoaderSeen
 from ddpdoctor.recorder.data.loaders import MAX_BYTES, MAX_PASSES
-from ddpdoctor.recorder.storage.ring_reading import read_ring
+from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 
 BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 JOB = Path(__file__).parent / "loader_job.py"
@@ -53,7 +53,7 @@ def run(folder: Path, cases: tuple[str, ...], every: str) -> Ran:
         stdout, stderr = job.communicate(timeout=200)
     assert job.returncode == 0, stderr
     ring = next(path for path in (folder / "rings").iterdir() if path.name.startswith(f"{job.pid}-"))
-    notes = list(read_ring(ring.read_bytes()).notes)
+    notes = list(read_ring_file(ring).notes)
     loaders: dict[str, list[LoaderSeen]] = {}
     for loader in read_loaders(notes, {}) or ():
         assert loader.site is not None

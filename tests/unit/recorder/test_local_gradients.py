@@ -1,7 +1,6 @@
 """One DDP model whose local gradients are looked at: what is found, when it counts as used, what is written."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -66,7 +65,7 @@ class Trained:
 
     def found(self):
         self.watch.end()
-        notes = ring_reading.read_ring(Path(self._ring.path).read_bytes()).notes
+        notes = ring_reading.read_ring_file(self._ring.path).notes
         assert not [note for note in notes if note["k"] == "defect"]
         return read_nonfinite([*notes, {"k": "gradients"}])
 

@@ -4,7 +4,6 @@ import math
 import sys
 from collections import Counter
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -158,7 +157,7 @@ class Trained:
 
     def found(self):
         self.watch.end()
-        notes = ring_reading.read_ring(Path(self.ring.path).read_bytes()).notes
+        notes = ring_reading.read_ring_file(self.ring.path).notes
         assert not [note for note in notes if note["k"] == "defect"]
         return read_nonfinite([*notes, {"k": "gradients"}])
 

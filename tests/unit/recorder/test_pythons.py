@@ -107,7 +107,7 @@ def run_as_rank(
     env |= {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_AGENT": str(os.getpid()), "RANK": "0"}
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, env=env, check=False, cwd=folder)
     assert list(folder.glob("lost-*")) == []
-    return done, [ring_reading.read_ring(path.read_bytes()) for path in (folder / "rings").iterdir()]
+    return done, [ring_reading.read_ring_file(path) for path in (folder / "rings").iterdir()]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the recorder is for Linux")

@@ -36,13 +36,6 @@ def test_all_calls_that_are_still_there_are_read_in_order(tmp_path: Path, calls:
     assert all(slot.site["l"] == slot.seq % 3 for slot in slots if slot.site)
 
 
-def test_what_is_read_of_a_file_is_what_its_bytes_say(tmp_path: Path) -> None:
-    path = filled(tmp_path, 50)
-    from_bytes, from_file = ring_reading.read_ring(path.read_bytes()), ring_reading.read_ring_file(path)
-    assert list(from_bytes.slots) == list(from_file.slots)
-    assert (from_bytes.cells, from_bytes.notes) == (from_file.cells, from_file.notes)
-
-
 def test_a_record_that_was_claimed_and_not_written_is_left_out(tmp_path: Path) -> None:
     path = filled(tmp_path, 10)
     change(path, SHAPE.slots_at + 3 * ring_layout.SLOT_SIZE, bytes(ring_layout.SLOT_SIZE))
@@ -116,7 +109,8 @@ def test_one_damaged_line_of_the_journal_costs_that_line_only(tmp_path: Path) ->
     for word in ("first", "second", "third"):
         ring.note({"k": word})
     data = Path(ring.path).read_bytes().replace(b'"second"', b'"sec\nnd"')
-    assert [note["k"] for note in ring_reading.read_ring(data).notes] == ["first", "third"]
+    Path(ring.path).write_bytes(data)
+    assert [note["k"] for note in ring_reading.read_ring_file(ring.path).notes] == ["first", "third"]
 
 
 @pytest.mark.parametrize("note", [{"k": 3}, {"pid": 1}, {"k": "child_end", "pid": "x"}, {"k": "raised", "at": []}])
@@ -124,7 +118,7 @@ def test_a_note_that_no_recorder_writes_is_left_out(tmp_path: Path, note: dict[s
     ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, SHAPE, pid=42, start_ticks=7)
     ring.note(note)
     ring.note({"k": "init", "rank": None, "at": 5})
-    assert [found["k"] for found in ring_reading.read_ring(Path(ring.path).read_bytes()).notes] == ["init"]
+    assert [found["k"] for found in ring_reading.read_ring_file(ring.path).notes] == ["init"]
 
 
 @pytest.mark.parametrize(

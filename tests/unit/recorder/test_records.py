@@ -25,7 +25,7 @@ def call(ring: Ring, op: str = "all_reduce", shape: Any = (), redop: str = "", p
 
 
 def slots(ring: Ring) -> list[ring_reading.Slot]:
-    return list(ring_reading.read_ring(Path(ring.path).read_bytes()).slots)
+    return list(ring_reading.read_ring_file(ring.path).slots)
 
 
 def test_a_call_that_comes_again_is_worked_out_once(ring: Ring) -> None:

@@ -15,7 +15,7 @@ import ddpdoctor.recorder
 from ddpdoctor.recorder.replicas import fingerprinting
 from ddpdoctor.recorder.storage import fingerprint_layout
 from ddpdoctor.recorder.storage.fingerprint_reading import FingerprintFile
-from ddpdoctor.recorder.storage.ring_reading import read_ring
+from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 
 BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 JOB = Path(__file__).parent / "replica_job.py"
@@ -68,7 +68,7 @@ def finish(folder: Path, job: subprocess.Popen[str]) -> Ran:
     assert job.returncode == 0, stderr
     found = sorted((folder / "prints").glob("*.prints"), key=lambda path: int(path.stem.rsplit("-", 1)[1]))
     ring = next(path for path in (folder / "rings").iterdir() if path.name.startswith(f"{job.pid}-"))
-    notes = list(read_ring(ring.read_bytes()).notes)
+    notes = list(read_ring_file(ring).notes)
     return Ran(job.pid, [FingerprintFile(str(path)) for path in found], json.loads(stdout), stderr, notes)
 
 

@@ -28,7 +28,7 @@ def make(
 
 
 def read(ring: Ring) -> ring_reading.RingContent:
-    return ring_reading.read_ring(Path(ring.path).read_bytes())
+    return ring_reading.read_ring_file(ring.path)
 
 
 def ends(*events: tuple[int, str]) -> list[int]:
