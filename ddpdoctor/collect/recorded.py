@@ -17,7 +17,7 @@ from ddpdoctor.model.consistency import NonFinite
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.facts import ModelSeen, Raised
 from ddpdoctor.model.reducer import ReducerSaid
-from ddpdoctor.model.stacks import Frame, Look, Stack
+from ddpdoctor.model.stacks import Frame, Stack, StackSample
 
 if TYPE_CHECKING:
     from dataclasses import Field
@@ -27,7 +27,7 @@ Kind = TypeVar("Kind")
 KEYS: dict[Any, dict[str, str]] = {
     Frame: {"file": "f", "line": "l", "function": "n", "user": "u"},
     Stack: {"is_main": "main", "is_daemon": "daemon"},
-    Look: {"time_ns": "at"},
+    StackSample: {"time_ns": "at"},
     Raised: {"time_ns": "at", "thread_is_main": "main", "in_call": "call", "from_child": "child", "passed_on_as": "as",
              "of_ranks": "ranks"},
     ModelSeen: {"site": "frame"},

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.nodes import NodesSeen
     from ddpdoctor.model.reaching import Connecting
     from ddpdoctor.model.reducer import ReducerSaid
-    from ddpdoctor.model.stacks import Frame, Look
+    from ddpdoctor.model.stacks import Frame, StackSample
     from ddpdoctor.model.steps import FetchTimes, LineSeen, StepTimes
 
 
@@ -179,7 +179,7 @@ class Child:
     name: str
     """The command, or its name in multiprocessing."""
     proc_state: str | None
-    looks: tuple[Look, ...]
+    looks: tuple[StackSample, ...]
     idle: bool
     """It waits for work in a queue's get or in the worker loop."""
 
@@ -282,7 +282,7 @@ class Rank:
     recent_calls: Sequence[Call] = ()
     """Ended calls that the ring still holds, oldest first: thousands, packed in a ``CallLog``."""
     groups: tuple[GroupState, ...] = ()
-    looks: tuple[Look, ...] = ()
+    looks: tuple[StackSample, ...] = ()
     children: tuple[Child, ...] = ()
     raised: tuple[Raised, ...] = ()
     handled: Raised | None = None

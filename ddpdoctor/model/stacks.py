@@ -27,7 +27,7 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class StackSample:
     """All stacks of a process at one time. ``by`` is "sampler", or "signal" if it answered only a signal."""
 
     time_ns: int

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ddpdoctor.model.facts import Call, Child, GroupState, Job, Life, ModelSeen, Raised, Rank
-from ddpdoctor.model.stacks import Frame, Look, Stack
+from ddpdoctor.model.stacks import Frame, Stack, StackSample
 
 S = 1_000_000_000
 NOW = 1000 * S
@@ -25,7 +25,7 @@ def stack(*frames, main=True, daemon=False, thread="MainThread"):
 
 
 def look(*stacks, by="sampler"):
-    return Look(time_ns=NOW, by=by, stacks=stacks)
+    return StackSample(time_ns=NOW, by=by, stacks=stacks)
 
 
 def call(op="all_reduce", seq=None, site=20, *, index=100, open_=True, **more):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.recorded import dicts, read_record
 from ddpdoctor.collect.run.evidence import DAMAGED, load_json
 from ddpdoctor.model.facts import GroupState
-from ddpdoctor.model.stacks import Look
+from ddpdoctor.model.stacks import StackSample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,9 +51,9 @@ def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
     return {}
 
 
-def read_looks(answer: dict[str, Any]) -> tuple[Look, ...]:
+def read_looks(answer: dict[str, Any]) -> tuple[StackSample, ...]:
     """Return the stack samples of an answer."""
-    return tuple(read_record(Look, look, by="sampler") for look in dicts(answer.get("looks")))
+    return tuple(read_record(StackSample, look, by="sampler") for look in dicts(answer.get("looks")))
 
 
 def read_groups(entries: Any) -> tuple[GroupState, ...]:

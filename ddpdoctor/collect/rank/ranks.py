@@ -18,7 +18,7 @@ from ddpdoctor.collect.run.agent_log import read_lacks
 from ddpdoctor.collect.run.evidence import read_text
 from ddpdoctor.collect.run.sources import Source, process_note
 from ddpdoctor.model.facts import Child, GroupState, Life, Raised, Rank, signal_name
-from ddpdoctor.model.stacks import Frame, Look, Stack
+from ddpdoctor.model.stacks import Frame, Stack, StackSample
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:
@@ -284,20 +284,20 @@ def _highest_numbers(log: CallLog) -> dict[str, int]:
     return highest
 
 
-def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: WatchedRank) -> tuple[Look, ...]:
+def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: WatchedRank) -> tuple[StackSample, ...]:
     """Return the stack samples that a signal triggered, one for each part of the dump file."""
     looks = []
     for start, end, time_ns in watched.dumps:
         stacks = parse_stacks(text[start:end], main if isinstance(main, int) else None, roots)
         if stacks:
-            looks.append(Look(time_ns=time_ns, by="signal", stacks=stacks))
+            looks.append(StackSample(time_ns=time_ns, by="signal", stacks=stacks))
     return tuple(looks)
 
 
-def _last_look(path: str, content: ring_reading.RingContent, roots: tuple[str, ...]) -> tuple[Look, ...]:
+def _last_look(path: str, content: ring_reading.RingContent, roots: tuple[str, ...]) -> tuple[StackSample, ...]:
     """Return the stack that a rank wrote on SIGTERM, for ranks that were not asked for evidence in time."""
     stacks = parse_stacks(read_text(path), None, roots)
-    return (Look(time_ns=content.cells["heartbeat_ns"], by="signal", stacks=stacks),) if stacks else ()
+    return (StackSample(time_ns=content.cells["heartbeat_ns"], by="signal", stacks=stacks),) if stacks else ()
 
 
 def _children(watched: WatchedRank, context: Context) -> tuple[Child, ...]:
@@ -310,7 +310,7 @@ def _children(watched: WatchedRank, context: Context) -> tuple[Child, ...]:
     return tuple(found)
 
 
-def is_idle(looks: tuple[Look, ...]) -> bool:
+def is_idle(looks: tuple[StackSample, ...]) -> bool:
     """Return whether a child waits for work: its last sample has a queue's frame below the last user frame."""
     for look in looks[-1:]:
         for stack in look.stacks:

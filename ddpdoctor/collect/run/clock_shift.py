@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.call_log import CallLog
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.facts import BeforeCall, Call, Child, Job, Raised, Rank
-from ddpdoctor.model.stacks import Look
+from ddpdoctor.model.stacks import StackSample
 from ddpdoctor.model.steps import StepTimes
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     Timed = TypeVar("Timed", Job, Rank)
 
-TIMED: tuple[Any, ...] = (BeforeCall, Call, Child, EpochCall, EpochSeen, Job, LoaderSeen, Look, Raised, Rank, StepTimes)
+TIMED: tuple[Any, ...] = (
+    BeforeCall, Call, Child, EpochCall, EpochSeen, Job, LoaderSeen, Raised, Rank, StackSample, StepTimes,
+)  # fmt: skip
 """The records with times, or with records that have times. Times are their fields that end in "_ns"."""
 
 

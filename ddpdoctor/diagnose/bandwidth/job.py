@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ddpdoctor
 from ddpdoctor.model.bandwidth import Ending
 from ddpdoctor.model.facts import Call, GroupState, Job, Life, Raised, Rank
-from ddpdoctor.model.stacks import Frame, Look, Stack
+from ddpdoctor.model.stacks import Frame, Stack, StackSample
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,7 +109,7 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
         main_ended_ns=moved_ns if position.phase == "end" else None,
         open_calls=() if call is None else (call,),
         groups=(_group(position, arrived=inside or not position.inside),) if in_group else (),
-        looks=(Look(time_ns=NOW_NS, by="sampler", stacks=(_main_stack(frames),)),),
+        looks=(StackSample(time_ns=NOW_NS, by="sampler", stacks=(_main_stack(frames),)),),
         raised=() if position.error is None else (_raised(position.error, frames, call),),
         last_place=_innermost(frames),
         last_progress_ns=moved_ns if position.error is None else None,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddpdoctor.model.facts import Child, Rank
-    from ddpdoctor.model.stacks import Frame, Look, Stack
+    from ddpdoctor.model.stacks import Frame, Stack, StackSample
 
 MAX_PLACES = 2
 """Most places of one rank in a finding."""
@@ -77,7 +77,7 @@ def to_place(rank: int, frame: Frame) -> Place:
     return Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
 
 
-def lines_seen(looks: tuple[Look, ...]) -> tuple[Frame, ...]:
+def lines_seen(looks: tuple[StackSample, ...]) -> tuple[Frame, ...]:
     """Return up to two lines of the function that the main thread was last in, the most frequent first."""
     stacks = [stack for look in looks for stack in look.stacks if stack.is_main]
     frames = [frame for stack in stacks if (frame := innermost_own(stack.frames)) is not None]
