@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ddpdoctor.model.findings import Severity
-    from ddpdoctor.model.gpus import Gpu, Gpus
+    from ddpdoctor.model.gpus import Gpu, GpuProcess, Gpus
     from ddpdoctor.model.node import Node, Process
 
 DATA_CENTER_PARTS = frozenset({
@@ -129,6 +129,12 @@ def ranks_on(node: Node, gpus: Iterable[Gpu]) -> tuple[int, ...]:
     )
 
 
+def strangers(gpu: Gpu, node: Node) -> list[GpuProcess]:
+    """Return the processes that compute on a GPU and do not belong to this job."""
+    pids = {process.pid for process in node.processes}
+    return [one for one in gpu.processes or () if not (one.ours or one.graphics or one.pid in pids)]
+
+
 def gpu_list(gpus: Iterable[Gpu] | Iterable[int]) -> str:
     """Return "GPU 3", "GPUs 0 and 2" or "GPUs 0-6, 9"."""
     return rank_list((one if isinstance(one, int) else one.index for one in gpus), "GPU")
@@ -158,15 +164,22 @@ def gpu_problem(
     detail: Callable[[Gpu], str],
     fix: str,
     severity: Severity | None = None,
-) -> Problem:
-    """Make one problem for all GPUs that have it.
+) -> list[Problem]:
+    """Make one problem for all GPUs that have it, or none if there is no such GPU.
 
-    ``what`` follows "GPUs 2 and 5"; in ``fix``, {ids} is "2,5" and {them} is "it" or "them".
+    ``what`` follows "GPUs 2 and 5". "{has/have}" stands for the form for one GPU or for several, {ids} for "2,5".
     """
-    return Problem(
-        summary=f"{gpu_list(gpus)} {what}",
+    if not gpus:
+        return []
+    problem = Problem(
+        summary=f"{gpu_list(gpus)} {_fill(what, gpus)}",
         evidence=tuple(f"{label(gpu)}: {detail(gpu)}" for gpu in gpus),
-        fix=fix.replace("{ids}", numbers(gpus)).replace("{them}", verb(gpus, "it", "them")),
+        fix=_fill(fix, gpus).replace("{ids}", numbers(gpus)),
         severity=severity,
         ranks=ranks_on(node, gpus),
     )
+    return [problem]
+
+
+def _fill(text: str, gpus: Sequence[Gpu]) -> str:
+    return re.sub(r"\{([^{}/]*)/([^{}/]*)\}", lambda forms: verb(gpus, *forms.groups()), text)

@@ -14,7 +14,6 @@ from ddpdoctor.rules.environment.devices import (
     is_board,
     is_data_center,
     listed,
-    verb,
 )
 from ddpdoctor.rules.registry import Group, rule
 
@@ -80,18 +79,17 @@ def _judge_links(node: Node, gpus: list[Gpu]) -> Iterator[Problem]:
     most = max(_active(gpu) for gpu in gpus)
     board = is_board(gpus[0])
     fewer = [gpu for gpu in gpus if _active(gpu) < most and (board or _active(gpu))]
-    if fewer:
-        yield gpu_problem(
-            node,
-            fewer,
-            f"{verb(fewer, 'has', 'have')} NVLinks that are down, and slow all ranks of the node",
-            detail=_links,
-            fix="nvidia-smi nvlink -s -i {ids}; sudo dmesg | grep 'Xid.*: 74'; reset all GPUs together: nvidia-smi -r",
-            severity=None if board else Severity.WARNING,
-        )
+    yield from gpu_problem(
+        node,
+        fewer,
+        "{has/have} NVLinks that are down, and slow all ranks of the node",
+        detail=_links,
+        fix="nvidia-smi nvlink -s -i {ids}; sudo dmesg | grep 'Xid.*: 74'; reset all GPUs together: nvidia-smi -r",
+        severity=None if board else Severity.WARNING,
+    )
     everywhere = [gpu for gpu in gpus if _active(gpu) == most and most < len(gpu.nvlinks or ())]
     if board and len(gpus) > 1 and len(everywhere) == len(gpus):
-        yield gpu_problem(
+        yield from gpu_problem(
             node,
             gpus,
             f"have only {most} active NVLinks" if most else "have no active NVLink: NCCL goes over PCIe",
@@ -148,7 +146,7 @@ def check_fabric(node: Node) -> Answer:
         return skipped("there are no NVSwitches, and the GPUs are in no fabric")
     torch = known(node.torch)
     works = torch is not None and torch.device_count > 0
-    problems = [*_unfinished(node, members, works=works)]
+    problems = _unfinished(node, members, works=works)
     if switches and gpus.fabric_manager is False and not problems and not _is_virtual(node):
         problems.append(_no_manager(set_up=works or bool(members)))
     manager = {True: "runs", False: "does not run", None: "cannot be seen"}[gpus.fabric_manager]
@@ -156,17 +154,15 @@ def check_fabric(node: Node) -> Answer:
     return judged(problems, f"fabric {states}, {switches} NVSwitches, nv-fabricmanager {manager}")
 
 
-def _unfinished(node: Node, members: list[Gpu], *, works: bool) -> Iterator[Problem]:
-    bad = [gpu for gpu in members if gpu.fabric_state != "completed" or gpu.fabric_status != "success"]
-    if bad:
-        yield gpu_problem(
-            node,
-            bad,
-            f'{verb(bad, "is", "are")} not part of the NVSwitch fabric yet: CUDA says "system not yet initialized"',
-            detail=lambda gpu: f"fabric state {gpu.fabric_state}, status {gpu.fabric_status}",
-            fix=f"{MANAGER}; then /var/log/fabricmanager.log",
-            severity=Severity.WARNING if works else None,
-        )
+def _unfinished(node: Node, members: list[Gpu], *, works: bool) -> list[Problem]:
+    return gpu_problem(
+        node,
+        [gpu for gpu in members if gpu.fabric_state != "completed" or gpu.fabric_status != "success"],
+        '{is/are} not part of the NVSwitch fabric yet: CUDA says "system not yet initialized"',
+        detail=lambda gpu: f"fabric state {gpu.fabric_state}, status {gpu.fabric_status}",
+        fix=f"{MANAGER}; then /var/log/fabricmanager.log",
+        severity=Severity.WARNING if works else None,
+    )
 
 
 def _no_manager(*, set_up: bool) -> Problem:

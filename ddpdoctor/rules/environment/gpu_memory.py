@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, judged, skipped
-from ddpdoctor.rules.environment.devices import gpu_problem, in_use, is_data_center, verb
+from ddpdoctor.rules.environment.devices import gpu_problem, in_use, is_data_center
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ MAX_CORRECTED = 50_000_000
 """The default of `--ecc_corrected_volatile_threshold` of gcm's check-nvidia-smi (facebookresearch/gcm)."""
 MAX_RETIRED_PAGES = 60
 """Our choice: near the 64 that a GPU can retire (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "Row Remapping")."""
-RESET = "sudo nvidia-smi -r -i {ids} with nothing running on {them}, or reboot"
+RESET = "sudo nvidia-smi -r -i {ids} with nothing running on {it/them}, or reboot"
 REPLACE = (
-    "take the node out of use and have {them} replaced; its serial number: nvidia-smi -q -i {ids} | grep -i serial"
+    "take the node out of use and have {it/them} replaced; its serial number: nvidia-smi -q -i {ids} | grep -i serial"
 )
 
 
@@ -58,17 +58,13 @@ def check_ecc_unc(node: Node) -> Answer:
     off = [gpu for gpu in gpus if gpu.ecc_enabled is False and is_data_center(gpu)]
     if not bad and not off and not any(gpu.ecc_enabled for gpu in gpus):
         return skipped("these GPUs have no ECC, or have it off as they are sold")
-    problems = []
-    if bad:
-        what = f"had memory errors that ECC could not correct, and {verb(bad, 'is', 'are')} likely to have more"
-        problems.append(gpu_problem(node, bad, what, detail=_uncorrected, fix=RESET))
-    if many:
-        what = f"{verb(many, 'corrects', 'correct')} very many memory errors: the memory is failing"
-        problems.append(gpu_problem(node, many, what, detail=_corrected, fix=REPLACE, severity=Severity.WARNING))
-    if off:
-        what = f"{verb(off, 'runs', 'run')} without ECC: a flipped bit goes into the weights unseen"
-        fix = "sudo nvidia-smi -i {ids} -e 1, then reset or reboot"
-        problems.append(gpu_problem(node, off, what, detail=lambda _: "ECC is off", fix=fix, severity=Severity.WARNING))
+    what = "had memory errors that ECC could not correct, and {is/are} likely to have more"
+    problems = gpu_problem(node, bad, what, detail=_uncorrected, fix=RESET)
+    what = "{corrects/correct} very many memory errors: the memory is failing"
+    problems += gpu_problem(node, many, what, detail=_corrected, fix=REPLACE, severity=Severity.WARNING)
+    what = "{runs/run} without ECC: a flipped bit goes into the weights unseen"
+    fix = "sudo nvidia-smi -i {ids} -e 1, then reset or reboot"
+    problems += gpu_problem(node, off, what, detail=lambda _: "ECC is off", fix=fix, severity=Severity.WARNING)
     past = sum(gpu.ecc_uncorrected_aggregate or 0 for gpu in gpus)
     return judged(problems, f"{sum(g.ecc_uncorrected_volatile or 0 for g in gpus)} uncorrected errors now, {past} ever")
 
@@ -116,17 +112,13 @@ def check_row_remap(node: Node) -> Answer:
     failed = [gpu for gpu in gpus if gpu.remap_failed]
     pending = [gpu for gpu in gpus if gpu.remap_pending and not gpu.remap_failed]
     done = [gpu for gpu in gpus if gpu.remapped_uncorrectable and gpu not in failed and gpu not in pending]
-    problems = []
-    if failed:
-        what = f"{verb(failed, 'has', 'have')} bad memory rows and no spare ones left"
-        problems.append(gpu_problem(node, failed, what, detail=_rows, fix=REPLACE))
-    if pending:
-        what = f"{verb(pending, 'has', 'have')} a bad memory row that only a reset takes out of use"
-        problems.append(gpu_problem(node, pending, what, detail=_rows, fix=RESET))
-    if done:
-        what = f"replaced memory rows after uncorrected errors: {verb(done, 'it works', 'they work')} now, and did not"
-        fix = "watch the count: nvidia-smi -q -d ROW_REMAPPER -i {ids}"
-        problems.append(gpu_problem(node, done, what, detail=_rows, fix=fix, severity=Severity.WARNING))
+    what = "{has/have} bad memory rows and no spare ones left"
+    problems = gpu_problem(node, failed, what, detail=_rows, fix=REPLACE)
+    what = "{has/have} a bad memory row that only a reset takes out of use"
+    problems += gpu_problem(node, pending, what, detail=_rows, fix=RESET)
+    what = "replaced memory rows after uncorrected errors: {it works/they work} now, and did not"
+    fix = "watch the count: nvidia-smi -q -d ROW_REMAPPER -i {ids}"
+    problems += gpu_problem(node, done, what, detail=_rows, fix=fix, severity=Severity.WARNING)
     rows = sum((gpu.remapped_correctable or 0) + (gpu.remapped_uncorrectable or 0) for gpu in gpus)
     return judged(problems, f"{rows} rows replaced, {len(pending)} GPUs pending, {len(failed)} failed")
 
@@ -173,13 +165,10 @@ def check_retired_pages(node: Node) -> Answer:
         return skipped("no GPU here retires pages of its memory")
     pending = [gpu for gpu in gpus if gpu.retired_pending]
     many = [gpu for gpu in gpus if (gpu.retired_pages or 0) >= MAX_RETIRED_PAGES]
-    problems = []
-    if pending:
-        what = f"{verb(pending, 'has', 'have')} a bad memory page that is in use until the driver is loaded anew"
-        problems.append(gpu_problem(node, pending, what, detail=_pages, fix=RESET))
-    if many:
-        what = f"retired {MAX_RETIRED_PAGES} memory pages or more, and can retire no more than 64"
-        problems.append(gpu_problem(node, many, what, detail=_pages, fix=REPLACE, severity=Severity.WARNING))
+    what = "{has/have} a bad memory page that is in use until the driver is loaded anew"
+    problems = gpu_problem(node, pending, what, detail=_pages, fix=RESET)
+    what = f"retired {MAX_RETIRED_PAGES} memory pages or more, and can retire no more than 64"
+    problems += gpu_problem(node, many, what, detail=_pages, fix=REPLACE, severity=Severity.WARNING)
     return judged(problems, f"{sum(gpu.retired_pages or 0 for gpu in gpus)} pages retired")
 
 
@@ -215,6 +204,6 @@ def check_sram_threshold(node: Node) -> Answer:
     if not gpus:
         return skipped("no GPU or driver here tells of errors in SRAM")
     over = [gpu for gpu in gpus if gpu.sram_threshold_exceeded]
-    what = f"had more uncorrected errors in {verb(over, 'its', 'their')} caches than NVIDIA allows"
-    problems = [gpu_problem(node, over, what, detail=lambda _: "threshold exceeded", fix=REPLACE)] if over else []
+    what = "had more uncorrected errors in {its/their} caches than NVIDIA allows"
+    problems = gpu_problem(node, over, what, detail=lambda _: "threshold exceeded", fix=REPLACE)
     return judged(problems, f"threshold not exceeded on {len(gpus) - len(over)} of {len(gpus)}")

@@ -15,13 +15,14 @@ from ddpdoctor.rules.environment.devices import (
     listed,
     numbers,
     ranks_on,
+    strangers,
     verb,
 )
 from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from ddpdoctor.model.gpus import Gpu
     from ddpdoctor.model.node import Fleet, Node
@@ -139,22 +140,17 @@ def check_persistence(node: Node) -> Answer:
     if listed(node).persistenced:
         return judged([], "nvidia-persistenced runs")
     off = [gpu for gpu in gpus if not gpu.persistence]
-    problems = [
-        gpu_problem(
+    fix = "sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1"
+    problems = []
+    for server, severity in ((True, Severity.WARNING), (False, Severity.INFO)):
+        problems += gpu_problem(
             node,
-            those,
-            f"{verb(those, 'sleeps', 'sleep')} when unused, and {verb(those, 'takes', 'take')} seconds to wake: "
-            "persistence mode is off",
+            [gpu for gpu in off if is_data_center(gpu) is server],
+            "{sleeps/sleep} when unused, and {takes/take} seconds to wake: persistence mode is off",
             detail=lambda _: "persistence mode is off",
-            fix="sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1",
+            fix=fix,
             severity=severity,
         )
-        for those, severity in (
-            ([gpu for gpu in off if is_data_center(gpu)], Severity.WARNING),
-            ([gpu for gpu in off if not is_data_center(gpu)], Severity.INFO),
-        )
-        if those
-    ]
     return judged(problems, f"on for {len(gpus) - len(off)} of {len(gpus)}")
 
 
@@ -197,15 +193,15 @@ def check_mig(node: Node) -> Answer:
         if several
         else "a process sees one slice, and several ranks on slices cannot reach each other directly"
     )
-    problem = gpu_problem(
+    problems = gpu_problem(
         node,
         on,
-        f"{verb(on, 'is', 'are')} in MIG mode: {consequence}",
+        f"{{is/are}} in MIG mode: {consequence}",
         detail=lambda _: "MIG is on",
         fix="sudo nvidia-smi -mig 0 -i {ids} with nothing running, or ask for whole GPUs",
         severity=Severity.ERROR if several and not meant else Severity.WARNING,
     )
-    return judged([problem], f"on for {len(on)} of {len(gpus)}")
+    return judged(problems, f"on for {len(on)} of {len(gpus)}")
 
 
 @rule(
@@ -238,33 +234,24 @@ def check_compute_mode(node: Node) -> Answer:
     if not gpus:
         return skipped("no GPU here has a compute mode")
     exclusive = [gpu for gpu in gpus if (gpu.compute_mode or "").startswith("exclusive")]
-    pids = {process.pid for process in node.processes}
+    fix = "sudo nvidia-smi -c 0 -i {ids}"
     shut = [gpu for gpu in gpus if gpu.compute_mode == "prohibited"]
-    taken = [gpu for gpu in exclusive if _strangers(gpu, pids)]
-    wanted = [gpu for gpu in exclusive if len(ranks_on(node, [gpu])) > 1]
-    stranger = f"{verb(taken, 'takes', 'take')} one process alone, and {verb(taken, 'has', 'have')} one that is not of"
-    several = f"{verb(wanted, 'takes', 'take')} one process alone, and several ranks come to"
-    rows: tuple[tuple[list[Gpu], str, Callable[[Gpu], str]], ...] = (
-        (shut, "may not be computed on: the compute mode is prohibited", lambda _: "compute mode prohibited"),
-        (
-            taken,
-            f"{stranger} this job",
-            lambda gpu: f"compute mode {gpu.compute_mode}, pids {', '.join(map(str, _strangers(gpu, pids)))}",
-        ),
-        (
-            wanted,
-            f"{several} {verb(wanted, 'it', 'each of them')}",
-            lambda gpu: f"compute mode {gpu.compute_mode}, {len(ranks_on(node, [gpu]))} ranks",
-        ),
+    what = "may not be computed on: the compute mode is prohibited"
+    problems = gpu_problem(node, shut, what, detail=_mode, fix=fix)
+    taken = [gpu for gpu in exclusive if strangers(gpu, node)]
+    what = "{takes/take} one process alone, and {has/have} one that is not of this job"
+    problems += gpu_problem(node, taken, what, detail=lambda gpu: f"{_mode(gpu)}, pids {_pids(node, gpu)}", fix=fix)
+    shared = [gpu for gpu in exclusive if len(ranks_on(node, [gpu])) > 1]
+    what = "{takes/take} one process alone, and several ranks come to {it/each of them}"
+    problems += gpu_problem(
+        node, shared, what, detail=lambda gpu: f"{_mode(gpu)}, {len(ranks_on(node, [gpu]))} ranks", fix=fix
     )
-    problems = [
-        gpu_problem(node, those, what, detail=detail, fix="sudo nvidia-smi -c 0 -i {ids}")
-        for those, what, detail in rows
-        if those
-    ]
     return judged(problems, ", ".join(sorted({gpu.compute_mode or "" for gpu in gpus})))
 
 
-def _strangers(gpu: Gpu, pids: set[int]) -> list[int]:
-    """Return the processes that compute on a GPU and do not belong to this job."""
-    return [one.pid for one in gpu.processes or () if not (one.ours or one.graphics or one.pid in pids)]
+def _mode(gpu: Gpu) -> str:
+    return f"compute mode {gpu.compute_mode}"
+
+
+def _pids(node: Node, gpu: Gpu) -> str:
+    return ", ".join(str(one.pid) for one in strangers(gpu, node))

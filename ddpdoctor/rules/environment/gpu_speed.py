@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, judged, skipped
-from ddpdoctor.rules.environment.devices import gpu_problem, in_use, is_data_center, is_laptop, verb
+from ddpdoctor.rules.environment.devices import gpu_problem, in_use, is_data_center, is_laptop
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ NEAR_SLOWDOWN_C = 5
 """Our choice: a GPU this close reaches the threshold within minutes under load."""
 POWER_TOLERANCE_MW = 1_000
 """Our choice: NVML rounds limits."""
+COOL = "nvidia-smi -q -d TEMPERATURE -i {ids}; then cooling"
 
 
 @rule(
@@ -70,21 +71,16 @@ def _slowdowns(node: Node, gpus: list[Gpu]) -> Iterator[Problem]:
         ([gpu for gpu in hard if is_data_center(gpu)], None),
         ([gpu for gpu in hard if not is_data_center(gpu)], Severity.WARNING),
     ):
-        if those:
-            what = f"{verb(those, 'is', 'are')} slowed down by {verb(those, 'its', 'their')} hardware: {_why(those)}"
-            fix = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {ids}; then cooling and power supplies"
-            yield gpu_problem(node, those, what, detail=_state, fix=fix, severity=severity)
+        what = f"{{is/are}} slowed down by {{its/their}} hardware: {_why(those)}"
+        fix = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {ids}; then cooling and power supplies"
+        yield from gpu_problem(node, those, what, detail=_state, fix=fix, severity=severity)
     warm = [gpu for gpu in gpus if _named(gpu, SOFTWARE_SLOWDOWN) and gpu not in hard]
-    if warm:
-        what = f"{verb(warm, 'is', 'are')} slowed down by the driver because of heat"
-        fix = "nvidia-smi -q -d TEMPERATURE -i {ids}; then cooling"
-        yield gpu_problem(node, warm, what, detail=_state, fix=fix, severity=Severity.WARNING)
+    what = "{is/are} slowed down by the driver because of heat"
+    yield from gpu_problem(node, warm, what, detail=_state, fix=COOL, severity=Severity.WARNING)
     capped = [gpu for gpu in gpus if _named(gpu, POWER_CAP) and gpu not in hard and gpu not in warm]
-    if capped:
-        what = f"{verb(capped, 'runs', 'run')} at the power limit, as under full load: something works there now"
-        yield gpu_problem(
-            node, capped, what, detail=_state, fix="nvidia-smi -i {ids} shows what", severity=Severity.INFO
-        )
+    what = "{runs/run} at the power limit, as under full load: something works there now"
+    fix = "nvidia-smi -i {ids} shows what"
+    yield from gpu_problem(node, capped, what, detail=_state, fix=fix, severity=Severity.INFO)
 
 
 def _named(gpu: Gpu, bits: dict[int, str]) -> list[str]:
@@ -134,20 +130,16 @@ def check_temp_power(node: Node) -> Answer:
     told = [gpu for gpu in gpus if None not in {gpu.temperature_c, gpu.power_limit_mw}]
     if not told and not hot and not limited:
         return skipped("no GPU here tells its temperature and its power limit")
-    problems = []
-    if hot:
-        what = f"{verb(hot, 'is', 'are')} within {NEAR_SLOWDOWN_C} °C of slowing down"
-        fix = "nvidia-smi -q -d TEMPERATURE -i {ids}; then cooling"
-        problems.append(gpu_problem(node, hot, what, detail=_heat, fix=fix))
+    what = f"{{is/are}} within {NEAR_SLOWDOWN_C} °C of slowing down"
+    problems = gpu_problem(node, hot, what, detail=_heat, fix=COOL)
     for those, severity in (
         ([gpu for gpu in limited if not is_laptop(gpu)], Severity.WARNING),
         ([gpu for gpu in limited if is_laptop(gpu)], Severity.INFO),
     ):
-        if those:
-            watts = (those[0].default_power_limit_mw or 0) // 1000
-            what = f"may draw less power than {verb(those, 'it is', 'they are')} built for, and will lag under load"
-            fix = f"sudo nvidia-smi -i {{ids}} -pl {watts}"
-            problems.append(gpu_problem(node, those, what, detail=_power, fix=fix, severity=severity))
+        watts = next(((gpu.default_power_limit_mw or 0) // 1000 for gpu in those), 0)
+        what = "may draw less power than {it is/they are} built for, and will lag under load"
+        fix = f"sudo nvidia-smi -i {{ids}} -pl {watts}"
+        problems += gpu_problem(node, those, what, detail=_power, fix=fix, severity=severity)
     temperatures = [gpu.temperature_c for gpu in gpus if gpu.temperature_c is not None]
     seen = f"at most {max(temperatures)} °C" if temperatures else "temperatures not told"
     return judged(problems, f"{seen}, power limits {_limits(gpus)}")

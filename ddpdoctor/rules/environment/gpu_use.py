@@ -15,7 +15,7 @@ from ddpdoctor.rules.environment.devices import (
     is_coherent,
     is_data_center,
     listed,
-    verb,
+    strangers,
 )
 from ddpdoctor.rules.registry import Group, rule
 
@@ -71,28 +71,21 @@ def check_other_procs(node: Node) -> Answer:
 
 
 def _by_process(node: Node, gpus: list[Gpu]) -> Answer:
-    pids = {process.pid for process in node.processes}
-    held = {gpu.index: sum(one.used_bytes or 0 for one in _others(gpu, pids)) for gpu in gpus}
+    held = {gpu.index: sum(one.used_bytes or 0 for one in strangers(gpu, node)) for gpu in gpus}
     problems = []
     for gpu in gpus:
         if held[gpu.index] > OTHERS_BYTES:
-            others = _others(gpu, pids)
+            others = strangers(gpu, node)
             most = held[gpu.index] > MOST * (gpu.memory_total_bytes or held[gpu.index] * 4)
-            problems.append(
-                gpu_problem(
-                    node,
-                    [gpu],
-                    f"has {format_memory(held[gpu.index])} of its {_total(gpu)} taken by processes of others",
-                    detail=lambda _, others=others: ", ".join(map(_words, others)),  # type: ignore[misc]
-                    fix=f"ps -fp {','.join(str(one.pid) for one in others)}; end what is left over",
-                    severity=Severity.ERROR if most else None,
-                )
+            problems += gpu_problem(
+                node,
+                [gpu],
+                f"has {format_memory(held[gpu.index])} of its {_total(gpu)} taken by processes of others",
+                detail=lambda _, others=others: ", ".join(map(_words, others)),  # type: ignore[misc]
+                fix=f"ps -fp {','.join(str(one.pid) for one in others)}; end what is left over",
+                severity=Severity.ERROR if most else None,
             )
     return judged(problems, f"others hold at most {format_memory(max(held.values()))} of a GPU")
-
-
-def _others(gpu: Gpu, pids: set[int]) -> list[GpuProcess]:
-    return [one for one in gpu.processes or () if not (one.ours or one.graphics or one.pid in pids)]
 
 
 def _words(process: GpuProcess) -> str:
@@ -171,9 +164,9 @@ def check_zombie_ctx(node: Node) -> Answer:
     if not told:
         return skipped("no GPU here tells both its memory and its processes")
     held = [gpu for gpu in told if not gpu.processes and (gpu.memory_used_bytes or 0) > UNSEEN_BYTES]
-    what = f"{verb(held, 'has', 'have')} memory in use and no process: somebody who was killed still holds it"
+    what = "{has/have} memory in use and no process: somebody who was killed still holds it"
     fix = "sudo fuser -v /dev/nvidia*; end what is left over, else sudo nvidia-smi -r -i {ids}"
-    problems = [gpu_problem(node, held, what, detail=_in_use, fix=fix)] if held else []
+    problems = gpu_problem(node, held, what, detail=_in_use, fix=fix)
     free = sum(1 for gpu in told if not gpu.processes)
     return judged(problems, f"{free} of {len(told)} GPUs without a process")
 

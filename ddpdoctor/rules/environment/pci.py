@@ -159,12 +159,15 @@ def _idles(link: _Link) -> bool:
     return is_gpu(link.device) and link.device.speed_gt_s is not None and link.device.speed_gt_s < (link.fastest or 0)
 
 
+def _where(pci: Pci, link: _Link) -> str:
+    bridge = "" if link.lower is link.device else f"bridge {link.lower.bus_id} above "
+    return f"The PCIe link of {bridge}{describe(pci, link.device)}"
+
+
 def _narrow(pci: Pci, link: _Link, width: int, widest: int) -> Problem:
-    who = describe(pci, link.device)
-    above = link.lower is not link.device
-    where = f"The PCIe link of bridge {link.lower.bus_id} above {who}" if above else f"The PCIe link of {who}"
     return Problem(
-        summary=f"{where} came up with {width} of {widest} lanes: its data takes {widest // width} times as long",
+        summary=f"{_where(pci, link)} came up with {width} of {widest} lanes: its data takes "
+        f"{widest // width} times as long",
         evidence=(
             f"{link.lower.bus_id}: current_link_width {width}, max_link_width {link.lower.max_width}",
             f"the port above it: max_link_width {link.upper.max_width if link.upper is not None else 'not known'}",
@@ -175,11 +178,8 @@ def _narrow(pci: Pci, link: _Link, width: int, widest: int) -> Problem:
 
 
 def _slow(pci: Pci, link: _Link, speed: float, fastest: float) -> Problem:
-    who = describe(pci, link.device)
-    above = link.lower is not link.device
-    where = f"The PCIe link of bridge {link.lower.bus_id} above {who}" if above else f"The PCIe link of {who}"
     return Problem(
-        summary=f"{where} runs at {speed:g} of {fastest:g} GT/s",
+        summary=f"{_where(pci, link)} runs at {speed:g} of {fastest:g} GT/s",
         evidence=(f"{link.lower.bus_id}: current_link_speed {speed:g} GT/s, both ends can do {fastest:g} GT/s",),
         fix="look at the slot's speed in the BIOS (it may be set to an older generation), reseat card and riser",
         severity=Severity.WARNING,

@@ -15,8 +15,9 @@ from ddpdoctor.rules.registry import Group, rule
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ddpdoctor.model.gpus import Gpu
     from ddpdoctor.model.node import Fleet, Node
-    from ddpdoctor.model.software import TorchBuild
+    from ddpdoctor.model.software import Software, TorchBuild
 
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -183,49 +184,33 @@ def _nccl(node: Node) -> str | None:
     return software.nccl_wheel if software else None
 
 
-def _python(node: Node) -> str | None:
-    software = known(node.software)
-    return ".".join(software.python.split(".")[:2]) if software else None
+def _of_software(value: Callable[[Software], str | None]) -> Callable[[Node], str | None]:
+    def read(node: Node) -> str | None:
+        software = known(node.software)
+        return value(software) or None if software else None
+
+    return read
 
 
-def _kernel(node: Node) -> str | None:
-    software = known(node.software)
-    return software.kernel or None if software else None
+def _of_gpus(value: Callable[[Gpu], str | None]) -> Callable[[Node], str | None]:
+    """Return a function for a node's distinct values over its GPUs, joined by "and"."""
 
+    def read(node: Node) -> str | None:
+        gpus = known(node.gpus)
+        found = {value(gpu) for gpu in gpus.devices} if gpus else set()
+        return " and ".join(sorted(one for one in found if one)) or None
 
-def _image(node: Node) -> str | None:
-    software = known(node.software)
-    return software.image if software else None
-
-
-def _ofed(node: Node) -> str | None:
-    software = known(node.software)
-    return software.ofed if software else None
-
-
-def _gpu_models(node: Node) -> str | None:
-    return _of_gpus(node, lambda gpu: gpu.name)
-
-
-def _vbios(node: Node) -> str | None:
-    return _of_gpus(node, lambda gpu: gpu.vbios)
-
-
-def _of_gpus(node: Node, value: Callable[..., str | None]) -> str | None:
-    """Return a node's distinct values over its GPUs, joined by "and"."""
-    gpus = known(node.gpus)
-    found = {value(gpu) for gpu in gpus.devices} if gpus else set()
-    return " and ".join(sorted(one for one in found if one)) or None
+    return read
 
 
 _COMPARED: tuple[tuple[str, Callable[[Node], str | None], Severity], ...] = (
     ("torch", _torch, Severity.ERROR),
     ("NCCL", _nccl, Severity.ERROR),
-    ("Python", _python, Severity.WARNING),
+    ("Python", _of_software(lambda one: ".".join(one.python.split(".")[:2])), Severity.WARNING),
     ("NVIDIA driver", driver_of, Severity.WARNING),
-    ("GPUs:", _gpu_models, Severity.WARNING),
-    ("VBIOS", _vbios, Severity.WARNING),
-    ("kernel", _kernel, Severity.WARNING),
-    ("OFED", _ofed, Severity.WARNING),
-    ("container image", _image, Severity.WARNING),
+    ("GPUs:", _of_gpus(lambda gpu: gpu.name), Severity.WARNING),
+    ("VBIOS", _of_gpus(lambda gpu: gpu.vbios), Severity.WARNING),
+    ("kernel", _of_software(lambda one: one.kernel), Severity.WARNING),
+    ("OFED", _of_software(lambda one: one.ofed), Severity.WARNING),
+    ("container image", _of_software(lambda one: one.image), Severity.WARNING),
 )
