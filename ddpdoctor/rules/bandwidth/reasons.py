@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.bandwidth import Reason
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.model.bandwidth import Bench, Member, NcclLog, Reason
+    from ddpdoctor.model.bandwidth import Bench, Member, NcclLog
     from ddpdoctor.model.node import Fleet, Node
 
 
@@ -91,16 +93,22 @@ def _members(bench: Bench, node: Node, *, alone: bool) -> tuple[Member, ...]:
     return tuple(member for member in bench.members if member.rank in ranks or (alone and not ranks))
 
 
+def weigh(
+    effect: Effect, place: BenchNode, text: str, source: str, *, fix: str = "", ranks: tuple[int, ...] = ()
+) -> Weighed:
+    """Return a reason on one machine, and the ranks that it concerns if not all."""
+    return Weighed(
+        effect=effect, reason=Reason(text=text, source=source, hosts=(place.node.host,), ranks=ranks, fix=fix)
+    )
+
+
 def order(found: Iterable[Weighed]) -> tuple[Reason, ...]:
-    """Return the reasons, those that explain most first. The same reason on several hosts is merged."""
-    drawn: dict[tuple[Effect, str, str], Reason] = {}
+    """Return the reasons, those that explain most first. The same reason on several hosts or ranks is merged."""
+    drawn: dict[object, Reason] = {}
     for one in sorted(found, key=lambda weighed: weighed.effect):
-        key = (one.effect, one.reason.text, one.reason.fix)
-        former = drawn.get(key)
-        drawn[key] = one.reason if former is None else _join(former, one.reason)
+        reason = one.reason
+        former = drawn.setdefault((one.effect, reason.text, reason.source, reason.fix), reason)
+        hosts = tuple(dict.fromkeys([*former.hosts, *reason.hosts]))
+        ranks = tuple(sorted({*former.ranks, *reason.ranks}))
+        drawn[one.effect, reason.text, reason.source, reason.fix] = replace(former, hosts=hosts, ranks=ranks)
     return tuple(drawn.values())
-
-
-def _join(one: Reason, other: Reason) -> Reason:
-    hosts = tuple(dict.fromkeys([*one.hosts, *other.hosts]))
-    return replace(one, hosts=hosts, ranks=tuple(sorted({*one.ranks, *other.ranks})))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import Reason
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.model.reading import known
-from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed
+from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,10 +52,11 @@ def _crowded(place: BenchNode) -> Iterator[Weighed]:
         text = f"{_ranks(ranks)} a quota of {given:.3g} CPUs: the kernel stops all of them whenever it is used up"
         source = "cpu.max of the cgroup"
     else:
-        text = f"{_ranks(ranks)} {_count(len(cpus))}{of_all}: a collective waits for the rank whose turn it is not"
+        own = count_of(len(cpus), "CPU")
+        text = f"{_ranks(ranks)} {own}{of_all}: a collective waits for the rank whose turn it is not"
         source = "sched_getaffinity"
     fix = f"start no more than {max(1, int(given))} here, or give them more: taskset, srun -c, docker run --cpus"
-    yield _reason(Effect.LIMIT, place, text, source, ranks=place.ranks, fix=fix)
+    yield weigh(Effect.LIMIT, place, text, source, ranks=place.ranks, fix=fix)
 
 
 def _busy(place: BenchNode, load: Load) -> Iterator[Weighed]:
@@ -70,11 +70,11 @@ def _busy(place: BenchNode, load: Load) -> Iterator[Weighed]:
         count = len(place.members) if len(groups) == 1 else len(processes)
         if taken < BUSY_CORES or count + taken <= len(cpus):
             continue
-        yield _reason(
+        yield weigh(
             Effect.SHARED,
             place,
-            f"others kept {taken:.1f} of {_count(len(cpus))} busy ({_named(cpus)}), and no more are there for "
-            f"{'1 rank' if count == 1 else f'{count} ranks'}",
+            f"others kept {taken:.1f} of {count_of(len(cpus), 'CPU')} busy ({rank_list(cpus, 'CPU')}), and no more are "
+            f"there for {count_of(count, 'rank')}",
             "/proc/stat, while the ranks slept",
             ranks=tuple(sorted(process.rank for process in processes if process.rank is not None)),
             fix="top -o %CPU shows who it is; end what is left over, or run where nobody else does",
@@ -86,7 +86,7 @@ def _stolen(place: BenchNode, load: Load) -> Iterator[Weighed]:
         return
     text = f"of the time that this virtual machine wanted to work, its host has given {load.steal_share:.0%} to others"
     fix = "ask for dedicated CPUs, or for another machine"
-    yield _reason(Effect.SHARED, place, text, "/proc/stat: steal, since the start", fix=fix)
+    yield weigh(Effect.SHARED, place, text, "/proc/stat: steal, since the start", fix=fix)
 
 
 def _held_down(place: BenchNode, load: Load) -> Iterator[Weighed]:
@@ -97,8 +97,8 @@ def _held_down(place: BenchNode, load: Load) -> Iterator[Weighed]:
             effect, what = Effect.SMALL, "save power first, and are slow to clock up"
         else:
             continue
-        text = f"{_count(one.cpus)} {what}: {_words(one)}"
-        yield _reason(effect, place, text, f"{FOLDER}/*/cpufreq", fix="sudo cpupower frequency-set -g performance")
+        text = f"{count_of(one.cpus, 'CPU')} {what}: {_words(one)}"
+        yield weigh(effect, place, text, f"{FOLDER}/*/cpufreq", fix="sudo cpupower frequency-set -g performance")
 
 
 def _words(governor: Governor) -> str:
@@ -106,21 +106,5 @@ def _words(governor: Governor) -> str:
     return f"governor {governor.name} of {governor.driver or 'an unknown driver'}{preference}"
 
 
-def _reason(
-    effect: Effect, place: BenchNode, text: str, source: str, *, ranks: tuple[int, ...] = (), fix: str
-) -> Weighed:
-    reason = Reason(text=text, source=source, hosts=(place.node.host,), ranks=ranks, fix=fix)
-    return Weighed(effect=effect, reason=reason)
-
-
 def _ranks(count: int) -> str:
     return "1 rank has" if count == 1 else f"{count} ranks share"
-
-
-def _count(cpus: int) -> str:
-    return f"{cpus} CPU" + ("" if cpus == 1 else "s")
-
-
-def _named(cpus: tuple[int, ...]) -> str:
-    """Return "CPU 3" or "CPUs 0-6, 9"."""
-    return rank_list(cpus, "CPU")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import Collective, Reason
+from ddpdoctor.model.bandwidth import Collective
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import known
-from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed
+from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, weigh
 from ddpdoctor.rules.environment.devices import is_board, is_data_center
 from ddpdoctor.rules.rdma_ports import label, network_ports, words
 
@@ -120,5 +120,4 @@ def _has_nvls(gpu: Gpu) -> bool:
 def _weigh(effect: Effect, place: BenchNode, text: str, logs: Iterable[NcclLog], *, fix: str = "") -> Weighed:
     ranks = tuple(sorted(log.rank for log in logs))
     whole = "" if set(ranks) == set(place.ranks) else f"{rank_list(ranks)}: "
-    reason = Reason(text=whole + text, source=SOURCE, hosts=(place.node.host,), ranks=ranks, fix=fix)
-    return Weighed(effect=effect, reason=reason)
+    return weigh(effect, place, whole + text, SOURCE, fix=fix, ranks=ranks)

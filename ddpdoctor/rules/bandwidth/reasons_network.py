@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import Reason
 from ddpdoctor.model.reading import known
-from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed
+from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, weigh
 from ddpdoctor.rules.interface_choice import export, is_bridge, is_tunnel, pick_gloo
 from ddpdoctor.rules.rdma_ports import label, network_ports
 
@@ -17,17 +16,17 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
     from ddpdoctor.rules.interface_choice import Pick
 
-GB_S_PER_MB_S = 1e6 / 8 / 1e9
+GB_S_PER_MBIT_S = 1e6 / 8 / 1e9
 """Converts an interface's speed, which is in megabits per second."""
 FULL_SHARE = 0.5
 """Our choice: from half of what an interface can carry, the interface is the limit. TCP reaches 94 % of Ethernet's
 speed with packets of 1500 bytes; Gloo reaches less, because it waits between the steps of its ring."""
-SLOW_MB_S = 1000
+SLOW_MBIT_S = 1000
 """Our choice: at a gigabit per second or less, an interface limits whatever was measured."""
 MUCH_FASTER = 2
 STACKED = ("bond", "team", "vlan")
 """Prefixes of interfaces that have no device of their own but a real speed."""
-JUMBO_FROM_MB_S = 10_000
+JUMBO_FROM_MBIT_S = 10_000
 ETHERNET_MTU = 1500
 """From 10 Gbit/s on, ESnet (fasterdata.es.net, "MTU issues") advises packets of 9000 bytes."""
 ROCE_HEADERS = 96
@@ -60,7 +59,7 @@ def _loopback(place: BenchNode, picks: tuple[Pick, ...]) -> Weighed:
     """Explain a figure of ranks on one host: the kernel uses loopback for any of the host's own addresses."""
     own = f", whose address {picks[0].ip} is this host's own" if picks and not picks[0].ip.is_loopback else ""
     name = picks[0].interface.name if picks else "loopback"
-    return _weigh(
+    return weigh(
         Effect.CONTEXT,
         place,
         f"all ranks are on one host: Gloo's data goes through the kernel, over {name}{own}; the figure is one of its "
@@ -90,7 +89,7 @@ def _tcp(
         if is_tunnel(interface.name):
             text = f"{library} sends over {interface.name}, by its name a VPN's: slower than the network below it"
             fix = f"{export(f'{library.upper()}_SOCKET_IFNAME', network)} on all hosts"
-            yield _weigh(Effect.OTHER_WAY, place, text, "/sys/class/net", fix=fix)
+            yield weigh(Effect.OTHER_WAY, place, text, "/sys/class/net", fix=fix)
     yield from _slow(view, place, library, used, network)
     yield from _small_packets(place, library, used)
 
@@ -99,21 +98,21 @@ def _slow(
     view: BenchView, place: BenchNode, library: str, used: tuple[Interface, ...], network: Network
 ) -> Iterator[Weighed]:
     speeds = [_speed(interface) for interface in used]
-    speed_mb_s = sum(speed or 0 for speed in speeds)
+    speed_mbit_s = sum(speed or 0 for speed in speeds)
     if not speeds or None in speeds:
         return
-    most, faster = speed_mb_s * GB_S_PER_MB_S, _faster(network, used, speed_mb_s)
+    most, faster = speed_mbit_s * GB_S_PER_MBIT_S, _faster(network, used, speed_mbit_s)
     full = view.best_gb_s is not None and view.best_gb_s >= FULL_SHARE * most
-    if not full and speed_mb_s > SLOW_MB_S and faster is None:
+    if not full and speed_mbit_s > SLOW_MBIT_S and faster is None:
         return
     names = " and ".join(interface.name for interface in used)
-    text = f"{library} sends over {names}, {_gbit(speed_mb_s)}: no more than {most:.3g} GB/s leaves a host"
+    text = f"{library} sends over {names}, {_gbit(speed_mbit_s)}: no more than {most:.3g} GB/s leaves a host"
     if full:
         text += f", and {view.best_gb_s:.3g} GB/s were measured"
     if faster is not None:
         text += f"; {faster.name} has {_gbit(faster.speed_mb_s or 0)}"
     fix = f"export {library.upper()}_SOCKET_IFNAME={faster.name} on all hosts" if faster is not None else ""
-    yield _weigh(Effect.LIMIT, place, text, "/sys/class/net/*/speed", fix=fix)
+    yield weigh(Effect.LIMIT, place, text, "/sys/class/net/*/speed", fix=fix)
 
 
 def _speed(interface: Interface) -> int | None:
@@ -123,24 +122,24 @@ def _speed(interface: Interface) -> int | None:
     return interface.speed_mb_s
 
 
-def _faster(network: Network, used: tuple[Interface, ...], speed_mb_s: int) -> Interface | None:
+def _faster(network: Network, used: tuple[Interface, ...], speed_mbit_s: int) -> Interface | None:
     usable = [one for one in network.interfaces if one.running and one.addresses and not one.loopback]
     found = [one for one in usable if one not in used and not is_bridge(one.name) and not is_tunnel(one.name)]
     best = max(found, key=lambda one: _speed(one) or 0, default=None)
-    return best if best is not None and (_speed(best) or 0) >= MUCH_FASTER * speed_mb_s else None
+    return best if best is not None and (_speed(best) or 0) >= MUCH_FASTER * speed_mbit_s else None
 
 
 def _small_packets(place: BenchNode, library: str, used: tuple[Interface, ...]) -> Iterator[Weighed]:
     for interface in used:
         speed = _speed(interface)
-        if speed is None or speed < JUMBO_FROM_MB_S or interface.mtu > ETHERNET_MTU:
+        if speed is None or speed < JUMBO_FROM_MBIT_S or interface.mtu > ETHERNET_MTU:
             continue
         text = (
             f"{interface.name}, over which {library} sends with {_gbit(speed)}, has an MTU of {interface.mtu}: "
             "larger packets take less of the CPUs"
         )
         fix = f"ip link set dev {interface.name} mtu 9000 on all hosts, if the switches take it"
-        yield _weigh(Effect.SMALL, place, text, f"/sys/class/net/{interface.name}/mtu", fix=fix)
+        yield weigh(Effect.SMALL, place, text, f"/sys/class/net/{interface.name}/mtu", fix=fix)
 
 
 def _roce_mtu(place: BenchNode, network: Network) -> Iterator[Weighed]:
@@ -158,16 +157,12 @@ def _roce_mtu(place: BenchNode, network: Network) -> Iterator[Weighed]:
         size = next(size for size in ROCE_SIZES if size <= max(mtu - ROCE_HEADERS, ROCE_SIZES[-1]))
         text = f"RoCE sends packets of {size} bytes over {_listed(ports)}, where 4096 are possible: the MTU is {mtu}"
         fix = "set an MTU of 4200 or more on these interfaces of all hosts, and on the switches"
-        yield _weigh(Effect.SMALL, place, text, "/sys/class/net/*/mtu", fix=fix)
+        yield weigh(Effect.SMALL, place, text, "/sys/class/net/*/mtu", fix=fix)
 
 
 def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} ports"
 
 
-def _gbit(speed_mb_s: int) -> str:
-    return f"{speed_mb_s / 1000:g} Gbit/s"
-
-
-def _weigh(effect: Effect, place: BenchNode, text: str, source: str, *, fix: str = "") -> Weighed:
-    return Weighed(effect=effect, reason=Reason(text=text, source=source, hosts=(place.node.host,), fix=fix))
+def _gbit(speed_mbit_s: int) -> str:
+    return f"{speed_mbit_s / 1000:g} Gbit/s"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.bandwidth import Reason
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.variables import find_variable
-from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed
+from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, weigh
 from ddpdoctor.rules.rdma_ports import label, network_ports, words
 from ddpdoctor.rules.settings import find_setting
 from ddpdoctor.rules.variable_flaws import find_danger, find_wrong_value, see
@@ -17,9 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.node import Process
-    from ddpdoctor.model.variables import Variable
     from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
     from ddpdoctor.rules.settings import Setting
+
+
+_Harm = tuple[Effect, str, str, "Setting"]
+"""How much a setting explains, in words, with its source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +62,15 @@ this."""
 
 
 def variable_reasons(view: BenchView) -> Iterator[Weighed]:
-    """Yield variables with a value that slows the bench, by machine and the ranks that have it."""
+    """Yield variables with a value that slows the bench, for each rank that has it."""
     for place in view.places:
-        found: dict[tuple[Effect, str, str, str], list[int]] = {}
         for process in place.node.processes:
-            for effect, text, source, fix in _judge(view, place, process):
-                ranks = found.setdefault((effect, text, source, fix), [])
-                ranks += [] if process.rank is None else [process.rank]
-        for (effect, text, source, fix), ranks in found.items():
-            reason = Reason(text=text, source=source, hosts=(place.node.host,), ranks=tuple(sorted(ranks)), fix=fix)
-            yield Weighed(effect=effect, reason=reason)
+            ranks = () if process.rank is None else (process.rank,)
+            for effect, text, source, setting in _judge(view, place, process):
+                yield weigh(effect, place, text, source, fix=setting.removal, ranks=ranks)
 
 
-def _judge(view: BenchView, place: BenchNode, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
+def _judge(view: BenchView, place: BenchNode, process: Process) -> Iterator[_Harm]:
     measured = see(place.node, process)
     for name, bearing in DANGERS.items():
         setting, variable = find_setting(place.node, process, name), find_variable(name)
@@ -80,7 +78,7 @@ def _judge(view: BenchView, place: BenchNode, process: Process) -> Iterator[tupl
             continue
         flaw = find_danger(variable, setting.value, measured)
         if flaw is not None:
-            yield bearing.effect, flaw.summary, _source(setting), setting.removal
+            yield bearing.effect, flaw.summary, _source(setting), setting
     if view.nccl:
         yield from _few_channels(place, process)
         yield from _misread(place, process)
@@ -93,38 +91,34 @@ def _bears(bearing: Bearing, view: BenchView, place: BenchNode) -> bool:
     return (view.nccl or bearing.gloo) and ((bearing.inside and inside) or (bearing.between and between))
 
 
-def _off_in_a_file(place: BenchNode, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
+def _off_in_a_file(place: BenchNode, process: Process) -> Iterator[_Harm]:
     setting, rdma = find_setting(place.node, process, "NCCL_IB_DISABLE"), known(place.node.rdma)
     if setting is None or setting.path is None or not setting.number or rdma is None:
         return
     ports = [label(device, port) for device, port in network_ports(place.node, rdma)]
     if ports:
         text = f"{setting} keeps NCCL off the RDMA network that is up on {words(ports)}: it will use TCP sockets"
-        yield Effect.OTHER_WAY, text, _source(setting), setting.removal
+        yield Effect.OTHER_WAY, text, _source(setting), setting
 
 
-def _few_channels(place: BenchNode, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
+def _few_channels(place: BenchNode, process: Process) -> Iterator[_Harm]:
     for name in CHANNEL_LIMITS:
         setting = find_setting(place.node, process, name)
         if setting is not None and setting.number is not None and 0 < setting.number < FEW_CHANNELS:
             text = f"{setting}: NCCL may open no more than {setting.number} channels, where it opens 12 to 32 on NVLink"
-            yield Effect.LIMIT, text, _source(setting), setting.removal
+            yield Effect.LIMIT, text, _source(setting), setting
 
 
-def _misread(place: BenchNode, process: Process) -> Iterator[tuple[Effect, str, str, str]]:
+def _misread(place: BenchNode, process: Process) -> Iterator[_Harm]:
     """Yield tuning values that NCCL misreads: it takes NCCL_BUFFSIZE=4M as 4 bytes."""
     measured = see(place.node, process)
     for name in process.variables:
         variable, setting = find_variable(name), find_setting(place.node, process, name)
-        if variable is None or setting is None or not _tunes(variable):
+        if variable is None or setting is None or (variable.component, variable.kind) != ("nccl", "tune"):
             continue
         flaw = find_wrong_value(variable, setting.value, measured)
         if flaw is not None:
-            yield Effect.LIMIT, flaw.summary, "DD112 env-value", setting.removal
-
-
-def _tunes(variable: Variable) -> bool:
-    return variable.component == "nccl" and variable.kind == "tune"
+            yield Effect.LIMIT, flaw.summary, "DD112 env-value", setting
 
 
 def _source(setting: Setting) -> str:
