@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddpdoctor.cli.progress import ShownProgress
-    from ddpdoctor.diagnose.bandwidth.report import Wanted
+    from ddpdoctor.diagnose.bandwidth.report import BenchReportOptions
     from ddpdoctor.diagnose.fleet import MachineReader
     from ddpdoctor.model.bandwidth import Bench, Settings
     from ddpdoctor.model.launch import Launch
@@ -179,7 +179,7 @@ def run(options: Options) -> int:
     return run_in_ranks(options.nproc_per_node, env, partial(_prepare, options), partial(_take_part, options, env))
 
 
-def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[Settings, Wanted]:
+def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[Settings, BenchReportOptions]:
     """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
     from ddpdoctor.cli.delivery import Outputs, check_outputs
 
@@ -218,16 +218,20 @@ def read_settings(options: Options) -> Settings:
     return settings
 
 
-def _read_wanted(options: Options) -> Wanted:
+def _read_wanted(options: Options) -> BenchReportOptions:
     """Return the options for the report, without the baseline. Raises ``UserError``."""
-    from ddpdoctor.diagnose.bandwidth.report import Wanted
+    from ddpdoctor.diagnose.bandwidth.report import BenchReportOptions
     from ddpdoctor.diagnose.reports import now
     from ddpdoctor.model.errors import UserError
 
     if options.fail_below is not None and options.compare is None:
         raise UserError("--fail-below needs --compare", help="Give the saved run: --compare report.json")
     return settings_of(
-        options, Wanted, command=tuple(sys.argv), started_at=now(), use_reference=options.reference == "auto"
+        options,
+        BenchReportOptions,
+        command=tuple(sys.argv),
+        started_at=now(),
+        use_reference=options.reference == "auto",
     )
 
 
@@ -267,7 +271,9 @@ def _choose(given: tuple[str, ...], possible: Sequence[str] | Mapping[str, int],
     return tuple(dict.fromkeys(names))
 
 
-def _take_part(options: Options, env: Mapping[str, str], launch: Launch, prepared: tuple[Settings, Wanted]) -> int:
+def _take_part(
+    options: Options, env: Mapping[str, str], launch: Launch, prepared: tuple[Settings, BenchReportOptions]
+) -> int:
     from ddpdoctor.cli.output import show_error
     from ddpdoctor.cli.progress import ShownProgress
     from ddpdoctor.diagnose.fleet import MachineReader
@@ -289,7 +295,9 @@ def _take_part(options: Options, env: Mapping[str, str], launch: Launch, prepare
         return run_rank(job)
 
 
-def _report(options: Options, wanted: Wanted, reader: MachineReader, progress: ShownProgress, bench: Bench) -> int:
+def _report(
+    options: Options, wanted: BenchReportOptions, reader: MachineReader, progress: ShownProgress, bench: Bench
+) -> int:
     """Judge, save and show a bench, and return the exit status. Runs on the reporting rank."""
     from ddpdoctor.cli.delivery import Outputs, deliver, severity_of
     from ddpdoctor.diagnose.bandwidth.report import build_report, exit_status

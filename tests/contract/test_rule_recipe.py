@@ -17,7 +17,7 @@ RECIPE = textwrap.dedent(re.search(r" *```python\n(.*?)```", CONTRIBUTING, re.DO
 FAMILIES = {
     "environment": ("DD199", "Node", "ddpdoctor.model.node"),
     "rendezvous": ("DD299", "Meeting", "ddpdoctor.rules.rendezvous.meeting"),
-    "bandwidth": ("DD499", "Measured", "ddpdoctor.rules.bandwidth.measured"),
+    "bandwidth": ("DD499", "Measured", "ddpdoctor.rules.bandwidth.curve"),
     "consistency": ("DD599", "Job", "ddpdoctor.model.facts"),
     "progress": ("DD699", "JobState", "ddpdoctor.rules.progress.job_state"),
     "data": ("DD799", "Shares", "ddpdoctor.model.sharing"),
@@ -25,12 +25,12 @@ FAMILIES = {
 }
 BY_TABLE = """
 import sys
-from ddpdoctor.diagnose.bandwidth.report import Wanted, build_report
+from ddpdoctor.diagnose.bandwidth.report import BenchReportOptions, build_report
 from ddpdoctor.diagnose.rendezvous.judging import judge
 from ddpdoctor.report.json_format import render_json
 from tests.rules.bandwidth.sweeps import bench
 from tests.rules.rendezvous.build import healthy
-print(render_json(build_report(bench(), Wanted())))
+print(render_json(build_report(bench(), BenchReportOptions())))
 print("----")
 print([finding.code for finding in judge(healthy(2), "", "").findings])
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.diagnose.bandwidth.reasons import find_reasons
@@ -14,18 +15,18 @@ from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus, report_status
 from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Severity
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.bandwidth.compare import Baseline, compare
-from ddpdoctor.rules.bandwidth.curve import build_curves
+from ddpdoctor.rules.bandwidth.curve import Measured, build_curves
 from ddpdoctor.rules.bandwidth.ddp import advise
-from ddpdoctor.rules.bandwidth.measured import Measured
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpdoctor.model.bandwidth import Advice, Bench, Comparison, Curve, Stop
+    from ddpdoctor.model.bandwidth import Advice, Bench, Stop
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.node import Fleet
 
@@ -38,7 +39,7 @@ _HELP = "Give the report.json, or its folder, of an allreduce-bench that was run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class BenchReportOptions:
     """The user's options for the report."""
 
     command: tuple[str, ...] = ()
@@ -58,7 +59,7 @@ class Wanted:
     """--model-size, in parameters."""
 
 
-def build_report(bench: Bench, wanted: Wanted) -> Report:
+def build_report(bench: Bench, wanted: BenchReportOptions) -> Report:
     """Judge a bench, finished or not, and build its report. A part that raises becomes a crashed check."""
     crashed: list[Check] = []
     measured = _measured(bench, wanted, crashed)
@@ -89,19 +90,18 @@ def exit_status(report: Report, fail_on: Severity | None) -> int:
     return found if found or status is JobStatus.FINISHED else ExitStatus.INCONCLUSIVE
 
 
-def _measured(bench: Bench, wanted: Wanted, crashed: list[Check]) -> Measured:
-    def draw() -> tuple[Curve, ...]:
-        return build_curves(bench, wanted.expect_gb_s, use_reference=wanted.use_reference)
-
-    def hold() -> Comparison | None:
-        return None if wanted.baseline is None else compare(bench, wanted.baseline, wanted.fail_below)
-
+def _measured(bench: Bench, wanted: BenchReportOptions, crashed: list[Check]) -> Measured:
+    expect_gb_s, baseline = wanted.expect_gb_s, wanted.baseline
+    curves = partial(build_curves, bench, expect_gb_s, use_reference=wanted.use_reference)
+    comparison = None
+    if baseline is not None:
+        comparison = _try("comparison", lambda: compare(bench, baseline, wanted.fail_below), None, crashed)
     return Measured(
         bench=bench,
-        curves=_try("curves", draw, (), crashed),
-        comparison=_try("comparison", hold, None, crashed),
+        curves=_try("curves", curves, (), crashed),
+        comparison=comparison,
         reasons=_try("reasons", lambda: find_reasons(bench, wanted.fleet), (), crashed),
-        expect_gb_s=wanted.expect_gb_s,
+        expect_gb_s=expect_gb_s,
         fail_below=wanted.fail_below,
     )
 
@@ -142,25 +142,15 @@ def _row(member: Member, stop: Stop | None) -> RankRow:
 def _data(measured: Measured, advice: Advice | None, fleet: Fleet | None) -> dict[str, Any]:
     bench = measured.bench
     return {
-        "verb": "allreduce-bench",
+        "verb": VERB,
         "world_size": len(bench.members),
         "hosts": list(dict.fromkeys(member.host for member in bench.members)),
-        "settings": encode(bench.settings),
-        "members": _encode_all(bench.members),
-        "results": _encode_all(bench.results),
-        "curves": _encode_all(measured.curves),
-        "arrivals": _encode_all(bench.arrivals),
-        "pairs": _encode_all(bench.pairs),
-        "nodes": _encode_all(bench.nodes),
-        "left_out": _encode_all(bench.left_out),
+        **encode(bench),
+        "curves": [encode(curve) for curve in measured.curves],
         "loads": _loads(fleet),
-        "nccl_logs": _encode_all(bench.nccl_logs),
-        "wrong": _encode_all(bench.wrong),
-        "comparison": _encode_one(measured.comparison),
-        "advice": _encode_one(advice),
-        "reasons": _encode_all(measured.reasons),
-        "notes": list(bench.notes),
-        "stop": _encode_one(bench.stop),
+        "comparison": measured.comparison and encode(measured.comparison),
+        "advice": advice and encode(advice),
+        "reasons": [encode(reason) for reason in measured.reasons],
     }
 
 
@@ -169,14 +159,6 @@ def _loads(fleet: Fleet | None) -> list[dict[str, Any]]:
     nodes = () if fleet is None else fleet.nodes
     loads = [(node.host, known(node.load)) for node in nodes]
     return [{"host": host, **encode(load)} for host, load in loads if load is not None]
-
-
-def _encode_all(records: tuple[Any, ...]) -> list[Any]:
-    return [encode(record) for record in records]
-
-
-def _encode_one(record: object | None) -> Any:
-    return None if record is None else encode(record)
 
 
 def read_baseline(report: Report, name: str) -> Baseline:
@@ -206,8 +188,7 @@ def check_ranks(baseline: Baseline, world_size: int) -> None:
     ranks = len(baseline.members)
     if ranks != world_size:
         raise UserError(
-            f"--compare {baseline.name} is a run of {ranks} {'rank' if ranks == 1 else 'ranks'}, and this one has "
-            f"{world_size}",
+            f"--compare {baseline.name} is a run of {count_of(ranks, 'rank')}, and this one has {world_size}",
             help="Compare runs of as many ranks.",
         )
 

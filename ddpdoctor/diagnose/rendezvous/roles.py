@@ -21,8 +21,7 @@ from ddpdoctor.diagnose.rendezvous.gathering import (
 )
 from ddpdoctor.diagnose.rendezvous.judging import RendezvousChecked, build_report, is_whole, judge, rendezvous_data
 from ddpdoctor.diagnose.rendezvous.messages import AtDoor, Roster, Sentence, Trials
-from ddpdoctor.diagnose.rendezvous.steps import TRIAL_LIMIT_S, stored
-from ddpdoctor.diagnose.rendezvous.visit import seat_of, wait_for_judge
+from ddpdoctor.diagnose.rendezvous.visit import TRIAL_LIMIT_S, seat_of, stored, wait_for_judge
 from ddpdoctor.diagnose.reports import now
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.codec import encode

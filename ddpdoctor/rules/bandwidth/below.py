@@ -10,12 +10,12 @@ from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.bandwidth.compare import cannot_tell
 from ddpdoctor.rules.bandwidth.references import EXPECT
-from ddpdoctor.rules.bandwidth.words import name_case
+from ddpdoctor.rules.bandwidth.sweeps import name_case
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Change, Comparison, Curve
-    from ddpdoctor.rules.bandwidth.measured import Measured
+    from ddpdoctor.rules.bandwidth.curve import Measured
 
 SHOWN = 6
 """How many sizes are named as evidence; the table has them all."""

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Change, Comparison
 from ddpdoctor.model.variables import find_variable
-from ddpdoctor.rules.bandwidth.series import time_bounds
+from ddpdoctor.rules.bandwidth.sweeps import curve_of, time_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ddpdoctor.model.bandwidth import Bench, Collective, Measurement, Member, Mode, Settings
+    from ddpdoctor.model.bandwidth import Bench, Measurement, Member, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,12 @@ class Baseline:
 
 def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Comparison:
     """Compare case by case. Runs with different numbers of ranks share no case; the differences then say why."""
-    then = {_case(one): one for one in baseline.results} if len(baseline.members) == len(bench.members) else {}
-    pairs = [(now, then.get(_case(now))) for now in bench.results]
+    then = (
+        {(*curve_of(one), one.size_bytes): one for one in baseline.results}
+        if len(baseline.members) == len(bench.members)
+        else {}
+    )
+    pairs = [(now, then.get((*curve_of(now), now.size_bytes))) for now in bench.results]
     return Comparison(
         baseline=baseline.name,
         differences=find_differences(bench, baseline),
@@ -55,7 +59,7 @@ def find_differences(bench: Bench, baseline: Baseline) -> tuple[str, ...]:
         _differ("ranks", str(len(then)), str(len(now))),
         _differ("backend", baseline.settings.backend, bench.settings.backend),
         *(_differ(name, _all(then, value), _all(now, value)) for name, value in _OF_MEMBERS),
-        _differ("buffers", _buffers(baseline.settings), _buffers(bench.settings)),
+        _differ("buffers", *("cold" if one.settings.cold else "warm" for one in (baseline, bench))),
         _differ("budget", f"{baseline.settings.budget_s:g} s", f"{bench.settings.budget_s:g} s"),
         *_variables(then, now),
     ]
@@ -71,10 +75,6 @@ _OF_MEMBERS: tuple[tuple[str, Callable[[Member], str]], ...] = (
     ("driver", lambda member: member.driver or "none"),
     ("ddpdoctor", lambda member: member.version),
 )
-
-
-def _case(one: Measurement) -> tuple[Collective, str, str | None, Mode, bool, int]:
-    return one.collective, one.dtype, one.redop, one.mode, one.in_place, one.size_bytes
 
 
 def _change(now: Measurement, then: Measurement, fail_below: float | None) -> Change:
@@ -99,10 +99,6 @@ def _change(now: Measurement, then: Measurement, fail_below: float | None) -> Ch
 
 def _all(members: Iterable[Member], value: Callable[[Member], str]) -> str:
     return ", ".join(dict.fromkeys(map(value, members)))
-
-
-def _buffers(settings: Settings) -> str:
-    return "cold" if settings.cold else "warm"
 
 
 def _variables(then: tuple[Member, ...], now: tuple[Member, ...]) -> list[str]:

@@ -8,49 +8,15 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_rate, format_size
 from ddpdoctor.model.bandwidth import Assessment, Curve
-from ddpdoctor.rules.bandwidth.fit import fit_line, fit_of
-from ddpdoctor.rules.bandwidth.plateau import describe_end, find_latency, find_plateau, levels_of
 from ddpdoctor.rules.bandwidth.references import EXPECT, find_yardstick
-from ddpdoctor.rules.bandwidth.series import size_at, sort_series, time_bounds
-from ddpdoctor.rules.bandwidth.words import range_words, share_words
+from ddpdoctor.rules.bandwidth.shape import describe_end, find_latency, find_plateau, fit_line, fit_of, levels_of
+from ddpdoctor.rules.bandwidth.sweeps import range_words, share_words, size_at, sort_sweeps, time_bounds
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.bandwidth import Bench, Reference
-    from ddpdoctor.rules.bandwidth.plateau import Level, Plateau
+    from ddpdoctor.model.bandwidth import Bench, Comparison, Reason, Reference
     from ddpdoctor.rules.bandwidth.references import Yardstick
-    from ddpdoctor.rules.bandwidth.series import Series
-
-
-def build_curves(bench: Bench, expect_gb_s: float | None, *, use_reference: bool) -> tuple[Curve, ...]:
-    """Return a curve for each collective, dtype, operator, mode and place that was measured."""
-    all_series = sort_series(bench.results)
-    return tuple(
-        _curve(series, find_yardstick(bench, series, all_series, expect_gb_s, use_reference=use_reference))
-        for series in all_series
-    )
-
-
-def _curve(series: Series, yardstick: Yardstick) -> Curve:
-    plateau = find_plateau(series)
-    verdict = judge(series, plateau, yardstick)
-    return Curve(
-        collective=series.collective,
-        dtype=series.dtype,
-        redop=series.redop,
-        mode=series.mode,
-        in_place=series.in_place,
-        plateau_gb_s=plateau.gb_s if plateau else None,
-        plateau_spread=plateau.spread if plateau else None,
-        plateau_from_bytes=plateau.from_bytes if plateau else None,
-        latency_us=find_latency(series),
-        fit=fit_of(fit_line(series)),
-        half_bytes=size_at(series, plateau.gb_s / 2) if plateau else None,
-        standing=verdict.standing,
-        reference=yardstick.reference,
-        share=verdict.share,
-        verdict=verdict.text,
-    )
-
+    from ddpdoctor.rules.bandwidth.shape import Level, Plateau
+    from ddpdoctor.rules.bandwidth.sweeps import Sweep
 
 FAR = 4.0
 """Without a plateau, a curve is too low only if even this many times the bandwidth of its last step in size is too low.
@@ -63,6 +29,55 @@ LEAST_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A bench with its curves.
+
+    A check without an answer is skipped if the user did not ask for it, and inconclusive if the user did.
+    """
+
+    bench: Bench
+    curves: tuple[Curve, ...] = ()
+    comparison: Comparison | None = None
+    reasons: tuple[Reason, ...] = ()
+    """What could explain a low number."""
+    expect_gb_s: float | None = None
+    """--expect: the bus bandwidth that the user demands at the plateau."""
+    fail_below: float | None = None
+    """--fail-below as a share (0.9): every size must reach it against the baseline. None if not required."""
+
+
+def build_curves(bench: Bench, expect_gb_s: float | None, *, use_reference: bool) -> tuple[Curve, ...]:
+    """Return a curve for each collective, dtype, operator, mode and place that was measured."""
+    all_sweeps = sort_sweeps(bench.results)
+    return tuple(
+        _curve(sweep, find_yardstick(bench, sweep, all_sweeps, expect_gb_s, use_reference=use_reference))
+        for sweep in all_sweeps
+    )
+
+
+def _curve(sweep: Sweep, yardstick: Yardstick) -> Curve:
+    plateau = find_plateau(sweep)
+    verdict = judge(sweep, plateau, yardstick)
+    return Curve(
+        collective=sweep.first.collective,
+        dtype=sweep.first.dtype,
+        redop=sweep.first.redop,
+        mode=sweep.first.mode,
+        in_place=sweep.first.in_place,
+        plateau_gb_s=plateau.gb_s if plateau else None,
+        plateau_spread=plateau.spread if plateau else None,
+        plateau_from_bytes=plateau.from_bytes if plateau else None,
+        latency_us=find_latency(sweep),
+        fit=fit_of(fit_line(sweep)),
+        half_bytes=size_at(sweep, plateau.gb_s / 2) if plateau else None,
+        standing=verdict.standing,
+        reference=yardstick.reference,
+        share=verdict.share,
+        verdict=verdict.text,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The assessment of a curve, its share of the reference, and one sentence."""
 
@@ -71,18 +86,16 @@ class Verdict:
     text: str
 
 
-def judge(series: Series, plateau: Plateau | None, yardstick: Yardstick) -> Verdict:
+def judge(sweep: Sweep, plateau: Plateau | None, yardstick: Yardstick) -> Verdict:
     """Compare a curve with its reference."""
-    levels = levels_of(series)
+    levels = levels_of(sweep)
     if not levels:
         return Verdict(standing=Assessment.NOT_DEFINED, share=None, text="n/a: with one rank nothing crosses a link.")
     reference = yardstick.reference
     if reference is None:
-        return Verdict(
-            standing=Assessment.NO_REFERENCE, share=None, text=f"{_seen(series, plateau)}; {yardstick.note}."
-        )
+        return Verdict(standing=Assessment.NO_REFERENCE, share=None, text=f"{_seen(sweep, plateau)}; {yardstick.note}.")
     if plateau is None or plateau.to_bytes < reference.min_size_bytes:
-        return _judge_short(series, levels, plateau, yardstick, reference)
+        return _judge_short(sweep, levels, plateau, yardstick, reference)
     return _judge_plateau(plateau, yardstick, reference)
 
 
@@ -99,7 +112,7 @@ def _judge_plateau(plateau: Plateau, yardstick: Yardstick, reference: Reference)
 
 
 def _judge_short(
-    series: Series, levels: tuple[Level, ...], plateau: Plateau | None, yardstick: Yardstick, reference: Reference
+    sweep: Sweep, levels: tuple[Level, ...], plateau: Plateau | None, yardstick: Yardstick, reference: Reference
 ) -> Verdict:
     """Judge a sweep that ends below the sizes for which the reference holds. It may be fast enough already."""
     last = levels[-1]
@@ -107,21 +120,21 @@ def _judge_short(
     seen = f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}"
     if last.low >= yardstick.least_gb_s:
         return Verdict(standing=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
-    reachable = _ceiling(series) if yardstick.steady else math.inf
+    reachable = _ceiling(sweep) if yardstick.steady else math.inf
     if max(reachable, *(level.high for level in levels)) < yardstick.least_gb_s:
         return Verdict(standing=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
-    why = describe_end(series)
+    why = describe_end(sweep)
     if plateau is not None:
         why = f"the reference holds from {format_size(reference.min_size_bytes)} on"
     return Verdict(standing=Assessment.NOT_REACHED, share=None, text=f"No plateau reached: {seen}, and {why}.")
 
 
-def _ceiling(series: Series) -> float:
+def _ceiling(sweep: Sweep) -> float:
     """Return the most that larger sizes can reach, in GB/s, from the bandwidth of the last step in size.
 
     That is the limit of t = alpha + S/B. If the two times overlap, they give no limit.
     """
-    before, last = series.points[-2:] if len(series.points) > 1 else (None, series.points[-1])
+    before, last = sweep.points[-2:] if len(sweep.points) > 1 else (None, sweep.points[-1])
     if before is None or last.busbw_gb_s is None:
         return MOST_GB_S
     step_us = time_bounds(last)[0] - time_bounds(before)[1]
@@ -131,11 +144,11 @@ def _ceiling(series: Series) -> float:
     return min(MOST_GB_S, FAR * factor * (last.size_bytes - before.size_bytes) / step_us)
 
 
-def _seen(series: Series, plateau: Plateau | None) -> str:
+def _seen(sweep: Sweep, plateau: Plateau | None) -> str:
     if plateau is not None:
         return f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
-    last = levels_of(series)[-1]
-    return f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}, no plateau ({describe_end(series)})"
+    last = levels_of(sweep)[-1]
+    return f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}, no plateau ({describe_end(sweep)})"
 
 
 def _of(share: float, reference: Reference) -> str:

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_size, format_time
 from ddpdoctor.model.bandwidth import Advice, Collective, Mode
-from ddpdoctor.rules.bandwidth.fit import fit_line
-from ddpdoctor.rules.bandwidth.plateau import find_plateau
-from ddpdoctor.rules.bandwidth.series import size_at, sort_series, time_at
+from ddpdoctor.rules.bandwidth.shape import find_plateau, fit_line
+from ddpdoctor.rules.bandwidth.sweeps import size_at, sort_sweeps, time_at
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench
-    from ddpdoctor.rules.bandwidth.fit import FittedLine
-    from ddpdoctor.rules.bandwidth.plateau import Plateau
-    from ddpdoctor.rules.bandwidth.series import Series
+    from ddpdoctor.rules.bandwidth.shape import FittedLine, Plateau
+    from ddpdoctor.rules.bandwidth.sweeps import Sweep
 
 MIB = 2**20
 FIRST_BUCKET_BYTES = MIB
@@ -39,21 +37,21 @@ LAST_WORD = (
 class _Basis:
     """The curve that the advice is based on."""
 
-    series: Series
+    sweep: Sweep
     plateau: Plateau | None
     line: FittedLine | None
 
     def time_us(self, size_bytes: float) -> float | None:
         """Return the time of a size in us. Beyond the largest measured size it needs a plateau, else it is None."""
-        within = time_at(self.series, size_bytes)
+        within = time_at(self.sweep, size_bytes)
         if within is not None or self.plateau is None:
             return within
-        last = self.series.points[-1]
+        last = self.sweep.points[-1]
         return last.p50_us * size_bytes / last.size_bytes
 
     def measured(self, size_bytes: float) -> bool:
         """Return whether a size is within the measured range."""
-        points = self.series.points
+        points = self.sweep.points
         return points[0].size_bytes <= size_bytes <= points[-1].size_bytes
 
 
@@ -74,18 +72,18 @@ def advise(bench: Bench, model_size: int | None) -> Advice | None:
     Gradients are assumed to have the first dtype measured. Throughput mode is preferred, because DDP starts its
     all-reduces one after another without waiting.
     """
-    series = _pick(bench)
-    if series is None or len(bench.members) < 2:
+    sweep = _pick(bench)
+    if sweep is None or len(bench.members) < 2:
         return None
-    basis = _Basis(series=series, plateau=find_plateau(series), line=fit_line(series))
-    model_bytes = None if model_size is None else model_size * series.element_bytes
+    basis = _Basis(sweep=sweep, plateau=find_plateau(sweep), line=fit_line(sweep))
+    model_bytes = None if model_size is None else model_size * sweep.element_bytes
     whole_us = None if model_bytes is None else _whole_us(basis, model_bytes)
     other = _try_other(basis, model_bytes, whole_us)
     share = _share(basis, BUCKET_BYTES)
     return Advice(
         model_bytes=model_bytes,
-        dtype=series.dtype,
-        whole_ms=_ms(whole_us),
+        dtype=sweep.first.dtype,
+        whole_ms=None if whole_us is None else whole_us / 1e3,
         bucket_mib=BUCKET_BYTES / MIB,
         bucket_share=share,
         try_mib=other.mib,
@@ -101,14 +99,16 @@ def advise(bench: Bench, model_size: int | None) -> Advice | None:
     )
 
 
-def _pick(bench: Bench) -> Series | None:
+def _pick(bench: Bench) -> Sweep | None:
     """Return the all_reduce curve to use: the first dtype before the others, throughput before latency."""
     dtypes = bench.settings.dtypes
-    found = [one for one in sort_series(bench.results) if one.collective is Collective.ALL_REDUCE]
-    found.sort(
-        key=lambda one: (dtypes.index(one.dtype) if one.dtype in dtypes else len(dtypes), one.mode is Mode.LATENCY)
-    )
-    return found[0] if found else None
+
+    def place(sweep: Sweep) -> tuple[int, bool]:
+        dtype = sweep.first.dtype
+        return dtypes.index(dtype) if dtype in dtypes else len(dtypes), sweep.first.mode is Mode.LATENCY
+
+    found = (one for one in sort_sweeps(bench.results) if one.first.collective is Collective.ALL_REDUCE)
+    return min(found, key=place, default=None)
 
 
 def _whole_us(basis: _Basis, model_bytes: int) -> float | None:
@@ -129,8 +129,8 @@ def _share(basis: _Basis, size_bytes: int) -> float | None:
     """Return the share of the plateau that one message size reaches; None without a plateau or if not measured."""
     if basis.plateau is None or not basis.measured(size_bytes):
         return None
-    time_us = time_at(basis.series, size_bytes)
-    point = basis.series.points[-1]
+    time_us = time_at(basis.sweep, size_bytes)
+    point = basis.sweep.points[-1]
     if time_us is None or point.busbw_gb_s is None:
         return None
     factor = point.busbw_gb_s / point.algbw_gb_s
@@ -150,7 +150,7 @@ def _try_other(basis: _Basis, model_bytes: int | None, whole_us: float | None) -
         return _Try()
     if line is None or not line.fits:
         return _Try(why_not=_say_misfit(line))
-    largest = min(model_bytes, basis.series.points[-1].size_bytes)
+    largest = min(model_bytes, basis.sweep.points[-1].size_bytes)
     mib = max(1, round(min(math.sqrt(line.alpha_us / line.us_per_byte * model_bytes), largest) / MIB))
     fewer_calls = model_bytes / BUCKET_BYTES - model_bytes / (mib * MIB)
     smaller = BUCKET_BYTES - mib * MIB
@@ -185,13 +185,13 @@ def _say_misfit(line: FittedLine | None) -> str:
 def _say_bucket(basis: _Basis, share: float | None) -> str:
     time_us = basis.time_us(BUCKET_BYTES)
     if time_us is None:
-        largest = format_size(basis.series.points[-1].size_bytes)
+        largest = format_size(basis.sweep.points[-1].size_bytes)
         return f"What DDP's default bucket of 25 MiB takes is not known: the largest size measured is {largest}."
     said = f"DDP's default bucket of 25 MiB takes {format_time(time_us)}"
     if share is None or basis.plateau is None:
         return f"{said}."
     # If the bucket already reaches the plateau, a disturbed size beyond it is no reason to ask for more.
-    full = size_at(basis.series, NEAR_FULL * basis.plateau.gb_s) if share < NEAR_FULL else None
+    full = size_at(basis.sweep, NEAR_FULL * basis.plateau.gb_s) if share < NEAR_FULL else None
     enough = f", of which {NEAR_FULL:.0%} takes {full / MIB:.0f} MiB" if full and full > BUCKET_BYTES else ""
     return f"{said} and reaches {share:.0%} of the plateau{enough}."
 
@@ -201,7 +201,7 @@ def _say_whole(
 ) -> tuple[str, ...]:
     if model_size is None or model_bytes is None:
         return ()
-    what = f"{_count(model_size)} gradients in {basis.series.dtype} ({model_bytes / 1e9:.3g} GB)"
+    what = f"{_count(model_size)} gradients in {basis.sweep.first.dtype} ({model_bytes / 1e9:.3g} GB)"
     if whole_us is None:
         return (f"How long {what} take is not known: measure to 32 MiB or beyond.",)
     beyond = "" if basis.measured(BUCKET_BYTES) else ", by the plateau, since 25 MiB lie beyond the sizes measured"
@@ -225,7 +225,3 @@ def _count(number: int) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return str(number)
-
-
-def _ms(time_us: float | None) -> float | None:
-    return None if time_us is None else time_us / 1e3

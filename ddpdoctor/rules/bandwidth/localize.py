@@ -23,8 +23,8 @@ from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench
+    from ddpdoctor.rules.bandwidth.curve import Measured
     from ddpdoctor.rules.bandwidth.localize_who import Who
-    from ddpdoctor.rules.bandwidth.measured import Measured
 
 NOT_ASKED = "neither --pairs nor --by-node was asked for"
 

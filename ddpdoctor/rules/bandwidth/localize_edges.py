@@ -44,7 +44,7 @@ class Measure(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class Turns:
     """What ranks reached when measured together: one value per turn."""
 
     busbws_gb_s: tuple[float, ...]
@@ -69,7 +69,7 @@ class Edge(Generic[End]):
     """Two ends, measured alone."""
 
     ends: tuple[End, End]
-    series: Series
+    series: Turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ def find_slow(edges: Iterable[Edge[End]]) -> Found[End]:
     return Found(ends=tuple(ends), edges=() if wired else _slow_edges(left, SLOW), wiring=len(mild) if wired else 0)
 
 
-def compare(own: Sequence[Series], others: Sequence[Series], rows: Rows) -> tuple[Slowness, ...]:
+def compare(own: Sequence[Turns], others: Sequence[Turns], rows: Rows) -> tuple[Slowness, ...]:
     """Return in what three quarters of ``own`` are slower than the median of ``others``, in enough of the turns.
 
     ``rows`` are the rows of ``own`` and ``others`` together. A single series must be slow in nearly all turns.
@@ -153,7 +153,7 @@ def compare(own: Sequence[Series], others: Sequence[Series], rows: Rows) -> tupl
     return tuple(sorted(found, key=lambda slowness: slowness.ratio, reverse=True))
 
 
-def make_rows(series: Sequence[Series]) -> Rows:
+def make_rows(series: Sequence[Turns]) -> Rows:
     """Sort the costs of all series, by measure and turn, for the turns that all of them have."""
     turns = range(min((one.turns for one in series), default=0))
     return {measure: tuple(sorted(one.cost(measure, turn) for one in series) for turn in turns) for measure in Measure}
@@ -203,12 +203,12 @@ def _slow_edges(edges: Sequence[Edge[End]], times: float) -> tuple[Slow[End], ..
     return tuple(sorted(slow, key=_severity, reverse=True))
 
 
-def _is_slow(series: Series, turn: int, rows: Sequence[Sequence[float]], times: float) -> bool:
+def _is_slow(series: Turns, turn: int, rows: Sequence[Sequence[float]], times: float) -> bool:
     cost = series.cost(Measure.BANDWIDTH, turn)
     return all(len(row) > 1 and cost >= times * median_without(row, (cost,)) for row in rows)
 
 
-def _tell(measure: Measure, own: Sequence[Series], others: Sequence[Series], slow_turns: int, turns: int) -> Slowness:
+def _tell(measure: Measure, own: Sequence[Turns], others: Sequence[Turns], slow_turns: int, turns: int) -> Slowness:
     reached = [_middle(measure, series) for series in own]
     usual = statistics.median(_middle(measure, series) for series in others)
     return Slowness(
@@ -216,7 +216,7 @@ def _tell(measure: Measure, own: Sequence[Series], others: Sequence[Series], slo
     )
 
 
-def _middle(measure: Measure, series: Series) -> float:
+def _middle(measure: Measure, series: Turns) -> float:
     return statistics.median(series.latencies_us if measure is Measure.LATENCY else series.busbws_gb_s)
 
 

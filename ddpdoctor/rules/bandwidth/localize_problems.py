@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from ddpdoctor.model.bandwidth import Arrival, Bench, NodeResult, Pair
+    from ddpdoctor.rules.bandwidth.curve import Measured
     from ddpdoctor.rules.bandwidth.localize_edges import Slow, Slowness
     from ddpdoctor.rules.bandwidth.localize_who import SlowNode
-    from ddpdoctor.rules.bandwidth.measured import Measured
 
 AT_ONCE = "several ran at once, so that they may have slowed each other"
 FIX_RANK = (

@@ -11,9 +11,9 @@ from ddpdoctor.model.bandwidth import describe_shared_gpus
 from ddpdoctor.rules.bandwidth.localize_edges import (
     Edge,
     Found,
-    Series,
     Slow,
     Slowness,
+    Turns,
     can_judge,
     compare,
     find_slow,
@@ -110,8 +110,8 @@ def _edges(pairs: Iterable[Pair]) -> list[Edge[int]]:
     return [Edge(ends=pair.ranks, series=_series(pair)) for pair in pairs]
 
 
-def _series(result: Pair | NodeResult) -> Series:
-    return Series(busbws_gb_s=result.busbws_gb_s, latencies_us=result.latencies_us)
+def _series(result: Pair | NodeResult) -> Turns:
+    return Turns(busbws_gb_s=result.busbws_gb_s, latencies_us=result.latencies_us)
 
 
 def _judge_hosts(across: Sequence[Pair]) -> Found[str]:
@@ -124,8 +124,8 @@ def _judge_hosts(across: Sequence[Pair]) -> Found[str]:
     return find_slow(Edge(ends=hosts, series=_middle(pairs)) for hosts, pairs in between.items())
 
 
-def _middle(pairs: Sequence[Pair]) -> Series:
-    return Series(
+def _middle(pairs: Sequence[Pair]) -> Turns:
+    return Turns(
         busbws_gb_s=tuple(map(statistics.median, zip(*(pair.busbws_gb_s for pair in pairs), strict=False))),
         latencies_us=tuple(map(statistics.median, zip(*(pair.latencies_us for pair in pairs), strict=False))),
     )

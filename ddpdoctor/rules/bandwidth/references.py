@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Mode, Reference, describe_shared_gpus
 from ddpdoctor.model.bandwidth_references import read_references
+from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.rules.bandwidth.sweeps import curve_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.bandwidth import Bench
     from ddpdoctor.model.bandwidth_references import Known
-    from ddpdoctor.rules.bandwidth.series import Series
+    from ddpdoctor.rules.bandwidth.sweeps import Sweep
 
 REFERENCE_MARGIN = 0.10
 """How far below a figure of the table a system is still healthy. Our choice: Azure's gate for its H200 nodes is 431
@@ -44,37 +46,29 @@ class Yardstick:
 
 
 def find_yardstick(
-    bench: Bench, series: Series, all_series: Sequence[Series], expect_gb_s: float | None, *, use_reference: bool
+    bench: Bench, sweep: Sweep, all_sweeps: Sequence[Sweep], expect_gb_s: float | None, *, use_reference: bool
 ) -> Yardstick:
     """Return what to compare a curve with: --expect before the table, and nothing if ranks share a GPU."""
-    found = _find(bench, series, expect_gb_s, use_reference=use_reference)
-    latency = series.mode is Mode.LATENCY and any(_is_throughput_of(series, other) for other in all_series)
-    if latency and found.reference is not None:
+    found = _find(bench, sweep, expect_gb_s, use_reference=use_reference)
+    measured = {curve_of(other.first) for other in all_sweeps}
+    back_to_back = curve_of(replace(sweep.first, mode=Mode.THROUGHPUT)) in measured
+    if sweep.first.mode is Mode.LATENCY and back_to_back and found.reference is not None:
         return Yardstick(reference=None, note="references are of calls back to back, which throughput mode measures")
     return found
 
 
-def _find(bench: Bench, series: Series, expect_gb_s: float | None, *, use_reference: bool) -> Yardstick:
+def _find(bench: Bench, sweep: Sweep, expect_gb_s: float | None, *, use_reference: bool) -> Yardstick:
     if shared := describe_shared_gpus(bench.members):
         return Yardstick(reference=None, note=shared)
     if expect_gb_s is not None:
-        return Yardstick(reference=_expected(expect_gb_s), steady=bench.settings.backend == "gloo")
+        expected = Reference(gb_s=expect_gb_s, high_gb_s=None, text=EXPECT, source=EXPECT, min_size_bytes=0)
+        return Yardstick(reference=expected, steady=bench.settings.backend == "gloo")
     if not use_reference:
         return Yardstick(reference=None, note="it is held to no reference, as asked for")
-    return _look_up(bench, series)
+    return _look_up(bench, sweep)
 
 
-def _is_throughput_of(series: Series, other: Series) -> bool:
-    return other.mode is Mode.THROUGHPUT and (series.collective, series.dtype, series.redop, series.in_place) == (
-        other.collective, other.dtype, other.redop, other.in_place
-    )  # fmt: skip
-
-
-def _expected(gb_s: float) -> Reference:
-    return Reference(gb_s=gb_s, high_gb_s=None, text=EXPECT, source=EXPECT, min_size_bytes=0)
-
-
-def _look_up(bench: Bench, series: Series) -> Yardstick:
+def _look_up(bench: Bench, sweep: Sweep) -> Yardstick:
     names = sorted({member.device_name for member in bench.members})
     if all(member.device == "cpu" for member in bench.members):
         return Yardstick(
@@ -85,22 +79,30 @@ def _look_up(bench: Bench, series: Series) -> Yardstick:
     rows = [row for row in read_references() if row.gpu.fullmatch(names[0])]
     if not rows or bench.settings.backend != "nccl":
         return Yardstick(reference=None, note=f"no reference for this hardware: {bench.settings.backend} on {names[0]}")
-    if series.dtype not in FLOATS or series.redop not in {None, "sum"}:
+    if sweep.first.dtype not in FLOATS or sweep.first.redop not in {None, "sum"}:
         return Yardstick(reference=None, note="the references are of sums of float32, float16 and bfloat16")
-    return _choose(bench, series, names[0], rows)
+    return _choose(bench, sweep, names[0], rows)
 
 
-def _choose(bench: Bench, series: Series, name: str, rows: list[Known]) -> Yardstick:
+def _choose(bench: Bench, sweep: Sweep, name: str, rows: list[Known]) -> Yardstick:
     ranks, nodes = len(bench.members), len({member.host for member in bench.members})
-    fitting = [row for row in rows if row.ranks == ranks and row.nodes == nodes and row.collective is series.collective]
+    fitting = [
+        row for row in rows if row.ranks == ranks and row.nodes == nodes and row.collective is sweep.first.collective
+    ]
     if not fitting:
         there = "; ".join(dict.fromkeys(f"{row.collective.value} of {row.ranks} on {row.nodes}" for row in rows))
-        what = f"{series.collective.value} of {ranks} {name} on {nodes} {'host' if nodes == 1 else 'hosts'}"
+        what = f"{sweep.first.collective.value} of {ranks} {name} on {count_of(nodes, 'host')}"
         return Yardstick(reference=None, note=f"no reference for {what} (there is for {there})")
     off = _switched_off(bench)
     row = next((row for row in fitting if (row.algorithm == "ring") is bool(off)), fitting[0])
-    note = _beside(row, fitting, off)
-    return Yardstick(reference=_reference(row), note=note, margin=REFERENCE_MARGIN)
+    reference = Reference(
+        gb_s=row.low_gb_s,
+        high_gb_s=row.high_gb_s,
+        text=row.text,
+        source=row.source,
+        min_size_bytes=row.min_size_bytes,
+    )
+    return Yardstick(reference=reference, note=_beside(row, fitting, off), margin=REFERENCE_MARGIN)
 
 
 def _switched_off(bench: Bench) -> str:
@@ -131,13 +133,3 @@ def _beside(row: Known, fitting: list[Known], off: str) -> str:
     if row.algorithm == "ring":
         return f"{off} is set: without it, {other.low_gb_s:.0f} GB/s have been seen"
     return f"a ring, without the reduction in the switch (NVLS), gives {other.low_gb_s:.0f} GB/s"
-
-
-def _reference(row: Known) -> Reference:
-    return Reference(
-        gb_s=row.low_gb_s,
-        high_gb_s=row.high_gb_s,
-        text=row.text,
-        source=row.source,
-        min_size_bytes=row.min_size_bytes,
-    )

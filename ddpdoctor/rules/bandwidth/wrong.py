@@ -11,14 +11,14 @@ from ddpdoctor.model.bandwidth import Collective
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.bandwidth.words import name_case
+from ddpdoctor.rules.bandwidth.sweeps import name_case
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddpdoctor.model.bandwidth import Bench, Wrong
-    from ddpdoctor.rules.bandwidth.measured import Measured
+    from ddpdoctor.rules.bandwidth.curve import Measured
 
 SHOWN = 8
 """How many wrong elements are named; more would repeat the same."""

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.rules.consistency.blame import DriftCause
-from ddpdoctor.rules.consistency.problems import problems_of
+from ddpdoctor.rules.consistency.problems import DriftCause, problems_of
 from ddpdoctor.rules.consistency.survey import ruling, survey
 from ddpdoctor.rules.registry import rule
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.rules.consistency.blame import DriftCause, seen
 from ddpdoctor.rules.consistency.parameter_causes import UNEVEN_STEPS, why_parameters_differ
-from ddpdoctor.rules.consistency.problems import problems_of
+from ddpdoctor.rules.consistency.problems import DriftCause, Found, problems_of, seen
 from ddpdoctor.rules.consistency.replicas import is_aligned, sightings, unwrapped_of
-from ddpdoctor.rules.consistency.survey import Found, ruling, survey
+from ddpdoctor.rules.consistency.survey import ruling, survey
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:

@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.consistency import What
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.rules.consistency.blame import DriftCause, Ground, blame_of, outvoted, seen, sides_by, sides_words
-from ddpdoctor.rules.consistency.problems import problems_of
+from ddpdoctor.rules.consistency.problems import (
+    DriftCause,
+    Ground,
+    blame_of,
+    outvoted,
+    problems_of,
+    seen,
+    sides_by,
+    sides_words,
+)
 from ddpdoctor.rules.consistency.survey import ruling, survey
 from ddpdoctor.rules.registry import rule
 

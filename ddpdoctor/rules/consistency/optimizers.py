@@ -9,7 +9,6 @@ from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, skipped
-from ddpdoctor.rules.consistency.blame import DriftCause, Ground
 from ddpdoctor.rules.consistency.parameter_causes import (
     MAX_SETTINGS,
     SAME_SETTINGS,
@@ -19,7 +18,7 @@ from ddpdoctor.rules.consistency.parameter_causes import (
     to_see_each,
     why_parameters_differ,
 )
-from ddpdoctor.rules.consistency.problems import WHO_IS_UNKNOWN, hosts_of, model_words, problems_of
+from ddpdoctor.rules.consistency.problems import WHO_IS_UNKNOWN, DriftCause, Ground, hosts_of, model_words, problems_of
 from ddpdoctor.rules.consistency.replicas import all_values, is_aligned, sightings
 from ddpdoctor.rules.consistency.survey import excuse_of_model, replicas, ruling, survey
 from ddpdoctor.rules.registry import rule

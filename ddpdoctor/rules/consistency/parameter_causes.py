@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.rules.consistency.blame import (
+from ddpdoctor.rules.consistency.gradients import added_after_wrapping, why_gradients_differ
+from ddpdoctor.rules.consistency.problems import (
     DriftBlame,
     DriftCause,
     Ground,
@@ -17,7 +18,6 @@ from ddpdoctor.rules.consistency.blame import (
     sides_by,
     sides_words,
 )
-from ddpdoctor.rules.consistency.gradients import added_after_wrapping, why_gradients_differ
 from ddpdoctor.rules.consistency.replicas import is_aligned, sightings, values_at
 
 if TYPE_CHECKING:

@@ -8,28 +8,19 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.consistency.problems import Found
 from ddpdoctor.rules.consistency.replicas import all_values, is_aligned, replicas_of, sightings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ddpdoctor.model.facts import Job
-    from ddpdoctor.rules.consistency.blame import DriftCause
+    from ddpdoctor.rules.consistency.problems import DriftCause
     from ddpdoctor.rules.consistency.replicas import Replica, Sighting
 
 _LOCAL_SGD = "ocalSGD"
 """Part of the names of torch's hook and optimizer, ``post_localSGD_hook`` and ``PostLocalSGDOptimizer``."""
 _SHARDED = "ZeroRedundancyOptimizer"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A difference that counts, and its likely cause."""
-
-    sighting: Sighting
-    cause: DriftCause
-    since: int | None = None
-    """The step at which it began, if known to be before the step at which it was seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,7 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.data import words
-from ddpdoctor.rules.data.arithmetic import drew_all
-from ddpdoctor.rules.data.contents import is_told_by_prints, same_batches, same_contents
-from ddpdoctor.rules.data.counted import with_counts
+from ddpdoctor.rules.data.evidence import drew_all, is_told_by_prints, same_batches, same_contents, with_counts
 from ddpdoctor.rules.data.shared import Shared, judge_loaders, was_trained
 from ddpdoctor.rules.registry import rule
 

@@ -1,17 +1,155 @@
-"""What arithmetic alone says about DD701, DD703 and DD704. Elsewhere these rules use what ranks actually drew."""
+"""What arithmetic alone says of an epoch: DD705, DD706, and DD701, DD703 and DD704 before any rank draws."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.model.sharing import Sharing
-from ddpdoctor.rules.answers import Answer, Problem, judged
-from ddpdoctor.rules.registry import also
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.registry import also, rule
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.sharing import Shares
+    from ddpdoctor.model.sharing import RankShare, Shares
+
+
+@rule(
+    "DD705",
+    "last-batch",
+    Severity.INFO,
+    "The last batch of an epoch is smaller than the others, or there is none",
+    after=("optimizer-drift",),
+)
+def check_last_batch(shares: Shares) -> Answer:
+    """Report an epoch without any batch, or with a last batch of one sample or one that is not full.
+
+    ## What it means
+
+    If an epoch has no batch, nothing is trained, and nothing reports it. In training, `BatchNorm1d` raises for a batch
+    of one sample (`Expected more than 1 value per channel when training`), and other layers that normalize over the
+    batch take that one sample for the whole batch. In a smaller batch every sample weighs more: DDP gives each rank's
+    mean the same weight.
+
+    ## How it is recognized
+
+    By arithmetic: samples, world size, batch size, and how sampler and loader treat the remainder. No data is read.
+
+    ## How sure
+
+    High: the result follows from the numbers. Whether the model has such a layer is not checked.
+
+    ## What to do
+
+    `DataLoader(..., drop_last=True)` skips a last batch that is not full. If the sampler shuffles, other samples are
+    skipped in the next epoch. If there is no batch at all, use a smaller batch size or fewer ranks.
+
+    ## Example
+
+        the last batch of every rank has 1 sample
+    """
+    plan, first = shares.plan, shares.ranks[0]
+    without = [one.rank for one in shares.ranks if not one.batches]
+    if without:
+        return judged([_no_batch(shares, tuple(without))], _words(first))
+    single = tuple(one.rank for one in shares.ranks if one.last_batch == 1 < plan.batch_size)
+    if single:
+        return judged([_single(shares, single)], _words(first))
+    short = tuple(one.rank for one in shares.ranks if one.last_batch < plan.batch_size)
+    if short:
+        return judged([_short(shares, short)], _words(first))
+    return passed(_words(first))
+
+
+@rule(
+    "DD706",
+    "accumulation-rest",
+    Severity.INFO,
+    "The batches of an epoch do not divide by the accumulated ones",
+    after=("optimizer-drift",),
+)
+def check_accumulation(shares: Shares) -> Answer:
+    """Report an epoch whose last gradients are accumulated from fewer batches than those of other steps.
+
+    ## What it means
+
+    If gradients are accumulated over K batches, an epoch of B batches ends in the middle of a step unless K divides B.
+    A loop that steps at `(i + 1) % K == 0` carries those gradients into the next epoch, or drops them if it calls
+    `zero_grad` first. A loop that also steps at the end makes one step from fewer batches, but still divides their loss
+    by K.
+
+    ## How it is recognized
+
+    By arithmetic, with `--grad-accumulation K`.
+
+    ## How sure
+
+    High that batches are left over. What the loop does with them is not checked.
+
+    ## What to do
+
+    Choose one: also step at the last batch and divide by the actual number of batches, or skip the batches that are
+    left.
+
+    ## Example
+
+        29 batches are 7 steps of 4 batches, and 1 batch is left
+    """
+    every, batches = shares.plan.accumulation, shares.ranks[0].batches
+    if every == 1:
+        return skipped("gradients are not accumulated (--grad-accumulation)")
+    steps, rest = divmod(batches, every)
+    seen = f"{count_of(batches, 'batch', 'batches')} are {count_of(steps, 'step', 'steps')} of {every} batches"
+    if not rest:
+        return passed(seen)
+    left = f"{count_of(rest, 'batch is', 'batches are')} left"
+    fix = "step at the last batch of an epoch too, and divide the loss by the batches that there were; or leave it out"
+    return judged([Problem(summary=f"{seen}, and {left}", fix=fix)], f"{seen}, {left}")
+
+
+def _no_batch(shares: Shares, ranks: tuple[int, ...]) -> Problem:
+    one = shares.ranks[ranks[0]]
+    whose = "no rank" if len(ranks) == len(shares.ranks) else "not every rank"
+    return Problem(
+        severity=Severity.ERROR,
+        ranks=ranks,
+        summary=f"{whose} has a batch: an epoch passes and trains nothing",
+        evidence=(
+            f"a rank draws {one.drawn} of {shares.plan.samples} samples, for batches of {shares.plan.batch_size}",
+        ),
+        fix="lower the batch size, start fewer ranks, or set drop_last=False"
+        if shares.plan.samples
+        else "see why the dataset is empty: its path, its split, its filter",
+    )
+
+
+def _single(shares: Shares, ranks: tuple[int, ...]) -> Problem:
+    return Problem(
+        severity=Severity.WARNING,
+        ranks=ranks,
+        summary=f"the last batch of {_whose(shares, ranks)} has 1 sample: BatchNorm1d raises at it in training, and "
+        "other layers that normalise over the batch have one sample to go by",
+        fix="set drop_last=True in the DataLoader, or choose another batch size",
+    )
+
+
+def _short(shares: Shares, ranks: tuple[int, ...]) -> Problem:
+    last = shares.ranks[ranks[0]].last_batch
+    return Problem(
+        ranks=ranks,
+        summary=f"the last batch of {_whose(shares, ranks)} has {last} of {shares.plan.batch_size} samples, each of "
+        f"which weighs {shares.plan.batch_size / last:.3g} times as much in the mean of its batch",
+        fix="set drop_last=True in the DataLoader where that matters",
+    )
+
+
+def _whose(shares: Shares, ranks: tuple[int, ...]) -> str:
+    return "every rank" if len(ranks) == len(shares.ranks) else f"{len(ranks)} of {len(shares.ranks)} ranks"
+
+
+def _words(one: RankShare) -> str:
+    batches = count_of(one.batches, "batch", "batches")
+    return f"rank {one.rank}: {batches}, the last of {count_of(one.last_batch, 'sample', 'samples')}"
 
 
 @also("DD701")

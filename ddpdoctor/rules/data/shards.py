@@ -9,8 +9,7 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.data import words
-from ddpdoctor.rules.data.arithmetic import are_distinct, must_leave_gap, shows_all, sum_of_all
-from ddpdoctor.rules.data.counted import find_overlap, with_counts
+from ddpdoctor.rules.data.evidence import are_distinct, find_overlap, must_leave_gap, shows_all, sum_of_all, with_counts
 from ddpdoctor.rules.data.shared import Shared, judge_loaders, was_trained
 from ddpdoctor.rules.majority import Voice, compare
 from ddpdoctor.rules.registry import rule

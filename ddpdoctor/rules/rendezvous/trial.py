@@ -8,10 +8,9 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import Group, rule
-from ddpdoctor.rules.rendezvous.large import say_size
+from ddpdoctor.rules.rendezvous.large import is_black_hole, say_size
 from ddpdoctor.rules.rendezvous.meeting import Meeting, first_few, say_duration
 from ddpdoctor.rules.rendezvous.mesh import failure_of
-from ddpdoctor.rules.rendezvous.payloads import is_black_hole
 from ddpdoctor.rules.rendezvous.store import fails
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import math
 from itertools import combinations
 
 from ddpdoctor.model.bandwidth import Arrival, Bench, Member, NodeResult, Pair, Settings
-from ddpdoctor.rules.bandwidth.measured import Measured
+from ddpdoctor.rules.bandwidth.curve import Measured
 
 TURNS = 9
 USUAL_GB_S, USUAL_US = 1.0, 400.0

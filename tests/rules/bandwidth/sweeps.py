@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ddpdoctor.model.bandwidth import Bench, Collective, Measurement, Member, Mode, Settings
-from ddpdoctor.rules.bandwidth.series import sort_series
+from ddpdoctor.rules.bandwidth.sweeps import sort_sweeps
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 FACTORS = {
@@ -62,7 +62,7 @@ def linear(alpha_us, algbw_gb_s, sizes, *, ranks=8, **changes):
 
 
 def series(rows):
-    (one,) = sort_series(rows)
+    (one,) = sort_sweeps(rows)
     return one
 
 

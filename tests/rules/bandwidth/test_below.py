@@ -8,8 +8,7 @@ from ddpdoctor.model.bandwidth import Reason, Settings
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.rules.bandwidth.below import MEASURE_MORE, check_below, check_noise
 from ddpdoctor.rules.bandwidth.compare import Baseline, compare
-from ddpdoctor.rules.bandwidth.curve import build_curves
-from ddpdoctor.rules.bandwidth.measured import Measured
+from ddpdoctor.rules.bandwidth.curve import Measured, build_curves
 from tests.rules.bandwidth.sweeps import GIB, H200, MIB, bench, members, row, sweep, upto
 
 PASSED, FAILED, SKIPPED, UNTOLD = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED, Outcome.INCONCLUSIVE

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ddpdoctor.rules.bandwidth.fit import fit_line, fit_of
-from ddpdoctor.rules.bandwidth.series import size_at, time_at
+from ddpdoctor.rules.bandwidth.shape import fit_line, fit_of
+from ddpdoctor.rules.bandwidth.sweeps import size_at, time_at
 from tests.rules.bandwidth.sweeps import A100, GIB, H200, KIB, MIB, linear, powers, series, sweep, upto
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdoctor.rules.bandwidth.plateau import describe_end, find_latency, find_plateau
+from ddpdoctor.rules.bandwidth.shape import describe_end, find_latency, find_plateau
 from tests.rules.bandwidth.sweeps import A100, GIB, H200, KIB, MIB, linear, powers, series, sweep, upto
 
 NOISY = {64 * MIB: 1.0, 128 * MIB: 0.9, 256 * MIB: 1.1}

@@ -4,7 +4,7 @@ import pytest
 
 from ddpdoctor.model.bandwidth import Collective, Wrong
 from ddpdoctor.model.findings import Confidence, Outcome
-from ddpdoctor.rules.bandwidth.measured import Measured
+from ddpdoctor.rules.bandwidth.curve import Measured
 from ddpdoctor.rules.bandwidth.wrong import check_wrong_data
 from tests.rules.bandwidth.sweeps import MIB, bench, row, sweep
 

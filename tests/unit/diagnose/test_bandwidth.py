@@ -5,7 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.diagnose.bandwidth.report import Wanted, build_report, check_ranks, exit_status, read_baseline
+from ddpdoctor.diagnose.bandwidth.report import (
+    BenchReportOptions,
+    build_report,
+    check_ranks,
+    exit_status,
+    read_baseline,
+)
 from ddpdoctor.model.bandwidth import Advice, Comparison, Curve, Ending, Measurement, Member, Position, Stop, Wrong
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.errors import UserError
@@ -38,7 +44,7 @@ def checks(report):
 
 
 def test_a_healthy_bench():
-    report = build_report(bench(FULL), Wanted(command=("ddpdoctor", "allreduce-bench", "--api-key", "x")))
+    report = build_report(bench(FULL), BenchReportOptions(command=("ddpdoctor", "allreduce-bench", "--api-key", "x")))
 
     assert (report.findings, report.verdict) == ((), None)
     assert [check.code for check in report.checks] == CODES
@@ -56,7 +62,7 @@ def test_the_report_holds_all_that_was_measured_and_what_follows_and_comes_back_
     made = replace(bench(FULL, wrong=(WRONG,)), notes=("warm",))
     baseline = Baseline(name="monday.json", results=FULL, members=made.members, settings=made.settings)
 
-    report = build_report(made, Wanted(baseline=baseline, fail_below=0.9, model_size=350_000_000))
+    report = build_report(made, BenchReportOptions(baseline=baseline, fail_below=0.9, model_size=350_000_000))
     data = parse_report(render_json(report)).data
 
     assert data["verb"] == "allreduce-bench"
@@ -72,7 +78,7 @@ def test_the_report_holds_all_that_was_measured_and_what_follows_and_comes_back_
 
 
 def test_nothing_measured_is_a_report_too():
-    report = build_report(cpus(), Wanted())
+    report = build_report(cpus(), BenchReportOptions())
 
     assert set(checks(report).values()) == {Outcome.SKIPPED}
     assert report.data["advice"] is None
@@ -82,20 +88,20 @@ def test_nothing_measured_is_a_report_too():
 @pytest.mark.parametrize(
     ("made", "wanted", "fail_on", "status"),
     [
-        (bench(FULL), Wanted(), Severity.ERROR, 0),
+        (bench(FULL), BenchReportOptions(), Severity.ERROR, 0),
         # The table warns.
-        (bench(SLOW), Wanted(), Severity.ERROR, 0),
-        (bench(SLOW), Wanted(), Severity.WARNING, 1),
-        (bench(SLOW), Wanted(use_reference=False), Severity.WARNING, 0),
-        (bench(SLOW), Wanted(expect_gb_s=400.0), Severity.ERROR, 1),
-        (bench(SLOW), Wanted(expect_gb_s=400.0), None, 0),
+        (bench(SLOW), BenchReportOptions(), Severity.ERROR, 0),
+        (bench(SLOW), BenchReportOptions(), Severity.WARNING, 1),
+        (bench(SLOW), BenchReportOptions(use_reference=False), Severity.WARNING, 0),
+        (bench(SLOW), BenchReportOptions(expect_gb_s=400.0), Severity.ERROR, 1),
+        (bench(SLOW), BenchReportOptions(expect_gb_s=400.0), None, 0),
         # What was demanded and cannot be told
-        (cpus(NOISY), Wanted(expect_gb_s=1.0), Severity.ERROR, 4),
-        (cpus(NOISY), Wanted(expect_gb_s=1.0), None, 4),
-        (cpus(NOISY), Wanted(expect_gb_s=1.0), Severity.INFO, 1),
-        (cpus(NOISY), Wanted(), Severity.INFO, 0),
-        (cpus(), Wanted(expect_gb_s=1.0), Severity.ERROR, 4),
-        (bench(FULL, wrong=(WRONG,)), Wanted(), Severity.ERROR, 1),
+        (cpus(NOISY), BenchReportOptions(expect_gb_s=1.0), Severity.ERROR, 4),
+        (cpus(NOISY), BenchReportOptions(expect_gb_s=1.0), None, 4),
+        (cpus(NOISY), BenchReportOptions(expect_gb_s=1.0), Severity.INFO, 1),
+        (cpus(NOISY), BenchReportOptions(), Severity.INFO, 0),
+        (cpus(), BenchReportOptions(expect_gb_s=1.0), Severity.ERROR, 4),
+        (bench(FULL, wrong=(WRONG,)), BenchReportOptions(), Severity.ERROR, 1),
     ],
 )
 def test_exit_status(made, wanted, fail_on, status):
@@ -103,7 +109,7 @@ def test_exit_status(made, wanted, fail_on, status):
 
 
 def test_wrong_data_are_the_verdict_before_any_figure():
-    report = build_report(bench(SLOW, wrong=(WRONG,)), Wanted(expect_gb_s=400.0))
+    report = build_report(bench(SLOW, wrong=(WRONG,)), BenchReportOptions(expect_gb_s=400.0))
 
     assert [finding.code for finding in report.findings] == ["DD401", "DD405"]
     assert report.verdict is not None
@@ -111,19 +117,19 @@ def test_wrong_data_are_the_verdict_before_any_figure():
 
 
 def test_noise_is_never_the_verdict():
-    report = build_report(cpus(NOISY), Wanted(expect_gb_s=1.0))
+    report = build_report(cpus(NOISY), BenchReportOptions(expect_gb_s=1.0))
 
     assert [finding.kind for finding in report.findings] == ["too-noisy"]
     assert report.verdict is None
 
 
 def test_against_a_saved_run():
-    saved = parse_report(render_json(build_report(cpus(sweep({MIB: 1.0, 2 * MIB: 2.0})), Wanted())))
+    saved = parse_report(render_json(build_report(cpus(sweep({MIB: 1.0, 2 * MIB: 2.0})), BenchReportOptions())))
     baseline = read_baseline(saved, "monday.json")
     now = cpus([row(MIB, 1.0), row(2 * MIB, 1.0)])
 
-    shown = build_report(now, Wanted(baseline=baseline))
-    demanded = build_report(now, Wanted(baseline=baseline, fail_below=0.9))
+    shown = build_report(now, BenchReportOptions(baseline=baseline))
+    demanded = build_report(now, BenchReportOptions(baseline=baseline, fail_below=0.9))
 
     assert shown.findings == ()
     assert exit_status(shown, Severity.INFO) == 0
@@ -136,7 +142,7 @@ def test_a_saved_run_of_another_number_of_ranks_is_inconclusive():
     four = cpus(sweep({MIB: 1.0}, ranks=4), ranks=4)
     baseline = Baseline(name="m.json", results=four.results, members=four.members, settings=four.settings)
 
-    report = build_report(cpus(sweep({MIB: 1.0})), Wanted(baseline=baseline, fail_below=0.9))
+    report = build_report(cpus(sweep({MIB: 1.0})), BenchReportOptions(baseline=baseline, fail_below=0.9))
 
     assert checks(report)["DD405"] is Outcome.INCONCLUSIVE
     assert exit_status(report, Severity.ERROR) == 4
@@ -145,7 +151,7 @@ def test_a_saved_run_of_another_number_of_ranks_is_inconclusive():
 def test_an_interrupted_bench_keeps_what_it_has():
     made = replace(bench(FULL[:5]), stop=Stop(ending=Ending.INTERRUPTED, phase="measure", signal="SIGINT"))
 
-    report = build_report(made, Wanted(expect_gb_s=400.0))
+    report = build_report(made, BenchReportOptions(expect_gb_s=400.0))
 
     assert report.job is not None
     assert report.job.status is JobStatus.INTERRUPTED
@@ -162,7 +168,7 @@ def test_where_each_rank_was_when_the_bench_stopped():
     )
     made = replace(cpus(ranks=6), stop=Stop(ending=Ending.HUNG, phase="measure", positions=positions))
 
-    report = build_report(made, Wanted())
+    report = build_report(made, BenchReportOptions())
 
     assert [one.state for one in report.ranks] == [
         "in all_reduce",
@@ -183,14 +189,14 @@ def test_where_each_rank_was_when_the_bench_stopped():
 def test_a_bench_that_did_not_end_is_no_success_whatever_is_found():
     made = replace(bench(FULL), stop=Stop(ending=Ending.FAILED, phase="measure"))
 
-    assert exit_status(build_report(made, Wanted()), None) == 4
+    assert exit_status(build_report(made, BenchReportOptions()), None) == 4
 
 
 def test_a_part_that_raises_is_a_crashed_check_and_the_rest_stays():
     # A row of which the count is nothing, as no bench measures it, but a damaged file may hold.
     made = cpus([replace(row(MIB, 1.0), count=0), row(2 * MIB, 1.0)])
 
-    report = build_report(made, Wanted(model_size=1000))
+    report = build_report(made, BenchReportOptions(model_size=1000))
 
     assert len(report.data["results"]) == 2
     assert [check.id for check in report.checks if check.outcome is Outcome.CRASHED] == ["advice"]
@@ -211,7 +217,7 @@ def test_a_part_that_raises_is_a_crashed_check_and_the_rest_stays():
     ],
 )
 def test_a_damaged_baseline_says_what_is_wrong_with_it(spoil, says):
-    plain = json.loads(render_json(build_report(cpus(sweep({MIB: 1.0})), Wanted())))
+    plain = json.loads(render_json(build_report(cpus(sweep({MIB: 1.0})), BenchReportOptions())))
     spoil(plain["data"])
 
     with pytest.raises(UserError) as raised:
@@ -222,7 +228,7 @@ def test_a_damaged_baseline_says_what_is_wrong_with_it(spoil, says):
 
 
 def test_checks_of_a_report_are_those_of_the_rules():
-    report = build_report(bench(FULL), Wanted())
+    report = build_report(bench(FULL), BenchReportOptions())
 
     assert report.checks[0] == Check(
         id="wrong-data", code="DD401", group="bandwidth", outcome=Outcome.PASSED,
@@ -231,7 +237,7 @@ def test_checks_of_a_report_are_those_of_the_rules():
 
 
 def test_hosts_are_in_the_order_of_their_ranks():
-    report = build_report(replace(bench(FULL), members=tuple(reversed(members(8, 2)))), Wanted())
+    report = build_report(replace(bench(FULL), members=tuple(reversed(members(8, 2)))), BenchReportOptions())
 
     assert report.data["hosts"] == ["node1", "node0"]
     assert report.job is not None

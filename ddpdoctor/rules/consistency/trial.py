@@ -1,4 +1,4 @@
-"""DD509: DDP's gradient is not that of one process on the whole batch."""
+"""DD509 and DD510: DDP's gradient is not that of one process, or a second run does not repeat the first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.reference import GradientErrors, OneProcess, ReferenceStep
-    from ddpdoctor.model.trial import Trial
+    from ddpdoctor.model.trial import Rerun, Trial
+
+_RANDOM = (
+    "the model draws random numbers in training, other than by layers of dropout, which were turned off: one process "
+    "draws others than the ranks do"
+)
 
 
 @rule("DD509", "reference-gradient", Severity.ERROR, "DDP's gradient is not that of one process on the whole batch")
@@ -73,12 +78,6 @@ def check_reference(trial: Trial) -> Answer:
     return passed() if reference.steps else unknown("no step was computed in one process")
 
 
-_RANDOM = (
-    "the model draws random numbers in training, other than by layers of dropout, which were turned off: one process "
-    "draws others than the ranks do"
-)
-
-
 def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Problem:
     explanation = explain(reference, step)
     worst = worst_tensor(step)
@@ -122,3 +121,64 @@ def _done(reference: OneProcess, ranks: tuple[int, ...]) -> list[str]:
     layers = "1 layer" if reference.dropout == 1 else f"{reference.dropout} layers"
     off = f"; {layers} of dropout turned off" if reference.dropout else ""
     return [f"the same state and the same batches of {rank_list(ranks)} in one process{off}"]
+
+
+@rule("DD510", "not-repeatable", Severity.INFO, "Two runs with the same seed differ on the same rank")
+def check_repeat(trial: Trial) -> Answer:
+    """Report that a second run with the same seed does not give the same bits on the same rank.
+
+    ## What it means
+
+    Nothing is wrong with the replicas, which are compared with each other in each run. The code or the machine does not
+    repeat itself. You then cannot compare two runs, or two machines, bit by bit, and a bug that shows in one run may
+    not show in the next.
+
+    ## How it is recognized
+
+    `check-consistency --twice` builds and trains the model a second time with the same seed. It compares 16 bytes per
+    tensor with the first run on the same rank: the built model, each batch, then gradients, parameters and optimizer
+    state of each step.
+
+    ## How sure
+
+    High. The finding does not say which code is to blame; the first tensor that differs shows where to look.
+
+    ## What to do
+
+    Create batches and models with torch's generators, which are seeded, not from the time, os.urandom or the order of a
+    set. On GPUs, atomic additions sum in any order: use `torch.use_deterministic_algorithms(True)` and
+    `CUBLAS_WORKSPACE_CONFIG`.
+
+    ## Example
+
+        a second run with the same seed differs from the first since step 1: the gradient of embed.weight, 1 of 12
+        tensors
+    """
+    rerun = trial.rerun
+    if rerun is None:
+        return skipped("--twice was not asked for")
+    if rerun.step is None:
+        return passed()
+    return judged(
+        [
+            Problem(
+                ranks=rerun.ranks,
+                step=rerun.step or None,
+                tensor=rerun.name if rerun.what is not None else None,
+                summary=f"a second run with the same seed differs from the first {_since(rerun)}: {_what(rerun)}",
+                evidence=(f"on {rank_list(rerun.ranks)}; this is no drift between ranks",),
+                fix="see torch.use_deterministic_algorithms; draw all random numbers from generators that are seeded",
+            )
+        ]
+    )
+
+
+def _since(rerun: Rerun) -> str:
+    return f"since step {rerun.step}" if rerun.step else "as it is built"
+
+
+def _what(rerun: Rerun) -> str:
+    if rerun.what is None:
+        return rerun.name
+    part = f" ({rerun.part})" if rerun.part else ""
+    return f"the {rerun.what.value} {rerun.name}{part}, {rerun.differing} of {rerun.of} tensors"
