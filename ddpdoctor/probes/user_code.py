@@ -9,6 +9,7 @@ import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,3 +127,15 @@ def _place(error: BaseException) -> str:
 def is_installed(file: str) -> bool:
     """Return whether a file belongs to the interpreter, an installed package or ddpdoctor, and not to the user."""
     return file.startswith("<") or str(Path(file).resolve()).startswith(_NOT_THE_USERS)
+
+
+def leaves(batch: Any, place: str = "batch") -> Iterator[tuple[str, Any]]:
+    """Yield each leaf of a batch after its place: "batch[0]", "batch['labels']"."""
+    if isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from leaves(value, f"{place}[{key!r}]")
+    elif isinstance(batch, (list, tuple)):
+        for index, value in enumerate(batch):
+            yield from leaves(value, f"{place}[{index}]")
+    else:
+        yield place, batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Collective, Mode, NodeResult, Pair
@@ -135,37 +135,32 @@ def _gather_visits(world: Group, plan: Plan, progress: Progress) -> Iterator[tup
 
 
 def _sum_up_pair(unit: Unit, visits: Sequence[Visit], hosts: Sequence[str], *, alone: bool) -> Pair:
-    latencies_us = tuple(visit.latency_us for visit in visits)
-    busbws_gb_s = tuple(visit.busbw_gb_s for visit in visits)
     late_us = [statistics.median(late) for late in zip(*(visit.late_us for visit in visits), strict=True)]
     first, second = unit.ranks
     return Pair(
         ranks=(first, second),
         hosts=(hosts[first], hosts[second]),
-        latency_us=statistics.median(latencies_us),
-        busbw_gb_s=statistics.median(busbws_gb_s),
-        cv=coefficient_of_variation(busbws_gb_s),
-        alone=alone,
         late_us=(late_us[0], late_us[1]),
-        latencies_us=latencies_us,
-        busbws_gb_s=busbws_gb_s,
+        alone=alone,
+        **_sum_up(visits),
     )
 
 
 def _sum_up_node(unit: _Node, visits: Sequence[Visit], *, alone: bool) -> NodeResult:
+    return NodeResult(host=unit.host, peer=unit.peer, ranks=unit.ranks, alone=alone, **_sum_up(visits))
+
+
+def _sum_up(visits: Sequence[Visit]) -> dict[str, Any]:
+    """Return the fields that pairs and nodes have in common."""
     latencies_us = tuple(visit.latency_us for visit in visits)
     busbws_gb_s = tuple(visit.busbw_gb_s for visit in visits)
-    return NodeResult(
-        host=unit.host,
-        peer=unit.peer,
-        ranks=unit.ranks,
-        latency_us=statistics.median(latencies_us),
-        busbw_gb_s=statistics.median(busbws_gb_s),
-        cv=coefficient_of_variation(busbws_gb_s),
-        alone=alone,
-        latencies_us=latencies_us,
-        busbws_gb_s=busbws_gb_s,
-    )
+    return {
+        "latency_us": statistics.median(latencies_us),
+        "busbw_gb_s": statistics.median(busbws_gb_s),
+        "cv": coefficient_of_variation(busbws_gb_s),
+        "latencies_us": latencies_us,
+        "busbws_gb_s": busbws_gb_s,
+    }
 
 
 def _note(log: Log, plan: Plan, measured: int, what: str, turns: int, *, alone: bool) -> None:

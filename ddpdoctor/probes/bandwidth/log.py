@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Bench
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ddpdoctor.model.bandwidth import (
         Arrival,
         LeftOut,
@@ -24,24 +23,24 @@ if TYPE_CHECKING:
     )
 
 
+@dataclass(slots=True)
 class Log:
     """The results on one rank. All ranks keep them, because any rank may have to report. Unseen parts are empty.
 
     Each append or assignment is atomic, so a snapshot may lack the last change but is never corrupt.
     """
 
-    def __init__(self, settings: Settings, members: Sequence[Member]) -> None:
-        self.settings = settings
-        self.members = tuple(members)
-        self.results: list[Measurement] = []
-        self.wrong: list[Wrong] = []
-        self.arrivals: tuple[Arrival, ...] = ()
-        self.pairs: list[Pair] = []
-        self.nodes: list[NodeResult] = []
-        self.left_out: list[LeftOut] = []
-        self.nccl_logs: tuple[NcclLog, ...] = ()
-        self.notes: list[str] = []
-        self._lock = threading.Lock()
+    settings: Settings
+    members: tuple[Member, ...]
+    results: list[Measurement] = field(default_factory=list)
+    wrong: list[Wrong] = field(default_factory=list)
+    arrivals: tuple[Arrival, ...] = ()
+    pairs: list[Pair] = field(default_factory=list)
+    nodes: list[NodeResult] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    nccl_logs: tuple[NcclLog, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, text: str) -> None:
         """Add a note for the reader about how it was measured. Equal notes are added once."""

@@ -30,7 +30,6 @@ class CaughtSignals:
         self._selector.register(self._reader, selectors.EVENT_READ)
 
     def __enter__(self) -> Self:
-        """Install the handlers."""
         self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in CAUGHT:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -38,7 +37,6 @@ class CaughtSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the former handlers."""
         for number, handler in self._former.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._former_fd)

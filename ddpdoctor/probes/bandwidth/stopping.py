@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
-from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.exchange.store import StoreError, wait_until
 from ddpdoctor.model.bandwidth import Ending, Position, Stop
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.probes.bandwidth.processes import EXITED, FROZEN, GONE
@@ -112,9 +112,7 @@ def _look_again(reporting: Reporting, position: Position) -> Position:
 
 def _dies(neighbours: Neighbours, rank: int) -> bool:
     """Wait until a rank that may be reporting has ended. Return whether a signal killed it before it could report."""
-    deadline = time.monotonic() + REPORT_LIMIT_S
-    while rank not in neighbours.gone() and time.monotonic() < deadline:
-        time.sleep(SOON_S)
+    wait_until(lambda: rank in neighbours.gone(), REPORT_LIMIT_S, SOON_S)
     return rank in neighbours.ends and not _has_exited(neighbours, rank)
 
 
@@ -135,11 +133,7 @@ def _becomes_reporter(reporting: Reporting, conversation: Conversation) -> bool:
     unable = reporting.neighbours.unable()
     before = sum(member.rank < reporting.rank and member.rank not in unable for member in reporting.members)
     wait_s = TURN_S + NEXT_TURN_S * min(before, MOST_TURNS) if before else 0.0
-    deadline = time.monotonic() + wait_s
-    while time.monotonic() < deadline:
-        if conversation.add("reporters", 0) > 0:
-            return False
-        time.sleep(LOOK_EVERY_S)
+    wait_until(lambda: conversation.add("reporters", 0) > 0, wait_s, LOOK_EVERY_S)
     return conversation.add("reporters", 1) == 1
 
 

@@ -113,7 +113,6 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-watch", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start watching."""
         self._signals.__enter__()
         self._put_off()
         # Not in the thread: even a rank that dies at once must have said which process it is.

@@ -8,7 +8,7 @@ from ddpdoctor.model.checkpoint import Contents, Part, TensorIn, Weights
 from ddpdoctor.probes.checkpoint.pickles import LAYERS, Opaque, TensorRef, walk_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 MOST_DEPTH = 4
 """How deep to look for parts. Trainers put them one or two levels down."""
@@ -25,11 +25,12 @@ def describe(root: Any, names: tuple[str, ...]) -> Contents:
     parts = {part for _, value, key in found if (part := _part_of(key, value)) is not None}
     weights = tuple(one for path, value, _ in found if (one := _weights_at(path, value)) is not None)
     if not weights and isinstance(root, Opaque):
-        weights = (_object_weights(root),)
+        # Such as a torch.jit script.
+        weights = (Weights(where="", tensors=_describe_all(walk_tensors(root))),)
     if weights:
         parts.add(Part.MODEL)
     return Contents(
-        tensors=tuple(describe_tensor(name, ref) for name, ref in walk_tensors(root)),
+        tensors=_describe_all(walk_tensors(root)),
         weights=weights,
         parts=tuple(part for part in Part if part in parts),
         empty_optimizer=any(_is_optimizer(value) and not value["state"] for _, value, _ in found),
@@ -37,14 +38,13 @@ def describe(root: Any, names: tuple[str, ...]) -> Contents:
     )
 
 
-def describe_tensor(name: str, ref: TensorRef) -> TensorIn:
-    """Return a tensor's name, shape and dtype as a fact."""
-    return TensorIn(name=name, shape=ref.shape, dtype=ref.dtype)
+def _describe_all(tensors: Iterable[tuple[str, TensorRef]]) -> tuple[TensorIn, ...]:
+    return tuple(TensorIn(name=name, shape=ref.shape, dtype=ref.dtype) for name, ref in tensors)
 
 
 def weights_of(tensors: Mapping[str, TensorRef]) -> Contents:
     """Return the contents of a file that holds only named tensors."""
-    described = tuple(describe_tensor(name, ref) for name, ref in tensors.items())
+    described = _describe_all(tensors.items())
     weights = (Weights(where="", tensors=described),) if described else ()
     return Contents(tensors=described, weights=weights, parts=(Part.MODEL,) if weights else ())
 
@@ -128,7 +128,7 @@ def _weights_at(path: str, value: Any) -> Weights | None:
         tensors = list(_state_of(value, ""))
     else:
         return None
-    return Weights(where=path, tensors=tuple(describe_tensor(name, ref) for name, ref in tensors))
+    return Weights(where=path, tensors=_describe_all(tensors))
 
 
 def _state_of(module: Opaque, prefix: str) -> Iterator[tuple[str, TensorRef]]:
@@ -141,8 +141,3 @@ def _state_of(module: Opaque, prefix: str) -> Iterator[tuple[str, TensorRef]]:
     for name, layer in state["_modules"].items():
         if _is_module(layer):
             yield from _state_of(layer, f"{prefix}{name}.")
-
-
-def _object_weights(root: Opaque) -> Weights:
-    """Return the tensors of an object that was pickled as a whole, such as a torch.jit script."""
-    return Weights(where="", tensors=tuple(describe_tensor(name, ref) for name, ref in walk_tensors(root)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -24,23 +24,19 @@ if TYPE_CHECKING:
 METADATA = ".metadata"
 
 
-class Window(io.RawIOBase):
+class _Window(io.RawIOBase):
     """A byte range of a file as a separate file object. Only what is being read is in memory."""
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
-        """``file`` is open; the part begins at ``start``."""
         self._file, self._start, self._length, self._at = file, start, length, 0
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a position in the part."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}[whence]
         if base + offset < 0:
             raise OSError(errno.EINVAL, "before the beginning")
@@ -48,11 +44,9 @@ class Window(io.RawIOBase):
         return self._at
 
     def tell(self) -> int:
-        """Return the position in the part."""
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Read up to the end of the part, or until the buffer is full."""
         self._file.seek(self._start + self._at)
         data = self._file.read(max(0, min(len(buffer), self._length - self._at)))
         buffer[: len(data)] = data
@@ -61,7 +55,7 @@ class Window(io.RawIOBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class _Item:
     """A part of the state, and the bytes that hold it."""
 
     name: str
@@ -79,33 +73,28 @@ def read_distributed(folder: Path, *, checksums: bool) -> FileSeen:
     """Read a folder. Raises ``OSError``."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
+    seen = FileSeen(path=str(folder), size_bytes=size, form=Form.FOLDER, state=State.WHOLE)
     if folder / METADATA not in files:
         detail = f"it holds {sum(path.suffix == '.distcp' for path in files)} .distcp files and no {METADATA}"
-        return FileSeen(path=str(folder), size_bytes=size, form=Form.FOLDER, state=State.CUT, detail=detail)
+        return replace(seen, state=State.CUT, detail=detail)
     try:
         with (folder / METADATA).open("rb") as file:
             root = read_pickle(file).root
         items, tensors = tuple(_items(root)), tuple(_tensors(root))
     except Unreadable as error:
-        return FileSeen(
-            path=str(folder), size_bytes=size, form=Form.FOLDER, state=State.UNREADABLE, detail=f"{METADATA}: {error}"
-        )
-    damaged = tuple(_damaged(folder, items)) if checksums else ()
-    return FileSeen(
-        path=str(folder),
-        size_bytes=size,
-        form=Form.FOLDER,
-        state=State.WHOLE,
+        return replace(seen, state=State.UNREADABLE, detail=f"{METADATA}: {error}")
+    return replace(
+        seen,
         checksums=Checksums.CHECKED if checksums else Checksums.NOT_READ,
-        damaged=damaged,
+        damaged=tuple(_damaged(folder, items)) if checksums else (),
         missing=tuple(_missing(folder, items)),
         contents=_describe(tensors, items),
     )
 
 
-def _items(root: Any) -> Iterator[Item]:
+def _items(root: Any) -> Iterator[_Item]:
     for index, info in _field(root, "storage_data", dict).items():
-        item = Item(
+        item = _Item(
             name=_field(index, "fqn", str),
             file=_field(info, "relative_path", str),
             offset=_field(info, "offset", int),
@@ -146,7 +135,7 @@ def _dtype(properties: Any) -> str:
     return next((value for value in values if isinstance(value, str) and value in DTYPES), "")
 
 
-def _missing(folder: Path, items: Iterable[Item]) -> Iterator[str]:
+def _missing(folder: Path, items: Iterable[_Item]) -> Iterator[str]:
     needed: dict[str, int] = {}
     for item in items:
         needed[item.file] = max(needed.get(item.file, 0), item.offset + item.length)
@@ -158,16 +147,16 @@ def _missing(folder: Path, items: Iterable[Item]) -> Iterator[str]:
             yield f"{name} has {path.stat().st_size} of {size} bytes"
 
 
-def _damaged(folder: Path, items: Iterable[Item]) -> Iterator[Damage]:
+def _damaged(folder: Path, items: Iterable[_Item]) -> Iterator[Damage]:
     for item in items:
         path = folder / item.file
         if path.is_file() and path.stat().st_size >= item.offset + item.length and not _is_sound(path, item):
             yield Damage(record=f"{item.file} at {item.offset}", tensors=(item.name,))
 
 
-def _is_sound(path: Path, item: Item) -> bool:
+def _is_sound(path: Path, item: _Item) -> bool:
     with path.open("rb") as file:
-        content = Window(file, item.offset, item.length)
+        content = _Window(file, item.offset, item.length)
         try:
             if not zipfile.is_zipfile(content):
                 return True  # compressed or another format: it has no checksum to verify
@@ -177,7 +166,7 @@ def _is_sound(path: Path, item: Item) -> bool:
             return False
 
 
-def _describe(tensors: tuple[TensorIn, ...], items: Iterable[Item]) -> Contents:
+def _describe(tensors: tuple[TensorIn, ...], items: Iterable[_Item]) -> Contents:
     """Recognize parts by the first word of their names, which the script chose."""
     names = {item.name.partition(".")[0].lower() for item in items} | {
         one.name.partition(".")[0].lower() for one in tensors

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import warnings
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ddpdoctor.model.checkpoint import Checksums, Damage, FileSeen, Form, State
@@ -19,9 +20,7 @@ from ddpdoctor.probes.checkpoint.zips import LOCAL_SIGNATURE, PICKLE, read_archi
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-    from ddpdoctor.model.checkpoint import OddValues
     from ddpdoctor.probes.checkpoint.zips import Archive
 
 HEAD_BYTES = 512
@@ -30,6 +29,20 @@ END_SIGNATURE = b"PK\x05\x06"
 """Signature of the record that ends a zip archive."""
 END_BYTES = 22
 """The least size of that record. A file that ends within it is truncated."""
+
+
+_BEGINNINGS = (
+    (b"version https://git-lfs", "a pointer of git-lfs: the file itself was not fetched (git lfs pull)"),
+    (b"<!doctype html", "an HTML page, as a server sends where a download failed"),
+    (b"<html", "an HTML page, as a server sends where a download failed"),
+    (b"<?xml", "XML, as a storage server sends where a download failed"),
+    (b"\x1f\x8b", "compressed by gzip: unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd: unpack it first"),
+    (b"\x89hdf", "an HDF5 file, as Keras writes"),
+    (b"\x93numpy", "an array of NumPy"),
+    (b"gguf", "a GGUF file, as llama.cpp reads"),
+)
+"""The usual files that are found where a checkpoint should be, by how they begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +92,7 @@ def _read_zip(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSeen:
         )
     tensors = tuple(walk_tensors(archive.loaded.root))
     refused, refusal = ((), "") if archive.damaged else try_load(path, named=archive.loaded.names)
-    values, unseen, prints = _look(path, tensors, archive.starts, looks)
-    return FileSeen(
+    seen = FileSeen(
         path=str(path),
         size_bytes=size,
         form=Form.ZIP,
@@ -90,10 +102,8 @@ def _read_zip(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSeen:
         contents=describe(archive.loaded.root, archive.loaded.names),
         refused=refused,
         refusal=refusal,
-        values=values,
-        unseen=unseen,
-        prints=prints,
     )
+    return _with_values(seen, tensors, archive.starts, looks)
 
 
 def _checksums(archive: Archive, looks: Looks) -> Checksums:
@@ -160,8 +170,7 @@ def _read_legacy(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSee
     if legacy is None:
         return None
     tensors = tuple(walk_tensors(legacy.loaded.root))
-    values, unseen, prints = _look(path, tensors, legacy.starts, looks) if legacy.is_whole else (None, (), None)
-    return FileSeen(
+    seen = FileSeen(
         path=str(path),
         size_bytes=size,
         form=Form.LEGACY,
@@ -170,10 +179,8 @@ def _read_legacy(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSee
         lost=tuple(name for name, ref in tensors if ref.storage.key not in legacy.starts),
         contents=describe(legacy.loaded.root, legacy.loaded.names),
         refused=legacy.loaded.names,
-        values=values,
-        unseen=unseen,
-        prints=prints,
     )
+    return _with_values(seen, tensors, legacy.starts, looks)
 
 
 def _read_safetensors(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSeen:
@@ -182,10 +189,7 @@ def _read_safetensors(path: Path, file: BinaryIO, size: int, looks: Looks) -> Fi
     except Unreadable as error:
         return _unread(path, size, Form.SAFETENSORS, State.UNREADABLE, str(error))
     lost = tuple(name for name in read.tensors if name not in read.starts)
-    values, unseen, prints = (
-        _look(path, tuple(read.tensors.items()), read.starts, looks) if not lost else (None, (), None)
-    )
-    return FileSeen(
+    seen = FileSeen(
         path=str(path),
         size_bytes=size,
         form=Form.SAFETENSORS,
@@ -193,32 +197,20 @@ def _read_safetensors(path: Path, file: BinaryIO, size: int, looks: Looks) -> Fi
         checksums=Checksums.NONE,
         lost=lost,
         contents=weights_of(read.tensors),
-        values=values,
-        unseen=unseen,
-        prints=prints,
     )
+    return _with_values(seen, tuple(read.tensors.items()), read.starts, looks)
 
 
-def _look(
-    path: Path, tensors: Sequence[tuple[str, TensorRef]], starts: Mapping[str, int], looks: Looks
-) -> tuple[tuple[OddValues, ...] | None, tuple[str, ...], dict[str, str] | None]:
-    with mapped(path) as buffer:
+def _with_values(
+    seen: FileSeen, tensors: Sequence[tuple[str, TensorRef]], starts: Mapping[str, int], looks: Looks
+) -> FileSeen:
+    """Add what the values of a whole file show."""
+    if seen.state is not State.WHOLE:
+        return seen
+    with mapped(Path(seen.path)) as buffer:
         values, unseen = look_at_values(buffer, tensors, starts) if looks.values else (None, ())
         prints = print_tensors(buffer, tensors, starts) if looks.prints else None
-    return values, unseen, prints
-
-
-_BEGINNINGS = (
-    (b"version https://git-lfs", "a pointer of git-lfs: the file itself was not fetched (git lfs pull)"),
-    (b"<!doctype html", "an HTML page, as a server sends where a download failed"),
-    (b"<html", "an HTML page, as a server sends where a download failed"),
-    (b"<?xml", "XML, as a storage server sends where a download failed"),
-    (b"\x1f\x8b", "compressed by gzip: unpack it first"),
-    (b"\x28\xb5\x2f\xfd", "compressed by zstd: unpack it first"),
-    (b"\x89hdf", "an HDF5 file, as Keras writes"),
-    (b"\x93numpy", "an array of NumPy"),
-    (b"gguf", "a GGUF file, as llama.cpp reads"),
-)
+    return replace(seen, values=values, unseen=unseen, prints=prints)
 
 
 def name_foreign(head: bytes) -> str:

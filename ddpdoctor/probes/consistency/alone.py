@@ -117,7 +117,6 @@ class Alone:
                 double = self._computed(kept, whole, parts, question.step, exact=True)
             except UserError:  # a layer or the user's code does not support float64
                 self._double = None
-        exact = self._double is not None
         copy_ = self._double or self._plain
         other, _ = self._compute(copy_, kept, whole, question.step, 0, seed=OTHER_NUMBERS)
         return compare_gradients(
@@ -130,7 +129,6 @@ class Alone:
             still=self._without_batchnorm(copy_, kept, whole, batches, question.step) if self._batchnorm else None,
             samples=sample_counts(batches),
             part_losses=tuple(loss for _, loss in own),
-            in_double=exact,
         )
 
     def _computed(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.consistency.seeds import BATCH, set_seed
-from ddpdoctor.probes.user_code import load_callable, users_turn
+from ddpdoctor.probes.user_code import leaves, load_callable, users_turn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ddpdoctor.model.trial import TrialSettings
 
@@ -37,7 +37,7 @@ class Batches:
         """Return a batch on the device. Random numbers are seeded by rank and step. Raises ``UserError``."""
         set_seed(self.seed, BATCH, step=step, rank=rank)
         with users_turn(f"{self.spec} failed for rank {rank}, step {step}"):
-            return move(self.make(rank, world_size, step), self.device)
+            return map_tensors(self.make(rank, world_size, step), lambda tensor: tensor.to(self.device))
 
 
 def choose_batches(settings: TrialSettings, module: Any, device: Any) -> Batches:
@@ -58,36 +58,11 @@ def choose_batches(settings: TrialSettings, module: Any, device: Any) -> Batches
     )
 
 
-def move(batch: Any, device: Any) -> Any:
-    """Return a batch with its tensors on a device."""
-    return map_tensors(batch, lambda tensor: tensor.to(device))
-
-
 def map_tensors(batch: Any, change: Callable[[Any], Any]) -> Any:
     """Return a batch with ``change`` applied to every tensor in its mappings, lists and tuples."""
     import torch
 
-    if isinstance(batch, torch.Tensor):
-        return change(batch)
-    if isinstance(batch, Mapping):
-        return {key: map_tensors(value, change) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(value, change) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(map_tensors(value, change) for value in batch)
-    return batch
-
-
-def leaves(batch: Any, place: str = "batch") -> Iterator[tuple[str, Any]]:
-    """Yield each leaf of a batch after its place: "batch[0]", "batch['labels']"."""
-    if isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from leaves(value, f"{place}[{key!r}]")
-    elif isinstance(batch, (list, tuple)):
-        for index, value in enumerate(batch):
-            yield from leaves(value, f"{place}[{index}]")
-    else:
-        yield place, batch
+    return _rebuild(batch, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf)
 
 
 def join(batches: Sequence[Any]) -> Any:
@@ -96,7 +71,7 @@ def join(batches: Sequence[Any]) -> Any:
     if len({tuple(place for place, _ in row) for row in rows}) > 1:
         raise CannotJoin("the batches of the ranks are not built alike")
     joined = iter([_join_leaf(row[0][0], [leaf for _, leaf in row]) for row in zip(*rows, strict=True)])
-    return _rebuild(batches[0], joined)
+    return _rebuild(batches[0], lambda _: next(joined))
 
 
 def sample_counts(batches: Sequence[Any]) -> tuple[int, ...]:
@@ -106,14 +81,15 @@ def sample_counts(batches: Sequence[Any]) -> tuple[int, ...]:
     )
 
 
-def _rebuild(batch: Any, leaf: Iterator[Any]) -> Any:
+def _rebuild(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a batch with ``change`` applied to every leaf, in the order of ``leaves``."""
     if isinstance(batch, Mapping):
-        return {key: _rebuild(value, leaf) for key, value in batch.items()}
+        return {key: _rebuild(value, change) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_rebuild(value, leaf) for value in batch))
+        return type(batch)(*(_rebuild(value, change) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(_rebuild(value, leaf) for value in batch)
-    return next(leaf)
+        return type(batch)(_rebuild(value, change) for value in batch)
+    return change(batch)
 
 
 def _join_leaf(place: str, parts: Sequence[Any]) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.reference import GradientErrors, ReferenceStep
@@ -48,7 +48,6 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
     still: Gradients | None,
     samples: tuple[int, ...],
     part_losses: tuple[float | None, ...],
-    in_double: bool,
 ) -> ReferenceStep:
     """Return a step's comparison.
 
@@ -56,32 +55,18 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
     """
     best = double or plain
     names = [name for name in best.whole if name in ddp and all(name in part for part in best.parts)]
-    mean = {name: sum(part[name] for part in best.parts) / len(best.parts) for name in names}
+    mean = {name: _mean(best.parts, name) for name in names}
     held = {name: ddp[name].double() for name in names}
     weights = _weights([{n: part[n] for n in names} for part in best.parts], {n: best.whole[n] for n in names})
     scale = _ratio(_dot(held, mean), _dot(mean, mean))
     rounding = _roundings(names, plain, double, reordered, ddp)
     rows = []
     for name in names:
-        whole, parts = best.whole[name], [part[name] for part in best.parts]
-        weighted = sum(weight * part for weight, part in zip(weights, parts, strict=True))
-        rows.append(
-            GradientErrors(
-                name=name,
-                elements=whole.numel(),
-                norm=_norm(whole),
-                ddp_norm=_norm(held[name]),
-                rounding=rounding[name],
-                exact=_exact(rounding[name], _norm(whole - reordered[name]), in_double=in_double),
-                whole=_norm(held[name] - whole),
-                parts=_norm(held[name] - mean[name]),
-                local=_norm(held[name] - parts[0]),
-                scaled=_norm(held[name] - scale * mean[name]),
-                maths=_norm(whole - mean[name]),
-                weighted=_norm(whole - weighted),
-                without_batchnorm=None if still is None else _norm(still.whole[name] - _mean(still.parts, name)),
-            )
-        )
+        exact = _norm(best.whole[name] - reordered[name])
+        exact = rounding[name] if double is None else min(rounding[name], max(EXACT_SHARE * rounding[name], exact))
+        row = _compare(name, held[name], best, scale=scale, weights=weights, rounding=rounding[name], exact=exact)
+        off = None if still is None else _norm(still.whole[name] - _mean(still.parts, name))
+        rows.append(replace(row, without_batchnorm=off))
     noise = [_norm(best.whole[n] - other_numbers[n]) / rounding[n] for n in names if n in other_numbers]
     return ReferenceStep(
         step=question.step,
@@ -93,6 +78,34 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
         random_error=max(noise, default=0.0),
         tensors=tuple(rows),
         missing=tuple(sorted({*best.whole} ^ {*ddp}))[:8],
+    )
+
+
+def _compare(  # noqa: PLR0913 - what all parameters have in common, and what each has
+    name: str,
+    held: Any,
+    best: Gradients,
+    *,
+    scale: float,
+    weights: Sequence[float],
+    rounding: float,
+    exact: float,
+) -> GradientErrors:
+    whole, parts, mean = best.whole[name], [part[name] for part in best.parts], _mean(best.parts, name)
+    return GradientErrors(
+        name=name,
+        elements=whole.numel(),
+        norm=_norm(whole),
+        ddp_norm=_norm(held),
+        rounding=rounding,
+        exact=exact,
+        whole=_norm(held - whole),
+        parts=_norm(held - mean),
+        local=_norm(held - parts[0]),
+        scaled=_norm(held - scale * mean),
+        maths=_norm(whole - mean),
+        weighted=_norm(whole - sum(weight * part for weight, part in zip(weights, parts, strict=True))),
+        without_batchnorm=None,
     )
 
 
@@ -118,11 +131,6 @@ def _own_rounding(name: str, plain: Gradients, double: Gradients | None, reorder
         return min(error, UNSURE_SHARE * _norm(plain.whole[name]))
     pairs = [(plain.whole, double.whole), *zip(plain.parts, double.parts, strict=True)]
     return max(_norm(one[name] - other[name]) for one, other in pairs)
-
-
-def _exact(rounding: float, reordered: float, *, in_double: bool) -> float:
-    """Return how precisely the gradients of the whole batch and of its parts can be compared."""
-    return min(rounding, max(EXACT_SHARE * rounding, reordered)) if in_double else rounding
 
 
 def _weights(parts: Sequence[Named], whole: Named) -> tuple[float, ...]:

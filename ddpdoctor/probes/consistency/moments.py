@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.consistency import Values, What
-from ddpdoctor.probes.consistency.batches import leaves
+from ddpdoctor.probes.user_code import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

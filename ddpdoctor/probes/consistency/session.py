@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -135,14 +136,12 @@ class _Run:
         if not self._ranks.agree(_Decision, "alike", alike).goes_on:
             self._notes.append("DDP was not tried: with models that differ its constructor raises, or waits for long")
             return None if models is None else self._trial(setting, models)
-        referee = (
-            ReferenceProcess(self._settings, self._launch.world_size, self._device, dropout) if self._judges() else None
-        )
-        try:
-            own, steps = self._train(setting, "", referee)
-        finally:
-            if referee is not None:
-                referee.close()
+        reference = None
+        with ExitStack() as opened:
+            if self._settings.reference and self._launch.rank == 0:
+                reference = ReferenceProcess(self._settings, self._launch.world_size, self._device, dropout)
+                opened.callback(reference.close)
+            own, steps = self._train(setting, "", reference)
         rerun = self._run_again(own) if self._settings.twice else None
         if models is None or steps is None:
             return None
@@ -151,7 +150,7 @@ class _Run:
             consistency=Consistency(
                 check_every=1, streams=compare_moments(steps), allowed=self._settings.allowed
             ),
-            reference=None if referee is None else referee.reference(),
+            reference=None if reference is None else reference.reference(),
             rerun=rerun,
         )  # fmt: skip
 
@@ -174,7 +173,7 @@ class _Run:
         return setting, dropout
 
     def _train(
-        self, setting: Setting, run: str, referee: ReferenceProcess | None
+        self, setting: Setting, run: str, reference: ReferenceProcess | None
     ) -> tuple[Own, list[tuple[Moment, ...]] | None]:
         """Make all steps. Return this rank's record, and on rank 0 the records of all ranks, step by step."""
         module = setting.built.module
@@ -186,11 +185,11 @@ class _Run:
         own: list[Moment] = []
         steps: list[tuple[Moment, ...]] = []
         for step in range(1, self._settings.steps + 1):
-            if referee is not None:
-                referee.keep_state(module)
+            if reference is not None:
+                reference.keep_state(module)
             loss = training.compute(step)
-            if referee is not None:
-                referee.keep_gradients(module)
+            if reference is not None:
+                reference.keep_gradients(module)
             moment = training.finish(step, loss)
             own.append(moment)
             self._watch.mark(f"step {step}: the comparison")
@@ -198,14 +197,14 @@ class _Run:
             if moments is not None:
                 steps.append(moments)
             if self._settings.reference and not run:
-                self._ask(referee, step, moments)
+                self._ask(reference, step, moments)
         return Own(built=built, moments=tuple(own)), steps if self._launch.rank == 0 else None
 
-    def _ask(self, referee: ReferenceProcess | None, step: int, moments: tuple[Moment, ...] | None) -> None:
+    def _ask(self, reference: ReferenceProcess | None, step: int, moments: tuple[Moment, ...] | None) -> None:
         """Have one process compute the step while the ranks wait. It may take as long as all ranks together."""
         self._watch.mark(f"step {step}: the reference", times=6 + 6 * self._launch.world_size)
-        if referee is not None and moments is not None:
-            referee.ask(step, moments)
+        if reference is not None and moments is not None:
+            reference.ask(step, moments)
         self._ranks.agree(_Decision, f"asked/{step}", _Decision(goes_on=True) if self._launch.rank == 0 else None)
 
     def _run_again(self, first: Own) -> Rerun | None:
@@ -214,9 +213,6 @@ class _Run:
         second, _ = self._train(setting, "-again", None)
         reruns = self._ranks.gather("rerun", compare_runs(first, second, self._launch.rank))
         return None if reruns is None else merge_reruns(reruns)
-
-    def _judges(self) -> bool:
-        return self._settings.reference and self._launch.rank == 0
 
     def _trial(self, setting: Setting, models: Any) -> Trial:
         return Trial(

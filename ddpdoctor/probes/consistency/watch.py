@@ -74,12 +74,10 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-watch", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop."""
         self._over.set()
         self._thread.join(timeout=2 * STATUS_LIMIT_S)
 

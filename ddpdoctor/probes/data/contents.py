@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.probes.user_code import leaves
 from ddpdoctor.recorder.replicas.fingerprint import fingerprints
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def print_samples(dataset: Any, samples: int) -> tuple[str, ...]:
 
 def print_leaves(data: Any) -> tuple[str, ...]:
     """Return "leaf:digest" for a batch or a sample. Leaves with only one value say nothing and are left out."""
-    told = ((number, _digest(leaf)) for number, leaf in enumerate(islice(_leaves(data), MOST_LEAVES)))
+    told = ((number, _digest(leaf)) for number, (_, leaf) in enumerate(islice(leaves(data), MOST_LEAVES)))
     return tuple(f"{number}:{digest}" for number, digest in told if digest)
 
 
@@ -46,19 +47,8 @@ def count_samples(batch: Any) -> int:
     """Return how many samples a batch has: the first dimension of its first tensor, else 1."""
     import torch
 
-    sizes = (len(leaf) for leaf in _leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim())
+    sizes = (len(leaf) for _, leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim())
     return next(sizes, len(batch) if isinstance(batch, list) else 1)
-
-
-def _leaves(data: Any) -> Iterator[Any]:
-    if isinstance(data, dict):
-        for name in data:
-            yield from _leaves(data[name])
-    elif isinstance(data, list | tuple):
-        for one in data:
-            yield from _leaves(one)
-    else:
-        yield data
 
 
 def _digest(leaf: Any) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.data import EpochSeen, LoaderSeen, SamplerSeen
-from ddpdoctor.model.drawn import RankPass
+from ddpdoctor.model.drawn import RankDraws, RankPass
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.data.contents import count_samples, print_leaves, print_samples
 from ddpdoctor.probes.data.indices import NoIndices, draw_pass, find_base
@@ -22,23 +23,10 @@ PRINTED_BATCHES = 8
 """Our choice: how many batches of such a pass get digests."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
-    """What one rank found out about its loader."""
+def look_at(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> tuple[RankDraws, tuple[bytes, ...]]:
+    """Draw from what the user's function returned. Return the draws, and a bitmap of the samples drawn in each pass.
 
-    kind: str
-    loader: LoaderSeen
-    samples: int | None
-    passes: tuple[RankPass, ...]
-    maps: tuple[bytes, ...] = ()
-    """For each pass, a bitmap of the samples that were drawn. Empty without indices."""
-    set_epoch: bool = False
-    notes: tuple[str, ...] = ()
-
-
-def look_at(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> Looked:
-    """Draw from what the user's function returned.
-
+    Without indices there are no bitmaps.
     Raises ``UserError`` if it is not a loader, or if the user's code fails.
     """
     from torch.utils.data import DataLoader, Dataset
@@ -61,38 +49,27 @@ def look_at(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) ->
         raise UserError(
             f"{name} returns {_type_of(made)}, which is no loader", help="Return the DataLoader that training iterates."
         )
-    return _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch)
+    return _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch), ()
 
 
-def _look_at_loader(loader: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> Looked:
+def _look_at_loader(
+    loader: Any, name: str, rank: int, epochs: int, *, set_epoch: bool
+) -> tuple[RankDraws, tuple[bytes, ...]]:
     from torch.utils.data import IterableDataset
 
     if isinstance(loader.dataset, IterableDataset):
-        return _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch)
+        return _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch), ()
     try:
         base = find_base(loader.dataset)
         drawn = _draw(loader, base, name, epochs, set_epoch=set_epoch)
     except NoIndices as error:
-        found = _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch)
-        return Looked(
-            kind=found.kind,
-            loader=found.loader,
-            samples=None,
-            passes=found.passes,
-            set_epoch=found.set_epoch,
-            notes=(f"the indices of {_type_of(loader)} could not be followed: {error}", *found.notes),
-        )
+        draws = _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch)
+        note = f"the indices of {_type_of(loader)} could not be followed: {error}"
+        return replace(draws, notes=(note, *draws.notes)), ()
     prints, notes = _print_samples(base, name)
     seen = tuple(one.epoch(prints) for one in drawn)
-    return Looked(
-        kind=_type_of(loader),
-        loader=_describe(loader, base, seen, indices_seen=True),
-        samples=base.samples,
-        passes=tuple(one.row(rank) for one in drawn),
-        maps=tuple(bytes(one.bits) for one in drawn),
-        set_epoch=any(one.set_epoch is not None for one in drawn),
-        notes=notes,
-    )
+    draws = _describe(loader, base, seen, tuple(one.row(rank) for one in drawn), notes)
+    return draws, tuple(bytes(one.bits) for one in drawn)
 
 
 def _draw(loader: Any, base: Base, name: str, epochs: int, *, set_epoch: bool) -> tuple[PassDrawn, ...]:
@@ -111,7 +88,7 @@ def _draw(loader: Any, base: Base, name: str, epochs: int, *, set_epoch: bool) -
     return tuple(drawn)
 
 
-def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> Looked:
+def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> RankDraws:
     """Iterate data that has no indices. It must be loaded to be counted."""
     seen, rows, stopped = [], [], False
     with users_turn(f"{name}: going over it failed"):
@@ -122,14 +99,7 @@ def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch:
             seen.append(_epoch_without_indices(row, prints, number, epoch))
             stopped |= not row.complete
     notes = (f"a pass was followed for {PASS_LIMIT_S:g} s, and not to its end",) if stopped else ()
-    return Looked(
-        kind=_type_of(made),
-        loader=_describe(made, None, tuple(seen), indices_seen=False),
-        samples=None,
-        passes=tuple(rows),
-        set_epoch=any(one.set_epoch is not None for one in seen),
-        notes=notes,
-    )
+    return _describe(made, None, tuple(seen), tuple(rows), notes)
 
 
 def _count_pass(made: Any, rank: int) -> tuple[RankPass, tuple[str, ...]]:
@@ -195,24 +165,37 @@ def _epoch_owners(loader: Any) -> tuple[Any, ...]:
     return (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
 
 
-def _describe(made: Any, base: Base | None, seen: tuple[EpochSeen, ...], *, indices_seen: bool) -> LoaderSeen:
+def _describe(
+    made: Any, base: Base | None, seen: tuple[EpochSeen, ...], passes: tuple[RankPass, ...], notes: tuple[str, ...]
+) -> RankDraws:
+    """Return the draws from a loader. ``base`` is None if it has no indices."""
     dataset = getattr(made, "dataset", made) if base is None else base.dataset
-    batch_sampler = getattr(made, "batch_sampler", None)
-    batch_size = getattr(made, "batch_size", None) or getattr(batch_sampler, "batch_size", None)
-    return LoaderSeen(
+    batch_size = getattr(made, "batch_size", None) or getattr(getattr(made, "batch_sampler", None), "batch_size", None)
+    samples = None if base is None else base.samples
+    loader = LoaderSeen(
         number=1,
         site=None,
         dataset=_type_of(dataset),
         dataset_print="",
-        samples=None if base is None else base.samples,
+        samples=samples,
         batch_size=batch_size if isinstance(batch_size, int) else None,
         drop_last=getattr(made, "drop_last", None),
-        iterable=not indices_seen,
+        iterable=base is None,
         workers=getattr(made, "num_workers", 0),
-        indices_seen=indices_seen,
-        sampler=_describe_sampler(made) if indices_seen else None,
+        indices_seen=base is not None,
+        sampler=None if base is None else _describe_sampler(made),
         epochs=seen,
         passes=len(seen),
+    )
+    return RankDraws(
+        rank=passes[0].rank,
+        host=os.uname().nodename,
+        loader=loader,
+        kind=_type_of(made),
+        samples=samples,
+        set_epoch=any(one.set_epoch is not None for one in seen),
+        passes=passes,
+        notes=notes,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.exchange.store import StoreError
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ddpdoctor.model.launch import Launch
-    from ddpdoctor.probes.data.loaders import Looked
     from ddpdoctor.probes.ranks import Ranks
 
 MOST_SAMPLES = 2**24
@@ -85,17 +84,17 @@ def _take_part(wanted: Wanted, launch: Launch, ranks: Ranks, report: Callable[[H
 
 def _look(wanted: Wanted, launch: Launch, ranks: Ranks) -> tuple[RankDraws, tuple[bytes, ...]]:
     """Return what this rank reports, and the bitmaps of its passes if they are small enough."""
-    host = os.uname().nodename
     try:
         with _process_group(ranks):
             function = load_callable(wanted.function, "--dataset")
             with users_turn(f"--dataset {wanted.function} failed"):
                 made = function()
-            looked = look_at(made, wanted.function, launch.rank, wanted.epochs, set_epoch=wanted.set_epoch)
+            draws, maps = look_at(made, wanted.function, launch.rank, wanted.epochs, set_epoch=wanted.set_epoch)
     except UserError as error:
+        host = os.uname().nodename
         return RankDraws(rank=launch.rank, host=host, problem=error.message, help=_advise(error)), ()
-    fits = looked.samples is not None and looked.samples <= MOST_SAMPLES and len(looked.maps) == wanted.epochs
-    return _tell(looked, launch.rank, host, compared=fits), looked.maps if fits else ()
+    fits = draws.samples is not None and draws.samples <= MOST_SAMPLES and len(maps) == wanted.epochs
+    return replace(draws, compared=fits), maps if fits else ()
 
 
 def _advise(error: UserError) -> str:
@@ -103,20 +102,6 @@ def _advise(error: UserError) -> str:
         return error.help
     return (
         f"{error.help}\nThe process group is there already: call init_process_group only if not dist.is_initialized()."
-    )
-
-
-def _tell(looked: Looked, rank: int, host: str, *, compared: bool) -> RankDraws:
-    return RankDraws(
-        rank=rank,
-        host=host,
-        loader=looked.loader,
-        kind=looked.kind,
-        samples=looked.samples,
-        set_epoch=looked.set_epoch,
-        passes=looked.passes,
-        notes=looked.notes,
-        compared=compared,
     )
 
 

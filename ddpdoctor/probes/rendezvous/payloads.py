@@ -208,7 +208,6 @@ class StallWatch:
     """Waits for a connection as long as it makes progress, which is what the other side's kernel acknowledges."""
 
     def __init__(self, connection: socket.socket, stall_s: float) -> None:
-        """Start watching now."""
         self._connection, self._stall_s = connection, stall_s
         self._started = self._moved_at = time.monotonic()
         self._delivered = read_tcp_counts(connection).delivered_bytes

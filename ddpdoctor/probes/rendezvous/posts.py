@@ -114,7 +114,6 @@ class Posts:
         return PostsOpen(ports=ports, ticket=self._ticket.hex(), error=self._error)
 
     def __enter__(self) -> Self:
-        """Start serving."""
         if self._listeners:
             self._thread.start()
         return self

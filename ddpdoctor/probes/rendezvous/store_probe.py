@@ -13,7 +13,6 @@ from ddpdoctor.probes.rendezvous.torch_process import NoTorch, TorchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
 
     from typing_extensions import Self
 
@@ -46,15 +45,11 @@ class StoreWatch:
         self._thread = threading.Thread(target=self._look, name="ddpdoctor-store", daemon=True)
 
     def __enter__(self) -> Self:
-        """Start."""
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop, without waiting for a probe that is under way."""
-        self._ended.set()
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()  # without waiting for a probe that is under way
 
     def _look(self) -> None:
         pause_s = FIRST_AFTER_S

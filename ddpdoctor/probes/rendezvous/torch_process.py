@@ -54,11 +54,9 @@ class TorchProcess:
         threading.Thread(target=self._listen, name="ddpdoctor-torch", daemon=True).start()
 
     def __enter__(self) -> Self:
-        """Return this object; the process has already started."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the process."""
         self._process.kill()
         self._process.wait()
 

@@ -12,6 +12,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.exchange.store import wait_until
 from ddpdoctor.model.errors import first_line
 
 if TYPE_CHECKING:
@@ -166,6 +167,4 @@ class _Start:
     def _see_off(self, world_size: int) -> None:
         """Wait for the other ranks. A rank that leaves early breaks the connections of those that are not done."""
         self._joined.add("left", 1)
-        deadline = time.monotonic() + GRACE_S
-        while int(self._joined.add("left", 0)) < world_size and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: int(self._joined.add("left", 0)) >= world_size, GRACE_S, 0.01)

@@ -40,7 +40,7 @@ def compared(model, loss, batches, ddp, dtype=torch.float32):
     return compare_gradients(
         question=QUESTION, ddp=held, plain=made[dtype], double=made[torch.float64],
         other_numbers=made[torch.float64].whole, reordered=reordered, still=None, samples=(8,) * RANKS,
-        part_losses=(1.0,) * RANKS, in_double=True,
+        part_losses=(1.0,) * RANKS,
     )  # fmt: skip
 
 

@@ -9,13 +9,14 @@ from torch import nn
 from ddpdoctor.model.consistency import StreamClock, Values, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.trial import TrialSettings
-from ddpdoctor.probes.consistency.batches import CannotJoin, choose_batches, join, leaves, sample_counts
+from ddpdoctor.probes.consistency.batches import CannotJoin, choose_batches, join, sample_counts
 from ddpdoctor.probes.consistency.building import build, quiet_dropout, see_model
 from ddpdoctor.probes.consistency.comparing import Own, compare_moments, compare_runs, merge_reruns
 from ddpdoctor.probes.consistency.losses import Steps
 from ddpdoctor.probes.consistency.moments import Moment, Seen, buffer_rows, look, parameter_rows, state_rows
 from ddpdoctor.probes.consistency.session import describe_built
 from ddpdoctor.probes.consistency.watch import Place, describe_places
+from ddpdoctor.probes.user_code import leaves
 
 CPU = torch.device("cpu")
 SETTINGS = TrialSettings(model="m:f")
