@@ -12,15 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.scenarios.bandwidth.running import Ran, bench
-from tests.scenarios.bandwidth.slowing import (
-    SMALL,
-    bench_on,
-    crowded,
-    late,
-    limit_host,
-    limit_link,
-    named,
-)
+from tests.scenarios.bandwidth.slowing import SMALL, bench_on, crowded, late, limit_host, limit_link, named
 from tests.scenarios.hosts import lent_hosts
 
 ENOUGH = ("--max-size", "1KiB", "--iters", "50", "--warmup", "1", "--mode", "latency", "--format", "json")

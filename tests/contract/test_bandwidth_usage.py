@@ -1,27 +1,13 @@
 """`allreduce-bench` as a user meets it on the command line, before any rank starts."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from ddpdoctor.cli.allreduce_bench import Options
 from ddpdoctor.cli.options import declared_by
-from tests import forking
-from tests.scenarios.running import clean_environment
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Run the command in an empty folder, outside any launcher."""
-
-    def run_in(*args):
-        env = clean_environment(PYTHONPATH=str(ROOT))
-        return forking.run("-m", "ddpdoctor", "allreduce-bench", *args, cwd=tmp_path, env=env)
-
-    return run_in
+VERB = ("allreduce-bench",)
 
 
 def test_help_shows_every_option_with_its_default(run):

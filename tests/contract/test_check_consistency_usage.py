@@ -8,21 +8,9 @@ import pytest
 
 from ddpdoctor.cli import check_consistency
 from ddpdoctor.cli.options import Argument, declared_by
-from tests import forking
-from tests.scenarios.running import SCHEMA, clean_environment
+from tests.scenarios.running import SCHEMA
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Run the command in an empty folder, outside any launcher."""
-
-    def run_in(*args, **env):
-        env = clean_environment(PYTHONPATH=str(ROOT), **env)
-        return forking.run("-m", "ddpdoctor", "check-consistency", *args, cwd=tmp_path, env=env)
-
-    return run_in
+VERB = ("check-consistency",)
 
 
 def test_help_shows_every_option_within_80_columns(run):

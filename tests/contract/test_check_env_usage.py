@@ -3,29 +3,15 @@
 import json
 import os
 import re
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import jsonschema
 import pytest
 
 from tests import forking
+from tests.scenarios.running import SCHEMA
 
-ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "schema.json").read_text())
-LAUNCHERS = re.compile(r"^(DDPDOCTOR|SLURM|PET|TORCHELASTIC|MASTER|OMPI|PMI|NCCL|GLOO)_|^(RANK|WORLD_SIZE|LOCAL_RANK)$")
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Run the command in an empty folder, outside any launcher."""
-
-    def run_in(*args, **env):
-        clean = {name: value for name, value in os.environ.items() if not LAUNCHERS.search(name)}
-        environment = {**clean, "PYTHONPATH": str(ROOT), **env}
-        return forking.run("-m", "ddpdoctor", "check-env", *args, cwd=tmp_path, env=environment)
-
-    return run_in
+VERB = ("check-env",)
 
 
 def test_this_machine_is_checked_without_an_error_of_ours(run):

@@ -1,20 +1,13 @@
 """`check-data` and `check-checkpoint` as a user meets them on the command line."""
 
 import json
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import jsonschema
 import pytest
 
 from tests import forking
+from tests.scenarios.running import SCHEMA
 
-ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((ROOT / "ddpdoctor" / "report" / "schema.json").read_text())
-LAUNCHERS = re.compile(r"^(DDPDOCTOR|SLURM|PET|TORCHELASTIC|MASTER)_|^(RANK|WORLD_SIZE|LOCAL_RANK|COLUMNS)$")
 DATA = """
 from torch.utils.data import DataLoader, DistributedSampler
 samples = [float(number) for number in range(30)]
@@ -32,21 +25,6 @@ content = open("sound.pt", "rb").read()
 open("cut.pt", "wb").write(content[:-100])
 """
 MODEL = "import torch\ndef build(): return torch.nn.Linear(4, 2)\n"
-
-
-@pytest.fixture
-def run(tmp_path):
-    def run_in(*args, **env):
-        clean = {name: value for name, value in os.environ.items() if not LAUNCHERS.search(name)}
-        environment = {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}
-        if not env:
-            return forking.run("-m", "ddpdoctor", *args, cwd=tmp_path, env=environment)
-        command = [sys.executable, "-m", "ddpdoctor", *map(str, args)]
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False
-        )
-
-    return run_in
 
 
 def plan(*more):

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,25 +9,6 @@ import pytest
 from tests import forking
 
 ROOT = Path(__file__).parents[2]
-CLEARED = ("TORCH_DISTRIBUTED_DEBUG", "NO_COLOR", "COLUMNS", "PET_NPROC_PER_NODE")
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Run the command in an empty folder; return what it left."""
-
-    def run_in(*args, **env):
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("DDPDOCTOR_")}
-        clean = {name: value for name, value in clean.items() if name not in CLEARED}
-        clean = {**clean, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), **env}
-        if not any(name.startswith("PYTHON") for name in env):
-            return forking.run("-m", "ddpdoctor", *args, cwd=tmp_path, env=clean)
-        command = [sys.executable, "-m", "ddpdoctor", *map(str, args)]
-        return subprocess.run(
-            command, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=200, check=False
-        )
-
-    return run_in
 
 
 def write_report(folder, **changes):

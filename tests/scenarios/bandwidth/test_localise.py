@@ -5,15 +5,7 @@ import os
 import pytest
 
 from tests.scenarios.bandwidth.running import bench
-from tests.scenarios.bandwidth.slowing import (
-    SMALL,
-    bench_on,
-    crowded,
-    late,
-    limit_host,
-    limit_link,
-    named,
-)
+from tests.scenarios.bandwidth.slowing import SMALL, bench_on, crowded, late, limit_host, limit_link, named
 from tests.scenarios.hosts import lent_hosts, require
 
 pytestmark = pytest.mark.alone

@@ -5,12 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.fingerprints.saved_nodes import (
-    JOINT,
-    POINTS,
-    read_points,
-    unite_consistency,
-)
+from ddpdoctor.collect.fingerprints.saved_nodes import JOINT, POINTS, read_points, unite_consistency
 from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.model.consistency import Consistency, Difference, Split, Stream, StreamClock, TensorRow, What
 from ddpdoctor.model.replica_records import NodeStreams, StreamKept

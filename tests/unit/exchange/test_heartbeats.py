@@ -7,14 +7,7 @@ import threading
 import pytest
 
 from ddpdoctor.exchange.client import BEAT_EVERY_S
-from ddpdoctor.exchange.heartbeats import (
-    MAX_MEMBERS,
-    MAX_NOTICE_BYTES,
-    MAX_SAID_BYTES,
-    Heard,
-    Heartbeating,
-    Heartbeats,
-)
+from ddpdoctor.exchange.heartbeats import MAX_MEMBERS, MAX_NOTICE_BYTES, MAX_SAID_BYTES, Heard, Heartbeating, Heartbeats
 from ddpdoctor.exchange.node_meeting import Folder, HostedMeeting, OwnPort, open_meeting
 from ddpdoctor.exchange.protocol import BadRequest, Operation, Status, pack_answer, pack_request
 from ddpdoctor.exchange.store import StoreError

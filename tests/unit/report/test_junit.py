@@ -4,16 +4,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ddpdoctor.model.findings import (
-    Check,
-    Confidence,
-    Finding,
-    JobStatus,
-    JobSummary,
-    Outcome,
-    Report,
-    Severity,
-)
+from ddpdoctor.model.findings import Check, Confidence, Finding, JobStatus, JobSummary, Outcome, Report, Severity
 from ddpdoctor.report.junit import render_junit
 
 
