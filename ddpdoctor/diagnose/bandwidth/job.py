@@ -109,7 +109,13 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
         main_ended_ns=moved_ns if position.phase == "end" else None,
         open_calls=() if call is None else (call,),
         groups=(_group(position, arrived=inside or not position.inside),) if in_group else (),
-        looks=(StackSample(time_ns=NOW_NS, by="sampler", stacks=(_main_stack(frames),)),),
+        looks=(
+            StackSample(
+                time_ns=NOW_NS,
+                by="sampler",
+                stacks=(Stack(thread="MainThread", is_main=True, is_daemon=False, frames=frames),),
+            ),
+        ),
         raised=() if position.error is None else (_raised(position.error, frames, call),),
         last_place=_innermost(frames),
         last_progress_ns=moved_ns if position.error is None else None,
@@ -205,10 +211,6 @@ def _innermost(frames: tuple[Frame, ...]) -> Frame | None:
     user = [frame for frame in frames if frame.user]
     own = [frame for frame in frames if frame.file.startswith(_OWN_FOLDER)]
     return next(reversed(user or own), None)
-
-
-def _main_stack(frames: tuple[Frame, ...]) -> Stack:
-    return Stack(thread="MainThread", is_main=True, is_daemon=False, frames=frames)
 
 
 def _frame(text: str) -> Frame:

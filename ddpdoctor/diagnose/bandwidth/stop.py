@@ -13,8 +13,6 @@ from ddpdoctor.rules.progress.evidence import waiters_words
 from ddpdoctor.rules.progress.job_state import build_job_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ddpdoctor.model.bandwidth import Bench, Stop
     from ddpdoctor.model.findings import Finding
 
@@ -117,7 +115,7 @@ def _others(finding: Finding, bench: Bench, stop: Stop) -> tuple[str, ...]:
 def _transport(finding: Finding, bench: Bench, stop: Stop) -> Finding:
     """Say which calls of the bench do not complete, and between which ranks."""
     at = {(one.group, one.what or one.op) for one in stop.positions if one.rank in finding.ranks}
-    calls = [f"{rank_list(group)} {_be(group)} in {what}" for group, what in sorted(at)]
+    calls = [f"{rank_list(group)} {'is' if len(set(group)) == 1 else 'are'} in {what}" for group, what in sorted(at)]
     more = f", and {len(calls) - MOST_NAMED} more groups likewise" if len(calls) > MOST_NAMED else ""
     fails = "it does not complete" if len(calls) == 1 else "none of these completes"
     hosts = dict.fromkeys(one.host for one in bench.members if one.rank in finding.ranks)
@@ -126,10 +124,6 @@ def _transport(finding: Finding, bench: Bench, stop: Stop) -> Finding:
         summary=f"{', '.join(calls[:MOST_NAMED])}{more}, and {fails}",
         fix=_transport_fix(len(hosts), bench.settings.backend),
     )
-
-
-def _be(ranks: Iterable[int]) -> str:
-    return "is" if len(set(ranks)) == 1 else "are"
 
 
 def _transport_fix(hosts: int, backend: str) -> str:

@@ -52,76 +52,67 @@ SLOW_TO_ANSWER = "it is slow to answer rather than to carry: look at the core th
 
 def slow_rank(slow: Slow[int], measured: Measured) -> Problem:
     """Report that a rank is slow with every other rank."""
-    rank = slow.ends[0]
-    host = _host(measured.bench, rank)
-    alone = sum(member.host == host for member in measured.bench.members) == 1
-    return Problem(
-        summary=f"rank {rank} on {host} is slow with every other rank: {say_amount(slow.slowness[0])}",
-        evidence=(
-            *say_evidence(slow.slowness, f"the pairs of rank {rank}"),
-            *_late_in_pairs(rank, measured.bench),
-            *((f"it is the only rank on {host}, so it cannot be told apart from the host's network",) if alone else ()),
-            *_reasons(measured, {rank}, {host}),
-            *_how(measured.bench.pairs),
-        ),
-        fix=FIX_RANK,
-        confidence=_confidence(measured.bench.pairs),
-        ranks=(rank,),
-        hosts=(host,),
-    )
+    bench, rank = measured.bench, slow.ends[0]
+    host = _host(bench, rank)
+    evidence = [*say_evidence(slow.slowness, f"the pairs of rank {rank}"), *_late_in_pairs(rank, bench)]
+    if sum(member.host == host for member in bench.members) == 1:
+        evidence.append(f"it is the only rank on {host}, so it cannot be told apart from the host's network")
+    evidence += _reasons(measured, {rank}, {host})
+    summary = f"rank {rank} on {host} is slow with every other rank: {say_amount(slow.slowness[0])}"
+    return _problem(summary, evidence, bench.pairs, fix=FIX_RANK, ranks=(rank,), hosts=(host,))
 
 
 def slow_link(link: Slow[int], measured: Measured) -> Problem:
     """Report that two ranks are slow with each other only."""
-    first, last = sorted(link.ends)
-    hosts = tuple(dict.fromkeys(_host(measured.bench, rank) for rank in (first, last)))
-    return Problem(
-        summary=f"ranks {first} and {last} ({', '.join(hosts)}) are slow with each other, and not with the other "
-        f"ranks: {say_amount(link.slowness[0])}",
-        evidence=(
-            *say_evidence(link.slowness, f"ranks {first} and {last}"),
-            *_reasons(measured, {first, last}, set()),
-            *_how(measured.bench.pairs),
-        ),
-        fix=FIX_LINK,
-        confidence=_confidence(measured.bench.pairs),
-        ranks=(first, last),
-        hosts=hosts,
+    first, last = ranks = tuple(sorted(link.ends))
+    hosts = tuple(dict.fromkeys(_host(measured.bench, rank) for rank in ranks))
+    evidence = [*say_evidence(link.slowness, f"ranks {first} and {last}"), *_reasons(measured, ranks, ())]
+    summary = (
+        f"ranks {first} and {last} ({', '.join(hosts)}) are slow with each other, and not with the other "
+        f"ranks: {say_amount(link.slowness[0])}"
     )
+    return _problem(summary, evidence, measured.bench.pairs, fix=FIX_LINK, ranks=ranks, hosts=hosts)
 
 
 def slow_node_link(link: Slow[str], measured: Measured) -> Problem:
     """Report that two nodes are slow with each other only."""
-    first, last = sorted(link.ends)
-    return Problem(
-        summary=f"nodes {first} and {last} are slow with each other, and not with the other nodes: "
-        f"{say_amount(link.slowness[0])}",
-        evidence=(
-            *say_evidence(link.slowness, f"nodes {first} and {last}"),
-            *_how(measured.bench.nodes or measured.bench.pairs),
-        ),
-        fix=FIX_LINK,
-        confidence=_confidence(measured.bench.nodes or measured.bench.pairs),
-        ranks=_ranks(measured.bench, {first, last}),
-        hosts=(first, last),
-    )
+    bench = measured.bench
+    first, last = hosts = tuple(sorted(link.ends))
+    evidence = say_evidence(link.slowness, f"nodes {first} and {last}")
+    amount = say_amount(link.slowness[0])
+    summary = f"nodes {first} and {last} are slow with each other, and not with the other nodes: {amount}"
+    ranks = _ranks(bench, hosts)
+    return _problem(summary, evidence, bench.nodes or bench.pairs, fix=FIX_LINK, ranks=ranks, hosts=hosts)
 
 
 def slow_node(node: SlowNode, measured: Measured) -> Problem:
     """Report that a node is slow with the others, or inside."""
+    bench, host = measured.bench, node.host
     where = "its ranks are slow among themselves" if node.inside else "it is slow with every other node"
-    whose = f"the ranks of {node.host}" if node.inside else f"the pairs of {node.host}"
+    whose = f"the ranks of {host}" if node.inside else f"the pairs of {host}"
+    evidence = [*say_evidence(node.slowness, whose), *_reasons(measured, (), {host})]
+    summary = f"node {host}: {where}: {say_amount(node.slowness[0])}"
+    fix, ranks = FIX_INSIDE if node.inside else FIX_NODE, _ranks(bench, {host})
+    return _problem(summary, evidence, bench.nodes or bench.pairs, fix=fix, ranks=ranks, hosts=(host,))
+
+
+def _problem(
+    summary: str,
+    evidence: Sequence[str],
+    results: Sequence[Pair | NodeResult],
+    *,
+    fix: str,
+    ranks: tuple[int, ...],
+    hosts: tuple[str, ...],
+) -> Problem:
+    alone = all(result.alone for result in results)
     return Problem(
-        summary=f"node {node.host}: {where}: {say_amount(node.slowness[0])}",
-        evidence=(
-            *say_evidence(node.slowness, whose),
-            *_reasons(measured, set(), {node.host}),
-            *_how(measured.bench.nodes or measured.bench.pairs),
-        ),
-        fix=FIX_INSIDE if node.inside else FIX_NODE,
-        confidence=_confidence(measured.bench.nodes or measured.bench.pairs),
-        ranks=_ranks(measured.bench, {node.host}),
-        hosts=(node.host,),
+        summary=summary,
+        evidence=(*evidence, *(() if alone else (AT_ONCE,))),
+        fix=fix,
+        confidence=Confidence.HIGH if alone else Confidence.MEDIUM,
+        ranks=ranks,
+        hosts=hosts,
     )
 
 
@@ -151,14 +142,6 @@ def _host(bench: Bench, rank: int) -> str:
 
 def _ranks(bench: Bench, hosts: Collection[str]) -> tuple[int, ...]:
     return tuple(sorted(member.rank for member in bench.members if member.host in hosts))
-
-
-def _how(results: Collection[Pair | NodeResult]) -> tuple[str, ...]:
-    return () if all(result.alone for result in results) else (AT_ONCE,)
-
-
-def _confidence(results: Collection[Pair | NodeResult]) -> Confidence:
-    return Confidence.HIGH if all(result.alone for result in results) else Confidence.MEDIUM
 
 
 def find_late(bench: Bench) -> Arrival | None:

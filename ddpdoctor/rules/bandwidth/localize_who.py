@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.bandwidth import describe_shared_gpus
 from ddpdoctor.rules.bandwidth.localize_edges import (
@@ -21,9 +21,11 @@ from ddpdoctor.rules.bandwidth.localize_edges import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ddpdoctor.model.bandwidth import Bench, NodeResult, Pair
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,9 @@ def find_who(bench: Bench) -> Who:
     return Who(
         ranks=tuple(ranks),
         links=tuple(link for link in pairs.links if frozenset(host_of[rank] for rank in link.ends) not in linked),
-        nodes=tuple(node for node in _unite(nodes.nodes, pairs.nodes) if node.host not in blamed),
+        nodes=tuple(
+            node for node in _once((*nodes.nodes, *pairs.nodes), lambda node: node.host) if node.host not in blamed
+        ),
         node_links=(*nodes.node_links, *(link for link in pairs.node_links if frozenset(link.ends) not in linked)),
         wiring=pairs.wiring + nodes.wiring,
         pairs_judged=pairs.pairs_judged,
@@ -97,7 +101,7 @@ def _judge_pairs(pairs: Sequence[Pair]) -> Who:
     kinds = [_edges(kind) for kind in (*inside.values(), left)]
     found = [find_slow(kind) for kind in kinds]
     return Who(
-        ranks=_merge(slow for one in found for slow in one.ends),
+        ranks=_once((slow for one in found for slow in one.ends), lambda slow: slow.ends[0]),
         links=tuple(slow for one in found for slow in one.edges),
         nodes=tuple(SlowNode(host=slow.ends[0], slowness=slow.slowness, inside=False) for slow in between.ends),
         node_links=between.edges,
@@ -137,7 +141,7 @@ def _judge_nodes(nodes: Sequence[NodeResult]) -> Who:
     inside = _judge_inside([node for node in nodes if node.peer is None])
     outside = tuple(SlowNode(host=slow.ends[0], slowness=slow.slowness, inside=False) for slow in found.ends)
     return Who(
-        nodes=_unite(inside, outside),
+        nodes=_once((*inside, *outside), lambda node: node.host),
         node_links=found.edges,
         wiring=found.wiring,
         nodes_judged=can_judge(edges) or bool(inside),
@@ -158,16 +162,9 @@ def _judge_inside(alone: Sequence[NodeResult]) -> tuple[SlowNode, ...]:
     return tuple(found)
 
 
-def _merge(found: Iterable[Slow[int]]) -> tuple[Slow[int], ...]:
-    """Keep one entry for a rank that is slow both inside its host and with other hosts."""
-    by_rank: dict[int, Slow[int]] = {}
-    for slow in found:
-        by_rank.setdefault(slow.ends[0], slow)
-    return tuple(by_rank.values())
-
-
-def _unite(first: Iterable[SlowNode], second: Iterable[SlowNode]) -> tuple[SlowNode, ...]:
-    by_host: dict[str, SlowNode] = {}
-    for node in (*first, *second):
-        by_host.setdefault(node.host, node)
-    return tuple(by_host.values())
+def _once(found: Iterable[_Found], key: Callable[[_Found], object]) -> tuple[_Found, ...]:
+    """Keep the first entry for a rank or host: it may be slow both inside its host and with other hosts."""
+    first: dict[object, _Found] = {}
+    for one in found:
+        first.setdefault(key(one), one)
+    return tuple(first.values())

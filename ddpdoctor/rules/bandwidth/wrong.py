@@ -174,12 +174,10 @@ def _sender(bench: Bench, world: tuple[int, ...], wrong: Wrong) -> int:
     """Return who sent an element: the previous rank, or for all_to_all the rank whose part of the output it is in."""
     if wrong.collective is Collective.SEND_RECV:
         return world[(world.index(wrong.rank) - 1) % len(world)]
-    count = next((one.count for one in bench.results if _is_case(one.size_bytes, one.dtype, wrong)), 0)
+    count = next(
+        (one.count for one in bench.results if (one.size_bytes, one.dtype) == (wrong.size_bytes, wrong.dtype)), 0
+    )
     return world[min(wrong.index * len(world) // count, len(world) - 1)] if count else wrong.rank
-
-
-def _is_case(size_bytes: int, dtype: str, wrong: Wrong) -> bool:
-    return (size_bytes, dtype) == (wrong.size_bytes, wrong.dtype)
 
 
 def _low(ranks: tuple[int, ...], why: str) -> WrongDataBlame:

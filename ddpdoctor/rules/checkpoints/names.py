@@ -13,7 +13,7 @@ from ddpdoctor.rules.checkpoints.words import some
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from ddpdoctor.model.checkpoint import Checkpoints, Expected, FileSeen, TensorIn, Weights
 
@@ -57,7 +57,7 @@ def check_prefix(seen: Checkpoints) -> Answer:
     if not pairs:
         return skipped(NO_WEIGHTS)
     problems = [problem for one, weights in pairs for problem in _prefix(one, weights, seen.expected)]
-    prefixes = sorted({prefix for _, weights in pairs for prefix in _prefixes(weights.tensors)})
+    prefixes = sorted({prefix for _, weights in pairs for one in weights.tensors if (prefix := _wrapper(one.name))})
     return judged(problems, f"prefixes: {', '.join(prefixes) or 'none'}")
 
 
@@ -72,11 +72,12 @@ def _prefix(one: FileSeen, weights: Weights, expected: Expected | None) -> Itera
         return
     prefix, total = _wrapper(prefixed[0]), len(weights.tensors)
     if len(prefixed) < total:
+        plain = next(tensor.name for tensor in weights.tensors if not _wrapper(tensor.name))
         yield Problem(
             severity=Severity.WARNING,
             summary=f"{_place(one, weights)}: {len(prefixed)} of {count_of(total, 'tensor')} have the prefix {prefix} "
             "and the others not: with strict=False some of them are not loaded into any model, in silence",
-            evidence=(f"with: {prefixed[0]}", f"without: {_first_plain(weights.tensors)}"),
+            evidence=(f"with: {prefixed[0]}", f"without: {plain}"),
             fix="save the state dict of one module, the same one that it is loaded into",
         )
     else:
@@ -141,14 +142,6 @@ def _wrapper(name: str) -> str:
     """Return the wrapper prefix that a name begins with, such as "module._orig_mod.", or ""."""
     found = re.match(rf"(?:(?:{'|'.join(WRAPPERS)})\.)+", name)
     return found[0] if found else ""
-
-
-def _prefixes(tensors: Iterable[TensorIn]) -> set[str]:
-    return {prefix for tensor in tensors if (prefix := _wrapper(tensor.name))}
-
-
-def _first_plain(tensors: Iterable[TensorIn]) -> str:
-    return next(tensor.name for tensor in tensors if not _wrapper(tensor.name))
 
 
 def _place(one: FileSeen, weights: Weights) -> str:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import Origin
-from ddpdoctor.model.findings import Confidence, Place, Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.consistency.problems import hosts_of
+from ddpdoctor.rules.progress.places import to_place
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.consistency import NonFinite
     from ddpdoctor.model.facts import Job, Rank
-    from ddpdoctor.model.stacks import Frame
 
 NOT_LOOKED = "local gradients were not looked at"
 MAX_RANKS = 4
@@ -137,7 +137,8 @@ def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
     scaled = [sighting for sighting in sightings if any(seen.scaled for seen in sighting.by_rank.values())]
     if scaled:
         return _finding(job, scaled[0], Severity.WARNING, Confidence.HIGH, _skipped_words(scaled[0]))
-    return _finding(job, sightings[0], Severity.INFO, Confidence.HIGH, _unused_words(sightings[0]))
+    summary = f"{_computed(sightings[0])}; no optimizer was seen to use it"
+    return _finding(job, sightings[0], Severity.INFO, Confidence.HIGH, summary)
 
 
 def _cause(sightings: list[NonFiniteStep], at: int) -> int:
@@ -158,16 +159,14 @@ def _finding(job: Job, cause: NonFiniteStep, severity: Severity, sureness: Confi
         summary=summary,
         ranks=cause.ranks,
         hosts=hosts_of(job, cause.ranks),
-        where=tuple(_place(rank, seen.where) for rank, seen in sorted(cause.by_rank.items()) if seen.where is not None),
+        where=tuple(
+            to_place(rank, seen.where) for rank, seen in sorted(cause.by_rank.items()) if seen.where is not None
+        ),
         step=cause.step,
         tensor=next(iter(cause.first.tensors), None),
         evidence=(*_seen_by_rank(cause), *_rest(cause)),
         fix=_FIXES[cause.first.origin],
     )
-
-
-def _place(rank: int, frame: Frame) -> Place:
-    return Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +208,8 @@ def _used_words(cause: NonFiniteStep) -> str:
             f"parameters of {rank_list(cause.ranks)} were not finite before the backward of step {cause.step}, though "
             f"no local gradient had been"
         )
-    return f"{_computed(cause)}; {_spread(cause)}"
+    spread = "the reduction gave it to all ranks" if cause.others or cause.unseen else "the optimizer used it"
+    return f"{_computed(cause)}; {spread}"
 
 
 def _skipped_words(cause: NonFiniteStep) -> str:
@@ -223,21 +223,12 @@ def _skipped_words(cause: NonFiniteStep) -> str:
     return f"{_computed(cause)}; the gradient scaler skipped the step, and the batches of all ranks are lost"
 
 
-def _unused_words(cause: NonFiniteStep) -> str:
-    """Return the summary for gradients of which no use was seen."""
-    return f"{_computed(cause)}; no optimizer was seen to use it"
-
-
 def _computed(cause: NonFiniteStep) -> str:
-    value = _value(cause)
+    value = "NaN" if any(seen.is_nan for seen in cause.by_rank.values()) else "inf"
     tensor = next(iter(cause.first.tensors), "a parameter")
     return (
         f"{rank_list(cause.ranks)} computed {value} as the gradient of {tensor} in step {cause.step}, {_first(cause)}"
     )
-
-
-def _value(cause: NonFiniteStep) -> str:
-    return "NaN" if any(seen.is_nan for seen in cause.by_rank.values()) else "inf"
 
 
 def _first(cause: NonFiniteStep) -> str:
@@ -246,10 +237,6 @@ def _first(cause: NonFiniteStep) -> str:
         return "and loss and input were finite"
     told = [origin.value for origin in Origin if origin in cause.origins and origin is not Origin.GRADIENT]
     return f"and its {' or '.join(told)} was not finite before"
-
-
-def _spread(cause: NonFiniteStep) -> str:
-    return "the reduction gave it to all ranks" if cause.others or cause.unseen else "the optimizer used it"
 
 
 def _seen_by_rank(cause: NonFiniteStep) -> list[str]:

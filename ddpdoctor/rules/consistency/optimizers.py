@@ -24,7 +24,6 @@ from ddpdoctor.rules.consistency.survey import excuse_of_model, replicas, ruling
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.consistency import Values
     from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.consistency.parameter_causes import SettingSplit
     from ddpdoctor.rules.consistency.replicas import Replica, Sighting
@@ -125,7 +124,7 @@ def _first_settings(replica: Replica) -> _Settings | None:
     )
     last_good = None
     for step, values in moments:
-        if _joins(values) or not is_aligned(values):
+        if any(each.join for each in values) or not is_aligned(values):
             continue
         splits = splits_of(values)
         if splits:
@@ -139,10 +138,6 @@ def _first_settings(replica: Replica) -> _Settings | None:
 def _compares_settings(replica: Replica) -> bool:
     told = any(each.settings for each in all_values(stream for stream in replica.streams if stream.compared))
     return told and not excuse_of_model(replica, What.PARAMETER)
-
-
-def _joins(values: tuple[Values, ...]) -> bool:
-    return any(each.join for each in values)
 
 
 def _settings_finding(job: Job, found: _Settings) -> Problem:

@@ -89,7 +89,7 @@ def _uneven_steps(sighting: Sighting) -> DriftCause | None:
 
 def _some_steps_unreduced(sighting: Sighting) -> DriftCause | None:
     """Return the cause if fewer backwards were reduced than steps made, unless that was already true earlier."""
-    now, before = _first_rank(sighting.values), _first_rank(sighting.before)
+    now, before = next(iter(sighting.values), None), next(iter(sighting.before), None)
     if now is None or sighting.stream.clock is not StreamClock.STEP:
         return None
     if before is not None and before.reductions < before.steps:
@@ -188,10 +188,6 @@ def _writers(sighting: Sighting) -> str:
     if blame.ground is Ground.MAJORITY:
         return rank_list(blame.ranks)
     return "one rank" if len(splits[0].sides) == 2 else "several ranks"
-
-
-def _first_rank(values: Sequence[Values]) -> Values | None:
-    return min(values, key=lambda each: each.rank, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

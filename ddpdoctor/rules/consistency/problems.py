@@ -7,10 +7,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.consistency import StreamClock, What
-from ddpdoctor.model.findings import Confidence, Place
+from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.rank_words import first_names, rank_list
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.consistency.replicas import replicas_of
+from ddpdoctor.rules.progress.places import to_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -107,9 +108,6 @@ class DriftCause:
     evidence: tuple[str, ...] = ()
 
 
-"""How many tensors that differ are named. Our choice."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A difference that counts, and its likely cause."""
@@ -160,14 +158,17 @@ def row_words(row: TensorRow) -> str:
 
 def _finding(job: Job, first: Found, others: Sequence[Found], nouns: str) -> Problem:
     blame, sighting = blamed(first), first.sighting
+    everybody = [rank for side in sighting.difference.splits[0].sides for rank in side]
+    sites = {each.rank: each.site for each in sighting.values if each.site is not None and each.site.user}
+    where = [to_place(rank, sites[rank]) for rank in blame.ranks if rank in sites]
     return Problem(
         confidence=blame.confidence,
         ranks=blame.ranks,
         hosts=hosts_of(job, blame.ranks),
-        where=_places(first, blame) if first.cause.at_the_step else (),
+        where=tuple(where) if first.cause.at_the_step else (),
         step=first.since or sighting.step,
         tensor=sighting.difference.splits[0].row.name,
-        summary=f"{nouns} differ between {rank_list(_everybody(sighting))} {_when(sighting)}: {first.cause.words}",
+        summary=f"{nouns} differ between {rank_list(everybody)} {_when(sighting)}: {first.cause.words}",
         evidence=(
             moments_words(sighting),
             _count_words(sighting, nouns),
@@ -220,12 +221,8 @@ def _side_words(sighting: Sighting) -> list[str]:
     split = sighting.difference.splits[0]
     if all(len(side) == 1 for side in split.sides) and not split.absent_on:
         return [f"{row_words(split.row)}: no two ranks are equal"] if len(split.sides) > 2 else []
-    return [f"{row_words(split.row)}: {_split_words(split)}"]
-
-
-def _split_words(split: Split) -> str:
     sides = [(_side_name(split, side, at), side) for at, side in enumerate(split.sides)]
-    return sides_words(sides)
+    return [f"{row_words(split.row)}: {sides_words(sides)}"]
 
 
 def _side_name(split: Split, side: tuple[int, ...], at: int) -> str:
@@ -243,17 +240,3 @@ def _also_words(found: Found) -> str:
         f"likewise in {'DDP' if sighting.replica.model > 0 else 'unwrapped'} model {abs(sighting.replica.model)} of "
         f"{rank_list(sighting.replica.members)}: {name} {_when(sighting)}"
     )
-
-
-def _everybody(sighting: Sighting) -> tuple[int, ...]:
-    return tuple(rank for side in sighting.difference.splits[0].sides for rank in side)
-
-
-def _places(found: Found, blame: DriftBlame) -> tuple[Place, ...]:
-    sites = {values.rank: values.site for values in found.sighting.values}
-    places = []
-    for rank in blame.ranks:
-        site = sites.get(rank)
-        if site is not None and site.user:
-            places.append(Place(rank=rank, file=site.file, line=site.line, function=site.function))
-    return tuple(places)

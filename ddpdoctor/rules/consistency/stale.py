@@ -128,7 +128,7 @@ def _whole_model(job: Job, stream: Stream, values: tuple[Values, ...], last: int
         return None
     some = values[0]
     return _Stale(
-        step=_unchanged_since(stream),
+        step=1 if stream.unchanged == stream.compared - 1 else None,
         summary=f"the parameters of the model have not changed in {some.reductions} backwards on "
         f"{rank_list(stream.ranks)}: the optimizer holds {some.stray} tensors that are no parameters of it, and none "
         f"of the {some.unheld} that train",
@@ -180,8 +180,3 @@ def _left_out(stream: Stream, values: tuple[Values, ...], last: int) -> _Stale |
         fix="where they are to be trained, give them to the optimizer: layers that were frozen when it was made are "
         "easily forgotten; where not, requires_grad_(False) before wrapping saves their backward and reduction",
     )
-
-
-def _unchanged_since(stream: Stream) -> int | None:
-    """Return the first step after which nothing changed, or None if the parameters changed at least once."""
-    return 1 if stream.unchanged == stream.compared - 1 else None

@@ -159,22 +159,19 @@ def check_repeat(trial: Trial) -> Answer:
         return skipped("--twice was not asked for")
     if rerun.step is None:
         return passed()
+    since = f"since step {rerun.step}" if rerun.step else "as it is built"
     return judged(
         [
             Problem(
                 ranks=rerun.ranks,
                 step=rerun.step or None,
                 tensor=rerun.name if rerun.what is not None else None,
-                summary=f"a second run with the same seed differs from the first {_since(rerun)}: {_what(rerun)}",
+                summary=f"a second run with the same seed differs from the first {since}: {_what(rerun)}",
                 evidence=(f"on {rank_list(rerun.ranks)}; this is no drift between ranks",),
                 fix="see torch.use_deterministic_algorithms; draw all random numbers from generators that are seeded",
             )
         ]
     )
-
-
-def _since(rerun: Rerun) -> str:
-    return f"since step {rerun.step}" if rerun.step else "as it is built"
 
 
 def _what(rerun: Rerun) -> str:

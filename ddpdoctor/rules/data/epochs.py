@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Outcome, Place, Severity
+from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.data import words
 from ddpdoctor.rules.data.shared import Shared, judge_loaders, was_trained
+from ddpdoctor.rules.progress.places import to_place
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _finding(replicas: Replicas, shared: Shared, passes: dict[int, list[EpochSee
     return Problem(
         ranks=shared.ranks,
         hosts=words.hosts_of(replicas, shared.ranks),
-        where=(*_call_places(calls), *words.places_of(shared, shared.ranks)),
+        where=(*(to_place(rank, site) for rank, site in calls.items()), *words.places_of(shared, shared.ranks)),
         summary=f"{count} epochs had the same order: {why}",
         evidence=_evidence(shared, seen, called),
         fix="call sampler.set_epoch(epoch) before the loop over the loader, in each epoch and on all ranks"
@@ -155,12 +156,6 @@ def _stray_calls(shared: Shared, passes: dict[int, list[EpochSeen]]) -> dict[int
             if first.begun_ns <= call.time_ns and (last.ended_ns is None or call.time_ns <= last.ended_ns):
                 found.setdefault(rank, call.site)
     return found
-
-
-def _call_places(calls: dict[int, Frame]) -> tuple[Place, ...]:
-    return tuple(
-        Place(rank=rank, file=site.file, line=site.line, function=site.function) for rank, site in calls.items()
-    )
 
 
 def _line(frame: Frame) -> str:

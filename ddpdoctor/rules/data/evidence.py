@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     _Prints = Mapping[str, Mapping[str, str]]
     """Digests by leaf, then by batch or sample."""
-    from ddpdoctor.model.drawn import Drawn, Pass
+    from ddpdoctor.model.drawn import Pass
     from ddpdoctor.rules.data.shared import Replicas
 
 ORDER_LENGTH = 4096
@@ -174,7 +174,8 @@ def find_overlap(replicas: Replicas) -> Answer | None:
     for one in counted:
         if any(row.repeated for row in one.ranks):
             return skipped("ranks draw with replacement, or repeat samples: shares are not meant to fit")
-        beyond = _drawn_in_vain(one, replicas.drawn)
+        # Drawn again while others are not drawn at all, which padding never causes.
+        beyond = min(one.drawn - (one.unique or 0), one.missed or 0) if replicas.drawn.samples else 0
         if beyond and not one.alike:
             problem = _overlap(one, beyond)
             return judged([problem], problem.summary)
@@ -196,11 +197,6 @@ def _count_words(one: Pass) -> str:
         f"counted index by index in pass {one.number}: {one.drawn} drawn in all, {one.unique} different, "
         f"{one.shared} of them by two ranks or more; {one.missed} drawn by none"
     )
-
-
-def _drawn_in_vain(one: Pass, drawn: Drawn) -> int:
-    """Count samples drawn again while others are not drawn at all, which padding never causes."""
-    return min(one.drawn - (one.unique or 0), one.missed or 0) if drawn.samples else 0
 
 
 def _overlap(one: Pass, beyond: int) -> Problem:

@@ -94,7 +94,7 @@ def _uneven(replicas: Replicas, shared: Shared, number: int, passes: Mapping[int
         for rank, epoch in passes.items()
         if epoch.complete
         and any(_went_on(shared, rank, other, batches) for other in passes)
-        and (_is_out(shared, rank) or not replicas.trained_only)
+        and (shared.seen[rank].epochs[-1].complete or not replicas.trained_only)
     )
     going_on = bool(batches) and not all(passes[rank].complete for rank in _longest(batches))
     return _Uneven(number=number, batches=batches, going_on=going_on, short=short) if short else None
@@ -109,11 +109,6 @@ def _went_on(shared: Shared, rank: int, other: int, batches: Mapping[int, int]) 
     """Return whether another rank got more batches in a pass and trained on more over all passes."""
     mine, others = shared.seen[rank].trained_batches, shared.seen[other].trained_batches
     return batches[other] > batches[rank] and (others > mine or not others)
-
-
-def _is_out(shared: Shared, rank: int) -> bool:
-    """Return whether the last pass of a rank over its loader came to its end."""
-    return shared.seen[rank].epochs[-1].complete
 
 
 def _finding(replicas: Replicas, shared: Shared, found: _Uneven) -> Problem:

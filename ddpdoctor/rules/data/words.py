@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Place
 from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.model.sharing import Plan, Sharing, share_out
+from ddpdoctor.rules.progress.places import to_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ddpdoctor.model.data import EpochSeen, LoaderSeen
+    from ddpdoctor.model.findings import Place
     from ddpdoctor.rules.data.shared import Replicas, Shared
 
 
@@ -29,12 +30,7 @@ def class_name(path: str) -> str:
 
 def places_of(shared: Shared, ranks: Iterable[int]) -> tuple[Place, ...]:
     """Return the line that loops over a loader, for each of these ranks."""
-    sites = ((rank, shared.seen[rank].site) for rank in ranks)
-    return tuple(
-        Place(rank=rank, file=site.file, line=site.line, function=site.function)
-        for rank, site in sites
-        if site is not None
-    )
+    return tuple(to_place(rank, site) for rank in ranks if (site := shared.seen[rank].site) is not None)
 
 
 def hosts_of(replicas: Replicas, ranks: Iterable[int]) -> tuple[str, ...]:

@@ -105,13 +105,15 @@ def failure_of(pair: NodePair) -> Connecting | None:
 def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], NodePair]) -> Problem:
     bad = [pairs[key] for key in blame.pairs]
     refusing = tuple(_refusals(meeting, blame))
+    with_it = blame.way in {Way.CUT_OFF, Way.INBOUND, Way.OUTBOUND} and len(meeting.arrived()) > 2
+    share = "with it" if with_it else ""
     guess = (blame.alone or blame.way is Way.ALL) and not refusing
     return Problem(
         summary=f"{_who(meeting, blame)}: {_how(bad[0])}",
         hosts=meeting.names(blame.nodes),
         evidence=(
             *first_few(_line(meeting, pair) for pair in bad),
-            f"{len(bad)} of the {len(pairs)} ordered pairs fail {_share(meeting, blame)}".rstrip(),
+            f"{len(bad)} of the {len(pairs)} ordered pairs fail {share}".rstrip(),
             *refusing,
         ),
         fix=_fix(meeting, blame, bad),
@@ -151,10 +153,6 @@ def _line(meeting: Meeting, pair: NodePair) -> str:
     else:
         what = describe(failure)
     return f"{meeting.name(pair.source)} to {meeting.name(pair.target)} at {what}"
-
-
-def _share(meeting: Meeting, blame: BadPairs) -> str:
-    return "with it" if blame.way in {Way.CUT_OFF, Way.INBOUND, Way.OUTBOUND} and len(meeting.arrived()) > 2 else ""
 
 
 def _refusals(meeting: Meeting, blame: BadPairs) -> Iterator[str]:

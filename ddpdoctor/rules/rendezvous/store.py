@@ -76,7 +76,12 @@ def check_tcp_store(meeting: Meeting) -> Answer:
         return unknown(f"{untried[0].host} could not serve a store to try: {untried[1].without_torch}")
     failing = [(visit, door) for visit, door in seen if fails(door)]
     causes = [meeting.cause(PLACE_IS_WRONG, visit.host) for visit, _ in failing]
-    open_ones = [one for one, cause in zip(failing, causes, strict=True) if cause is None or _adds(one[1])]
+    open_ones = [
+        (visit, door)
+        for (visit, door), cause in zip(failing, causes, strict=True)
+        # No other kind reports an answer that is not a store.
+        if cause is None or any(attempt.contact is Contact.NO_STORE for attempt in door.attempts)
+    ]
     if failing and not open_ones:
         first = next(cause for cause in causes if cause is not None)
         return skipped(f"what keeps nodes from the store is found already: {first.code} {first.kind}")
@@ -95,11 +100,6 @@ def reached(door: Door) -> bool:
 def fails(door: Door) -> bool:
     """Return whether a node did not reach the store, or could not serve it."""
     return bool(door.not_served) or not reached(door)
-
-
-def _adds(door: Door) -> bool:
-    """Return whether a node saw an answer that is not a store, which no other kind reports."""
-    return any(attempt.contact is Contact.NO_STORE for attempt in door.attempts)
 
 
 def _holds_up(door: Door) -> Connecting | None:
