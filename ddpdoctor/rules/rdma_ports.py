@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.rank_words import name_list
-from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.reading import NotRead, Unread, Why, need
 from ddpdoctor.rules.nccl_list import NcclList, parse_nccl_list
 from ddpdoctor.rules.settings import find_setting
 
@@ -97,10 +97,11 @@ def place(device: RdmaDevice, port: RdmaPort) -> Place:
     return device.board or device.name, function, port.port
 
 
-def lacks_gpus(node: Node) -> str | None:
-    """Return why no process here uses RDMA, or None: torch uses RDMA only through NCCL, which needs a GPU."""
-    if isinstance(node.gpus, Unread):
-        return node.gpus.reason if node.gpus.why is Why.ABSENT else None
-    if node.gpus.devices or node.gpus.init_error:
-        return None
-    return "no GPU can be used here, and NCCL alone uses RDMA"
+def need_rdma(node: Node) -> Rdma:
+    """Return the RDMA devices. Raises ``NotRead`` if torch uses none: it does so only by NCCL, which needs a GPU."""
+    rdma, gpus = need(node.rdma), node.gpus
+    if isinstance(gpus, Unread) and gpus.why is Why.ABSENT:
+        raise NotRead(gpus)
+    if not isinstance(gpus, Unread) and not gpus.devices and not gpus.init_error:
+        raise NotRead(Unread(why=Why.NEEDLESS, reason="no GPU can be used here, and NCCL alone uses RDMA"))
+    return rdma

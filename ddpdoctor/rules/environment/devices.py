@@ -1,4 +1,4 @@
-"""Shared by the GPU rules: which GPUs the job uses, which rank is on which GPU, and how GPUs are named."""
+"""Shared by the GPU rules: the driver, torch, which GPUs the job uses, which rank is on which, and their names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.model.reading import NotRead, Unread, Why, need
+from ddpdoctor.model.reading import NotRead, Unread, Why, known, need
 from ddpdoctor.model.visible_devices import VARIABLE, Visible, read_visible
 from ddpdoctor.rules.answers import Problem
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Severity
     from ddpdoctor.model.gpus import Gpu, GpuProcess, Gpus
     from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.software import TorchBuild
 
 DATA_CENTER_PARTS = frozenset({
     "K80", "M40", "M60", "P4", "P40", "P100", "V100", "V100S", "T4", "T4G",
@@ -56,6 +57,31 @@ def is_coherent(gpu: Gpu) -> bool:
 
 def _words(gpu: Gpu) -> set[str]:
     return set(re.split(r"[\s-]+", gpu.name))
+
+
+def driver_of(node: Node) -> str | None:
+    """Return the version of the NVIDIA driver, from the kernel or else from NVML."""
+    software, gpus = known(node.software), known(node.gpus)
+    return (software.driver if software else None) or (gpus.driver if gpus else None)
+
+
+def nvidia_gpus(node: Node) -> int:
+    """Count the NVIDIA GPUs that this machine or container has been given.
+
+    /proc and the PCI bus do not count, because in a container without GPUs they show the host's.
+    """
+    gpus, software = known(node.gpus), known(node.software)
+    if gpus is not None and gpus.devices:
+        return len(gpus.devices)
+    return sum(bool(re.fullmatch(r"/dev/nvidia\d+", path)) for path in software.gpu_devices) if software else 0
+
+
+def imported_torch(node: Node) -> TorchBuild:
+    """Return torch's build. Raises ``NotRead`` if it cannot be imported, which `torch-import` reports."""
+    build = need(node.torch)
+    if build.import_error is not None:
+        raise NotRead(Unread(why=Why.ABSENT, reason="torch cannot be imported"))
+    return build
 
 
 def listed(node: Node) -> Gpus:
@@ -152,8 +178,8 @@ def verb(gpus: Sequence[object], one: str, many: str) -> str:
 
 def label(gpu: Gpu) -> str:
     """Return "GPU 2 (NVIDIA H100 80GB HBM3, 0000:52:00.0)"."""
-    known = [word for word in (gpu.name, gpu.bus_id) if word]
-    return f"GPU {gpu.index} ({', '.join(known)})" if known else f"GPU {gpu.index}"
+    said = [word for word in (gpu.name, gpu.bus_id) if word]
+    return f"GPU {gpu.index} ({', '.join(said)})" if said else f"GPU {gpu.index}"
 
 
 def gpu_problem(

@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.environment.devices import driver_of, imported_torch, nvidia_gpus
 from ddpdoctor.rules.environment.processes import ranks_here
-from ddpdoctor.rules.environment.wheels import (
-    SELECTOR,
-    cuda_wheel,
-    driver_of,
-    imported,
-    install_cuda_torch,
-    nvidia_gpus,
-    release,
-)
+from ddpdoctor.rules.environment.wheels import SELECTOR, cuda_wheel, install_cuda_torch, release
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -180,9 +173,7 @@ def check_arch(node: Node) -> Answer:
     Install a build of torch that has the architecture (a newer torch for a newer GPU, an older one for an older GPU),
     or exclude the GPU with `CUDA_VISIBLE_DEVICES`.
     """
-    build = imported(node)
-    if isinstance(build, Answer):
-        return build
+    build = imported_torch(node)
     if build.hip or not build.cuda:
         return skipped("torch is not built for CUDA")
     if not build.devices or not build.arch_list:

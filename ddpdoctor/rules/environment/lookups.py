@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.rendezvous import LOOPBACK_NAMES
+from ddpdoctor.model.rendezvous import LOOPBACK_NAMES, is_loopback_address
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.processes import has_several_nodes
 from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from ddpdoctor.model.network import Lookup, Names
     from ddpdoctor.model.node import Fleet, Node
@@ -70,11 +70,7 @@ def _is_astray(fleet: Fleet, node: Node, lookup: Lookup) -> bool:
     """Say whether the name does not resolve, or resolves to a node that is not rank 0's."""
     if not lookup.addresses:
         return True
-    return node is not fleet.nodes[0] and _all_loopback(lookup.addresses)
-
-
-def _all_loopback(addresses: Iterable[str]) -> bool:
-    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
+    return node is not fleet.nodes[0] and all(map(is_loopback_address, lookup.addresses))
 
 
 def _no_forward(fleet: Fleet, node: Node, lookup: Lookup) -> Problem:
@@ -191,7 +187,7 @@ def _meaning(fleet: Fleet, node: Node, lookup: Lookup) -> tuple[str, ...] | None
     """Return the sorted addresses that a node resolves. All addresses of rank 0's host become a single value."""
     head = fleet.nodes[0]
     own = _interface_addresses(head)
-    if node is head and _all_loopback(lookup.addresses):
+    if node is head and all(map(is_loopback_address, lookup.addresses)):
         return None
     meant = {"rank 0's host" if address in own else address for address in lookup.addresses}
     return tuple(sorted(meant)) or None

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known
-from ddpdoctor.rules.answers import Answer, Problem, judged
+from ddpdoctor.model.rendezvous import is_loopback_address
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.environment.processes import has_several_nodes
 from ddpdoctor.rules.interface_choice import best_interface, export, is_ignored, pick_gloo
 from ddpdoctor.rules.registry import Group, rule
@@ -49,13 +50,15 @@ def check_hostname_loopback(fleet: Fleet) -> Answer:
 
     Set `GLOO_SOCKET_IFNAME` to the interface on all nodes, or give the host name its real address in /etc/hosts.
     """
-    seen, problems = [], []
-    for node, names in fleet.each(lambda node: node.names):
-        seen.append(_seen(names.own))
-        if has_several_nodes(fleet) and not _is_told(node) and _takes_loopback(node, names):
-            problems.append(_loopback(node, names.own))
-    more = "" if has_several_nodes(fleet) else ", on one node"
-    return judged(problems, "; ".join(dict.fromkeys(seen)) + more)
+    read = fleet.each(lambda node: node.names)
+    if not has_several_nodes(fleet):
+        return passed(f"{_all_seen(read)}, on one node")
+    wrong = [(node, names.own) for node, names in read if not _is_told(node) and _takes_loopback(node, names)]
+    return judged([_loopback(*one) for one in wrong], _all_seen(read))
+
+
+def _all_seen(read: tuple[tuple[Node, Names], ...]) -> str:
+    return "; ".join(dict.fromkeys(_seen(names.own) for _, names in read))
 
 
 def _seen(own: Lookup) -> str:
@@ -74,7 +77,7 @@ def _takes_loopback(node: Node, names: Names) -> bool:
     picks = pick_gloo(node.first, network, names.own) if network is not None and network.interfaces else None
     if picks:
         return picks[0].ip.is_loopback
-    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in names.own.addresses)
+    return all(map(is_loopback_address, names.own.addresses))
 
 
 def _loopback(node: Node, own: Lookup) -> Problem:
@@ -122,12 +125,9 @@ def check_hostname_unresolvable(fleet: Fleet) -> Answer:
 
     Give the host name an address in /etc/hosts. On one node, you can use `torchrun --local-addr 127.0.0.1` instead.
     """
-    seen, problems = [], []
-    for node, names in fleet.each(lambda node: node.names):
-        seen.append(_seen(names.own))
-        if not names.own.addresses:
-            problems.append(_unresolvable(fleet, node, names.own))
-    return judged(problems, "; ".join(dict.fromkeys(seen)))
+    read = fleet.each(lambda node: node.names)
+    wrong = [(node, names.own) for node, names in read if not names.own.addresses]
+    return judged([_unresolvable(fleet, *one) for one in wrong], _all_seen(read))
 
 
 def _unresolvable(fleet: Fleet, node: Node, own: Lookup) -> Problem:
@@ -190,13 +190,9 @@ def check_hostname_not_local(fleet: Fleet) -> Answer:
 
     Correct the entry in /etc/hosts or in DNS. For Gloo only, set `GLOO_SOCKET_IFNAME` to the interface.
     """
-    seen, problems = [], []
-    readings = [(node, names, known(node.network)) for node, names in fleet.each(lambda node: node.names)]
-    for node, names, _ in readings:
-        seen.append(_seen(names.own))
-        if _is_foreign(node, names.own):
-            problems.append(_foreign(fleet, node, names.own))
-    return judged(problems, "; ".join(dict.fromkeys(seen)))
+    read = fleet.each(lambda node: node.names)
+    wrong = [(node, names.own) for node, names in read if _is_foreign(node, names.own)]
+    return judged([_foreign(fleet, *one) for one in wrong], _all_seen(read))
 
 
 def _is_foreign(node: Node, own: Lookup) -> bool:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 ONE_NODE = "the job has one node, as far as the launcher and the variables tell"
 """Many faults that are fatal between nodes do no harm on one."""
 FIRST_HOST_OF_SLURM = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-NO_ADDRESS = "no address of a store is given (MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT)"
 
 
 def ranks_of(processes: Iterable[Process]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.rendezvous import nodes_told
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
-from ddpdoctor.rules.rdma_ports import hca_filter, is_efa, lacks_gpus, network_ports, words
+from ddpdoctor.rules.rdma_ports import hca_filter, is_efa, need_rdma, network_ports, words
 from ddpdoctor.rules.registry import Group, rule
 from ddpdoctor.rules.settings import find_setting
 
@@ -56,10 +56,7 @@ def check_peermem(node: Node) -> Answer:
     Run `modprobe nvidia-peermem` on the host, and add the module to /etc/modules-load.d/. Or install the open kernel
     modules.
     """
-    rdma = need(node.rdma)
-    reason = lacks_gpus(node)
-    if reason is not None:
-        return skipped(reason)
+    rdma = need_rdma(node)
     ports = network_ports(node, rdma)
     if not ports:
         return skipped(NO_NETWORK)
@@ -117,10 +114,7 @@ def check_memlock(node: Node) -> Answer:
     set `PropagateResourceLimitsExcept=MEMLOCK` in Slurm and `LimitMEMLOCK=infinity` for slurmd; or raise the user's
     limit in /etc/security/limits.d.
     """
-    rdma = need(node.rdma)
-    reason = lacks_gpus(node)
-    if reason is not None:
-        return skipped(reason)
+    rdma = need_rdma(node)
     if not _devices(node, rdma):
         return skipped(NO_NETWORK)
     if not rdma.uverbs:
@@ -203,10 +197,7 @@ def check_uverbs(node: Node) -> Answer:
     of the RDMA device plugin. Outside a container, set the permissions of /dev/infiniband (udev), or run
     `modprobe ib_uverbs`.
     """
-    rdma = need(node.rdma)
-    reason = lacks_gpus(node)
-    if reason is not None:
-        return skipped(reason)
+    rdma = need_rdma(node)
     devices = _devices(node, rdma)
     if not devices:
         return skipped(NO_NETWORK)

@@ -6,16 +6,10 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known
+from ddpdoctor.model.visible_devices import VARIABLE, read_visible
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.environment.wheels import (
-    SELECTOR,
-    driver_of,
-    hides_gpus,
-    imported,
-    install_cuda_torch,
-    nvidia_gpus,
-    release,
-)
+from ddpdoctor.rules.environment.devices import driver_of, imported_torch, nvidia_gpus
+from ddpdoctor.rules.environment.wheels import SELECTOR, install_cuda_torch, release
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -59,12 +53,10 @@ def check_torch_cuda_build(node: Node) -> Answer:
 
     Install the build that the report names. It fits the version of the driver.
     """
-    build = imported(node)
-    if isinstance(build, Answer):
-        return build
+    build = imported_torch(node)
     if build.hip:
         return passed(f"a build for ROCm {build.hip}")
-    if hides_gpus(node):
+    if all(read_visible(process.variables.get(VARIABLE), ()).on_purpose for process in node.processes):
         return skipped("CUDA_VISIBLE_DEVICES hides all GPUs")
     if build.cuda:
         return _amd_without_rocm(node, build) or passed(f"a build for CUDA {build.cuda}")
@@ -135,9 +127,7 @@ def check_nccl_loaded(node: Node) -> Answer:
 
     Remove the folder that the report names from `LD_LIBRARY_PATH`, or unset `LD_PRELOAD`, and check again.
     """
-    build = imported(node)
-    if isinstance(build, Answer):
-        return build
+    build = imported_torch(node)
     if build.nccl is None:
         return skipped("torch is built without NCCL")
     if not build.nccl_libraries:
@@ -211,9 +201,7 @@ def check_hip_gpu_other(node: Node) -> Answer:
 
     Nothing. RCCL uses NCCL's variables, with the same names.
     """
-    build = imported(node)
-    if isinstance(build, Answer):
-        return build
+    build = imported_torch(node)
     if not build.hip:
         return skipped("torch is not built for ROCm")
     problem = Problem(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.reading import known, need
-from ddpdoctor.rules.answers import Answer, skipped
+from ddpdoctor.model.reading import known
+from ddpdoctor.rules.environment.devices import driver_of, nvidia_gpus
 
 if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
-    from ddpdoctor.model.software import TorchBuild
 
 INDEX = "https://download.pytorch.org/whl/"
 SELECTOR = "https://pytorch.org/get-started/locally"
@@ -28,35 +27,6 @@ def release(version: str | None) -> tuple[int, ...]:
     """Return the numbers that a version starts with: (2, 13, 0) for "2.13.0+cu130", (580, 95, 5) for "580.95.05"."""
     match = re.match(r"\d+(?:\.\d+)*", version or "")
     return tuple(int(part) for part in match.group().split(".")) if match else ()
-
-
-def imported(node: Node) -> TorchBuild | Answer:
-    """Return torch's build, or a skipping answer if it cannot be imported, which `torch-import` reports."""
-    build = need(node.torch)
-    return skipped("torch cannot be imported") if build.import_error is not None else build
-
-
-def driver_of(node: Node) -> str | None:
-    """Return the version of the NVIDIA driver, from the kernel or else from NVML."""
-    software, gpus = known(node.software), known(node.gpus)
-    return (software.driver if software else None) or (gpus.driver if gpus else None)
-
-
-def nvidia_gpus(node: Node) -> int:
-    """Count the NVIDIA GPUs that this machine or container has been given.
-
-    /proc and the PCI bus do not count, because in a container without GPUs they show the host's.
-    """
-    gpus, software = known(node.gpus), known(node.software)
-    if gpus is not None and gpus.devices:
-        return len(gpus.devices)
-    return sum(bool(re.fullmatch(r"/dev/nvidia\d+", path)) for path in software.gpu_devices) if software else 0
-
-
-def hides_gpus(node: Node) -> bool:
-    """Say whether CUDA_VISIBLE_DEVICES hides all GPUs from every process, so that a CPU job is intended."""
-    said = [process.variables.get("CUDA_VISIBLE_DEVICES") for process in node.processes]
-    return all(value is not None and value.strip() in {"", "-1"} for value in said)
 
 
 def pip(node: Node) -> str:
