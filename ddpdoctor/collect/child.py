@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +31,11 @@ class ChildEnd:
         """Return the last line of stderr, or the status if stderr is empty."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
         return lines[-1] if lines else f"it ended with status {self.status}"
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Return the JSON objects in its output, which has other lines too."""
+        return [json.loads(line) for line in self.out.splitlines() if line.startswith("{") and line.endswith("}")]
 
 
 class Child:

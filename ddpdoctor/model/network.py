@@ -68,12 +68,12 @@ class PortUse:
     """Whether a process can listen on MASTER_PORT here, and who holds it."""
 
     port: int
-    free: bool
-    error: str | None
-    time_wait: bool
+    free: bool = False
+    error: str | None = None
+    time_wait: bool = False
     """Only a closed connection in TIME_WAIT blocks the port."""
-    owner_pid: int | None
-    owner: str | None
+    owner_pid: int | None = None
+    owner: str | None = None
     """The command of the process that listens."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pkgutil
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -70,16 +70,9 @@ class Variable:
 def read_variables() -> Mapping[str, Variable]:
     """Return the table by name."""
     table = pkgutil.get_data("ddpdoctor.model", "variables.tsv") or b""  # importlib.resources takes 20 ms to import
-    _, *lines = table.decode("utf-8").splitlines()
-    return {variable.name: variable for variable in map(_parse_row, lines)}
-
-
-def _parse_row(line: str) -> Variable:
-    name, component, kind, type_, default, since, until, replaced_by, agree, danger, source, note = line.split("\t")
-    return Variable(
-        name=name, component=component, kind=kind, type=type_, default=default, since=since, until=until,
-        replaced_by=replaced_by, agree=agree == "yes", danger=danger, source=source, note=note,
-    )  # fmt: skip
+    names = [one.name for one in fields(Variable)]
+    rows = [dict(zip(names, line.split("\t"), strict=True)) for line in table.decode("utf-8").splitlines()[1:]]
+    return {row["name"]: Variable(**{**row, "agree": row["agree"] == "yes"}) for row in rows}  # type: ignore[arg-type]
 
 
 def find_variable(name: str) -> Variable | None:

@@ -69,9 +69,8 @@ def gpus_of(ended: ChildEnd, limit_s: float) -> Gpus:
 
 
 def _last_words(ended: ChildEnd, limit_s: float) -> dict[str, Any]:
-    lines = [line for line in ended.out.splitlines() if line.startswith("{") and line.endswith("}")]
-    if lines:
-        said: dict[str, Any] = json.loads(lines[-1])
+    if ended.records:
+        said = ended.records[-1]
         if "absent" in said:
             raise NotRead(Unread(why=Why.ABSENT, reason=said["absent"]))
         return said

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.files import read_link
 from ddpdoctor.model.gpus import GpuOnBus
 from ddpdoctor.model.links import Pci, PciDevice
 from ddpdoctor.model.reading import NotRead, Unread, Why
@@ -210,11 +211,8 @@ def _is_nvidia_gpu(system: System, name: str) -> bool:
 
 
 def _read_on_bus(system: System, name: str) -> GpuOnBus:
-    try:
-        driver = system.path(f"{DEVICES}/{name}/driver").readlink().name
-    except OSError:
-        driver = None
-    return GpuOnBus(bus_id=name, device=system.number_or_none(f"{DEVICES}/{name}/device"), driver=driver)
+    driver = os.path.basename(read_link(system.path(f"{DEVICES}/{name}/driver")))  # noqa: PTH119 - may be empty
+    return GpuOnBus(bus_id=name, device=system.number_or_none(f"{DEVICES}/{name}/device"), driver=driver or None)
 
 
 def try_unlisted(system: System, on_bus: tuple[GpuOnBus, ...], listed: set[str]) -> tuple[GpuOnBus, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.gpu.kernel_log import read_lines
 from ddpdoctor.collect.gpu.nvml import NO_DRIVER, is_nvidia_here
+from ddpdoctor.collect.process.proc import Process, read_process
 from ddpdoctor.model.gpus import StuckProcess
 from ddpdoctor.model.reading import NotRead
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.system import System
 
 BETWEEN_LOOKS_S = 1.0
-KTHREADD = "2"
+KTHREADD = 2
 """The parent of kernel threads. The driver's own kernel threads may sleep for long."""
 DRIVER_WORDS = re.compile(r"nvidia|\bnv_|_nv\d{6}rm|\buvm_|rm_ioctl|os_acquire_")
 """Symbols of the NVIDIA modules: nvidia_ioctl, nv_open_device, _nv012345rm, uvm_ioctl, os_acquire_mutex."""
@@ -33,11 +34,10 @@ HUNG_TASK = re.compile(r"INFO: task .+:(?P<pid>\d+) blocked for more than (?P<se
 class _Sleeper:
     """A process in uninterruptible sleep, with counters that change if it runs at all."""
 
-    pid: int
-    name: str
+    process: Process
     wchan: str
-    marks: tuple[str, ...]
-    """Its start time, CPU time and context switches."""
+    switches: tuple[str, ...]
+    """Its context switches."""
 
 
 def read_stuck(system: System, plan: ReadingPlan) -> tuple[StuckProcess, ...]:  # noqa: ARG001 - all collectors get both
@@ -57,33 +57,30 @@ def find_stuck(system: System, wait: Callable[[float], None]) -> tuple[StuckProc
     blocked = _blocked_s(system)
     return tuple(
         StuckProcess(
-            pid=look.pid, name=look.name, wchan=look.wchan, seconds=max(BETWEEN_LOOKS_S, blocked.get(look.pid, 0.0))
+            pid=pid, name=look.process.name, wchan=look.wchan, seconds=max(BETWEEN_LOOKS_S, blocked.get(pid, 0.0))
         )
         for look in first
-        if look in second
+        if look in second and (pid := look.process.pid)
     )
 
 
 def _look(system: System) -> list[_Sleeper]:
-    own = str(os.getpid()) if system.live else ""
+    own = os.getpid() if system.live else 0
     found = (_sleeper(system, pid, own) for pid in system.names("/proc") if pid.isdecimal())
     return [look for look in found if look is not None]
 
 
-def _sleeper(system: System, pid: str, own: str) -> _Sleeper | None:
+def _sleeper(system: System, pid: str, own: int) -> _Sleeper | None:
     """Return a process that sleeps in the driver, but not our own children (which query it) or kernel threads."""
-    stat = system.text_or(f"/proc/{pid}/stat")
-    head, _, tail = stat.rpartition(")")
-    fields = tail.split()
-    if len(fields) < 20 or fields[0] != "D" or fields[1] in {own, KTHREADD}:
+    process = read_process(int(pid), system.path("/proc"))
+    if process is None or process.state != "D" or process.ppid in {own, KTHREADD}:
         return None
-    name = head.partition("(")[2]
     wchan = system.text_or(f"/proc/{pid}/wchan").removeprefix("0")
     stack = system.text_or(f"/proc/{pid}/stack")
-    if not (DRIVER_WORDS.search(wchan) or DRIVER_WORDS.search(stack) or TOOLS.match(name)):
+    if not (DRIVER_WORDS.search(wchan) or DRIVER_WORDS.search(stack) or TOOLS.match(process.name)):
         return None
     switches = re.findall(r"ctxt_switches:\s*(\d+)", system.text_or(f"/proc/{pid}/status"))
-    return _Sleeper(pid=int(pid), name=name, wchan=wchan, marks=(fields[19], fields[11], fields[12], *switches))
+    return _Sleeper(process=process, wchan=wchan, switches=tuple(switches))
 
 
 def _blocked_s(system: System) -> dict[int, float]:

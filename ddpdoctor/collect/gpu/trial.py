@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.child import ChildEnd, run_child
 from ddpdoctor.collect.gpu.nvml import NO_DRIVER, is_nvidia_here
@@ -47,7 +46,7 @@ def try_gpus(run: Run) -> GpuTrial:
 
 
 def _count(ended: ChildEnd) -> int:
-    said = _said(ended)
+    said = ended.records
     if not said and ended.status is None:
         raise NotRead(Unread(why=Why.TIMEOUT, reason=f"torch did not count the GPUs within {WORK_LIMIT_S:.0f} s"))
     if not said:
@@ -60,7 +59,7 @@ def _count(ended: ChildEnd) -> int:
 def _work(run: Run, index: int) -> GpuWork:
     started = time.monotonic()
     ended = run(("work", f"cuda:{index}"), WORK_LIMIT_S)
-    said = _said(ended)
+    said = ended.records
     if said:
         return GpuWork(index=index, timed_out=False, **said[-1])
     error = f"no result within {WORK_LIMIT_S:.0f} s" if ended.status is None else ended.last_error
@@ -71,14 +70,10 @@ def _work(run: Run, index: int) -> GpuWork:
 
 def _copies(ended: ChildEnd, count: int) -> tuple[PeerCopy, ...]:
     """Return the results of the pairs; if the process hung or died before the last, the next pair failed."""
-    found = tuple(PeerCopy(**result) for result in _said(ended))
+    found = tuple(PeerCopy(**result) for result in ended.records)
     left = list(permutations(range(count), 2))[len(found) :]
     if ended.status == 0 or not left:
         return found
     what = "this copy was not done" if found else "no copy was done"
     reason = f"{what} within {COPIES_LIMIT_S:.0f} s" if ended.status is None else ended.last_error
     return (*found, PeerCopy(source=left[0][0], target=left[0][1], ok=False, error=reason, gb_s=None))
-
-
-def _said(ended: ChildEnd) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ended.out.splitlines() if line.startswith("{") and line.endswith("}")]

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.files import read_link
 from ddpdoctor.model.node import Process
 from ddpdoctor.model.variables import select_variables
 
@@ -93,7 +94,4 @@ def _first_number(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
 
 
 def _namespace(system: System, kind: str) -> str:
-    try:
-        return str(system.path(f"/proc/self/ns/{kind}").readlink())
-    except OSError:
-        return ""
+    return read_link(system.path(f"/proc/self/ns/{kind}"))

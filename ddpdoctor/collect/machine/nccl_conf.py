@@ -90,32 +90,26 @@ def _homes(system: System) -> Iterator[_Place]:
 
 def _read_file(system: System, place: _Place) -> ConfFile | None:
     path = system.path(place.path) if place.path.startswith("/") else place.path
+    empty = ConfFile(
+        path=place.path, variables={}, hidden_by_env=(), hidden_by_file=(), bad_lines=(), since=place.since,
+        until=place.until,
+    )  # fmt: skip
     try:
         with open(path, "rb") as stream:  # noqa: PTH123 - NCCL also opens relative names, from the working folder
             text = stream.read(MOST_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
-        return _unread(place, "there is no such file") if place.wanted else None
+        return replace(empty, unread="there is no such file") if place.wanted else None
     except OSError as error:
-        return _unread(place, (error.strerror or "it cannot be read").lower())
+        return replace(empty, unread=(error.strerror or "it cannot be read").lower())
     content = _parse(text)
-    return ConfFile(
-        path=place.path,
+    return replace(
+        empty,
         variables={name: hide_login(value) if is_listed(name) else "" for name, value in content.values.items()},
         hidden_by_env=tuple(name for name in content.values if name in system.env),
-        hidden_by_file=(),
         bad_lines=tuple(content.bad),
         lines=content.lines,
         repeated_lines=tuple(content.repeated),
-        since=place.since,
-        until=place.until,
     )
-
-
-def _unread(place: _Place, reason: str) -> ConfFile:
-    return ConfFile(
-        path=place.path, variables={}, hidden_by_env=(), hidden_by_file=(), bad_lines=(), unread=reason,
-        since=place.since, until=place.until,
-    )  # fmt: skip
 
 
 def _parse(text: str) -> _Content:

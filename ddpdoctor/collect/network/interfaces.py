@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.files import read_link
 from ddpdoctor.collect.network.firewall import read_firewall
 from ddpdoctor.collect.network.ports import read_master_port
 from ddpdoctor.collect.network.routes import read_default_interface
@@ -88,11 +89,8 @@ def _number(system: System, name: str, file: str, default: int) -> int:
 
 
 def _is_virtual(system: System, name: str) -> bool:
-    try:
-        target = str(system.path(f"{FOLDER}/{name}").readlink())
-    except OSError:
-        return not system.exists(f"{FOLDER}/{name}/device")
-    return "/virtual/" in target
+    target = read_link(system.path(f"{FOLDER}/{name}"))
+    return "/virtual/" in target if target else not system.exists(f"{FOLDER}/{name}/device")
 
 
 def _interfaces_without_sysfs(system: System, addresses: dict[str, tuple[str, ...]]) -> tuple[Interface, ...]:

@@ -72,29 +72,16 @@ def _serves_store(system: System, addresses: Mapping[str, tuple[str, ...]]) -> b
 def _try_port(system: System, port: int) -> PortUse | Unread:
     error = _bind(system, port, reuse=False)
     if error is None:
-        return _use(port, free=True)
+        return PortUse(port=port, free=True)
     if error.errno != errno.EADDRINUSE:
-        return _use(port, error=error.strerror or str(error))
+        return PortUse(port=port, error=error.strerror or str(error))
     if _bind(system, port, reuse=True) is None:
-        return _use(
-            port, free=True, time_wait=any((row.port, row.state) == (port, TIME_WAIT) for row in read_own_rows(system))
-        )
+        closed = any((row.port, row.state) == (port, TIME_WAIT) for row in read_own_rows(system))
+        return PortUse(port=port, free=True, time_wait=closed)
     pid, owner = _find_owner(system, port)
     if system.live and pid == os.getpid():
         return Unread(why=Why.NEEDLESS, reason="this command listens on it, to gather what all nodes have seen")
-    return _use(port, error=error.strerror or str(error), pid=pid, owner=owner)
-
-
-def _use(
-    port: int,
-    *,
-    free: bool = False,
-    error: str | None = None,
-    time_wait: bool = False,
-    pid: int | None = None,
-    owner: str | None = None,
-) -> PortUse:
-    return PortUse(port=port, free=free, error=error, time_wait=time_wait, owner_pid=pid, owner=owner)
+    return PortUse(port=port, error=error.strerror or str(error), owner_pid=pid, owner=owner)
 
 
 def _bind(system: System, port: int, *, reuse: bool) -> OSError | None:

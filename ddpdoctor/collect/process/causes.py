@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -60,12 +61,14 @@ def _listener(blocked: Blocked | None, rows: tuple[Row, ...]) -> Owner | None:
 
 def lost_child(child: Process) -> LostChild:
     """Return how a zombie child ended."""
-    if child.exit_status is None:
-        return LostChild(pid=child.pid, name=child.name)
-    number = child.exit_status & 0x7F
-    if number:
-        return LostChild(pid=child.pid, name=child.name, signal=signal_name(number))
-    return LostChild(pid=child.pid, name=child.name, exit_code=child.exit_status >> 8 & 0xFF)
+    status = child.exit_status
+    return ended_child(child.pid, None if status is None else os.waitstatus_to_exitcode(status), name=child.name)
+
+
+def ended_child(pid: int, code: int | None, *, name: str = "", reaped: bool = False) -> LostChild:
+    """Return a child that has ended; ``code`` is its exit status, or a signal's number below zero."""
+    how = signal_name(-code) if code is not None and code < 0 else None
+    return LostChild(pid=pid, name=name, exit_code=None if how else code, signal=how, reaped=reaped)
 
 
 def _store_port(pid: int) -> int | None:

@@ -7,14 +7,14 @@ import os
 import struct
 from pathlib import Path
 
+from ddpdoctor.collect.process.proc import read_process
+
 _GET_INFO = 0xC040FF0B
 """PIDFD_GET_INFO in linux/pidfd.h with the 64-byte struct of its first version, since Linux 6.13."""
 _WANTS_EXIT = 1 << 3
 """PIDFD_INFO_EXIT, since Linux 6.15; the kernel answers once the parent has waited for the process."""
 _INFO = struct.Struct("<Q52xi")
 """The struct's mask at its start, and exit_code at its end."""
-_EXIT_CODE_FIELD = 49
-"""Index in /proc/PID/stat, counted from the state: field 52 in proc(5)."""
 
 
 def read_exit_code(pid: int, start_ticks: int, pidfd: int | None) -> int | None:
@@ -29,17 +29,14 @@ def read_exit_code(pid: int, start_ticks: int, pidfd: int | None) -> int | None:
 
 
 def _of_zombie(pid: int, start_ticks: int) -> int | None:
-    folder = Path(f"/proc/{pid}")
+    process = read_process(pid)
     try:
-        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        owner = folder.stat().st_uid
+        owner = Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         return None
-    if os.geteuid() not in (0, owner):  # the kernel shows 0 for processes of other users
-        return None
-    if len(fields) <= _EXIT_CODE_FIELD or fields[0] not in "ZX" or int(fields[19]) != start_ticks:
-        return None
-    return int(fields[_EXIT_CODE_FIELD])
+    if process is None or process.start_ticks != start_ticks or os.geteuid() not in (0, owner):
+        return None  # the kernel shows 0 for processes of other users
+    return process.exit_status
 
 
 def _of_pidfd(pidfd: int) -> int | None:

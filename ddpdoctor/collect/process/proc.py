@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.files import list_pids, read_text
+from ddpdoctor.collect.gpu.kernel_log import read_lines
 from ddpdoctor.collect.machine import cgroups as cgroups_of
+from ddpdoctor.collect.system import System
+from ddpdoctor.model.reading import NotRead
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ class Process:
     rss_bytes: int = 0
     """Resident memory; 0 for a zombie."""
     exit_status: int | None = None
-    """A zombie's status as wait(2) returns it; None for other processes, or if we may not read it."""
+    """A zombie's status as wait(2) returns it (field 52 in proc(5)), or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,7 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
         cpu_ticks=int(fields[11]) + int(fields[12]),
         name=head.partition("(")[2],
         rss_bytes=max(0, int(fields[21])) * PAGE_BYTES if len(fields) > 21 else 0,
-        exit_status=int(fields[49]) if fields[0] == "Z" and len(fields) > 49 else None,
+        exit_status=int(fields[49]) if fields[0] in "ZX" and len(fields) > 49 else None,
     )
 
 
@@ -154,15 +157,7 @@ def read_oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgr
 def read_kernel_oom_pids() -> frozenset[int] | None:
     """Return the pids that were killed for memory according to the kernel log, or None if it is not readable."""
     try:
-        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
+        lines = read_lines(System())
+    except NotRead:
         return None
-    pids: set[int] = set()
-    try:
-        while True:
-            record = os.read(fd, 8192).decode(errors="replace")
-            pids.update(int(pid) for pid in re.findall(r"Killed process (\d+)", record))
-    except OSError:
-        return frozenset(pids)
-    finally:
-        os.close(fd)
+    return frozenset(int(pid) for line in lines for pid in re.findall(r"Killed process (\d+)", line.text))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ddpdoctor.collect.process.causes import ended_child
 from ddpdoctor.collect.process.lock_files import lock_of
 from ddpdoctor.collect.recorded import read_record
 from ddpdoctor.model.causes import AtError, DeviceMemory, LostChild, Memory, ProcessCauses, Space, StoreSought
-from ddpdoctor.model.facts import signal_name
 
 MOST_CHILDREN = 16
 """How many of a rank's last ended children we keep: a DataLoader without persistent workers ends some each epoch."""
@@ -43,13 +43,8 @@ def _store(entry: Any) -> StoreSought | None:
 
 def _reaped(notes: list[dict[str, Any]]) -> list[LostChild]:
     """Return the multiprocessing children that the rank has waited for; a negative code is a signal."""
-    found = []
-    for note in notes:
-        if note.get("k") == "child_end" and isinstance(note.get("code"), int):
-            code = note["code"]
-            ended = {"exit_code": code} if code >= 0 else {"signal": signal_name(-code)}
-            found.append(LostChild(pid=int(note["pid"]), name="", reaped=True, **ended))
-    return found
+    ends = [note for note in notes if note.get("k") == "child_end" and isinstance(note.get("code"), int)]
+    return [ended_child(int(note["pid"]), note["code"], reaped=True) for note in ends]
 
 
 def _at_error(notes: list[dict[str, Any]]) -> AtError | None:
