@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.model.causes import StoreSought
+from ddpdoctor.model.causes import AtError, StoreSought
 from ddpdoctor.model.codec import WrongValue, decode, field_hints
 from ddpdoctor.model.consistency import NonFinite
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
@@ -33,6 +33,7 @@ KEYS: dict[Any, dict[str, str]] = {
     ModelSeen: {"site": "frame"},
     ReducerSaid: {"site": "frame"},
     NonFinite: {"is_nan": "nan", "in_a_row": "row", "where": "frame"},
+    AtError: {"memory": "resident"},
     StoreSought: {"of_agent": "agent", "set_at": "set"},
     EpochCall: {"time_ns": "at"},
     EpochSeen: {"number": "p", "set_epoch": "e", "batches": "b", "drawn": "d", "total": "t", "xor": "x", "order": "o",
@@ -106,6 +107,8 @@ def _read(hint: Any, value: Any) -> Any:
         return bool(value)
     if hint is Frame and isinstance(value, list) and len(value) == 3:
         return decode(Frame, {**dict(zip(("file", "line", "function"), value, strict=True)), "user": True})
+    if is_dataclass(hint) and isinstance(value, list) and len(value) == len(_fields(hint)):  # type: ignore[arg-type]
+        value = dict(zip(_fields(hint), value, strict=True))  # type: ignore[arg-type]
     if is_dataclass(hint) and isinstance(value, dict) and value:
         return read_record(hint, value)  # type: ignore[arg-type]
     if isinstance(value, list) and members[1:] == (...,):

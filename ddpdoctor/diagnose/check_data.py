@@ -13,7 +13,7 @@ from ddpdoctor.rules.registry import rules_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.drawn import Drawn, RankDraws
+    from ddpdoctor.model.data import Drawn, RankDraws
     from ddpdoctor.model.findings import Report
     from ddpdoctor.rules.engine import Facts
 

@@ -1,4 +1,4 @@
-"""The limits that a machine, its container and its shell set for a job: memory, processors, files, disks, the clock."""
+"""The limits of a machine, its container and its shell for a job, its clock, and the load of other work."""
 
 from __future__ import annotations
 
@@ -90,3 +90,41 @@ class Clock:
     """The kernel's state (STA_UNSYNC), or None if it cannot be read."""
     offset_s: float | None
     """Offset from the clock of rank 0, positive if this clock is ahead. None on rank 0's node and without gathering."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusyCpu:
+    """A processor that others used while the ranks slept."""
+
+    cpu: int
+    share: float
+    """Share of the sampled time, 0 to 1, that other processes, the kernel and a hypervisor used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Governor:
+    """How the kernel sets the frequency of some processors."""
+
+    name: str
+    """scaling_governor: performance, powersave, schedutil."""
+    driver: str
+    """scaling_driver: intel_pstate, amd-pstate-epp, acpi-cpufreq; empty if unknown."""
+    preference: str
+    """energy_performance_preference, such as balance_power; empty if there is none."""
+    cpus: int
+    """To how many of this process's allowed processors this applies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy other work keeps a machine. The ranks, their children and their launcher do not count."""
+
+    window_s: float
+    """Length of the sample."""
+    busy: tuple[BusyCpu, ...]
+    """Processors with any other use, by number."""
+    steal_share: float | None
+    """The share of its busy time since boot that this virtual machine lost to others by its hypervisor, or None if
+    unknown."""
+    governors: tuple[Governor, ...]
+    """Empty if the kernel does not show them, as in most virtual machines."""

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ddpdoctor.model.gpus import Gpus, GpuTrial, KernelView, StuckProcess
-    from ddpdoctor.model.limits import Clock, Limits
+    from ddpdoctor.model.limits import Clock, Limits, Load
     from ddpdoctor.model.links import Pci, Rdma
-    from ddpdoctor.model.load import Load
     from ddpdoctor.model.network import Names, Network
     from ddpdoctor.model.software import Software, TorchBuild
 

@@ -51,16 +51,23 @@ class StepKept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamKept:
+class StreamKey:
+    """What records of several ranks must share to be compared."""
+
+    clock: StreamClock
+    group: str
+    members: tuple[int, ...]
+    """Ranks of the group, because groups of different ranks may share a name."""
+    model: int
+    optimizer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamKept(StreamKey):
     """The last points of one stream, not yet compared with those of other nodes."""
 
     name: str
     """The same as ``StreamRoot.stream``."""
-    clock: StreamClock
-    group: str
-    members: tuple[int, ...]
-    model: int
-    optimizer: int
     tables: tuple[tuple[TensorRow, ...], ...]
     moments: tuple[StepKept, ...]
     found: Stream

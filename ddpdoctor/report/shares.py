@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.codec import decode
-from ddpdoctor.model.drawn import Drawn
+from ddpdoctor.model.data import Drawn
 from ddpdoctor.model.rank_words import count_of, format_numbers
 from ddpdoctor.model.sharing import Shares, Sharing
 from ddpdoctor.report.blocks import Text, table_of
@@ -14,7 +14,7 @@ from ddpdoctor.report.checklist import checklist_content
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddpdoctor.model.drawn import Pass, RankPass
+    from ddpdoctor.model.data import Pass, RankPass
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.sharing import Plan, RankShare
     from ddpdoctor.report.blocks import Content

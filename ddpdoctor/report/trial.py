@@ -16,7 +16,7 @@ from ddpdoctor.report.names import format_ranks
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Difference, Stream
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.reference import GradientErrors, ReferenceStep
+    from ddpdoctor.model.trial import GradientErrors, ReferenceStep
     from ddpdoctor.report.blocks import Section
 
 WORST = 5

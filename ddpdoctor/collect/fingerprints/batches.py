@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.fingerprints.differences import Written
-from ddpdoctor.collect.fingerprints.tables import StreamKey
-from ddpdoctor.model.consistency import What
-from ddpdoctor.model.replica_records import SideKept, StepKept, StreamKept
+from ddpdoctor.collect.fingerprints.tables import WHAT
+from ddpdoctor.model.replica_records import SideKept, StepKept, StreamKept, StreamKey
 from ddpdoctor.recorder.storage import fingerprint_layout
 
 if TYPE_CHECKING:
@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 MAX_BATCH_BYTES = 4 * 2**20
 """Limit for one stream. Our choice: 64 nodes send this much within seconds. A batch always has one point."""
-_LETTERS = {
-    What.PARAMETER: fingerprint_layout.PARAMETER,
-    What.GRADIENT: fingerprint_layout.GRADIENT,
-    What.BUFFER: fingerprint_layout.BUFFER,
-    What.STATE: fingerprint_layout.STATE,
-}
+_LETTERS = {what: letter for letter, what in WHAT.items()}
 Points = dict[int, dict[int, Written]]
 """What each rank wrote, by the number of the point."""
 
@@ -41,24 +36,12 @@ def pack_stream(index: StreamIndex, found: Stream) -> StreamKept:
         if room < 0 and points:
             break
         points.append(point)
-    key = index.key
     return StreamKept(
+        **{one.name: getattr(index.key, one.name) for one in fields(StreamKey)},
         name=index.name,
-        clock=key.clock,
-        group=key.group,
-        members=key.members,
-        model=key.model,
-        optimizer=key.optimizer,
         tables=tuple(_rows_in_order(rows) for _, rows in tables.values()),
         moments=tuple(points),
         found=found,
-    )
-
-
-def read_stream_key(kept: StreamKept) -> StreamKey:
-    """Return the key of a packed stream."""
-    return StreamKey(
-        clock=kept.clock, group=kept.group, members=kept.members, model=kept.model, optimizer=kept.optimizer
     )
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.fingerprints.differences import Written
-from ddpdoctor.collect.fingerprints.tables import StreamKey, read_key
+from ddpdoctor.collect.fingerprints.tables import read_key
 from ddpdoctor.recorder.storage.fingerprint_reading import FingerprintFile
 
 if TYPE_CHECKING:
     from ddpdoctor.collect.fingerprints.tables import Rows, RowsRead
+    from ddpdoctor.model.replica_records import StreamKey
     from ddpdoctor.recorder.storage.fingerprint_reading import FingerprintRecord
 
 DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, MemoryError, struct.error)

@@ -14,7 +14,7 @@ from ddpdoctor.model.replica_records import StreamRoot
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from ddpdoctor.collect.fingerprints.tables import StreamKey
+    from ddpdoctor.model.replica_records import StreamKey
 
 MAX_KEPT_BYTES = 16 * 2**20
 """Limit for one stream. Our choice: eight points of 100,000 tensors fit, and nodes compare every few seconds."""

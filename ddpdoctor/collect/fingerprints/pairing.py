@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.fingerprints.columns import Column
     from ddpdoctor.collect.fingerprints.differences import Written
     from ddpdoctor.collect.fingerprints.index import NodeIndex
-    from ddpdoctor.collect.fingerprints.tables import StreamKey
     from ddpdoctor.model.consistency import Stream
+    from ddpdoctor.model.replica_records import StreamKey
 
 MAX_AHEAD = 8
 """How many points of a rank we keep until the others have written theirs; the rest wait in its file. Our choice: ranks

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.fingerprints.across_nodes import compare_points
-from ddpdoctor.collect.fingerprints.batches import Points, read_stream_key, unpack_points
+from ddpdoctor.collect.fingerprints.batches import Points, unpack_points
 from ddpdoctor.collect.fingerprints.columns import DAMAGED
 from ddpdoctor.collect.fingerprints.index import BEFORE_ALL
 from ddpdoctor.collect.fingerprints.streams import StreamSeen
@@ -61,7 +61,7 @@ def _join(joint: StreamKept | None, nodes: Sequence[StreamKept | None], allowed:
     there = [node for node in nodes if node is not None]
     before = joint.found if joint is not None else None
     since = BEFORE_ALL if before is None or before.last_number is None else before.last_number
-    seen = StreamSeen(read_stream_key(there[0]))
+    seen = StreamSeen(there[0])
     rows_read = RowsRead(allowed)
     compare_points(seen, [_unpack(node, rows_read) for node in there], range(since + 1, MAX_NUMBER))
     stream = seen.stream(())

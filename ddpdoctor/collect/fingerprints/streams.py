@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ddpdoctor.collect.fingerprints.differences import Written
-    from ddpdoctor.collect.fingerprints.tables import StreamKey
+    from ddpdoctor.model.replica_records import StreamKey
 
 MAX_SPLITS = 16
 """How many tensors of a difference we keep by name. Our choice: a report names a few and counts the rest."""

@@ -8,12 +8,13 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.consistency import StreamClock, TensorRow, What
+from ddpdoctor.model.replica_records import StreamKey
 from ddpdoctor.recorder.storage import fingerprint_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_WHAT = {
+WHAT = {
     fingerprint_layout.PARAMETER: What.PARAMETER,
     fingerprint_layout.GRADIENT: What.GRADIENT,
     fingerprint_layout.BUFFER: What.BUFFER,
@@ -29,18 +30,6 @@ ROOT_SIZE = 16
 
 Name = tuple[str, str]
 """Identifies a tensor of one kind: its name, and the part of the optimizer's state."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamKey:
-    """What records of several ranks must share to be compared."""
-
-    clock: StreamClock
-    group: str
-    members: tuple[int, ...]
-    """Ranks of the group, because groups of different ranks may share a name."""
-    model: int
-    optimizer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +122,7 @@ def _digest(kinds: dict[What, KindRows]) -> bytes:
 def _read_row(entry: Any) -> TensorRow:
     what, name, part, shape, dtype = entry
     return TensorRow(
-        what=_WHAT[what], name=str(name), part=str(part or ""), shape=tuple(map(_whole, shape or ())), dtype=str(dtype)
+        what=WHAT[what], name=str(name), part=str(part or ""), shape=tuple(map(_whole, shape or ())), dtype=str(dtype)
     )
 
 

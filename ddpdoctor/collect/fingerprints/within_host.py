@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.fingerprints.columns import OpenFile
     from ddpdoctor.collect.fingerprints.index import NodeIndex
-    from ddpdoctor.collect.fingerprints.tables import StreamKey
     from ddpdoctor.model.consistency import Stream
+    from ddpdoctor.model.replica_records import StreamKey
 
 MAX_ROUNDS = 128
 """How often one call of ``look`` reads a few points of each rank. Our choice: enough for a rank's files of a stream."""

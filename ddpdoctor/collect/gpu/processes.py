@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.process.proc import read_process
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -53,10 +55,10 @@ class Kin:
 
     def _above(self, pid: int) -> Iterator[int]:
         for _ in range(64):
-            stat = self._system.text_or(f"/proc/{pid}/stat").rpartition(")")[2].split()
-            pid = int(stat[1]) if len(stat) > 1 else 0
-            if pid <= 1:
+            process = read_process(pid, self._system.path("/proc"))
+            if process is None or process.ppid <= 1:
                 return
+            pid = process.ppid
             yield pid
 
     def _job_of(self, pid: str) -> str | None:

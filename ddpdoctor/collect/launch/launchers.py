@@ -73,18 +73,14 @@ def _environment(env: Mapping[str, str]) -> Launch | None:
 
 def torchrun_launch(env: Mapping[str, str]) -> Launch | None:
     """Return the launch of a torchrun that started this process, or None."""
-    rank, world_size, port = number(env, "RANK"), number(env, "WORLD_SIZE"), number(env, "MASTER_PORT")
-    run_id, address = env.get("TORCHELASTIC_RUN_ID"), env.get("MASTER_ADDR", "")
-    if run_id is None or rank is None or world_size is None or port is None or not address or rank >= world_size:
+    launch, run_id = _environment(env), env.get("TORCHELASTIC_RUN_ID")
+    if launch is None or run_id is None:
         return None
-    return Launch(
+    return replace(
+        launch,
         launcher=Launcher.TORCHRUN,
-        rank=rank,
-        world_size=world_size,
         local_rank=number(env, "LOCAL_RANK"),
         nnodes=number(env, "GROUP_WORLD_SIZE"),
-        hosts=(address,),
-        port=port,
         run=f"{run_id}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}",
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )

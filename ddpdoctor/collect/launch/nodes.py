@@ -8,7 +8,7 @@ Slurm step, then an operator's RANK, WORLD_SIZE and MASTER_ADDR.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.launch.launchers import DEFAULT_PORT, torchrun_launch
 from ddpdoctor.collect.launch.slurm_task import EXCHANGE_PORTS, STORE_PORTS, read_slurm_task, read_step_hosts
@@ -56,13 +56,11 @@ def _torchrun(env: Mapping[str, str]) -> NodeLaunch | None:
     found = torchrun_launch(env)
     if found is None:
         return None
-    (host,), port, nnodes = found.hosts, found.port, found.nnodes or 1
+    launch = replace(found, nnodes=found.nnodes or 1, port=_exchange_port(env, found.port + 1))
     told = JobTold(
-        node_rank=number(env, "GROUP_RANK"), nnodes=nnodes, world_size=found.world_size,
-        run_id=env["TORCHELASTIC_RUN_ID"], endpoint=f"{host}:{port}",
+        node_rank=number(env, "GROUP_RANK"), world_size=found.world_size, run_id=env["TORCHELASTIC_RUN_ID"]
     )  # fmt: skip
-    launch = replace(found, nnodes=nnodes, port=_exchange_port(env, port + 1))
-    return NodeLaunch(launch=launch, told=told, host=host, port=port, fewest=nnodes, most=nnodes, own_screen=False)
+    return _node_launch(launch, told, found.port, own_screen=False)
 
 
 def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
@@ -79,7 +77,6 @@ def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
     host, port = _endpoint(env, by_number=by_number)
     rank = _node_rank(env)
     _refuse_unnumbered(rank, counts[1], by_number=by_number)
-    in_step = is_slurm_step(env)
     launch = Launch(
         launcher=Launcher.NNODES,
         rank=rank or 0,
@@ -90,13 +87,10 @@ def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
         port=_exchange_port(env, port + 1),
         run=_text(env, "PET_RDZV_ID"),
     )
-    told = JobTold(
-        node_rank=rank, nnodes=counts[1], run_id=_text(env, "PET_RDZV_ID"), endpoint=f"{host}:{port}",
-        world_size=_world_size(env, counts[1]),
-    )  # fmt: skip
-    return NodeLaunch(
-        launch=launch, told=told, host=host, port=port, fewest=counts[0], most=counts[1], hosts=_slurm_names(env),
-        by_number=by_number, is_host=_is_host(_text(env, "PET_RDZV_CONF")), own_screen=not in_step,
+    told = JobTold(node_rank=rank, run_id=launch.run, world_size=_world_size(env, counts[1]))
+    return _node_launch(
+        launch, told, port, fewest=counts[0], hosts=_slurm_names(env), by_number=by_number,
+        is_host=_is_host(_text(env, "PET_RDZV_CONF")), own_screen=not is_slurm_step(env),
     )  # fmt: skip
 
 
@@ -172,13 +166,9 @@ def _slurm(env: Mapping[str, str]) -> NodeLaunch | None:
         run=f"slurm {found.name}",
     )
     told = JobTold(
-        node_rank=number(env, "SLURM_NODEID"), nnodes=found.nodes, run_id=found.name, endpoint=f"{host}:{port}",
-        world_size=number(env, "WORLD_SIZE"),
+        node_rank=number(env, "SLURM_NODEID"), run_id=found.name, world_size=number(env, "WORLD_SIZE")
     )  # fmt: skip
-    return NodeLaunch(
-        launch=launch, told=told, host=host, port=port, fewest=found.nodes, most=found.nodes, hosts=names,
-        own_screen=False,
-    )  # fmt: skip
+    return _node_launch(launch, told, port, hosts=names, own_screen=False)
 
 
 def _slurm_names(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -204,8 +194,14 @@ def _operator(env: Mapping[str, str]) -> NodeLaunch | None:
         port=_exchange_port(env, port + 1),
         run=f"{host}:{port}",
     )
-    told = JobTold(node_rank=rank // a_node, nnodes=nnodes, world_size=world_size, endpoint=f"{host}:{port}")
-    return NodeLaunch(launch=launch, told=told, host=host, port=port, fewest=nnodes, most=nnodes)
+    return _node_launch(launch, JobTold(node_rank=rank // a_node, world_size=world_size), port)
+
+
+def _node_launch(launch: Launch, told: JobTold, port: int, *, fewest: int | None = None, **more: Any) -> NodeLaunch:
+    """Complete what a node knows; its store is on the first host of the launch."""
+    host, most = launch.hosts[0], launch.nnodes or 1
+    told = replace(told, nnodes=most, endpoint=f"{host}:{port}")
+    return NodeLaunch(launch=launch, told=told, host=host, port=port, fewest=fewest or most, most=most, **more)
 
 
 def _exchange_port(env: Mapping[str, str], default: int) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.process.proc import descendants, read_processes
-from ddpdoctor.model.load import BusyCpu, Governor, Load
+from ddpdoctor.model.limits import BusyCpu, Governor, Load
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:

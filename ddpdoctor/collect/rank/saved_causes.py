@@ -7,8 +7,8 @@ from typing import Any
 
 from ddpdoctor.collect.process.causes import ended_child
 from ddpdoctor.collect.process.lock_files import lock_of
-from ddpdoctor.collect.recorded import read_record
-from ddpdoctor.model.causes import AtError, DeviceMemory, LostChild, Memory, ProcessCauses, Space, StoreSought
+from ddpdoctor.collect.recorded import read_or_none, read_record
+from ddpdoctor.model.causes import AtError, LostChild, ProcessCauses, StoreSought
 
 MOST_CHILDREN = 16
 """How many of a rank's last ended children we keep: a DataLoader without persistent workers ends some each epoch."""
@@ -49,23 +49,5 @@ def _reaped(notes: list[dict[str, Any]]) -> list[LostChild]:
 
 def _at_error(notes: list[dict[str, Any]]) -> AtError | None:
     """Return how much memory the rank had left at its last exception, if that was about memory."""
-    note = next((n.get("memory") for n in reversed(notes) if n.get("k") == "raised" and n.get("memory")), None)
-    if not isinstance(note, dict):
-        return None
-    resident, devices = note.get("resident"), note.get("devices")
-    return AtError(
-        memory=Memory(used_bytes=resident[0], most_bytes=resident[1]) if resident else None,
-        address_space=_space(note.get("address_space")),
-        devices=tuple(
-            DeviceMemory(
-                device=row[0], allocated_bytes=row[1], most_allocated_bytes=row[2], reserved_bytes=row[3],
-                most_reserved_bytes=row[4],
-            )
-            for row in devices or ()
-        ),
-        shared_memory=_space(note.get("shared_memory")),
-    )  # fmt: skip
-
-
-def _space(pair: Any) -> Space | None:
-    return Space(limit_bytes=pair[0], used_bytes=pair[1]) if pair else None
+    noted = next((n.get("memory") for n in reversed(notes) if n.get("k") == "raised" and n.get("memory")), None)
+    return read_or_none(AtError, noted)

@@ -27,7 +27,7 @@ from ddpdoctor.probes.user_code import load_callable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddpdoctor.model.reference import ReferenceStep
+    from ddpdoctor.model.trial import ReferenceStep
     from ddpdoctor.probes.consistency.building import Built
 
 OTHER_NUMBERS = 7919

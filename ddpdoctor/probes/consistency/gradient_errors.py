@@ -11,7 +11,7 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.reference import GradientErrors, ReferenceStep
+from ddpdoctor.model.trial import GradientErrors, ReferenceStep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 import ddpdoctor
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.reference import OneProcess, ReferenceStep
+from ddpdoctor.model.trial import OneProcess, ReferenceStep
 from ddpdoctor.probes.consistency.losses import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ddpdoctor.model.reference import ReferenceStep
-    from ddpdoctor.model.trial import TrialSettings
+    from ddpdoctor.model.trial import ReferenceStep, TrialSettings
     from ddpdoctor.probes.consistency.moments import Moment
 
 MODULE = "ddpdoctor.probes.consistency.alone"

@@ -8,8 +8,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.data import EpochSeen
-from ddpdoctor.model.drawn import RankPass
+from ddpdoctor.model.data import EpochSeen, RankPass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

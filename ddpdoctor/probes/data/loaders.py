@@ -7,8 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.data import EpochSeen, LoaderSeen, SamplerSeen
-from ddpdoctor.model.drawn import RankDraws, RankPass
+from ddpdoctor.model.data import EpochSeen, LoaderSeen, RankDraws, RankPass, SamplerSeen
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.data.contents import count_samples, print_leaves, print_samples
 from ddpdoctor.probes.data.indices import NoIndices, draw_pass, find_base

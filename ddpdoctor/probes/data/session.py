@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.model.drawn import Drawn, Indices, Pass, RankDraws
+from ddpdoctor.model.data import Drawn, Indices, Pass, RankDraws
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.probes.data.loaders import look_at

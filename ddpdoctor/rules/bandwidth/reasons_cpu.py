@@ -11,7 +11,7 @@ from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, weigh
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.load import Governor, Load
+    from ddpdoctor.model.limits import Governor, Load
     from ddpdoctor.model.node import Process
     from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
 

@@ -12,7 +12,7 @@ from ddpdoctor.model.rank_words import first_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ddpdoctor.model.reference import GradientErrors, OneProcess, ReferenceStep
+    from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep
 
 LIMIT = 10.0
 """Our choice: an error of up to this many times the rounding error counts as none. Rounding errors of two computations

@@ -12,8 +12,7 @@ from ddpdoctor.rules.consistency.reference_causes import LIMIT, explain, ratio
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.reference import GradientErrors, OneProcess, ReferenceStep
-    from ddpdoctor.model.trial import Rerun, Trial
+    from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep, Rerun, Trial
 
 _RANDOM = (
     "the model draws random numbers in training, other than by layers of dropout, which were turned off: one process "

@@ -13,8 +13,7 @@ from ddpdoctor.rules.progress.places import to_place
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.data import EpochSeen, LoaderSeen
-    from ddpdoctor.model.drawn import Drawn
+    from ddpdoctor.model.data import Drawn, EpochSeen, LoaderSeen
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.data.shared import Replicas
 

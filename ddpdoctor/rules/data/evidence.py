@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     _Prints = Mapping[str, Mapping[str, str]]
     """Digests by leaf, then by batch or sample."""
-    from ddpdoctor.model.drawn import Pass
+    from ddpdoctor.model.data import Pass
     from ddpdoctor.rules.data.shared import Replicas
 
 ORDER_LENGTH = 4096

@@ -13,8 +13,7 @@ from ddpdoctor.rules.progress.groups import DEFAULT_GROUP, group_table, world_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
-    from ddpdoctor.model.data import EpochSeen, LoaderSeen
-    from ddpdoctor.model.drawn import Drawn
+    from ddpdoctor.model.data import Drawn, EpochSeen, LoaderSeen
     from ddpdoctor.model.facts import Job, Rank
 
 NOT_LOOKED = "no use of a DataLoader was recorded"

@@ -7,8 +7,7 @@ import pytest
 
 from ddpdoctor.model.consistency import What
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from ddpdoctor.model.reference import GradientErrors, OneProcess, ReferenceStep
-from ddpdoctor.model.trial import Participant, Rerun, Trial, TrialSettings
+from ddpdoctor.model.trial import GradientErrors, OneProcess, Participant, ReferenceStep, Rerun, Trial, TrialSettings
 from ddpdoctor.rules.consistency.reference_causes import LIMIT
 from tests.rules.asking import asking
 

@@ -12,12 +12,12 @@ from ddpdoctor.collect.fingerprints.differences import Written
 from ddpdoctor.collect.fingerprints.index import MAX_KEPT_BYTES, NodeIndex
 from ddpdoctor.collect.fingerprints.saved_nodes import JOINT, POINTS, unite_consistency
 from ddpdoctor.collect.fingerprints.streams import StreamSeen
-from ddpdoctor.collect.fingerprints.tables import RowsRead, StreamKey
+from ddpdoctor.collect.fingerprints.tables import RowsRead
 from ddpdoctor.collect.fingerprints.within_host import Comparer
 from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.consistency import Consistency, Stream, StreamClock, What
-from ddpdoctor.model.replica_records import NodeStreams, StreamRoot
+from ddpdoctor.model.replica_records import NodeStreams, StreamKey, StreamRoot
 from ddpdoctor.model.run import attempt_name
 from tests.fingerprints import FakeRank, row
 

@@ -22,7 +22,7 @@ from ddpdoctor.collect.machine.load import (
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.codec import decode, encode
-from ddpdoctor.model.load import BusyCpu, Governor, Load
+from ddpdoctor.model.limits import BusyCpu, Governor, Load
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import RecordedCalls
 

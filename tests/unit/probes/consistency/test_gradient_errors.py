@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddpdoctor.model.reference import OneProcess
+from ddpdoctor.model.trial import OneProcess
 from ddpdoctor.probes.consistency.gradient_errors import Gradients, compare_gradients
 from ddpdoctor.probes.consistency.reference_process import Question
 from ddpdoctor.rules.consistency.reference_causes import LIMIT, explain, ratio
