@@ -201,10 +201,9 @@ class Conversation:
     ) -> dict[int, Kind]:
         """Return the records under KEY/MEMBER that arrive within the limit, by member.
 
-        ``members`` returns the members to wait for. It is called before each poll, because members may join or be
-        given up. ``is_over`` decides from the records so far when to stop; without it, gathering stops when no member
-        is missing. ``on_bad`` takes a record that cannot be read, which then counts as received; without it the error
-        is raised.
+        ``members`` is asked before each poll whom to wait for, because members may join or be given up. ``is_over``
+        decides from the records so far when to stop; by default when none is missing. ``on_bad`` takes a record that
+        cannot be read, which then counts as received; without it the error is raised.
         """
         heard: dict[int, Kind] = {}
         bad: set[int] = set()
@@ -228,10 +227,9 @@ class Conversation:
             came = sum([has_come(member) for member in waiting])
             if is_over(heard) if is_over is not None else came == len(waiting):
                 return heard
-            if not came:
-                if time.monotonic() >= deadline:
-                    return heard
-                time.sleep(LOOK_EVERY_S)
+            if not came and time.monotonic() >= deadline:
+                return heard
+            time.sleep(0 if came else LOOK_EVERY_S)
 
     def agree(self, kind: type[Kind], key: str, decided: Kind | None, limit_s: float) -> Kind:
         """Return rank 0's decision on every rank. The other ranks pass None and wait for it."""

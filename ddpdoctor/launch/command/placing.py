@@ -32,23 +32,23 @@ def place(split: SplitCommand, env: Mapping[str, str], exchange_port: int | None
     return replace(placed, port=exchange_port or placed.port, token=_token(placed, env))
 
 
-def _place(split: SplitCommand, told: TorchrunSettings | None, env: Mapping[str, str]) -> Placement:
+def _place(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mapping[str, str]) -> Placement:
     style = Style.COMMAND if split.is_command else Style.TORCHRUN
-    if told is not None and (told.standalone or told.nnodes == (1, 1)):
+    if torchrun is not None and (torchrun.standalone or torchrun.nnodes == (1, 1)):
         return Placement(style=style)
-    if "SLURM_JOB_ID" in env and (task := _in_step(split, told, env)):
+    if "SLURM_JOB_ID" in env and (task := _in_step(split, torchrun, env)):
         return task
-    if told is not None and told.nnodes is not None:
-        return _by_torchrun(style, told, told.nnodes)
-    return _by_variables(split, told, env) or Placement(style=style, note=_idle_note(env))
+    if torchrun is not None and torchrun.nnodes is not None:
+        return _by_torchrun(style, torchrun, torchrun.nnodes)
+    return _by_variables(split, torchrun, env) or Placement(style=style, note=_idle_note(env))
 
 
-def _in_step(split: SplitCommand, told: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:
+def _in_step(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:
     from ddpdoctor.launch.command.slurm_placing import place_task
     from ddpdoctor.launch.command.slurm_step import read_step
 
     step = read_step(env)
-    return None if step is None else place_task(split, told, step, env)
+    return None if step is None else place_task(split, torchrun, step, env)
 
 
 def _idle_note(env: Mapping[str, str]) -> str | None:
@@ -59,23 +59,23 @@ def _idle_note(env: Mapping[str, str]) -> str | None:
     return idle_note(env)
 
 
-def _by_torchrun(style: Style, told: TorchrunSettings, nnodes: tuple[int, int]) -> Placement:
+def _by_torchrun(style: Style, torchrun: TorchrunSettings, nnodes: tuple[int, int]) -> Placement:
     """Place a node by torchrun's options. Only a static rendezvous uses --node-rank."""
-    host, port = told.endpoint or ("", 0)
+    host, port = torchrun.endpoint or ("", 0)
     one_host = is_loopback(host)
     return Placement(
         style=style,
-        number=(told.number("--node-rank") or 0) if told.backend == "static" else None,
+        number=(torchrun.number("--node-rank") or 0) if torchrun.backend == "static" else None,
         expected=nnodes[0],
         most=nnodes[1],
         hosts=("127.0.0.1",) if one_host else tuple(filter(None, (host,))),
         port=_beside(port),
         one_host=one_host,
-        store=told.endpoint,
+        store=torchrun.endpoint,
     )
 
 
-def _by_variables(split: SplitCommand, told: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:
+def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: Mapping[str, str]) -> Placement | None:
     """Place a rank by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as set by an operator or another launcher."""
     if not env.get("RANK") or not env.get("WORLD_SIZE"):
         return None
@@ -85,7 +85,7 @@ def _by_variables(split: SplitCommand, told: TorchrunSettings | None, env: Mappi
     host = env.get("MASTER_ADDR", "").strip()
     if rank is None or size is None or port is None or not host or not rank < size or size < 2:
         return None
-    if told is not None and (split.is_command or split.torchrun or any(map(told.text, SHAPE))):
+    if torchrun is not None and (split.is_command or split.torchrun or any(map(torchrun.text, SHAPE))):
         return None
     note = f"becoming rank {rank} of {size}, as RANK and WORLD_SIZE say; with --nproc-per-node torchrun starts ranks"
     one_host = is_loopback(host)

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def place_task(
-    split: SplitCommand, told: TorchrunSettings | None, step: SlurmStep, env: Mapping[str, str]
+    split: SplitCommand, torchrun: TorchrunSettings | None, step: SlurmStep, env: Mapping[str, str]
 ) -> Placement:
     """Return a task's place, with the options or variables that its torchrun or its rank needs.
 
-    ``told`` is torchrun's settings, or None if the command is not torchrun. Raises ``UserError`` if each of several
+    ``torchrun`` is torchrun's settings, or None if the command is not torchrun. Raises ``UserError`` if each of several
     tasks on a node would start the ranks of the whole node.
     """
     placed = _task(step)
-    if told is None or split.is_command:
+    if torchrun is None or split.is_command:
         return replace(placed, style=Style.COMMAND)
-    if step.place.tasks == step.nodes or told.nnodes == (step.place.tasks, step.place.tasks):
-        return _node_task(placed, told, step)
-    if given := _shape_given(split, told):
+    if step.place.tasks == step.nodes or torchrun.nnodes == (step.place.tasks, step.place.tasks):
+        return _node_task(placed, torchrun, step)
+    if given := _shape_given(split, torchrun):
         raise _too_many_tasks(step, given)
     note = _rank_note(step) if step.place.task == 0 else None
     return replace(placed, style=Style.RANK, variables=_rank_variables(step, env), note=note)
@@ -64,48 +64,48 @@ def _task(step: SlurmStep) -> Placement:
     )
 
 
-def _node_task(placed: Placement, told: TorchrunSettings, step: SlurmStep) -> Placement:
+def _node_task(placed: Placement, torchrun: TorchrunSettings, step: SlurmStep) -> Placement:
     """Add the torchrun options that the user left out: the number of nodes, the rendezvous endpoint and ID."""
-    fewest, most = told.nnodes or (step.place.tasks, step.place.tasks)
-    added = [] if told.nnodes else [f"--nnodes={step.place.tasks}"]
-    by_address = any(told.text(name) for name in ("--master-addr", "--node-rank", "--rdzv-endpoint"))
-    if told.is_c10d or not (told.text("--rdzv-backend") or by_address):
-        added += _c10d_args(told, step)
-    elif told.backend == "static":
-        added += _static_args(told, step)
+    fewest, most = torchrun.nnodes or (step.place.tasks, step.place.tasks)
+    added = [] if torchrun.nnodes else [f"--nnodes={step.place.tasks}"]
+    by_address = any(torchrun.text(name) for name in ("--master-addr", "--node-rank", "--rdzv-endpoint"))
+    if torchrun.is_c10d or not (torchrun.text("--rdzv-backend") or by_address):
+        added += _c10d_args(torchrun, step)
+    elif torchrun.backend == "static":
+        added += _static_args(torchrun, step)
     return replace(
         placed,
         expected=fewest,
         most=most,
         of_ranks=False,
-        store=told.also(added).endpoint,
+        store=torchrun.also(added).endpoint,
         torchrun_args=tuple(added),
-        note=_nnodes_note(told, step) if step.place.task == 0 else None,
+        note=_nnodes_note(torchrun, step) if step.place.task == 0 else None,
     )
 
 
-def _c10d_args(told: TorchrunSettings, step: SlurmStep) -> list[str]:
+def _c10d_args(torchrun: TorchrunSettings, step: SlurmStep) -> list[str]:
     host, port = step.store
-    args = [] if told.is_c10d else ["--rdzv-backend=c10d"]
-    if not told.text("--rdzv-id"):
+    args = [] if torchrun.is_c10d else ["--rdzv-backend=c10d"]
+    if not torchrun.text("--rdzv-id"):
         # A late process from before a requeue must not join.
         args.append(f"--rdzv-id=slurm-{step.place.name}-{step.restarts}")
-    if told.text("--rdzv-endpoint"):
+    if torchrun.text("--rdzv-endpoint"):
         return args
     args.append(f"--rdzv-endpoint={host}:{port}")
     # torch decides by host name who serves the store, but Slurm's node name may differ from it.
-    if not told.text("--rdzv-conf") and host in {"127.0.0.1", *step.hosts[:1]}:
+    if not torchrun.text("--rdzv-conf") and host in {"127.0.0.1", *step.hosts[:1]}:
         args.append(f"--rdzv-conf=is_host={int(step.place.task == 0)}")
     return args
 
 
-def _static_args(told: TorchrunSettings, step: SlurmStep) -> list[str]:
+def _static_args(torchrun: TorchrunSettings, step: SlurmStep) -> list[str]:
     host, port = step.store
-    args = [] if told.text("--node-rank") else [f"--node-rank={step.place.task}"]
-    if told.text("--rdzv-endpoint"):
+    args = [] if torchrun.text("--node-rank") else [f"--node-rank={step.place.task}"]
+    if torchrun.text("--rdzv-endpoint"):
         return args
-    args += [] if told.text("--master-addr") else [f"--master-addr={host}"]
-    return args + ([] if told.text("--master-port") else [f"--master-port={port}"])
+    args += [] if torchrun.text("--master-addr") else [f"--master-addr={host}"]
+    return args + ([] if torchrun.text("--master-port") else [f"--master-port={port}"])
 
 
 def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -126,11 +126,11 @@ def _rank_variables(step: SlurmStep, env: Mapping[str, str]) -> tuple[tuple[str,
     return tuple((name, str(value)) for name, value in variables)
 
 
-def _shape_given(split: SplitCommand, told: TorchrunSettings) -> str:
+def _shape_given(split: SplitCommand, torchrun: TorchrunSettings) -> str:
     """Return an option or variable that is meant for torchrun, or "" if there is none."""
     if split.torchrun:
         return split.torchrun[0].partition("=")[0]
-    return next((variable_of(name) for name in SHAPE if told.text(name)), "")
+    return next((variable_of(name) for name in SHAPE if torchrun.text(name)), "")
 
 
 def _too_many_tasks(step: SlurmStep, given: str) -> UserError:
@@ -149,7 +149,7 @@ def _rank_note(step: SlurmStep) -> str:
     return f"{became}; `srun --ntasks-per-node=1` starts torchrun"
 
 
-def _nnodes_note(told: TorchrunSettings, step: SlurmStep) -> str | None:
-    if told.nnodes is None or told.nnodes[0] <= step.place.tasks <= told.nnodes[1]:
+def _nnodes_note(torchrun: TorchrunSettings, step: SlurmStep) -> str | None:
+    if torchrun.nnodes is None or torchrun.nnodes[0] <= step.place.tasks <= torchrun.nnodes[1]:
         return None
-    return f"--nnodes is {told.text('--nnodes')}, and this Slurm step has {step.place.tasks} tasks, one a node"
+    return f"--nnodes is {torchrun.text('--nnodes')}, and this Slurm step has {step.place.tasks} tasks, one a node"

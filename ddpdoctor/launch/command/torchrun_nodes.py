@@ -72,9 +72,9 @@ class TorchrunSettings:
         if self.backend not in {"static", "c10d"}:
             return None
         default = C10D_PORT if self.is_c10d else STATIC_PORT
-        told = parse_endpoint(self.text("--rdzv-endpoint"), "--rdzv-endpoint")
-        if told is not None:
-            return told.host, told.port or default
+        given = parse_endpoint(self.text("--rdzv-endpoint"), "--rdzv-endpoint")
+        if given is not None:
+            return given.host, given.port or default
         if self.is_c10d:
             return "localhost", default
         return self.text("--master-addr") or "127.0.0.1", self.number("--master-port") or default

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.command.placement import Style
-from ddpdoctor.launch.nodes.node_messages import LAST, Greeting, Pulse, read_pulse
+from ddpdoctor.launch.nodes.node_messages import LAST, Greeting, Pulse, own_node, read_pulse
 from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 
 if TYPE_CHECKING:
@@ -151,10 +151,7 @@ class MembersHeard:
 
     def _node(self, number: int, now_ns: int) -> NodeSeen:
         if number == 0:
-            return NodeSeen(
-                number=0, host=self._host, presence=Presence.HERE, heard_ns=now_ns, clock_offset_ns=0,
-                clock_error_ns=0, wall_offset_s=0.0, gathered=True,
-            )  # fmt: skip
+            return own_node(0, self._host)
         greeting, pulse, heard = self._greetings.get(number), self._pulses.get(number), self._heard.get(number)
         names = self._placement.names
         return NodeSeen(
@@ -167,7 +164,7 @@ class MembersHeard:
             clock_error_ns=greeting.clock_error_ns if greeting else None,
             wall_offset_s=greeting.wall_offset_s if greeting else None,
             gathered=number in self._gathered,
-            ranks=tuple(range(pulse.ranks[0], pulse.ranks[1] + 1)) if pulse and pulse.ranks else (),
+            ranks=pulse.all_ranks if pulse else (),
             why=_why(number, greeting),
         )
 
@@ -195,6 +192,6 @@ def _status(heard: Heard | None, pulse: Pulse | None) -> int | None:
 
 
 def _why(number: int, greeting: Greeting | None) -> str:
-    if greeting is None or greeting.told in {None, number}:
+    if greeting is None or greeting.started_as in {None, number}:
         return ""
-    return f"it was started as number {greeting.told}, as another one was"
+    return f"it was started as number {greeting.started_as}, as another one was"

@@ -7,17 +7,18 @@ A member's beat carries its ranks' progress (``Pulse``). The answer carries the 
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.exchange.conversation import BadRecord
 from ddpdoctor.launch.watching.suspicion import Headway
 from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.model.nodes import NodeSeen, Presence
 
 if TYPE_CHECKING:
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.findings import Judgement
-    from ddpdoctor.model.nodes import NodeSeen
 
 Message = TypeVar("Message")
 
@@ -48,6 +49,11 @@ class Pulse:
     ranks: tuple[int, int] | None = None
     """Its first and last rank."""
 
+    @property
+    def all_ranks(self) -> tuple[int, ...]:
+        """The numbers of its ranks."""
+        return tuple(range(self.ranks[0], self.ranks[1] + 1)) if self.ranks else ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
@@ -70,7 +76,7 @@ class Greeting:
 
     host: str
     pid: int
-    told: int | None
+    started_as: int | None
     """The number that it was started with."""
     wall_offset_s: float
     clock_offset_ns: int
@@ -94,6 +100,14 @@ class Verdict:
     """Whether the job certainly hangs and is stopped."""
     place: str
     """Where the report is: "node0:/scratch/run"."""
+
+
+def own_node(number: int, host: str, ranks: tuple[int, ...] = ()) -> NodeSeen:
+    """Return the state of the member that runs this."""
+    return NodeSeen(
+        number=number, host=host, presence=Presence.HERE, heard_ns=time.monotonic_ns(), clock_offset_ns=0,
+        clock_error_ns=0, wall_offset_s=0.0, gathered=True, ranks=ranks,
+    )  # fmt: skip
 
 
 def write_pulse(pulse: Pulse) -> bytes:

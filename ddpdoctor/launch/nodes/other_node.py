@@ -33,6 +33,7 @@ from ddpdoctor.launch.nodes.node_messages import (
     Roster,
     Verdict,
     find,
+    own_node,
     read_board,
     write_pulse,
 )
@@ -131,9 +132,12 @@ class OtherNode:
         """The number of an unanswered request for evidence, or 0 if there is none."""
         return self._board.request if self._board.request > self._answered else 0
 
-    def say(self, headway: Headway, ranks: tuple[int, int] | None) -> None:
-        """Report the ranks' progress in the next beats."""
-        self._say(headway=headway, ranks=ranks)
+    def say(self, **changed: Any) -> None:
+        """Put changed fields of the ``Pulse`` into the next beats."""
+        with self._lock:
+            self._pulse = replace(self._pulse, **changed)
+            if self._beating is not None:
+                self._beating.said = write_pulse(self._pulse)
 
     def answer(self, request: int, packed: bytes, *, moved: bool) -> None:
         """Send the packed record in answer to a request; ``moved`` says whether ranks made progress meanwhile."""
@@ -160,7 +164,7 @@ class OtherNode:
     def leave(self, status: int, packed: bytes, is_disturbed: Callable[[], bool]) -> None:
         """Send the final record, and wait a while for the verdict if one may come."""
         known = self._heard_verdict
-        self._say(status=status)
+        self.say(status=status)
         self._tasks.put(lambda: self._send(LAST, packed, moved=False))
         began = time.monotonic()
 
@@ -184,10 +188,7 @@ class OtherNode:
         first = known.get(0) or NodeSeen(number=0, host=(*self.placement.hosts, "")[0], presence=Presence.ABSENT)
         nodes = {number: self._as_seen_here(node) for number, node in known.items()}
         nodes[0] = self._first_as_seen(first)
-        nodes[own] = NodeSeen(
-            number=own, host=self._host, presence=Presence.HERE, heard_ns=time.monotonic_ns(), clock_offset_ns=0,
-            clock_error_ns=0, wall_offset_s=0.0, gathered=True, ranks=_spread(self._pulse.ranks),
-        )  # fmt: skip
+        nodes[own] = own_node(own, self._host, self._pulse.all_ranks)
         return NodesSeen(
             expected=self.placement.expected, own=own, nodes=tuple(nodes[number] for number in sorted(nodes)),
             alone_since_ns=self.alone_since_ns, of_ranks=self.placement.style is Style.RANK,
@@ -214,11 +215,10 @@ class OtherNode:
         seen = self._as_seen_here(first)
         return replace(seen, presence=Presence.LEFT if self._board.left else silent, heard_ns=heard_ns)
 
-    def _say(self, **changed: Any) -> None:
-        with self._lock:
-            self._pulse = replace(self._pulse, **changed)
-            if self._beating is not None:
-                self._beating.said = write_pulse(self._pulse)
+    def _say_now(self, **changed: Any) -> None:
+        self.say(**changed)
+        if self._beating is not None:
+            self._beating.beat_now()
 
     def _run(self) -> None:
         try:
@@ -246,15 +246,15 @@ class OtherNode:
     def _join(self, found: FoundMeeting) -> None:
         """Take a number, send the greeting, and start to beat."""
         client = found.store
-        told = self.placement.number
-        number = client.add(ARRIVALS, 1) if told is None else told
+        started_as = self.placement.number
+        number = client.add(ARRIVALS, 1) if started_as is None else started_as
         if client.add(f"{CLAIM}/{number}", 1) > 1:
             number = max(self.placement.most, self.placement.expected) - 1 + client.add(SURPLUS, 1)
         self.number = number
         self._greet(client)
         self._found = found
         self._beating = Heartbeating(found.open, str(number), on_notice=self._notice)
-        self._say()
+        self.say()
         self._beating.start()
 
     def _greet(self, client: Client) -> None:
@@ -262,7 +262,7 @@ class OtherNode:
         self._clocks_at = time.monotonic()
         self._clocks = clocks = measure_clocks(client)
         greeting = Greeting(
-            host=self._host, pid=os.getpid(), told=self.placement.number, wall_offset_s=clocks.wall_s,
+            host=self._host, pid=os.getpid(), started_as=self.placement.number, wall_offset_s=clocks.wall_s,
             clock_offset_ns=clocks.monotonic_ns, clock_error_ns=clocks.error_ns,
         )  # fmt: skip
         Conversation(client, self._token).send(f"{GREETING}/{self.number}", greeting)
@@ -286,15 +286,13 @@ class OtherNode:
         self.verdict = self._last = find(self._talk(), Verdict, f"{VERDICT}/{number}")
         self._last_ns = time.monotonic_ns()
         self._heard_verdict = number
-        self._say(heard=number)
-        self._beat_now()
+        self._say_now(heard=number)
 
     def _send(self, request: int, packed: bytes, *, moved: bool) -> None:
         if time.monotonic() - self._clocks_at > self._clocks_keep_s:
             self._greet(self._required().store)
         self._talk().send_bytes(f"{EVIDENCE}/{self.number}/{request}", packed)
-        self._say(answered=request, moved=moved)
-        self._beat_now()
+        self._say_now(answered=request, moved=moved)
 
     def _do(self, task: Callable[[], None]) -> None:
         """Run a task, and if the connection was lost, reconnect and run it again."""
@@ -314,16 +312,8 @@ class OtherNode:
         assert self._found is not None, "before the meeting was found"
         return self._found
 
-    def _beat_now(self) -> None:
-        if self._beating is not None:
-            self._beating.beat_now()
-
     def _part(self) -> None:
         if self._beating is not None:
             self._beating.leave(json.dumps(self._pulse.status).encode())
         if self._found is not None:
             self._found.store.close()
-
-
-def _spread(ranks: tuple[int, int] | None) -> tuple[int, ...]:
-    return tuple(range(ranks[0], ranks[1] + 1)) if ranks else ()

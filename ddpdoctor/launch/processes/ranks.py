@@ -63,17 +63,17 @@ def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> i
     has failed and rank 0 does not end by itself, because then nobody reports.
     """
     token = env.get(TOKEN_VARIABLE) or secrets.token_hex(16)
-    hub = Server(0, token_bytes(token), one_host=True)
+    server = Server(0, token_bytes(token), one_host=True)
     ranks = _Ranks()
     try:
         with _passing_on(ranks):
             for rank in range(count):
-                ranks.running.append(_start(arguments, _variables(env, rank, count, hub.port, token)))
+                ranks.running.append(_start(arguments, _variables(env, rank, count, server.port, token)))
             _wait(ranks)
             lost = "" if ranks.signals else describe_lost([process.poll() for process in ranks.running])
     finally:
         _end(ranks)
-        hub.close()
+        server.close()
     if lost:
         raise UserError(
             f"{lost}, and rank 0 waited for it in vain",

@@ -8,13 +8,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.machine.nccl_conf import read_conf_files
+from ddpdoctor.collect.node import ReadingPlan
+from ddpdoctor.collect.run.nccl_warnings import FOLDER as NCCL_FOLDER
 from ddpdoctor.collect.system import System
 from ddpdoctor.launch.command.placement import Style
-from ddpdoctor.launch.watching.nccl_log import has_gpu_driver, nccl_log_environment
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.recorder.storage.files import make_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ddpdoctor.launch.command.options import ChosenLevel, WrapOptions
 
@@ -28,6 +31,11 @@ the recorder makes it safe.
 
 A command gets torch's own variable instead: it may start ranks on hosts where the recorder cannot be loaded, and all
 ranks must have the same level. By default it gets none if there is a GPU, because it may use NCCL."""
+
+
+NCCL_LOG_VARIABLES = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
+GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")
+"""The drivers of NVIDIA and of AMD, whose RCCL reads the same variables."""
 
 
 def start_launcher(options: WrapOptions, folder: Path, in_child: Callable[[], None]) -> subprocess.Popen[bytes]:
@@ -95,3 +103,26 @@ def debug_environment(env: dict[str, str], level: ChosenLevel | None, *, is_comm
     if level == "AUTO":
         return others if has_gpu_driver(System(env=env)) else others | {DEBUG_VARIABLE: "DETAIL"}
     return others | {DEBUG_VARIABLE: level}
+
+
+def has_gpu_driver(system: System) -> bool:
+    """Return whether this host has a GPU driver, so that a job may use NCCL."""
+    return any(system.exists(driver) for driver in GPU_DRIVERS)
+
+
+def nccl_log_environment(env: Mapping[str, str], folder: Path, system: System | None = None) -> dict[str, str]:
+    """Return the variables that make NCCL log its warnings to the run folder.
+
+    Empty if there is no GPU, or if the user has configured NCCL's log in the environment or in one of NCCL's files.
+    This adds nothing to the job's output: without NCCL_DEBUG, NCCL writes nothing, and torch's errors repeat its last
+    warning anyway.
+    """
+    system = system or System(env=env)
+    if not has_gpu_driver(system) or any(env.get(name) for name in NCCL_LOG_VARIABLES):
+        return {}
+    files = read_conf_files(system, ReadingPlan(sections=frozenset()))
+    if any(name in file.variables for file in files for name in NCCL_LOG_VARIABLES):
+        return {}
+    target = folder / NCCL_FOLDER
+    make_folder(target)
+    return {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": f"{str(target).replace('%', '%%')}/%h.%p.log"}

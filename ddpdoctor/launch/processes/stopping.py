@@ -37,12 +37,12 @@ def stop_job(launcher: subprocess.Popen[bytes], folder: Path, while_waiting: Cal
     below = _members(launcher.pid, folder)
     _signal(below, signal.SIGCONT)
     launcher.terminate()
-    told = False
+    asked = False
     limit = time.monotonic() + STOP_GRACE_S
     while time.monotonic() < limit and (launcher.poll() is None or any(is_same(*target) for target in below)):
         while_waiting()
-        if launcher.poll() is not None and not told:
-            told = True
+        if launcher.poll() is not None and not asked:
+            asked = True
             _signal(below, signal.SIGTERM)
         time.sleep(0.05)
     _signal(below, signal.SIGKILL)
@@ -68,7 +68,7 @@ def stop_all(find: Callable[[dict[int, proc.Process]], Iterable[Target]], grace_
     It scans again until nothing is left, because a launcher may start another rank after each scan.
     """
     known: set[Target] = set()
-    told: set[Target] = set()
+    asked: set[Target] = set()
     limit = time.monotonic() + grace_s
     quiet_looks = 0
     while quiet_looks < QUIET_LOOKS and time.monotonic() < limit + KILL_LIMIT_S:
@@ -79,9 +79,9 @@ def stop_all(find: Callable[[dict[int, proc.Process]], Iterable[Target]], grace_
         alive = {target for target in alive if _is_alive(target, processes)}
         known |= alive
         if time.monotonic() < limit:
-            _signal(alive - told, signal.SIGTERM)
-            _signal(alive - told, signal.SIGCONT)
-            told |= alive
+            _signal(alive - asked, signal.SIGTERM)
+            _signal(alive - asked, signal.SIGCONT)
+            asked |= alive
         else:
             _signal(alive, signal.SIGKILL)
         quiet_looks = 0 if alive else quiet_looks + 1

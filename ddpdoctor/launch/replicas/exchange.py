@@ -40,7 +40,7 @@ class ReplicaExchange:
         self._shared, self._member = shared, member
         self._turn = 0
         """The number of the last request for contents that this node has answered."""
-        self._told: RootsReport | None = None
+        self._sent: RootsReport | None = None
         self._word: RootsRequest | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ddpdoctor-replicas", daemon=True)
@@ -77,10 +77,10 @@ class ReplicaExchange:
                 member.reconnect()
 
     def _tell(self, conversation: Conversation, number: int) -> None:
-        told = self._shared.report()
-        if told != self._told:
-            conversation.send(f"{ROOTS}/{number}", told)
-            self._told = told
+        report = self._shared.report()
+        if report != self._sent:
+            conversation.send(f"{ROOTS}/{number}", report)
+            self._sent = report
         word = find(conversation, RootsRequest, WORD)
         if word is None:
             return
@@ -92,9 +92,9 @@ class ReplicaExchange:
 
     def _hear(self, conversation: Conversation, others: list[int]) -> None:
         for number in others:
-            told = find(conversation, RootsReport, f"{ROOTS}/{number}")
-            if told is not None:
-                self._shared.hear(number, told)
+            report = find(conversation, RootsReport, f"{ROOTS}/{number}")
+            if report is not None:
+                self._shared.hear(number, report)
         word = self._shared.word()
         for name in word.wanted:
             for number in others:

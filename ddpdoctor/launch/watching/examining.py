@@ -92,7 +92,7 @@ class Examining:
         if nodes is not None and nodes.is_first:
             return self._look_with_all(nodes)
         if nodes is not None:
-            nodes.say(self._watch.headway(), self._watch.rank_range())
+            nodes.say(headway=self._watch.headway(), ranks=self._watch.rank_range())
             if nodes.alone_since_ns is None or nodes.verdict is not None:  # it may be the first's final verdict
                 return self._obey(nodes)
         headways = self._headways()
@@ -118,7 +118,7 @@ class Examining:
             judgement = self._judge_all()
             nodes.tell(judgement, stop=self._stops(judgement) and self._others_hang(nodes, status), place=self._place)
             return judgement
-        nodes.say(self._watch.headway(), self._watch.rank_range())
+        nodes.say(headway=self._watch.headway(), ranks=self._watch.rank_range())
         nodes.leave(status, pack_folder(self._folder), is_disturbed)
         verdict = nodes.take_verdict() or nodes.last_word
         if verdict is None:

@@ -88,11 +88,11 @@ def _look_at(process: proc.Process) -> Stranger | None:
         environment = {name: value for name, _, value in pairs}
     except OSError:
         return None
-    told = {name: environment[name] for name in _NAMES if name in environment}
+    variables = {name: environment[name] for name in _NAMES if name in environment}
     why = why_unrecorded(words, environment)
-    if not program.startswith("python") or not any(name in told for name in RANK_VARIABLES) or not why:
+    if not program.startswith("python") or not any(name in variables for name in RANK_VARIABLES) or not why:
         return None
-    return Stranger(environment=told, why=why, state=process.state)
+    return Stranger(environment=variables, why=why, state=process.state)
 
 
 def why_unrecorded(words: list[str], environment: dict[str, str]) -> str:

@@ -5,8 +5,7 @@ import pytest
 from ddpdoctor.cli.debug_level import choose_debug_level, debug_note
 from ddpdoctor.cli.running import _patience_note, keep_errors
 from ddpdoctor.collect.system import System
-from ddpdoctor.launch.processes.starting import debug_environment
-from ddpdoctor.launch.watching.nccl_log import has_gpu_driver
+from ddpdoctor.launch.processes.starting import debug_environment, has_gpu_driver
 from ddpdoctor.model.findings import Confidence, Finding, Report, Severity
 
 

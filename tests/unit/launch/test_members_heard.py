@@ -56,7 +56,7 @@ def test_the_last_word_is_a_status(left, status):
 def test_a_greeting_gives_name_and_clocks_and_tells_of_a_number_that_two_have():
     made = members(heard())
     assert made.unknown() == [1]
-    made.greet(1, Greeting(host="h", pid=1, told=0, wall_offset_s=0.5, clock_offset_ns=7, clock_error_ns=2))
+    made.greet(1, Greeting(host="h", pid=1, started_as=0, wall_offset_s=0.5, clock_offset_ns=7, clock_error_ns=2))
     node = made.seen().nodes[1]
     assert (node.host, node.clock_offset_ns, node.clock_error_ns, node.ranks) == ("h", 7, 2, (2, 3))
     assert "number 0" in node.why

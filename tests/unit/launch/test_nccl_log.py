@@ -3,7 +3,7 @@
 import pytest
 
 from ddpdoctor.collect.system import System
-from ddpdoctor.launch.watching.nccl_log import nccl_log_environment
+from ddpdoctor.launch.processes.starting import nccl_log_environment
 
 
 def machine(root, env, *devices, conf=""):
