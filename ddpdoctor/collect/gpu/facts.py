@@ -13,7 +13,7 @@ from ddpdoctor.model.gpus import Gpu, GpuPair, GpuProcess, Gpus, NvLink
 from ddpdoctor.model.reading import NotRead, Unread, Why
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ddpdoctor.collect.system import System
 
@@ -133,8 +133,17 @@ def _words(error: NvmlError) -> str:
 
 def _ask(nvml: Nvml, function: str, *arguments: Any) -> Any:
     """Return an answer, or None for an error; raises ``NvmlError`` only if the device is gone."""
+    return _or_none(nvml.call, function, *arguments)
+
+
+def _fill(nvml: Nvml, function: str, handle: Any, struct: str) -> Any:
+    """Return a struct that NVML filled in, or None for an error, like ``_ask``."""
+    return _or_none(nvml.fill, function, handle, struct)
+
+
+def _or_none(ask: Callable[..., Any], *arguments: Any) -> Any:
     try:
-        return nvml.call(function, *arguments)
+        return ask(*arguments)
     except NvmlError as error:
         if error.name in GONE:
             raise
@@ -179,15 +188,6 @@ def _memory_health(nvml: Nvml, handle: Any) -> dict[str, Any]:
         "retired_pending": _flag(_ask(nvml, "nvmlDeviceGetRetiredPagesPendingStatus", handle)),
         "sram_threshold_exceeded": None if sram is None else bool(sram.bThresholdExceeded),
     }
-
-
-def _fill(nvml: Nvml, function: str, handle: Any, struct: str) -> Any:
-    try:
-        return nvml.fill(function, handle, struct)
-    except NvmlError as error:
-        if error.name in GONE:
-            raise
-        return None
 
 
 def _heat_and_clocks(nvml: Nvml, handle: Any) -> dict[str, Any]:

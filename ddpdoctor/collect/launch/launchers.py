@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.launch.slurm_task import EXCHANGE_PORTS, read_slurm_task, read_step_hosts
-from ddpdoctor.collect.launch.this_process import number, read_local_rank
+from ddpdoctor.collect.launch.this_process import number, read_local_rank, text
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
@@ -55,7 +55,7 @@ def _own(env: Mapping[str, str]) -> Launch | None:
 
 def _environment(env: Mapping[str, str]) -> Launch | None:
     rank, world_size, port = number(env, "RANK"), number(env, "WORLD_SIZE"), number(env, "MASTER_PORT")
-    address = env.get("MASTER_ADDR", "").strip()
+    address = text(env, "MASTER_ADDR")
     if rank is None or world_size is None or port is None or not address or rank >= world_size:
         return None
     local_rank, one_host = read_local_rank(env), is_loopback(address)

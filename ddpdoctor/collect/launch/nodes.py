@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.launch.launchers import DEFAULT_PORT, torchrun_launch
 from ddpdoctor.collect.launch.slurm_task import EXCHANGE_PORTS, STORE_PORTS, read_slurm_task, read_step_hosts
-from ddpdoctor.collect.launch.this_process import is_slurm_step, number, read_local_rank
+from ddpdoctor.collect.launch.this_process import is_slurm_step, number, read_local_rank, text
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import EXCHANGE_PORT, Launch, NodeLaunch
 from ddpdoctor.model.node import Launcher
@@ -65,15 +65,15 @@ def _torchrun(env: Mapping[str, str]) -> NodeLaunch | None:
 
 def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
     """Return the launch from the options, or from the PET_* variables that torchrun reads in their place."""
-    nodes = _text(env, "PET_NNODES")
+    nodes = text(env, "PET_NNODES")
     if not nodes:
-        if _text(env, "PET_NODE_RANK"):
+        if text(env, "PET_NODE_RANK"):
             raise UserError("--node-rank needs --nnodes", help="Start the command on every node with both.")
         return None
     counts = nodes_range(nodes)
     if counts is None or not 1 <= counts[0] <= counts[1]:
         raise UserError(f"--nnodes {nodes} is no number of nodes", help='Such as "2", or "1:4" of an elastic job.')
-    by_number = _text(env, "PET_RDZV_BACKEND") in {"", "static"}
+    by_number = text(env, "PET_RDZV_BACKEND") in {"", "static"}
     host, port = _endpoint(env, by_number=by_number)
     rank = _node_rank(env)
     _refuse_unnumbered(rank, counts[1], by_number=by_number)
@@ -85,21 +85,21 @@ def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
         nnodes=counts[1],
         hosts=tuple(dict.fromkeys((host, *_slurm_names(env)[:1]))),
         port=_exchange_port(env, port + 1),
-        run=_text(env, "PET_RDZV_ID"),
+        run=text(env, "PET_RDZV_ID"),
     )
     told = JobTold(node_rank=rank, run_id=launch.run, world_size=_world_size(env, counts[1]))
     return _node_launch(
         launch, told, port, fewest=counts[0], hosts=_slurm_names(env), by_number=by_number,
-        is_host=_is_host(_text(env, "PET_RDZV_CONF")), own_screen=not is_slurm_step(env),
+        is_host=_is_host(text(env, "PET_RDZV_CONF")), own_screen=not is_slurm_step(env),
     )  # fmt: skip
 
 
 def _endpoint(env: Mapping[str, str], *, by_number: bool) -> tuple[str, int]:
     """Return the store's host and port; raises ``UserError`` if there is no host or the port is invalid."""
-    given = parse_endpoint(_text(env, "PET_RDZV_ENDPOINT"), "PET_RDZV_ENDPOINT")
+    given = parse_endpoint(text(env, "PET_RDZV_ENDPOINT"), "PET_RDZV_ENDPOINT")
     if given is not None:
         return given.host, _port(given.port, DEFAULT_PORT if by_number else C10D_PORT)
-    host = _text(env, "PET_MASTER_ADDR") or _text(env, "MASTER_ADDR") or next(iter(_slurm_names(env)), "")
+    host = text(env, "PET_MASTER_ADDR", "MASTER_ADDR") or next(iter(_slurm_names(env)), "")
     if not host:
         raise UserError(
             "--nnodes needs --master-addr or --rdzv-endpoint",
@@ -153,7 +153,7 @@ def _slurm(env: Mapping[str, str]) -> NodeLaunch | None:
     if found is None or found.nodes is None:
         return None
     names = _slurm_names(env)
-    host = _text(env, "MASTER_ADDR") or next(iter(names), "127.0.0.1")
+    host = text(env, "MASTER_ADDR") or next(iter(names), "127.0.0.1")
     port = _port(number(env, "MASTER_PORT"), found.port(STORE_PORTS))
     launch = Launch(
         launcher=Launcher.SLURM,
@@ -177,7 +177,7 @@ def _slurm_names(env: Mapping[str, str]) -> tuple[str, ...]:
 
 def _operator(env: Mapping[str, str]) -> NodeLaunch | None:
     """Return the launch from RANK, WORLD_SIZE and MASTER_ADDR; without a local rank, each process is a node."""
-    rank, world_size, host = number(env, "RANK"), number(env, "WORLD_SIZE"), _text(env, "MASTER_ADDR")
+    rank, world_size, host = number(env, "RANK"), number(env, "WORLD_SIZE"), text(env, "MASTER_ADDR")
     if rank is None or world_size is None or not host or not world_size:
         return None
     port = _port(number(env, "MASTER_PORT"), DEFAULT_PORT)
@@ -208,7 +208,3 @@ def _exchange_port(env: Mapping[str, str], default: int) -> int:
     """Return ddpdoctor's own port: by default the one above the store's, or below it if there is none above."""
     given = number(env, EXCHANGE_PORT)
     return _port(given, default if default <= MAX_PORT else default - 2)
-
-
-def _text(env: Mapping[str, str], name: str) -> str:
-    return env.get(name, "").strip()

@@ -73,12 +73,17 @@ def is_slurm_step(env: Mapping[str, str]) -> bool:
     return step is not None and step < 0xFFFFFFF0 and "SLURM_PROCID" in env
 
 
+def text(env: Mapping[str, str], *names: str) -> str:
+    """Return the first of these variables that is not blank, without white space around it, or an empty string."""
+    return next((value for name in names if (value := env.get(name, "").strip())), "")
+
+
 def number(env: Mapping[str, str], *names: str) -> int | None:
     """Return the first of these variables that is a non-negative integer, or None."""
     for name in names:
-        text = env.get(name, "").strip()
-        if text.isascii() and text.isdecimal():
-            return int(text)
+        value = text(env, name)
+        if value.isascii() and value.isdecimal():
+            return int(value)
     return None
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpdoctor.collect.files import read_text
+from ddpdoctor.model.causes import Space
 
 CGROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
@@ -19,11 +20,9 @@ UNLIMITED_BYTES = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryLimit:
+class MemoryLimit(Space):
     """A limit on memory, the use that counts against it, and how often the kernel has killed a process for it."""
 
-    limit_bytes: int
-    used_bytes: int
     oom_kills: int | None
 
 

@@ -18,12 +18,6 @@ PROC = Path("/proc")
 SHARED = "/dev/shm"  # noqa: S108 - only read
 
 
-def read_group() -> Space | None:
-    """Return the tightest control group limit, and the use that counts against it, without droppable cache."""
-    limit = read_memory_limit()
-    return None if limit is None else Space(limit_bytes=limit.limit_bytes, used_bytes=limit.used_bytes)
-
-
 def read_machine(proc: Path = PROC) -> Space | None:
     """Return the machine's total memory, and how much of it is not available."""
     found = parse_meminfo(read_text(proc / "meminfo"))
@@ -47,7 +41,7 @@ def read_shared() -> Space | None:
 
 
 READERS: dict[str, Callable[[], Space | None]] = {
-    "group": read_group,
+    "group": read_memory_limit,
     "machine": read_machine,
     "shared_memory": read_shared,
 }

@@ -6,6 +6,7 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.launch.this_process import text
 from ddpdoctor.collect.network.routes import read_default_interface
 from ddpdoctor.model.network import Lookup, Names
 
@@ -45,10 +46,7 @@ def read_names(system: System, plan: ReadingPlan) -> Names:
 
 def master_name(env: Mapping[str, str]) -> str | None:
     """Return the host where the ranks meet, from the environment."""
-    if env.get("MASTER_ADDR", "").strip():
-        return env["MASTER_ADDR"].strip()
-    endpoint = env.get("PET_RDZV_ENDPOINT", "").strip()
-    return host_of(endpoint) or env.get("PET_MASTER_ADDR", "").strip() or None
+    return text(env, "MASTER_ADDR") or host_of(text(env, "PET_RDZV_ENDPOINT")) or text(env, "PET_MASTER_ADDR") or None
 
 
 def host_of(endpoint: str) -> str:

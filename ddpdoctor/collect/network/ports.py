@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.files import list_pids
+from ddpdoctor.collect.launch.this_process import text
 from ddpdoctor.collect.network.names import master_name
 from ddpdoctor.collect.process.connections import LISTENING, TIME_WAIT, read_own_rows, read_sockets
 from ddpdoctor.model.network import PortUse
@@ -35,32 +36,32 @@ NODE_RANKS = ("RANK", "PET_NODE_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID"
 
 def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -> PortUse | Unread:
     """Try to bind MASTER_PORT, if this host would serve the store and this job does not already serve it."""
-    text = _port_text(system.env)
-    if not text:
+    port = _port_text(system.env)
+    if not port:
         return Unread(why=Why.ABSENT, reason="MASTER_PORT is not set")
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
         return Unread(why=Why.ABSENT, reason="MASTER_PORT is no port number")
     if system.env.get("TORCHELASTIC_RUN_ID"):
         return Unread(why=Why.NEEDLESS, reason="the store of the very job that runs this command listens on it")
     if not _serves_store(system, addresses):
         return Unread(why=Why.NEEDLESS, reason="the store would be on another host")
-    return _try_port(system, int(text))
+    return _try_port(system, int(port))
 
 
 def _port_text(env: Mapping[str, str]) -> str:
     """Return the store's port from torch's variable, or from those for torchrun's options."""
-    for name in ("MASTER_PORT", "PET_MASTER_PORT"):
-        if env.get(name, "").strip():
-            return env[name].strip()
+    port = text(env, "MASTER_PORT", "PET_MASTER_PORT")
+    if port:
+        return port
     endpoint = parse_endpoint(env.get("PET_RDZV_ENDPOINT", ""), "PET_RDZV_ENDPOINT")
     return "" if endpoint is None or endpoint.port is None else str(endpoint.port)
 
 
 def _serves_store(system: System, addresses: Mapping[str, tuple[str, ...]]) -> bool:
     """Return whether rank 0 would run here, by this process's rank, or else by the master's address."""
-    number = next((system.env[name].strip() for name in NODE_RANKS if system.env.get(name, "").strip()), None)
-    if number is not None:
-        return number == "0"
+    node_rank = text(system.env, *NODE_RANKS)
+    if node_rank:
+        return node_rank == "0"
     master = master_name(system.env)
     if not master or master == "localhost":
         return True
