@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.node import Launcher
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.reaching import JobTold
+    from ddpdoctor.model.reaching import JobSettings
 
 EXCHANGE_PORT = "DDPDOCTOR_EXCHANGE_PORT"
 """Holds ddpdoctor's own port, on which the nodes meet."""
@@ -51,7 +51,7 @@ class NodeLaunch:
     launch: Launch
     """``rank`` is that among the checking processes, ``hosts`` are candidates for the first node, and ``port`` is
     ddpdoctor's own."""
-    told: JobTold
+    told: JobSettings
     host: str
     """The host of the store, as given."""
     port: int

@@ -56,7 +56,7 @@ class Connecting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class StoreView:
     """One node's view of the store's address."""
 
     host: str
@@ -74,7 +74,7 @@ class Door:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobTold:
+class JobSettings:
     """The settings of the job on one node, from options, variables, Slurm or an operator."""
 
     node_rank: int | None = None
@@ -154,8 +154,8 @@ class Visit:
     host: str
     """Empty if unknown."""
     arrived: bool
-    told: JobTold
-    door: Door | None = None
+    told: JobSettings
+    door: StoreView | None = None
     published: str = ""
     """The address that Gloo would publish there; empty: unknown."""
     interface: str = ""

@@ -64,7 +64,7 @@ def nodes_range(text: str) -> tuple[int, int] | None:
     return int(found[1] or found[2]), int(found[2])
 
 
-def nodes_told(process: Process) -> NodeCount | None:
+def read_node_count(process: Process) -> NodeCount | None:
     """Return the number of nodes in the variables, or None if there is none.
 
     torchrun's own count comes first, because its command line can override what Slurm or an operator sets.

@@ -16,7 +16,7 @@ from ddpdoctor.collect.launch.this_process import is_slurm_step, number, read_lo
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import EXCHANGE_PORT, Launch, NodeLaunch
 from ddpdoctor.model.node import Launcher
-from ddpdoctor.model.reaching import JobTold
+from ddpdoctor.model.reaching import JobSettings
 from ddpdoctor.model.rendezvous import nodes_range, parse_endpoint
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _torchrun(env: Mapping[str, str]) -> NodeLaunch | None:
     if found is None:
         return None
     launch = replace(found, nnodes=found.nnodes or 1, port=_exchange_port(env, found.port + 1))
-    told = JobTold(
+    told = JobSettings(
         node_rank=number(env, "GROUP_RANK"), world_size=found.world_size, run_id=env["TORCHELASTIC_RUN_ID"]
     )  # fmt: skip
     return _node_launch(launch, told, found.port, own_screen=False)
@@ -87,7 +87,7 @@ def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
         port=_exchange_port(env, port + 1),
         run=text(env, "PET_RDZV_ID"),
     )
-    told = JobTold(node_rank=rank, run_id=launch.run, world_size=_world_size(env, counts[1]))
+    told = JobSettings(node_rank=rank, run_id=launch.run, world_size=_world_size(env, counts[1]))
     return _node_launch(
         launch, told, port, fewest=counts[0], hosts=_slurm_names(env), by_number=by_number,
         is_host=_is_host(text(env, "PET_RDZV_CONF")), own_screen=not is_slurm_step(env),
@@ -165,7 +165,7 @@ def _slurm(env: Mapping[str, str]) -> NodeLaunch | None:
         port=_exchange_port(env, found.port(EXCHANGE_PORTS)),
         run=f"slurm {found.name}",
     )
-    told = JobTold(
+    told = JobSettings(
         node_rank=number(env, "SLURM_NODEID"), run_id=found.name, world_size=number(env, "WORLD_SIZE")
     )  # fmt: skip
     return _node_launch(launch, told, port, hosts=names, own_screen=False)
@@ -194,10 +194,10 @@ def _operator(env: Mapping[str, str]) -> NodeLaunch | None:
         port=_exchange_port(env, port + 1),
         run=f"{host}:{port}",
     )
-    return _node_launch(launch, JobTold(node_rank=rank // a_node, world_size=world_size), port)
+    return _node_launch(launch, JobSettings(node_rank=rank // a_node, world_size=world_size), port)
 
 
-def _node_launch(launch: Launch, told: JobTold, port: int, *, fewest: int | None = None, **more: Any) -> NodeLaunch:
+def _node_launch(launch: Launch, told: JobSettings, port: int, *, fewest: int | None = None, **more: Any) -> NodeLaunch:
     """Complete what a node knows; its store is on the first host of the launch."""
     host, most = launch.hosts[0], launch.nnodes or 1
     told = replace(told, nnodes=most, endpoint=f"{host}:{port}")

@@ -17,7 +17,7 @@ from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
 from ddpdoctor.diagnose.reports import now
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.node import Fleet
-from ddpdoctor.model.reaching import Door, Rendezvous, Visit
+from ddpdoctor.model.reaching import Rendezvous, StoreView, Visit
 from ddpdoctor.probes.rendezvous.store_probe import StoreWatch, more_telling
 from ddpdoctor.probes.rendezvous.torch_process import TorchProcess
 
@@ -87,7 +87,7 @@ def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()
     )
 
 
-def _seen_alone(visit: OwnVisit, seen: Seen, door: Door, why: str) -> Rendezvous:
+def _seen_alone(visit: OwnVisit, seen: Seen, door: StoreView, why: str) -> Rendezvous:
     launch = visit.member.launch
     own = launch.told.node_rank or 0
     assert seen.node is not None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import ddpdoctor
 from ddpdoctor.diagnose.rendezvous.messages import Arrived, Roster, Seat, Seen
 from ddpdoctor.model.node import SECTIONS, Fleet, Launcher, Node
-from ddpdoctor.model.reaching import JobTold, Visit
+from ddpdoctor.model.reaching import JobSettings, Visit
 from ddpdoctor.model.reading import Unread, Why
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def absent_numbers(arrivals: Arrivals, seats: Iterable[Seat]) -> tuple[int, ...]
 def absent_visits(launch: NodeLaunch, numbers: Iterable[int]) -> list[Visit]:
     """Return the nodes with these numbers, which did not join."""
     hosts = dict(enumerate(launch.hosts))
-    return [Visit(number=n, host=hosts.get(n, ""), arrived=False, told=JobTold()) for n in numbers]
+    return [Visit(number=n, host=hosts.get(n, ""), arrived=False, told=JobSettings()) for n in numbers]
 
 
 def _other_versions(arrivals: Arrivals) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Check, Finding
     from ddpdoctor.model.node import Node, Process
-    from ddpdoctor.model.reaching import Door, JobTold, Publication
+    from ddpdoctor.model.reaching import JobSettings, Publication, StoreView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Arrived:
     host: str
     machine: str
     """Equal for processes of one host, or of one container that has its own network."""
-    told: JobTold
+    told: JobSettings
     rank: int
     """The rank among the checking processes."""
     leads: bool
@@ -81,7 +81,7 @@ class Served:
 class AtDoor:
     """A node's check of the store."""
 
-    door: Door
+    door: StoreView
     lost: str = ""
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ddpdoctor.diagnose.rendezvous.messages import Seat
     from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.model.reaching import Door, NodePair
+    from ddpdoctor.model.reaching import NodePair, StoreView
 
 DOOR_LIMIT_S = 15.0
 """Our choice: how long to wait for a node's check of the store after the mesh has ended."""
@@ -79,12 +79,12 @@ class _Meeting:
     roster: Roster
     seats: tuple[Seat, ...]
     """Includes nodes that sent nothing after they joined."""
-    doors: Mapping[int, Door]
+    doors: Mapping[int, StoreView]
     """By number of arrival."""
     pairs: tuple[NodePair, ...]
 
 
-def _hear_doors(conversation: Conversation, roster: Roster) -> dict[int, Door]:
+def _hear_doors(conversation: Conversation, roster: Roster) -> dict[int, StoreView]:
     arrivals = [seat.arrival for seat in roster.seats]
     heard = conversation.gather(AtDoor, "door", lambda: arrivals, DOOR_LIMIT_S)
     return {arrival: found.door for arrival, found in heard.items()}

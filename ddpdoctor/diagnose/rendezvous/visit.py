@@ -11,7 +11,7 @@ from ddpdoctor.diagnose.rendezvous.member import read_own_node, seen_by
 from ddpdoctor.diagnose.rendezvous.messages import AtDoor, Served
 from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.model.reaching import Contact, Door, StartTrial
+from ddpdoctor.model.reaching import Contact, StartTrial, StoreView
 from ddpdoctor.probes.rendezvous.mesh import MeshLimits, run_mesh
 from ddpdoctor.probes.rendezvous.store_probe import knock
 from ddpdoctor.probes.rendezvous.torch_process import IMPORT_LIMIT_S, NoTorch, TorchError
@@ -44,7 +44,7 @@ class OwnVisit:
         self.member, self.wanted, self.torch, self.meeting = member, wanted, torch, meeting
         self.started_at = started_at
         self.seen: Seen | None = None
-        self.door: Door | None = None
+        self.door: StoreView | None = None
         self.way = ""
         self._serving: Serving | None = None
 
@@ -65,7 +65,7 @@ class OwnVisit:
         self._serving = Serving(launch, self.torch, self.meeting, serves=self.seen.serves)
         return self.seen
 
-    def look_at_store(self, conversation: Conversation | None, roster: Roster | None, arrival: int) -> Door:
+    def look_at_store(self, conversation: Conversation | None, roster: Roster | None, arrival: int) -> StoreView:
         """Check the store from this node, after the serving nodes have said that they serve it."""
         assert self.seen is not None
         assert self._serving is not None
@@ -156,9 +156,9 @@ def wait_for_store(conversation: Conversation, roster: Roster) -> None:
         conversation.wait(Served, f"served/{arrival}", max(0.0, deadline - time.monotonic()), f"arrival {arrival}")
 
 
-def look_at_door(launch: NodeLaunch, torch: TorchProcess, *, serves: bool, served: Served, way: str) -> Door:
+def look_at_door(launch: NodeLaunch, torch: TorchProcess, *, serves: bool, served: Served, way: str) -> StoreView:
     """Check the store from this node."""
-    return Door(
+    return StoreView(
         host=launch.host,
         port=launch.port,
         serves=serves,
@@ -169,7 +169,7 @@ def look_at_door(launch: NodeLaunch, torch: TorchProcess, *, serves: bool, serve
     )
 
 
-def stored(door: Door) -> bool:
+def stored(door: StoreView) -> bool:
     """Return whether a node reached this job's store and has torch."""
     return not (door.not_served or door.without_torch) and any(
         one.contact is Contact.CONNECTED for one in door.attempts

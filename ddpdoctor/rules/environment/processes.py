@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.rank_words import count_of
-from ddpdoctor.model.rendezvous import NodeCount, nodes_told
+from ddpdoctor.model.rendezvous import NodeCount, read_node_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +33,9 @@ def show_variables(process: Process, names: Iterable[str]) -> str:
 
 def count_nodes(fleet: Fleet) -> NodeCount | None:
     """Return the largest count from the nodes that answered, the launcher and the variables, or None."""
-    told = [count for _, process in fleet.processes() for count in (nodes_told(process), _slurm_job(process)) if count]
+    told = [
+        count for _, process in fleet.processes() for count in (read_node_count(process), _slurm_job(process)) if count
+    ]
     if fleet.gathered:
         told.append(NodeCount(nodes=len(fleet.nodes), source=f"{len(fleet.nodes)} nodes answered"))
     if fleet.nnodes is not None:
@@ -47,7 +49,7 @@ def _slurm_job(process: Process) -> NodeCount | None:
     The shell of `salloc` on a login node has no SLURM_NODEID, because that host is not part of the job.
     """
     nodes = process.number("SLURM_NNODES")
-    if nodes is None or process.number("SLURM_NODEID") is None or nodes_told(process) is not None:
+    if nodes is None or process.number("SLURM_NODEID") is None or read_node_count(process) is not None:
         return None
     return NodeCount(nodes=nodes, source=f"SLURM_NNODES is {nodes}")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.rendezvous import nodes_told
+from ddpdoctor.model.rendezvous import read_node_count
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.rdma_ports import hca_filter, is_efa, need_rdma, network_ports, words
 from ddpdoctor.rules.registry import Group, rule
@@ -238,6 +238,6 @@ def _over_nodes(node: Node) -> bool:
     """Say whether the job is known to need RDMA: it runs on several nodes, or a variable asks for it."""
     asked = find_setting(node, node.first, "NCCL_IB_HCA")
     network = find_setting(node, node.first, "NCCL_NET")
-    told = nodes_told(node.first)
+    told = read_node_count(node.first)
     spread = told is not None and told.nodes > 1
     return spread or asked is not None or (network is not None and network.value.lower() == "ib")

@@ -15,7 +15,7 @@ from ddpdoctor.rules.rendezvous.meeting import PLACE_IS_WRONG, Meeting, describe
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddpdoctor.model.reaching import Connecting, Door, Visit
+    from ddpdoctor.model.reaching import Connecting, StoreView, Visit
 
 WORDS = {
     Contact.REFUSED: "is refused",
@@ -92,17 +92,17 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     return judged(_findings(meeting, seen, open_ones), reach)
 
 
-def reached(door: Door) -> bool:
+def reached(door: StoreView) -> bool:
     """Return whether a node reached a store."""
     return any(attempt.contact is Contact.CONNECTED for attempt in door.attempts)
 
 
-def fails(door: Door) -> bool:
+def fails(door: StoreView) -> bool:
     """Return whether a node did not reach the store, or could not serve it."""
     return bool(door.not_served) or not reached(door)
 
 
-def _holds_up(door: Door) -> Connecting | None:
+def _holds_up(door: StoreView) -> Connecting | None:
     """Return an address at which torch waits in vain before it tries the one that works, if any."""
     for attempt in door.attempts:
         if attempt.contact is Contact.NO_ANSWER:
@@ -112,12 +112,14 @@ def _holds_up(door: Door) -> Connecting | None:
     return None
 
 
-def _awaits_server(meeting: Meeting, seen: list[tuple[Visit, Door]]) -> bool:
+def _awaits_server(meeting: Meeting, seen: list[tuple[Visit, StoreView]]) -> bool:
     """Return whether the store is missing only because its node is missing."""
     return meeting.rendezvous.complete and meeting.has_error("rank-set") and not any(door.serves for _, door in seen)
 
 
-def _findings(meeting: Meeting, seen: list[tuple[Visit, Door]], failing: list[tuple[Visit, Door]]) -> Iterator[Problem]:
+def _findings(
+    meeting: Meeting, seen: list[tuple[Visit, StoreView]], failing: list[tuple[Visit, StoreView]]
+) -> Iterator[Problem]:
     servers = [(visit, door) for visit, door in seen if door.serves]
     yield from (_not_served(visit, door) for visit, door in failing if door.not_served)
     by_contact: dict[Contact, list[tuple[Visit, Connecting]]] = {}
@@ -134,7 +136,9 @@ def _findings(meeting: Meeting, seen: list[tuple[Visit, Door]], failing: list[tu
         yield _held_up(held_up, seen, server)
 
 
-def _held_up(those: list[tuple[Visit, Connecting]], seen: list[tuple[Visit, Door]], server: Visit | None) -> Problem:
+def _held_up(
+    those: list[tuple[Visit, Connecting]], seen: list[tuple[Visit, StoreView]], server: Visit | None
+) -> Problem:
     dead = those[0][1]
     clients = tuple(visit.host for visit, _ in those)
     works = next(attempt for _, door in seen for attempt in door.attempts if attempt.contact is Contact.CONNECTED)
@@ -151,7 +155,7 @@ def _held_up(those: list[tuple[Visit, Connecting]], seen: list[tuple[Visit, Door
     )
 
 
-def _not_served(visit: Visit, door: Door) -> Problem:
+def _not_served(visit: Visit, door: StoreView) -> Problem:
     return Problem(
         summary=f"{visit.host} cannot serve the store on port {door.port}: {door.not_served}",
         hosts=(visit.host,),

@@ -8,11 +8,11 @@ from ddpdoctor.model.node import Fleet, Launcher
 from ddpdoctor.model.reaching import (
     Connecting,
     Contact,
-    Door,
-    JobTold,
+    JobSettings,
     NodePair,
     Rendezvous,
     StartTrial,
+    StoreView,
     Transfer,
     Visit,
 )
@@ -44,21 +44,21 @@ def attempt(contact=Contact.CONNECTED, number=0, port=PORT):
 
 def door(number, contact=Contact.CONNECTED, not_served="", serves=None):
     serves = number == 0 if serves is None else serves
-    return Door(
+    return StoreView(
         host="node0", port=PORT, serves=serves, not_served=not_served, attempts=(attempt(contact),), way="own port"
     )
 
 
 def visit(number, **more):
     given = {
-        "number": number, "host": f"node{number}", "arrived": True, "told": JobTold(node_rank=number),
+        "number": number, "host": f"node{number}", "arrived": True, "told": JobSettings(node_rank=number),
         "door": door(number), "published": address(number), "interface": "eth0",
     }  # fmt: skip
     return Visit(**(given | more))
 
 
 def absent(number):
-    return Visit(number=number, host="", arrived=False, told=JobTold())
+    return Visit(number=number, host="", arrived=False, told=JobSettings())
 
 
 def machine(number, *, refuses=False):

@@ -15,7 +15,7 @@ from ddpdoctor.diagnose.rendezvous.messages import Arrived, Roster, Seen
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.launch import NodeOptions
 from ddpdoctor.model.node import Node, Process
-from ddpdoctor.model.reaching import JobTold, Publication
+from ddpdoctor.model.reaching import JobSettings, Publication
 from ddpdoctor.model.reading import Unread
 
 LONG_S = 60.0
@@ -29,8 +29,8 @@ def launch(nnodes="2"):
 def came(node_rank, *, host="", fewest=2, most=2, leads=True, rank=0):
     host = host or f"n{node_rank}"
     return Arrived(
-        host=host, machine=host, told=JobTold(node_rank=node_rank), rank=rank, leads=leads, fewest=fewest, most=most,
-        version="0",
+        host=host, machine=host, told=JobSettings(node_rank=node_rank), rank=rank, leads=leads, fewest=fewest,
+        most=most, version="0",
     )  # fmt: skip
 
 

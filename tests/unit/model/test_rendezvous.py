@@ -8,8 +8,8 @@ from ddpdoctor.model.rendezvous import (
     is_loopback,
     is_loopback_address,
     nodes_range,
-    nodes_told,
     parse_endpoint,
+    read_node_count,
 )
 from tests.rules.environment.build import process
 
@@ -61,7 +61,7 @@ def test_nodes_range(text, nodes):
     ],
 )
 def test_nodes_told(variables, nodes):
-    told = nodes_told(process(0, **variables))
+    told = read_node_count(process(0, **variables))
     assert (told.nodes if told is not None else None) == nodes
 
 
