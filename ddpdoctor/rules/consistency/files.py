@@ -20,6 +20,8 @@ MAX_NAMED = 5
 """How many tensors a finding names; the report's data has all. Our choice."""
 CLOCKS = ("epoch", "step", "iter", "updates")
 """Names under which trainers save how far training was."""
+PLURALS = {Kind.STATE.value: "tensors of optimizer state", "part of the optimizer": "parts of the optimizer"}
+WHO_IS_RIGHT = "it is unknown which of the files is right: no content is that of more than half of them"
 FILES_FIX = {
     Kind.PARAMETER: "load one file on all ranks before the model is wrapped by DDP; `ddpdoctor wrap` on the training "
     "says at which step and line ranks part",
@@ -72,7 +74,7 @@ def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
         evidence=(
             *[_describe(facts, one) for one in unequal[:MAX_NAMED]],
             *([f"and {len(unequal) - MAX_NAMED} more"] if len(unequal) > MAX_NAMED else []),
-            *_who(facts, blamed),
+            *([WHO_IS_RIGHT] if len(blamed) == len(facts.files) else []),
             *moments,
             *_prefixes(facts),
         ),
@@ -103,19 +105,13 @@ def _ranks(facts: DiffFacts, files: Sequence[int]) -> tuple[int, ...]:
 def _summary(facts: DiffFacts, unequal: Sequence[Unequal], blamed: Sequence[int]) -> str:
     settings = all(one.kind is Kind.SETTING for one in unequal)
     noun = unequal[0].kind.value if len({one.kind for one in unequal}) == 1 else "part of the optimizer"
-    many = f"{noun} {unequal[0].name}" if len(unequal) == 1 else f"{len(unequal)} {_plural(noun)}"
+    many = f"{noun} {unequal[0].name}" if len(unequal) == 1 else f"{len(unequal)} {PLURALS.get(noun, noun + 's')}"
     verb = "differs" if len(unequal) == 1 else "differ"
     first = f", {unequal[0].name} first" if len(unequal) > 1 else ""
     values = f": {_values(facts, unequal[0])}" if settings else ""
     if len(blamed) < len(facts.files):
         return f"{many} {verb} in {_paths(facts, blamed)} from the other files{first}{values}"
     return f"{many} {verb} between {_paths(facts, blamed)}{first}{values}"
-
-
-def _plural(noun: str) -> str:
-    if noun.startswith("part "):
-        return noun.replace("part", "parts", 1)
-    return "tensors of optimizer state" if noun == Kind.STATE.value else f"{noun}s"
 
 
 def _describe(facts: DiffFacts, one: Unequal) -> str:
@@ -135,12 +131,6 @@ def _apart_words(facts: DiffFacts, one: Apart, *, named: bool) -> str:
     size = "" if one.largest is None else f", by up to {one.largest:.3g} ({one.relative:.3g} of the larger value)"
     odd = f", {one.not_finite} of them inf or NaN" if one.not_finite else ""
     return f"{who}{one.differing} of {one.of} elements differ, the first at {at}{size}{odd}"
-
-
-def _who(facts: DiffFacts, blamed: Sequence[int]) -> list[str]:
-    if len(blamed) == len(facts.files):
-        return ["it is unknown which of the files is right: no content is that of more than half of them"]
-    return []
 
 
 def _moments(facts: DiffFacts) -> list[str]:

@@ -16,7 +16,7 @@ from ddpdoctor.rules.progress.words import verb
 from ddpdoctor.rules.registry import also, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ddpdoctor.model.facts import Job, TensorSeen
     from ddpdoctor.rules.progress.differences import Difference
@@ -105,16 +105,17 @@ def _summary(difference: Difference) -> str:
 
 
 def _sides_words(difference: Difference, numbers: Iterable[int]) -> str:
-    sides = _sides(difference, numbers)
-    return ", ".join(f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} {what}" for what, ranks in sides)
+    """Return what each rank has at the first difference."""
+    return ", ".join(_have({n: _row_words(difference.rows[n]) for n in numbers}))
 
 
-def _sides(difference: Difference, ranks: Iterable[int]) -> list[tuple[str, list[int]]]:
-    """Return what each rank has at the first difference, and the ranks that have it."""
+def _have(what: Mapping[int, str]) -> list[str]:
+    """Return "rank 2 has ..." for each of the first few different values, with all ranks that have it."""
     found: dict[str, list[int]] = {}
-    for number in ranks:
-        found.setdefault(_row_words(difference.rows[number]), []).append(number)
-    return list(found.items())[: say.MAX_CLASSES]
+    for number, words in what.items():
+        found.setdefault(words, []).append(number)
+    sides = list(found.items())[: say.MAX_CLASSES]
+    return [f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} {words}" for words, ranks in sides]
 
 
 def _row_words(tensor: TensorSeen | None) -> str:
@@ -127,12 +128,5 @@ def _row_words(tensor: TensorSeen | None) -> str:
 
 def _counts(difference: Difference) -> list[str]:
     """Return how many parameters and buffers the models have, if the counts differ."""
-    found: dict[int, list[int]] = {}
-    for number, model in sorted(difference.models.items()):
-        found.setdefault(model.count, []).append(number)
-    if len(found) < 2:
-        return []
-    return [
-        f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} {count} parameters and buffers"
-        for count, ranks in list(found.items())[: say.MAX_CLASSES]
-    ]
+    have = _have({n: f"{model.count} parameters and buffers" for n, model in sorted(difference.models.items())})
+    return have if len(have) > 1 else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
@@ -83,100 +83,81 @@ def check_stale_optimizer(job: Job) -> Answer:
     return passed() if followed else skipped(why_nothing(job, "parameters of enough moments"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stale:
-    """The tensors that an optimizer holds instead of those of the model, or of a part of it."""
-
-    summary: str
-    evidence: str
-    step: int | None = None
-    tensor: str | None = None
-    severity: Severity = Severity.ERROR
-    fix: str = MAKE_ANEW
-
-
 def _finding(job: Job, replica: Replica, stream: Stream) -> Problem | None:
     values = values_at(stream, stream.last_number)
     if stream.last_number is None or not values:
         return None
-    ranks = tuple(each.rank for each in values)
     last = step_of(stream, stream.last_number)
     looks = (_replaced_part, _added_part, _left_out)
     stale = _whole_model(job, stream, values, last) or next(
         filter(None, (look(stream, values, last) for look in looks)), None
     )
-    if stale is None:
-        return None
-    return Problem(
-        severity=stale.severity,
-        confidence=Confidence.HIGH if stale.severity is Severity.ERROR else Confidence.LOW,
-        ranks=ranks,
-        hosts=hosts_of(job, ranks),
-        step=stale.step,
-        tensor=stale.tensor,
-        summary=stale.summary,
-        evidence=(stale.evidence, *model_words(job, replica)),
-        fix=stale.fix,
-    )
+    ranks = tuple(each.rank for each in values)
+    evidence = () if stale is None else (*stale.evidence, *model_words(job, replica))
+    return stale and replace(stale, ranks=ranks, hosts=hosts_of(job, ranks), evidence=evidence)
 
 
-def _whole_model(job: Job, stream: Stream, values: tuple[Values, ...], last: int) -> _Stale | None:
+def _whole_model(job: Job, stream: Stream, values: tuple[Values, ...], last: int) -> Problem | None:
     if stream.unchanged < MIN_UNCHANGED or What.PARAMETER not in stream.kinds:
         return None
     stepped = all(rank.steps > 0 for rank in job.ranks if rank.rank in stream.ranks)
     if not stepped or not all(each.reductions > 0 and each.stray >= each.unheld > 0 for each in values):
         return None
     some = values[0]
-    return _Stale(
+    return Problem(
         step=1 if stream.unchanged == stream.compared - 1 else None,
         summary=f"the parameters of the model have not changed in {some.reductions} backwards on "
         f"{rank_list(stream.ranks)}: the optimizer holds {some.stray} tensors that are no parameters of it, and none "
         f"of the {some.unheld} that train",
-        evidence=f"no parameter differs from one to the next of the last {stream.unchanged + 1} moments, up to step "
-        f"{last}",
+        evidence=(
+            f"no parameter differs from one to the next of the last {stream.unchanged + 1} moments, up to step {last}",
+        ),
+        fix=MAKE_ANEW,
     )
 
 
-def _replaced_part(stream: Stream, values: tuple[Values, ...], last: int) -> _Stale | None:
+def _replaced_part(stream: Stream, values: tuple[Values, ...], last: int) -> Problem | None:
     if stream.clock is not StreamClock.STEP or stream.compared < MIN_COMPARED:
         return None
     if not all(each.reductions > 0 and each.replaced for each in values):
         return None
     some = values[0]
     names = ", ".join(some.replaced)
-    return _Stale(
+    return Problem(
         tensor=some.replaced[0],
         summary=f"no optimizer holds {names} on {rank_list(stream.ranks)}: one holds tensors of the same shapes that "
         "are no parameters of the model, as of a layer that was replaced after the optimizer was made",
-        evidence=f"up to step {last} the model's have gradients, and those that the optimizer holds never had one",
+        evidence=(f"up to step {last} the model's have gradients, and those that the optimizer holds never had one",),
+        fix=MAKE_ANEW,
     )
 
 
-def _added_part(stream: Stream, values: tuple[Values, ...], last: int) -> _Stale | None:
+def _added_part(stream: Stream, values: tuple[Values, ...], last: int) -> Problem | None:
     if stream.clock is not StreamClock.STEP or not all(each.late and each.untrained for each in values):
         return None
     some = values[0]
     names = first_names(some.untrained, some.late, count=some.late)
-    return _Stale(
+    return Problem(
         tensor=some.untrained[0],
         summary=f"no optimizer holds {names} on {rank_list(stream.ranks)}: added to the model, or put in "
         "place of other layers, after the optimizer was made",
-        evidence=f"up to step {last} they got gradients and did not change",
+        evidence=(f"up to step {last} they got gradients and did not change",),
         fix=f"{MAKE_ANEW}; or give it what is new: optimizer.add_param_group({{'params': ...}})",
     )
 
 
-def _left_out(stream: Stream, values: tuple[Values, ...], last: int) -> _Stale | None:
+def _left_out(stream: Stream, values: tuple[Values, ...], last: int) -> Problem | None:
     if stream.clock is not StreamClock.STEP or not all(each.untrained for each in values):
         return None
     some = values[0]
     names = first_names(some.untrained, some.untrained_count, count=some.untrained_count)
-    return _Stale(
+    return Problem(
         tensor=some.untrained[0],
         severity=Severity.INFO,
+        confidence=Confidence.LOW,
         summary=f"no optimizer holds {names} on {rank_list(stream.ranks)}: "
         "gradients are computed and reduced, and nothing is trained with them",
-        evidence=f"so it was up to step {last}; layers that are left out of the optimizer on purpose look the same",
+        evidence=(f"so it was up to step {last}; layers that are left out of the optimizer on purpose look the same",),
         fix="where they are to be trained, give them to the optimizer: layers that were frozen when it was made are "
         "easily forgotten; where not, requires_grad_(False) before wrapping saves their backward and reduction",
     )

@@ -14,13 +14,20 @@ from ddpdoctor.rules.data.shared import Shared, judge_loaders, was_trained
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from ddpdoctor.model.data import EpochSeen, SamplerSeen
     from ddpdoctor.rules.data.shared import Replicas
 
 MIN_DRAWN = 2
 """One equal index proves nothing."""
+FIX = (
+    "give the loader sampler=DistributedSampler(dataset), made after init_process_group and without num_replicas"
+    " and rank, in place of shuffle=True, and call sampler.set_epoch(epoch) before each epoch"
+)
+FIX_ITERABLE = (
+    "let the dataset skip what belongs to other ranks, for example itertools.islice(samples, rank, None, world)"
+)
 
 
 @rule("DD701", "duplicate-data", Severity.ERROR, "Ranks train on the same samples", after=("optimizer-drift",))
@@ -106,21 +113,16 @@ def _same_in(shared: Shared, number: int, passes: Mapping[int, EpochSeen]) -> tu
         return None, False
     if any(shared.seen[rank].iterable or not shared.seen[rank].indices_seen for rank in passes):
         ranks = _alike(passes, lambda one, other: same_batches(passes[one], passes[other]))
-        return _seen(number, ranks, passes, all_samples=False), all(e.batch_prints for e in passes.values())
+        same = _SamePass(number=number, ranks=ranks, passes=passes, all_samples=False) if ranks else None
+        return same, all(epoch.batch_prints for epoch in passes.values())
     certain = True
     for all_samples, drew_same in ((True, _drew_everything(shared, passes)), (False, _drew_alike(passes))):
         ranks = _alike(passes, drew_same)
-        same = _holding_same(shared, passes, ranks)
-        if same:
-            return _seen(number, same, passes, all_samples=all_samples), True
-        certain = certain and not any(_unsure(shared, passes, ranks))
+        alike = _holding_same(shared, passes, ranks)
+        if alike:
+            return _SamePass(number=number, ranks=alike, passes=passes, all_samples=all_samples), True
+        certain = certain and all(_contents(shared, passes, ranks[0], rank) is not None for rank in ranks[1:])
     return None, certain and any(epoch.drawn for epoch in passes.values())
-
-
-def _seen(
-    number: int, ranks: tuple[int, ...], passes: Mapping[int, EpochSeen], *, all_samples: bool
-) -> _SamePass | None:
-    return _SamePass(number=number, ranks=ranks, passes=passes, all_samples=all_samples) if ranks else None
 
 
 def _drew_everything(shared: Shared, passes: Mapping[int, EpochSeen]) -> Callable[[int, int], bool]:
@@ -146,11 +148,6 @@ def _holding_same(shared: Shared, passes: Mapping[int, EpochSeen], ranks: tuple[
     return _alike(drew, lambda one, other: _contents(shared, passes, one, other) is True)
 
 
-def _unsure(shared: Shared, passes: Mapping[int, EpochSeen], ranks: tuple[int, ...]) -> Iterable[bool]:
-    """Return, for each rank that drew the same indices as the first, whether its data could not be compared."""
-    return (_contents(shared, passes, ranks[0], rank) is None for rank in ranks[1:])
-
-
 def _contents(shared: Shared, passes: Mapping[int, EpochSeen], one: int, other: int) -> bool | None:
     return same_contents((shared.seen[one], shared.seen[other]), (passes[one], passes[other]))
 
@@ -170,21 +167,16 @@ def _alike(passes: Mapping[int, EpochSeen], same: Callable[[int, int], bool]) ->
 def _finding(replicas: Replicas, shared: Shared, seen: _SamePass) -> Problem:
     loader = shared.seen[seen.ranks[0]]
     passes = [seen.passes[rank] for rank in seen.ranks]
+    samples = f"{loader.samples} samples" if seen.all_samples else "samples"
     return Problem(
         confidence=Confidence.HIGH if is_told_by_prints(passes) else Confidence.MEDIUM,
         ranks=seen.ranks,
         hosts=words.hosts_of(replicas, seen.ranks),
         where=words.places_of(shared, seen.ranks),
-        summary=f"{rank_list(seen.ranks)} train on the same {_samples_words(shared, seen)}: "
-        f"{words.name_of(loader)} {_cause(shared, seen)}",
+        summary=f"{rank_list(seen.ranks)} train on the same {samples}: {words.name_of(loader)} {_cause(shared, seen)}",
         evidence=_evidence(shared, seen),
-        fix=_fix(iterable=loader.iterable),
+        fix=FIX_ITERABLE if loader.iterable else FIX,
     )
-
-
-def _samples_words(shared: Shared, seen: _SamePass) -> str:
-    samples = shared.seen[seen.ranks[0]].samples
-    return f"{samples} samples" if seen.all_samples else "samples"
 
 
 def _cause(shared: Shared, seen: _SamePass) -> str:
@@ -251,14 +243,3 @@ def _unseen_words(shared: Shared, seen: _SamePass) -> str:
     if count is None or not shared.is_whole or len(drawn) >= count or seen.all_samples:
         return ""
     return f"of the {count} shares that the samplers make, {count - len(drawn)} are drawn by nobody"
-
-
-def _fix(*, iterable: bool) -> str:
-    if iterable:
-        return (
-            "let the dataset skip what belongs to other ranks, for example itertools.islice(samples, rank, None, world)"
-        )
-    return (
-        "give the loader sampler=DistributedSampler(dataset), made after init_process_group and without num_replicas"
-        " and rank, in place of shuffle=True, and call sampler.set_epoch(epoch) before each epoch"
-    )

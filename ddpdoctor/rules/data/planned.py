@@ -8,6 +8,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.model.sharing import Sharing
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.progress.words import verb
 from ddpdoctor.rules.registry import also, rule
 
 if TYPE_CHECKING:
@@ -199,14 +200,11 @@ def judge_batches(shares: Shares) -> Answer:
     problem = Problem(
         severity=Severity.ERROR,
         ranks=shorter,
-        summary=f"{rank_list(longer)} {_have(longer)} {most} batches and {rank_list(shorter)} {_have(shorter)} "
-        f"{least}: in the last of them the others wait for {rank_list(shorter)}, and the job hangs or fails",
+        summary=f"{rank_list(longer)} {verb(longer, 'has', 'have')} {most} batches and {rank_list(shorter)} "
+        f"{verb(shorter, 'has', 'have')} {least}: in the last of them the others wait for {rank_list(shorter)}, and "
+        "the job hangs or fails",
         evidence=(f"{shares.plan.samples} samples are split over {shares.plan.world_size} ranks without padding",),
         fix="use DistributedSampler, which repeats samples until all ranks have equally many; or drop_last=True; or "
         "train inside DDP's join()",
     )
     return judged([problem], problem.summary)
-
-
-def _have(ranks: tuple[int, ...]) -> str:
-    return "has" if len(ranks) == 1 else "have"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -248,8 +249,12 @@ def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mappin
     number, found = next(iter(whole.items()))
     epochs = tuple(found.values())
     as_many = sum(epoch.drawn for epoch in epochs) == samples
+    shares = {
+        tuple((rank, epoch.drawn, epoch.total, epoch.xor) for rank, epoch in sorted(those.items()))
+        for those in whole.values()
+    }
     is_proved = as_many and are_distinct(epochs) and must_leave_gap(samples, epochs)
-    if is_proved and len(whole) > 1 and _same_shares(whole):
+    if is_proved and len(whole) > 1 and len(shares) == 1:
         cause = _ShareFault(
             words="each rank has the same samples in each epoch, and together these are not all",
             ranks=shared.ranks,
@@ -257,14 +262,6 @@ def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mappin
         )
         return judged([_finding(replicas, shared, cause)])
     return skipped(f"{name}: its sampler does not say how it shares out, and the sums do not tell")
-
-
-def _same_shares(passes: Mapping[int, Mapping[int, EpochSeen]]) -> bool:
-    shares = {
-        tuple((rank, epoch.drawn, epoch.total, epoch.xor) for rank, epoch in sorted(found.items()))
-        for found in passes.values()
-    }
-    return len(shares) == 1
 
 
 def _finding(replicas: Replicas, shared: Shared, cause: _ShareFault) -> Problem:
@@ -292,16 +289,8 @@ def _sums_words(shared: Shared, found: Mapping[int, EpochSeen], number: int) -> 
     if not samples or not shared.is_whole or not all(epoch.complete for epoch in found.values()):
         return ""
     drawn, total = (sum(getattr(epoch, name) for epoch in found.values()) for name in ("drawn", "total"))
-    unseen = _expected_unseen(samples, found)
+    unseen = round(samples * math.prod(1 - min(1, epoch.drawn / samples) for epoch in found.values()))
     return (
         f"pass {number}: all ranks together drew {drawn} indices with a sum of {total}; {samples} samples, each once,"
         f" have {sum_of_all(samples)}; of shares drawn independently about {unseen} of {samples} samples are in none"
     )
-
-
-def _expected_unseen(samples: int, found: Mapping[int, EpochSeen]) -> int:
-    """Return how many samples are in no share on average if each rank draws its share independently."""
-    unseen = float(samples)
-    for epoch in found.values():
-        unseen *= 1 - min(1, epoch.drawn / samples)
-    return round(unseen)
