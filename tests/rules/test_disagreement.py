@@ -74,9 +74,7 @@ class Script:
 
 
 def _at(made, index, *, open_):
-    fields = {name: getattr(made, name) for name in made.__slots__}
-    fields.update(index=index, ended_ns=None if open_ else LONG_AGO + index, started_ns=LONG_AGO + index - 1)
-    return type(made)(**fields)
+    return replace(made, index=index, ended_ns=None if open_ else LONG_AGO + index, started_ns=LONG_AGO + index - 1)
 
 
 def scripts(world):

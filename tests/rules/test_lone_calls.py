@@ -34,10 +34,9 @@ def thrown_out(script: Script, *frames: object) -> Rank:
     """Return a rank whose last call raised, because its peers had closed their connections."""
     last = script.calls[-1]
     raised = error("RuntimeError", "Connection closed by peer", LONG_AGO + S, frames, in_call=last.op)
-    fields = {name: getattr(last, name) for name in last.__slots__}
-    failed = type(last)(**{**fields, "failed": True})
     return ended(
-        script.number, script.world, exit_code=1, raised=(raised,), recent_calls=(*script.calls[:-1], failed),
+        script.number, script.world, exit_code=1, raised=(raised,),
+        recent_calls=(*script.calls[:-1], replace(last, failed=True)),
         groups=(group(script.begun, script.world),), ended_ns=LONG_AGO + 2 * S,
     )  # fmt: skip
 
@@ -51,9 +50,7 @@ def hooked(script: Script) -> Rank:
 def forwarded(script: Script) -> Rank:
     """Return a rank thrown out of a forward of DDP without gradients, whose error names the forward alone."""
     failed = thrown_out(script.phase("ddp_forward_no_grad", 30, 1), line(30), DDP)
-    raised = failed.raised[0]
-    fields = {name: getattr(raised, name) for name in raised.__slots__}
-    return replace(failed, raised=(type(raised)(**{**fields, "in_call": "ddp_forward"}),))
+    return replace(failed, raised=(replace(failed.raised[0], in_call="ddp_forward"),))
 
 
 ALONE = {

@@ -1,5 +1,7 @@
 """Models that DDP was given: the first difference, who has it, and when it is the cause."""
 
+from dataclasses import replace
+
 import pytest
 
 from ddpdoctor.diagnose.progress import judge_job as judge
@@ -57,13 +59,9 @@ def test_the_odd_model_is_the_cause_of_a_hang_in_backward(name, odd):
 def test_rank_0_is_blamed_where_all_others_raise_in_the_constructor():
     waits = rank(0, open_calls=(phase("ddp_init", 10, begun=0),), groups=(group(1, 3),), models=(model(*USUAL[1:]),))
     raised = [failed_in(n, "ddp_init", site=10, message="DDP expects same model", at=LONG_AGO + n * S) for n in (1, 2)]
-    others = [_with(r, models=(model(*USUAL),)) for r in raised]
+    others = [replace(r, models=(model(*USUAL),)) for r in raised]
     found = judge(job(waits, *others, stopping_since_ns=LONG_AGO + 4 * S))
     assert [(f.code, f.ranks) for f in found.findings if f.severity is Severity.ERROR] == [("DD506", (0,))]
-
-
-def _with(found, **more):
-    return type(found)(**{**{name: getattr(found, name) for name in found.__slots__}, **more})
 
 
 def test_of_two_both_are_named():
@@ -74,7 +72,7 @@ def test_of_two_both_are_named():
 
 def test_rows_that_found_no_room_leave_the_name_open():
     cut = [model(*USUAL[:2], count=4), model(*USUAL[:2], count=4), model(*USUAL[:2], count=5)]
-    cut[2] = _with(cut[2], digest="other")
+    cut[2] = replace(cut[2], digest="other")
     verdict = judge(job(*[in_backward(n, models=(cut[n],)) for n in range(3)])).findings[0]
     assert (verdict.code, verdict.ranks, verdict.tensor) == ("DD506", (2,), None)
     assert "rank 2 has 5 parameters and buffers" in verdict.evidence

@@ -12,7 +12,7 @@ from ddpdoctor.rules.registry import rule
 from . import evidence as say
 from .causes import clues_of
 from .clues import fix_of, sentences
-from .job_state import Cause, JobState, moment, timeout_ns
+from .job_state import Cause, JobState
 from .node_findings import judge_missing_nodes
 from .nodes import CHECK, failing, hosts_of_nodes, never_came, node_words, ranks_of, reach_fix, reached_words
 from .places import places_held_up
@@ -102,7 +102,7 @@ def _is_frozen_for_good(job: JobState, rank: Rank) -> bool:
     """
     if rank.proc_state != "T" or rank.traced_by or rank.frozen_since_ns is None:
         return False
-    return moment(job.facts) - rank.frozen_since_ns >= timeout_ns(job.facts)
+    return job.time_ns - rank.frozen_since_ns >= job.timeout_ns
 
 
 def _stopped_fix(job: JobState, blamed: tuple[int, ...], *, asleep: bool) -> str:

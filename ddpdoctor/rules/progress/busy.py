@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .job_state import moment
 from .words import file_name, seconds
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def _children(causes: ProcessCauses) -> Iterator[str]:
 def _computes(job: JobState, rank: Rank, work: Work) -> str | None:
     if not _is_computing(work):
         return None
-    since = seconds(moment(job.facts) - rank.last_progress_ns) if rank.last_progress_ns is not None else ""
+    since = seconds(job.time_ns - rank.last_progress_ns) if rank.last_progress_ns is not None else ""
     if (rank.cpu_share or 0) >= BUSY_CORES and since:
         return f"has used {rank.cpu_share:.0%} of a core {since}"
     return f"{_core_words(work)} of a core"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import kind_of
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.facts import CallKind
-    from ddpdoctor.model.stacks import Frame
 
     from .timeline import Timeline
 
@@ -36,27 +36,6 @@ ENOUGH = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What one rank has under a number: its recorded call, or the phase in which C++ makes the collective."""
-
-    rank: int
-    kind: CallKind
-    native: bool
-    place: int
-    """Index of the call or phase."""
-
-    @property
-    def site(self) -> Frame | None:
-        """The user's line that made the call."""
-        return self.kind.site
-
-    @property
-    def key(self) -> Hashable:
-        """The operation and the line. Patterns are made of these."""
-        return key_of(self.kind)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Blame:
     """Who is to blame, how sure that is, and why."""
 
@@ -66,7 +45,7 @@ class Blame:
 
 
 def find_blame(
-    parts: Sequence[Part], lines: Sequence[Timeline], seq: int, sign: Callable[[Part], Hashable]
+    parts: Sequence[Entry], lines: Sequence[Timeline], seq: int, sign: Callable[[Entry], Hashable]
 ) -> Blame:  # fmt: skip
     """Blame the minority; without a majority, blame the rank whose call least fits its own history."""
     classes: dict[Hashable, list[int]] = defaultdict(list)
@@ -91,7 +70,7 @@ def find_blame(
     )
 
 
-def _departing(parts: Sequence[Part], lines: Mapping[int, Timeline], seq: int) -> tuple[int, ...]:
+def _departing(parts: Sequence[Entry], lines: Mapping[int, Timeline], seq: int) -> tuple[int, ...]:
     """Return the ranks whose call is the least expected, or none if the history does not show it."""
     most = min(MAX_HISTORY, max(ALL_HISTORY // len(parts), 64))
     scores = {part.rank: _familiarity(lines[part.rank], part, seq, most) for part in parts}
@@ -101,7 +80,7 @@ def _departing(parts: Sequence[Part], lines: Mapping[int, Timeline], seq: int) -
     return tuple(rank for rank, score in scores.items() if score == lowest)
 
 
-def _familiarity(line: Timeline, part: Part, seq: int, most: int) -> tuple[float, bool, bool] | None:
+def _familiarity(line: Timeline, part: Entry, seq: int, most: int) -> tuple[float, bool, bool] | None:
     """Return how likely the call is by the rank's own history, and whether the rank made it before.
 
     The second value says whether the rank made it at all, the third whether with the same dtype, shape, root and
@@ -172,7 +151,7 @@ class Conflict:
 
     group: Group
     seq: int
-    parts: tuple[Part, ...]
+    parts: tuple[Entry, ...]
     blame: Blame
     passed: bool
     """The calls matched and went through, but they shifted later calls, which then disagreed."""
@@ -229,7 +208,7 @@ def _conflict_in(
     return Conflict(group=group, seq=earlier, parts=parts, blame=blame, passed=True)
 
 
-def _sign(part: Part, shaped: AbstractSet[str], *, loose: bool) -> Hashable:
+def _sign(part: Entry, shaped: AbstractSet[str], *, loose: bool) -> Hashable:
     """Return what ranks must agree about. ``loose``: only the operation, because torch alone reports a call."""
     return part.kind.op if loose else signature(part.kind, native=part.native, shaped=shaped)
 
@@ -268,14 +247,9 @@ def _first_unrecorded_difference(lines: list[Timeline]) -> int | None:
     return None
 
 
-def _parts_at(lines: list[Timeline], seq: int) -> tuple[Part, ...]:
-    found = ((line.rank, line.entries.get(seq)) for line in lines)
-    return tuple(part_of(rank, entry) for rank, entry in sorted(found, key=lambda item: item[0]) if entry is not None)
-
-
-def part_of(rank: int, entry: Entry) -> Part:
-    """Return an entry of a rank's timeline as its part in a conflict."""
-    return Part(rank=rank, kind=entry.kind, native=entry.native, place=entry.place)
+def _parts_at(lines: list[Timeline], seq: int) -> tuple[Entry, ...]:
+    found = (line.entries.get(seq) for line in sorted(lines, key=attrgetter("rank")))
+    return tuple(entry for entry in found if entry is not None)
 
 
 def _with_unnumbered(
@@ -292,7 +266,7 @@ def _with_unnumbered(
         if state.doing is not Doing.NATIVE or call is None or not counts or mine is None or mine.group != group:
             found.append(line)
             continue
-        entry = Entry(kind_of(call), native=True, place=call.index)
+        entry = Entry(line.rank, kind_of(call), native=True, place=call.index)
         above = recorded_seq(state.rank, group.name)
         missing = {seq: entry for seq in pending if seq > above and seq <= (mine.seq or seq)}
         found.append(replace(line, entries={**missing, **line.entries}))

@@ -10,7 +10,6 @@ from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.rank_words import name_list, rank_list
 
 from .groups import Group, Position, dim_words, group_words, reached
-from .job_state import JobState, moment
 from .places import innermost_user, lines_seen
 from .states import Doing, State, final_error
 from .words import call_words, first_line, line_of, peer_words, place_words, seconds, verb, without_numbers
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
     from .failures import Failure
+    from .job_state import JobState
 
 MAX_CLASSES = 8
 """Most classes of ranks that are listed. If every rank does something else, more of them would not help."""
@@ -84,7 +84,7 @@ def classes(job: JobState, numbers: Iterable[int]) -> list[str]:
 
 def _class_sentence(job: JobState, words: tuple[str, str, str, str], ranks: list[int]) -> str:
     one, many, _, at = words
-    waited = [job.states[n].since(moment(job.facts)) for n in ranks if job.states[n].waiting]
+    waited = [job.states[n].since(job.time_ns) for n in ranks if job.states[n].waiting]
     known = [value for value in waited if value is not None]
     lasting = seconds(max(known)) if known else ""
     tail = f", {lasting}" if lasting else ""
@@ -123,7 +123,7 @@ def progress_words(job: JobState, blamed: Iterable[int]) -> list[str]:
         if _done_words(rank):
             said[f"had done {_done_words(rank)}"].append(number)
         if rank.last_progress_ns is not None and rank.life is Life.RUNNING:
-            said[f"made no progress {seconds(moment(job.facts) - rank.last_progress_ns)}"].append(number)
+            said[f"made no progress {seconds(job.time_ns - rank.last_progress_ns)}"].append(number)
     return [f"{rank_list(numbers)} {words}" for words, numbers in said.items()]
 
 

@@ -95,6 +95,29 @@ class JobState:
         at_rest = self.quiet | set(self.waits.waiters) | set(blamed)
         return set(self.living) <= at_rest
 
+    @property
+    def time_ns(self) -> int:
+        """The time for which the job is judged: when somebody began to stop it, else now."""
+        return _time_ns(self.facts)
+
+    @property
+    def timeout_ns(self) -> int:
+        """The hang timeout."""
+        return int(self.facts.hang_timeout_s * 1e9)
+
+    @property
+    def patience_ns(self) -> int:
+        """How long a rank must have made no progress to be blamed, if none has failed."""
+        return min(self.timeout_ns, OTHERS_PATIENCE_NS) if self._was_ended_by_others() else self.timeout_ns
+
+    def was_left_running(self) -> bool:
+        """Return whether the job runs, or ran until a user or a scheduler ended it, and no rank has failed."""
+        return not self.failures and not self._was_ended_by_others()
+
+    def _was_ended_by_others(self) -> bool:
+        """Return whether the launcher ended, but not by a user or scheduler: it was killed or restarts elsewhere."""
+        return self.facts.ended and self.facts.interrupted_by is None
+
     def is_ending(self) -> bool:
         """Return whether all living ranks are ending, and have been for less than the hang timeout.
 
@@ -102,25 +125,18 @@ class JobState:
         """
         there = [s.rank for s in self.states.values() if s.rank.life is Life.RUNNING]
         left = [_left_ns(rank) for rank in there]
-        return bool(left) and all(moment(self.facts) - at < timeout_ns(self.facts) for at in left)
+        return bool(left) and all(self.time_ns - at < self.timeout_ns for at in left)
 
     def waited_ns(self) -> int:
         """Return how long the first waiter has waited."""
-        now = moment(self.facts)
-        return max((self.states[n].since(now) or 0 for n in self.waits.waiters), default=0)
+        return max((self.states[n].since(self.time_ns) or 0 for n in self.waits.waiters), default=0)
 
     def waited_long(self) -> bool:
         """Return whether a rank has waited long enough to blame somebody, if waiting counts here."""
-        return bool(self.failures) or self.waited_ns() >= _patience_ns(self.facts)
+        return bool(self.failures) or self.waited_ns() >= self.patience_ns
 
 
-def timeout_ns(facts: Job) -> int:
-    """Return the hang timeout in nanoseconds."""
-    return int(facts.hang_timeout_s * 1e9)
-
-
-def moment(facts: Job) -> int:
-    """Return the time for which the job is judged: when somebody began to stop it, else now."""
+def _time_ns(facts: Job) -> int:
     return facts.stopping_since_ns if facts.stopping_since_ns is not None else facts.now_ns
 
 
@@ -130,29 +146,14 @@ def _left_ns(rank: Rank) -> int:
     return max(error.time_ns if error is not None else 0, rank.main_ended_ns or 0)
 
 
-def was_left_running(facts: Job, failures: tuple[Failure, ...]) -> bool:
-    """Return whether a job runs, or ran until a user or a scheduler ended it, and no rank has failed."""
-    return not failures and not _was_ended_by_others(facts)
-
-
-def _was_ended_by_others(facts: Job) -> bool:
-    """Return whether the launcher ended, but not by a user or scheduler: it was killed or restarts with other nodes."""
-    return facts.ended and facts.interrupted_by is None
-
-
-def _patience_ns(facts: Job) -> int:
-    """Return how long a rank must have made no progress to be blamed, if none has failed."""
-    return min(timeout_ns(facts), OTHERS_PATIENCE_NS) if _was_ended_by_others(facts) else timeout_ns(facts)
-
-
-def _is_quiet(facts: Job, rank: Rank) -> bool:
-    last = max(rank.last_progress_ns or 0, rank.started_ns or 0, facts.launched_ns)
-    return moment(facts) - last >= _patience_ns(facts)
+def _is_quiet(job: JobState, rank: Rank) -> bool:
+    last = max(rank.last_progress_ns or 0, rank.started_ns or 0, job.facts.launched_ns)
+    return bool(job.failures) or job.time_ns - last >= job.patience_ns
 
 
 def build_job_state(facts: Job) -> JobState:
     """Compute the states, waits, conflicts and failures of a job."""
-    lost = lost_nodes(facts, moment(facts))
+    lost = lost_nodes(facts, _time_ns(facts))
     facts = without_stale(replace(facts, ranks=without_pulled_down(map(settle, facts.ranks))), lost)
     states, world, table = states_of(facts), world_of(facts), group_table(facts)
     found = {n: position_of(state, table, world) for n, state in states.items()}
@@ -175,12 +176,13 @@ def build_job_state(facts: Job) -> JobState:
         conflict=conflict,
         difference=find_difference([state.rank for state in states.values()], table, world),
         failures=failures,
-        quiet=frozenset(n for n, s in states.items() if s.doing not in OVER and (failures or _is_quiet(facts, s.rank))),
+        quiet=frozenset(),
         early=early,
         lost=lost,
         cause=Cause.NONE,
     )
-    return replace(job, cause=_cause(job))
+    quiet = (n for n in job.living if _is_quiet(job, job.rank(n)))
+    return replace(job, quiet=frozenset(quiet), cause=_cause(job))
 
 
 def _find_conflict(

@@ -13,7 +13,7 @@ from ddpdoctor.rules.registry import rule
 from . import evidence as say
 from .causes import clues_of
 from .clues import sentences
-from .job_state import Cause, JobState, moment, timeout_ns
+from .job_state import Cause, JobState
 from .places import innermost_user, is_file, lines_seen, main_frames, other_threads, places
 from .states import Doing, aborted_at_exit
 from .words import place_words, seconds, verb
@@ -61,7 +61,7 @@ def check_exit_hang(job: JobState) -> Answer:
     if job.failures:
         return skipped(Cause.FAILURE.value)
     ended = [n for n in job.living if job.states[n].doing is Doing.SHUTTING_DOWN and n not in job.early]
-    now = moment(job.facts)
+    now = job.time_ns
     blamed = tuple(n for n in ended if _is_held_up(job, n))
     if not blamed:
         return unknown(f"{rank_list(ended)} ended a moment ago") if ended and not job.facts.ended else passed()
@@ -86,8 +86,8 @@ def check_exit_hang(job: JobState) -> Answer:
 def _is_held_up(job: JobState, number: int) -> bool:
     """Return whether a rank whose script is over should have ended by now."""
     rank = _since_end(job.rank(number))
-    since_ns = moment(job.facts) - (rank.main_ended_ns or moment(job.facts))
-    return since_ns >= timeout_ns(job.facts) and not _takes_itself_down(rank, since_ns)
+    since_ns = job.time_ns - (rank.main_ended_ns or job.time_ns)
+    return since_ns >= job.timeout_ns and not _takes_itself_down(rank, since_ns)
 
 
 def _takes_itself_down(rank: Rank, since_ns: int) -> bool:

@@ -10,7 +10,6 @@ from ddpdoctor.rules.answers import Problem
 
 from . import evidence as say
 from .groups import native_group, own_state
-from .job_state import moment
 from .places import places
 from .states import NATIVE_PHASES, Doing
 from .watchdog import NEARLY
@@ -41,7 +40,7 @@ def is_limit_over(job: JobState) -> bool:
 
 def _is_over(job: JobState, number: int, limit_s: float) -> bool:
     state = job.states[number]
-    waited_ns = state.since(moment(job.facts))
+    waited_ns = state.since(job.time_ns)
     if waited_ns is None or state.call is None or state.call.op in _OWN_LIMITS:
         return False
     return waited_ns >= limit_s * 1e9 + GRACE_NS
@@ -52,7 +51,7 @@ def limit_words(job: JobState) -> list[str]:
     found = []
     for number, limit_s in limits_of(job).items():
         state = job.states[number]
-        waited_ns = state.since(moment(job.facts))
+        waited_ns = state.since(job.time_ns)
         if waited_ns is not None and state.call is not None:
             found.append((limit_s - waited_ns / 1e9, limit_s, state.call.op))
     if not found:

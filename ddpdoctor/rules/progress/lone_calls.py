@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.findings import Confidence
 
-from .conflicts import Blame, Conflict, Part, part_of
+from .conflicts import Blame, Conflict
 from .detours import Route, find_detours
 from .groups import recorded_seq
 from .states import stack_of
@@ -52,7 +52,7 @@ def find_guard(flows: Sequence[ControlFlow], caller: Rank, others: Iterable[Fram
 
 
 def blame_guarded(
-    parts: Sequence[Part], states: Mapping[int, State], flows: Sequence[ControlFlow]
+    parts: Sequence[Entry], states: Mapping[int, State], flows: Sequence[ControlFlow]
 ) -> Blame | None:  # fmt: skip
     """Return which of two ranks makes a conditional call that the other never made, or None if that is not clear."""
     if len(parts) != 2:
@@ -117,7 +117,7 @@ def _lone_call(
     )
 
 
-def _first_lone(state: State, group: Group, gone: Sequence[Rank]) -> tuple[int, Part] | None:
+def _first_lone(state: State, group: Group, gone: Sequence[Rank]) -> tuple[int, Entry] | None:
     """Return a rank's first call without a counterpart, with its number, or None if it made the same call before.
 
     The rank waits in the last one. Earlier ones may have returned: the root of a broadcast does not wait.
@@ -133,10 +133,7 @@ def _first_lone(state: State, group: Group, gone: Sequence[Rank]) -> tuple[int, 
             break
         first = (number, entry)
         lone.add(entry.place)
-    if first is None or _was_made_before(state.rank, first[1], lone):
-        return None
-    number, entry = first
-    return number, part_of(state.rank.rank, entry)
+    return None if first is None or _was_made_before(state.rank, first[1], lone) else first
 
 
 def _was_made_before(rank: Rank, entry: Entry, lone: set[int]) -> bool:

@@ -12,7 +12,7 @@ from ddpdoctor.rules.registry import rule
 from . import evidence as say
 from .conflicts import REDUCING, ROOTED
 from .groups import group_words
-from .job_state import Cause, JobState, was_left_running
+from .job_state import Cause, JobState
 from .places import innermost_user, places
 from .reducer_causes import option_words, skipped_reduction
 from .turning import did_words, find_turning, fix_of_turning, turning_words
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import CallKind
     from ddpdoctor.model.stacks import Frame
 
-    from .conflicts import Conflict, Part
+    from .conflicts import Conflict
+    from .timeline import Entry
     from .turning import Turning
 
 
@@ -89,7 +90,7 @@ def check_mismatch(job: JobState) -> Answer:
     conflict = job.conflict
     if job.cause is not Cause.CONFLICT or conflict is None:
         return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
-    moving = set(job.living) - job.quiet if was_left_running(job.facts, job.failures) else set()
+    moving = set(job.living) - job.quiet if job.was_left_running() else set()
     if moving & {part.rank for part in conflict.parts}:
         return unknown(f"{rank_list(moving)} still {verb(moving, 'makes', 'make')} progress")
     return judged([_finding(job, conflict)], certain=job.stands_still(()))
@@ -144,7 +145,7 @@ def _number_words(job: JobState, conflict: Conflict) -> str:
     return f"collective {conflict.seq}{counted} of {group}: {conflict.blame.reason}"
 
 
-def _turning(job: JobState, conflict: Conflict, departing: list[Part]) -> Turning | None:
+def _turning(job: JobState, conflict: Conflict, departing: list[Entry]) -> Turning | None:
     """Return how the first blamed rank parted from the first rank that agrees with the others."""
     agreeing = [part for part in conflict.parts if part not in departing]
     if conflict.passed or not departing or not agreeing:
@@ -167,7 +168,7 @@ def _fix(conflict: Conflict, turning: Turning | None, *, uneven: bool) -> str:
     return _ONE_LINE if len(sites) == 1 and None not in sites and not conflict.passed else _CONDITION
 
 
-def _lines(job: JobState, part: Part, turning: Turning | None) -> list[Frame | None]:
+def _lines(job: JobState, part: Entry, turning: Turning | None) -> list[Frame | None]:
     """Return the lines that decided it, the line of the call, and the line of the error that led to the call."""
     rank = job.rank(part.rank)
     error = innermost_user(rank.handled.frames) if rank.handled is not None else None
@@ -179,7 +180,7 @@ def _lines(job: JobState, part: Part, turning: Turning | None) -> list[Frame | N
     return [*turning.lines, shown]
 
 
-def _summary(job: JobState, conflict: Conflict, departing: list[Part], turning: Turning | None) -> str:
+def _summary(job: JobState, conflict: Conflict, departing: list[Entry], turning: Turning | None) -> str:
     agreeing = [part for part in conflict.parts if part not in departing]
     if conflict.left:
         left = conflict.left
@@ -195,7 +196,7 @@ def _summary(job: JobState, conflict: Conflict, departing: list[Part], turning: 
     return f"{mine}, where {_side_words(job, conflict, agreeing)}"
 
 
-def _side_words(job: JobState, conflict: Conflict, parts: list[Part], before: str = "") -> str:
+def _side_words(job: JobState, conflict: Conflict, parts: list[Entry], before: str = "") -> str:
     """Return "rank 0 is in reduce at train.py:6", or what it called if that call went through.
 
     ``before`` says what each rank did before that.
@@ -207,14 +208,14 @@ def _side_words(job: JobState, conflict: Conflict, parts: list[Part], before: st
     return ", ".join(said)
 
 
-def _call_classes(parts: list[Part]) -> dict[str, list[int]]:
+def _call_classes(parts: list[Entry]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for part in parts:
         found.setdefault(part_words(part), []).append(part.rank)
     return found
 
 
-def part_words(part: Part) -> str:
+def part_words(part: Entry) -> str:
     """Return what a rank called, at which line, with the properties that must be equal on all ranks."""
     what = part.kind.op if part.native else f"{call_words(part.kind)}{_agreed_words(part.kind)}"
     return f"{what} at {line_of(part.site)}"

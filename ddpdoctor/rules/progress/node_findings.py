@@ -11,7 +11,6 @@ from ddpdoctor.model.reaching import Contact
 from ddpdoctor.rules.answers import Answer, Problem, judged, unknown
 
 from . import evidence as say
-from .job_state import JobState, moment, timeout_ns, was_left_running
 from .nodes import (
     CHECK,
     attempts_at,
@@ -31,13 +30,15 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
     from ddpdoctor.model.nodes import NodeSeen
 
+    from .job_state import JobState
+
 _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_STORE})
 """Answers that only a running and reachable host can give."""
 
 
 def judge_lost(job: JobState) -> Answer:
     """Report the nodes that went silent, if the remaining ranks cannot go on without them."""
-    if was_left_running(job.facts, job.failures) and not _stands(job):
+    if job.was_left_running() and not _stands(job):
         return unknown("the ranks that are left have not waited for the hang timeout yet")
     lost = _blamed(job)
     cut_off = _is_cut_off(job)
@@ -62,14 +63,14 @@ def judge_lost(job: JobState) -> Answer:
 
 def _is_gone(job: JobState, node: NodeSeen) -> bool:
     """Return whether a node will not come back: it said that it left, or was silent for the whole hang timeout."""
-    silent_ns = moment(job.facts) - (node.heard_ns or moment(job.facts))
-    return node.presence is Presence.LEFT or silent_ns >= timeout_ns(job.facts)
+    silent_ns = job.time_ns - (node.heard_ns or job.time_ns)
+    return node.presence is Presence.LEFT or silent_ns >= job.timeout_ns
 
 
 def _stands(job: JobState) -> bool:
     """Return whether the rest has made no progress for the hang timeout; without ranks, whether none has started."""
     if not job.states:
-        return job.facts.now_ns - job.facts.launched_ns >= timeout_ns(job.facts)
+        return job.facts.now_ns - job.facts.launched_ns >= job.timeout_ns
     return job.waited_long() and set(job.living) <= job.quiet
 
 
@@ -107,7 +108,7 @@ def _summary(job: JobState, lost: tuple[NodeSeen, ...], *, cut_off: bool) -> str
         hosts = name_list(hosts_of_nodes(others_of(job.facts)))
         return f"this node ({job.facts.host}) is cut off from {hosts}: none of them answers"
     who = node_words(job.facts, lost)
-    silent = seconds(max(moment(job.facts) - (node.heard_ns or moment(job.facts)) for node in lost))
+    silent = seconds(max(job.time_ns - (node.heard_ns or job.time_ns) for node in lost))
     if all(_answers(job, node) for node in lost):
         return f"the job on {who} is gone, though the host answers{waiting}"
     left = [node.status for node in lost if node.presence is Presence.LEFT]

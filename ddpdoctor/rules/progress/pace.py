@@ -20,7 +20,6 @@ from ddpdoctor.model.facts import POINT_TO_POINT
 from ddpdoctor.model.steps import Pace, Phase, StepTimes, pace_of, step_totals, wait_totals
 
 from .groups import group_table, own_state
-from .job_state import moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -242,5 +241,5 @@ def _pace(job: JobState, group: Group) -> tuple[float, float]:
     members = [job.rank(number) for number in group.members if number in job.states]
     steps = max(1, min((rank.steps for rank in members), default=1))
     begun = [state.enqueued for rank in members if (state := own_state(rank, group.name)) is not None]
-    lived_ns = [(rank.ended_ns or moment(job.facts)) - (rank.started_ns or 0) for rank in members]
+    lived_ns = [(rank.ended_ns or job.time_ns) - (rank.started_ns or 0) for rank in members]
     return max(1.0, max(begun, default=0) / steps), max(lived_ns, default=0) / 1e6 / steps

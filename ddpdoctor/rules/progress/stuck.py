@@ -10,7 +10,7 @@ from ddpdoctor.rules.registry import rule
 from . import evidence as say
 from .causes import busy_at, clues_of, compiles
 from .clues import fix_of, sentences
-from .job_state import Cause, JobState, moment, timeout_ns, was_left_running
+from .job_state import Cause, JobState
 from .limits import find_late, late_problem, limit_words
 from .lock_causes import is_held_outside, is_left_behind, is_surely_left, left_behind_words
 from .places import places, places_held_up
@@ -152,7 +152,7 @@ def _all_recorded(job: JobState, blamed: tuple[int, ...]) -> bool:
 def _all_stuck(job: JobState) -> Answer:
     """Judge a job in which no rank waits for another."""
     blamed = tuple(n for n in job.living if job.states[n].doing in _HOLDS_UP)
-    if not blamed or not was_left_running(job.facts, job.failures) or not set(blamed) <= job.quiet:
+    if not blamed or not job.was_left_running() or not set(blamed) <= job.quiet:
         return passed()
     if not any(job.rank(n).initialized for n in job.states) and not _wait_outside(job, blamed):
         return unknown("no rank has come to init_process_group, so that none waits")
@@ -177,7 +177,7 @@ def _wait_outside(job: JobState, blamed: tuple[int, ...]) -> bool:
 def _is_patience_over(job: JobState, number: int) -> bool:
     rank = job.rank(number)
     last = max(rank.last_progress_ns or 0, rank.started_ns or 0)
-    return moment(job.facts) - last >= ALONE_PATIENCE * timeout_ns(job.facts)
+    return job.time_ns - last >= ALONE_PATIENCE * job.timeout_ns
 
 
 def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> Answer:

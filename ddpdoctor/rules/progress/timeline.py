@@ -23,8 +23,9 @@ MAX_GAP = 4096
 
 
 class Entry(NamedTuple):
-    """What one rank has under one number of a group."""
+    """What one rank has under one number of a group: its recorded call, or the phase in which C++ makes the call."""
 
+    rank: int
     kind: CallKind
     native: bool
     """C++ made the collective, in the phase ``kind``."""
@@ -37,6 +38,11 @@ class Entry(NamedTuple):
     def site(self) -> Frame | None:
         """The user's line."""
         return self.kind.site
+
+    @property
+    def key(self) -> Hashable:
+        """The operation and the line. Patterns are made of these."""
+        return key_of(self.kind)
 
 
 class Event(NamedTuple):
@@ -77,6 +83,7 @@ def read_timeline(state: State, name: str, most: int) -> Timeline:
     A DDP phase records how many collectives the group had begun at its start. C++ took the numbers between that one and
     the group's next record.
     """
+    rank = state.rank.rank
     entries: dict[int, Entry] = {}
     count = 0
     phase: Event | None = None
@@ -88,11 +95,11 @@ def read_timeline(state: State, name: str, most: int) -> Timeline:
         collective = is_collective_op(event.kind.op) or _makes_group(event)
         before = event.number - 1 if collective else event.number
         if phase is not None and cursor is not None and before > cursor:
-            count += _fill(entries, phase, cursor, before)
+            count += _fill(entries, rank, phase, cursor, before)
         if phase is not None and phase.ended_ns and phase.ended_ns <= event.started_ns:
             phase = None
         if collective:
-            entries.setdefault(event.number, Entry(event.kind, native=False, place=event.place))
+            entries.setdefault(event.number, Entry(rank, event.kind, native=False, place=event.place))
         elif event.kind.op in NATIVE_PHASES:
             phase, count = event, 0
         if cursor is None or event.number > cursor:
@@ -103,16 +110,16 @@ def read_timeline(state: State, name: str, most: int) -> Timeline:
         begun = _last_begun(state, name)
         waits = state.doing is Doing.NATIVE and native_group(state) == name
         last = cursor + max(0, _usual(entries, phase) - count) * waits if begun is None else begun
-        _fill(entries, phase, cursor, last)
+        _fill(entries, rank, phase, cursor, last)
     _add_pending_on_device(entries, state, name)
-    return Timeline(rank=state.rank.rank, entries=entries, first_places=_first_places(events))
+    return Timeline(rank=rank, entries=entries, first_places=_first_places(events))
 
 
 def _add_pending_on_device(entries: dict[int, Entry], state: State, name: str) -> None:
     """Add what the device has not completed, if no record or phase has its number."""
     for call in state.rank.open_calls:
         if call.device_state is not None and call.seq is not None and call.group == name:
-            entry = Entry(kind_of(call), native=False, place=call.index, unrecorded=call.native)
+            entry = Entry(state.rank.rank, kind_of(call), native=False, place=call.index, unrecorded=call.native)
             entries.setdefault(call.seq, entry)
 
 
@@ -136,11 +143,11 @@ def _first_places(events: list[Event]) -> dict[Hashable, int]:
     return found
 
 
-def _fill(entries: dict[int, Entry], phase: Event, cursor: int, last: int) -> int:
+def _fill(entries: dict[int, Entry], rank: int, phase: Event, cursor: int, last: int) -> int:
     """Give a phase the numbers after ``cursor`` up to ``last``; return how many."""
     if last - cursor > MAX_GAP:
         return 0
-    entry = Entry(phase.kind, native=True, place=phase.place)
+    entry = Entry(rank, phase.kind, native=True, place=phase.place)
     for number in range(cursor + 1, last + 1):
         entries.setdefault(number, entry)
     return max(0, last - cursor)

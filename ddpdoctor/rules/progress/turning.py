@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import CallKind
     from ddpdoctor.model.stacks import Frame
 
-    from .conflicts import Part
     from .states import State
+    from .timeline import Entry
 
-    Parts = tuple[Part | None, Part | None]
+    Parts = tuple[Entry | None, Entry | None]
 
 MOST_WAYS = 4
 """Most ways around a call that are listed."""
@@ -121,7 +121,7 @@ def _look_up(
     return Turning(parting=parting, detours=(), loop=None, call=calls[0])
 
 
-def _callers(due: CallKind, other: State, part: Part | None) -> list[Frame]:
+def _callers(due: CallKind, other: State, part: Entry | None) -> list[Frame]:
     """Return the line of the call that was due, and if a rank is still in it, the lines that led there."""
     site = due.site
     if site is None:
@@ -131,7 +131,7 @@ def _callers(due: CallKind, other: State, part: Part | None) -> list[Frame]:
     return [site, *outer]
 
 
-def _is_in(part: Part | None, due: CallKind) -> bool:
+def _is_in(part: Entry | None, due: CallKind) -> bool:
     return part is not None and (part.kind.op, part.kind.site) == (due.op, due.site)
 
 
