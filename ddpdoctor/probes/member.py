@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ddpdoctor
+from ddpdoctor.collect.files import read_text
 from ddpdoctor.model.bandwidth import Member
 from ddpdoctor.model.variables import find_variable, select_variables
 from ddpdoctor.probes.gpus import read_nccl_version
@@ -47,7 +48,7 @@ def read_member(launch: Launch, env: Mapping[str, str]) -> Member:
         name_member(launch),
         torch=str(torch.__version__),
         nccl=read_nccl_version(),
-        driver=_driver(),
+        driver=read_text(DRIVER_VERSION).strip() or None,
         variables=_variables(env),
     )
 
@@ -58,15 +59,5 @@ def _variables(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _processor() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
-    except OSError:
-        found = None
+    found = re.search(r"^model name\s*:\s*(.+)$", read_text(Path("/proc/cpuinfo")), re.MULTILINE)
     return found[1].strip() if found else platform.machine()
-
-
-def _driver() -> str | None:
-    try:
-        return DRIVER_VERSION.read_text().strip() or None
-    except OSError:
-        return None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.files import read_text
 from ddpdoctor.model.bandwidth import Collective
 from ddpdoctor.probes.bandwidth.cases import ALWAYS_IN_PLACE, DTYPES
 
@@ -97,17 +99,13 @@ def read_cache_bytes(caches: Path) -> int:
 
     If there is none, as in some virtual machines, return 64 MiB, which is more than most have.
     """
-    sizes = [_parse_size(file) for file in caches.glob("index*/size")]
+    sizes = [_parse_size(read_text(file)) for file in caches.glob("index*/size")]
     return max(sizes, default=0) or 64 * 2**20
 
 
-def _parse_size(file: Path) -> int:
-    try:
-        text = file.read_text(encoding="ascii").strip()
-        unit = {"K": 2**10, "M": 2**20, "G": 2**30}.get(text[-1:])
-        return int(text[:-1]) * unit if unit else int(text)
-    except (OSError, ValueError):
-        return 0
+def _parse_size(text: str) -> int:
+    found = re.fullmatch(r"(\d+)([KMG]?)", text.strip())
+    return int(found[1]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[found[2]] if found else 0
 
 
 def _touched(case: Case, count: int, device: torch.device) -> torch.Tensor:

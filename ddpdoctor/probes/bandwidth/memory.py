@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.machine.cgroups import read_memory_limit
+from ddpdoctor.collect.machine.memory import read_machine
 from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Collective
 from ddpdoctor.probes.bandwidth.buffers import count_sets, set_bytes
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     import torch
 
     from ddpdoctor.model.bandwidth import Case, Member
+    from ddpdoctor.model.causes import Space
     from ddpdoctor.probes.bandwidth.group import Group
 
-PROC = Path("/proc")
-CGROUPS = Path("/sys/fs/cgroup")
 USABLE_SHARE = 0.8
 """Our choice: the rest is for other processes. A machine short of memory would measure its swap."""
-UNLIMITED_BYTES = 2**60
-"""Limits from here on mean "no limit". cgroup v1 writes it as the largest multiple of the page size below 2**63."""
+UNKNOWN_BYTES = 2**60
+"""More than any machine has, if neither the machine nor a control group says what is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +73,7 @@ def needed_bytes(case: Case, group: Group, most: int = 1) -> int:
     return sets * set_bytes(case, group.size) + copies * case.size_bytes + working_bytes(case, group)
 
 
-def read_free_bytes(device: torch.device, proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
+def read_free_bytes(device: torch.device) -> int:
     """Return the free memory of a GPU, or of this machine within the limits of this process's control groups."""
     if device.type == "cuda":
         import torch
@@ -82,43 +81,9 @@ def read_free_bytes(device: torch.device, proc: Path = PROC, cgroups: Path = CGR
         free, _ = torch.cuda.mem_get_info(device)
         # torch caches the memory of freed tensors and reuses it for new ones.
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(proc / "meminfo"), re.MULTILINE)
-    available = int(found[1]) * 1024 if found else UNLIMITED_BYTES
-    return min([available, *(_left_in(folder) for folder in _groups(proc, cgroups))])
+    return left_of(read_machine(), read_memory_limit())
 
 
-def _groups(proc: Path, cgroups: Path) -> list[Path]:
-    """Return the folders of this process's memory cgroups (v1 and v2) and of all their parents."""
-    found = [cgroups, cgroups / "memory"]
-    for line in _text(proc / "self/cgroup").splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        folder = cgroups / "memory" if controllers else cgroups
-        # A path with ".." leads out of the container's view and cannot be read.
-        for name in [] if ".." in path else [part for part in path.split("/") if part]:
-            folder /= name
-            found.append(folder)
-    return found
-
-
-def _left_in(folder: Path) -> int:
-    limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
-    if limit is None or limit >= UNLIMITED_BYTES:
-        return UNLIMITED_BYTES
-    used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
-    # Inactive page cache can be reclaimed.
-    cache = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
-    return max(0, limit - used + (int(cache[1]) if cache else 0))
-
-
-def _number(file: Path) -> int | None:
-    text = _text(file).strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+def left_of(*spaces: Space | None) -> int:
+    """Return what the tightest of these limits leaves."""
+    return min([UNKNOWN_BYTES, *(max(0, one.limit_bytes - one.used_bytes) for one in spaces if one is not None)])

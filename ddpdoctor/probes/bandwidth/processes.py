@@ -8,6 +8,9 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddpdoctor.collect.files import read_link, read_text
+from ddpdoctor.collect.process.proc import read_process
+
 PROC = Path("/proc")
 GONE = frozenset({"", "Z", "X"})
 """State letters of a process that has ended; "" if it no longer exists."""
@@ -15,8 +18,6 @@ FROZEN = frozenset({"T", "t"})
 """State letters of a process that a signal or a debugger has stopped."""
 EXITED = "exit status "
 """Start of the description of a process that ended by itself."""
-_STARTED, _EXIT_CODE = 19, 49
-"""Positions in /proc/PID/stat after the name, counted from the state (proc(5): fields 22 and 52)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,37 +30,13 @@ class Home:
     started_ticks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stat:
-    """What the kernel reports about a process."""
-
-    state: str
-    started_ticks: int
-    wait_status: int
-    """As in waitpid(2); 0 while the process lives, or if this process may not see it."""
-
-
-def read_stat(pid: int, proc: Path = PROC) -> Stat | None:
-    """Return what the kernel reports about a process, or None if it does not exist."""
-    try:
-        text = (proc / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return None
-    words = text.rpartition(")")[2].split()
-    if len(words) <= _EXIT_CODE:
-        return None
-    return Stat(state=words[0], started_ticks=int(words[_STARTED]), wait_status=int(words[_EXIT_CODE]))
-
-
-def read_home(proc: Path = PROC) -> Home | None:
+def read_home() -> Home | None:
     """Return which process this is, or None if /proc does not say."""
-    stat = read_stat(os.getpid(), proc)
-    try:
-        boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
-        space = f"{boot} {(proc / 'self/ns/pid').readlink()}"
-    except OSError:
+    own = read_process(os.getpid())
+    boot, namespace = read_text(PROC / "sys/kernel/random/boot_id").strip(), read_link(PROC / "self/ns/pid")
+    if own is None or not boot or not namespace:
         return None
-    return None if stat is None else Home(space=space, pid=os.getpid(), started_ticks=stat.started_ticks)
+    return Home(space=f"{boot} {namespace}", pid=own.pid, started_ticks=own.start_ticks)
 
 
 def describe_end(wait_status: int) -> str:
@@ -121,9 +98,9 @@ class Neighbours:
         self._pidfds.clear()
 
     def _state(self, rank: int, home: Home) -> str:
-        stat = read_stat(home.pid)
-        if stat is None or stat.started_ticks != home.started_ticks:
+        seen = read_process(home.pid)
+        if seen is None or seen.start_ticks != home.started_ticks:
             return ""
-        if stat.state in GONE and rank not in self.ends:
-            self.ends[rank] = describe_end(stat.wait_status)
-        return stat.state
+        if seen.state in GONE and rank not in self.ends:
+            self.ends[rank] = describe_end(seen.exit_status or 0)
+        return seen.state

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.collect.files import read_text
 from ddpdoctor.collect.process import proc
 from tests.scenarios.running import wait_for
 
@@ -17,6 +18,10 @@ def test_this_process() -> None:
     assert process is not None
     assert (process.ppid, process.state) == (os.getppid(), "R")
     assert proc.read_process(2**22 + 1) is None
+
+
+def test_a_setting_of_the_kernel_is_read_like_any_file() -> None:
+    assert read_text(Path("/proc/sys/kernel/ostype")) == "Linux\n"
 
 
 def test_a_name_with_brackets_and_spaces(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 import pytest
 import torch
 
+from ddpdoctor.collect.machine.cgroups import read_memory_limit
+from ddpdoctor.collect.machine.memory import read_machine
 from ddpdoctor.model.bandwidth import Case, Collective, Mode
 from ddpdoctor.probes.bandwidth.group import Group
-from ddpdoctor.probes.bandwidth.memory import Room, count_takers, needed_bytes, read_free_bytes
+from ddpdoctor.probes.bandwidth.memory import Room, count_takers, left_of, needed_bytes, read_free_bytes
 from ddpdoctor.probes.bandwidth.pattern import working_bytes
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 from tests.rules.bandwidth.sweeps import members
@@ -57,7 +59,10 @@ MEMINFO = {"meminfo": "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\
 def test_free_memory_is_what_the_machine_and_the_control_groups_leave(tmp_path, groups, cgroups, free):
     proc = write(tmp_path / "proc", {**MEMINFO, "self/cgroup": groups})
 
-    assert read_free_bytes(CPU, proc, write(tmp_path / "cgroup", cgroups)) == free
+    group = read_memory_limit(proc, write(tmp_path / "cgroup", cgroups))
+
+    assert left_of(read_machine(proc), group) == free
+    assert 0 < read_free_bytes(CPU) < 2**50
 
 
 @pytest.mark.parametrize(

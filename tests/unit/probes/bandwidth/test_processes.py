@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.probes.bandwidth.processes import Home, Neighbours, describe_end, read_home, read_stat
+from ddpdoctor.collect.process.proc import read_process
+from ddpdoctor.probes.bandwidth.processes import Home, Neighbours, describe_end, read_home
 from tests.scenarios.running import wait_for
 
 SLEEPS = "import time; print(flush=True); time.sleep(300)"
@@ -31,7 +32,7 @@ def neighbours():
 
 
 def home_of(process):
-    return Home(space=read_home().space, pid=process.pid, started_ticks=read_stat(process.pid).started_ticks)
+    return Home(space=read_home().space, pid=process.pid, started_ticks=read_process(process.pid).start_ticks)
 
 
 def test_a_neighbour_that_runs_is_stopped_and_dies(sleeper, neighbours):

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.collect.process.proc import read_process
 from ddpdoctor.model.bandwidth import Ending, Stop
-from ddpdoctor.probes.bandwidth.processes import Neighbours, read_home, read_stat
+from ddpdoctor.probes.bandwidth.processes import Neighbours, read_home
 from ddpdoctor.probes.bandwidth.stopping import Alarm, Reporting, stop_alone
 from ddpdoctor.probes.bandwidth.tracker import Tracker, take_position
 from tests.scenarios.running import wait_for
@@ -17,9 +18,9 @@ from tests.scenarios.running import wait_for
 def beside():
     """A process beside this one, and this one's view of it."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    own, stat = read_home(), read_stat(child.pid)
+    own, stat = read_home(), read_process(child.pid)
     neighbours = Neighbours(own)
-    neighbours.add(0, replace(own, pid=child.pid, started_ticks=stat.started_ticks))
+    neighbours.add(0, replace(own, pid=child.pid, started_ticks=stat.start_ticks))
     yield child, neighbours
     child.communicate()
     neighbours.close()
