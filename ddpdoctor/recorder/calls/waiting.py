@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import time
 
-from ..state import guarded, here
+from ..state import here
 from ..training.step_clock import clock
 
 _get_ident = _thread.get_ident
@@ -61,8 +61,10 @@ def leave_phase() -> None:
         _mark(0)
 
 
-@guarded("wait")
 def _mark(since_ns: int) -> None:
     """Write for the watcher since when the main thread may wait in a phase, unless it is in a call that waits."""
-    if not clock.waiting and here.ring is not None:
-        here.ring.waits(since_ns)
+    try:
+        if not clock.waiting and here.ring is not None:
+            here.ring.waits(since_ns)
+    except Exception as error:  # noqa: BLE001 - the recorder's wall
+        here.failed("wait", error)

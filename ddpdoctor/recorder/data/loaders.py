@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from .. import hooks
 from ..state import check_every, describers, guarded, here
 from ..wrappers import wraps
-from . import digests, loader_facts, passes, samplers
+from . import digests, passes, samplers
 
 MAX_PASSES = 16
 """Passes of each loader that are noted at their end. The last pass is also noted when the job ends."""
@@ -133,7 +133,7 @@ def _meet(loader: Any) -> Loader:
     book.count += 1
     known = book.loaders[loader] = Loader(book.count, loader)
     _report(known)
-    entry = loader_facts.describe(loader, known.number)
+    entry = samplers.describe_loader(loader, known.number)
     known.samples = entry["N"]
     known.is_noted = _note(entry, MAX_BYTES - LAST_BYTES)
     return known

@@ -1,4 +1,4 @@
-"""Reads from a sampler's attributes, whatever library it is from, how it divides the samples among ranks."""
+"""Reads from the attributes of a loader and its sampler, whatever library it is from, how it divides the samples."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
+from .. import frames
+from .dataset_digest import digest_of
 from .digests import attributes
 
 MAX_NESTED = 6
@@ -23,7 +25,46 @@ _RANK = ("rank", "process_index")
 _SEED = ("seed", "initial_seed")
 
 
-def describe(loader: Any) -> Optional[Dict[str, Any]]:
+def describe_loader(loader: Any, number: int) -> Dict[str, Any]:
+    """Return the journal entry of loader ``number`` of this process."""
+    given = attributes(loader)
+    iterable = bool(given.get("_dataset_kind"))  # _DatasetKind.Iterable is 1, Map is 0
+    return {
+        "k": "loader",
+        "n": number,
+        "site": frames.describe_user(sys._getframe()),
+        "ds": class_name(given.get("dataset")),
+        "dp": digest_of(given.get("dataset")),
+        "N": None if iterable else length_of(given.get("dataset")),
+        "bs": _batch_size(given),
+        "dl": given.get("drop_last") if isinstance(given.get("drop_last"), bool) else None,
+        "it": int(iterable),
+        "w": given.get("num_workers") if isinstance(given.get("num_workers"), int) else 0,
+        "sampler": None if iterable else _describe_sampler(loader),
+        **_part(given.get("dataset")),
+    }
+
+
+def _part(dataset: Any) -> Dict[str, Any]:
+    """Return, for a torch Subset, the digests of the whole dataset and of the chosen indices."""
+    if type(dataset) is not getattr(sys.modules.get("torch.utils.data.dataset"), "Subset", None):
+        return {}
+    given = attributes(dataset)
+    return {
+        "of": digest_of(given.get("dataset")),
+        "part": digest_of(given.get("indices")),
+    }
+
+
+def _batch_size(given: Dict[str, Any]) -> Optional[int]:
+    """Return the batch size of the loader, or of its batch sampler if it was given one."""
+    for found in (given.get("batch_size"), attributes(given.get("batch_sampler")).get("batch_size")):
+        if type(found) is int:
+            return found
+    return None
+
+
+def _describe_sampler(loader: Any) -> Optional[Dict[str, Any]]:
     """Describe the sampler that divides samples among ranks, else the loader's own one; None if there is no sampler."""
     chain = list(_chain(loader))
     if not chain:

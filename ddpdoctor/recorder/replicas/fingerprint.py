@@ -69,7 +69,7 @@ class Fingerprints:
     def __init__(self, tensors: Sequence[Optional[torch.Tensor]]) -> None:
         self._parts: List[Any] = []
         if torch.compiler.is_compiling():
-            self._parts = [_unknown(tensor) for tensor in tensors]
+            self._parts = [ABSENT if tensor is None else UNKNOWN for tensor in tensors]
             return
         # No graph is left, and no mode of the caller sees the work. Dynamo must see these context managers by name. A
         # class of ours around them left gradients off after a compiled function.
@@ -81,28 +81,14 @@ class Fingerprints:
 
     def value(self) -> bytes:
         """Return 16 bytes per tensor."""
-        return b"".join([part.value() for part in self._parts])
-
-
-class _Known:
-    """A fingerprint that is known without reading any words."""
-
-    def __init__(self, value: bytes) -> None:
-        self._value = value
-
-    def value(self) -> bytes:
-        return self._value
-
-
-def _unknown(tensor: Optional[torch.Tensor]) -> _Known:
-    return _Known(ABSENT if tensor is None else UNKNOWN)
+        return b"".join([part if isinstance(part, bytes) else part.value() for part in self._parts])
 
 
 def _alone(tensor: Optional[torch.Tensor]) -> Any:
     try:
         return _Together([tensor])
     except Exception:  # noqa: BLE001  # a class that only looks like a tensor, or no memory
-        return _Known(UNKNOWN)
+        return UNKNOWN
 
 
 class _Together:

@@ -80,7 +80,6 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(self, *args, **kwargs)
         finally:
-            _enter(ring_layout.BETWEEN)
             _forward_ended(self)
 
     return wraps(original)(forward)
@@ -89,6 +88,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
 @guarded("steps")
 def _forward_ended(ddp: Any) -> None:
     global _reducing
+    clock.enter(ring_layout.BETWEEN)
     if ddp.require_backward_grad_sync:
         _reducing = weakref.ref(ddp)
         reductions.began_anew(ddp)
@@ -105,7 +105,6 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException:
             _enter(ring_layout.BEFORE)
             raise
-        _enter(ring_layout.BEFORE)
         _backward_ended(began)
         return result
 
@@ -115,6 +114,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
 @guarded("steps")
 def _backward_ended(began_ns: int) -> None:
     global _reducing
+    clock.enter(ring_layout.BEFORE)
     model, _reducing = (_reducing, None)
     ddp = model() if model is not None else None
     if ddp is not None:
