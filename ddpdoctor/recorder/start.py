@@ -9,7 +9,7 @@ import os
 import sys
 
 from . import imports
-from .state import AGENT_VARIABLE, MASTER_VARIABLE, describers, guarded, here, queries
+from .state import AGENT_VARIABLE, MASTER_VARIABLE, describers, guarded, here, queries, store_address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,11 +63,6 @@ def _start_parts() -> None:
         from .stacks import dump
 
         dump.register_sigterm()
-
-
-def store_address() -> str:
-    """Return the address of the job's store as the environment gives it."""
-    return "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
 
 
 def is_rank() -> bool:

@@ -169,6 +169,11 @@ def check_every() -> int:
     return read_settings(os.environ).check_every
 
 
+def store_address() -> str:
+    """Return the address of the job's store as the environment gives it."""
+    return "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+
+
 def is_short_of_files() -> bool:
     """Return whether this process may open so few files that the script could run out because of ours."""
     import resource

@@ -56,7 +56,7 @@ are read in place. Their sums fit into a batch. Our choice."""
 def fingerprints(tensors: Sequence[Optional[torch.Tensor]]) -> bytes:
     """Return 16 bytes per tensor: ABSENT for None, UNKNOWN if the contents cannot be read. Never raises for a tensor.
 
-    UNKNOWN are tensors without data (meta, fake, not initialised yet), shards (DTensor), quantised and nested ones,
+    UNKNOWN are tensors without data (meta, fake, not initialized yet), shards (DTensor), quantized and nested ones,
     uncoalesced sparse ones, and those of classes that hide their data. All are UNKNOWN while torch.compile traces, and
     GPU tensors while a graph is captured. The fingerprint covers the size in bytes, but not shape and dtype.
     """

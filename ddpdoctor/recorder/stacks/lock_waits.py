@@ -69,5 +69,4 @@ def _texts(code: CodeType) -> Iterator[str]:
 
 
 def _attribute(file: str) -> Optional[str]:
-    path = file.replace("\\", "/")
-    return next((name for end, name in LOOPS.items() if path.endswith(end)), None)
+    return next((name for end, name in LOOPS.items() if file.endswith(end)), None)

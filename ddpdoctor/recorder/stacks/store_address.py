@@ -26,7 +26,7 @@ def sought() -> Optional[Dict[str, Any]]:
     """Return the store that the main thread waits for inside ``init_process_group``, or None if it waits for none."""
     stack = frames.of_thread(here.main_thread)[:DEEPEST]
     for depth, (code, _) in enumerate(stack):
-        if code.co_name == MAKES_STORE and code.co_filename.replace("\\", "/").endswith(FILE):
+        if code.co_name == MAKES_STORE and code.co_filename.endswith(FILE):
             given = frames.locals_of(here.main_thread, depth, code)
             if "port" in given:
                 return _described(given, stack)

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from .. import frames, hooks, imports
 from ..calls import collectives, detail, flight, groups, records
@@ -18,7 +18,7 @@ from ..replicas import ddp_models, triggers
 from ..replicas import mesh as mesh_replicas
 from ..replicas import optimizers as made
 from ..stacks.errors import noting_errors
-from ..state import MASTER_VARIABLE, guarded, here
+from ..state import MASTER_VARIABLE, guarded, here, store_address
 from ..storage import ring_layout
 from ..wrappers import around, hide_own_frames, wraps
 from . import ddp_constructor, reducer, reductions, steps
@@ -41,13 +41,8 @@ def count(cell: str, counter: Any) -> None:
 
 
 def phase(
-    op: str,
-    waits: bool = False,
-    before: Optional[Callable[..., None]] = None,
-    after: Optional[Callable[..., None]] = None,
-    name: Optional[Callable[..., str]] = None,
-    group: Optional[Callable[..., Any]] = None,
-) -> Callable[[Any], Any]:
+    op: str, *, waits: bool = False, before: Any = None, after: Any = None, name: Any = None, group: Any = None
+) -> Any:
     """Return a decorator that puts a record around a function.
 
     ``group`` returns the process group in which DDP's C++ makes collectives meanwhile, or None if it makes none.
@@ -142,7 +137,7 @@ def _leave_agent_store(init_method: Any) -> None:
     The agent's ranks know from their environment that the agent has the store. Their children inherit that, and would
     wait forever for a store that nobody creates.
     """
-    address = "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
+    address = store_address()
     if isinstance(init_method, str) and init_method.startswith("tcp://"):
         address = init_method[len("tcp://") :].partition("?")[0].rstrip("/")
     given = os.environ.get(MASTER_VARIABLE, address)
