@@ -171,6 +171,11 @@ def _is_loopback_v4(address: str) -> bool:
     return address.startswith("127.")
 
 
+def own_ips(network: Network | None) -> set[Ip]:
+    """Return all addresses of a machine, or none if its interfaces are not known."""
+    return {pick.ip for pick in _addresses(network)} if network is not None else set()
+
+
 def is_bridge(name: str) -> bool:
     """Say by its name whether an interface leads only to containers or virtual machines on the same host."""
     return name.startswith(VIRTUAL_BRIDGES) or DOCKER_NETWORK.fullmatch(name) is not None

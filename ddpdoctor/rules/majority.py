@@ -45,6 +45,11 @@ class Split(Generic[Value]):
     """The smallest first; among equal ones, the one that was received first."""
 
     @property
+    def sides(self) -> tuple[Side[Value], ...]:
+        """Return all sides, the majority last."""
+        return self.minorities if self.majority is None else (*self.minorities, self.majority)
+
+    @property
     def hosts(self) -> tuple[str, ...]:
         """Return the hosts that differ from the majority, or all hosts if there is none."""
         return tuple(dict.fromkeys(host for side in self.minorities for host in side.hosts))

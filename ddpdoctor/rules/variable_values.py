@@ -204,20 +204,16 @@ def _check_threads(variable: Variable, value: str, _: str) -> WrongValue | None:
 
 
 def _check_words(variable: Variable, value: str, words: str) -> WrongValue | None:
-    known = words.split("|")
-    if value.strip().upper() in {word.upper() for word in known}:
-        return None
-    return _no_such_word(variable, value, known)
+    same = value.strip().upper() in words.upper().split("|")
+    return None if same else _no_such_word(variable, value, words.split("|"))
 
 
 def _check_exact(variable: Variable, value: str, words: str) -> WrongValue | None:
-    known = words.split("|")
-    return None if value in known else _no_such_word(variable, value, known)
+    return None if value in words.split("|") else _no_such_word(variable, value, words.split("|"))
 
 
 def _check_level(variable: Variable, value: str, words: str) -> WrongValue | None:
-    known = words.split("|")
-    return None if value in known or value[:1].isdecimal() else _no_such_word(variable, value, known)
+    return None if value[:1].isdecimal() else _check_exact(variable, value, words)
 
 
 def _no_such_word(variable: Variable, value: str, known: list[str]) -> WrongValue:
@@ -238,11 +234,8 @@ def _meant_word(value: str, known: list[str]) -> str:
     return same[0] if same else (find_meant(word.upper(), known) or "")
 
 
-def _check_word_list(variable: Variable, value: str, words: str) -> WrongValue | None:
-    return _check_elements(variable, value, words.split("|"))
-
-
-def _check_elements(variable: Variable, value: str, known: list[str]) -> WrongValue | None:
+def _check_elements(variable: Variable, value: str, words: str) -> WrongValue | None:
+    known = words.split("|")
     plain = {_plain(word) for word in known}
     wrong = [word for word in value.strip().removeprefix("^").split(",") if word and _plain(word) not in plain]
     if not wrong:
@@ -256,12 +249,11 @@ def _plain(word: str) -> str:
 
 
 def _check_per_collective(variable: Variable, value: str, words: str) -> WrongValue | None:
-    known = words.split("|")
     for part in value.strip().split(";"):
         collective, colon, elements = part.rpartition(":")
         if colon and _plain(collective) not in {_plain(name) for name in COLLECTIVES}:
             return WrongValue(what=f"NCCL knows no collective {collective.strip()}", sure=False)
-        wrong = _check_elements(variable, elements, known)
+        wrong = _check_elements(variable, elements, words)
         if wrong is not None:
             return wrong
     return None
@@ -303,10 +295,6 @@ def _check_cidr(variable: Variable, value: str, _: str) -> WrongValue | None:
     return None
 
 
-def _check_nothing(_variable: Variable, _value: str, _: str) -> WrongValue | None:
-    return None
-
-
 _CHECKS: dict[str, Callable[[Variable, str, str], WrongValue | None]] = {
     "number": _check_number,
     "torch-bool": _check_torch_bool,
@@ -318,15 +306,15 @@ _CHECKS: dict[str, Callable[[Variable, str, str], WrongValue | None]] = {
     "words": _check_words,
     "exact": _check_exact,
     "level": _check_level,
-    "words-list": _check_word_list,
+    "words-list": _check_elements,
     "per-collective": _check_per_collective,
     "debug-level": _check_debug_level,
     "path": _check_path,
     "port": _check_port,
     "host-port": _check_host_port,
     "cidr": _check_cidr,
-    "text": _check_nothing,
-    "hidden": _check_nothing,
+    "text": lambda *_: None,
+    "hidden": lambda *_: None,
 }
 TYPES = frozenset(_CHECKS)
 """The words that a type may begin with."""

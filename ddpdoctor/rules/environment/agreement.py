@@ -92,7 +92,7 @@ def _voice(node: Node, process: Process, name: str) -> Voice[str]:
 
 
 def _differs(fleet: Fleet, name: str, split: Split[str]) -> Problem | None:
-    values = {side.value for side in (*split.minorities, *([split.majority] if split.majority else []))}
+    values = {side.value for side in split.sides}
     if name == "MASTER_ADDR" and _same_host(fleet, values - {UNSET}):
         return None
     return Problem(
@@ -123,7 +123,7 @@ def _consequence(name: str) -> str:
 
 
 def _who_has_what(name: str, split: Split[str], *, by_rank: bool) -> str:
-    sides = len(split.minorities) + (split.majority is not None)
+    sides = len(split.sides)
     if sides <= MANY_SIDES:
         return describe(split, name, words=_word, by_rank=by_rank, sign=" is ")
     two = describe(
@@ -212,15 +212,10 @@ def check_rdzv_id_same(fleet: Fleet) -> Answer:
     ]
     if not names:
         return skipped("torchrun's options are not given by variables (PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT)")
-    splits = {name: compare(_plain_voice(node, process, name) for node, process in processes) for name in names}
+    splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
     problems = [_other_rendezvous(name, split) for name, split in splits.items() if split is not None]
     first = processes[0][1]
     return judged(problems, ", ".join(f"{name}={text_of(first, name) or 'unset'}" for name in names))
-
-
-def _plain_voice(node: Node, process: Process, name: str) -> Voice[str]:
-    ranks = (process.rank,) if process.rank is not None else ()
-    return Voice(host=node.host, ranks=ranks, value=text_of(process, name))
 
 
 def _other_rendezvous(name: str, split: Split[str]) -> Problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.devices import (
     gpu_list,
     gpu_problem,
@@ -138,7 +138,7 @@ def check_persistence(node: Node) -> Answer:
     if not gpus:
         return skipped("no GPU here has persistence mode")
     if listed(node).persistenced:
-        return judged([], "nvidia-persistenced runs")
+        return passed("nvidia-persistenced runs")
     off = [gpu for gpu in gpus if not gpu.persistence]
     fix = "sudo systemctl enable --now nvidia-persistenced, or sudo nvidia-smi -pm 1"
     problems = []
@@ -185,7 +185,7 @@ def check_mig(node: Node) -> Answer:
         return skipped("no GPU here has MIG")
     on = [gpu for gpu in gpus if gpu.mig_enabled]
     if not on:
-        return judged([], f"off on {len(gpus)} GPUs")
+        return passed(f"off on {len(gpus)} GPUs")
     meant = all(process.variables.get(SHARING_ALLOWED) == "1" for process in node.processes)
     several = len(node.ranks) > 1
     consequence = (

@@ -76,16 +76,19 @@ def _by_process(node: Node, gpus: list[Gpu]) -> Answer:
     for gpu in gpus:
         if held[gpu.index] > OTHERS_BYTES:
             others = strangers(gpu, node)
-            most = held[gpu.index] > MOST * (gpu.memory_total_bytes or held[gpu.index] * 4)
             problems += gpu_problem(
                 node,
                 [gpu],
                 f"has {format_memory(held[gpu.index])} of its {_total(gpu)} taken by processes of others",
                 detail=lambda _, others=others: ", ".join(map(_words, others)),  # type: ignore[misc]
                 fix=f"ps -fp {','.join(str(one.pid) for one in others)}; end what is left over",
-                severity=Severity.ERROR if most else None,
+                severity=Severity.ERROR if _is_most(gpu, held[gpu.index]) else None,
             )
     return judged(problems, f"others hold at most {format_memory(max(held.values()))} of a GPU")
+
+
+def _is_most(gpu: Gpu, size_bytes: int) -> bool:
+    return gpu.memory_total_bytes is not None and size_bytes > MOST * gpu.memory_total_bytes
 
 
 def _words(process: GpuProcess) -> str:
@@ -105,7 +108,7 @@ def _by_memory(node: Node, gpus: list[Gpu]) -> Answer:
     used = {gpu.index: max(0, (gpu.memory_used_bytes or 0) - _own(gpu) - allowed) for gpu in gpus}
     problems = []
     for gpu in gpus:
-        most = used[gpu.index] > MOST * (gpu.memory_total_bytes or used[gpu.index] * 4)
+        most = _is_most(gpu, used[gpu.index])
         if not most and not (is_data_center(gpu) and used[gpu.index] > UNSEEN_BYTES):
             continue
         problems.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.visible_devices import VARIABLE, read_visible
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
@@ -156,16 +157,16 @@ def _rank_count(node: Node, gpus: Gpus) -> Iterator[Problem]:
     if not count or (visible.entries and count == 1):
         return  # cvd-valid and dup-gpu judge these
     if ranks > count:
-        gpu_words = "1 GPU" if count == 1 else f"{count} GPUs"
         yield Problem(
-            summary=f"{ranks} ranks and {gpu_words} here: cuda:LOCAL_RANK is missing for {ranks - count} of them",
+            summary=f"{ranks} ranks and {count_of(count, 'GPU')} here: cuda:LOCAL_RANK is missing for {ranks - count} "
+            "of them",
             evidence=(f"LOCAL_WORLD_SIZE is {ranks}",),
             fix=f"--nproc-per-node={count}; or, for a job on processors, export CUDA_VISIBLE_DEVICES=",
             ranks=tuple(p.rank for p in node.processes if p.rank is not None and (p.local_rank or 0) >= count),
         )
     elif ranks < count:
         yield Problem(
-            summary=f"{ranks} {verb(node.ranks, 'rank', 'ranks')} for {count} GPUs: {count - ranks} stay idle",
+            summary=f"{count_of(ranks, 'rank')} for {count} GPUs: {count - ranks} stay idle",
             fix=f"--nproc-per-node={count} would use all",
             severity=Severity.INFO,
         )
@@ -210,31 +211,23 @@ def check_cvd_valid(node: Node) -> Answer:
 
 
 def _judge_value(process: Process, gpus: Gpus) -> Iterator[Problem]:
-    visible = visible_to(process, gpus)
-    value = f"{VARIABLE}={process.variables[VARIABLE]}"
-    ranks = ranks_of([process])
+    visible, count = visible_to(process, gpus), len(gpus.devices)
+    value, ranks = f"{VARIABLE}={process.variables[VARIABLE]}", ranks_of([process])
     if visible.on_purpose:
-        yield Problem(
-            summary=f"{value} hides all {len(gpus.devices)} GPUs",
-            fix=f"unset {VARIABLE}, if the job is to compute on GPUs",
-            severity=Severity.INFO,
-            ranks=ranks,
-        )
-    elif visible.repeated:
-        yield Problem(
-            summary=f"{value} names a device twice, and CUDA then shows none at all",
-            evidence=(f"named twice: {', '.join(visible.repeated)}",),
-            fix=f"export {VARIABLE}={_mended(visible, gpus)}",
-            ranks=ranks,
-        )
+        fix = f"unset {VARIABLE}, if the job is to compute on GPUs"
+        yield Problem(summary=f"{value} hides all {count} GPUs", fix=fix, severity=Severity.INFO, ranks=ranks)
+        return
+    if visible.repeated:
+        what = "names a device twice, and CUDA then shows none at all"
+        evidence = f"named twice: {', '.join(visible.repeated)}"
     elif visible.bad_entry is not None and (visible.bad_entry != "-1" or visible.hidden):
-        yield Problem(
-            summary=f"{value} names {visible.bad_entry or 'an empty entry'}, which is no device here: CUDA hides it "
-            f"and all after it, and shows {len(visible.devices)}",
-            evidence=(f"there are {len(gpus.devices)} GPUs: 0 to {len(gpus.devices) - 1}",),
-            fix=f"export {VARIABLE}={_mended(visible, gpus)}",
-            ranks=ranks,
-        )
+        entry, shown = visible.bad_entry or "an empty entry", len(visible.devices)
+        what = f"names {entry}, which is no device here: CUDA hides it and all after it, and shows {shown}"
+        evidence = f"there are {count} GPUs: 0 to {count - 1}"
+    else:
+        return
+    fix = f"export {VARIABLE}={_mended(visible, gpus)}"
+    yield Problem(summary=f"{value} {what}", evidence=(evidence,), fix=fix, ranks=ranks)
 
 
 def _mended(visible: Visible, gpus: Gpus) -> str:

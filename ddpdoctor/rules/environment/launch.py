@@ -184,24 +184,16 @@ def _out_of_range(process: Process) -> Iterator[Problem]:
     ranks = ranks_of([process])
     for name, size_name, noun in _pairs(process):
         number, size = process.number(name), process.number(size_name)
+        evidence, fix = (f"{name} is {number}",), f"number the {noun} from 0"
         if size is not None and size < 1:
             yield Problem(
                 summary=f"{size_name} is {size}: it must be at least 1", fix=f"export {size_name}=1", ranks=ranks
             )
         elif number is not None and number < 0:
-            yield Problem(
-                summary=f"{name} is negative",
-                evidence=(f"{name} is {number}",),
-                fix=f"number the {noun} from 0",
-                ranks=ranks,
-            )
+            yield Problem(summary=f"{name} is negative", evidence=evidence, fix=fix, ranks=ranks)
         elif number is not None and size is not None and number >= size:
-            yield Problem(
-                summary=f"{name} is not below {size_name}, which is {size}: {noun} go from 0 to {size - 1}",
-                evidence=(f"{name} is {number}",),
-                fix=f"number the {noun} from 0, or raise {size_name}",
-                ranks=ranks,
-            )
+            summary = f"{name} is not below {size_name}, which is {size}: {noun} go from 0 to {size - 1}"
+            yield Problem(summary=summary, evidence=evidence, fix=f"{fix}, or raise {size_name}", ranks=ranks)
     yield from _local_size(process)
     for name in _PORTS:
         yield from _port(process, name)

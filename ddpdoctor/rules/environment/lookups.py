@@ -11,6 +11,7 @@ from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.rendezvous import LOOPBACK_NAMES, is_loopback_address
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.processes import has_several_nodes
+from ddpdoctor.rules.interface_choice import own_ips
 from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.registry import Group, rule
 
@@ -169,8 +170,7 @@ def _elsewhere(fleet: Fleet, found: Found) -> Iterator[Problem]:
     split = compare(voice for voice in voices if voice.value)
     if split is None:
         return
-    sides = [set(side.value) for side in (*split.minorities, *([split.majority] if split.majority else []))]
-    disjoint = not set.intersection(*sides)
+    disjoint = not set.intersection(*(set(side.value) for side in split.sides))
     yield Problem(
         summary=describe(split, f"{found[0][1].name} resolves to", words=", ".join)
         + ("" if disjoint else ": where a connection goes is left to chance"),
@@ -186,22 +186,11 @@ def _elsewhere(fleet: Fleet, found: Found) -> Iterator[Problem]:
 def _meaning(fleet: Fleet, node: Node, lookup: Lookup) -> tuple[str, ...] | None:
     """Return the sorted addresses that a node resolves. All addresses of rank 0's host become a single value."""
     head = fleet.nodes[0]
-    own = _interface_addresses(head)
+    own = {str(ip) for ip in own_ips(known(head.network)) if not (ip.is_loopback or ip.is_link_local)}
     if node is head and all(map(is_loopback_address, lookup.addresses)):
         return None
     meant = {"rank 0's host" if address in own else address for address in lookup.addresses}
     return tuple(sorted(meant)) or None
-
-
-def _interface_addresses(node: Node) -> set[str]:
-    """Return the addresses by which others can reach a node: no loopback and no link-local ones."""
-    network = known(node.network)
-    found = (
-        ipaddress.ip_interface(address).ip
-        for interface in (network.interfaces if network is not None else ())
-        for address in interface.addresses
-    )
-    return {str(ip) for ip in found if not (ip.is_loopback or ip.is_link_local)}
 
 
 @rule(

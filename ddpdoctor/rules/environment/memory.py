@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.devices import nvidia_gpus
@@ -252,7 +253,7 @@ def check_numa_balancing(node: Node) -> Answer:
     limits = need(node.limits)
     if limits.numa_balancing is None:
         return skipped("this kernel has no NUMA balancing")
-    seen = f"numa_balancing {limits.numa_balancing}, {limits.numa_nodes} memory node{'s' * (limits.numa_nodes != 1)}"
+    seen = f"numa_balancing {limits.numa_balancing}, {count_of(limits.numa_nodes, 'memory node')}"
     if limits.numa_nodes < 2 or not limits.numa_balancing:
         return passed(seen)
     problem = Problem(

@@ -11,7 +11,7 @@ from ddpdoctor.model.reading import known
 from ddpdoctor.model.rendezvous import is_loopback_address
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.environment.processes import has_several_nodes
-from ddpdoctor.rules.interface_choice import best_interface, export, is_ignored, pick_gloo
+from ddpdoctor.rules.interface_choice import best_interface, export, is_ignored, own_ips, pick_gloo
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -197,12 +197,7 @@ def check_hostname_not_local(fleet: Fleet) -> Answer:
 
 def _is_foreign(node: Node, own: Lookup) -> bool:
     """Say whether the host name has addresses and none is this host's. Return False if this host's are not known."""
-    network = known(node.network)
-    local = {
-        ipaddress.ip_interface(address).ip
-        for interface in (network.interfaces if network is not None else ())
-        for address in interface.addresses
-    }
+    local = own_ips(known(node.network))
     found = [ipaddress.ip_address(address.partition("%")[0]) for address in own.addresses]
     return bool(local and found) and not any(address.is_loopback or address in local for address in found)
 

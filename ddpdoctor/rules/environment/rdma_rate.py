@@ -17,6 +17,7 @@ from ddpdoctor.rules.registry import Group, rule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddpdoctor.model.links import RdmaDevice, RdmaPort
     from ddpdoctor.model.node import Fleet
 
 
@@ -25,11 +26,12 @@ class _Link:
     """An active port of a host."""
 
     host: str
-    label: str
-    layer: str
-    rate: float
-    text: str
-    device: str
+    device: RdmaDevice
+    port: RdmaPort
+
+    @property
+    def rate(self) -> float:
+        return self.port.rate_gb_s or 0.0
 
 
 @rule(
@@ -70,15 +72,7 @@ def check_ib_rate(fleet: Fleet) -> Answer:
     for node, rdma in fleet.each(lambda node: node.rdma):
         for device, port in each_port(rdma):
             if is_active(port) and port.rate_gb_s and not device.virtual_function:
-                link = _Link(
-                    host=node.host,
-                    label=label(device, port),
-                    layer=port.link_layer,
-                    rate=port.rate_gb_s,
-                    text=port.rate_text,
-                    device=device.name,
-                )
-                groups[place(device, port), port.link_layer].append(link)
+                groups[place(device, port), port.link_layer].append(_Link(host=node.host, device=device, port=port))
     problems = [problem for links in groups.values() for problem in _compare_rates(links, alone=len(fleet.nodes) == 1)]
     problems += _compare_counts(fleet)
     if not groups and not problems:
@@ -102,16 +96,17 @@ def _compare_rates(links: list[_Link], *, alone: bool) -> list[Problem]:
 
 def _slow(slow: Sequence[_Link], rate: float, expected: float, peers: int, *, sure: bool, alone: bool) -> Problem:
     hosts = tuple(dict.fromkeys(link.host for link in slow))
-    names = words([link.label for link in slow])
+    names = words([label(link.device, link.port) for link in slow])
     where = "" if alone else f" on {name_list(hosts)}"
     one = len(slow) == 1
-    everyday = alone and slow[0].layer == "Ethernet"
+    everyday = alone and slow[0].port.link_layer == "Ethernet"
     unsure = Severity.INFO if everyday else Severity.WARNING
     return Problem(
         summary=f"RDMA port{'' if one else 's'} {names}{where} {'runs' if one else 'run'} at {rate:g} Gb/s, "
         f"{peers} other{'' if peers == 1 else 's'} of the same model at {expected:g} Gb/s",
-        evidence=tuple(dict.fromkeys(f"rate: {link.text}" for link in slow if link.text)),
-        fix=f"look at lanes and cable (mlxlink -d {slow[0].device} -m), clean or change it; look at the switch port",
+        evidence=tuple(dict.fromkeys(f"rate: {link.port.rate_text}" for link in slow if link.port.rate_text)),
+        fix=f"look at lanes and cable (mlxlink -d {slow[0].device.name} -m), clean or change it; look at the "
+        "switch port",
         severity=Severity.ERROR if sure else unsure,
         confidence=Confidence.HIGH if sure else Confidence.LOW,
         hosts=hosts,

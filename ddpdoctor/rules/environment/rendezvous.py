@@ -9,6 +9,7 @@ from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.rendezvous import by_torchrun, endpoints, is_loopback_address, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.interface_choice import own_ips
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -120,7 +121,14 @@ def _if_given(endpoint: Endpoint) -> str:
 
 
 def _nobody(fleet: Fleet, endpoint: Endpoint) -> Problem:
-    owner = next((node for node in fleet.nodes if _meant(node, endpoint.host) & _addresses(node)), None)
+    owner = next(
+        (
+            node
+            for node in fleet.nodes
+            if _meant(node, endpoint.host) & {str(ip) for ip in own_ips(known(node.network))}
+        ),
+        None,
+    )
     first = owner or fleet.nodes[0]
     own_card = f"an interface of {first.host} has the address, and the name of that host is not looked up to it"
     compared = f"compared with the names of {name_list(tuple(node.host for node in fleet.nodes))}"
@@ -154,9 +162,7 @@ def _fix(host: str, endpoint: Endpoint) -> str:
 
 
 def _addresses(node: Node) -> set[str]:
-    network = known(node.network)
-    interfaces = network.interfaces if network is not None else ()
-    return {address.partition("/")[0] for interface in interfaces for address in interface.addresses}
+    return {str(ip) for ip in own_ips(known(node.network))}
 
 
 def _meant(node: Node, host: str) -> set[str]:

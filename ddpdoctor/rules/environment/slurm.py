@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.reading import known
 from ddpdoctor.model.rendezvous import by_torchrun, in_slurm_step, text_of
 from ddpdoctor.model.slurm import expand_counts, expand_hosts
@@ -136,38 +137,29 @@ def _misshapen(process: Process, shape: Shape) -> Iterator[Problem]:
 
 
 def _torchrun(process: Process, shape: Shape, ranks: tuple[int, ...]) -> Iterator[Problem]:
-    groups = process.number("GROUP_WORLD_SIZE")
+    groups, job_nodes = process.number("GROUP_WORLD_SIZE"), shape.job_nodes or shape.nodes
+    evidence: tuple[str, ...] = ()
     if groups is None:
         return
-    one_each = "srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES …"
     if shape.in_step and shape.most_on_a_node > 1:
-        yield Problem(
-            summary=f"srun starts torchrun {shape.most_on_a_node} times on a node, and each torchrun starts ranks for "
-            "the whole node",
-            fix=one_each,
-            severity=Severity.WARNING,
-            ranks=ranks,
-        )
+        times = f"{shape.most_on_a_node} times on a node"
+        what = f"srun starts torchrun {times}, and each torchrun starts ranks for the whole node"
     elif shape.in_step and groups < shape.nodes:
-        yield Problem(
-            summary=f"torchrun counts {_nodes(groups)} and the step has {shape.nodes}: they do not all train together",
-            evidence=(f"GROUP_WORLD_SIZE is {groups}, SLURM_NNODES is {shape.nodes}",),
-            fix=one_each,
-            severity=Severity.WARNING,
-            ranks=ranks,
-        )
-    elif groups == 1 and (shape.job_nodes or shape.nodes) > 1:
-        yield Problem(
-            summary=f"the job holds {shape.job_nodes or shape.nodes} nodes and torchrun uses one: "
-            + ("the step has one task" if shape.in_step else "it was started without srun"),
-            fix=one_each,
-            severity=Severity.WARNING,
-            ranks=ranks,
-        )
-
-
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
+        counted = count_of(groups, "node")
+        what = f"torchrun counts {counted} and the step has {shape.nodes}: they do not all train together"
+        evidence = (f"GROUP_WORLD_SIZE is {groups}, SLURM_NNODES is {shape.nodes}",)
+    elif groups == 1 and job_nodes > 1:
+        why = "the step has one task" if shape.in_step else "it was started without srun"
+        what = f"the job holds {job_nodes} nodes and torchrun uses one: {why}"
+    else:
+        return
+    yield Problem(
+        summary=what,
+        evidence=evidence,
+        fix="srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES …",
+        severity=Severity.WARNING,
+        ranks=ranks,
+    )
 
 
 def _task_a_rank(process: Process, shape: Shape, ranks: tuple[int, ...]) -> Iterator[Problem]:
@@ -202,7 +194,7 @@ def _more_ranks_than_gpus(process: Process, shape: Shape, ranks: tuple[int, ...]
     if not by_torchrun(process) and not shape.in_step:
         return
     yield Problem(
-        summary=f"{local} ranks run on this node and Slurm gave it {gpus} GPU{'s' if gpus > 1 else ''}",
+        summary=f"{local} ranks run on this node and Slurm gave it {count_of(gpus, 'GPU')}",
         evidence=(f"SLURM_GPUS_ON_NODE is {gpus}",),
         fix=f"--gpus-per-node={local}, or no more ranks on a node than GPUs: {gpus}",
         severity=Severity.WARNING,
@@ -326,7 +318,7 @@ def _short_of_gpus(short: list[tuple[Process, int]]) -> Problem:
     count = process.number("SLURM_GPUS_ON_NODE")
     gpus = f"--gpus-per-node={count}" if count is not None and count > 1 else "--gpus-per-node=N"
     return Problem(
-        summary=f"each task sees {visible} GPU{'s' if visible > 1 else ''}, so that cuda:LOCAL_RANK does not exist in "
+        summary=f"each task sees {count_of(visible, 'GPU')}, so that cuda:LOCAL_RANK does not exist in "
         "the later tasks of a node",
         evidence=(
             show_variables(process, ("SLURM_LOCALID", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "SLURM_GPUS_PER_TASK")),
