@@ -38,6 +38,7 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
     """Return all limits, with None for those that this system does not have."""
     proc, groups = system.path("/proc"), system.path("/sys/fs/cgroup")
     tasks, task_limit = read_tasks(system), read_task_limit(proc, groups)
+    own = tasks or Tasks()
     total, available, swap = _memory(system)
     limit = read_memory_limit(proc, groups)
     cpus = system.calls.cpus()
@@ -57,7 +58,7 @@ def read_limits(system: System, plan: ReadingPlan) -> Limits:
         memory_limit_bytes=limit.limit_bytes if limit is not None else None,
         memory_used_bytes=limit.used_bytes if limit is not None else None,
         oom_kills=limit.oom_kills if limit is not None else None,
-        shm=read_shared_memory(system, tasks or Tasks(), deep=plan.deep),
+        shm=read_shared_memory(system, own.uid, own.loader_workers, deep=plan.deep),
         volumes=read_volumes(system, deep=plan.deep),
         somaxconn=system.number_or_none("/proc/sys/net/core/somaxconn"),
         numa_nodes=len(memory_nodes(system)),

@@ -12,7 +12,6 @@ from ddpdoctor.model.limits import SharedMemory
 if TYPE_CHECKING:
     import os
 
-    from ddpdoctor.collect.machine.limits import Tasks
     from ddpdoctor.collect.system import System
 
 PLACE = "/dev/shm"  # noqa: S108 - only read
@@ -25,16 +24,18 @@ _OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
 _OF_NCCL = re.compile(r"nccl-\w{6}")
 
 
-def read_shared_memory(system: System, tasks: Tasks, *, deep: bool) -> SharedMemory | None:
+def read_shared_memory(
+    system: System, uid: int | None, loader_workers: int, *, deep: bool
+) -> SharedMemory | None:  # fmt: skip
     """Return facts about /dev/shm, or None if it does not exist."""
     if not system.exists(PLACE):
         return None
-    stale = _stale_files(system, tasks.uid)
+    stale = _stale_files(system, uid)
     return SharedMemory(
         volume=read_volume(system, PLACE, "shared memory", deep=deep),
         stale_files=tuple(sorted(stale)),
         stale_bytes=sum(stat.st_size for stat in stale.values()),
-        loader_workers=tasks.loader_workers,
+        loader_workers=loader_workers,
     )
 
 
