@@ -59,10 +59,10 @@ def _describe_silent(rank: str, stop: Stop) -> str:
     end = next((one.ends[rank] for one in stop.positions if rank in one.ends), None)
     if end is not None:
         return end if end.startswith("exit") else f"killed by {end}"
-    letters = {one.states[rank] for one in stop.positions if rank in one.states}
-    if letters & GONE:
+    states = {one.states[rank] for one in stop.positions if rank in one.states}
+    if states & GONE:
         return "gone"
-    return "stopped" if letters & {"T", "t"} else "did not answer"
+    return "stopped" if states & {"T", "t"} else "did not answer"
 
 
 def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:

@@ -11,7 +11,7 @@ from ddpdoctor.diagnose.rendezvous.gathering import absent_visits
 from ddpdoctor.diagnose.rendezvous.judging import RendezvousChecked, build_report, judge, rendezvous_data
 from ddpdoctor.diagnose.rendezvous.meeting import NodeMeeting
 from ddpdoctor.diagnose.rendezvous.member import make_member
-from ddpdoctor.diagnose.rendezvous.messages import Seen
+from ddpdoctor.diagnose.rendezvous.messages import SentFacts
 from ddpdoctor.diagnose.rendezvous.roles import follow, lead
 from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
 from ddpdoctor.diagnose.reports import now
@@ -60,7 +60,7 @@ def _stand_by(member: Member, wanted: RendezvousOptions) -> None:
             conversation = meeting.find(wanted.timeout_s).conversation
             number = conversation.add("arrived", 1)
             conversation.send(f"hello/{number}", member.arrived())
-            conversation.send(f"facts/{number}", Seen(process=member.process))
+            conversation.send(f"facts/{number}", SentFacts(process=member.process))
         except StoreError:
             return  # the process that reads this node reports the problem
 
@@ -71,9 +71,9 @@ def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()
     ``why`` says why the node is alone. ``attempts`` are its connections to the store while it searched for the others.
     """
     seen = visit.seen or visit.read(None, 0)
-    door = visit.door or visit.look_at_store(None, None, 0)
-    door = replace(door, way="", attempts=more_telling(attempts, door.attempts))
-    rendezvous = _seen_alone(visit, seen, door, why)
+    view = visit.store_view or visit.view_store(None, None, 0)
+    view = replace(view, way="", attempts=more_telling(attempts, view.attempts))
+    rendezvous = _seen_alone(visit, seen, view, why)
     return RendezvousChecked(
         report=build_report(
             judge(rendezvous, visit.started_at, now()),
@@ -87,7 +87,7 @@ def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()
     )
 
 
-def _seen_alone(visit: OwnVisit, seen: Seen, door: StoreView, why: str) -> Rendezvous:
+def _seen_alone(visit: OwnVisit, seen: SentFacts, view: StoreView, why: str) -> Rendezvous:
     launch = visit.member.launch
     own = launch.told.node_rank or 0
     assert seen.node is not None
@@ -98,7 +98,7 @@ def _seen_alone(visit: OwnVisit, seen: Seen, door: StoreView, why: str) -> Rende
         host=node.host,
         arrived=True,
         told=launch.told,
-        door=door,
+        door=view,
         published=seen.publication.address,
         interface=seen.publication.interface,
         way_lost=why,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import ddpdoctor
-from ddpdoctor.diagnose.rendezvous.messages import Arrived, Roster, Seat, Seen
+from ddpdoctor.diagnose.rendezvous.messages import Arrived, Roster, Seat, SentFacts
 from ddpdoctor.model.node import SECTIONS, Fleet, Launcher, Node
 from ddpdoctor.model.reaching import JobSettings, Visit
 from ddpdoctor.model.reading import Unread, Why
@@ -33,7 +33,7 @@ class Arrivals:
     """The processes that joined, by number of arrival."""
 
     arrived: Mapping[int, Arrived]
-    seen: Mapping[int, Seen]
+    seen: Mapping[int, SentFacts]
     """The facts of those that sent any."""
 
     def leads(self) -> dict[int, Arrived]:
@@ -41,7 +41,7 @@ class Arrivals:
         return {number: one for number, one in self.arrived.items() if one.leads}
 
 
-def hear_arrivals(conversation: Conversation, launch: NodeLaunch, limit_s: float) -> dict[int, Arrived]:
+def gather_arrivals(conversation: Conversation, launch: NodeLaunch, limit_s: float) -> dict[int, Arrived]:
     """Return the processes that joined, when all are there or the time is up."""
     most = 2 * launch.launch.world_size + MOST_TOO_MANY
     counted, last_came_s = 0, time.monotonic()
@@ -74,9 +74,9 @@ def is_complete(launch: NodeLaunch, arrived: Iterable[Arrived], waited_s: float)
     return differ and len(leads) >= min(one.fewest for one in leads) and waited_s >= GRACE_S
 
 
-def hear_facts(conversation: Conversation, arrived: Mapping[int, Arrived]) -> dict[int, Seen]:
+def gather_facts(conversation: Conversation, arrived: Mapping[int, Arrived]) -> dict[int, SentFacts]:
     """Return the facts that the joined processes send in time."""
-    return conversation.gather(Seen, "facts", lambda: arrived, FACTS_LIMIT_S)
+    return conversation.gather(SentFacts, "facts", lambda: arrived, FACTS_LIMIT_S)
 
 
 def seat_nodes(arrivals: Arrivals, judge: int, most: int) -> tuple[Seat, ...]:

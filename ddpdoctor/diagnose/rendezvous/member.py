@@ -10,7 +10,7 @@ from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch.this_process import read_identity, read_process
 from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.diagnose.assembly import Head
-from ddpdoctor.diagnose.rendezvous.messages import Arrived, Seen
+from ddpdoctor.diagnose.rendezvous.messages import Arrived, SentFacts
 from ddpdoctor.diagnose.selection import sections_of
 from ddpdoctor.exchange.clocks import measure_clocks
 from ddpdoctor.model.reaching import Publication
@@ -104,9 +104,9 @@ def _head(member: Member, entry: Entry) -> str | None:
     return fqdn
 
 
-def seen_by(member: Member, node: Node, arrival: int, *, own_address: bool) -> Seen:
+def seen_by(member: Member, node: Node, arrival: int, *, own_address: bool) -> SentFacts:
     """Return the facts that this node sends. ``own_address``: the store's address belongs to this node."""
-    return Seen(
+    return SentFacts(
         process=member.process,
         node=replace(node, processes=()),
         publication=_publication(node, arrival),

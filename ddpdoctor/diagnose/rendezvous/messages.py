@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Check, Finding
     from ddpdoctor.model.node import Node, Process
-    from ddpdoctor.model.reaching import JobSettings, Publication, StoreView
+    from ddpdoctor.model.reaching import JobSettings, Publication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class SentFacts:
     """The facts of a process, and of its node if it leads."""
 
     process: Process
@@ -75,14 +75,6 @@ class Served:
     """A phrase that says why it failed."""
     without_torch: str = ""
     """A phrase that says why it could not be tried."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AtDoor:
-    """A node's check of the store."""
-
-    door: StoreView
-    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

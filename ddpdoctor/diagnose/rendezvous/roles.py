@@ -14,18 +14,18 @@ from ddpdoctor.diagnose.rendezvous.gathering import (
     absent_numbers,
     absent_visits,
     assemble_fleet,
-    hear_arrivals,
-    hear_facts,
+    gather_arrivals,
+    gather_facts,
     make_roster,
     seat_nodes,
 )
 from ddpdoctor.diagnose.rendezvous.judging import RendezvousChecked, build_report, is_whole, judge, rendezvous_data
-from ddpdoctor.diagnose.rendezvous.messages import AtDoor, Roster, Sentence, Trials
+from ddpdoctor.diagnose.rendezvous.messages import Roster, Sentence, Trials
 from ddpdoctor.diagnose.rendezvous.visit import TRIAL_LIMIT_S, seat_of, stored, wait_for_judge
 from ddpdoctor.diagnose.reports import now
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.reaching import Rendezvous, StartTrial, Visit
+from ddpdoctor.model.reaching import Rendezvous, StartTrial, StoreView, Visit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from ddpdoctor.diagnose.rendezvous.messages import Seat
     from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.model.reaching import NodePair, StoreView
+    from ddpdoctor.model.reaching import NodePair
 
-DOOR_LIMIT_S = 15.0
+STORE_VIEW_LIMIT_S = 15.0
 """Our choice: how long to wait for a node's check of the store after the mesh has ended."""
-HEAR_TRIAL_S = TRIAL_LIMIT_S + 8.0
+TRIAL_LIMIT_OF_OTHERS_S = TRIAL_LIMIT_S + 8.0
 SEE_OFF_S = 10.0
 """Our choice: how long to stay until all remaining nodes have received the verdict."""
 STEP_LIMIT_S = 600.0
@@ -51,19 +51,19 @@ def lead(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
     conversation, launch = entry.conversation, visit.member.launch
     began = time.monotonic()
     arrival = visit.come_in(entry)
-    arrived = hear_arrivals(conversation, launch, visit.wanted.timeout_s - (time.monotonic() - began))
-    arrivals = Arrivals(arrived=arrived, seen=hear_facts(conversation, arrived))
+    arrived = gather_arrivals(conversation, launch, visit.wanted.timeout_s - (time.monotonic() - began))
+    arrivals = Arrivals(arrived=arrived, seen=gather_facts(conversation, arrived))
     roster = make_roster(arrivals, arrival, launch.most)
     conversation.send("roster", roster)
     seat = seat_of(roster, arrival)
-    visit.look_at_store(conversation, roster, arrival)
+    visit.view_store(conversation, roster, arrival)
     pairs = visit.run_mesh(conversation, roster, seat)
-    meeting = _Meeting(
+    meeting = _Gathered(
         visit=visit,
         arrivals=arrivals,
         roster=roster,
         seats=seat_nodes(arrivals, arrival, launch.most),
-        doors=_hear_doors(conversation, roster),
+        store_views=_gather_views(conversation, roster),
         pairs=pairs,
     )
     trials = _try_start(meeting, conversation, seat)
@@ -71,7 +71,7 @@ def lead(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Meeting:
+class _Gathered:
     """The gathered facts."""
 
     visit: OwnVisit
@@ -79,18 +79,17 @@ class _Meeting:
     roster: Roster
     seats: tuple[Seat, ...]
     """Includes nodes that sent nothing after they joined."""
-    doors: Mapping[int, StoreView]
+    store_views: Mapping[int, StoreView]
     """By number of arrival."""
     pairs: tuple[NodePair, ...]
 
 
-def _hear_doors(conversation: Conversation, roster: Roster) -> dict[int, StoreView]:
+def _gather_views(conversation: Conversation, roster: Roster) -> dict[int, StoreView]:
     arrivals = [seat.arrival for seat in roster.seats]
-    heard = conversation.gather(AtDoor, "door", lambda: arrivals, DOOR_LIMIT_S)
-    return {arrival: found.door for arrival, found in heard.items()}
+    return conversation.gather(StoreView, "door", lambda: arrivals, STORE_VIEW_LIMIT_S)
 
 
-def _try_start(meeting: _Meeting, conversation: Conversation, own: Seat) -> tuple[StartTrial, ...]:
+def _try_start(meeting: _Gathered, conversation: Conversation, own: Seat) -> tuple[StartTrial, ...]:
     """Run a real start on all nodes if everything else works. Otherwise it would only fail for a known reason."""
     runs = _may_start(meeting)
     conversation.send("trials", Trials(run=runs))
@@ -98,7 +97,7 @@ def _try_start(meeting: _Meeting, conversation: Conversation, own: Seat) -> tupl
         return ()
     trials = {own.arrival: meeting.visit.try_start(meeting.roster, own)}
     others = [seat.arrival for seat in meeting.roster.seats if seat != own]
-    trials |= conversation.gather(StartTrial, "trial", lambda: others, HEAR_TRIAL_S)
+    trials |= conversation.gather(StartTrial, "trial", lambda: others, TRIAL_LIMIT_OF_OTHERS_S)
     lost = "no more messages came from this node"
     return tuple(
         trials.get(seat.arrival) or StartTrial(node=seat.number, ok=False, stage="result", error=lost)
@@ -106,7 +105,7 @@ def _try_start(meeting: _Meeting, conversation: Conversation, own: Seat) -> tupl
     )
 
 
-def _may_start(meeting: _Meeting) -> bool:
+def _may_start(meeting: _Gathered) -> bool:
     seats = meeting.roster.seats
     told = {(one.fewest, one.most) for one in meeting.arrivals.leads().values()}
     ranks = [one.told.node_rank for one in meeting.arrivals.leads().values() if one.told.node_rank is not None]
@@ -115,13 +114,13 @@ def _may_start(meeting: _Meeting) -> bool:
         and len(ranks) == len(set(ranks))
         and [seat.number for seat in seats] == list(range(len(meeting.seats)))
         and not absent_numbers(meeting.arrivals, meeting.seats)
-        and all(seat.arrival in meeting.doors and stored(meeting.doors[seat.arrival]) for seat in seats)
+        and all(seat.arrival in meeting.store_views and stored(meeting.store_views[seat.arrival]) for seat in seats)
         and is_whole(meeting.pairs)
     )
 
 
 def _conclude(
-    meeting: _Meeting, conversation: Conversation, trials: tuple[StartTrial, ...], own: Seat
+    meeting: _Gathered, conversation: Conversation, trials: tuple[StartTrial, ...], own: Seat
 ) -> RendezvousChecked:
     visit, launch = meeting.visit, meeting.visit.member.launch
     problems = []
@@ -139,28 +138,28 @@ def _conclude(
     sentence = judge(rendezvous, visit.started_at, now())
     with suppress(StoreError):
         # Do not wait for nodes that were lost on the way.
-        conversation.say_goodbye(sentence, lambda: len(meeting.doors) - 1, SEE_OFF_S)
+        conversation.say_goodbye(sentence, lambda: len(meeting.store_views) - 1, SEE_OFF_S)
     report = build_report(sentence, visit.wanted, rendezvous_data(rendezvous), launch.told.world_size)
     return RendezvousChecked(report=report, number=own.number, judged=True, shows=True)
 
 
-def _visits(meeting: _Meeting) -> tuple[Visit, ...]:
+def _visits(meeting: _Gathered) -> tuple[Visit, ...]:
     absent = absent_visits(meeting.visit.member.launch, absent_numbers(meeting.arrivals, meeting.seats))
     return tuple(sorted([*(_visit(meeting, seat) for seat in meeting.seats), *absent], key=lambda one: one.number))
 
 
-def _visit(meeting: _Meeting, seat: Seat) -> Visit:
-    seen, door = meeting.arrivals.seen.get(seat.arrival), meeting.doors.get(seat.arrival)
+def _visit(meeting: _Gathered, seat: Seat) -> Visit:
+    seen, view = meeting.arrivals.seen.get(seat.arrival), meeting.store_views.get(seat.arrival)
     publication = None if seen is None else seen.publication
     return Visit(
         number=seat.number,
         host=seat.host,
         arrived=True,
         told=meeting.arrivals.arrived[seat.arrival].told,
-        door=door,
+        door=view,
         published=publication.address if publication is not None else "",
         interface=publication.interface if publication is not None else "",
-        way_lost="" if door is not None else "it came, and was not heard again",
+        way_lost="" if view is not None else "it came, and was not heard again",
     )
 
 
@@ -170,7 +169,7 @@ def follow(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
     arrival = visit.come_in(entry)
     roster = wait_for_judge(conversation, Roster, "roster", visit.wanted.timeout_s + FACTS_LIMIT_S + GRACE_S)
     seat = seat_of(roster, arrival)
-    visit.look_at_store(conversation, roster, arrival)
+    visit.view_store(conversation, roster, arrival)
     visit.run_mesh(conversation, roster, seat)
     if wait_for_judge(conversation, Trials, "trials", STEP_LIMIT_S).run:
         conversation.send(f"trial/{arrival}", visit.try_start(roster, seat))
@@ -195,5 +194,5 @@ def _own_data(visit: OwnVisit, sentence: Sentence) -> dict[str, Any]:
         "hosts": list(sentence.hosts),
         "launcher": visit.member.launch.launch.launcher.value,
         "nodes": [encode(visit.seen.node)],
-        "door": encode(visit.door) if visit.door is not None else None,
+        "door": encode(visit.store_view) if visit.store_view is not None else None,
     }

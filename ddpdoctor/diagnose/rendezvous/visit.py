@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.diagnose.rendezvous.meeting import PREFIX, in_background
 from ddpdoctor.diagnose.rendezvous.member import read_own_node, seen_by
-from ddpdoctor.diagnose.rendezvous.messages import AtDoor, Served
+from ddpdoctor.diagnose.rendezvous.messages import Served
 from ddpdoctor.exchange.job_store import open_job_store
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.reaching import Contact, StartTrial, StoreView
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpdoctor.diagnose.rendezvous.judging import RendezvousOptions
     from ddpdoctor.diagnose.rendezvous.meeting import Entry, NodeMeeting
     from ddpdoctor.diagnose.rendezvous.member import Member
-    from ddpdoctor.diagnose.rendezvous.messages import Roster, Seat, Seen
+    from ddpdoctor.diagnose.rendezvous.messages import Roster, Seat, SentFacts
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.launch import NodeLaunch
     from ddpdoctor.model.reaching import NodePair
@@ -43,8 +43,8 @@ class OwnVisit:
         """Take this node's identity and tools."""
         self.member, self.wanted, self.torch, self.meeting = member, wanted, torch, meeting
         self.started_at = started_at
-        self.seen: Seen | None = None
-        self.door: StoreView | None = None
+        self.seen: SentFacts | None = None
+        self.store_view: StoreView | None = None
         self.way = ""
         self._serving: Serving | None = None
 
@@ -57,7 +57,7 @@ class OwnVisit:
         conversation.send(f"facts/{arrival}", self.read(entry, arrival))
         return arrival
 
-    def read(self, entry: Entry | None, arrival: int) -> Seen:
+    def read(self, entry: Entry | None, arrival: int) -> SentFacts:
         """Read this node, then start serving the store. Reading comes first to detect another program on the port."""
         launch = self.member.launch
         node = read_own_node(self.member, entry)
@@ -65,7 +65,7 @@ class OwnVisit:
         self._serving = Serving(launch, self.torch, self.meeting, serves=self.seen.serves)
         return self.seen
 
-    def look_at_store(self, conversation: Conversation | None, roster: Roster | None, arrival: int) -> StoreView:
+    def view_store(self, conversation: Conversation | None, roster: Roster | None, arrival: int) -> StoreView:
         """Check the store from this node, after the serving nodes have said that they serve it."""
         assert self.seen is not None
         assert self._serving is not None
@@ -74,10 +74,12 @@ class OwnVisit:
             if arrival in roster.servers:
                 conversation.send(f"served/{arrival}", served)
             wait_for_store(conversation, roster)
-        self.door = look_at_door(self.member.launch, self.torch, serves=self.seen.serves, served=served, way=self.way)
+        self.store_view = _view_store(
+            self.member.launch, self.torch, serves=self.seen.serves, served=served, way=self.way
+        )
         if conversation is not None:
-            conversation.send(f"door/{arrival}", AtDoor(door=self.door))
-        return self.door
+            conversation.send(f"door/{arrival}", self.store_view)
+        return self.store_view
 
     def run_mesh(self, conversation: Conversation, roster: Roster, seat: Seat) -> tuple[NodePair, ...]:
         """Connect to every other node, while all others do the same. Only the judging node gets all pairs."""
@@ -156,7 +158,7 @@ def wait_for_store(conversation: Conversation, roster: Roster) -> None:
         conversation.wait(Served, f"served/{arrival}", max(0.0, deadline - time.monotonic()), f"arrival {arrival}")
 
 
-def look_at_door(launch: NodeLaunch, torch: TorchProcess, *, serves: bool, served: Served, way: str) -> StoreView:
+def _view_store(launch: NodeLaunch, torch: TorchProcess, *, serves: bool, served: Served, way: str) -> StoreView:
     """Check the store from this node."""
     return StoreView(
         host=launch.host,
@@ -169,10 +171,10 @@ def look_at_door(launch: NodeLaunch, torch: TorchProcess, *, serves: bool, serve
     )
 
 
-def stored(door: StoreView) -> bool:
+def stored(view: StoreView) -> bool:
     """Return whether a node reached this job's store and has torch."""
-    return not (door.not_served or door.without_torch) and any(
-        one.contact is Contact.CONNECTED for one in door.attempts
+    return not (view.not_served or view.without_torch) and any(
+        one.contact is Contact.CONNECTED for one in view.attempts
     )
 
 

@@ -70,7 +70,7 @@ def _curve(sweep: Sweep, yardstick: Yardstick) -> Curve:
         latency_us=find_latency(sweep),
         fit=fit_of(fit_line(sweep)),
         half_bytes=size_at(sweep, plateau.gb_s / 2) if plateau else None,
-        standing=verdict.standing,
+        standing=verdict.assessment,
         reference=yardstick.reference,
         share=verdict.share,
         verdict=verdict.text,
@@ -81,7 +81,7 @@ def _curve(sweep: Sweep, yardstick: Yardstick) -> Curve:
 class Verdict:
     """The assessment of a curve, its share of the reference, and one sentence."""
 
-    standing: Assessment
+    assessment: Assessment
     share: float | None
     text: str
 
@@ -90,10 +90,12 @@ def judge(sweep: Sweep, plateau: Plateau | None, yardstick: Yardstick) -> Verdic
     """Compare a curve with its reference."""
     levels = levels_of(sweep)
     if not levels:
-        return Verdict(standing=Assessment.NOT_DEFINED, share=None, text="n/a: with one rank nothing crosses a link.")
+        return Verdict(assessment=Assessment.NOT_DEFINED, share=None, text="n/a: with one rank nothing crosses a link.")
     reference = yardstick.reference
     if reference is None:
-        return Verdict(standing=Assessment.NO_REFERENCE, share=None, text=f"{_seen(sweep, plateau)}; {yardstick.note}.")
+        return Verdict(
+            assessment=Assessment.NO_REFERENCE, share=None, text=f"{_seen(sweep, plateau)}; {yardstick.note}."
+        )
     if plateau is None or plateau.to_bytes < reference.min_size_bytes:
         return _judge_short(sweep, levels, plateau, yardstick, reference)
     return _judge_plateau(plateau, yardstick, reference)
@@ -103,12 +105,12 @@ def _judge_plateau(plateau: Plateau, yardstick: Yardstick, reference: Reference)
     share = plateau.gb_s / reference.gb_s
     seen = f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
     if plateau.high_gb_s < yardstick.least_gb_s:
-        return Verdict(standing=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
+        return Verdict(assessment=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
     if plateau.low_gb_s >= yardstick.least_gb_s:
-        return Verdict(standing=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
+        return Verdict(assessment=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
     interval = range_words(plateau.low_gb_s, plateau.high_gb_s)
     text = f"Too noisy to say: {interval} from {format_size(plateau.from_bytes)} on, held to {_least(yardstick)}."
-    return Verdict(standing=Assessment.NOISY, share=share, text=text)
+    return Verdict(assessment=Assessment.NOISY, share=share, text=text)
 
 
 def _judge_short(
@@ -119,14 +121,14 @@ def _judge_short(
     share = last.gb_s / reference.gb_s
     seen = f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}"
     if last.low >= yardstick.least_gb_s:
-        return Verdict(standing=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
+        return Verdict(assessment=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
     reachable = _ceiling(sweep) if yardstick.steady else math.inf
     if max(reachable, *(level.high for level in levels)) < yardstick.least_gb_s:
-        return Verdict(standing=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
+        return Verdict(assessment=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
     why = describe_end(sweep)
     if plateau is not None:
         why = f"the reference holds from {format_size(reference.min_size_bytes)} on"
-    return Verdict(standing=Assessment.NOT_REACHED, share=None, text=f"No plateau reached: {seen}, and {why}.")
+    return Verdict(assessment=Assessment.NOT_REACHED, share=None, text=f"No plateau reached: {seen}, and {why}.")
 
 
 def _ceiling(sweep: Sweep) -> float:

@@ -80,9 +80,9 @@ def check_slow_rank(measured: Measured) -> Answer:
         problems.append(say_late(late, bench))
     if problems:
         return judged(problems, "")
-    untold = _pairs_untold(bench, who)
-    if bench.settings.pairs and untold:
-        return unknown(untold)
+    unknown_why = _why_pairs_are_unknown(bench, who)
+    if bench.settings.pairs and unknown_why:
+        return unknown(unknown_why)
     seen = [say_seen(bench.pairs, "pairs of ranks")] if bench.pairs else []
     if bench.arrivals:
         latest = max(bench.arrivals, key=lambda one: one.late_us)
@@ -131,9 +131,9 @@ def check_slow_link(measured: Measured) -> Answer:
         return judged(problems, "")
     if not bench.settings.pairs and not bench.settings.by_node:
         return skipped(NOT_ASKED)
-    untold = _pairs_untold(bench, who) if bench.settings.pairs else _nodes_untold(bench, who)
-    if untold:
-        return unknown(untold)
+    unknown_why = _why_pairs_are_unknown(bench, who) if bench.settings.pairs else _why_nodes_are_unknown(bench, who)
+    if unknown_why:
+        return unknown(unknown_why)
     return judged([], _seen(bench, who))
 
 
@@ -168,11 +168,11 @@ def check_slow_node(measured: Measured) -> Answer:
         return judged([slow_node(node, measured) for node in who.nodes], "")
     if not bench.settings.by_node:
         return skipped("--by-node was not asked for")
-    untold = _nodes_untold(bench, who)
-    return unknown(untold) if untold else judged([], _seen(bench, who))
+    unknown_why = _why_nodes_are_unknown(bench, who)
+    return unknown(unknown_why) if unknown_why else judged([], _seen(bench, who))
 
 
-def _pairs_untold(bench: Bench, who: Who) -> str:
+def _why_pairs_are_unknown(bench: Bench, who: Who) -> str:
     if who.pairs_judged:
         return ""
     if shared := describe_shared_gpus(bench.members):
@@ -186,7 +186,7 @@ def _pairs_untold(bench: Bench, who: Who) -> str:
     return "no machine has three ranks, and between machines there are too few pairs to compare with each other"
 
 
-def _nodes_untold(bench: Bench, who: Who) -> str:
+def _why_nodes_are_unknown(bench: Bench, who: Who) -> str:
     if who.nodes_judged:
         return ""
     if shared := describe_shared_gpus(bench.members):

@@ -198,8 +198,8 @@ def _slow_edges(edges: Sequence[Edge[End]], times: float) -> tuple[Slow[End], ..
         count = sum(_is_slow(edge.series, turn, (one[turn], other[turn]), times) for turn in range(turns))
         if turns >= LEAST_TURNS and count >= NEARLY_ALL_TURNS * turns:
             beside = [series for end in edge.ends for series in by_end[end] if series is not edge.series]
-            told = _tell(Measure.BANDWIDTH, [edge.series], beside, count, turns)
-            slow.append(Slow(ends=edge.ends, slowness=(told,)))
+            slowness = _tell(Measure.BANDWIDTH, [edge.series], beside, count, turns)
+            slow.append(Slow(ends=edge.ends, slowness=(slowness,)))
     return tuple(sorted(slow, key=_severity, reverse=True))
 
 

@@ -64,8 +64,8 @@ def _judge(facts: DiffFacts, *kinds: Kind) -> Answer:
 
 def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
     blamed = _blamed(facts, unequal)
-    moments = _moments(facts)
-    sure = len(blamed) < len(facts.files) and not moments
+    other_steps = _other_steps(facts)
+    sure = len(blamed) < len(facts.files) and not other_steps
     return Problem(
         confidence=Confidence.HIGH if sure else Confidence.MEDIUM,
         ranks=_ranks(facts, blamed),
@@ -75,7 +75,7 @@ def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
             *[_describe(facts, one) for one in unequal[:MAX_NAMED]],
             *([f"and {len(unequal) - MAX_NAMED} more"] if len(unequal) > MAX_NAMED else []),
             *([WHO_IS_RIGHT] if len(blamed) == len(facts.files) else []),
-            *moments,
+            *other_steps,
             *_prefixes(facts),
         ),
         fix=fix,
@@ -133,7 +133,7 @@ def _apart_words(facts: DiffFacts, one: Apart, *, named: bool) -> str:
     return f"{who}{one.differing} of {one.of} elements differ, the first at {at}{size}{odd}"
 
 
-def _moments(facts: DiffFacts) -> list[str]:
+def _other_steps(facts: DiffFacts) -> list[str]:
     """Say that files record different epochs or steps: then they need not be equal."""
     found = [
         one

@@ -162,7 +162,7 @@ def _bypassed(sighting: Sighting) -> DriftCause | None:
         fix="call the DDP object itself in training, `model(x)`: neither `model.module(x)` nor the module that was "
         "wrapped",
         blame=blame,
-        unsynchronised=True,
+        unsynchronized=True,
         at_the_step=True,
         evidence=(f"no forward of DDP with gradients since the step before, on {rank_list(blame.ranks)}",),
     )
@@ -185,7 +185,7 @@ def _under_no_sync(sighting: Sighting) -> DriftCause | None:
         fix="run forward and backward of the last batch before step() outside of no_sync(): the forward decides "
         "whether gradients are reduced",
         blame=blame,
-        unsynchronised=True,
+        unsynchronized=True,
         at_the_step=True,
         evidence=(f"forwards of DDP since the step before, all under no_sync(), on {rank_list(blame.ranks)}",),
     )

@@ -107,23 +107,23 @@ def _why_state_differs(sighting: Sighting) -> DriftCause:
 
 def _follows_parameters(sighting: Sighting, of_parameters: Sighting) -> bool:
     """Return whether state had to differ because parameters do: through unreduced gradients or weight decay."""
-    return why_parameters_differ(of_parameters).unsynchronised or state_follows_parameters(sighting.values)
+    return why_parameters_differ(of_parameters).unsynchronized or state_follows_parameters(sighting.values)
 
 
 def _first_settings(replica: Replica) -> _Settings | None:
     if excuse_of_model(replica, What.PARAMETER):
         return None
-    moments = sorted(
+    comparisons = sorted(
         (
             (number, values)
             for stream in replica.streams
             if stream.clock is StreamClock.STEP
             for number, values in stream.values
         ),
-        key=lambda moment: moment[0],
+        key=lambda numbered: numbered[0],
     )
     last_good = None
-    for step, values in moments:
+    for step, values in comparisons:
         if any(each.join for each in values) or not is_aligned(values):
             continue
         splits = splits_of(values)

@@ -105,7 +105,7 @@ def _some_steps_unreduced(sighting: Sighting) -> DriftCause | None:
         fix="call the DDP object itself in every training step, and leave no_sync() for the last batch before "
         "step(), also where an epoch ends in the midst of an accumulation",
         blame=seen(sighting.values),
-        unsynchronised=True,
+        unsynchronized=True,
         at_the_step=True,
     )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.consistency.replicas import Replica, Sighting
 
-Told = TypeVar("Told")
+Value = TypeVar("Value")
 MAX_SIDES = 4
 """How many sides a sentence lists. Our choice."""
 _ALIKE = "hold the same in the {} dimension of the mesh"
@@ -75,15 +75,15 @@ def blame_of(splits: Iterable[Split]) -> DriftBlame:
     return DriftBlame(ranks=ranks, ground=Ground.MAJORITY if told else Ground.NONE)
 
 
-def sides_by(values: Iterable[Values], told: Callable[[Values], Told]) -> list[tuple[Told, tuple[int, ...]]]:
+def sides_by(values: Iterable[Values], value_of: Callable[[Values], Value]) -> list[tuple[Value, tuple[int, ...]]]:
     """Group ranks by their value: the largest group first, or the one with the lowest rank among equals."""
-    found: dict[Told, list[int]] = {}
+    found: dict[Value, list[int]] = {}
     for each in sorted(values, key=lambda one: one.rank):
-        found.setdefault(told(each), []).append(each.rank)
+        found.setdefault(value_of(each), []).append(each.rank)
     return sorted(((what, tuple(ranks)) for what, ranks in found.items()), key=lambda side: -len(side[1]))
 
 
-def sides_words(sides: Sequence[tuple[Told, Sequence[int]]], words: Callable[[Told], str] = str) -> str:
+def sides_words(sides: Sequence[tuple[Value, Sequence[int]]], words: Callable[[Value], str] = str) -> str:
     """Return "0.1 on ranks 0 and 1, 0.01 on rank 2"."""
     told = [f"{words(what)} on {rank_list(ranks)}" for what, ranks in sides[:MAX_SIDES]]
     more = [f"others on {len(sides) - MAX_SIDES} more sides"] if len(sides) > MAX_SIDES else []
@@ -101,7 +101,7 @@ class DriftCause:
     fix: str
     blame: DriftBlame | None = None
     """The ranks that the cause itself shows, or None if only the tensors show who differs."""
-    unsynchronised: bool = False
+    unsynchronized: bool = False
     """Gradients were not reduced. A script that averages parameters by itself may want that."""
     at_the_step: bool = False
     """The fault is at, or right before, the line that makes the step."""
@@ -170,7 +170,7 @@ def _finding(job: Job, first: Found, others: Sequence[Found], nouns: str) -> Pro
         tensor=sighting.difference.splits[0].row.name,
         summary=f"{nouns} differ between {rank_list(everybody)} {_when(sighting)}: {first.cause.words}",
         evidence=(
-            moments_words(sighting),
+            when_words(sighting),
             _count_words(sighting, nouns),
             *_side_words(sighting),
             *([WHO_IS_UNKNOWN] if blame.ground is Ground.NONE else []),
@@ -182,9 +182,9 @@ def _finding(job: Job, first: Found, others: Sequence[Found], nouns: str) -> Pro
     )
 
 
-def moments_words(sighting: Sighting) -> str:
+def when_words(sighting: Sighting) -> str:
     """Return when the tensors were last equal, and when they first differed."""
-    seen = f"different {_moment_words(sighting) if sighting.step else _when(sighting)}"
+    seen = f"different {_step_words(sighting) if sighting.step else _when(sighting)}"
     if sighting.last_good is None:
         return f"{seen}, the first moment that was compared"
     if not sighting.last_good:
@@ -200,7 +200,7 @@ def _when(sighting: Sighting) -> str:
     return f"{'at' if sighting.difference.what is What.GRADIENT else 'after'} step {sighting.step}"
 
 
-def _moment_words(sighting: Sighting) -> str:
+def _step_words(sighting: Sighting) -> str:
     words = {
         StreamClock.STEP: "before" if sighting.difference.what is What.GRADIENT else "after",
         StreamClock.FORWARD: "after",

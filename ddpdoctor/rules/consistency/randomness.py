@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.consistency.replicas import Replica
 
-MIN_MOMENTS = 2
+MIN_COMPARISONS = 2
 """Our choice: ranks that shared a seed only at the start have soon drawn different numbers."""
 
 
@@ -52,12 +52,12 @@ def check_random_state(job: Job) -> Answer:
     found = [_finding(job, replica, stream) for replica, stream in everything if _is_same(stream)]
     if found:
         return judged(found[:1])
-    asked = any(stream.compared >= MIN_MOMENTS and _drops_out(stream) for _, stream in everything)
+    asked = any(stream.compared >= MIN_COMPARISONS and _drops_out(stream) for _, stream in everything)
     return passed() if asked else skipped(why_nothing(job, "models that train with dropout"))
 
 
 def _is_same(stream: Stream) -> bool:
-    return MIN_MOMENTS <= stream.compared == stream.same_random and _drops_out(stream)
+    return MIN_COMPARISONS <= stream.compared == stream.same_random and _drops_out(stream)
 
 
 def _drops_out(stream: Stream) -> bool:

@@ -144,7 +144,7 @@ def excuse_of_job(job: Job, sighting: Sighting) -> str:
 
 def excuse_of_cause(sighting: Sighting, cause: DriftCause) -> str:
     """Return why gradients may stay unreduced, because the script makes parameters equal itself, or ""."""
-    if cause.unsynchronised and _ends_equal(sighting.replica):
+    if cause.unsynchronized and _ends_equal(sighting.replica):
         return "local SGD: gradients were not reduced, and the parameters were equal at the end"
     return ""
 

@@ -9,7 +9,7 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.data import words
-from ddpdoctor.rules.data.evidence import drew_all, is_told_by_prints, same_batches, same_contents, with_counts
+from ddpdoctor.rules.data.evidence import drew_all, same_batches, same_contents, were_compared, with_counts
 from ddpdoctor.rules.data.shared import Shared, judge_loaders, was_trained
 from ddpdoctor.rules.registry import rule
 
@@ -169,7 +169,7 @@ def _finding(replicas: Replicas, shared: Shared, seen: _SamePass) -> Problem:
     passes = [seen.passes[rank] for rank in seen.ranks]
     samples = f"{loader.samples} samples" if seen.all_samples else "samples"
     return Problem(
-        confidence=Confidence.HIGH if is_told_by_prints(passes) else Confidence.MEDIUM,
+        confidence=Confidence.HIGH if were_compared(passes) else Confidence.MEDIUM,
         ranks=seen.ranks,
         hosts=words.hosts_of(replicas, seen.ranks),
         where=words.places_of(shared, seen.ranks),
@@ -229,7 +229,7 @@ def _drawn_words(shared: Shared, seen: _SamePass, epoch: EpochSeen) -> str:
 def _contents_words(shared: Shared, seen: _SamePass) -> str:
     if shared.seen[seen.ranks[0]].iterable:
         return ""
-    if is_told_by_prints(seen.passes[rank] for rank in seen.ranks):
+    if were_compared(seen.passes[rank] for rank in seen.ranks):
         return "the same indices gave the same values on them: they hold the same dataset"
     return "class, length and attributes of the dataset are the same on them; what it gives could not be compared"
 

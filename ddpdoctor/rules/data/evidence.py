@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.data import EpochSeen, LoaderSeen
 
-    _Prints = Mapping[str, Mapping[str, str]]
+    _Digests = Mapping[str, Mapping[str, str]]
     """Digests by leaf, then by batch or sample."""
     from ddpdoctor.model.data import Pass
     from ddpdoctor.rules.data.shared import Replicas
@@ -108,7 +108,7 @@ def same_contents(loaders: tuple[LoaderSeen, LoaderSeen], passes: tuple[EpochSee
         told = _compare(_numbered(one.batch_prints), _numbered(other.batch_prints), MIN_BATCHES)
     if told is False:
         return None if described_alike else False
-    if told is None and not (_has_prints(one) and _has_prints(other)):
+    if told is None and not (_has_digests(one) and _has_digests(other)):
         return described_alike or None
     return told
 
@@ -116,19 +116,19 @@ def same_contents(loaders: tuple[LoaderSeen, LoaderSeen], passes: tuple[EpochSee
 def same_batches(one: EpochSeen, other: EpochSeen) -> bool:
     """Return whether all leaves of the first batches are equal, for data without indices."""
     mine, others = _numbered(one.batch_prints), _numbered(other.batch_prints)
-    return mine == others and any(len(set(prints.values())) >= MIN_BATCHES for prints in mine.values())
+    return mine == others and any(len(set(digests.values())) >= MIN_BATCHES for digests in mine.values())
 
 
-def is_told_by_prints(loaders: Iterable[EpochSeen]) -> bool:
+def were_compared(loaders: Iterable[EpochSeen]) -> bool:
     """Return whether digests of delivered data were available, not only descriptions of datasets."""
-    return all(map(_has_prints, loaders))
+    return all(map(_has_digests, loaders))
 
 
-def _has_prints(seen: EpochSeen) -> bool:
+def _has_digests(seen: EpochSeen) -> bool:
     return bool(seen.batch_prints or seen.sample_prints)
 
 
-def _compare(one: _Prints, other: _Prints, least: int) -> bool | None:
+def _compare(one: _Digests, other: _Digests, least: int) -> bool | None:
     """Return whether any leaf is equal wherever both have it, False if every leaf differs somewhere, else None."""
     leaves = [leaf for leaf in one if leaf in other]
     common = {leaf: [key for key in one[leaf] if key in other[leaf]] for leaf in leaves}
@@ -140,20 +140,20 @@ def _compare(one: _Prints, other: _Prints, least: int) -> bool | None:
     return False if leaves and all(differ) else None
 
 
-def _by_leaf(prints: Iterable[str]) -> dict[str, dict[str, str]]:
+def _by_leaf(digests: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return sample digests, given as "index:leaf:digest", by leaf and index."""
     found: dict[str, dict[str, str]] = {}
-    for entry in prints:
+    for entry in digests:
         index, _, rest = entry.partition(":")
         leaf, _, digest = rest.partition(":")
         found.setdefault(leaf, {})[index] = digest
     return found
 
 
-def _numbered(prints: Iterable[str]) -> dict[str, dict[str, str]]:
+def _numbered(digests: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return batch digests, given as "leaf:digest", by leaf and by the number of the batch within the leaf."""
     found: dict[str, dict[str, str]] = {}
-    for entry in prints:
+    for entry in digests:
         leaf, _, digest = entry.partition(":")
         known = found.setdefault(leaf, {})
         known[str(len(known))] = digest

@@ -74,13 +74,13 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     untried = next((one for one in seen if one[1].serves and one[1].without_torch), None)
     if untried is not None:
         return unknown(f"{untried[0].host} could not serve a store to try: {untried[1].without_torch}")
-    failing = [(visit, door) for visit, door in seen if fails(door)]
+    failing = [(visit, view) for visit, view in seen if fails(view)]
     causes = [meeting.cause(PLACE_IS_WRONG, visit.host) for visit, _ in failing]
     open_ones = [
-        (visit, door)
-        for (visit, door), cause in zip(failing, causes, strict=True)
+        (visit, view)
+        for (visit, view), cause in zip(failing, causes, strict=True)
         # No other kind reports an answer that is not a store.
-        if cause is None or any(attempt.contact is Contact.NO_STORE for attempt in door.attempts)
+        if cause is None or any(attempt.contact is Contact.NO_STORE for attempt in view.attempts)
     ]
     if failing and not open_ones:
         first = next(cause for cause in causes if cause is not None)
@@ -88,25 +88,25 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     if _awaits_server(meeting, seen):
         return skipped("the node that is to serve the store did not come")
     place = f"{seen[0][1].host}:{seen[0][1].port}"
-    reach = f"{sum(not fails(door) for _, door in seen)} of {len(seen)} nodes reach {place}"
+    reach = f"{sum(not fails(view) for _, view in seen)} of {len(seen)} nodes reach {place}"
     return judged(_findings(meeting, seen, open_ones), reach)
 
 
-def reached(door: StoreView) -> bool:
+def reached(view: StoreView) -> bool:
     """Return whether a node reached a store."""
-    return any(attempt.contact is Contact.CONNECTED for attempt in door.attempts)
+    return any(attempt.contact is Contact.CONNECTED for attempt in view.attempts)
 
 
-def fails(door: StoreView) -> bool:
+def fails(view: StoreView) -> bool:
     """Return whether a node did not reach the store, or could not serve it."""
-    return bool(door.not_served) or not reached(door)
+    return bool(view.not_served) or not reached(view)
 
 
-def _holds_up(door: StoreView) -> Connecting | None:
+def _holds_up(view: StoreView) -> Connecting | None:
     """Return an address at which torch waits in vain before it tries the one that works, if any."""
-    for attempt in door.attempts:
+    for attempt in view.attempts:
         if attempt.contact is Contact.NO_ANSWER:
-            return attempt if reached(door) else None
+            return attempt if reached(view) else None
         if attempt.contact is Contact.CONNECTED:
             break
     return None
@@ -114,24 +114,24 @@ def _holds_up(door: StoreView) -> Connecting | None:
 
 def _awaits_server(meeting: Meeting, seen: list[tuple[Visit, StoreView]]) -> bool:
     """Return whether the store is missing only because its node is missing."""
-    return meeting.rendezvous.complete and meeting.has_error("rank-set") and not any(door.serves for _, door in seen)
+    return meeting.rendezvous.complete and meeting.has_error("rank-set") and not any(view.serves for _, view in seen)
 
 
 def _findings(
     meeting: Meeting, seen: list[tuple[Visit, StoreView]], failing: list[tuple[Visit, StoreView]]
 ) -> Iterator[Problem]:
-    servers = [(visit, door) for visit, door in seen if door.serves]
-    yield from (_not_served(visit, door) for visit, door in failing if door.not_served)
+    servers = [(visit, view) for visit, view in seen if view.serves]
+    yield from (_not_served(visit, view) for visit, view in failing if view.not_served)
     by_contact: dict[Contact, list[tuple[Visit, Connecting]]] = {}
-    for visit, door in failing:
-        if not door.not_served and door.attempts:
-            last = door.attempts[-1]
+    for visit, view in failing:
+        if not view.not_served and view.attempts:
+            last = view.attempts[-1]
             by_contact.setdefault(last.contact, []).append((visit, last))
-    works_for = [visit for visit, door in seen if reached(door) and not door.serves]
+    works_for = [visit for visit, view in seen if reached(view) and not view.serves]
     server = servers[0][0] if servers and not servers[0][1].not_served else None
     for contact, those in by_contact.items():
         yield _unreached(meeting, contact, those, server, works_for)
-    held_up = [(visit, attempt) for visit, door in seen if (attempt := _holds_up(door)) is not None]
+    held_up = [(visit, attempt) for visit, view in seen if (attempt := _holds_up(view)) is not None]
     if held_up:
         yield _held_up(held_up, seen, server)
 
@@ -141,8 +141,8 @@ def _held_up(
 ) -> Problem:
     dead = those[0][1]
     clients = tuple(visit.host for visit, _ in those)
-    works = next(attempt for _, door in seen for attempt in door.attempts if attempt.contact is Contact.CONNECTED)
-    silent = [{attempt.address for attempt in door.attempts if attempt.contact is dead.contact} for _, door in seen]
+    works = next(attempt for _, view in seen for attempt in view.attempts if attempt.contact is Contact.CONNECTED)
+    silent = [{attempt.address for attempt in view.attempts if attempt.contact is dead.contact} for _, view in seen]
     everywhere = all(dead.address in addresses for addresses in silent)
     lines = first_few(f"{visit.host} to {describe(attempt)}" for visit, attempt in those)
     return Problem(
@@ -155,12 +155,12 @@ def _held_up(
     )
 
 
-def _not_served(visit: Visit, door: StoreView) -> Problem:
+def _not_served(visit: Visit, view: StoreView) -> Problem:
     return Problem(
-        summary=f"{visit.host} cannot serve the store on port {door.port}: {door.not_served}",
+        summary=f"{visit.host} cannot serve the store on port {view.port}: {view.not_served}",
         hosts=(visit.host,),
         evidence=("without it, torch says on all other nodes that the client socket has timed out",),
-        fix=f"ss -ltnp 'sport = :{door.port}' on {visit.host} shows who has the port; or give all nodes another port",
+        fix=f"ss -ltnp 'sport = :{view.port}' on {visit.host} shows who has the port; or give all nodes another port",
     )
 
 

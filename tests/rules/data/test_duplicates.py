@@ -16,10 +16,10 @@ MIXED = (order(96, 1), order(96, 2))
 ITERABLE = {"iterable": True, "indices_seen": False, "samples": None}
 
 
-def undrawn(*prints, batches=6):
+def undrawn(*digests, batches=6):
     """A pass over an iterable dataset, of which only batches were seen."""
     nothing = {"drawn": 0, "total": 0, "order": "", "first": "", "batches": batches, "backwards": batches}
-    return drawn([], sample_prints=(), batch_prints=prints, **nothing)
+    return drawn([], sample_prints=(), batch_prints=digests, **nothing)
 
 
 FAULTS = {

@@ -11,7 +11,7 @@ from ddpdoctor.diagnose.rendezvous.gathering import (
     make_roster,
     seat_nodes,
 )
-from ddpdoctor.diagnose.rendezvous.messages import Arrived, Roster, Seen
+from ddpdoctor.diagnose.rendezvous.messages import Arrived, Roster, SentFacts
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.launch import NodeOptions
 from ddpdoctor.model.node import Node, Process
@@ -39,7 +39,7 @@ def process(rank=None):
 
 
 def seen(host, arrival, *, serves=False):
-    return Seen(
+    return SentFacts(
         process=process(),
         node=Node(host=host),
         publication=Publication(number=arrival, address=f"10.0.0.{arrival}", interface="eth0"),
