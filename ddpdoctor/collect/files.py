@@ -29,6 +29,14 @@ def read_link(path: Path) -> str:
         return ""
 
 
+def list_names(folder: Path) -> list[str]:
+    """Return the names in a folder, or [] if it cannot be read."""
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - there can be thousands, and nobody needs their paths
+    except OSError:
+        return []
+
+
 def list_pids(proc: Path) -> list[int]:
     """Return the pids of all processes that can be seen."""
-    return sorted(int(name) for name in os.listdir(proc) if name.isdecimal())  # noqa: PTH208 - only names are needed
+    return sorted(int(name) for name in list_names(proc) if name.isdecimal())

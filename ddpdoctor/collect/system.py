@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.child import start_program, wait_for_program
+from ddpdoctor.collect.files import list_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -203,10 +204,7 @@ class System:
 
     def names(self, folder: str) -> tuple[str, ...]:
         """Return the sorted names in a folder, or () if it cannot be read."""
-        try:
-            return tuple(sorted(os.listdir(self.path(folder))))  # noqa: PTH208 - only names are needed
-        except OSError:
-            return ()
+        return tuple(sorted(list_names(self.path(folder))))
 
     def exists(self, name: str) -> bool:
         """Return whether a path exists; a dangling link counts."""

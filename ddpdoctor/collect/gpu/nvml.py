@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.child import ChildEnd, run_child
@@ -17,8 +18,11 @@ from ddpdoctor.collect.system import System
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.gpus import Gpus
 from ddpdoctor.model.reading import NotRead, Unread, Why
+from ddpdoctor.model.visible_devices import VARIABLE, read_visible
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ddpdoctor.collect.node import ReadingPlan
 
 CHILD_LIMIT_S = 40.0
@@ -35,6 +39,15 @@ NO_DRIVER_ERRORS = {"DRIVER_NOT_LOADED", "LIBRARY_NOT_FOUND"}
 MODULE = "ddpdoctor.collect.gpu.nvml"
 LIBRARY = "libnvidia-ml.so.1"
 DRIVER_TRACES = ("/proc/driver/nvidia", "/dev/nvidiactl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCount:
+    """How many NVIDIA GPUs a job may use."""
+
+    count: int = 0
+    unknown: str = ""
+    """Why the GPUs could not be counted although there is a driver."""
 
 
 def is_nvidia_here(system: System) -> bool:
@@ -61,6 +74,18 @@ def read_uuids(system: System, limit_s: float = COUNT_LIMIT_S) -> tuple[str, ...
         raise NotRead(NO_DRIVER)
     said = _last_words(run_child(MODULE, (UUIDS,), system.env, limit_s), limit_s)
     return tuple(said[UUIDS])
+
+
+def count_gpus(env: Mapping[str, str]) -> GpuCount:
+    """Count the GPUs that ``CUDA_VISIBLE_DEVICES`` allows; a child asks NVML, because a dead GPU never answers."""
+    visible = env.get(VARIABLE)
+    if read_visible(visible, ()).on_purpose:
+        return GpuCount()
+    try:
+        return GpuCount(count=len(read_visible(visible, read_uuids(System(env=env))).devices))
+    except NotRead as missing:
+        absent = missing.unread.why is Why.ABSENT
+        return GpuCount(unknown="" if absent else missing.unread.reason)
 
 
 def gpus_of(ended: ChildEnd, limit_s: float) -> Gpus:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.collect.files import read_link
 from ddpdoctor.collect.network.firewall import read_firewall
 from ddpdoctor.collect.network.ports import read_master_port
-from ddpdoctor.collect.network.routes import read_default_interface
+from ddpdoctor.collect.network.routes import read_addresses, read_default_interface
 from ddpdoctor.collect.process.connections import LISTENING, read_own_rows
 from ddpdoctor.model.network import Interface, Network
 
@@ -25,7 +25,7 @@ LAST = 1 << 30
 
 def read_network(system: System, _plan: ReadingPlan) -> Network:
     """Read interfaces, routes, ports and the packet filter; on a Mac, only interfaces and the port."""
-    addresses = _addresses(system)
+    addresses = read_addresses(system)
     return Network(
         interfaces=_interfaces(system, addresses),
         default_interface=read_default_interface(system),
@@ -35,13 +35,6 @@ def read_network(system: System, _plan: ReadingPlan) -> Network:
         firewall=read_firewall(system),
         mesh_proxy=has_mesh_proxy(system),
     )
-
-
-def _addresses(system: System) -> dict[str, tuple[str, ...]]:
-    try:
-        return system.calls.interface_addresses()
-    except OSError:
-        return {}
 
 
 def _flag(number: int | None) -> bool | None:

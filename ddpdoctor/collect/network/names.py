@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch.this_process import text
-from ddpdoctor.collect.network.routes import read_default_interface
+from ddpdoctor.collect.network.routes import read_addresses, read_default_interface
 from ddpdoctor.model.network import Lookup, Names
 
 if TYPE_CHECKING:
@@ -80,10 +80,7 @@ def _lookup(name: str, reply: Reply[tuple[str, ...]]) -> Lookup:
 
 def _own_addresses(system: System) -> list[str]:
     """Return the addresses by which other hosts know this one: those of the default route's interface."""
-    try:
-        by_interface = system.calls.interface_addresses()
-    except OSError:
-        return []
+    by_interface = read_addresses(system)
     default = read_default_interface(system)
     chosen = by_interface.get(default, ()) if default else [one for all_ in by_interface.values() for one in all_]
     plain = [ipaddress.ip_interface(address).ip for address in chosen]

@@ -1,4 +1,4 @@
-"""Reads the default route from the kernel's routing tables."""
+"""Reads the addresses of interfaces, and the default route from the kernel's routing tables."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ if TYPE_CHECKING:
 RTF_UP = 0x1
 RTF_REJECT = 0x200
 """A route that refuses packets. Without another route, the kernel keeps one for "::/0" on lo."""
+
+
+def read_addresses(system: System) -> dict[str, tuple[str, ...]]:
+    """Return the addresses of every interface, or {} if they cannot be read."""
+    try:
+        return system.calls.interface_addresses()
+    except OSError:
+        return {}
 
 
 def read_default_interface(system: System) -> str | None:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpdoctor.collect.files import read_text
+from ddpdoctor.collect.files import list_names, read_text
 from ddpdoctor.collect.process.proc import read_command
 from ddpdoctor.model.causes import FileLock
 
@@ -83,12 +83,8 @@ def locks_of_others(
 
 def _path_of(line: LockLine, pid: int, proc: Path) -> str | None:
     """Return the path of a file that a process has open."""
-    try:
-        entries = os.listdir(proc / str(pid) / "fd")  # noqa: PTH208 - only names are needed
-    except OSError:
-        return None
-    for name in entries:
-        path = proc / str(pid) / "fd" / name
+    folder = proc / str(pid) / "fd"
+    for path in map(folder.joinpath, list_names(folder)):
         try:
             if line.is_of(path.stat()):
                 return str(path.readlink())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.files import list_names
 from ddpdoctor.collect.recorded import dicts, read_record
 from ddpdoctor.collect.run.evidence import DAMAGED, load_json
 from ddpdoctor.model.facts import GroupState
@@ -23,20 +23,13 @@ Answers = dict[tuple[int, int], list[tuple[int, str]]]
 def find_answers(folder: Path) -> Answers:
     """Return the answers in the evidence folder, which is listed only once for all ranks."""
     found: Answers = {}
-    for name in _names(folder):
+    for name in list_names(folder):
         stem, dot, kind = name.partition(".")
         numbers = stem.split("-")
         if dot and kind == "json" and len(numbers) == 3 and all(number.isdigit() for number in numbers):
             pid, ticks, request = map(int, numbers)
             found.setdefault((pid, ticks), []).append((request, str(folder / name)))
     return found
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208 - there are thousands of names, and nobody needs their paths
-    except OSError:
-        return []
 
 
 def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.run.evidence import load, save
+from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.control_flow import ControlFlow, Statement
 from ddpdoctor.recorder.storage.files import read_plain
@@ -44,11 +44,6 @@ def save_control_flow(folder: Path, job: Job) -> bool:
             save(folder / FILE, flows)
             return True
     return False
-
-
-def load_control_flow(folder: Path) -> tuple[ControlFlow, ...]:
-    """Return what was saved with a run, or () if it is missing or damaged."""
-    return load(tuple[ControlFlow, ...], folder / FILE) or ()
 
 
 def read_control_flow(path: Path, unchanged_since_s: float) -> ControlFlow | None:

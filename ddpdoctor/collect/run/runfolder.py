@@ -14,7 +14,7 @@ from ddpdoctor.collect.rank.rings import read_rings
 from ddpdoctor.collect.rank.steps import find_children
 from ddpdoctor.collect.recorded import read_all
 from ddpdoctor.collect.run.agent_log import AgentLog, End, log_of, read_entries
-from ddpdoctor.collect.run.control_flow import load_control_flow
+from ddpdoctor.collect.run.control_flow import FILE as CONTROL_FLOW_NAME
 from ddpdoctor.collect.run.ends import find_ends, interruption_ns, stop_of_others
 from ddpdoctor.collect.run.evidence import DAMAGED, check_folders, load, load_json, read_text
 from ddpdoctor.collect.run.machine import FILE as MACHINE_NAME
@@ -22,6 +22,7 @@ from ddpdoctor.collect.run.nccl_warnings import read_warnings
 from ddpdoctor.collect.run.sources import RankTraces, Source, find_ranks, is_on_one_host
 from ddpdoctor.collect.run.watched import WatchedJob, read_watch
 from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.model.control_flow import ControlFlow
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import GroupState, Job, Rank
 from ddpdoctor.model.node import Node
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.rank.answers import Answers
     from ddpdoctor.collect.rank.rings import Rings
     from ddpdoctor.model.causes import NcclLine
-    from ddpdoctor.model.control_flow import ControlFlow
     from ddpdoctor.recorder.storage import ring_reading
 
 JUDGED_ATTEMPTS = 10
@@ -80,7 +80,7 @@ def read_run_folder(folder: Path) -> RunFolder:
             answers=find_answers(folder / "evidence"),
             lost=_read_lost(folder),
             machine=load(Node, folder / MACHINE_NAME),
-            control_flow=load_control_flow(folder),
+            control_flow=load(tuple[ControlFlow, ...], folder / CONTROL_FLOW_NAME) or (),
             nccl_lines=read_warnings(folder),
             reached=load(tuple[Connecting, ...], folder / REACHED_NAME) or (),
         )

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.gpu.count import count_gpus
+from ddpdoctor.collect.gpu.nvml import count_gpus
 from ddpdoctor.collect.launch.launchers import OWN_VARIABLE
 from ddpdoctor.collect.process.proc import read_process
 from ddpdoctor.exchange.server import Server

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.child import Child, run_child
-from ddpdoctor.collect.gpu.count import GpuCount, count_gpus
-from ddpdoctor.collect.gpu.nvml import gpus_of, read_gpus, read_uuids
+from ddpdoctor.collect.gpu.nvml import GpuCount, count_gpus, gpus_of, read_gpus, read_uuids
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why

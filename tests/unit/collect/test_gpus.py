@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdoctor.collect.gpu.count import GpuCount, count_gpus
+from ddpdoctor.collect.gpu.nvml import GpuCount, count_gpus
 from ddpdoctor.model.visible_devices import read_visible
 
 UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")

@@ -4,7 +4,7 @@ import zipfile
 
 import pytest
 
-from ddpdoctor.collect.gpu.count import GpuCount
+from ddpdoctor.collect.gpu.nvml import GpuCount
 from ddpdoctor.launch.command.script import (
     check_command,
     check_script,
