@@ -45,7 +45,7 @@ class Flaw:
     """The value to set; None: this variable's own value."""
 
 
-def see(node: Node, process: Process) -> VariableContext:
+def read_context(node: Node, process: Process) -> VariableContext:
     """Return the context for the variables of a process."""
     rdma = node.rdma
     ports = [] if isinstance(rdma, Unread) else [port for device in rdma.devices for port in device.ports]

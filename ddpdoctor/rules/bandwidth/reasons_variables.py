@@ -10,7 +10,7 @@ from ddpdoctor.model.variables import find_variable
 from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, weigh
 from ddpdoctor.rules.rdma_ports import label, network_ports, words
 from ddpdoctor.rules.settings import find_setting
-from ddpdoctor.rules.variable_flaws import find_danger, find_wrong_value, see
+from ddpdoctor.rules.variable_flaws import find_danger, find_wrong_value, read_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ def variable_reasons(view: BenchView) -> Iterator[Weighed]:
 
 
 def _judge(view: BenchView, place: BenchNode, process: Process) -> Iterator[_Harm]:
-    measured = see(place.node, process)
+    measured = read_context(place.node, process)
     for name, bearing in DANGERS.items():
         setting, variable = find_setting(place.node, process, name), find_variable(name)
         if setting is None or variable is None or not _bears(bearing, view, place):
@@ -111,7 +111,7 @@ def _few_channels(place: BenchNode, process: Process) -> Iterator[_Harm]:
 
 def _misread(place: BenchNode, process: Process) -> Iterator[_Harm]:
     """Yield tuning values that NCCL misreads: it takes NCCL_BUFFSIZE=4M as 4 bytes."""
-    measured = see(place.node, process)
+    measured = read_context(place.node, process)
     for name in process.variables:
         variable, setting = find_variable(name), find_setting(place.node, process, name)
         if variable is None or setting is None or (variable.component, variable.kind) != ("nccl", "tune"):

@@ -68,13 +68,13 @@ def check_clock(fleet: Fleet) -> Answer:
     several = len(fleet.nodes) > 1 or (fleet.nnodes or 1) > 1
     loose = [node for node, _ in read if _is_loose(node)]
     if not several:
-        return passed(f"one node only; whether the kernel keeps its clock synchronised: {_kernel_says(read[0][1])}")
+        return passed(f"one node only; whether the kernel keeps its clock synchronized: {_kernel_says(read[0][1])}")
     offsets = _offsets(read)
     if len(offsets) < 2:
-        return judged(_unsynchronised(loose, None), "the clocks could not be compared")
+        return judged(_unsynchronized(loose, None), "the clocks could not be compared")
     values = [value for _, value in offsets]
     spread = max(values) - min(values)
-    problems = _who_is_off(offsets) or _unsynchronised(loose, spread)
+    problems = _who_is_off(offsets) or _unsynchronized(loose, spread)
     return judged(problems, f"{len(offsets)} clocks within {spread:.2f} s")
 
 
@@ -158,7 +158,7 @@ def _off(offsets: Offsets, severity: Severity, confidence: Confidence) -> Proble
     )
 
 
-def _unsynchronised(loose: list[Node], spread: float | None) -> list[Problem]:
+def _unsynchronized(loose: list[Node], spread: float | None) -> list[Problem]:
     if not loose:
         return []
     now = "and the clocks could not be compared" if spread is None else f"though now they agree within {spread:.2f} s"

@@ -83,7 +83,7 @@ def _master_families(fleet: Fleet) -> Iterator[Problem]:
     found = [(node, network, names.master) for node, network, names in read if names is not None]
     families = {node.host: _families(one.addresses) for node, _, one in found if one is not None and one.addresses}
     if families and not frozenset.intersection(*families.values()):
-        split = compare(Voice(host=host, value=tuple(sorted(told))) for host, told in families.items())
+        split = compare(Voice(host=host, value=tuple(sorted(versions))) for host, versions in families.items())
         if split is not None:
             yield _split_master(split)
     for node, network, one in found:
@@ -100,7 +100,9 @@ def _master_families(fleet: Fleet) -> Iterator[Problem]:
 def _split_master(split: Split[tuple[int, ...]]) -> Problem:
     return Problem(
         summary=describe(
-            split, "the name of the master has", words=lambda told: " and ".join(f"IPv{version}" for version in told)
+            split,
+            "the name of the master has",
+            words=lambda those: " and ".join(f"IPv{version}" for version in those),
         ),
         fix="set MASTER_ADDR to an address that all nodes reach",
         confidence=split.confidence,

@@ -59,12 +59,12 @@ def check_app_clocks(fleet: Fleet) -> Answer:
     """
     readings = fleet.each(lambda node: node.gpus)
     gpus = [(node, gpu) for node, those in readings for gpu in those.devices]
-    told = [gpu for _, gpu in gpus if gpu.app_clock_sm_mhz is not None or gpu.max_clock_sm_mhz is not None]
-    if not told:
+    readable = [gpu for _, gpu in gpus if gpu.app_clock_sm_mhz is not None or gpu.max_clock_sm_mhz is not None]
+    if not readable:
         return skipped("no GPU here tells its clocks")
     problems = [*_lowered(gpus), *_differing(gpus)]
-    clocks = sorted({gpu.max_clock_sm_mhz for gpu in told if gpu.max_clock_sm_mhz is not None})
-    return judged(problems, f"highest clocks of {len(told)} GPUs: {', '.join(map(str, clocks))} MHz")
+    clocks = sorted({gpu.max_clock_sm_mhz for gpu in readable if gpu.max_clock_sm_mhz is not None})
+    return judged(problems, f"highest clocks of {len(readable)} GPUs: {', '.join(map(str, clocks))} MHz")
 
 
 def _lowered(gpus: list[tuple[Node, Gpu]]) -> Iterator[Problem]:

@@ -127,8 +127,8 @@ def check_temp_power(node: Node) -> Answer:
     gpus = in_use(node)
     hot = [gpu for gpu in gpus if _is_hot(gpu)]
     limited = [gpu for gpu in gpus if _is_limited(gpu)]
-    told = [gpu for gpu in gpus if None not in {gpu.temperature_c, gpu.power_limit_mw}]
-    if not told and not hot and not limited:
+    readable = [gpu for gpu in gpus if None not in {gpu.temperature_c, gpu.power_limit_mw}]
+    if not readable and not hot and not limited:
         return skipped("no GPU here tells its temperature and its power limit")
     what = f"{{is/are}} within {NEAR_SLOWDOWN_C} °C of slowing down"
     problems = gpu_problem(node, hot, what, detail=_heat, fix=COOL)

@@ -158,20 +158,20 @@ def check_zombie_ctx(node: Node) -> Answer:
     gpus = listed(node)
     if not gpus.host_pids:
         return skipped("the machine's processes cannot be seen from here: a container")
-    told = [
+    readable = [
         gpu
         for gpu in in_use(node)
         if gpu.processes is not None and gpu.memory_used_bytes is not None and not gpu.mig_enabled
         and not is_coherent(gpu)
     ]  # fmt: skip
-    if not told:
+    if not readable:
         return skipped("no GPU here tells both its memory and its processes")
-    held = [gpu for gpu in told if not gpu.processes and (gpu.memory_used_bytes or 0) > UNSEEN_BYTES]
+    held = [gpu for gpu in readable if not gpu.processes and (gpu.memory_used_bytes or 0) > UNSEEN_BYTES]
     what = "{has/have} memory in use and no process: somebody who was killed still holds it"
     fix = "sudo fuser -v /dev/nvidia*; end what is left over, else sudo nvidia-smi -r -i {ids}"
     problems = gpu_problem(node, held, what, detail=_in_use, fix=fix)
-    free = sum(1 for gpu in told if not gpu.processes)
-    return judged(problems, f"{free} of {len(told)} GPUs without a process")
+    free = sum(1 for gpu in readable if not gpu.processes)
+    return judged(problems, f"{free} of {len(readable)} GPUs without a process")
 
 
 def _in_use(gpu: Gpu) -> str:

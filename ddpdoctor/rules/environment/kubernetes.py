@@ -74,10 +74,10 @@ def _overruled(node: Node) -> Iterator[Problem]:
     process = node.first
     if not by_torchrun(process):
         return
-    groups, told = process.number("GROUP_WORLD_SIZE"), nodes_range(text_of(process, "PET_NNODES"))
+    groups, asked = process.number("GROUP_WORLD_SIZE"), nodes_range(text_of(process, "PET_NNODES"))
     ranks = ranks_of(node.processes)
-    if groups is not None and told is not None and not told[0] <= groups <= told[1]:
-        alone = groups == 1 and told[1] > 1
+    if groups is not None and asked is not None and not asked[0] <= groups <= asked[1]:
+        alone = groups == 1 and asked[1] > 1
         yield Problem(
             summary=f"the operator set PET_NNODES={text_of(process, 'PET_NNODES')} and torchrun counts {groups}: "
             + ("each pod trains by itself" if alone else "its command line overrules the operator"),

@@ -53,7 +53,7 @@ def check_hostname_loopback(fleet: Fleet) -> Answer:
     read = fleet.each(lambda node: node.names)
     if not has_several_nodes(fleet):
         return passed(f"{_all_seen(read)}, on one node")
-    wrong = [(node, names.own) for node, names in read if not _is_told(node) and _takes_loopback(node, names)]
+    wrong = [(node, names.own) for node, names in read if not _has_interface(node) and _takes_loopback(node, names)]
     return judged([_loopback(*one) for one in wrong], _all_seen(read))
 
 
@@ -65,7 +65,7 @@ def _seen(own: Lookup) -> str:
     return f"{own.name} resolves to {', '.join(own.addresses)}" if own.addresses else f"{own.name}: {own.error}"
 
 
-def _is_told(node: Node) -> bool:
+def _has_interface(node: Node) -> bool:
     """Say whether an interface is set for Gloo, so that it never looks up the host name."""
     return not is_ignored(node.first.variables.get("GLOO_SOCKET_IFNAME", ""))
 
@@ -203,7 +203,7 @@ def _is_foreign(node: Node, own: Lookup) -> bool:
 
 
 def _foreign(fleet: Fleet, node: Node, own: Lookup) -> Problem:
-    harmless = _is_told(node) and fleet.launcher is not Launcher.NONE
+    harmless = _has_interface(node) and fleet.launcher is not Launcher.NONE
     return Problem(
         summary="the host name resolves to an address that no interface of the host has: the other ranks look for it "
         "elsewhere, and Gloo falls back to loopback",

@@ -18,7 +18,7 @@ from ddpdoctor.rules.variable_flaws import (
     find_unknown,
     find_wrong_value,
     parse_version,
-    see,
+    read_context,
     show,
 )  # fmt: skip
 
@@ -75,8 +75,8 @@ def check_nccl_conf(node: Node) -> Answer:
     files = need(node.conf_files)
     if not files:
         return skipped("there is neither /etc/nccl.conf nor ~/.nccl.conf, and NCCL_CONF_FILE names none")
-    scene = see(node, node.first)
-    problems = [problem for file in files for problem in _judge_file(file, scene)]
+    context = read_context(node, node.first)
+    problems = [problem for file in files for problem in _judge_file(file, context)]
     return judged(problems, "; ".join(_describe(file) for file in files))
 
 
@@ -87,8 +87,8 @@ def _describe(file: ConfFile) -> str:
     return f"{file.path} sets {names}"
 
 
-def _judge_file(file: ConfFile, scene: VariableContext) -> Iterator[Problem]:
-    reason = file.unread or _passed_over(file, scene)
+def _judge_file(file: ConfFile, context: VariableContext) -> Iterator[Problem]:
+    reason = file.unread or _passed_over(file, context)
     if reason:
         yield _unread_problem(file, reason)
         return
@@ -98,22 +98,22 @@ def _judge_file(file: ConfFile, scene: VariableContext) -> Iterator[Problem]:
         yield _repeated_lines(file)
     for name, value in file.variables.items():
         if name not in (*file.hidden_by_env, *file.hidden_by_file):
-            yield from (_flaw_problem(file, flaw) for flaw in _flaws(name, value, scene))
+            yield from (_flaw_problem(file, flaw) for flaw in _flaws(name, value, context))
 
 
-def _flaws(name: str, value: str, scene: VariableContext) -> Iterator[Flaw]:
+def _flaws(name: str, value: str, context: VariableContext) -> Iterator[Flaw]:
     variable = find_variable(name)
     if variable is None:
-        flaw = find_unknown(name, scene)
+        flaw = find_unknown(name, context)
         yield from [] if flaw is None else [flaw]
         return
-    found = (question(variable, value, scene) for question in QUESTIONS if variable.shown)
+    found = (question(variable, value, context) for question in QUESTIONS if variable.shown)
     yield from (flaw for flaw in found if flaw is not None)
 
 
-def _passed_over(file: ConfFile, scene: VariableContext) -> str:
+def _passed_over(file: ConfFile, context: VariableContext) -> str:
     """Return why the installed NCCL skips this file, or "" if it reads the file or its version is not known."""
-    installed = scene.versions.get("nccl", ())
+    installed = context.versions.get("nccl", ())
     if installed and file.since and installed < parse_version(file.since):
         return f"before {file.since} it asks the password database for the home folder, and not HOME"
     if installed and file.until and installed > parse_version(file.until):

@@ -33,14 +33,14 @@ def show_variables(process: Process, names: Iterable[str]) -> str:
 
 def count_nodes(fleet: Fleet) -> NodeCount | None:
     """Return the largest count from the nodes that answered, the launcher and the variables, or None."""
-    told = [
+    counts = [
         count for _, process in fleet.processes() for count in (read_node_count(process), _slurm_job(process)) if count
     ]
     if fleet.gathered:
-        told.append(NodeCount(nodes=len(fleet.nodes), source=f"{len(fleet.nodes)} nodes answered"))
+        counts.append(NodeCount(nodes=len(fleet.nodes), source=f"{len(fleet.nodes)} nodes answered"))
     if fleet.nnodes is not None:
-        told.append(NodeCount(nodes=fleet.nnodes, source=f"the launcher was told of {fleet.nnodes} nodes"))
-    return max(told, key=lambda count: count.nodes, default=None)
+        counts.append(NodeCount(nodes=fleet.nnodes, source=f"the launcher was told of {fleet.nnodes} nodes"))
+    return max(counts, key=lambda count: count.nodes, default=None)
 
 
 def _slurm_job(process: Process) -> NodeCount | None:

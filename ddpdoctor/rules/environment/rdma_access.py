@@ -238,6 +238,6 @@ def _over_nodes(node: Node) -> bool:
     """Say whether the job is known to need RDMA: it runs on several nodes, or a variable asks for it."""
     asked = find_setting(node, node.first, "NCCL_IB_HCA")
     network = find_setting(node, node.first, "NCCL_NET")
-    told = read_node_count(node.first)
-    spread = told is not None and told.nodes > 1
+    count = read_node_count(node.first)
+    spread = count is not None and count.nodes > 1
     return spread or asked is not None or (network is not None and network.value.lower() == "ib")

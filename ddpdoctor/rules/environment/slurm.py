@@ -69,9 +69,9 @@ def _counts(process: Process) -> tuple[int, ...]:
 
 def _job_nodes(process: Process) -> int | None:
     """Return the job's number of nodes. Inside a step, SLURM_JOB_NUM_NODES is still the job's, SLURM_NNODES is not."""
-    told = process.number("SLURM_JOB_NUM_NODES")
-    if told is not None:
-        return told
+    nodes = process.number("SLURM_JOB_NUM_NODES")
+    if nodes is not None:
+        return nodes
     try:
         return len(expand_hosts(text_of(process, "SLURM_JOB_NODELIST")))
     except ValueError:

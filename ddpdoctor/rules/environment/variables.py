@@ -18,7 +18,7 @@ from ddpdoctor.rules.variable_flaws import (
     find_too_new,
     find_unknown,
     find_wrong_value,
-    see,
+    read_context,
     show,
 )  # fmt: skip
 
@@ -72,9 +72,9 @@ def check_env_unknown(node: Node) -> Answer:
         nothing reads NCCL_SOCKET_IFNAMES; the nearest known name is NCCL_SOCKET_IFNAME
     """
 
-    def flaws(process: Process, scene: VariableContext) -> Iterable[Flaw | None]:
-        yield from (find_unknown(name, scene) for name in process.other_names)
-        yield from (find_too_new(variable, value, scene) for variable, value in _listed(process))
+    def flaws(process: Process, context: VariableContext) -> Iterable[Flaw | None]:
+        yield from (find_unknown(name, context) for name in process.other_names)
+        yield from (find_too_new(variable, value, context) for variable, value in _listed(process))
 
     others = sorted({name for process in node.processes for name in process.other_names})
     strangers = f"and {', '.join(others)}" if others else "and no other name that is like one"
@@ -187,10 +187,10 @@ def check_env_danger(node: Node) -> Answer:
         CUDA_LAUNCH_BLOCKING=1: every launch waits for its kernel, so that nothing overlaps
     """
 
-    def flaws(process: Process, scene: VariableContext) -> Iterable[Flaw | None]:
+    def flaws(process: Process, context: VariableContext) -> Iterable[Flaw | None]:
         for variable, value in _listed(process):
-            if not (variable.name == "NCCL_IB_DISABLE" and scene.active_port):
-                yield find_danger(variable, value, scene)
+            if not (variable.name == "NCCL_IB_DISABLE" and context.active_port):
+                yield find_danger(variable, value, context)
 
     return judged(_draw(node, flaws), _shown(node))
 
@@ -199,7 +199,7 @@ def _over_listed(
     question: Callable[[Variable, str, VariableContext], Flaw | None],
 ) -> Flaws:
     """Ask one question of every listed variable of a process."""
-    return lambda process, scene: (question(variable, value, scene) for variable, value in _listed(process))
+    return lambda process, context: (question(variable, value, context) for variable, value in _listed(process))
 
 
 def _listed(process: Process) -> list[tuple[Variable, str]]:
@@ -211,7 +211,7 @@ def _draw(node: Node, flaws: Flaws) -> list[Problem]:
     return [
         _problem(process, flaw)
         for process in node.processes
-        for flaw in flaws(process, see(node, process))
+        for flaw in flaws(process, read_context(node, process))
         if flaw is not None
     ]
 

@@ -104,7 +104,7 @@ def test_a_clock_that_was_not_read():
     unread = Unread(why=Why.TIMEOUT, reason="clock did not answer within 2 s")
     assert ask("clock", node(clock=unread))[0].outcome is Outcome.INCONCLUSIVE
     check, _ = ask("clock", node(clock=Clock(synchronised=None, offset_s=None)))
-    assert check.seen == "one node only; whether the kernel keeps its clock synchronised: not known"
+    assert check.seen == "one node only; whether the kernel keeps its clock synchronized: not known"
 
 
 def alike(count, **changed):
