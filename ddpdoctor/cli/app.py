@@ -12,6 +12,7 @@ from ddpdoctor.model.exit_status import ExitStatus
 
 def main() -> NoReturn:
     """Run the command line and end the process with one of the documented exit statuses."""
+    _open_standard_streams()
     try:
         status = _run(sys.argv[1:])
     except UserError as error:
@@ -29,6 +30,14 @@ def main() -> NoReturn:
         show_defect(error)
         sys.exit(ExitStatus.DEFECT)
     sys.exit(status)
+
+
+def _open_standard_streams() -> None:
+    """Open /dev/null for each closed standard stream. Otherwise the next file that is opened takes its place."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == descriptor:
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, open(descriptor, "w" if descriptor else "r"))  # noqa: PTH123, SIM115
 
 
 def came_of_interrupt(error: BaseException) -> bool:

@@ -140,10 +140,18 @@ def _wrapped(stream: TextIO, text: str) -> str:
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Write text. Characters that the stream's encoding does not support are escaped."""
+    """Write text. Characters that the stream's encoding does not support are escaped.
+
+    If the reader of a pipe has ended, as after `| head -1`, this and all later text is dropped.
+    """
     encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def read_width(stream: TextIO) -> int | None:
