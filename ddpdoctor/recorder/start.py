@@ -161,12 +161,12 @@ def _register_patches() -> None:
     imports.patches["torch.distributed"] = _later("calls.debug_level", "turn_on")
     imports.patches["torch.distributed._functional_collectives"] = _later("calls.functional", "patch")
     imports.patches["torch.cuda.graphs"] = _later("capture", "patch")
-    imports.patches["torch.utils.data.distributed"] = _later("data.epoch_calls", "patch")
+    imports.patches["torch.utils.data.distributed"] = _later("data.samplers", "patch")
     for module in ("fsdp._fully_shard._fully_shard", "tensor.parallel.api", "tensor._api"):
         imports.patches["torch.distributed." + module] = _later("replicas.mesh", "patch")
     imports.patches["multiprocessing.process"] = _later("stacks.errors", "note_processes")
-    describers["lock"] = _later("stacks.lock_waits", "lock")
-    describers["store"] = _later("stacks.store_address", "sought")
+    describers["lock"] = _later("stacks.waits", "lock")
+    describers["store"] = _later("stacks.waits", "store")
     describers["handled"] = _later("stacks.errors", "handled_now")
 
 

@@ -92,11 +92,6 @@ def _forget(kept: Dict[int, Known], key: int, gone: Any) -> None:
         del kept[key]
 
 
-def group_id(ring: Any, group: Any) -> int:
-    """Return the interned name of a group."""
-    return name_id(ring, known(group))
-
-
 def name_id(ring: Any, found: Known) -> int:
     """Return the interned name of a group, or of its Gloo part."""
     if found.ring is not ring:
@@ -123,9 +118,7 @@ def begun_in(group: Any) -> Tuple[int, int]:
     _, found, begun = look_up(group)
     if ring is None or found is None:
         return 0, ring_layout.NO_SEQ
-    if group is None:
-        return 0, begun
-    return (found.id if found.ring is ring else group_id(ring, group)), begun
+    return name_id(ring, found) if group is not None else 0, begun
 
 
 def groups_now() -> Any:

@@ -1,23 +1,34 @@
-"""Reads from the attributes of a loader and its sampler, whatever library it is from, how it divides the samples."""
+"""Reads from the attributes of a loader and its sampler, whatever library it is from, how it divides the samples.
+
+Also notes a sampler whose ``set_epoch`` is called every epoch but that no loader uses.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, Optional
 
-from .. import frames
+from .. import frames, hooks
+from ..state import check_every, guarded, here
+from ..wrappers import around
 from .dataset_digest import digest_of
 from .digests import attributes
 
 MAX_NESTED = 6
 """Nested samplers that are examined."""
 
+CALLS = 2
+"""Calls after which a sampler without a loader is noted. By the second call the first epoch's loop is over."""
+MAX_NOTED = 8
+
+_counts: Any = weakref.WeakKeyDictionary()
+"""By sampler: how often its epoch was set."""
+_noted: Dict[int, Any] = {}
+"""By the number of the note: a weak reference to the sampler."""
 used: Any = weakref.WeakSet()
 """Samplers that divide samples among ranks and with which a loader has begun a pass."""
-on_use: List[Callable[[Any], None]] = []
-"""Called with such a sampler when it is used for the first time."""
-
 _SHUFFLES = {"RandomSampler": True, "SequentialSampler": False}
 _INNER = ("batch_sampler", "sampler", "base_sampler")
 _REPLICAS = ("num_replicas", "num_processes", "world_size")
@@ -105,8 +116,7 @@ def _use(sampler: Any) -> None:
         used.add(sampler)
     except TypeError:  # the class supports no hashes or no weak references
         return
-    for action in on_use:
-        action(sampler)
+    _withdraw(sampler)
 
 
 def length_of(dataset: Any) -> Optional[int]:
@@ -176,3 +186,30 @@ def _number(given: Dict[str, Any], names: Any) -> Optional[int]:
 
 def _boolean(given: Dict[str, Any], name: str) -> Optional[bool]:
     return given[name] if type(given.get(name)) is bool else None
+
+
+def patch(module: Any) -> None:
+    """Watch ``set_epoch`` of torch's DistributedSampler and its subclasses."""
+    if check_every():
+        hooks.put(module.DistributedSampler, "set_epoch", lambda original: around(original, after=_called))
+
+
+@guarded("epoch calls")
+def _called(sampler: Any) -> None:
+    hashable = getattr(type(sampler), "__hash__", None) is not None
+    if not here.is_rank or here.ring is None or not hashable or sampler in used:
+        return
+    count = _counts[sampler] = _counts.get(sampler, 0) + 1
+    if count == CALLS and len(_noted) < MAX_NOTED:
+        number = len(_noted) + 1
+        _noted[number] = weakref.ref(sampler)
+        samples = length_of(attributes(sampler).get("dataset"))
+        entry = {"k": "epoch_call", "n": number, "N": samples, "at": time.monotonic_ns()}
+        here.ring.note(dict(entry, site=frames.describe_user(sys._getframe())))
+
+
+def _withdraw(sampler: Any) -> None:
+    """Withdraw a note, because a loader uses the sampler after all."""
+    for number, known in _noted.items():
+        if known() is sampler and here.ring is not None:
+            here.ring.note({"k": "epoch_call", "n": number, "used": 1})

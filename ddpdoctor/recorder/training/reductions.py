@@ -51,7 +51,7 @@ def began_anew(ddp: Any) -> None:
 def reduced(ddp: Any, backward_ns: int, ended_ns: int) -> None:
     """Note a backward that ended in DDP's reduction. Only on CPU are its times read: GPU timers make the host wait."""
     began_anew(ddp)
-    clock.group = groups.group_id(here.ring, ddp.process_group)
+    clock.group = groups.name_id(here.ring, groups.known(ddp.process_group))
     is_passed_over = clock.number >= FIRST_STEPS and (clock.number + 1) % ONE_STEP_IN
     if is_passed_over or ddp.logger is None or ddp.device_type != "cpu":
         clock.unknown = True

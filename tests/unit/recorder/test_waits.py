@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from torch.utils.file_baton import FileBaton
 
 from ddpdoctor.recorder import frames
-from ddpdoctor.recorder.stacks import lock_waits, store_address
+from ddpdoctor.recorder.stacks import waits
 from ddpdoctor.recorder.state import MASTER_VARIABLE, here
 
 
@@ -64,7 +64,7 @@ def seen() -> dict[str, str] | None:
     """Return the lock that is found within a while: a look may fall between two turns of the loop."""
     limit = time.monotonic() + 5
     while time.monotonic() < limit:
-        found = lock_waits.lock()
+        found = waits.lock()
         if found is not None:
             return found
     return None
@@ -88,7 +88,7 @@ def test_what_is_no_lock_or_is_not_looked_for_is_not_named(
     path = tmp_path / name
     path.touch()
     with waiting(run, path, monkeypatch):
-        assert [lock_waits.lock() for _ in range(50)] == [None] * 50
+        assert [waits.lock() for _ in range(50)] == [None] * 50
 
 
 SETS = """
@@ -120,7 +120,7 @@ def test_the_line_that_sets_another_port_is_found(
     monkeypatch.setenv("MASTER_PORT", "29999")
     code = compile(SETS.format(line=line), str(tmp_path / "train.py"), "exec")
     assert frames.is_user_file(code.co_filename)
-    place = store_address._setting_line([code])
+    place = waits._setting_line([code])
     assert (place["l"] if place is not None else None) == found
 
 
@@ -128,5 +128,5 @@ def test_nothing_is_searched_where_the_launchers_address_holds(monkeypatch: pyte
     monkeypatch.setenv(MASTER_VARIABLE, "node0:29500")
     monkeypatch.setenv("MASTER_ADDR", "node0")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    assert store_address._replaced() == []
-    assert store_address.sought() is None
+    assert waits._replaced() == []
+    assert waits.store() is None
