@@ -129,8 +129,5 @@ def _by_handler(near: Sequence[Statement], before: int) -> tuple[Detour, ...]:
     first = min((one.line for one in handlers), default=0)
     if before >= first:
         return ()
-    return tuple(Detour(condition=handler.line, jump=_jump_in(near, handler)) for handler in handlers)
-
-
-def _jump_in(near: Sequence[Statement], head: Statement) -> int | None:
-    return next((one.line for one in near if one.kind in JUMPS and head.holds(one.line)), None)
+    jumps = [one.line for one in near if one.kind in JUMPS]
+    return tuple(Detour(condition=one.line, jump=next(filter(one.holds, jumps), None)) for one in handlers)

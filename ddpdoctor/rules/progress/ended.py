@@ -10,7 +10,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
-from .clues import Clue, fix_of, sentences
+from .clues import fix_of, sentences
 from .failures import Failure, failure_line, is_lost_worker, same_bug
 from .job_state import Cause, JobState
 from .known_errors import known_clues
@@ -216,8 +216,8 @@ def _failed(job: JobState, root: Failure) -> Problem:
     blamed = tuple(sorted(failure.rank.rank for failure in together))
     where = tuple(place for failure in together for place in places(failure.rank.rank, _lines(failure)))
     clues = memory_clues(job, root) or reducer_clues(job, root)
-    if not any(clue.fix for clue in clues):
-        clues = (*clues, *_known(root))
+    if root.error is not None and not any(clue.fix for clue in clues):
+        clues = (*clues, *known_clues(f"{root.error.type}: {root.error.message}"))
     return Problem(
         severity=Severity.ERROR,
         confidence=_confidence(root),
@@ -238,10 +238,6 @@ def _failed(job: JobState, root: Failure) -> Problem:
         ),
         fix=fix_of(clues, _fix(root, next(iter(where), None))),
     )
-
-
-def _known(root: Failure) -> tuple[Clue, ...]:
-    return known_clues(f"{root.error.type}: {root.error.message}") if root.error is not None else ()
 
 
 def _of_reducer(failure: Failure) -> bool:

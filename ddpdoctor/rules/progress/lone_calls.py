@@ -156,7 +156,8 @@ def _blame(callers: Sequence[Rank], gone: Sequence[Rank], flows: Sequence[Contro
     if guards and None not in guards:
         reason = f"it stands under the condition at line {guards[0]}, which the other ranks went around"
         return Blame(ranks=ranks, confidence=Confidence.HIGH, reason=reason)
-    if all(_destroyed(rank) for rank in gone):
+    made = ({kind.op for kind in pack_calls(rank.recent_calls).counts} for rank in gone)
+    if all("destroy_process_group" in ops for ops in made):
         reason = "the other ranks destroyed the group without it, and no rank had called it before"
         return Blame(ranks=ranks, confidence=Confidence.MEDIUM, reason=reason)
     return None
@@ -175,7 +176,3 @@ def _last_lines(rank: Rank) -> list[Frame]:
     """Return the line of the exit call and the line of the last call."""
     last = pack_calls(rank.recent_calls).last_of_kinds(lambda kind: kind.site is not None)
     return [frame for frame in (rank.exit_call, last.site if last is not None else None) if frame is not None]
-
-
-def _destroyed(rank: Rank) -> bool:
-    return any(kind.op == "destroy_process_group" for kind in pack_calls(rank.recent_calls).counts)

@@ -44,8 +44,9 @@ def judge_lost(job: JobState) -> Answer:
     cut_off = _is_cut_off(job)
     own = (job.facts.host,) if cut_off and job.facts.host else ()
     unseen = set(range(job.world)) - set(job.states)
+    either = is_alone(job.facts) and not cut_off  # with only one other node, either may be the one that is cut off
     finding = Problem(
-        confidence=_confidence(job, cut_off=cut_off),
+        confidence=Confidence.MEDIUM if either else Confidence.HIGH,
         ranks=() if own else ranks_of(job.facts, lost, unseen),
         hosts=own or hosts_of_nodes(lost),
         summary=_summary(job, lost, cut_off=cut_off),
@@ -93,12 +94,6 @@ def _is_cut_off(job: JobState) -> bool:
     tried = [attempts_at(job.facts.reached, node.host) for node in others]
     hosts = {node.host for node in others}
     return is_alone(job.facts) and len(hosts) > 1 and all(tried) and not any(_answers(job, n) for n in others)
-
-
-def _confidence(job: JobState, *, cut_off: bool) -> Confidence:
-    if is_alone(job.facts) and not cut_off:
-        return Confidence.MEDIUM  # with only one other node, either may be the one that is cut off
-    return Confidence.HIGH
 
 
 def _summary(job: JobState, lost: tuple[NodeSeen, ...], *, cut_off: bool) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import CallKind
 
     from .states import State
-    from .timeline import Event, Timeline
+    from .timeline import Timeline
 
 
 MOST_SHIFT = 8
@@ -195,21 +195,14 @@ def _acts(state: State, group: str) -> Mapping[int, Sequence[_Act]]:
     A forward without gradients that took no number is left out, because each rank may evaluate as often as it likes.
     """
     found: dict[int, list[_Act]] = defaultdict(list)
-    events = [event for event in read_events(state, group, MOST_RECORDS) if _is_act(event.kind)]
-    begun = [_begun_before(event) for event in events]
+    records = read_events(state, group, MOST_RECORDS)
+    events = [event for event in records if event.kind.op in NATIVE_PHASES or is_collective_op(event.kind.op)]
+    begun = [event.number - is_collective_op(event.kind.op) for event in events]
     for at, event in enumerate(events):
         took = begun[at + 1] > begun[at] if at + 1 < len(events) else None
         if event.kind.op != "ddp_forward_no_grad" or took:
             found[begun[at]].append(_Act(event.kind, took if event.kind.op == "backward" else None))
     return found
-
-
-def _is_act(kind: CallKind) -> bool:
-    return kind.op in NATIVE_PHASES or is_collective_op(kind.op)
-
-
-def _begun_before(event: Event) -> int:
-    return event.number - 1 if is_collective_op(event.kind.op) else event.number
 
 
 def _keys(acts: Mapping[int, Sequence[_Act]]) -> set[Hashable]:

@@ -210,14 +210,11 @@ def _summary(job: JobState, late: Late, phase: Phase, where: Sequence[Place]) ->
     late_words = say.who(job, late.ranks)
     lines = {(place.file, place.line) for place in where}
     at = f", {place_words(where[0])}" if where and (len(late.ranks) == 1 or len(lines) == 1) else ""
+    often = f"{min(late.last_in.values())} of {late.pacing.steps}"
     return (
-        f"the others wait for {late_words} in {_often(late)} steps: {verb(late.ranks, 'it is', 'they are')} slow "
+        f"the others wait for {late_words} in {often} steps: {verb(late.ranks, 'it is', 'they are')} slow "
         f"{_phase_words(job, late, phase)}{at}"
     )
-
-
-def _often(late: Late) -> str:
-    return f"{min(late.last_in.values())} of {late.pacing.steps}"
 
 
 def _waits(late: Late) -> list[str]:
@@ -307,12 +304,10 @@ def _worker_lines(rank: Rank, loaders: set[tuple[str, int]]) -> tuple[Frame, ...
     for line in rank.lines_seen:
         if line.in_child and _key(line.frame) not in loaders:
             found[_key(line.frame)].append(line)
-    most = sorted(found.values(), key=lambda lines: (_is_import(lines[0]), -sum(line.times for line in lines)))
+    most = sorted(
+        found.values(), key=lambda lines: (lines[0].frame.function == "<module>", -sum(line.times for line in lines))
+    )
     return tuple(lines[0].frame for lines in most)
-
-
-def _is_import(line: LineSeen) -> bool:
-    return line.frame.function == "<module>"
 
 
 def _site(rank: Rank, phase: Phase) -> tuple[Frame, ...]:

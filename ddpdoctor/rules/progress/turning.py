@@ -105,7 +105,7 @@ def _look_up(
         flow = next((flow for flow in flows if flow.file == call.file), None)
         if flow is None:
             continue
-        at = NO_LINE if over else _line_in(own, call)
+        at = NO_LINE if over else next((frame.line for frame in own if _same_function(frame, call)), None)
         if call is not calls[0] and at in (None, call.line):
             break  # as far as is known the rank is still in this call, so it did not go around it
         before = parting.before.site if parting.before is not None else None
@@ -133,10 +133,6 @@ def _callers(due: CallKind, other: State, part: Entry | None) -> list[Frame]:
 
 def _is_in(part: Entry | None, due: CallKind) -> bool:
     return part is not None and (part.kind.op, part.kind.site) == (due.op, due.site)
-
-
-def _line_in(frames: Iterable[Frame], call: Frame) -> int | None:
-    return next((frame.line for frame in frames if _same_function(frame, call)), None)
 
 
 def _same_function(one: Frame, other: Frame) -> bool:

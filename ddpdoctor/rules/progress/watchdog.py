@@ -43,14 +43,14 @@ def without_pulled_down(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
     They keep the state that they had before, at the line that their final dump shows.
     """
     ranks = tuple(ranks)
-    victims = [rank.ended_ns for rank in ranks if _is_outside(rank) and _gave_up(rank)]
-    if not victims:
+    if not any(_is_outside(rank) and any(waited_its_limit(rank, call) for call in _on_device(rank)) for rank in ranks):
         return ranks
-    return tuple(_pulled_down(rank) if _is_outside(rank) and not _on_device(rank) else rank for rank in ranks)
-
-
-def _pulled_down(rank: Rank) -> Rank:
-    return replace(rank, after_stop=True, last_place=rank.fatal_place or rank.last_place)
+    return tuple(
+        replace(rank, after_stop=True, last_place=rank.fatal_place or rank.last_place)
+        if _is_outside(rank) and not _on_device(rank)
+        else rank
+        for rank in ranks
+    )
 
 
 def _is_outside(rank: Rank) -> bool:
@@ -60,10 +60,6 @@ def _is_outside(rank: Rank) -> bool:
 
 def _on_device(rank: Rank) -> tuple[Call, ...]:
     return tuple(call for call in rank.open_calls if call.device_state is not None)
-
-
-def _gave_up(rank: Rank) -> bool:
-    return any(waited_its_limit(rank, call) for call in _on_device(rank))
 
 
 def _limit_s(rank: Rank, call: Call) -> float | None:
