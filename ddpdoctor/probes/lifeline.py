@@ -37,9 +37,9 @@ class Lifeline:
 
     def put_off(self, limit_s: float) -> None:
         """Set the timer to end the process in ``limit_s`` seconds."""
-        told = self._reader.stdin if self._reader is not None else STDERR
-        assert told is not None
-        faulthandler.dump_traceback_later(limit_s, exit=True, file=told)
+        stream = self._reader.stdin if self._reader is not None else STDERR
+        assert stream is not None
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=stream)
 
     def release(self) -> None:
         """Cancel the timer."""

@@ -135,11 +135,11 @@ class Ranks:
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
             self.conversation.send("port", _Port(port=store.port))
             return store
-        told = self.conversation.wait(_Port, "port", limit_s, "rank 0")
-        if told is None:
+        served = self.conversation.wait(_Port, "port", limit_s, "rank 0")
+        if served is None:
             raise StoreError(f"rank 0 opened no store within {limit_s:g} s")
-        host = reach(launch.hosts, told.port, limit_s, _address)
-        return TCPStore(host, told.port, is_master=False, wait_for_workers=False, timeout=timeout)
+        host = reach(launch.hosts, served.port, limit_s, _address)
+        return TCPStore(host, served.port, is_master=False, wait_for_workers=False, timeout=timeout)
 
 
 def _address(connection: socket.socket) -> str:

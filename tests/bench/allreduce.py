@@ -97,7 +97,7 @@ def compare(group, mode, size_bytes):
 
 
 def interval(pairs):
-    """Return the median ratio and its 95 % bootstrap interval, over pairs of blocks: neighbours share their mood."""
+    """Return the median ratio and its 95 % bootstrap interval, over pairs of blocks: local_ranks share their mood."""
     source = random.Random(0)
     ratios = [ours / theirs for ours, theirs in pairs]
     medians = sorted(statistics.median(source.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))

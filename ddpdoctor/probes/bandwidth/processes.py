@@ -50,7 +50,7 @@ def describe_end(wait_status: int) -> str:
         return f"signal {-code}"
 
 
-class Neighbours:
+class LocalRanks:
     """The processes of other ranks that this process can see."""
 
     def __init__(self, own: Home | None) -> None:

@@ -104,7 +104,7 @@ def _measure(job: Job, ranks: Ranks, log: Log, tracker: Tracker, nccl_logs: Nccl
     from torch import distributed
 
     from ddpdoctor.probes.bandwidth.group import Group
-    from ddpdoctor.probes.bandwidth.localise import run_nodes, run_pairs
+    from ddpdoctor.probes.bandwidth.localize import run_nodes, run_pairs
     from ddpdoctor.probes.bandwidth.sweep import run_sweep
 
     member, hosts = log.members[job.launch.rank], [one.host for one in log.members]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.bandwidth import Member
-    from ddpdoctor.probes.bandwidth.processes import Neighbours
+    from ddpdoctor.probes.bandwidth.processes import LocalRanks
 
 ANSWER_LIMIT_S = 4.0
 """Our choice: how long a rank may take to answer. Watchers look once a second, a busy machine may delay them by as
@@ -60,7 +60,7 @@ class Reporting:
 
     rank: int
     members: tuple[Member, ...]
-    neighbours: Neighbours
+    local_ranks: LocalRanks
     finish: Callable[[Stop], int]
     """Reports the results so far and returns the exit status."""
 
@@ -91,14 +91,14 @@ def end_of(conversation: Conversation, rank: int) -> Position | None:
 
 def stop_alone(reporting: Reporting, alarm: Alarm, position: Position) -> int:
     """Stop without a store: on every host, the lowest rank that is able to reports what it knows."""
-    neighbours = reporting.neighbours
-    unable = neighbours.unable()
+    local_ranks = reporting.local_ranks
+    unable = local_ranks.unable()
     # A rank that exited by itself has reported already, before this rank came here.
-    able = {rank for rank in neighbours.ranks if rank not in unable or _has_exited(neighbours, rank)}
+    able = {rank for rank in local_ranks.ranks if rank not in unable or _has_exited(local_ranks, rank)}
     before = sorted(rank for rank in able if rank < reporting.rank)
-    if all(_dies(neighbours, rank) for rank in before):
+    if all(_dies(local_ranks, rank) for rank in before):
         return _report(reporting, alarm, (_look_again(reporting, position),))
-    return _untold(alarm)
+    return _default_status(alarm)
 
 
 def _look_again(reporting: Reporting, position: Position) -> Position:
@@ -106,18 +106,18 @@ def _look_again(reporting: Reporting, position: Position) -> Position:
 
     A killed process closes its connections before it shows as gone, and a call may fail in between.
     """
-    states = {str(rank): state for rank, state in reporting.neighbours.states().items()}
-    return replace(position, states=states, ends={str(rank): end for rank, end in reporting.neighbours.ends.items()})
+    states = {str(rank): state for rank, state in reporting.local_ranks.states().items()}
+    return replace(position, states=states, ends={str(rank): end for rank, end in reporting.local_ranks.ends.items()})
 
 
-def _dies(neighbours: Neighbours, rank: int) -> bool:
+def _dies(local_ranks: LocalRanks, rank: int) -> bool:
     """Wait until a rank that may be reporting has ended. Return whether a signal killed it before it could report."""
-    wait_until(lambda: rank in neighbours.gone(), REPORT_LIMIT_S, SOON_S)
-    return rank in neighbours.ends and not _has_exited(neighbours, rank)
+    wait_until(lambda: rank in local_ranks.gone(), REPORT_LIMIT_S, SOON_S)
+    return rank in local_ranks.ends and not _has_exited(local_ranks, rank)
 
 
-def _has_exited(neighbours: Neighbours, rank: int) -> bool:
-    return neighbours.ends.get(rank, "").startswith(EXITED)
+def _has_exited(local_ranks: LocalRanks, rank: int) -> bool:
+    return local_ranks.ends.get(rank, "").startswith(EXITED)
 
 
 def end_process(status: int) -> NoReturn:
@@ -130,7 +130,7 @@ def end_process(status: int) -> NoReturn:
 
 def _becomes_reporter(reporting: Reporting, conversation: Conversation) -> bool:
     """Return whether this rank must report. It is always only one rank: the lowest of those that answer."""
-    unable = reporting.neighbours.unable()
+    unable = reporting.local_ranks.unable()
     before = sum(member.rank < reporting.rank and member.rank not in unable for member in reporting.members)
     wait_s = TURN_S + NEXT_TURN_S * min(before, MOST_TURNS) if before else 0.0
     wait_until(lambda: conversation.add("reporters", 0) > 0, wait_s, LOOK_EVERY_S)
@@ -158,17 +158,17 @@ def _gather(reporting: Reporting, conversation: Conversation) -> list[Position]:
 def _unable(reporting: Reporting, positions: Iterable[Position]) -> set[int]:
     """Return the ranks that cannot answer, judged by the process states on this host and in other ranks' positions."""
     reported = {int(rank) for one in positions for rank, state in one.states.items() if state in GONE | FROZEN}
-    return reported | reporting.neighbours.unable()
+    return reported | reporting.local_ranks.unable()
 
 
 def _hear_status(conversation: Conversation, alarm: Alarm) -> int:
     word = None
     with contextlib.suppress(StoreError):  # the reporter may have served the store, and be gone
         word = conversation.hear_goodbye(Ended, ANSWER_LIMIT_S + REPORT_LIMIT_S)
-    return _untold(alarm) if word is None else word.status
+    return _default_status(alarm) if word is None else word.status
 
 
-def _untold(alarm: Alarm) -> int:
+def _default_status(alarm: Alarm) -> int:
     return ExitStatus.INTERRUPTED if alarm.ending is Ending.INTERRUPTED else ExitStatus.FOUND
 
 

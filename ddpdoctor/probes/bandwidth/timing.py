@@ -106,7 +106,7 @@ def measure(group: Group, case: Case, effort: Effort, sets: Sequence[Buffers] = 
     spans = _run_within(group, case, calls, effort, plan)
     timed_s = time.monotonic() - began_s
     timed = _gather(group, first, spans)
-    measurement = summarise(case, timed.first_us, timed.times_us, plan.calls, group.size, warm=not effort.cold)
+    measurement = summarize(case, timed.first_us, timed.times_us, plan.calls, group.size, warm=not effort.cold)
     return Measured(
         measurement=measurement,
         waits_us=even_out(timed.waits_us, timed.host_us) if case.mode is Mode.LATENCY else (),
@@ -201,7 +201,7 @@ def _gather(group: Group, first: Spans, spans: Spans) -> _Timed:
     )
 
 
-def summarise(
+def summarize(
     case: Case,
     first_us: Sequence[float],
     times_us: Sequence[Sequence[float]],

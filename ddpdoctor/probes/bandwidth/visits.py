@@ -85,7 +85,7 @@ def visit_units(world: Group, plan: Plan, progress: Progress) -> Iterator[list[t
         slot_s = slot_seconds(plan.budget_s - elapsed_s, (VISITS - turn) * len(slots))
         for number, slot in enumerate(slots, start=1):
             what = _name(slot)
-            _tell(progress, f"{plan.phase}: {what}", done / (VISITS * len(slots)), elapsed_s)
+            _show_progress(progress, f"{plan.phase}: {what}", done / (VISITS * len(slots)), elapsed_s)
             world.tracker.at(plan.phase, f"{what}, visit {turn + 1} of {VISITS}", allowance_s=slot_s)
             mine = _visit_mine(groups, slot, plan.size_bytes, slot_s)
             rows = world.gather([time.monotonic() - started_s, *mine])
@@ -107,7 +107,7 @@ def _name(slot: Sequence[Unit]) -> str:
     return f"{slot[0].name}{more}"
 
 
-def _tell(progress: Progress, what: str, share: float, elapsed_s: float) -> None:
+def _show_progress(progress: Progress, what: str, share: float, elapsed_s: float) -> None:
     progress(what, share, elapsed_s / share - elapsed_s if share else None)
 
 

@@ -22,7 +22,7 @@ from ddpdoctor.exchange.conversation import News
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.bandwidth import Ending
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.probes.bandwidth.processes import Home, Neighbours, read_home
+from ddpdoctor.probes.bandwidth.processes import Home, LocalRanks, read_home
 from ddpdoctor.probes.bandwidth.signals import CaughtSignals
 from ddpdoctor.probes.bandwidth.stopping import (
     ANSWER_LIMIT_S,
@@ -98,7 +98,7 @@ class Watcher:
         """``watched`` describes this rank."""
         self._watched = watched
         self._conversation = watched.conversation
-        self._neighbours = Neighbours(read_home())
+        self._local_ranks = LocalRanks(read_home())
         self._unknown = {member.rank for member in watched.members if _lives_beside(watched, member)}
         self._meet_until_s = time.monotonic() + MEET_LIMIT_S
         self._signals = CaughtSignals()
@@ -135,7 +135,7 @@ class Watcher:
             say_ended(self._conversation, replace(self._position(), phase="end"))
         self._signals.__exit__()
         self._lifeline.release()
-        self._neighbours.close()
+        self._local_ranks.close()
 
     def failed(self, error: BaseException) -> NoReturn:
         """Report an exception of the main thread and end the process."""
@@ -184,7 +184,7 @@ class Watcher:
             return self._explain_sigterm()
         if caught:
             return self._raise(Ending.INTERRUPTED, caught[0])
-        self._meet_neighbours()
+        self._meet_local_ranks()
         news = self._try(self._conversation.news, NO_NEWS)
         if news.alarm:
             return self._hear_alarm()
@@ -193,13 +193,13 @@ class Watcher:
             return self._raise(Ending.FAILED)
         return self._raise(Ending.HUNG) if self._all_stand_still() else None
 
-    def _meet_neighbours(self) -> None:
+    def _meet_local_ranks(self) -> None:
         for rank in sorted(self._unknown):
             home = self._try(partial(self._conversation.look, Home, f"home/{rank}", f"rank {rank}"), None)
             if home is None:
                 continue
             self._unknown.discard(rank)
-            descriptor = self._neighbours.add(rank, home)
+            descriptor = self._local_ranks.add(rank, home)
             if descriptor is not None:
                 self._signals.listen_to(descriptor)
 
@@ -220,7 +220,7 @@ class Watcher:
         If the store is lost, nobody knows, and ``where_unknown`` is returned: it may be rank 0, which served the store
         and ended well.
         """
-        for rank in self._neighbours.gone() - self._ended:
+        for rank in self._local_ranks.gone() - self._ended:
             try:
                 left_word = end_of(self._conversation, rank) is not None
             except StoreError:
@@ -252,7 +252,7 @@ class Watcher:
             if self._conversation.add(f"moving/{question}", 0):
                 return True
             still = self._conversation.add(f"still/{question}", 0)
-            if still >= len(self._watched.members) - len(self._neighbours.unable()):
+            if still >= len(self._watched.members) - len(self._local_ranks.unable()):
                 return False
             self._answer(self._conversation.news().questions)
             time.sleep(SOON_S)
@@ -285,14 +285,14 @@ class Watcher:
         return Alarm(ending=ending, rank=self._watched.rank, phase=self._watched.tracker.phase, signal=name)
 
     def _position(self) -> Position:
-        states = self._neighbours.states()
-        return take_position(self._watched.rank, self._watched.tracker, self._failure, states, self._neighbours.ends)
+        states = self._local_ranks.states()
+        return take_position(self._watched.rank, self._watched.tracker, self._failure, states, self._local_ranks.ends)
 
     def _stop(self, alarm: Alarm) -> NoReturn:
         watched = self._watched
         self._lifeline.put_off(STOP_LIMIT_S)
         reporting = Reporting(
-            rank=watched.rank, members=watched.members, neighbours=self._neighbours, finish=watched.finish
+            rank=watched.rank, members=watched.members, local_ranks=self._local_ranks, finish=watched.finish
         )
         position = self._position()
         try:

@@ -15,7 +15,7 @@ from ddpdoctor.probes.checkpoint.contents import describe, weights_of
 from ddpdoctor.probes.checkpoint.legacy import read_legacy
 from ddpdoctor.probes.checkpoint.pickles import TensorRef, Unreadable, walk_tensors
 from ddpdoctor.probes.checkpoint.safetensors import looks_like, read_safetensors
-from ddpdoctor.probes.checkpoint.values import look_at_values, mapped, print_tensors
+from ddpdoctor.probes.checkpoint.values import digest_tensors, look_at_values, mapped
 from ddpdoctor.probes.checkpoint.zips import LOCAL_SIGNATURE, PICKLE, read_archive, read_rest, tensors_by_record
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _with_values(
         return seen
     with mapped(Path(seen.path)) as buffer:
         values, unseen = look_at_values(buffer, tensors, starts) if looks.values else (None, ())
-        prints = print_tensors(buffer, tensors, starts) if looks.prints else None
+        prints = digest_tensors(buffer, tensors, starts) if looks.prints else None
     return replace(seen, values=values, unseen=unseen, prints=prints)
 
 

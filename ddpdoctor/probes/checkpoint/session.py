@@ -9,7 +9,7 @@ from ddpdoctor.model.checkpoint import Checkpoints, Expected, FileSeen, Form, Ga
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.checkpoint.distributed import is_distributed, read_distributed
 from ddpdoctor.probes.checkpoint.files import Looks, read_file
-from ddpdoctor.probes.checkpoint.neighbours import SUFFIXES, find_gaps, find_leftovers, list_folder
+from ddpdoctor.probes.checkpoint.nearby_files import SUFFIXES, find_gaps, find_leftovers, list_folder
 from ddpdoctor.probes.load_torch import import_torch
 from ddpdoctor.probes.user_code import load_callable, users_turn
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-MOST_TOLD = 300
+MOST_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,8 @@ def _read(path: Path, looks: Looks) -> FileSeen:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # noqa: BLE001 - collectors catch everything: a damaged file may raise anything
         form = Form.FOLDER if path.is_dir() else Form.FOREIGN
-        told = f"{type(error).__name__}: {error}"[:MOST_TOLD]
-        return FileSeen(path=str(path), size_bytes=0, form=form, state=State.UNREADABLE, detail=told)
+        detail = f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]
+        return FileSeen(path=str(path), size_bytes=0, form=form, state=State.UNREADABLE, detail=detail)
 
 
 def read_expected(function: str) -> Expected:

@@ -51,7 +51,7 @@ def look_at_values(
     return tuple(found), tuple(unseen)
 
 
-def print_tensors(
+def digest_tensors(
     buffer: mmap.mmap, tensors: Iterable[tuple[str, TensorRef]], starts: Mapping[str, int]
 ) -> dict[str, str]:
     """Return dtype, shape and fingerprint of each readable tensor as text, by name."""

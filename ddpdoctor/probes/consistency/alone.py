@@ -18,9 +18,9 @@ from ddpdoctor.probes.consistency.batches import Batches, CannotJoin, choose_bat
 from ddpdoctor.probes.consistency.building import build, quiet_dropout
 from ddpdoctor.probes.consistency.gradient_errors import Gradients, compare_gradients
 from ddpdoctor.probes.consistency.losses import Steps
-from ddpdoctor.probes.consistency.moments import batch_digest
 from ddpdoctor.probes.consistency.reference_process import Answer, Question, Start
 from ddpdoctor.probes.consistency.seeds import BUILD, STEP, set_seed
+from ddpdoctor.probes.consistency.step_records import batch_digest
 from ddpdoctor.probes.consistency.training import wrap
 from ddpdoctor.probes.user_code import load_callable
 
@@ -91,14 +91,14 @@ class Alone:
             batches = [self._batches.get(rank, self._world_size, question.step) for rank in range(self._world_size)]
             changed = [rank for rank, one in enumerate(batches) if batch_digest(one) != question.batches[rank]]
             if changed:
-                return self._told(problem=_IMPURE.format(rank=changed[0], step=question.step))
-            return self._told(step=self._compare(question, kept, batches))
+                return self._reply(problem=_IMPURE.format(rank=changed[0], step=question.step))
+            return self._reply(step=self._compare(question, kept, batches))
         except CannotJoin as error:
-            return self._told(problem=f"no batch can be made of those of all ranks: {error}")
+            return self._reply(problem=f"no batch can be made of those of all ranks: {error}")
         except UserError as error:
             return _trouble(error)
 
-    def _told(self, *, step: ReferenceStep | None = None, problem: str = "") -> Answer:
+    def _reply(self, *, step: ReferenceStep | None = None, problem: str = "") -> Answer:
         return Answer(
             step=step,
             float64=self._double is not None,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.model.consistency import Values
-    from ddpdoctor.probes.consistency.moments import Moment, Seen
+    from ddpdoctor.probes.consistency.step_records import StepRecord, TensorDigest
 
 MAX_SPLITS = 8
 """Our choice: how many differing tensors are named for one step."""
@@ -20,22 +20,22 @@ GROUP = "0"
 """torch's name for the group of all ranks."""
 
 
-def compare_moments(steps: Sequence[Sequence[Moment]]) -> tuple[Stream, ...]:
+def compare_steps(steps: Sequence[Sequence[StepRecord]]) -> tuple[Stream, ...]:
     """Return the streams of a run: one of its steps, and one of its buffer syncs. ``steps`` is by step, then rank."""
-    after = [(moments[0].step, {one.values.rank: one.tensors for one in moments}) for moments in steps]
+    after = [(records[0].step, {one.values.rank: one.tensors for one in records}) for records in steps]
     synced = [
-        (moments[0].step, {one.values.rank: one.synced or () for one in moments})
-        for moments in steps
-        if all(one.synced is not None for one in moments)
+        (records[0].step, {one.values.rank: one.synced or () for one in records})
+        for records in steps
+        if all(one.synced is not None for one in records)
     ]
-    values = tuple((moments[0].step, tuple(one.values for one in moments)) for moments in steps)
+    values = tuple((records[0].step, tuple(one.values for one in records)) for records in steps)
     found = [_stream(StreamClock.STEP, 1, after, values)]
     if synced:
         found.append(_stream(StreamClock.SYNC, 0, synced, values))
     return tuple(found)
 
 
-def split(tensors: Mapping[int, Sequence[Seen]], whats: Iterable[What]) -> list[tuple[Split, ...]]:
+def split(tensors: Mapping[int, Sequence[TensorDigest]], whats: Iterable[What]) -> list[tuple[Split, ...]]:
     """Return for each kind the tensors that differ between ranks, in the order in which the first ranks list them."""
     keyed = {rank: {(one.what, one.name, one.part): one for one in seen} for rank, seen in tensors.items()}
     order = dict.fromkeys(key for seen in keyed.values() for key in seen)
@@ -50,34 +50,34 @@ def split(tensors: Mapping[int, Sequence[Seen]], whats: Iterable[What]) -> list[
 def _stream(
     clock: StreamClock,
     optimizer: int,
-    moments: Sequence[tuple[int, Mapping[int, Sequence[Seen]]]],
+    records: Sequence[tuple[int, Mapping[int, Sequence[TensorDigest]]]],
     values: tuple[tuple[int, tuple[Values, ...]], ...],
 ) -> Stream:
-    ranks = tuple(sorted(moments[0][1])) if moments else ()
+    ranks = tuple(sorted(records[0][1])) if records else ()
     return Stream(
         clock=clock,
         group=GROUP,
         model=1,
         optimizer=optimizer,
         ranks=ranks,
-        compared=len(moments),
-        last_number=moments[-1][0] if moments else None,
-        kinds=tuple(what for what in What if any(one.what is what for seen in _all_seen(moments) for one in seen)),
-        differences=_differences(moments),
+        compared=len(records),
+        last_number=records[-1][0] if records else None,
+        kinds=tuple(what for what in What if any(one.what is what for seen in _all_seen(records) for one in seen)),
+        differences=_differences(records),
         values=values,
-        unchanged=_unchanged([seen for _, seen in moments]),
-        same_random=sum(len({one.random for one in told}) == 1 < len(told) for _, told in values),
+        unchanged=_unchanged([seen for _, seen in records]),
+        same_random=sum(len({each.random for each in one}) == 1 < len(one) for _, one in values),
     )
 
 
-def _all_seen(moments: Sequence[tuple[int, Mapping[int, Sequence[Seen]]]]) -> Iterable[Sequence[Seen]]:
-    return (seen for _, tensors in moments for seen in tensors.values())
+def _all_seen(records: Sequence[tuple[int, Mapping[int, Sequence[TensorDigest]]]]) -> Iterable[Sequence[TensorDigest]]:
+    return (seen for _, tensors in records for seen in tensors.values())
 
 
-def _differences(moments: Sequence[tuple[int, Mapping[int, Sequence[Seen]]]]) -> tuple[Difference, ...]:
+def _differences(records: Sequence[tuple[int, Mapping[int, Sequence[TensorDigest]]]]) -> tuple[Difference, ...]:
     found: dict[What, Difference] = {}
     last_equal: dict[What, int] = {}
-    for number, tensors in moments:
+    for number, tensors in records:
         first = next(iter(tensors.values()))
         for what, splits in zip(What, split(tensors, What), strict=True):
             if splits and what not in found:
@@ -94,26 +94,26 @@ def _differences(moments: Sequence[tuple[int, Mapping[int, Sequence[Seen]]]]) ->
     return tuple(found.values())
 
 
-def _split(seen: Mapping[int, Seen | None]) -> Split | None:
+def _split(seen: Mapping[int, TensorDigest | None]) -> Split | None:
     """Return how one tensor differs between ranks, or None if it does not."""
     sides: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
     for rank, one in sorted(seen.items()):
-        sides.setdefault(("", (), "") if one is None else (one.print, one.shape, one.dtype), []).append(rank)
+        sides.setdefault(("", (), "") if one is None else (one.digest, one.shape, one.dtype), []).append(rank)
     if len(sides) == 1:
         return None
     ordered = sorted(map(tuple, sides.values()), key=lambda side: (-len(side), side[0]))
-    row = next(one for one in seen.values() if one is not None and one.print)
+    row = next(one for one in seen.values() if one is not None and one.digest)
     return Split(
         row=TensorRow(what=row.what, name=row.name, part=row.part, shape=row.shape, dtype=row.dtype),
         sides=tuple(ordered),
-        absent_on=tuple(rank for rank, one in sorted(seen.items()) if one is None or not one.print),
+        absent_on=tuple(rank for rank, one in sorted(seen.items()) if one is None or not one.digest),
     )
 
 
-def _unchanged(moments: Sequence[Mapping[int, Sequence[Seen]]]) -> int:
+def _unchanged(records: Sequence[Mapping[int, Sequence[TensorDigest]]]) -> int:
     """Return how many of the last steps in a row left every parameter unchanged."""
     count = 0
-    kept = [{rank: _parameters(seen) for rank, seen in tensors.items()} for tensors in moments]
+    kept = [{rank: _parameters(seen) for rank, seen in tensors.items()} for tensors in records]
     for former, latter in zip(reversed(kept[:-1]), reversed(kept[1:]), strict=True):
         if former != latter or not any(latter.values()):
             break
@@ -121,24 +121,24 @@ def _unchanged(moments: Sequence[Mapping[int, Sequence[Seen]]]) -> int:
     return count
 
 
-def _parameters(seen: Sequence[Seen]) -> tuple[Seen, ...]:
+def _parameters(seen: Sequence[TensorDigest]) -> tuple[TensorDigest, ...]:
     return tuple(one for one in seen if one.what is What.PARAMETER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
+class RunRecord:
     """One rank's record of one run."""
 
-    built: tuple[Seen, ...]
+    built: tuple[TensorDigest, ...]
     """Parameters and buffers before the first step."""
-    moments: tuple[Moment, ...]
+    records: tuple[StepRecord, ...]
 
 
-def compare_runs(first: Own, second: Own, rank: int) -> Rerun:
+def compare_runs(first: RunRecord, second: RunRecord, rank: int) -> Rerun:
     """Return where two runs of one rank first differ: in the built model, in a batch, or in a step."""
-    steps = len(second.moments)
+    steps = len(second.records)
     pairs = [(0, first.built, second.built)]
-    for former, latter in zip(first.moments, second.moments, strict=False):
+    for former, latter in zip(first.records, second.records, strict=False):
         if former.batch != latter.batch:
             return Rerun(steps=steps, step=former.step, name="the batch", ranks=(rank,))
         pairs.append((former.step, former.tensors, latter.tensors))

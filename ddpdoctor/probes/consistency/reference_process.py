@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddpdoctor.model.trial import ReferenceStep, TrialSettings
-    from ddpdoctor.probes.consistency.moments import Moment
+    from ddpdoctor.probes.consistency.step_records import StepRecord
 
 MODULE = "ddpdoctor.probes.consistency.alone"
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
@@ -99,7 +99,7 @@ class ReferenceProcess:
             if one.grad is not None
         }
 
-    def ask(self, step: int, moments: Sequence[Moment]) -> None:
+    def ask(self, step: int, records: Sequence[StepRecord]) -> None:
         """Have the step computed from the saved state, and keep how its gradients compare. Raises ``UserError``."""
         import torch
 
@@ -110,8 +110,8 @@ class ReferenceProcess:
         question = Question(
             step=step,
             path=str(path),
-            batches=tuple(one.batch for one in moments),
-            losses=tuple(one.loss for one in moments),
+            batches=tuple(one.batch for one in records),
+            losses=tuple(one.loss for one in records),
         )
         self._send(question)
         self._take(self._hear())

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.consistency import What
 from ddpdoctor.model.replicas import ConsistencyError, ConsistencyResult, TensorDifference
-from ddpdoctor.probes.consistency.moments import (
+from ddpdoctor.probes.consistency.step_records import (
     Row,
     buffer_rows,
+    digest_rows,
     gradient_rows,
-    look,
     parameter_rows,
     read_settings,
     state_rows,
@@ -108,10 +108,10 @@ class _Own:
     def add(self, rows: Iterable[Row]) -> None:
         """Add tensors, except those that may differ and those that one rank cannot read alone."""
         listed = [row for row in rows if not any(fnmatchcase(row.name, pattern) for pattern in self.allow)]
-        seen = look(listed)
+        seen = digest_rows(listed)
         for one in seen:
-            shown = f"{one.dtype}{list(one.shape)}" if one.print else "none"
-            self.values[one.what.value, one.name, one.part] = (f"{one.print} {shown}", shown)
+            shown = f"{one.dtype}{list(one.shape)}" if one.digest else "none"
+            self.values[one.what.value, one.name, one.part] = (f"{one.digest} {shown}", shown)
         if missing := len(listed) - len(seen):
             noun = "tensor" if missing == 1 else "tensors"
             self.left_out.append(f"{missing} {noun} of which a rank has a shard or no data, or sparse and not added up")
@@ -170,12 +170,12 @@ def _compare(own: _Own, group: Any, parameter: Any) -> ConsistencyResult:
 
 def find_differences(tables: dict[int, list[list[str]]]) -> tuple[TensorDifference, ...]:
     """Return what differs between ranks. A table's row is: kind, name, part, text to compare, text to show."""
-    told = {rank: {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows} for rank, rows in tables.items()}
-    keys = dict.fromkeys(key for rows in told.values() for key in rows)
+    by_rank = {rank: {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows} for rank, rows in tables.items()}
+    keys = dict.fromkeys(key for rows in by_rank.values() for key in rows)
     found = []
     for key in keys:
         sides: dict[tuple[str, str], list[int]] = {}
-        for rank, rows in told.items():
+        for rank, rows in by_rank.items():
             sides.setdefault(rows.get(key, ("", "none")), []).append(rank)
         if len(sides) > 1:
             ordered = sorted(sides.items(), key=lambda side: (-len(side[1]), side[1][0]))

@@ -15,11 +15,11 @@ from ddpdoctor.model.trial import Participant, Rerun, Trial, TrialSettings
 from ddpdoctor.probes.agreement import propose, run_agreed
 from ddpdoctor.probes.consistency.batches import choose_batches
 from ddpdoctor.probes.consistency.building import build, quiet_dropout, see_model
-from ddpdoctor.probes.consistency.comparing import GROUP, Own, compare_moments, compare_runs, merge_reruns, split
+from ddpdoctor.probes.consistency.comparing import GROUP, RunRecord, compare_runs, compare_steps, merge_reruns, split
 from ddpdoctor.probes.consistency.losses import Steps
-from ddpdoctor.probes.consistency.moments import Seen, buffer_rows, look, parameter_rows
 from ddpdoctor.probes.consistency.reference_process import ReferenceProcess
 from ddpdoctor.probes.consistency.seeds import BUILD, set_seed
+from ddpdoctor.probes.consistency.step_records import TensorDigest, buffer_rows, digest_rows, parameter_rows
 from ddpdoctor.probes.consistency.training import Setting, Training
 from ddpdoctor.probes.consistency.watch import Watch
 from ddpdoctor.probes.ranks import meet_ranks, unreachable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Member
     from ddpdoctor.model.launch import Launch
-    from ddpdoctor.probes.consistency.moments import Moment
+    from ddpdoctor.probes.consistency.step_records import StepRecord
     from ddpdoctor.probes.ranks import Ranks
 
 ABOVE_OURS = 3
@@ -58,7 +58,7 @@ class _Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Looks:
-    tensors: tuple[Seen, ...]
+    tensors: tuple[TensorDigest, ...]
 
 
 def run_rank(job: Job) -> int:
@@ -148,7 +148,7 @@ class _Run:
         return replace(
             self._trial(setting, models),
             consistency=Consistency(
-                check_every=1, streams=compare_moments(steps), allowed=self._settings.allowed
+                check_every=1, streams=compare_steps(steps), allowed=self._settings.allowed
             ),
             reference=None if reference is None else reference.reference(),
             rerun=rerun,
@@ -174,40 +174,40 @@ class _Run:
 
     def _train(
         self, setting: Setting, run: str, reference: ReferenceProcess | None
-    ) -> tuple[Own, list[tuple[Moment, ...]] | None]:
+    ) -> tuple[RunRecord, list[tuple[StepRecord, ...]] | None]:
         """Make all steps. Return this rank's record, and on rank 0 the records of all ranks, step by step."""
         module = setting.built.module
-        built = look([*parameter_rows(module), *buffer_rows(module)])
+        built = digest_rows([*parameter_rows(module), *buffer_rows(module)])
         looks = self._ranks.gather(f"built{run}", _Looks(tensors=built))
         if looks is not None and not run:
             self._notes += filter(None, [describe_built([one.tensors for one in looks])])
         training = Training(setting)
-        own: list[Moment] = []
-        steps: list[tuple[Moment, ...]] = []
+        own: list[StepRecord] = []
+        steps: list[tuple[StepRecord, ...]] = []
         for step in range(1, self._settings.steps + 1):
             if reference is not None:
                 reference.keep_state(module)
             loss = training.compute(step)
             if reference is not None:
                 reference.keep_gradients(module)
-            moment = training.finish(step, loss)
-            own.append(moment)
+            record = training.finish(step, loss)
+            own.append(record)
             self._watch.mark(f"step {step}: the comparison")
-            moments = self._ranks.gather(f"moment{run}/{step}", moment)
-            if moments is not None:
-                steps.append(moments)
+            records = self._ranks.gather(f"record{run}/{step}", record)
+            if records is not None:
+                steps.append(records)
             if self._settings.reference and not run:
-                self._ask(reference, step, moments)
-        return Own(built=built, moments=tuple(own)), steps if self._launch.rank == 0 else None
+                self._ask(reference, step, records)
+        return RunRecord(built=built, records=tuple(own)), steps if self._launch.rank == 0 else None
 
-    def _ask(self, reference: ReferenceProcess | None, step: int, moments: tuple[Moment, ...] | None) -> None:
+    def _ask(self, reference: ReferenceProcess | None, step: int, records: tuple[StepRecord, ...] | None) -> None:
         """Have one process compute the step while the ranks wait. It may take as long as all ranks together."""
         self._watch.mark(f"step {step}: the reference", times=6 + 6 * self._launch.world_size)
-        if reference is not None and moments is not None:
-            reference.ask(step, moments)
+        if reference is not None and records is not None:
+            reference.ask(step, records)
         self._ranks.agree(_Decision, f"asked/{step}", _Decision(goes_on=True) if self._launch.rank == 0 else None)
 
-    def _run_again(self, first: Own) -> Rerun | None:
+    def _run_again(self, first: RunRecord) -> Rerun | None:
         """Build and train a second time, and compare with the first run on each rank."""
         setting, _ = self._build()
         second, _ = self._train(setting, "-again", None)
@@ -236,7 +236,7 @@ class _Run:
         )
 
 
-def describe_built(built: Sequence[Sequence[Seen]]) -> str:
+def describe_built(built: Sequence[Sequence[TensorDigest]]) -> str:
     """Return which parameters were built with other values on other ranks, or "". ``built`` is in rank order."""
     (splits,) = split(dict(enumerate(built)), [What.PARAMETER])
     if not splits:

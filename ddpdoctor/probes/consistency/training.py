@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.consistency import Values
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.consistency.losses import FAILED
-from ddpdoctor.probes.consistency.moments import (
-    Moment,
-    Seen,
+from ddpdoctor.probes.consistency.seeds import STEP, set_seed
+from ddpdoctor.probes.consistency.step_records import (
+    StepRecord,
+    TensorDigest,
     batch_digest,
     buffer_rows,
+    digest_rows,
     gradient_rows,
-    look,
     parameter_rows,
     random_digest,
     read_settings,
     state_rows,
 )
-from ddpdoctor.probes.consistency.seeds import STEP, set_seed
 from ddpdoctor.probes.user_code import users_turn
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Training:
         }
         self._forwards = self._unreduced = self._reductions = 0
         self._will_sync = False
-        self._synced: tuple[Seen, ...] | None = None
+        self._synced: tuple[TensorDigest, ...] | None = None
         self._batch = ""
         # DDP's hook runs before DDP sends the buffers. The module's hook runs after that, before its forward.
         self.ddp.register_forward_pre_hook(self._before_ddp)
@@ -81,18 +81,18 @@ class Training:
         self._reductions += self._forwards > self._unreduced
         return loss
 
-    def finish(self, step: int, loss: float | None) -> Moment:
+    def finish(self, step: int, loss: float | None) -> StepRecord:
         """Make the optimizer's step and return this rank's record of the step. Raises ``UserError``."""
         module, optimizer = self._setting.built.module, self._setting.built.optimizer
-        gradients = look(gradient_rows(module))
+        gradients = digest_rows(gradient_rows(module))
         self._setting.mark(f"step {step}: the optimizer's step")
         try:
             with users_turn(f"the optimizer failed in step {step}"):
                 optimizer.step()
         except UserError as error:
             raise UserError(error.message, help=error.help, status=FAILED) from error
-        after = look([*parameter_rows(module), *state_rows(module, optimizer)])
-        return Moment(
+        after = digest_rows([*parameter_rows(module), *state_rows(module, optimizer)])
+        return StepRecord(
             step=step,
             tensors=(*gradients, *after),
             synced=self._synced,
@@ -111,7 +111,7 @@ class Training:
 
     def _before_module(self, module: Any, _: Any) -> None:
         if self._will_sync and self._synced is None:
-            self._synced = look(buffer_rows(module))
+            self._synced = digest_rows(buffer_rows(module))
         self._will_sync = False
 
     def _values(self, step: int) -> Values:

@@ -115,14 +115,14 @@ class Watch:
         if trouble.still:
             self._conversation.send(f"place/{self._rank}", self._place())
         if self._rank == 0:
-            self._tell(trouble)
+            self._show_trouble(trouble)
         else:
             with suppress(StoreError):
                 self._conversation.hear_goodbye(Ended, STATUS_LIMIT_S)
         sys.stderr.flush()
         os._exit(trouble.status)
 
-    def _tell(self, trouble: Trouble) -> None:
+    def _show_trouble(self, trouble: Trouble) -> None:
         """On rank 0: show the trouble to the user, then send the others the status."""
         if trouble.still:
             places = self._gather(Place, "place", PLACES_LIMIT_S)

@@ -26,21 +26,21 @@ SEED = 20240229
 _DIGEST_BYTES = 8
 
 
-def print_samples(dataset: Any, samples: int) -> tuple[str, ...]:
+def digest_samples(dataset: Any, samples: int) -> tuple[str, ...]:
     """Return digests of a few samples, with the same random state on all ranks. The dataset's errors propagate."""
     chosen = sorted({place * samples // SAMPLES for place in range(SAMPLES)})
     found = []
     with _same_random_state():
         for index in chosen:
             _seed(index)
-            found += [f"{index}:{leaf}" for leaf in print_leaves(dataset[index])]
+            found += [f"{index}:{leaf}" for leaf in digest_leaves(dataset[index])]
     return tuple(found)
 
 
-def print_leaves(data: Any) -> tuple[str, ...]:
+def digest_leaves(data: Any) -> tuple[str, ...]:
     """Return "leaf:digest" for a batch or a sample. Leaves with only one value say nothing and are left out."""
-    told = ((number, _digest(leaf)) for number, (_, leaf) in enumerate(islice(leaves(data), MOST_LEAVES)))
-    return tuple(f"{number}:{digest}" for number, digest in told if digest)
+    found = ((number, _digest(leaf)) for number, (_, leaf) in enumerate(islice(leaves(data), MOST_LEAVES)))
+    return tuple(f"{number}:{digest}" for number, digest in found if digest)
 
 
 def count_samples(batch: Any) -> int:

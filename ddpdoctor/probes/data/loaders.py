@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.data import EpochSeen, LoaderSeen, RankDraws, RankPass, SamplerSeen
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.probes.data.contents import count_samples, print_leaves, print_samples
+from ddpdoctor.probes.data.contents import count_samples, digest_leaves, digest_samples
 from ddpdoctor.probes.data.indices import NoIndices, draw_pass, find_base
 from ddpdoctor.probes.user_code import users_turn
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PASS_LIMIT_S = 30.0
 """Our choice: the time limit of one pass over data without indices, which must be loaded to be counted."""
-PRINTED_BATCHES = 8
+DIGESTED_BATCHES = 8
 """Our choice: how many batches of such a pass get digests."""
 
 
@@ -65,7 +65,7 @@ def _look_at_loader(
         draws = _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch)
         note = f"the indices of {_type_of(loader)} could not be followed: {error}"
         return replace(draws, notes=(note, *draws.notes)), ()
-    prints, notes = _print_samples(base, name)
+    prints, notes = _digest_samples(base, name)
     seen = tuple(one.epoch(prints) for one in drawn)
     draws = _describe(loader, base, seen, tuple(one.row(rank) for one in drawn), notes)
     return draws, tuple(bytes(one.bits) for one in drawn)
@@ -110,8 +110,8 @@ def _count_pass(made: Any, rank: int) -> tuple[RankPass, tuple[str, ...]]:
         last = count_samples(batch)
         drawn += last
         batches += 1
-        if batches <= PRINTED_BATCHES:
-            prints += print_leaves(batch)
+        if batches <= DIGESTED_BATCHES:
+            prints += digest_leaves(batch)
         if time.monotonic() > deadline:
             complete = False
             break
@@ -136,11 +136,11 @@ def _epoch_without_indices(row: RankPass, prints: tuple[str, ...], number: int, 
     )
 
 
-def _print_samples(base: Base, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _digest_samples(base: Base, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return digests of a few samples, or a note on why there are none. Counting works without them."""
     try:
         with users_turn(f"{name}: samples could not be loaded, so that equal indices are taken for equal samples"):
-            return print_samples(base.dataset, base.samples), ()
+            return digest_samples(base.dataset, base.samples), ()
     except UserError as error:
         return (), (f"{error.message} {error.help}".strip(),)
 

@@ -61,7 +61,7 @@ class MeshLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairsTold:
+class PairResults:
     """A node's results for its targets in one block. Sent to the first node."""
 
     pairs: tuple[NodePair, ...]
@@ -111,10 +111,10 @@ class _Mesh:
         targets = [self._publications[place] for place in targets_of(self.place, rounds, self._count)]
         patience = min(time.monotonic() + PATIENCE_S + PATIENCE_NODE_S * self._count, self._deadline)
         with Posts(own.address, sources, self._limits.port_range, self._pace, self._lost) as posts:
-            self._conversation.send(f"posts/{block}/{own.number}", posts.told)
+            self._conversation.send(f"posts/{block}/{own.number}", posts.published)
             pairs = self._visit(block, targets, patience)
-            self._conversation.send(f"pairs/{block}/{own.number}", PairsTold(pairs=pairs))
-            self._await(posts, block, sources if posts.told.ports else [], patience)
+            self._conversation.send(f"pairs/{block}/{own.number}", PairResults(pairs=pairs))
+            self._await(posts, block, sources if posts.published.ports else [], patience)
         return pairs
 
     def _visit(self, block: int, targets: Sequence[Publication], patience: float) -> tuple[NodePair, ...]:
@@ -154,8 +154,8 @@ class _Mesh:
         pairs = {(pair.source, pair.target): pair for pair in own}
         there = [one.number for one in self._publications[1:] if self._conversation.has(f"posts/0/{one.number}")]
         for block in range(len(blocks)):
-            for number, told in self._hear(PairsTold, f"pairs/{block}", there, self._deadline + COLLECT_S).items():
-                said = told.pairs if told is not None else ()
+            for number, found in self._hear(PairResults, f"pairs/{block}", there, self._deadline + COLLECT_S).items():
+                said = found.pairs if found is not None else ()
                 pairs |= {(number, pair.target): pair for pair in said if pair.source == number}
         return tuple(
             pairs.get((source.number, target.number)) or _unheard(source, target)

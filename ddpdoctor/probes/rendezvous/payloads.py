@@ -112,10 +112,10 @@ def send_payload(connection: socket.socket, size_bytes: int, pace: Pace) -> Tran
         contact, error = Contact.NO_ANSWER, str(stalled)
     except OSError as failed:
         contact, error = contact_of(failed), describe(failed)
-    return _told(sending, before, contact, error)
+    return _result(sending, before, contact, error)
 
 
-def _told(sending: _Sending, before: TcpCounts, contact: Contact, error: str) -> Transfer:
+def _result(sending: _Sending, before: TcpCounts, contact: Contact, error: str) -> Transfer:
     after = read_tcp_counts(sending.connection)
     whole = contact is Contact.CONNECTED
     return Transfer(

@@ -77,7 +77,7 @@ class Posts:
     def __init__(
         self, address: str, sources: Sequence[int], port_range: tuple[int, int] | None, pace: Pace, lost: Lost
     ) -> None:
-        """Listen at a numeric address, on a port for each source. Errors are in ``told``."""
+        """Listen at a numeric address, on a port for each source. Errors are in ``published``."""
         self.served: set[int] = set()
         """Sources that were served, successfully or not."""
         self._ticket = os.urandom(TICKET_BYTES)
@@ -108,7 +108,7 @@ class Posts:
         return open_ones[len(self._listeners) % len(open_ones)]
 
     @property
-    def told(self) -> PostsOpen:
+    def published(self) -> PostsOpen:
         """What the sources need to know."""
         ports = {str(source): int(one.getsockname()[1]) for source, one in self._listeners.items()}
         return PostsOpen(ports=ports, ticket=self._ticket.hex(), error=self._error)

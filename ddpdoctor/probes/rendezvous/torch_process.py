@@ -79,9 +79,9 @@ class TorchProcess:
         """Join a torch store. Raises ``TorchError``, also if something else answers."""
         self._ask("join", limit_s + 2, host=host, port=port, limit_s=limit_s)
 
-    def start(self, limit_s: float, **told: Any) -> dict[str, Any]:
+    def start(self, limit_s: float, **settings: Any) -> dict[str, Any]:
         """Make a real start (``Trial.run``). This works once. Raises ``TorchError``."""
-        found: dict[str, Any] = self._ask("start", limit_s + 5, limit_s=limit_s, **told)
+        found: dict[str, Any] = self._ask("start", limit_s + 5, limit_s=limit_s, **settings)
         return found
 
     def _ask(self, what: str, within_s: float, **arguments: Any) -> Any:

@@ -44,19 +44,19 @@ def fork_trial() -> Trial:
 class Trial:
     """The parent's handle of the process that makes the start."""
 
-    def __init__(self, pid: int, tell: int, hear: int) -> None:
-        """``tell`` and ``hear`` are the descriptors for writing to the process and reading from it."""
-        self._pid, self._tell, self._hear = pid, tell, hear
+    def __init__(self, pid: int, write_to: int, read_from: int) -> None:
+        """``write_to`` and ``read_from`` are the descriptors for writing to the process and reading from it."""
+        self._pid, self._write_to, self._read_from = pid, write_to, read_from
 
-    def run(self, **told: Any) -> dict[str, Any]:
+    def run(self, **job: Any) -> dict[str, Any]:
         """Make the start, and return ``stage``, ``error`` ("" means success) and ``duration_s``.
 
-        ``told`` has rank, world_size, host, port, prefix and limit_s. The process is killed if it does not end in time.
+        ``job`` has rank, world_size, host, port, prefix and limit_s. The process is killed if it does not end in time.
         """
         began = time.monotonic()
-        os.write(self._tell, json.dumps(told).encode() + b"\n")
-        os.close(self._tell)
-        limit_s = float(told["limit_s"])
+        os.write(self._write_to, json.dumps(job).encode() + b"\n")
+        os.close(self._write_to)
+        limit_s = float(job["limit_s"])
         stages, hung_up = self._listen(began + limit_s + GRACE_S)
         last = stages[-1] if stages else {"stage": "store"}
         error = "" if last.get("done") else last.get("error") or self._end(limit_s, hung_up=hung_up)
@@ -66,9 +66,9 @@ class Trial:
         """Return the stages that it reports until it hangs up or the time is up, and whether it has hung up."""
         text, hung_up = b"", False
         while not hung_up and (left_s := deadline - time.monotonic()) > 0:
-            if not select.select([self._hear], [], [], left_s)[0]:
+            if not select.select([self._read_from], [], [], left_s)[0]:
                 break
-            part = os.read(self._hear, 65536)
+            part = os.read(self._read_from, 65536)
             hung_up = not part
             text += part
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")], hung_up
@@ -90,12 +90,12 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _wait_and_run(told_by: int, tell: int) -> None:
-    with os.fdopen(told_by) as stream:
+def _wait_and_run(orders: int, write_to: int) -> None:
+    with os.fdopen(orders) as stream:
         line = stream.readline()
     if not line:
         return
-    with os.fdopen(tell, "w", buffering=1) as out:
+    with os.fdopen(write_to, "w", buffering=1) as out:
 
         def say(**what: Any) -> None:
             out.write(json.dumps(what) + "\n")
@@ -106,9 +106,9 @@ def _wait_and_run(told_by: int, tell: int) -> None:
 class _Start:
     """Runs the stages of a start, and reports each before it begins."""
 
-    def __init__(self, told: dict[str, Any], say: Any) -> None:
-        self._told, self._say = told, say
-        self._limit = timedelta(seconds=float(told["limit_s"]))
+    def __init__(self, job: dict[str, Any], say: Any) -> None:
+        self._job, self._say = job, say
+        self._limit = timedelta(seconds=float(job["limit_s"]))
         self._stage = ""
         self._joined: Any = None
         self._sums: list[tuple[float, float]] = []
@@ -136,15 +136,19 @@ class _Start:
         from torch.distributed import PrefixStore, TCPStore
 
         store = TCPStore(
-            self._told["host"], int(self._told["port"]), is_master=False, wait_for_workers=False, timeout=self._limit
+            self._job["host"],
+            int(self._job["port"]),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=self._limit,
         )
-        self._joined = PrefixStore(str(self._told["prefix"]), store)
+        self._joined = PrefixStore(str(self._job["prefix"]), store)
 
     def _init_process_group(self) -> None:
         import torch.distributed as dist
 
         dist.init_process_group(
-            "gloo", store=self._joined, rank=int(self._told["rank"]), world_size=int(self._told["world_size"]),
+            "gloo", store=self._joined, rank=int(self._job["rank"]), world_size=int(self._job["world_size"]),
             timeout=self._limit,
         )  # fmt: skip
 
@@ -153,12 +157,12 @@ class _Start:
         import torch.distributed as dist
 
         for elements in (1, ELEMENTS):
-            values = torch.full((elements,), float(self._told["rank"] + 1))
+            values = torch.full((elements,), float(self._job["rank"] + 1))
             dist.all_reduce(values)
             self._sums.append((float(values.min()), float(values.max())))
 
     def _compare(self) -> None:
-        world_size = int(self._told["world_size"])
+        world_size = int(self._job["world_size"])
         wanted = world_size * (world_size + 1) / 2
         if any(sums != (wanted, wanted) for sums in self._sums):
             raise ValueError(f"the sum of 1 to {world_size} came out as {self._sums}")

@@ -14,7 +14,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.probes.data.contents import print_leaves
+from ddpdoctor.probes.data.contents import digest_leaves
 from ddpdoctor.probes.data.loaders import look_at
 
 
@@ -143,7 +143,7 @@ def test_what_is_no_loader_is_refused(made, message):
 
 
 def test_leaves_of_one_value_say_nothing():
-    assert print_leaves({"a": torch.ones(3), "b": [torch.arange(3.0), "text"]})[0].startswith("1:")
+    assert digest_leaves({"a": torch.ones(3), "b": [torch.arange(3.0), "text"]})[0].startswith("1:")
 
 
 def test_a_random_sampler_draws_each_sample_once():

@@ -4,7 +4,7 @@ from itertools import chain, combinations
 
 import pytest
 
-from ddpdoctor.probes.bandwidth.localise import circle_rounds
+from ddpdoctor.probes.bandwidth.localize import circle_rounds
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 9, 64])

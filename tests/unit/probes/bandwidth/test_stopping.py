@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor.collect.process.proc import read_process
 from ddpdoctor.model.bandwidth import Ending, Stop
-from ddpdoctor.probes.bandwidth.processes import Neighbours, read_home
+from ddpdoctor.probes.bandwidth.processes import LocalRanks, read_home
 from ddpdoctor.probes.bandwidth.stopping import Alarm, Reporting, stop_alone
 from ddpdoctor.probes.bandwidth.tracker import Tracker, take_position
 from tests.scenarios.running import wait_for
@@ -19,26 +19,26 @@ def beside():
     """A process beside this one, and this one's view of it."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     own, stat = read_home(), read_process(child.pid)
-    neighbours = Neighbours(own)
-    neighbours.add(0, replace(own, pid=child.pid, started_ticks=stat.start_ticks))
-    yield child, neighbours
+    local_ranks = LocalRanks(own)
+    local_ranks.add(0, replace(own, pid=child.pid, started_ticks=stat.start_ticks))
+    yield child, local_ranks
     child.communicate()
-    neighbours.close()
+    local_ranks.close()
 
 
-def stop(neighbours, position):
+def stop(local_ranks, position):
     """Stop alone, as rank 1; return the status and what was reported."""
     reported: list[Stop] = []
-    reporting = Reporting(rank=1, members=(), neighbours=neighbours, finish=lambda stop: reported.append(stop) or 1)
+    reporting = Reporting(rank=1, members=(), local_ranks=local_ranks, finish=lambda stop: reported.append(stop) or 1)
     return stop_alone(reporting, Alarm(ending=Ending.FAILED, rank=1, phase="measure", signal=None), position), reported
 
 
 def test_a_process_that_died_after_the_position_was_taken_is_seen(beside):
-    child, neighbours = beside
-    position = take_position(1, Tracker(), None, neighbours.states(), neighbours.ends)
+    child, local_ranks = beside
+    position = take_position(1, Tracker(), None, local_ranks.states(), local_ranks.ends)
     child.kill()
-    assert wait_for(lambda: 0 in neighbours.gone())
-    status, (reported,) = stop(neighbours, position)
+    assert wait_for(lambda: 0 in local_ranks.gone())
+    status, (reported,) = stop(local_ranks, position)
 
     assert status == 1
     assert position.states["0"] not in {"Z", ""}
@@ -47,8 +47,8 @@ def test_a_process_that_died_after_the_position_was_taken_is_seen(beside):
 
 
 def test_a_lower_rank_that_exited_by_itself_has_reported_already(beside):
-    child, neighbours = beside
+    child, local_ranks = beside
     child.stdin.close()
-    assert wait_for(lambda: 0 in neighbours.gone())
+    assert wait_for(lambda: 0 in local_ranks.gone())
 
-    assert stop(neighbours, take_position(1, Tracker(), None, {}, {})) == (1, [])
+    assert stop(local_ranks, take_position(1, Tracker(), None, {}, {})) == (1, [])

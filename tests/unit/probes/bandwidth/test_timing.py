@@ -13,7 +13,7 @@ from ddpdoctor.probes.bandwidth.timing import (
     Plan,
     even_out,
     plan_calls,
-    summarise,
+    summarize,
 )
 
 CASE = Case(
@@ -56,7 +56,7 @@ def test_times_are_reduced_over_ranks_first():
     # The median of each rank is 100; in every iteration one of them takes 300.
     times_us = [[100.0, 100.0, 300.0, 100.0], [300.0, 300.0, 100.0, 100.0]]
 
-    measurement = summarise(CASE, [1000.0, 2000.0], times_us, 1, 2, warm=True)
+    measurement = summarize(CASE, [1000.0, 2000.0], times_us, 1, 2, warm=True)
 
     assert measurement.first_us == 2000.0
     assert measurement.p50_us == 300.0
@@ -66,7 +66,7 @@ def test_times_are_reduced_over_ranks_first():
 
 
 def test_bandwidths_are_in_gb_s_of_a_billion_bytes_and_taken_at_the_median():
-    measurement = summarise(CASE, [1.0] * 4, [[500.0]] * 4, 1, 4, warm=True)
+    measurement = summarize(CASE, [1.0] * 4, [[500.0]] * 4, 1, 4, warm=True)
 
     assert measurement.algbw_gb_s == pytest.approx(2.0)
     assert measurement.busbw_gb_s == pytest.approx(3.0)
@@ -75,7 +75,7 @@ def test_bandwidths_are_in_gb_s_of_a_billion_bytes_and_taken_at_the_median():
 def test_a_batch_counts_as_its_time_over_its_calls():
     case = replace(CASE, mode=Mode.THROUGHPUT)
 
-    measurement = summarise(case, [1.0, 1.0], [[1000.0, 3000.0, 2000.0], [900.0, 900.0, 900.0]], 10, 2, warm=False)
+    measurement = summarize(case, [1.0, 1.0], [[1000.0, 3000.0, 2000.0], [900.0, 900.0, 900.0]], 10, 2, warm=False)
 
     assert (measurement.p50_us, measurement.min_us, measurement.iterations) == (200.0, 100.0, 30)
     assert measurement.cv == pytest.approx(0.408, abs=0.001)
@@ -83,7 +83,7 @@ def test_a_batch_counts_as_its_time_over_its_calls():
 
 
 def test_one_rank_has_no_bus_bandwidth():
-    assert summarise(CASE, [1.0], [[100.0]], 1, 1, warm=True).busbw_gb_s is None
+    assert summarize(CASE, [1.0], [[100.0]], 1, 1, warm=True).busbw_gb_s is None
 
 
 def test_who_ends_a_call_early_does_not_make_the_others_late():

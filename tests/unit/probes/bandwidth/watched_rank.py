@@ -46,7 +46,7 @@ def wait_for_all(conversation):
 
 def wait_for_neighbours(watcher):
     """Wait until this rank's watcher knows the processes of the others: within milliseconds of its start."""
-    while len(watcher._neighbours.ranks) < WORLD - 1:
+    while len(watcher._local_ranks.ranks) < WORLD - 1:
         time.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""What a trial is made of, in one process: batches, losses, models, moments and their comparison."""
+"""What a trial is made of, in one process: batches, losses, models, records and their comparison."""
 
 from dataclasses import replace
 
@@ -11,10 +11,17 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.trial import TrialSettings
 from ddpdoctor.probes.consistency.batches import CannotJoin, choose_batches, join, sample_counts
 from ddpdoctor.probes.consistency.building import build, quiet_dropout, see_model
-from ddpdoctor.probes.consistency.comparing import Own, compare_moments, compare_runs, merge_reruns
+from ddpdoctor.probes.consistency.comparing import RunRecord, compare_runs, compare_steps, merge_reruns
 from ddpdoctor.probes.consistency.losses import Steps
-from ddpdoctor.probes.consistency.moments import Moment, Seen, buffer_rows, look, parameter_rows, state_rows
 from ddpdoctor.probes.consistency.session import describe_built
+from ddpdoctor.probes.consistency.step_records import (
+    StepRecord,
+    TensorDigest,
+    buffer_rows,
+    digest_rows,
+    parameter_rows,
+    state_rows,
+)
 from ddpdoctor.probes.consistency.watch import Place, describe_places
 from ddpdoctor.probes.user_code import leaves
 
@@ -127,26 +134,26 @@ def test_numbers_of_an_optimizer_are_printed_as_its_tensors_are():
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    seen = look(state_rows(model, optimizer))
+    seen = digest_rows(state_rows(model, optimizer))
     assert {(one.name, one.part) for one in seen} >= {("weight", "exp_avg"), ("bias", "step")}
-    assert all(one.print for one in seen)
+    assert all(one.digest for one in seen)
 
 
-def moment(rank, step, synced=None, **values):
+def record(rank, step, synced=None, **values):
     tensors = tuple(
-        Seen(what=what, name=name, shape=(2,), dtype="float32", print=values.get(f"{what.name}_{name}", "00"))
+        TensorDigest(what=what, name=name, shape=(2,), dtype="float32", digest=values.get(f"{what.name}_{name}", "00"))
         for what in (What.GRADIENT, What.PARAMETER)
         for name in ("a", "b")
     )
     told = Values(rank=rank, steps=step, reductions=step, forwards=1, unreduced_forwards=0, random=f"r{rank}")
-    return Moment(step=step, tensors=tensors, synced=synced, values=told, loss=1.0, batch="x")
+    return StepRecord(step=step, tensors=tensors, synced=synced, values=told, loss=1.0, batch="x")
 
 
 def test_the_first_difference_of_each_kind_is_kept_with_the_last_moment_of_equality():
-    steps = [[moment(rank, 1) for rank in range(3)]]
-    steps.append([moment(rank, 2, **({"PARAMETER_b": "11"} if rank == 1 else {})) for rank in range(3)])
-    steps.append([moment(rank, 3, **({"PARAMETER_a": "11"} if rank == 1 else {})) for rank in range(3)])
-    (stream,) = compare_moments(steps)
+    steps = [[record(rank, 1) for rank in range(3)]]
+    steps.append([record(rank, 2, **({"PARAMETER_b": "11"} if rank == 1 else {})) for rank in range(3)])
+    steps.append([record(rank, 3, **({"PARAMETER_a": "11"} if rank == 1 else {})) for rank in range(3)])
+    (stream,) = compare_steps(steps)
     (difference,) = stream.differences
     assert (stream.clock, stream.compared, stream.last_number) == (StreamClock.STEP, 3, 3)
     assert (difference.what, difference.number, difference.last_equal) == (What.PARAMETER, 2, 1)
@@ -155,25 +162,28 @@ def test_the_first_difference_of_each_kind_is_kept_with_the_last_moment_of_equal
 
 
 def test_an_absent_gradient_is_a_side():
-    steps = [[moment(0, 1), moment(1, 1, GRADIENT_a="")]]
-    (difference,) = compare_moments(steps)[0].differences
+    steps = [[record(0, 1), record(1, 1, GRADIENT_a="")]]
+    (difference,) = compare_steps(steps)[0].differences
     assert difference.splits[0].absent_on == (1,)
 
 
 def test_buffers_are_compared_where_all_ranks_were_sent_them():
-    own = [(Seen(what=What.BUFFER, name="mean", shape=(2,), dtype="float32", print=text),) for text in ("00", "11")]
-    steps = [[moment(rank, 1, synced=own[rank]) for rank in range(2)], [moment(0, 2, synced=own[0]), moment(1, 2)]]
-    stream = next(one for one in compare_moments(steps) if one.clock is StreamClock.SYNC)
+    own = [
+        (TensorDigest(what=What.BUFFER, name="mean", shape=(2,), dtype="float32", digest=text),)
+        for text in ("00", "11")
+    ]
+    steps = [[record(rank, 1, synced=own[rank]) for rank in range(2)], [record(0, 2, synced=own[0]), record(1, 2)]]
+    stream = next(one for one in compare_steps(steps) if one.clock is StreamClock.SYNC)
     assert (stream.compared, stream.differences[0].what) == (1, What.BUFFER)
 
 
 def test_a_second_run_is_compared_tensor_by_tensor_and_the_batch_comes_first():
-    first = Own(built=(), moments=(moment(1, 1), moment(1, 2)))
-    other = Own(built=(), moments=(moment(1, 1), moment(1, 2, GRADIENT_b="11")))
+    first = RunRecord(built=(), records=(record(1, 1), record(1, 2)))
+    other = RunRecord(built=(), records=(record(1, 1), record(1, 2, GRADIENT_b="11")))
     found = compare_runs(first, other, 1)
     assert (found.step, found.what, found.name, found.ranks, found.differing) == (2, What.GRADIENT, "b", (1,), 1)
     assert compare_runs(first, first, 1).step is None
-    changed = Own(built=(), moments=(replace(moment(1, 1), batch="y"),))
+    changed = RunRecord(built=(), records=(replace(record(1, 1), batch="y"),))
     assert compare_runs(first, changed, 1).name == "the batch"
     later = replace(found, step=3, ranks=(0,))
     assert merge_reruns([later, found, compare_runs(first, first, 2)]) == found
@@ -190,12 +200,14 @@ def test_places_are_told_together_and_the_silent_are_named():
 
 
 def test_parameters_without_values_yet_are_left_out():
-    assert look(parameter_rows(nn.LazyLinear(3))) == ()
+    assert digest_rows(parameter_rows(nn.LazyLinear(3))) == ()
     assert describe_built([(), ()]) == ""
 
 
 def test_parameters_that_were_built_unlike_are_named():
-    built = [look([*parameter_rows(module), *buffer_rows(module)]) for module in (nn.Linear(1, 1), nn.Linear(1, 1))]
+    built = [
+        digest_rows([*parameter_rows(module), *buffer_rows(module)]) for module in (nn.Linear(1, 1), nn.Linear(1, 1))
+    ]
 
     assert describe_built(built) == (
         "built with one seed, 2 parameters had other values on other ranks, as weight (rank 0 and rank 1); DDP's "

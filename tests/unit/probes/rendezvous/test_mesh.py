@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.store import LocalStore
 from ddpdoctor.model.reaching import Contact, Publication
-from ddpdoctor.probes.rendezvous.mesh import MeshLimits, PairsTold, run_mesh
+from ddpdoctor.probes.rendezvous.mesh import MeshLimits, PairResults, run_mesh
 from ddpdoctor.probes.rendezvous.payloads import LARGE_BYTES, Pace
 from ddpdoctor.probes.rendezvous.posts import Lost, Posts, PostsOpen
 from ddpdoctor.probes.rendezvous.visits import SOURCE_FAILS, TARGET_FAILS, Target, Visitor
@@ -108,7 +108,7 @@ def test_nobody_speaks_for_others():
     publications = [publication(n) for n in range(3)]
     store = LocalStore()
     honest = run_nodes(publications)[0]
-    Conversation(store).send("pairs/0/2", PairsTold(pairs=tuple(p for p in honest if p.source == 1)))
+    Conversation(store).send("pairs/0/2", PairResults(pairs=tuple(p for p in honest if p.source == 1)))
     found = run_nodes(publications, store, without={1, 2}, limits=MeshLimits(total_s=0.3))[0]
     assert {pair.skipped for pair in found if pair.source == 1} == {"the source did not report what it saw"}
 
@@ -129,7 +129,7 @@ def test_ports_that_are_none():
     posts = PostsOpen(ports={"0": 10**9}, ticket="no digits")
     store = LocalStore()
     Conversation(store).send("posts/0/1", posts)
-    Conversation(store).send("pairs/0/1", PairsTold(pairs=()))
+    Conversation(store).send("pairs/0/1", PairResults(pairs=()))
     (pair, _) = run_mesh(Conversation(store), 0, [publication(0), publication(1)], MeshLimits())
     assert (pair.connecting.contact, pair.connecting.error) == (Contact.FAILED, "Invalid argument")
 
@@ -176,12 +176,12 @@ def offer(lost=None):
 
 
 def post_of(posts):
-    return target_at(posts.told.ports["0"], bytes.fromhex(posts.told.ticket))
+    return target_at(posts.published.ports["0"], bytes.fromhex(posts.published.ticket))
 
 
 def test_a_stranger_is_turned_away_and_the_source_is_served():
     with offer() as posts:
-        port = posts.told.ports["0"]
+        port = posts.published.ports["0"]
         with socket.create_connection(("127.0.0.1", port)) as silent:
             for hello in (b"GET / HTTP/1.0\r\n" * 4, b"DDPDmesh" + b"y" * 20):
                 with socket.create_connection(("127.0.0.1", port)) as stranger:

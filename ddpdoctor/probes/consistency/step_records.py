@@ -6,36 +6,31 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.consistency import Values, What
+from ddpdoctor.model.consistency import TensorRow, Values, What
 from ddpdoctor.probes.user_code import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-PRINT_DIGITS = 32
+DIGEST_DIGITS = 32
 """Hexadecimal digits of a fingerprint, which has 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class TensorDigest(TensorRow):
     """A tensor and its fingerprint."""
 
-    what: What
-    name: str
-    part: str = ""
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-    print: str = ""
+    digest: str = ""
     """The fingerprint in hexadecimal, or "" if there is no tensor (a gradient of None)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class StepRecord:
     """One step on one rank: gradients right before the optimizer's step, everything else right after it."""
 
     step: int
-    tensors: tuple[Seen, ...]
-    synced: tuple[Seen, ...] | None
+    tensors: tuple[TensorDigest, ...]
+    synced: tuple[TensorDigest, ...] | None
     """Buffers right after DDP broadcast rank 0's, or None if it did not in this step."""
     values: Values
     loss: float | None
@@ -53,7 +48,7 @@ class Row:
     part: str = ""
 
 
-def look(rows: Iterable[Row]) -> tuple[Seen, ...]:
+def digest_rows(rows: Iterable[Row]) -> tuple[TensorDigest, ...]:
     """Return the fingerprints of rows. Tensors without values yet, or of which a rank has a shard, are left out."""
     import torch
 
@@ -62,8 +57,8 @@ def look(rows: Iterable[Row]) -> tuple[Seen, ...]:
     listed = list(rows)
     unread = fingerprints([torch.empty(1, device="meta")]).hex()
     text = fingerprints([row.tensor for row in listed]).hex()
-    cut = [text[at : at + PRINT_DIGITS] for at in range(0, len(text), PRINT_DIGITS)]
-    return tuple(_seen(row, print_) for row, print_ in zip(listed, cut, strict=True) if print_ != unread)
+    cut = [text[at : at + DIGEST_DIGITS] for at in range(0, len(text), DIGEST_DIGITS)]
+    return tuple(_digest_of(row, digest) for row, digest in zip(listed, cut, strict=True) if digest != unread)
 
 
 def gradient_rows(module: Any) -> Iterator[Row]:
@@ -112,7 +107,7 @@ def batch_digest(batch: Any) -> str:
     import torch
 
     rows = [Row(What.BUFFER, place, leaf) for place, leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
-    return hashlib.sha256(repr(look(rows)).encode()).hexdigest()[:32]
+    return hashlib.sha256(repr(digest_rows(rows)).encode()).hexdigest()[:32]
 
 
 def random_digest(device: Any) -> str:
@@ -125,14 +120,14 @@ def random_digest(device: Any) -> str:
     return hashlib.sha256(b"".join(bytes(state.tolist()) for state in states)).hexdigest()[:16]
 
 
-def _seen(row: Row, print_: str) -> Seen:
+def _digest_of(row: Row, digest: str) -> TensorDigest:
     if row.tensor is None:
-        return Seen(what=row.what, name=row.name, part=row.part)
-    return Seen(
+        return TensorDigest(what=row.what, name=row.name, part=row.part)
+    return TensorDigest(
         what=row.what,
         name=row.name,
         part=row.part,
         shape=tuple(row.tensor.shape),
         dtype=str(row.tensor.dtype).removeprefix("torch."),
-        print=print_,
+        digest=digest,
     )

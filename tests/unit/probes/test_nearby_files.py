@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.probes.checkpoint.neighbours import find_gaps, find_leftovers
+from ddpdoctor.probes.checkpoint.nearby_files import find_gaps, find_leftovers
 
 LIKE = {"epoch1.pt": 1000, "epoch2.pt": 1010, "epoch10.pt": 990}
 
