@@ -73,8 +73,8 @@ def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity 
 def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose: bool) -> str:
     from ddpdoctor.report.text import render_text
 
-    width, colour = read_width(stream), has_colour(stream, os.environ)
-    return render_text(report, width=width, colour=colour, run_dir=run_dir, cwd=_read_cwd(), verbose=verbose)
+    width, color = read_width(stream), has_color(stream, os.environ)
+    return render_text(report, width=width, color=color, run_dir=run_dir, cwd=_read_cwd(), verbose=verbose)
 
 
 def save_report(run_dir: Path, report: Report, name: str = "report.json") -> bool:
@@ -164,7 +164,7 @@ def read_width(stream: TextIO) -> int | None:
         return None
 
 
-def has_colour(stream: TextIO, env: Mapping[str, str]) -> bool:
+def has_color(stream: TextIO, env: Mapping[str, str]) -> bool:
     """Return whether to use colors: on a terminal that has them, unless NO_COLOR is set (no-color.org)."""
     return stream.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 

@@ -61,13 +61,13 @@ def width_of(text: str) -> int:
     return cell_len(text)
 
 
-def draw(page: Page, *, colour: bool) -> str:
+def draw(page: Page, *, color: bool) -> str:
     """Let Rich add only colors: no wrapping, no markup, no highlighting."""
     console = Console(
         file=io.StringIO(),
-        force_terminal=colour,
-        color_system="standard" if colour else None,
-        no_color=not colour,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
         markup=False,
         highlight=False,
         emoji=False,

@@ -40,7 +40,7 @@ def render_text(
     report: Report,
     *,
     width: int | None,
-    colour: bool,
+    color: bool,
     run_dir: Path | None,
     cwd: Path | None = None,
     verbose: bool = False,
@@ -55,7 +55,7 @@ def render_text(
         _add_job(page, report, content, run_dir)
     else:
         _add_checkup(page, report, content, run_dir, verbose=verbose)
-    return draw(page, colour=colour)
+    return draw(page, color=color)
 
 
 def _add_job(page: Page, report: Report, content: Content, run_dir: Path | None) -> None:

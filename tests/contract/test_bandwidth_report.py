@@ -20,8 +20,8 @@ SCREENS = Path(__file__).parents[1] / "data" / "allreduce-bench"
 SCHEMA = json.loads((files("ddpdoctor.report") / "schema.json").read_text(encoding="utf-8"))
 
 
-def draw(report, *, width=None, colour=False, run_dir=Path("run")):
-    return render_text(report, width=width, colour=colour, run_dir=run_dir, cwd=None)
+def draw(report, *, width=None, color=False, run_dir=Path("run")):
+    return render_text(report, width=width, color=color, run_dir=run_dir, cwd=None)
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,15 @@ def test_a_report_from_disk_is_drawn_as_the_one_in_memory():
     ]
 
 
-def test_without_colour_there_is_no_escape_and_with_it_the_text_is_the_same():
-    plain, coloured = draw(benches.everything(), width=80), draw(benches.everything(), width=80, colour=True)
+def test_without_color_there_is_no_escape_and_with_it_the_text_is_the_same():
+    plain, colored = draw(benches.everything(), width=80), draw(benches.everything(), width=80, color=True)
 
     assert "\x1b" not in plain
-    assert "\x1b" in coloured
-    assert without_colours(coloured) == plain
+    assert "\x1b" in colored
+    assert without_colors(colored) == plain
 
 
-def without_colours(text):
+def without_colors(text):
     from rich.text import Text
 
     return Text.from_ansi(text).plain

@@ -47,7 +47,7 @@ def report(findings=(ERROR, WARNING, NOTE), checks=CHECKS, hosts=("node0",), **d
 
 
 def draw(one, *, width=None, verbose=False):
-    return render_text(one, width=width, colour=False, verbose=verbose, run_dir=None, cwd=None)
+    return render_text(one, width=width, color=False, verbose=verbose, run_dir=None, cwd=None)
 
 
 def test_problems_come_worst_last_and_the_closing_line_counts_all():

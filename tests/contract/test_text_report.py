@@ -69,8 +69,8 @@ def report(status=JobStatus.HUNG, verdict=STUCK, others=(), rows=ROWS, exit_stat
     )
 
 
-def render(one, *, width=None, colour=False):
-    return render_text(one, width=width, colour=colour, run_dir=RUN_DIR, cwd=CWD)
+def render(one, *, width=None, color=False):
+    return render_text(one, width=width, color=color, run_dir=RUN_DIR, cwd=CWD)
 
 
 FINISHED = report(JobStatus.FINISHED, verdict=None, rows=ROWS[:2], exit_status=0)
@@ -108,7 +108,7 @@ def test_replicas_that_stayed_equal_are_told_in_one_line():
     assert status.startswith("ddpdoctor: finished, 2 ranks, no findings")
     assert told == EQUAL
     assert render(with_streams(stream()), width=80).splitlines()[-1] == EQUAL
-    assert "\x1b" not in render(with_streams(stream()), width=120, colour=True)
+    assert "\x1b" not in render(with_streams(stream()), width=120, color=True)
 
 
 @pytest.mark.parametrize(
@@ -216,20 +216,20 @@ def test_a_long_path_keeps_its_line_number(width):
     assert text.count(f"{file}:33") == 3
 
 
-@pytest.mark.parametrize("colour", [True, False])
-def test_what_was_collected_is_never_markup(colour):
-    text = render(report(), colour=colour)
+@pytest.mark.parametrize("color", [True, False])
+def test_what_was_collected_is_never_markup(color):
+    text = render(report(), color=color)
     assert "see [/dev/shm] [bold]loud[/bold] [/] :smile: \\x1b[31m" in text
 
 
-def test_no_colour_means_no_escape_at_all():
+def test_no_color_means_no_escape_at_all():
     assert "\x1b" not in render(report(), width=80)
 
 
-def test_colours_change_nothing_but_colours():
-    coloured = render(report(), width=80, colour=True)
-    assert "\x1b[1;31m" in coloured
-    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == render(report(), width=80)
+def test_colors_change_nothing_but_colors():
+    colored = render(report(), width=80, color=True)
+    assert "\x1b[1;31m" in colored
+    assert re.sub(r"\x1b\[[\d;]*m", "", colored) == render(report(), width=80)
 
 
 def test_the_environment_has_no_say(monkeypatch):
@@ -274,7 +274,7 @@ def test_steps_of_a_class_are_drawn_together():
 
 def test_without_folder_and_job_there_is_still_a_line():
     bare = replace(FINISHED, job=None)
-    text = render_text(bare, width=80, colour=False, run_dir=None)
+    text = render_text(bare, width=80, color=False, run_dir=None)
     assert text == "ddpdoctor: no problem found; checks: 0 passed, 0 skipped (-v shows each)\n"
 
 

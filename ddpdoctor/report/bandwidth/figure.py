@@ -81,12 +81,12 @@ def draw_curves(busbw: Axes, time: Axes, bench: Bandwidth) -> None:
     _prepare_axes(busbw, "bus bandwidth in GB/s (1e9 bytes)")
     shaded = len(lines) <= MAX_LABELLED
     _prepare_axes(time, "time of a call in us: median" + (", shaded from min to p95" if shaded else ""))
-    for line, colour, marker in _styled(lines):
+    for line, color, marker in _styled(lines):
         known = [(x, y) for x, y in zip(line.sizes_bytes, line.busbw_gb_s, strict=True) if y and math.isfinite(y)]
-        _draw_line(busbw, line, known, colour, marker)
-        _draw_line(time, line, list(zip(line.sizes_bytes, line.time_us, strict=True)), colour, marker)
+        _draw_line(busbw, line, known, color, marker)
+        _draw_line(time, line, list(zip(line.sizes_bytes, line.time_us, strict=True)), color, marker)
         if line.low_us and shaded:
-            time.fill_between(line.sizes_bytes, line.low_us, line.high_us, color=colour, alpha=0.13, linewidth=0)
+            time.fill_between(line.sizes_bytes, line.low_us, line.high_us, color=color, alpha=0.13, linewidth=0)
     if not any(value for line in lines for value in line.busbw_gb_s):
         why = "n/a: one rank has no bus bandwidth" if lines else "nothing was measured"
         busbw.text(0.5, 0.5, why, transform=busbw.transAxes, ha="center")
@@ -109,16 +109,16 @@ def _styled(lines: Sequence[Plotted]) -> list[tuple[Plotted, str, str]]:
     return styled
 
 
-def _draw_line(axes: Axes, line: Plotted, points: list[tuple[int, float]], colour: str, marker: str) -> None:
+def _draw_line(axes: Axes, line: Plotted, points: list[tuple[int, float]], color: str, marker: str) -> None:
     if not points:
         return
     axes.plot(
         [x for x, _ in points],
         [y for _, y in points],
-        color=colour,
+        color=color,
         marker=marker,
         markersize=4.5,
-        markerfacecolor="white" if line.baseline or line.mode is Mode.LATENCY else colour,
+        markerfacecolor="white" if line.baseline or line.mode is Mode.LATENCY else color,
         linestyle=BASELINE_STYLE if line.baseline else STYLES[line.mode],
         linewidth=1.4,
         zorder=1.9 if line.baseline else 2,

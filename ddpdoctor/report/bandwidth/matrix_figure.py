@@ -69,5 +69,5 @@ def _write_numbers(axes: Axes, values: list[list[float]], norm: object) -> None:
         for at, value in enumerate(line):
             if math.isfinite(value):
                 dark = norm(value) < 0.5  # type: ignore[operator]
-                colour = "white" if dark else "black"
-                axes.text(at, row, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=size)
+                color = "white" if dark else "black"
+                axes.text(at, row, f"{value:.3g}", ha="center", va="center", color=color, fontsize=size)

@@ -8,7 +8,7 @@ import termios
 
 import pytest
 
-from ddpdoctor.cli.output import has_colour, read_width, say, write
+from ddpdoctor.cli.output import has_color, read_width, say, write
 
 
 @pytest.fixture
@@ -21,20 +21,20 @@ def terminal():
     os.close(ours)
 
 
-def test_a_terminal_has_a_width_and_colours(terminal):
+def test_a_terminal_has_a_width_and_colors(terminal):
     assert read_width(terminal) == 93
-    assert has_colour(terminal, {})
-    assert has_colour(terminal, {"NO_COLOR": ""})
+    assert has_color(terminal, {})
+    assert has_color(terminal, {"NO_COLOR": ""})
 
 
 @pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_a_terminal_without_colours(terminal, env):
-    assert not has_colour(terminal, env)
+def test_a_terminal_without_colors(terminal, env):
+    assert not has_color(terminal, env)
 
 
 def test_a_pipe_has_neither():
     assert read_width(io.StringIO()) is None
-    assert not has_colour(io.StringIO(), {"TERM": "xterm"})
+    assert not has_color(io.StringIO(), {"TERM": "xterm"})
 
 
 def test_what_the_stream_cannot_say_is_escaped():

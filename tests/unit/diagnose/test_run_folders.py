@@ -67,7 +67,7 @@ def test_of_two_ranks_the_one_that_departs_from_a_long_history_is_blamed(tmp_pat
 
 def show(folder: Path) -> tuple[Report, str]:
     report = rebuild_report(folder)
-    return report, render_text(report, width=100, colour=False, run_dir=folder)
+    return report, render_text(report, width=100, color=False, run_dir=folder)
 
 
 @pytest.mark.parametrize(

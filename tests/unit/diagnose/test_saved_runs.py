@@ -50,7 +50,7 @@ def test_a_report_that_was_removed_is_drawn_as_it_was(saved: Path) -> None:
 
 
 def status_line(report: Report) -> str:
-    text = render_text(report, width=None, colour=False, run_dir=None)
+    text = render_text(report, width=None, color=False, run_dir=None)
     return next(line for line in text.splitlines() if line.startswith("ddpdoctor: "))
 
 

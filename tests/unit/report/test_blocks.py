@@ -81,10 +81,10 @@ def report(monkeypatch):
 
 
 def test_a_new_verb_is_drawn_as_text(report):
-    assert render_text(report, width=None, colour=False, run_dir=None) == TEXT
-    on_a_terminal = render_text(report, width=80, colour=False, run_dir=None)
+    assert render_text(report, width=None, color=False, run_dir=None) == TEXT
+    on_a_terminal = render_text(report, width=80, color=False, run_dir=None)
     assert "a chart\no a line\n" in on_a_terminal
-    assert "DD121  shm  64 MiB" in render_text(report, width=80, colour=False, run_dir=None, verbose=True)
+    assert "DD121  shm  64 MiB" in render_text(report, width=80, color=False, run_dir=None, verbose=True)
 
 
 def test_a_new_verb_is_drawn_as_markdown(report):

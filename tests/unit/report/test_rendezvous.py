@@ -23,7 +23,7 @@ def report(seen, **more):
 
 def lines(one):
     """What stands before the status."""
-    text = render_text(one, width=None, colour=False, run_dir=None)
+    text = render_text(one, width=None, color=False, run_dir=None)
     return text.splitlines()[:-2]
 
 
@@ -75,7 +75,7 @@ def test_of_many_nodes_one_line_stands_for_the_matrix():
 
 def test_eight_nodes_fit_into_80_columns_and_into_markdown():
     facts = with_pairs(healthy(8), column(1, 8), lambda s, t: pair(s, t, Contact.UNREACHABLE))
-    text = render_text(report(facts), width=80, colour=False, verbose=False, run_dir=None, cwd=None)
+    text = render_text(report(facts), width=80, color=False, verbose=False, run_dir=None, cwd=None)
     assert "  7  ok  unreach  ok" in text
     assert max(map(len, text.splitlines())) <= 80
     assert "ddpdoctor: 8 hosts: no problem found" in text
@@ -84,7 +84,7 @@ def test_eight_nodes_fit_into_80_columns_and_into_markdown():
 
 def test_a_node_that_did_not_judge_has_no_table():
     one = report(healthy(2), rendezvous=None)
-    assert render_text(one, width=None, colour=False, run_dir=None).startswith("ddpdoctor: 2 hosts: no problem found")
+    assert render_text(one, width=None, color=False, run_dir=None).startswith("ddpdoctor: 2 hosts: no problem found")
 
 
 def test_a_damaged_file_is_said_to_be_one():

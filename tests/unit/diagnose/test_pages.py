@@ -3,7 +3,7 @@
 import pytest
 
 from ddpdoctor.cli.explain import render_list, render_page
-from ddpdoctor.diagnose.catalogue import Page, check_codes, find_page
+from ddpdoctor.diagnose.pages import Page, check_codes, find_page
 from ddpdoctor.model.errors import UserError
 
 STUCK = Page(code="DD601", kind="stuck", severity="error", summary="A rank is stuck.", text="A rank waits.\n\n# Why\n")
