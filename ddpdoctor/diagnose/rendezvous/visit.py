@@ -74,8 +74,15 @@ class OwnVisit:
             if arrival in roster.servers:
                 conversation.send(f"served/{arrival}", served)
             wait_for_store(conversation, roster)
-        self.store_view = _view_store(
-            self.member.launch, self.torch, serves=self.seen.serves, served=served, way=self.way
+        launch = self.member.launch
+        self.store_view = StoreView(
+            host=launch.host,
+            port=launch.port,
+            serves=self.seen.serves,
+            not_served=served.not_served,
+            without_torch=served.without_torch or self.torch.missing(),
+            attempts=knock(launch.host, launch.port, self.torch),
+            way=self.way,
         )
         if conversation is not None:
             conversation.send(f"door/{arrival}", self.store_view)
@@ -89,8 +96,22 @@ class OwnVisit:
         return run_mesh(conversation.part("mesh/"), seat.number, roster.publications, limits)
 
     def try_start(self, roster: Roster, seat: Seat) -> StartTrial:
-        """Run a real start at the same time as all other nodes."""
-        return try_start(self.member.launch, self.torch, seat.number, len(roster.seats))
+        """Run a real start with one rank per node, at the same time as all other nodes."""
+        launch, number = self.member.launch, seat.number
+        try:
+            found = self.torch.start(
+                TRIAL_LIMIT_S, rank=number, world_size=len(roster.seats), host=launch.host, port=launch.port,
+                prefix="ddpdoctor/start",
+            )  # fmt: skip
+        except TorchError as error:
+            return StartTrial(node=number, ok=False, stage="store", error=str(error))
+        return StartTrial(
+            node=number,
+            ok=not found["error"],
+            stage="" if not found["error"] else str(found["stage"]),
+            error=str(found["error"]),
+            duration_s=float(found["duration_s"]),
+        )
 
 
 def wait_for_judge(conversation: Conversation, kind: type[Kind], key: str, limit_s: float) -> Kind:
@@ -158,39 +179,8 @@ def wait_for_store(conversation: Conversation, roster: Roster) -> None:
         conversation.wait(Served, f"served/{arrival}", max(0.0, deadline - time.monotonic()), f"arrival {arrival}")
 
 
-def _view_store(launch: NodeLaunch, torch: TorchProcess, *, serves: bool, served: Served, way: str) -> StoreView:
-    """Check the store from this node."""
-    return StoreView(
-        host=launch.host,
-        port=launch.port,
-        serves=serves,
-        not_served=served.not_served,
-        without_torch=served.without_torch or torch.missing(),
-        attempts=knock(launch.host, launch.port, torch),
-        way=way,
-    )
-
-
 def stored(view: StoreView) -> bool:
     """Return whether a node reached this job's store and has torch."""
     return not (view.not_served or view.without_torch) and any(
         one.contact is Contact.CONNECTED for one in view.attempts
-    )
-
-
-def try_start(launch: NodeLaunch, torch: TorchProcess, number: int, nnodes: int) -> StartTrial:
-    """Run a real start with one rank per node and return the result."""
-    try:
-        found = torch.start(
-            TRIAL_LIMIT_S, rank=number, world_size=nnodes, host=launch.host, port=launch.port,
-            prefix="ddpdoctor/start",
-        )  # fmt: skip
-    except TorchError as error:
-        return StartTrial(node=number, ok=False, stage="store", error=str(error))
-    return StartTrial(
-        node=number,
-        ok=not found["error"],
-        stage="" if not found["error"] else str(found["stage"]),
-        error=str(found["error"]),
-        duration_s=float(found["duration_s"]),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
@@ -25,22 +25,10 @@ from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
-    from ddpdoctor.rules.consistency.parameter_causes import SettingSplit
     from ddpdoctor.rules.consistency.replicas import Replica, Sighting
 
 FOLLOWS = "follows"
 """Name of the cause that state differs because gradients or parameters differed earlier."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Settings:
-    """The first step at which settings were seen to differ."""
-
-    replica: Replica
-    step: int
-    last_good: int | None
-    splits: tuple[SettingSplit, ...]
-    optimizer: str
 
 
 @rule(
@@ -80,12 +68,9 @@ def check_optimizers(job: Job) -> Answer:
     """
     seen = survey(job, What.STATE, _why_state_differs)
     counted = [found for found in seen.found if found.cause.name != FOLLOWS]
-    settings = [found for replica in replicas(job) if (found := _first_settings(replica)) is not None]
-    settings.sort(key=lambda found: found.step)
-    findings = [
-        *(_settings_finding(job, found) for found in settings[:1]),
-        *problems_of(job, counted, "states of optimizers"),
-    ]
+    settings = [found for replica in replicas(job) if (found := _first_settings(job, replica)) is not None]
+    settings.sort(key=lambda found: found.step or 0)
+    findings = [*settings[:1], *problems_of(job, counted, "states of optimizers")]
     if not findings and seen.found:
         return skipped(seen.found[0].cause.words)
     compared = seen.compared or any(_compares_settings(replica) for replica in replicas(job))
@@ -110,50 +95,38 @@ def _follows_parameters(sighting: Sighting, of_parameters: Sighting) -> bool:
     return why_parameters_differ(of_parameters).unsynchronized or state_follows_parameters(sighting.values)
 
 
-def _first_settings(replica: Replica) -> _Settings | None:
+def _first_settings(job: Job, replica: Replica) -> Problem | None:
+    """Report the first step at which settings were seen to differ."""
     if excuse_of_model(replica, What.PARAMETER):
         return None
-    comparisons = sorted(
-        (
-            (number, values)
-            for stream in replica.streams
-            if stream.clock is StreamClock.STEP
-            for number, values in stream.values
-        ),
-        key=lambda numbered: numbered[0],
-    )
+    streams = [stream for stream in replica.streams if stream.clock is StreamClock.STEP]
     last_good = None
-    for step, values in comparisons:
+    for step, values in sorted((at for stream in streams for at in stream.values), key=lambda at: at[0]):
         if any(each.join for each in values) or not is_aligned(values):
             continue
         splits = splits_of(values)
-        if splits:
-            return _Settings(
-                replica=replica, step=step, last_good=last_good, splits=splits, optimizer=values[0].optimizer
-            )
-        last_good = step
+        if not splits:
+            last_good = step
+            continue
+        blame, optimizer = splits[0].blame, values[0].optimizer or "the optimizer"
+        different = "; ".join(split.words for split in splits[:MAX_SETTINGS])
+        return Problem(
+            confidence=blame.confidence,
+            ranks=blame.ranks,
+            hosts=hosts_of(job, blame.ranks),
+            step=step,
+            summary=f"the settings of {optimizer} differ between {rank_list(replica.members)} at step {step}: "
+            f"{different}",
+            evidence=(
+                *([f"equal at step {last_good}"] if last_good is not None else []),
+                *([WHO_IS_UNKNOWN] if blame.ground is Ground.NONE else []),
+                *model_words(job, replica),
+            ),
+            fix=SAME_SETTINGS,
+        )
     return None
 
 
 def _compares_settings(replica: Replica) -> bool:
     told = any(each.settings for each in all_values(stream for stream in replica.streams if stream.compared))
     return told and not excuse_of_model(replica, What.PARAMETER)
-
-
-def _settings_finding(job: Job, found: _Settings) -> Problem:
-    blame = found.splits[0].blame
-    told = "; ".join(split.words for split in found.splits[:MAX_SETTINGS])
-    return Problem(
-        confidence=blame.confidence,
-        ranks=blame.ranks,
-        hosts=hosts_of(job, blame.ranks),
-        step=found.step,
-        summary=f"the settings of {found.optimizer or 'the optimizer'} differ between "
-        f"{rank_list(found.replica.members)} at step {found.step}: {told}",
-        evidence=(
-            *([f"equal at step {found.last_good}"] if found.last_good is not None else []),
-            *([WHO_IS_UNKNOWN] if blame.ground is Ground.NONE else []),
-            *model_words(job, found.replica),
-        ),
-        fix=SAME_SETTINGS,
-    )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import first_names
+from ddpdoctor.rules.answers import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,25 +23,14 @@ MAX_NAMES = 4
 """How many modules or parameters a sentence names. Our choice."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """A cause, in words that follow a colon."""
-
-    words: str
-    fix: str
-    proven: bool = True
-    severity: Severity = Severity.ERROR
-    evidence: tuple[str, ...] = ()
-
-
 def ratio(error: float, allowed: float) -> float:
     """Return an error as a multiple of the allowed one; 0 for no error."""
     return error / allowed if error and allowed else math.inf if error else 0.0
 
 
-def explain(reference: OneProcess, step: ReferenceStep) -> Explanation:
+def explain(reference: OneProcess, step: ReferenceStep) -> Problem:
     """Return why a step's gradient is not that of one process: the first cause that explains all parameters."""
-    tests: tuple[Callable[[OneProcess, ReferenceStep], Explanation | None], ...] = (
+    tests: tuple[Callable[[OneProcess, ReferenceStep], Problem | None], ...] = (
         _missing,
         _local,
         _scaled,
@@ -60,42 +49,42 @@ def _agree(tensors: Iterable[GradientErrors], error: str, allowed: str = "roundi
     return all(ratio(getattr(one, error), getattr(one, allowed)) <= LIMIT for one in tensors)
 
 
-def _missing(_: OneProcess, step: ReferenceStep) -> Explanation | None:
+def _missing(_: OneProcess, step: ReferenceStep) -> Problem | None:
     if not step.missing:
         return None
-    return Explanation(
-        words=f"{', '.join(step.missing[:MAX_NAMES])} {'has' if len(step.missing) == 1 else 'have'} a gradient on one "
-        "side only",
+    return Problem(
+        summary=f"{', '.join(step.missing[:MAX_NAMES])} {'has' if len(step.missing) == 1 else 'have'} a gradient on "
+        "one side only",
         fix="let the forward use the same parameters whatever the batch and the number of ranks",
     )
 
 
-def _local(_: OneProcess, step: ReferenceStep) -> Explanation | None:
+def _local(_: OneProcess, step: ReferenceStep) -> Problem | None:
     """Return the cause if DDP's gradient is that of rank 0's batch alone."""
     if _agree(step.tensors, "parts") or not _agree(step.tensors, "local"):
         return None
-    return Explanation(
-        words="it is that of rank 0's own batch, so that gradients were not reduced at all",
+    return Problem(
+        summary="it is that of rank 0's own batch, so that gradients were not reduced at all",
         fix="run forward and backward of the last batch before step() outside of no_sync(), and call the model that "
         "the step is given, not its .module",
     )
 
 
-def _partly_local(_: OneProcess, step: ReferenceStep) -> Explanation | None:
+def _partly_local(_: OneProcess, step: ReferenceStep) -> Problem | None:
     """Return the cause if some parameters have rank 0's gradient, and the others the mean over ranks."""
     local = [one for one in step.tensors if ratio(one.parts, one.rounding) > LIMIT]
     rest = [one for one in step.tensors if one not in local]
     if not local or not rest or not _agree(local, "local"):
         return None
     names = ", ".join(one.name for one in local[:MAX_NAMES])
-    return Explanation(
-        words=f"{len(local)} of {len(step.tensors)} parameters have that of rank 0's own batch, as {names}: they were "
-        "not reduced",
+    return Problem(
+        summary=f"{len(local)} of {len(step.tensors)} parameters have that of rank 0's own batch, as {names}: they "
+        "were not reduced",
         fix="train no parameter that DDP was not given: wrap the model once it is complete and unfrozen",
     )
 
 
-def _scaled(reference: OneProcess, step: ReferenceStep) -> Explanation | None:
+def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem | None:
     """Return the cause if DDP's gradient is a multiple of the mean over ranks."""
     if _agree(step.tensors, "parts") or not _agree(step.tensors, "scaled"):
         return None
@@ -104,29 +93,29 @@ def _scaled(reference: OneProcess, step: ReferenceStep) -> Explanation | None:
     losses = [(one, part) for one, part in zip(step.losses, step.part_losses, strict=True) if one and part]
     by_loss = bool(losses) and all(math.isclose(one, step.scale * part, rel_tol=NEAR) for one, part in losses)
     if by_loss:
-        return Explanation(
-            words=f"it is {factor} the mean over ranks, and so is the loss: the loss is scaled although DDP takes the "
-            "mean",
+        return Problem(
+            summary=f"it is {factor} the mean over ranks, and so is the loss: the loss is scaled although DDP takes "
+            "the mean",
             fix="return the loss as in one process: DDP divides by the world size by itself",
             evidence=(f"the loss of rank 0 is {step.losses[0]:.6g} in DDP, {step.part_losses[0]:.6g} in one process",),
         )
     hooks = reference.hooked[:MAX_NAMES]
     by_hand = f", as the hooks on {', '.join(hooks)} may do" if hooks else ""
-    return Explanation(
-        words=f"it is {factor} the mean over ranks, and the loss is not scaled: gradients are reduced or scaled "
+    return Problem(
+        summary=f"it is {factor} the mean over ranks, and the loss is not scaled: gradients are reduced or scaled "
         f"once more by hand{by_hand}",
         fix="leave the reduction to DDP: no all_reduce of gradients, or of the loss that goes backward, beside it",
     )
 
 
-def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Explanation | None:
+def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Problem | None:
     """Return the cause if the ranks' parts add up to the whole once BatchNorm takes no batch statistics."""
     known = [one for one in step.tensors if one.without_batchnorm is not None]
     same = all(ratio(one.without_batchnorm or 0.0, one.exact) <= LIMIT for one in known)
     if not reference.batchnorm or not known or not same or not _agree(step.tensors, "parts"):
         return None
-    return Explanation(
-        words=f"BatchNorm takes the statistics of each rank's own batch, in {first_names(reference.batchnorm)}",
+    return Problem(
+        summary=f"BatchNorm takes the statistics of each rank's own batch, in {first_names(reference.batchnorm)}",
         fix="torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP, on GPUs; or leave it, where the batch of "
         "one rank is large enough",
         severity=Severity.WARNING,
@@ -134,26 +123,26 @@ def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Explanation | None
     )
 
 
-def _weighted(_: OneProcess, step: ReferenceStep) -> Explanation | None:
+def _weighted(_: OneProcess, step: ReferenceStep) -> Problem | None:
     """Return the cause if one process gives the ranks' parts other weights than DDP, which weights all alike."""
     if not _agree(step.tensors, "parts") or not _agree(step.tensors, "weighted", "exact"):
         return None
     world = len(step.weights)
     if all(abs(weight - 1) <= NEAR for weight in step.weights):
-        return Explanation(
-            words=f"it is 1/{world} of it: the loss is a sum over samples, and DDP takes the mean over {world} ranks",
+        return Problem(
+            summary=f"it is 1/{world} of it: the loss is a sum over samples, and DDP takes the mean over {world} ranks",
             fix=f"return the mean over samples, or multiply the sum by the world size ({world})",
         )
     if max(step.weights) - min(step.weights) <= NEAR:
         factor = step.weights[0] * world
-        return Explanation(
-            words=f"one process has {factor:.4g} times the mean over ranks: the loss is no mean over samples",
+        return Problem(
+            summary=f"one process has {factor:.4g} times the mean over ranks: the loss is no mean over samples",
             fix="return a loss that is a mean over samples",
         )
     shares = ", ".join(f"{weight:.3g}" for weight in step.weights[:8]) + (", ..." if world > 8 else "")
     uneven = len(set(step.samples)) > 1
-    return Explanation(
-        words="it is a mean of means: in one process the ranks' parts weigh differently, and DDP weighs all alike",
+    return Problem(
+        summary="it is a mean of means: in one process the ranks' parts weigh differently, and DDP weighs all alike",
         fix="divide the sum of the loss by the number of samples or tokens of all ranks (all_reduce the count), times "
         "the world size",
         evidence=(
@@ -165,7 +154,7 @@ def _weighted(_: OneProcess, step: ReferenceStep) -> Explanation | None:
     )
 
 
-def _unknown(step: ReferenceStep) -> Explanation:
+def _unknown(step: ReferenceStep) -> Problem:
     right = _agree(step.tensors, "parts")
     seen = (
         "DDP's gradient is the mean of those of the ranks' batches: the reduction is right, and the loss of the whole "
@@ -174,11 +163,11 @@ def _unknown(step: ReferenceStep) -> Explanation:
         else "DDP's gradient is not the mean of those of the ranks' batches: the reduction itself, a communication "
         "hook, or code that asks for the rank or the world size"
     )
-    return Explanation(
-        words="the reason is unknown",
+    return Problem(
+        summary="the reason is unknown",
         fix="look for what joins samples of one batch (contrastive losses, normalisation over the batch), for branches "
         "on the rank, and for hooks on gradients",
-        proven=False,
+        confidence=Confidence.MEDIUM,
         evidence=(seen,),
     )
 

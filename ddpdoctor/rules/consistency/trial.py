@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Severity
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.consistency.reference_causes import LIMIT, explain, ratio
 from ddpdoctor.rules.registry import rule
@@ -78,19 +79,17 @@ def check_reference(trial: Trial) -> Answer:
 
 
 def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Problem:
-    explanation = explain(reference, step)
+    found = explain(reference, step)
     worst = worst_tensor(step)
     ranks = tuple(one.rank for one in trial.participants)
-    return Problem(
-        severity=explanation.severity,
-        confidence=Confidence.HIGH if explanation.proven else Confidence.MEDIUM,
+    return replace(
+        found,
         ranks=ranks,
         hosts=tuple(dict.fromkeys(one.host for one in trial.participants)),
         step=step.step,
         tensor=worst.name if worst is not None else (step.missing[0] if step.missing else None),
-        summary=f"DDP's gradient is not that of one process on the whole batch: {explanation.words}",
-        evidence=(*_error_words(step, worst, reference), *explanation.evidence, *_done(reference, ranks)),
-        fix=explanation.fix,
+        summary=f"DDP's gradient is not that of one process on the whole batch: {found.summary}",
+        evidence=(*_error_words(step, worst, reference), *found.evidence, *_done(reference, ranks)),
     )
 
 
@@ -117,8 +116,7 @@ def _share(error: float, norm: float) -> str:
 
 
 def _done(reference: OneProcess, ranks: tuple[int, ...]) -> list[str]:
-    layers = "1 layer" if reference.dropout == 1 else f"{reference.dropout} layers"
-    off = f"; {layers} of dropout turned off" if reference.dropout else ""
+    off = f"; {count_of(reference.dropout, 'layer')} of dropout turned off" if reference.dropout else ""
     return [f"the same state and the same batches of {rank_list(ranks)} in one process{off}"]
 
 

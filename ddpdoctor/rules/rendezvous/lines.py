@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -51,33 +51,25 @@ def explain(tried: Mapping[Pair, bool]) -> tuple[BadPairs, ...]:
     if not bad:
         return ()
     if len(bad) == len(tried) and len(bad) > 1:
-        return (BadPairs(way=Way.ALL, nodes=_nodes(bad), pairs=tuple(sorted(bad))),)
+        return (
+            BadPairs(
+                way=Way.ALL, nodes=tuple(sorted({node for pair in bad for node in pair})), pairs=tuple(sorted(bad))
+            ),
+        )
     found: list[BadPairs] = []
     left = set(bad)
     lines = _bad_lines(tried, bad)
     while left:
-        best = max(lines, key=lambda line: len(line.left(left)), default=None)
-        if best is None or not best.left(left):
+        best = max(lines, key=lambda line: len(left.intersection(line.pairs)), default=None)
+        explained = left.intersection(best.pairs) if best is not None else None
+        if best is None or not explained:
             break
-        found.append(best.blame(best.left(left)))
-        left -= best.pairs
+        found.append(replace(best, pairs=tuple(sorted(explained))))
+        left -= explained
     return (*_draw_cut_off(found), *_draw_pairs(left))
 
 
-@dataclass(frozen=True, slots=True)
-class _RowOrColumn:
-    way: Way
-    node: int
-    pairs: frozenset[Pair]
-
-    def left(self, pairs: set[Pair]) -> frozenset[Pair]:
-        return self.pairs & pairs
-
-    def blame(self, explained: frozenset[Pair]) -> BadPairs:
-        return BadPairs(way=self.way, nodes=(self.node,), pairs=tuple(sorted(explained)), alone=len(self.pairs) == 1)
-
-
-def _bad_lines(tried: Mapping[Pair, bool], bad: set[Pair]) -> list[_RowOrColumn]:
+def _bad_lines(tried: Mapping[Pair, bool], bad: set[Pair]) -> list[BadPairs]:
     """Return all columns and then all rows in which every tested pair is bad.
 
     A row or column of one pair counts only if there are just two nodes.
@@ -89,7 +81,7 @@ def _bad_lines(tried: Mapping[Pair, bool], bad: set[Pair]) -> list[_RowOrColumn]
         rows.setdefault(source, set()).add((source, target))
     least = 1 if len(columns.keys() | rows.keys()) == 2 else 2
     return [
-        _RowOrColumn(way, node, frozenset(pairs))
+        BadPairs(way=way, nodes=(node,), pairs=tuple(pairs), alone=len(pairs) == 1)
         for way, lines in ((Way.INBOUND, columns), (Way.OUTBOUND, rows))
         for node, pairs in sorted(lines.items())
         if len(pairs) >= least and pairs <= bad
@@ -113,7 +105,3 @@ def _draw_pairs(left: Iterable[Pair]) -> tuple[BadPairs, ...]:
     for pair in sorted(left):
         between.setdefault((min(pair), max(pair)), []).append(pair)
     return tuple(BadPairs(way=Way.PAIR, nodes=nodes, pairs=tuple(pairs)) for nodes, pairs in between.items())
-
-
-def _nodes(pairs: Iterable[Pair]) -> tuple[int, ...]:
-    return tuple(sorted({node for pair in pairs for node in pair}))
