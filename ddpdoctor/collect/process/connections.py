@@ -95,14 +95,14 @@ def read_connections(pid: int, rows: tuple[Row, ...], proc: Path = PROC) -> Conn
     )
 
 
-def find_listener(remote: str, rows: tuple[Row, ...], proc: Path = PROC) -> int | None:
+def find_listener(remote: str, rows: tuple[Row, ...]) -> int | None:
     """Return the pid that listens at a connection's remote end, or None if that is elsewhere or not visible."""
     if all(row.local != remote for row in rows):
         return None
     port = int(remote.rpartition(":")[2])
     inodes = {row.inode for row in rows if row.state == LISTENING and row.port == port}
-    pids = list_pids(proc) if inodes else ()
-    return next((pid for pid in pids if inodes & (read_sockets(pid, proc) or frozenset())), None)
+    pids = list_pids(PROC) if inodes else ()
+    return next((pid for pid in pids if inodes & (read_sockets(pid) or frozenset())), None)
 
 
 def read_sockets(pid: int, proc: Path = PROC) -> frozenset[int] | None:

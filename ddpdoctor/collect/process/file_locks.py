@@ -57,33 +57,31 @@ def read_lines(proc: Path = PROC) -> tuple[LockLine, ...]:
     )
 
 
-def awaited_lock(pid: int, lines: tuple[LockLine, ...], proc: Path = PROC) -> FileLock | None:
+def awaited_lock(pid: int, lines: tuple[LockLine, ...]) -> FileLock | None:
     """Return the lock that a process waits for in the kernel, and its holder, or None if it waits for none."""
     mine = next((line for line in lines if line.waits and line.pid == pid), None)
     if mine is None:
         return None
     held = next((line for line in lines if line.number == mine.number and not line.waits), None)
     holder = held.pid if held is not None and held.pid > 0 else None
-    return FileLock(path=_path_of(mine, pid, proc), kind=mine.kind, holder_pid=holder, holder=_name(holder, proc))
+    return FileLock(path=_path_of(mine, pid), kind=mine.kind, holder_pid=holder, holder=_name(holder))
 
 
-def locks_of_others(
-    pid: int, family: frozenset[int], lines: tuple[LockLine, ...], proc: Path = PROC
-) -> tuple[FileLock, ...]:  # fmt: skip
+def locks_of_others(pid: int, family: frozenset[int], lines: tuple[LockLine, ...]) -> tuple[FileLock, ...]:
     """Return the locks that other processes of ``family`` hold on files whose paths we can find."""
     found = []
     for line in lines:
         if line.waits or line.pid == pid or line.pid not in family:
             continue
-        path = _path_of(line, line.pid, proc)
+        path = _path_of(line, line.pid)
         if path is not None:
-            found.append(FileLock(path=path, kind=line.kind, holder_pid=line.pid, holder=_name(line.pid, proc)))
+            found.append(FileLock(path=path, kind=line.kind, holder_pid=line.pid, holder=_name(line.pid)))
     return tuple(found[:MOST_OTHERS])
 
 
-def _path_of(line: LockLine, pid: int, proc: Path) -> str | None:
+def _path_of(line: LockLine, pid: int) -> str | None:
     """Return the path of a file that a process has open."""
-    folder = proc / str(pid) / "fd"
+    folder = PROC / str(pid) / "fd"
     for path in map(folder.joinpath, list_names(folder)):
         try:
             if line.is_of(path.stat()):
@@ -93,5 +91,5 @@ def _path_of(line: LockLine, pid: int, proc: Path) -> str | None:
     return None
 
 
-def _name(pid: int | None, proc: Path) -> str:
-    return "" if pid is None else read_command(pid, proc)
+def _name(pid: int | None) -> str:
+    return "" if pid is None else read_command(pid)

@@ -112,23 +112,23 @@ def read_command(pid: int, proc: Path = Path("/proc")) -> str:
     return text if len(text) <= MOST_COMMAND else text[: MOST_COMMAND - 1] + "…"
 
 
-def has_variables(pid: int, variables: Mapping[str, str], proc: Path = Path("/proc")) -> bool:
+def has_variables(pid: int, variables: Mapping[str, str]) -> bool:
     """Return whether a process started with these environment variables, or False if we may not read that."""
-    environment = read_environment(pid, proc)
+    environment = read_environment(pid)
     return all(os.fsencode(f"{name}={value}") in environment for name, value in variables.items())
 
 
-def read_environment(pid: int, proc: Path = Path("/proc")) -> list[bytes]:
+def read_environment(pid: int) -> list[bytes]:
     """Return the variables with which a process started, such as b"RANK=0", or [] if we may not read them."""
     try:
-        return (proc / str(pid) / "environ").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return []
 
 
-def read_io(pid: int, proc: Path = Path("/proc")) -> IoBytes | None:
+def read_io(pid: int) -> IoBytes | None:
     """Return the bytes that a process has read and written so far, or None if we may not read that."""
-    values = dict(line.split(": ") for line in read_text(proc / str(pid) / "io").splitlines() if ": " in line)
+    values = dict(line.split(": ") for line in read_text(Path(f"/proc/{pid}/io")).splitlines() if ": " in line)
     if not values:
         return None
     return IoBytes(
