@@ -108,13 +108,11 @@ class Alone:
         )
 
     def _compare(self, question: Question, kept: Any, batches: Sequence[Any]) -> ReferenceStep:
-        whole = join(batches)
-        own = [self._compute(self._plain, kept, one, question.step, rank) for rank, one in enumerate(batches)]
-        plain, double = self._computed(kept, whole, [one[0] for one in own], question.step), None
+        whole, double = join(batches), None
+        plain, losses = self._compute_all(self._plain, kept, whole, batches, question.step)
         if self._double is not None:
             try:
-                parts = [self._compute(self._double, kept, one, question.step, n)[0] for n, one in enumerate(batches)]
-                double = self._computed(kept, whole, parts, question.step, exact=True)
+                double, _ = self._compute_all(self._double, kept, whole, batches, question.step)
             except UserError:  # a layer or the user's code does not support float64
                 self._double = None
         copy_ = self._double or self._plain
@@ -128,14 +126,16 @@ class Alone:
             reordered=self._compute(copy_, kept, _reverse(whole, sum(sample_counts(batches))), question.step, 0)[0],
             still=self._without_batchnorm(copy_, kept, whole, batches, question.step) if self._batchnorm else None,
             samples=sample_counts(batches),
-            part_losses=tuple(loss for _, loss in own),
+            part_losses=losses,
         )
 
-    def _computed(
-        self, kept: Any, whole: Any, parts: list[dict[str, Any]], step: int, *, exact: bool = False
-    ) -> Gradients:
-        copy_ = self._double if exact and self._double is not None else self._plain
-        return Gradients(whole=self._compute(copy_, kept, whole, step, 0)[0], parts=tuple(parts))
+    def _compute_all(
+        self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int
+    ) -> tuple[Gradients, tuple[float | None, ...]]:
+        """Return the gradients of the whole batch and of each part, and the losses of the parts."""
+        parts = [self._compute(one, kept, batch, step, rank) for rank, batch in enumerate(batches)]
+        gradients, _ = self._compute(one, kept, whole, step, 0)
+        return Gradients(whole=gradients, parts=tuple(part for part, _ in parts)), tuple(loss for _, loss in parts)
 
     def _without_batchnorm(
         self, one: _Copy, kept: Any, whole: Any, batches: Sequence[Any], step: int
@@ -145,10 +145,7 @@ class Alone:
         for layer in layers:
             layer.eval()
         try:
-            return Gradients(
-                whole=self._compute(one, kept, whole, step, 0)[0],
-                parts=tuple(self._compute(one, kept, batch, step, n)[0] for n, batch in enumerate(batches)),
-            )
+            return self._compute_all(one, kept, whole, batches, step)[0]
         finally:
             for layer in layers:
                 layer.train()
