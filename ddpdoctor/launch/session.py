@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.run.evidence import save
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.launch.command.options import WrapOptions
     from ddpdoctor.launch.outcome import Cause, Notifier
-    from ddpdoctor.model.findings import Check
 
     Judge = Callable[[Path, int | None], Judgement]
     """Judges an attempt from its run folder, by default the last one. The launch package itself knows no rules."""
@@ -104,7 +104,7 @@ class Session:
 
     def run(self) -> Outcome:
         """Run the job to its end."""
-        guardian = Guardian(self.folder, job_mark(self.folder), self._orphaned)
+        guardian = Guardian(self.folder, job_mark(self.folder), partial(copy_back, self.folder, self.run_dir))
         try:
             with _handling(ENDING_SIGNALS, self._note_signal):
                 self.launcher = start_launcher(self.options, self.folder, guardian.protect_self)
@@ -160,9 +160,9 @@ class Session:
         except Exception as error:
             self._tell_of_crash(repr(error))
             raise
-        crashed = [f"{check.code} {check.id}: {check.seen}" for check in judgement.checks if _has_crashed(check)]
-        if crashed:
-            self._tell_of_crash(crashed[0])
+        for check in judgement.checks:
+            if check.outcome is CheckOutcome.CRASHED:
+                self._tell_of_crash(f"{check.code} {check.id}: {check.seen}")
         return judgement
 
     def _tell_of_crash(self, what: str) -> None:
@@ -238,11 +238,14 @@ class Session:
         if looked is None:
             return
         if looked.stop:
-            self._note_stop()
+            # Ranks here fail if other nodes stop theirs sooner, so save first that the job is being stopped.
+            self.watch.stopping_since_ns = time.monotonic_ns()
+            self.watch.save(ended=False, launcher_status=None)
             self.examining.tell(looked, stop=True)
             self.hang = looked.judgement
             self._save(self._outcome(None))
-            self._stop()
+            self.watch.evidence.tell_of_stop()
+            stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
         elif has_errors(looked.judgement):
             self.examining.tell(looked, stop=False)
             self.examining.stand_by()
@@ -348,16 +351,6 @@ class Session:
             LAUNCHER_TAKES_OVER_S, 0.02,
         )  # fmt: skip
 
-    def _note_stop(self) -> None:
-        """Save that the job is being stopped, because ranks here fail if other nodes stop theirs sooner."""
-        self.watch.stopping_since_ns = time.monotonic_ns()
-        self.watch.save(ended=False, launcher_status=None)
-
-    def _stop(self) -> None:
-        """Stop a job that hangs."""
-        self.watch.evidence.tell_of_stop()
-        stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
-
     def _finish(self, status: int) -> Outcome:
         with self._job_goes_first():
             self._close_record(status)
@@ -397,9 +390,6 @@ class Session:
             judged_at=self.examining.judged_at,
         )  # fmt: skip
 
-    def _orphaned(self) -> None:
-        copy_back(self.folder, self.run_dir)
-
 
 @contextlib.contextmanager
 def _handling(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
@@ -411,10 +401,6 @@ def _handling(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameTy
     finally:
         for number, former in before.items():
             signal.signal(number, former)
-
-
-def _has_crashed(check: Check) -> bool:
-    return check.outcome is CheckOutcome.CRASHED
 
 
 def _judge_nothing(_folder: Path, _attempt: int | None) -> Judgement:

@@ -79,12 +79,12 @@ def measure(folder: Path, nodes: int, situation: str) -> None:
     members = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert members.stdout is not None
     members.stdout.readline()
-    wait_until(lambda: len(first._members._greetings) == nodes - 1, "all members are here")
+    wait_until(lambda: len(first.members._greetings) == nodes - 1, "all members are here")
     if situation == SITUATION:
         print_beats(nodes)
     began, began_cpu = time.perf_counter(), time.process_time()
     first.ask()
-    wait_until(lambda: len(first._members._received) == nodes - 1, "all members have answered")
+    wait_until(lambda: len(first.members._received) == nodes - 1, "all members have answered")
     gathered = time.perf_counter()
     packing_s = float(members.stdout.readline())
     seen = first.save(folders[0])

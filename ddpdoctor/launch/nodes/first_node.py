@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.launch.command.placement import Placement
-    from ddpdoctor.launch.watching.suspicion import Headway
     from ddpdoctor.model.findings import Judgement
     from ddpdoctor.model.nodes import NodesSeen
 
@@ -76,7 +75,7 @@ class FirstNode:
         self._token = placement.token
         self._meeting = HostedMeeting(placement.port, self._token or NO_TOKEN, one_host=placement.one_host)
         self._conversation = Conversation(self._meeting.store(), self._token)
-        self._members = MembersHeard(placement, host)
+        self.members = MembersHeard(placement, host)
         self._board = Board()
         self._roster: Any = None
         self._asked_at = 0.0
@@ -96,16 +95,12 @@ class FirstNode:
     @property
     def failure(self) -> Exception | None:
         """The error that prevents hearing from the other members, if any."""
-        if self._error is not None or not self._meeting.not_listening or self._members.have_come():
+        if self._error is not None or not self._meeting.not_listening or self.members.have_come():
             return self._error
         return UserError(
             f"the other nodes cannot be heard: {self._meeting.not_listening}",
             help="The job is watched on this node alone. Choose another port with --exchange-port, on all nodes.",
         )
-
-    def headways(self) -> list[Headway]:
-        """Return the progress of the other members' ranks."""
-        return self._members.headways()
 
     def conversation(self) -> Conversation:
         """Return the conversation of all members."""
@@ -113,7 +108,7 @@ class FirstNode:
 
     def others(self) -> list[int]:
         """Return the numbers of the members that have beaten and not left."""
-        return self._members.numbers()
+        return self.members.numbers()
 
     def ask(self) -> None:
         """Ask all members for evidence."""
@@ -123,20 +118,16 @@ class FirstNode:
     def has_answers(self) -> bool:
         """Return whether all present members have answered the last request, or have run out of time."""
         late = time.monotonic() - self._asked_at > GATHER_LIMIT_S
-        return self._members.have_answered(self._board.request, late=late)
-
-    def has_moved(self) -> bool:
-        """Return whether ranks of another node have made progress since they were asked."""
-        return self._members.have_moved()
+        return self.members.have_answered(self._board.request, late=late)
 
     def save(self, folder: Path) -> NodesSeen:
         """Write the other members' records into the run folder; return the state of all members."""
-        for number, packed in self._members.take_packed().items():
+        for number, packed in self.members.take_packed().items():
             with contextlib.suppress(BadMessage):
                 make_folder(folder / FOLDER)
                 unpack_folder(packed, folder / FOLDER / str(number))
-                self._members.note_gathered(number)
-        return self._members.seen()
+                self.members.note_gathered(number)
+        return self.members.seen()
 
     def tell(self, judgement: Judgement, *, stop: bool, place: str) -> None:
         """Send all members the verdict, whether the job is stopped, and where the report is.
@@ -152,20 +143,20 @@ class FirstNode:
             return
         self._post(verdict=number)
         if stop:
-            heard = partial(self._members.have_heard, number)
+            heard = partial(self.members.have_heard, number)
             wait_until(lambda: not self._is_early() and heard(), self._tell_limit_s, HEAR_EVERY_S)
 
     def wait_for_ends(self, is_disturbed: Callable[[], bool]) -> None:
         """Wait a while until all members' launchers have ended; then request the records of those still running."""
         self._post(ends=True)
-        wait_until(lambda: self._members.have_ended() or is_disturbed(), LEAVE_LIMIT_S, HEAR_EVERY_S)
-        if not self._members.have_ended():
+        wait_until(lambda: self.members.have_ended() or is_disturbed(), LEAVE_LIMIT_S, HEAR_EVERY_S)
+        if not self.members.have_ended():
             self.ask()
             wait_until(self.has_answers, GATHER_LIMIT_S, HEAR_EVERY_S)
 
     def close(self) -> None:
         """Wait until the present members have received the verdict, then stop serving."""
-        wait_until(lambda: self._members.have_heard(self._board.verdict), self._tell_limit_s, HEAR_EVERY_S)
+        wait_until(lambda: self.members.have_heard(self._board.verdict), self._tell_limit_s, HEAR_EVERY_S)
         self._post(left=True)
         self._ended.set()
         self._thread.join(timeout=FETCH_LIMIT_S)
@@ -183,38 +174,38 @@ class FirstNode:
                 self._error = self._error or error
 
     def _hear_once(self) -> None:
-        self._members.hear(self._meeting.heard())
+        self.members.hear(self._meeting.heard())
         self._serve_further()
-        for number in self._members.unknown():
+        for number in self.members.unknown():
             self._take_greeting(number)
-        for number, request in self._members.unread():
+        for number, request in self.members.unread():
             self._take_greeting(number)
             with contextlib.suppress(StoreError):  # damaged or already gone: counts as not sent
                 packed = self._conversation.take_bytes(f"{EVIDENCE}/{number}/{request}", FETCH_LIMIT_S)
                 if packed is not None:
-                    self._members.receive(number, request, packed)
+                    self.members.receive(number, request, packed)
         self._post_roster()
 
     def _take_greeting(self, number: int) -> None:
         greeting = find(self._conversation, Greeting, f"{GREETING}/{number}")
         if greeting is not None:
-            self._members.greet(number, greeting)
+            self.members.greet(number, greeting)
 
     def _is_early(self) -> bool:
         """Return whether some members may still be on their way."""
-        return time.monotonic() - self._began < JOIN_LIMIT_S and not self._members.have_come()
+        return time.monotonic() - self._began < JOIN_LIMIT_S and not self.members.have_come()
 
     def _serve_further(self) -> None:
         """Serve the other ways too once a member is missing."""
         waited = time.monotonic() - self._began > self._further_after_s or self._meeting.not_listening
-        if self._further is not None and waited and not self._members.have_come():
+        if self._further is not None and waited and not self.members.have_come():
             further, self._further = self._further, None
             self._meeting.callback(further.close)
             further.begin()
 
     def _post_roster(self) -> None:
         """Send the list of members to all whenever it changes."""
-        nodes = self._members.seen().nodes
+        nodes = self.members.seen().nodes
         key = [(node.number, node.host, node.presence, node.ranks) for node in nodes]
         if key != self._roster:
             self._conversation.send(ROSTER, Roster(nodes=nodes))

@@ -201,14 +201,14 @@ class Examining:
         """Return whether the other nodes wait in vain. After a failure here, torch may end them by itself."""
         own = self._watch.headway()
         own = replace(own, ended_s=None) if status else own
-        return suspicion_of([own, *nodes.headways()], self._hang_timeout_s) is Suspicion.STRONG
+        return suspicion_of([own, *nodes.members.headways()], self._hang_timeout_s) is Suspicion.STRONG
 
     def _stops(self, judgement: Judgement) -> bool:
         """Return whether to stop a job with this judgement."""
         return {"auto": judgement.proven, "kill": judgement.certain, "report": False}[self._on_hang]
 
     def _headways(self) -> list[Headway]:
-        others = self.nodes.headways() if self.nodes is not None and self.nodes.is_first else []
+        others = self.nodes.members.headways() if self.nodes is not None and self.nodes.is_first else []
         return [self._watch.headway(), *others]
 
     def _is_over(self, headways: list[Headway]) -> bool:
@@ -256,7 +256,7 @@ class Examining:
         With other nodes, only progress until each had its evidence counts: a later check may unblock another node.
         """
         if self.nodes is not None and self.nodes.is_first:
-            return self._moved or self.nodes.has_moved()
+            return self._moved or self.nodes.members.have_moved()
         return self._watch.has_moved_since(self._began_ns)
 
     def save_nodes(self) -> None:
