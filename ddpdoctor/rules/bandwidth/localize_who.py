@@ -98,7 +98,7 @@ def _judge_pairs(pairs: Sequence[Pair]) -> Who:
     slow_links = {frozenset(slow.ends) for slow in between.edges}
     # Pairs that a slow host or a slow link between two hosts explains do not count against single ranks.
     left = [pair for pair in across if not slow_hosts & set(pair.hosts) and frozenset(pair.hosts) not in slow_links]
-    kinds = [_edges(kind) for kind in (*inside.values(), left)]
+    kinds = [[Edge(ends=pair.ranks, series=_series(pair)) for pair in kind] for kind in (*inside.values(), left)]
     found = [find_slow(kind) for kind in kinds]
     return Who(
         ranks=_once((slow for one in found for slow in one.ends), lambda slow: slow.ends[0]),
@@ -108,10 +108,6 @@ def _judge_pairs(pairs: Sequence[Pair]) -> Who:
         wiring=between.wiring + sum(one.wiring for one in found),
         pairs_judged=any(map(can_judge, kinds)) or bool(slow_hosts),
     )
-
-
-def _edges(pairs: Iterable[Pair]) -> list[Edge[int]]:
-    return [Edge(ends=pair.ranks, series=_series(pair)) for pair in pairs]
 
 
 def _series(result: Pair | NodeResult) -> Turns:

@@ -155,13 +155,10 @@ def _roce_mtu(place: BenchNode, network: Network) -> Iterator[Weighed]:
             small.setdefault(min(sizes), []).append(label(device, port))
     for mtu, ports in small.items():
         size = next(size for size in ROCE_SIZES if size <= max(mtu - ROCE_HEADERS, ROCE_SIZES[-1]))
-        text = f"RoCE sends packets of {size} bytes over {_listed(ports)}, where 4096 are possible: the MTU is {mtu}"
+        over = ports[0] if len(ports) == 1 else f"{len(ports)} ports"
+        text = f"RoCE sends packets of {size} bytes over {over}, where 4096 are possible: the MTU is {mtu}"
         fix = "set an MTU of 4200 or more on these interfaces of all hosts, and on the switches"
         yield weigh(Effect.SMALL, place, text, "/sys/class/net/*/mtu", fix=fix)
-
-
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{len(names)} ports"
 
 
 def _gbit(speed_mbit_s: int) -> str:

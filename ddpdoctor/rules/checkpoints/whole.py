@@ -14,6 +14,10 @@ from ddpdoctor.rules.registry import rule
 if TYPE_CHECKING:
     from ddpdoctor.model.checkpoint import Checkpoints, FileSeen, OddValues
 
+NO_CHECKSUMS = {
+    Checksums.NONE: "damage cannot be detected: the format has no checksums",
+    Checksums.NOT_WRITTEN: "damage cannot be detected: checksums were switched off when the file was written",
+}
 _FIX = "take another copy or an earlier checkpoint; torch.load would load this one in silence where only tensors suffer"
 
 
@@ -92,16 +96,8 @@ def check_damaged(seen: Checkpoints) -> Answer:
         without = [one for one in seen.files if one.checksums in {Checksums.NONE, Checksums.NOT_WRITTEN}]
         more = f"; {count_of(len(without), 'file')} without checksums" if without else ""
         return judged(problems, f"checksums of {count_of(len(checked), 'file')} computed again{more}")
-    reason = next((one.checksums for one in seen.files if one.checksums is not Checksums.NOT_READ), Checksums.NOT_READ)
-    return _skip(reason)
-
-
-def _skip(reason: Checksums) -> Answer:
-    words = {
-        Checksums.NONE: "damage cannot be detected: the format has no checksums",
-        Checksums.NOT_WRITTEN: "damage cannot be detected: checksums were switched off when the file was written",
-    }
-    return skipped(words.get(reason, "no checksum was read"))
+    read = (one.checksums for one in seen.files if one.checksums in NO_CHECKSUMS)
+    return skipped(next((NO_CHECKSUMS[reason] for reason in read), "no checksum was read"))
 
 
 def _damage(one: FileSeen) -> Problem:

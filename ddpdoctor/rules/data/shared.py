@@ -141,7 +141,11 @@ def judge_loaders(replicas: Replicas, judge: Callable[[Replicas, Shared], Answer
 
 def shared_loaders(replicas: Replicas) -> tuple[Shared, ...]:
     """Return the loaders that ranks of a group trained with, paired by the line that loops over them and by order."""
-    by_rank = {rank: _by_key(join_remade(loaders), _pairing_key) for rank, loaders in replicas.loaders.items()}
+    by_rank: dict[int, dict[Hashable, list[LoaderSeen]]] = {}
+    for rank, loaders in replicas.loaders.items():
+        found = by_rank.setdefault(rank, {})
+        for loader in join_remade(loaders):
+            found.setdefault(_pairing_key(loader), []).append(loader)
     keys = dict.fromkeys(key for found in by_rank.values() for key in found)
     paired = (_pair(by_rank, key, replicas.size) for key in keys)
     return tuple(shared for pairs in paired for shared in pairs if not replicas.trained_only or is_trained(shared))
@@ -176,13 +180,6 @@ def _line(loader: LoaderSeen) -> Hashable:
     """Return the line of a loader without the folder, which may differ between nodes."""
     site = loader.site
     return (site.file.rpartition("/")[2], site.line, site.function) if site is not None else None
-
-
-def _by_key(loaders: Iterable[LoaderSeen], key: Callable[[LoaderSeen], Hashable]) -> dict[Hashable, list[LoaderSeen]]:
-    found: dict[Hashable, list[LoaderSeen]] = {}
-    for loader in loaders:
-        found.setdefault(key(loader), []).append(loader)
-    return found
 
 
 def join_remade(loaders: Sequence[LoaderSeen]) -> tuple[LoaderSeen, ...]:

@@ -86,13 +86,6 @@ def is_lossy(pair: NodePair) -> bool:
     return share >= LOSSY and large.retransmitted >= LEAST_RETRANSMITTED and not arrived
 
 
-def slow_pairs(pairs: Pairs) -> dict[tuple[int, int], Rate]:
-    """Return the pairs that are far slower than the fastest. It takes at least two pairs."""
-    rates = {key: rate for key, pair in pairs.items() if (rate := rate_of(pair)) is not None}
-    fastest = max(rates.values(), key=lambda rate: rate.bytes_s, default=None)
-    return {key: rate for key, rate in rates.items() if fastest is not None and _is_slow(rate, fastest)}
-
-
 def rate_of(pair: NodePair) -> Rate | None:
     """Return the rate of a large payload, or its rate until it was given up.
 
@@ -176,14 +169,18 @@ def _blamed(
 
 
 def _slow(meeting: Meeting, pairs: Pairs) -> list[Problem]:
-    slow = slow_pairs(pairs)
     rates = {key: rate for key, pair in pairs.items() if (rate := rate_of(pair)) is not None}
-    fastest = max((rate.bytes_s for rate in rates.values()), default=0.0)
-    blames = explain({key: key in slow for key in rates})
+    fastest = max(rates.values(), key=lambda rate: rate.bytes_s, default=None)
+    if fastest is None:
+        return []
+    blames = explain({key: _is_slow(rate, fastest) for key, rate in rates.items()})
     # Data into a host waits for what leaves it slowly, because its acknowledgements go that way.
     whole = {node for blame in blames if blame.way is not Way.PAIR for node in blame.nodes}
-    told = [blame for blame in blames if blame.way is not Way.PAIR or whole.isdisjoint(blame.nodes)]
-    return [_slow_link(meeting, blame, [pairs[key] for key in blame.pairs], fastest) for blame in told]
+    return [
+        _slow_link(meeting, blame, [rates[key] for key in blame.pairs], fastest)
+        for blame in blames
+        if blame.way is not Way.PAIR or whole.isdisjoint(blame.nodes)
+    ]
 
 
 def _black_hole(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Problem:
@@ -230,40 +227,36 @@ def _loss(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Problem:
     return Problem(
         summary=f"packets are lost {_where(meeting, blame)}: up to {100 * worst:.0f} % had to be sent again",
         hosts=hosts,
-        evidence=first_few(_lost(meeting, pair) for pair in bad),
+        evidence=first_few(
+            f"{_both(meeting, pair)}: {pair.large.retransmitted} of {pair.large.sent} segments were sent again"
+            for pair in bad
+            if pair.large is not None
+        ),
         fix=f"ethtool -S {interface} | grep -iE 'drop|err|crc'; ip -s link show {interface} on {name_list(hosts)}, "
         "then the cable and the port of the switch",
         confidence=_confidence(blame),
     )
 
 
-def _lost(meeting: Meeting, pair: NodePair) -> str:
-    assert pair.large is not None
-    return f"{_both(meeting, pair)}: {pair.large.retransmitted} of {pair.large.sent} segments were sent again"
-
-
-def _slow_link(meeting: Meeting, blame: BadPairs, bad: list[NodePair], fastest: float) -> Problem:
-    rates = [rate for pair in bad if (rate := rate_of(pair)) is not None]
-    interface = bad[0].interface or "eth0"
+def _slow_link(meeting: Meeting, blame: BadPairs, rates: list[Rate], fastest: Rate) -> Problem:
+    interface = rates[0].pair.interface or "eth0"
     hosts = meeting.names(blame.nodes)
     return Problem(
         kind="slow-link",
         summary=f"data goes slowly {_where(meeting, blame)}: {say_rate(min(rate.bytes_s for rate in rates))}, while "
-        f"another pair has {say_rate(fastest)}",
+        f"another pair has {say_rate(fastest.bytes_s)}",
         hosts=hosts,
-        evidence=first_few(
-            f"{_both(meeting, rate.pair)}: {say_rate(rate.bytes_s)}, {_ended(rate)}{rate.duration_s * 1000:.0f} ms"
-            for rate in rates
-        ),
+        evidence=first_few(_rate_words(meeting, rate) for rate in rates),
         fix=f"ethtool {interface} | grep Speed; tc qdisc show dev {interface} on {name_list(hosts)}, then the cable, "
         "the port of the switch and its limits",
         confidence=_confidence(blame),
     )
 
 
-def _ended(rate: Rate) -> str:
+def _rate_words(meeting: Meeting, rate: Rate) -> str:
     assert rate.pair.large is not None
-    return "" if rate.pair.large.contact is Contact.CONNECTED else "given up after "
+    given_up = "" if rate.pair.large.contact is Contact.CONNECTED else "given up after "
+    return f"{_both(meeting, rate.pair)}: {say_rate(rate.bytes_s)}, {given_up}{rate.duration_s * 1000:.0f} ms"
 
 
 def _where(meeting: Meeting, blame: BadPairs) -> str:
