@@ -159,9 +159,10 @@ class Conflict:
     """Ranks that never made such a call and whose scripts have ended."""
 
 
-def signature(kind: CallKind, *, native: bool, shaped: AbstractSet[str] = SAME_SHAPE) -> Hashable:
+def _signature(entry: Entry, shaped: AbstractSet[str]) -> Hashable:
     """Return what must be equal on all ranks. The shape is part of it for the operations in ``shaped``."""
-    if native:
+    kind = entry.kind
+    if entry.native:
         return "forward" if kind.op in FORWARDS else kind.op
     shape = kind.shape if kind.op in shaped else None
     root = (kind.peer or 0) if kind.op in ROOTED else None
@@ -170,36 +171,29 @@ def signature(kind: CallKind, *, native: bool, shaped: AbstractSet[str] = SAME_S
 
 
 def find_conflict(
-    states: Mapping[int, State],
-    positions: Mapping[int, Position],
-    *,
-    shaped: AbstractSet[str] = SAME_SHAPE,
+    states: Mapping[int, State], positions: Mapping[int, Position], shaped: AbstractSet[str] = SAME_SHAPE
 ) -> Conflict | None:
     """Return the earliest disagreement in a group that a rank waits in."""
     for group in dict.fromkeys(position.group for position in positions.values()):
-        conflict = _conflict_in(group, states, positions, shaped=shaped)
+        conflict = _conflict_in(group, states, positions, shaped)
         if conflict is not None:
             return conflict
     return None
 
 
 def _conflict_in(
-    group: Group,
-    states: Mapping[int, State],
-    positions: Mapping[int, Position],
-    *,
-    shaped: AbstractSet[str],
+    group: Group, states: Mapping[int, State], positions: Mapping[int, Position], shaped: AbstractSet[str]
 ) -> Conflict | None:
     members = [states[m] for m in group.members if m in states]
     most = min(MOST_RECORDS, max(ALL_RECORDS // max(1, len(members)), 64))
     lines = [read_timeline(state, group.name, most=most) for state in members]
     lines = _with_unnumbered(lines, states, positions, group)
-    seq = _first_difference(lines, shaped=shaped)
+    seq = _first_difference(lines, shaped)
     if seq is None:
         return None
     parts = _parts_at(lines, seq)
-    loose = any(line.entries[seq].unrecorded for line in lines if seq in line.entries)
-    blame = find_blame(parts, lines, seq, lambda part: _sign(part, shaped, loose=loose))
+    loose = any(part.unrecorded for part in parts)  # torch alone reports a call: only the operation is known
+    blame = find_blame(parts, lines, seq, lambda part: part.kind.op if loose else _signature(part, shaped))
     earlier = find_departure(lines, blame.ranks, seq)
     if earlier is None:
         return Conflict(group=group, seq=seq, parts=parts, blame=blame, passed=False)
@@ -208,12 +202,7 @@ def _conflict_in(
     return Conflict(group=group, seq=earlier, parts=parts, blame=blame, passed=True)
 
 
-def _sign(part: Entry, shaped: AbstractSet[str], *, loose: bool) -> Hashable:
-    """Return what ranks must agree about. ``loose``: only the operation, because torch alone reports a call."""
-    return part.kind.op if loose else signature(part.kind, native=part.native, shaped=shaped)
-
-
-def _first_difference(lines: list[Timeline], *, shaped: AbstractSet[str]) -> int | None:
+def _first_difference(lines: list[Timeline], shaped: AbstractSet[str]) -> int | None:
     """Return the lowest number under which two ranks have different collectives."""
     signatures: dict[int, Hashable] = {}
     first: dict[int, Hashable] = {}
@@ -225,7 +214,7 @@ def _first_difference(lines: list[Timeline], *, shaped: AbstractSet[str]) -> int
             key = 2 * id(entry.kind) + entry.native
             found = signatures.get(key)
             if found is None:
-                found = signatures[key] = signature(entry.kind, native=entry.native, shaped=shaped)
+                found = signatures[key] = _signature(entry, shaped)
             if first.setdefault(seq, found) != found:
                 differing = seq
     unrecorded = _first_unrecorded_difference(lines)

@@ -189,7 +189,7 @@ def _find_conflict(
     states: Mapping[int, State], positions: Mapping[int, Position], waits: Waits, failures: tuple[Failure, ...]
 ) -> Conflict | None:
     shaped = _compared_shapes(waits, failures)
-    conflict = find_conflict(states, positions) or (find_conflict(states, positions, shaped=shaped) if shaped else None)
+    conflict = find_conflict(states, positions) or (find_conflict(states, positions, shaped) if shaped else None)
     if conflict is not None and waits.blockers and any(part.kind.op == "new_group" for part in conflict.parts):
         return None  # they wait for a rank that has not come: the others may not be in this group
     return conflict
