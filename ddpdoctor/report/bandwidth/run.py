@@ -61,7 +61,7 @@ def headline(report: Report, bench: Bandwidth) -> str:
     if not bench.results:
         return ", ".join([*ended, "nothing was measured"])
     notes = [found] if (found := count_findings(report.findings)) else []
-    return ", ".join([*ended, _nothing_found(report, bench), *notes]) + describe_standing(bench.curves)
+    return ", ".join([*ended, _nothing_found(report, bench), *notes]) + describe_assessments(bench.curves)
 
 
 def _nothing_found(report: Report, bench: Bandwidth) -> str:
@@ -72,17 +72,17 @@ def _nothing_found(report: Report, bench: Bandwidth) -> str:
     return f"could not tell about {', '.join(unknown)}" if unknown else "no problem found"
 
 
-def describe_standing(curves: Sequence[Curve]) -> str:
+def describe_assessments(curves: Sequence[Curve]) -> str:
     """Say how good the curves are: the verdict if there is only one, or else counts."""
     chosen = _choose(curves)
     if not chosen:
         return ""
     if len(chosen) == 1:
         return f": {name_series(chosen[0])}: {_sentence(chosen[0].verdict)}"
-    standings = [curve.standing for curve in chosen]
-    if len(set(standings)) == 1:
-        return f"; all {len(chosen)} curves {WORDS[standings[0]]}"
-    counts = [f"{standings.count(standing)} {word}" for standing, word in WORDS.items() if standing in standings]
+    assessments = [curve.standing for curve in chosen]
+    if len(set(assessments)) == 1:
+        return f"; all {len(chosen)} curves {WORDS[assessments[0]]}"
+    counts = [f"{assessments.count(one)} {word}" for one, word in WORDS.items() if one in assessments]
     return f"; of {len(chosen)} curves {', '.join(counts)}"
 
 
