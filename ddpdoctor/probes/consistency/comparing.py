@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.consistency import Difference, Split, Stream, StreamClock, TensorRow, What
+from ddpdoctor.model.consistency import Difference, Split, Stream, StreamClock, TensorRow, What, group_alike
 from ddpdoctor.model.trial import Rerun
 
 if TYPE_CHECKING:
@@ -96,16 +96,15 @@ def _differences(records: Sequence[tuple[int, Mapping[int, Sequence[TensorDigest
 
 def _split(seen: Mapping[int, TensorDigest | None]) -> Split | None:
     """Return how one tensor differs between ranks, or None if it does not."""
-    sides: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
-    for rank, one in sorted(seen.items()):
-        sides.setdefault(("", (), "") if one is None else (one.digest, one.shape, one.dtype), []).append(rank)
+    sides = group_alike(
+        {rank: ("", (), "") if one is None else (one.digest, one.shape, one.dtype) for rank, one in seen.items()}
+    )
     if len(sides) == 1:
         return None
-    ordered = sorted(map(tuple, sides.values()), key=lambda side: (-len(side), side[0]))
     row = next(one for one in seen.values() if one is not None and one.digest)
     return Split(
         row=TensorRow(what=row.what, name=row.name, part=row.part, shape=row.shape, dtype=row.dtype),
-        sides=tuple(ordered),
+        sides=tuple(ranks for _, ranks in sides),
         absent_on=tuple(rank for rank, one in sorted(seen.items()) if one is None or not one.digest),
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.consistency import What
+from ddpdoctor.model.consistency import What, group_alike
 from ddpdoctor.model.replicas import ConsistencyError, ConsistencyResult, TensorDifference
 from ddpdoctor.probes.consistency.step_records import (
     Row,
@@ -174,18 +174,15 @@ def find_differences(tables: dict[int, list[list[str]]]) -> tuple[TensorDifferen
     keys = dict.fromkeys(key for rows in by_rank.values() for key in rows)
     found = []
     for key in keys:
-        sides: dict[tuple[str, str], list[int]] = {}
-        for rank, rows in by_rank.items():
-            sides.setdefault(rows.get(key, ("", "none")), []).append(rank)
+        sides = group_alike({rank: rows.get(key, ("", "none")) for rank, rows in by_rank.items()})
         if len(sides) > 1:
-            ordered = sorted(sides.items(), key=lambda side: (-len(side[1]), side[1][0]))
             found.append(
                 TensorDifference(
                     what=key[0],
                     name=key[1],
                     part=key[2],
-                    sides=tuple(tuple(ranks) for _, ranks in ordered),
-                    values=tuple(value[1] for value, _ in ordered),
+                    sides=tuple(ranks for _, ranks in sides),
+                    values=tuple(value[1] for value, _ in sides),
                 )
             )
     return tuple(sorted(found, key=lambda one: _ORDER.index(one.what)))

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.model.consistency import group_alike
 from ddpdoctor.model.diff import Apart, DiffFacts, Kind, SavedFile, Unequal
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.tensor_names import align_names
@@ -125,12 +126,8 @@ def _unequal_value(name: str, saved: Sequence[Saved]) -> Unequal | None:
 
 def _sides(held: Sequence[str | None]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
     """Return groups of files that hold the same, the largest first, and the files that hold nothing."""
-    found: dict[str, list[int]] = {}
-    for number, one in enumerate(held):
-        if one is not None:
-            found.setdefault(one, []).append(number)
-    sides = sorted(map(tuple, found.values()), key=lambda side: (-len(side), side[0]))
-    return tuple(sides), tuple(number for number, one in enumerate(held) if one is None)
+    sides = group_alike({number: one for number, one in enumerate(held) if one is not None})
+    return tuple(files for _, files in sides), tuple(number for number, one in enumerate(held) if one is None)
 
 
 @dataclass(slots=True)
