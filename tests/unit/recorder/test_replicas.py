@@ -147,11 +147,11 @@ def test_an_ordinary_model(jobs: list[Ran]) -> None:
 
 def test_what_changes_has_other_prints(jobs: list[Ran]) -> None:
     records = records_of(jobs, "ordinary", STEP)
-    rows = len(records[0].prints) // fingerprint_layout.FINGERPRINT_SIZE
+    rows = len(records[0].fingerprints) // fingerprint_layout.FINGERPRINT_SIZE
     for row in range(rows):
         at = slice(row * fingerprint_layout.FINGERPRINT_SIZE, (row + 1) * fingerprint_layout.FINGERPRINT_SIZE)
-        assert len({record.prints[at] for record in records}) == len(records)
-        assert fingerprint_layout.ABSENT not in {record.prints[at] for record in records}
+        assert len({record.fingerprints[at] for record in records}) == len(records)
+        assert fingerprint_layout.ABSENT not in {record.fingerprints[at] for record in records}
 
 
 def test_values_beside_the_tensors(jobs: list[Ran]) -> None:
@@ -237,10 +237,10 @@ def test_without_an_optimizer_that_holds_parameters_forwards_count(jobs: list[Ra
 def test_stale_optimizers_show(jobs: list[Ran]) -> None:
     assert values_of(jobs, "stale", FORWARD, "stray")[-1] >= 4
     assert values_of(jobs, "stale", FORWARD, "unheld") == [4, 4, 4]
-    moved = {record.prints for record in records_of(jobs, "stale", FORWARD)}
+    moved = {record.fingerprints for record in records_of(jobs, "stale", FORWARD)}
     assert len(moved) == 1, "no parameter changes"
     assert values_of(jobs, "in_backward", FORWARD, "unheld") == [None, None]
-    assert len({record.prints for record in records_of(jobs, "by_hand", FORWARD)}) == 3
+    assert len({record.fingerprints for record in records_of(jobs, "by_hand", FORWARD)}) == 3
 
 
 def test_a_layer_that_was_replaced_after_the_optimizer_was_made_shows(jobs: list[Ran]) -> None:
@@ -283,7 +283,7 @@ def test_absent_gradients_are_zeros(jobs: list[Ran]) -> None:
             row[1]
             for i, row in enumerate(file.rows)
             if row[0] == fingerprint_layout.GRADIENT
-            and record.prints[i * size : (i + 1) * size] == fingerprint_layout.ABSENT
+            and record.fingerprints[i * size : (i + 1) * size] == fingerprint_layout.ABSENT
         }
         assert absent == {"2.weight", "2.bias", "spare.weight", "spare.bias"}
 
@@ -303,7 +303,7 @@ def test_state_that_is_sharded_is_left_out(jobs: list[Ran]) -> None:
 def test_gradients_of_a_closure_are_those_of_its_own_step(jobs: list[Ran]) -> None:
     (file,) = files_of(jobs, "closures", STEP)
     gradients = 4 * fingerprint_layout.FINGERPRINT_SIZE
-    assert all(fingerprint_layout.ABSENT not in record.prints[:gradients] for record in file.read_since(0))
+    assert all(fingerprint_layout.ABSENT not in record.fingerprints[:gradients] for record in file.read_since(0))
 
 
 def test_a_step_that_raised_does_not_hide_those_of_others(jobs: list[Ran]) -> None:
