@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -93,3 +94,9 @@ class TorchBuild:
     """LD_PRELOAD or LD_LIBRARY_PATH if one of them selected the mapped libnccl."""
     cuda_library: str | None = None
     """The libcuda that was mapped when CUDA was initialised."""
+
+
+def release(version: str | None) -> tuple[int, ...]:
+    """Return the numbers that a version starts with: (2, 13, 0) for "2.13.0+cu130", (580, 95, 5) for "580.95.05"."""
+    match = re.match(r"\d+(?:\.\d+)*", version or "")
+    return tuple(int(part) for part in match.group().split(".")) if match else ()

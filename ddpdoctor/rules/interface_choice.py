@@ -198,6 +198,7 @@ def best_interface(network: Network) -> str | None:
     return next(iter([*by_default, *real, *(one.name for one in usable)]), None)
 
 
-def export(variable: str, network: Network) -> str:
+def export(variable: str, network: Network | None) -> str:
     """Return "export GLOO_SOCKET_IFNAME=eth0", with the best interface of this machine."""
-    return f"export {variable}={best_interface(network) or 'INTERFACE'}"
+    best = best_interface(network) if network is not None else None
+    return f"export {variable}={best or 'INTERFACE'}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import Unread, Why, known
+from ddpdoctor.model.software import release
 from ddpdoctor.model.variables import NEWEST, OLDEST, find_variable, is_plugin_name, looks_known, read_variables
 from ddpdoctor.rules.spelling import find_meant
 from ddpdoctor.rules.variable_dangers import VariableContext, Version, does_harm
@@ -67,12 +67,7 @@ def _versions(node: Node) -> dict[str, Version]:
         "nccl": (torch.nccl if torch else None) or (software.nccl_wheel if software else None),
         "torch": software.torch_version if software else None,
     }
-    return {name: parse_version(text) for name, text in texts.items() if text}
-
-
-def parse_version(text: str) -> Version:
-    """Return the leading numbers of a version: (2, 13, 0) for "2.13.0+cpu"."""
-    return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3])
+    return {name: release(text) for name, text in texts.items() if text}
 
 
 def show(value: str) -> str:
@@ -107,7 +102,7 @@ def _names(context: VariableContext) -> Iterator[str]:
     """Yield the names that somebody can mean: not those that are gone, and not those that are still to come."""
     installed = context.versions.get("nccl", COMMON_NCCL)
     for variable in read_variables().values():
-        to_come = variable.component == "nccl" and parse_version(variable.since) > installed
+        to_come = variable.component == "nccl" and release(variable.since) > installed
         if variable.kind not in GONE | {"build"} and not to_come:
             yield variable.name
 
@@ -125,7 +120,7 @@ def _stranger(name: str, newer: tuple[str, ...]) -> Flaw:
 
 def _newer_than_table(name: str, context: VariableContext) -> tuple[str, ...]:
     owner = "torch" if name.upper().startswith("TORCH") else "nccl"
-    newest, installed = parse_version(NEWEST[owner]), context.versions.get(owner, ())
+    newest, installed = release(NEWEST[owner]), context.versions.get(owner, ())
     if installed[: len(newest)] <= newest:
         return ()
     return (f"{OWNERS[owner]} {_text(installed)} is installed; variables are known to {NEWEST[owner]}",)
@@ -140,7 +135,7 @@ def find_too_new(variable: Variable, value: str, context: VariableContext) -> Fl
     installed = context.versions.get("nccl", ())
     if variable.component != "nccl" or not variable.since or not installed or variable.kind in GONE:
         return None
-    if installed >= parse_version(variable.since):
+    if installed >= release(variable.since):
         return None
     return Flaw(
         name=variable.name,
@@ -179,12 +174,12 @@ def find_deprecated(variable: Variable, value: str, context: VariableContext) ->
     if variable.kind not in GONE:
         return None
     owner, installed = OWNERS[variable.component], context.versions.get(variable.component, ())
-    until = parse_version(variable.until)
+    until = release(variable.until)
     if installed and _reads(installed, variable):
         return None
     reasons = [f"{owner} {variable.until} was the last version that read it" if until else "", variable.note]
     reason = "; ".join(filter(None, reasons))
-    certain = bool(installed) or not until or until < parse_version(OLDEST[variable.component])
+    certain = bool(installed) or not until or until < release(OLDEST[variable.component])
     return Flaw(
         name=variable.name,
         summary=f"{variable.name} has no effect: {reason}" if certain else f"{variable.name} is out of use: {reason}",
@@ -196,7 +191,7 @@ def find_deprecated(variable: Variable, value: str, context: VariableContext) ->
 def _old_name(variable: Variable, context: VariableContext) -> Flaw | None:
     installed = context.versions.get(variable.component, ())
     successor = find_variable(variable.replaced_by)
-    first = parse_version(successor.since) if successor else ()
+    first = release(successor.since) if successor else ()
     if installed and (installed[: len(first)] < first or _reads(installed, variable)):
         return None
     if successor is None:
@@ -216,7 +211,7 @@ def _old_name(variable: Variable, context: VariableContext) -> Flaw | None:
 
 def _reads(installed: Version, variable: Variable) -> bool:
     """Whether a version is no later than the last one that used a variable."""
-    until = parse_version(variable.until)
+    until = release(variable.until)
     return bool(until) and installed[: len(until)] <= until
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ddpdoctor.model.findings import Severity
-    from ddpdoctor.model.gpus import Gpu, GpuProcess, Gpus
+    from ddpdoctor.model.gpus import Gpu, GpuProcess, Gpus, PeerCopy
     from ddpdoctor.model.node import Node, Process
     from ddpdoctor.model.software import TorchBuild
 
@@ -82,6 +82,12 @@ def imported_torch(node: Node) -> TorchBuild:
     if build.import_error is not None:
         raise NotRead(Unread(why=Why.ABSENT, reason="torch cannot be imported"))
     return build
+
+
+def wrong_copies(node: Node) -> list[PeerCopy]:
+    """Return the copies between GPUs that failed or came out wrong in the test of --deep."""
+    trial = known(node.gpu_trial)
+    return [copy for copy in trial.copies if not copy.ok] if trial is not None else []
 
 
 def listed(node: Node) -> Gpus:

@@ -14,7 +14,9 @@ from ddpdoctor.rules.environment.devices import (
     is_board,
     is_data_center,
     listed,
+    wrong_copies,
 )
+from ddpdoctor.rules.environment.pci import NVIDIA
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
 
 NVSWITCH_CLASS = 0x0680
-NVIDIA = 0x10DE
 NEAR = frozenset({"internal", "single", "multiple", "hostbridge"})
 """What `nvidia-smi topo -m` shows as PIX, PXB and PHB: peer traffic stays within one socket."""
 MANAGER = "sudo systemctl restart nvidia-fabricmanager; its version must be the driver's"
@@ -270,8 +271,7 @@ def _refused(
 
 
 def _wrong_copies(node: Node) -> Iterator[Problem]:
-    trial = known(node.gpu_trial)
-    wrong = [copy for copy in trial.copies if not copy.ok] if trial is not None else []
+    wrong = wrong_copies(node)
     if wrong:
         members = sorted({index for copy in wrong for index in (copy.source, copy.target)})
         yield Problem(

@@ -85,15 +85,10 @@ def _loopback(node: Node, own: Lookup) -> Problem:
         summary=f"the host name resolves to {own.addresses[0]} on the host itself: "
         "Gloo gives that address to the other nodes, which then dial themselves",
         evidence=(_seen(own),),
-        fix=f"{_export(node)} on all nodes, or replace {own.addresses[0]} by the host's own address in its line of "
-        "/etc/hosts",
+        fix=f"{export('GLOO_SOCKET_IFNAME', known(node.network))} on all nodes, or replace {own.addresses[0]} by the "
+        "host's own address in its line of /etc/hosts",
         hosts=(node.host,),
     )
-
-
-def _export(node: Node) -> str:
-    network = known(node.network)
-    return export("GLOO_SOCKET_IFNAME", network) if network is not None else "export GLOO_SOCKET_IFNAME=INTERFACE"
 
 
 @rule(

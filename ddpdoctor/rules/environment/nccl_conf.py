@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import need
+from ddpdoctor.model.software import release
 from ddpdoctor.model.variables import find_variable
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.registry import Group, rule
@@ -17,7 +18,6 @@ from ddpdoctor.rules.variable_flaws import (
     find_too_new,
     find_unknown,
     find_wrong_value,
-    parse_version,
     read_context,
     show,
 )  # fmt: skip
@@ -114,9 +114,9 @@ def _flaws(name: str, value: str, context: VariableContext) -> Iterator[Flaw]:
 def _passed_over(file: ConfFile, context: VariableContext) -> str:
     """Return why the installed NCCL skips this file, or "" if it reads the file or its version is not known."""
     installed = context.versions.get("nccl", ())
-    if installed and file.since and installed < parse_version(file.since):
+    if installed and file.since and installed < release(file.since):
         return f"before {file.since} it asks the password database for the home folder, and not HOME"
-    if installed and file.until and installed > parse_version(file.until):
+    if installed and file.until and installed > release(file.until):
         return f"after {file.until} it takes HOME for the home folder, and not the password database"
     return ""
 

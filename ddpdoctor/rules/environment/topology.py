@@ -9,6 +9,7 @@ from ddpdoctor.model.rank_words import first_names, name_list, rank_list
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.visible_devices import VARIABLE, read_visible
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
+from ddpdoctor.rules.environment.devices import wrong_copies
 from ddpdoctor.rules.environment.pci import by_bus_id, describe, gpus_of, is_gpu, is_nic
 from ddpdoctor.rules.environment.processes import ranks_of
 from ddpdoctor.rules.rdma_ports import network_ports
@@ -63,7 +64,7 @@ def check_acs_iommu(node: Node) -> Answer:
         return skipped("a virtual machine: its host needs ACS and the IOMMU to keep guests apart")
     if not _has_peers(node, pci):
         return passed("no GPU here has a peer to reach over PCIe: GeForce cards have no peer access")
-    wrong = _wrong_copies(node)
+    wrong = tuple(f"{copy.source} to {copy.target}" for copy in wrong_copies(node))
     problems = [*_redirecting(pci, wrong), *_translating(pci, wrong)]
     bridges = [by_bus_id(pci).get(bus_id) for gpu in gpus for bus_id in gpu.upstream]
     unread = any(bridge is not None and bridge.acs_redirect is None for bridge in bridges)
@@ -79,12 +80,6 @@ def _has_peers(node: Node, pci: Pci) -> bool:
     able = [gpu for gpu in gpus_of(pci) if "GeForce" not in pci.models.get(gpu.bus_id, "")]
     rdma = known(node.rdma)
     return len(able) > 1 or (bool(able) and rdma is not None and bool(network_ports(node, rdma)))
-
-
-def _wrong_copies(node: Node) -> tuple[str, ...]:
-    trial = known(node.gpu_trial)
-    copies = trial.copies if trial is not None else ()
-    return tuple(f"{copy.source} to {copy.target}" for copy in copies if not copy.ok)
 
 
 def _redirecting(pci: Pci, wrong: tuple[str, ...]) -> list[Problem]:

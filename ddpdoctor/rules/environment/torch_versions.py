@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.reading import known
+from ddpdoctor.model.software import release
 from ddpdoctor.model.visible_devices import VARIABLE, read_visible
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.devices import driver_of, imported_torch, nvidia_gpus
-from ddpdoctor.rules.environment.wheels import SELECTOR, install_cuda_torch, release
+from ddpdoctor.rules.environment.pci import AMD
+from ddpdoctor.rules.environment.wheels import SELECTOR, install_cuda_torch
 from ddpdoctor.rules.registry import Group, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
     from ddpdoctor.model.software import TorchBuild
 
-AMD = 0x1002
 AMD_COMPUTE_CLASSES = (0x0380, 0x1200)
 """Data-center GPUs: "display controller, other" and "processing accelerator". A laptop's GPU has class 0x0300."""
 
@@ -65,7 +67,7 @@ def check_torch_cuda_build(node: Node) -> Answer:
         return _amd_without_rocm(node, build) or _gpu_without_driver(node) or passed("a CPU build, and no GPU here")
     problem = Problem(
         summary=f"torch {build.version} is a CPU build, so the GPUs here cannot be used, and there is no NCCL",
-        evidence=(f"{count} NVIDIA GPU{'s' if count > 1 else ''}, driver {driver_of(node) or 'of unknown version'}",),
+        evidence=(f"{count_of(count, 'NVIDIA GPU')}, driver {driver_of(node) or 'of unknown version'}",),
         fix=install_cuda_torch(node, build.version),
     )
     return judged([problem], f"torch {build.version} and {count} NVIDIA GPUs")

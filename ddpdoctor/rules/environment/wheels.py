@@ -1,4 +1,4 @@
-"""Version numbers, and the pip command that installs a torch that fits a machine."""
+"""The pip command that installs a torch that fits a machine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.reading import known
+from ddpdoctor.model.software import release
 from ddpdoctor.rules.environment.devices import driver_of, nvidia_gpus
 
 if TYPE_CHECKING:
@@ -21,12 +22,6 @@ CUDA_WHEELS = (
 )
 """Index, lowest driver, and the first and last torch in that index: https://pytorch.org/get-started/previous-versions.
 A build for CUDA 12.8 runs on driver 525 too, but such a driver fits a build for 12.6 better."""
-
-
-def release(version: str | None) -> tuple[int, ...]:
-    """Return the numbers that a version starts with: (2, 13, 0) for "2.13.0+cu130", (580, 95, 5) for "580.95.05"."""
-    match = re.match(r"\d+(?:\.\d+)*", version or "")
-    return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def pip(node: Node) -> str:

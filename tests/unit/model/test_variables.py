@@ -8,6 +8,7 @@ from importlib import resources
 
 import pytest
 
+from ddpdoctor.model.software import release
 from ddpdoctor.model.variables import (
     FAMILIES,
     NEWEST,
@@ -21,7 +22,7 @@ from ddpdoctor.model.variables import (
     select_variables,
 )
 from ddpdoctor.rules.variable_dangers import CONDITIONS
-from ddpdoctor.rules.variable_flaws import OWNERS, parse_version
+from ddpdoctor.rules.variable_flaws import OWNERS
 from ddpdoctor.rules.variable_values import TYPES, check_value
 
 KINDS = {
@@ -67,8 +68,8 @@ def test_the_table_is_sorted_out_into_unique_names():
 def test_no_version_of_the_table_is_newer_than_what_it_was_read_from():
     for row in ROWS:
         if row.component in NEWEST:
-            newest = parse_version(NEWEST[row.component])
-            assert max(parse_version(row.since), parse_version(row.until))[:2] <= newest[:2], row.name
+            newest = release(NEWEST[row.component])
+            assert max(release(row.since), release(row.until))[:2] <= newest[:2], row.name
 
 
 def test_what_must_agree_is_named():
