@@ -138,18 +138,13 @@ def trim(frames: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     return frames[:10] + frames[-(MAX_KEPT - 10) :]
 
 
-def innermost_user(frame: Optional[FrameType]) -> Optional[FrameType]:
-    """Return the innermost frame of the user's own code in this thread's own stack, or None."""
+def describe_user(frame: Optional[FrameType]) -> Optional[Dict[str, Any]]:
+    """Return the innermost frame of the user's own code in this thread as the recorder writes it, or None."""
     depth = 0
     while frame is not None and depth < MAX_DEPTH:
-        if is_user_file(frame.f_code.co_filename):
-            return frame
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            return describe(code.co_filename, frame.f_lineno or 0, code.co_name)
         frame = frame.f_back
         depth += 1
     return None
-
-
-def describe_user(frame: Optional[FrameType]) -> Optional[Dict[str, Any]]:
-    """Return the innermost frame of the user's own code as the recorder writes it, or None."""
-    user = innermost_user(frame)
-    return describe(user.f_code.co_filename, user.f_lineno or 0, user.f_code.co_name) if user else None

@@ -55,10 +55,6 @@ class StepClock:
         self.seen.clear()
         return True
 
-    def write_step(self, now_ns: int = 0) -> None:
-        """End the step at ``now_ns``, or now, write it to the ring, and begin the next one."""
-        self.take(now_ns).write()
-
     def take(self, now_ns: int = 0) -> EndedStep:
         """End the step at ``now_ns``, or now, return it, and begin the next one."""
         now = now_ns or time.monotonic_ns()
@@ -113,4 +109,4 @@ def ended_collective(site: int, now_ns: int) -> None:
     ``site`` is the number of its line.
     """
     if clock.level <= ring_layout.STEP_COLLECTIVE and clock.ends_step(ring_layout.STEP_COLLECTIVE, site):
-        clock.write_step(now_ns)
+        clock.take(now_ns).write()

@@ -68,10 +68,10 @@ def test_steps_are_counted_anew_under_a_better_mark(tmp_path: Path, monkeypatch:
     clock = StepClock()
     for _ in range(7):
         assert clock.ends_step(ring_layout.STEP_COLLECTIVE, "site")
-        clock.write_step()
+        clock.take().write()
     for _ in range(3):
         assert clock.ends_step(ring_layout.STEP_OPTIMIZER, 1)
-        clock.write_step()
+        clock.take().write()
     times = read_steps(read(ring))
     assert times is not None
     assert (times.ends_with, times.numbers) == (StepEnd.OPTIMIZER, (1, 2, 3))
