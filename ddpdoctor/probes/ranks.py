@@ -29,6 +29,8 @@ Kind = TypeVar("Kind")
 
 REPORT_LIMIT_S = 120.0
 """Our choice: how long rank 0 may take to judge and draw. The first import of a plotting library takes seconds."""
+ABOVE_OURS = 3
+"""torch's timeout is this many times ours, so that a probe notices a hang first and says more."""
 LEAVE_LIMIT_S = 5.0
 """Our choice: how long rank 0 waits until the others have received the status. Rank 0 may be serving the store."""
 

@@ -15,7 +15,7 @@ from ddpdoctor.probes.bandwidth.log import Log
 from ddpdoctor.probes.bandwidth.nccl_log import NcclLogs
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
-from ddpdoctor.probes.ranks import meet_ranks, unreachable
+from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.probes.ranks import Ranks
 
-ABOVE_OURS = 3
-"""torch's timeout is this many hang timeouts, so that the bench notices a hang first and says more."""
 LEAST_GROUP_LIMIT_S = 120.0
 
 

@@ -49,10 +49,7 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
     samples: tuple[int, ...],
     part_losses: tuple[float | None, ...],
 ) -> ReferenceStep:
-    """Return a step's comparison.
-
-    ``double`` is None if float64 is not possible. ``still`` has BatchNorm in eval mode, or is None without BatchNorm.
-    """
+    """Return a step's comparison. ``double`` is None without float64, and ``still`` (eval mode) without BatchNorm."""
     best = double or plain
     names = [name for name in best.whole if name in ddp and all(name in part for part in best.parts)]
     mean = {name: _mean(best.parts, name) for name in names}
@@ -62,8 +59,7 @@ def compare_gradients(  # noqa: PLR0913 - each is one computation of the same gr
     rounding = _roundings(names, plain, double, reordered, ddp)
     rows = []
     for name in names:
-        exact = _norm(best.whole[name] - reordered[name])
-        exact = rounding[name] if double is None else min(rounding[name], max(EXACT_SHARE * rounding[name], exact))
+        exact = rounding[name] if double is None else _exact(rounding[name], double.whole[name], reordered[name])
         row = _compare(name, held[name], best, scale=scale, weights=weights, rounding=rounding[name], exact=exact)
         off = None if still is None else _norm(still.whole[name] - _mean(still.parts, name))
         rows.append(replace(row, without_batchnorm=off))
@@ -131,6 +127,11 @@ def _own_rounding(name: str, plain: Gradients, double: Gradients | None, reorder
         return min(error, UNSURE_SHARE * _norm(plain.whole[name]))
     pairs = [(plain.whole, double.whole), *zip(plain.parts, double.parts, strict=True)]
     return max(_norm(one[name] - other[name]) for one, other in pairs)
+
+
+def _exact(rounding: float, whole: Any, reordered: Any) -> float:
+    """Return how precisely float64 gradients of the whole batch and of its parts can be compared."""
+    return min(rounding, max(EXACT_SHARE * rounding, _norm(whole - reordered)))
 
 
 def _weights(parts: Sequence[Named], whole: Named) -> tuple[float, ...]:

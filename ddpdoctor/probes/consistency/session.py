@@ -22,7 +22,7 @@ from ddpdoctor.probes.consistency.seeds import BUILD, set_seed
 from ddpdoctor.probes.consistency.step_records import TensorDigest, buffer_rows, digest_rows, parameter_rows
 from ddpdoctor.probes.consistency.training import Setting, Training
 from ddpdoctor.probes.consistency.watch import Watch
-from ddpdoctor.probes.ranks import meet_ranks, unreachable
+from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, unreachable
 from ddpdoctor.probes.user_code import load_callable
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.probes.consistency.step_records import StepRecord
     from ddpdoctor.probes.ranks import Ranks
-
-ABOVE_OURS = 3
-"""torch's timeout is this many times ours, so that the trial notices a hang first and says more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
