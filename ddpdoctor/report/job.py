@@ -124,7 +124,7 @@ def replica_words(report: Report) -> str | None:
     if not differing:
         return f"replicas equal: {checks}"
     nouns = " and ".join(_NOUNS[what] for what in differing)
-    return f"replicas compared: {checks}; {nouns} differ, and no rule holds that for wrong"
+    return f"replicas compared: {checks}; {nouns} differ, and no rule calls that wrong"
 
 
 def _says_it(finding: Finding) -> bool:

@@ -71,14 +71,14 @@ def _row(visit: Visit) -> tuple[str, ...]:
 def _store(visit: Visit) -> str:
     store = visit.door
     if store is None:
-        return visit.way_lost or "not looked at"
+        return visit.way_lost or "not checked"
     if store.not_served:
         return f"cannot serve it: {store.not_served}"
     best = next((attempt for attempt in store.attempts if attempt.contact is Contact.CONNECTED), None)
     if best is None:
         last = store.attempts[-1] if store.attempts else None
         if last is None:
-            return "not looked at"
+            return "not checked"
         return f"{last.contact.value}: {last.error}" if last.error else last.contact.value
     return "serves it" if store.serves else f"reached in {best.duration_s * 1000:.1f} ms"
 

@@ -43,7 +43,7 @@ def shares_content(report: Report) -> Content:
 def drawn_content(report: Report) -> Content:
     """Return the content for passes over the user's loaders: what each rank drew, and the totals."""
     drawn = decode(Drawn, report.data["drawn"])
-    notes = [Text(text=f"not looked at: {note}") for note in drawn.notes]
+    notes = [Text(text=f"not checked: {note}") for note in drawn.notes]
     return checklist_content(
         report,
         tuple(Text(text=line) for line in _describe_loader(drawn)),
@@ -128,7 +128,7 @@ def _numbers(row: RankPass) -> tuple[object, ...]:
 
 def _describe_pass(one: Pass) -> str:
     if one.unique is None:
-        return f"pass {one.number}: {count_of(one.drawn, 'sample')} in all; which they are was not compared"
+        return f"pass {one.number}: {count_of(one.drawn, 'sample')} in all; whether they differ was not compared"
     return (
         f"pass {one.number}: {count_of(one.drawn, 'sample')} in all, {one.unique} different, "
         f"{one.shared} drawn by two ranks or more, {one.missed} by none"

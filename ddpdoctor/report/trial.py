@@ -100,14 +100,14 @@ def _reference_sections(trial: Trial) -> tuple[Section, ...]:
         return ()
     step = max(reference.steps, key=_worst_ratio)
     samples = f" of {sum(step.samples)} samples" if all(step.samples) else ""
-    against = "float64" if reference.float64 else "another order of the samples, as float64 could not be had"
+    against = "float64" if reference.float64 else "another order of the samples, because float64 was not possible"
     among = f", the worst of {len(reference.steps)} steps" if len(reference.steps) > 1 else ""
     more = len(step.tensors) - WORST
     section: Section = (
         Heading(text=f"DDP's gradient beside that of one process on the whole batch{samples}"),
         Text(text=f"relative errors at step {step.step}{among}; rounding as measured against {against}", indent=2),
         _errors(sorted(step.tensors, key=lambda one: -_ratio(one))[:WORST]),
-        *([Text(text=f"and {more} more, whose errors are explained better", indent=2)] if more > 0 else []),
+        *([Text(text=f"and {more} more, with smaller errors relative to rounding", indent=2)] if more > 0 else []),
     )
     return (section,)
 

@@ -129,7 +129,7 @@ def test_what_was_compared_is_counted_by_the_best_clock(streams, told):
 
 def test_differences_that_no_rule_holds_for_wrong_do_not_read_like_equal():
     last = render(with_streams(stream(differences=(DRIFT,)))).splitlines()[-1]
-    assert last.endswith("(160 tensors, 4 ranks); parameters differ, and no rule holds that for wrong")
+    assert last.endswith("(160 tensors, 4 ranks); parameters differ, and no rule calls that wrong")
     assert "equal" not in last
 
 
