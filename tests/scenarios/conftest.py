@@ -8,6 +8,8 @@ import pytest
 
 from tests.preloaded import preloaded
 from tests.scenarios.first import FIRST
+from tests.scenarios.hosts import Hosts, lent_hosts
+from tests.scenarios.slurm import Slurm, lent_slurm
 
 HERE = Path(__file__).parent
 
@@ -30,3 +32,18 @@ def preloaded_python(request: pytest.FixtureRequest) -> Iterator[None]:
     cold = request.node.get_closest_marker("cold") is not None
     with contextlib.nullcontext() if cold else preloaded():
         yield
+
+
+@pytest.fixture(scope="module")
+def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
+    """Lend two hosts, or as many as the test module's ``HOSTS`` says."""
+    with lent_hosts(getattr(request.module, "HOSTS", 2)) as lent:
+        yield lent
+
+
+@pytest.fixture(scope="module")
+def slurm(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """Lend a Slurm on these hosts."""
+    # Not pytest's own folder: only its owner may enter that, and munged minds.
+    with lent_slurm(hosts, tmp_path_factory.mktemp("slurm")) as lent:
+        yield lent

@@ -7,18 +7,9 @@ import sys
 
 import jsonschema
 import psutil
-import pytest
 
 from tests.scenarios.bandwidth.running import BENCH, QUICK, TORCHRUN, finish, start
-from tests.scenarios.hosts import lent_hosts
 from tests.scenarios.running import SCHEMA, free_port, wait_for
-from tests.scenarios.slurm import lent_slurm
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    with lent_hosts(2) as hosts, lent_slurm(hosts, tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
 
 
 def test_tasks_of_a_step_are_ranks(slurm):

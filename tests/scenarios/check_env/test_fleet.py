@@ -15,28 +15,15 @@ from ddpdoctor.exchange.client import open_client
 from ddpdoctor.exchange.clocks import KEY
 from ddpdoctor.exchange.store import wait_for
 from ddpdoctor.exchange.token import NO_TOKEN
-from tests.scenarios.hosts import Hosts, lent_hosts, require
+from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import SCHEMA, clean_environment, free_port
-from tests.scenarios.slurm import Slurm, lent_slurm
+from tests.scenarios.slurm import Slurm
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 CHECK_ENV = (sys.executable, "-m", "ddpdoctor", "check-env", "--format", "json")
 CHEAP = ("rank-set", "ws-same", "version-same", "clock", "mtu", "shm")
 """Checks of which the reading takes no time."""
 LIMIT_S = 250
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with lent_hosts(2) as lent:
-        yield lent
-
-
-@pytest.fixture(scope="module")
-def slurm(hosts, tmp_path_factory):
-    # Not pytest's own folder: only its owner may enter that, and munged minds.
-    with lent_slurm(hosts, tmp_path_factory.mktemp("slurm")) as lent:
-        yield lent
 
 
 def read_report(stdout: str) -> dict[str, Any]:

@@ -5,9 +5,6 @@ import sys
 
 import pytest
 
-from tests.scenarios.hosts import lent_hosts
-from tests.scenarios.slurm import lent_slurm
-
 CHECKS = (
     "env-complete", "env-range", "rank-set", "ws-same", "rdzv-id-same", "slurm-shape", "srun-cpus", "master-numeric",
     "master-loopback", "rdzv-host", "port-range",
@@ -16,12 +13,6 @@ CHECK_ENV = (sys.executable, "-m", "ddpdoctor", "check-env", *CHECKS, "--format"
 TASK_A_RANK = ("srun", "-N2", "--ntasks-per-node=2")
 TASK_A_NODE = ("srun", "-N2", "--ntasks-per-node=1")
 STORE = {"MASTER_ADDR": "dd0", "MASTER_PORT": "29500"}
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    with lent_hosts(2) as hosts, lent_slurm(hosts, tmp_path_factory.mktemp("slurm")) as cluster:
-        yield cluster
 
 
 def check_env(slurm, *step, script='exec "$@"', more=(), **variables):

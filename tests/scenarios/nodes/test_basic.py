@@ -12,19 +12,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.scenarios.hosts import Hosts, lent_hosts, require
+from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import JOBS, PATIENT, SCHEMA, clean_environment, free_port, wait_for
 
 DDPDOCTOR = (sys.executable, "-m", "ddpdoctor")
 JOB = JOBS / "over_nodes.py"
 LIMIT_S = 250
 ENDLESS = 10**9
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with lent_hosts(2) as lent:
-        yield lent
 
 
 class Running:

@@ -4,23 +4,15 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import pytest
 
-from tests.scenarios.hosts import Hosts, lent_hosts
+from tests.scenarios.hosts import Hosts
 from tests.scenarios.running import JOBS, PATIENT, SCHEMA, clean_environment, free_port, wait_for
 
 LIMIT_S = 250
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
-    with lent_hosts(2) as lent:
-        yield lent
 
 
 class Node:

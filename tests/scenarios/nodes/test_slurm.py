@@ -11,9 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.scenarios.hosts import lent_hosts
 from tests.scenarios.running import JOBS, SCHEMA, wait_for
-from tests.scenarios.slurm import Slurm, lent_slurm
+from tests.scenarios.slurm import Slurm
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 BY_TORCHRUN = EXAMPLES / "slurm-torchrun.sbatch"
@@ -22,6 +21,7 @@ BY_SLURM = EXAMPLES / "slurm-task-per-rank.sbatch"
 LAB = ("--cpus-per-task=1", "--gpus-per-node=0", "--time=10", "--output=%j.txt")
 LIMIT_S = 400
 pytestmark = pytest.mark.timeout(600)
+HOSTS = 3
 
 
 class Job:
@@ -52,12 +52,6 @@ class Job:
         report = json.loads(path.read_text())
         jsonschema.validate(report, SCHEMA)
         return dict(report)
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory):
-    with lent_hosts(3) as hosts, lent_slurm(hosts, tmp_path_factory.mktemp("slurm")) as lent:
-        yield lent
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.scenarios.hosts import Hosts, lent_hosts, require
+from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import JOBS, PATIENT, SCHEMA, clean_environment, free_port, wait_for
 
 JOB = JOBS / "over_nodes.py"
@@ -19,13 +19,7 @@ WRAP = (sys.executable, "-m", "ddpdoctor", "wrap")
 IMPATIENT = ("--hang-timeout", "4", "--on-hang", "kill")
 LIMIT_S = 250
 ENDLESS = 10**9
-NODES = 3
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with lent_hosts(NODES) as lent:
-        yield lent
+HOSTS = 3
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ class Running:
         hosts: Hosts,
         folder: Path,
         *words: object,
-        world=NODES,
+        world=HOSTS,
         absent: int | None = None,
         torchrun=False,
         hang_timeout: tuple[str, ...] = IMPATIENT,

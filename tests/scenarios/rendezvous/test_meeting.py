@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 from ddpdoctor.exchange.token import NO_TOKEN
-from tests.scenarios.hosts import Hosts, lent_hosts, require
+from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import SCHEMA, clean_environment, free_port
-from tests.scenarios.slurm import Slurm, lent_slurm
+from tests.scenarios.slurm import Slurm
 
 pytestmark = pytest.mark.alone
 
@@ -25,19 +25,6 @@ PATIENT = ("--timeout", "120s")
 QUICK = ("--timeout", "8s")
 LONG_ENOUGH = ("--timeout", "20s")
 """For nodes to meet that start at the same time, where another one never comes."""
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with lent_hosts(2) as lent:
-        yield lent
-
-
-@pytest.fixture(scope="module")
-def slurm(hosts, tmp_path_factory):
-    # Not pytest's own folder: only its owner may enter that, and munged minds.
-    with lent_slurm(hosts, tmp_path_factory.mktemp("slurm")) as lent:
-        yield lent
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.scenarios.hosts import NETNS, Hosts, lent_hosts, require
+from tests.scenarios.hosts import NETNS, Hosts, require
 from tests.scenarios.running import SCHEMA, clean_environment, free_port
 
 pytestmark = pytest.mark.alone
@@ -19,12 +19,7 @@ QUICK = "8s"
 """How long nodes wait for one that does not come; where all come it costs nothing to wait longer."""
 LONG_ENOUGH = "20s"
 """The same where others do come, each in its own time."""
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with lent_hosts(4) as lent:
-        yield lent
+HOSTS = 4
 
 
 @contextlib.contextmanager
