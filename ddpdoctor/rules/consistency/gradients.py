@@ -21,7 +21,7 @@ from ddpdoctor.rules.consistency.survey import ruling, survey
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from ddpdoctor.model.consistency import Values
     from ddpdoctor.model.facts import Job
@@ -106,9 +106,8 @@ def _apart_in_mesh(sighting: Sighting) -> DriftCause:
     )
 
 
-def unreduced_names(values: Iterable[Values]) -> tuple[str, ...]:
-    """Return the trainable parameters that DDP does not reduce on at least one rank."""
-    return tuple(dict.fromkeys(name for each in values for name in each.unreduced))
+def _first_few(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_NAMES]) + (" and more" if len(names) > MAX_NAMES else "")
 
 
 def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
@@ -116,12 +115,13 @@ def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
 
     DDP may wait for a parameter that was replaced, and then it reduces none of that bucket.
     """
-    names, splits = unreduced_names(sighting.values), sighting.difference.splits
+    names = list(dict.fromkeys(name for each in sighting.values for name in each.unreduced))
+    splits = sighting.difference.splits
     blame = seen(each for each in sighting.values if each.unreduced)
     differs = [split.row.name in names for split in splits]
     if blame is None or not any(differs) or (not differs[0] and blame_of(splits[:1]).ground is Ground.MAJORITY):
         return None
-    named = ", ".join(names[:MAX_NAMES]) + (" and more" if len(names) > MAX_NAMES else "")
+    named = _first_few(names)
     return DriftCause(
         name="added after wrapping",
         words=f"DDP does not reduce {named}: added, replaced or unfrozen after the model was wrapped",
@@ -138,7 +138,7 @@ def _unfinished(sighting: Sighting) -> DriftCause | None:
     if not waiting:
         return None
     names = list(dict.fromkeys(name for each in waiting for name in each.unfinished))
-    named = ", ".join(names[:MAX_NAMES]) + (" and more" if len(names) > MAX_NAMES else "")
+    named = _first_few(names)
     return DriftCause(
         name="unfinished",
         words=f"the backward left {named} without a gradient, so that DDP did not finish the reduction",

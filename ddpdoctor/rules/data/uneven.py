@@ -10,6 +10,7 @@ from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.data import words
 from ddpdoctor.rules.data.shared import Shared, judge_loaders, was_trained
+from ddpdoctor.rules.progress.words import verb
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -116,14 +117,13 @@ def _finding(replicas: Replicas, shared: Shared, found: _Uneven) -> Problem:
     longest = _longest(found.batches)
     most = f"{found.batches[longest[0]]}{' so far' if found.going_on else ''}"
     fewest = {rank: found.batches[rank] for rank in found.short}
-    verb = "has" if len(fewest) == 1 else "have"
     return Problem(
         severity=Severity.ERROR if replicas.ended_badly else Severity.WARNING,
         ranks=found.short,
         hosts=words.hosts_of(replicas, found.short),
         where=words.places_of(shared, found.short),
-        summary=f"{rank_list(found.short)} {verb} {_numbers(fewest)} in pass {found.number}, where"
-        f" {rank_list(longest)} {'has' if len(longest) == 1 else 'have'} {most}: {words.name_of(loader)}",
+        summary=f"{rank_list(found.short)} {verb(found.short, 'has', 'have')} {_numbers(fewest)} in pass "
+        f"{found.number}, where {rank_list(longest)} {verb(longest, 'has', 'have')} {most}: {words.name_of(loader)}",
         evidence=_evidence(shared, found),
         fix="give ranks shares of equal length (DistributedSampler), or drop_last=True on them, or wrap the loop in"
         " `with model.join():`",
