@@ -35,7 +35,7 @@ def home_of(process):
     return Home(space=read_home().space, pid=process.pid, started_ticks=read_process(process.pid).start_ticks)
 
 
-def test_a_neighbour_that_runs_is_stopped_and_dies(sleeper, local_ranks):
+def test_a_local_rank_that_runs_is_stopped_and_dies(sleeper, local_ranks):
     local_ranks.add(1, home_of(sleeper))
     assert (local_ranks.ranks, local_ranks.unable(), local_ranks.gone()) == ((1,), frozenset(), frozenset())
     sleeper.send_signal(signal.SIGSTOP)
@@ -49,7 +49,7 @@ def test_a_neighbour_that_runs_is_stopped_and_dies(sleeper, local_ranks):
     assert local_ranks.ends == {1: "SIGKILL"}
 
 
-def test_the_end_of_a_neighbour_wakes(sleeper, local_ranks):
+def test_the_end_of_a_local_rank_wakes(sleeper, local_ranks):
     descriptor = local_ranks.add(1, home_of(sleeper))
     if descriptor is None:
         pytest.skip("this kernel has no pidfd_open")

@@ -44,7 +44,7 @@ def wait_for_all(conversation):
         time.sleep(0.01)
 
 
-def wait_for_neighbours(watcher):
+def wait_for_local_ranks(watcher):
     """Wait until this rank's watcher knows the processes of the others: within milliseconds of its start."""
     while len(watcher._local_ranks.ranks) < WORLD - 1:
         time.sleep(0.01)
@@ -96,7 +96,7 @@ def act(conversation, tracker):
 def run(conversation, tracker, watcher):
     for number in range(1, 6):
         if number == 3:
-            wait_for_neighbours(watcher)
+            wait_for_local_ranks(watcher)
         tracker.at("measure", f"call {number}")
         mark(f"at-{RANK}-{number}")
         if number == 3:
