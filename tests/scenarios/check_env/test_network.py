@@ -98,7 +98,7 @@ def test_a_remedy_for_a_name_that_nobody_knows():
     with lent_hosts(1) as hosts:
         hosts.write(0, "hosts", "127.0.0.1 localhost\n")
         fix = found(check_on(hosts))["hostname-unresolvable"]["fix"].partition(";")[0].replace("sudo ", "")
-        started = hosts.start(0, "sh", "-c", f'{fix}; exec "$@"', "sh", *CHECK_ENV, env=environment())
+        started = hosts.start(0, "sh", "-c", f'{fix} >&2; exec "$@"', "sh", *CHECK_ENV, env=environment())
         report = report_of(started)
     assert report["findings"] == []
 
