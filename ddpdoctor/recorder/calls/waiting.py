@@ -50,7 +50,7 @@ def enter_phase() -> bool:
         return False
     clock.phases += 1
     if clock.phases == 1:
-        _mark(_now_ns())
+        _write_wait(_now_ns())
     return True
 
 
@@ -58,10 +58,10 @@ def leave_phase() -> None:
     """End a phase that was entered."""
     clock.phases -= 1
     if not clock.phases:
-        _mark(0)
+        _write_wait(0)
 
 
-def _mark(since_ns: int) -> None:
+def _write_wait(since_ns: int) -> None:
     """Write for the watcher since when the main thread may wait in a phase, unless it is in a call that waits."""
     try:
         if not clock.waiting and here.ring is not None:
