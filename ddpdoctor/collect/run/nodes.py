@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.fingerprints.saved_nodes import unite_consistency
 from ddpdoctor.collect.run import runfolder
+from ddpdoctor.collect.run.agent_log import log_of
 from ddpdoctor.collect.run.attempts import NotThere, attempt_elsewhere, came_later, was_gone
 from ddpdoctor.collect.run.clock_shift import shift_times
 from ddpdoctor.collect.run.evidence import load
@@ -111,7 +112,14 @@ def _took_part(saved: SavedRun, seen: NodeSeen, members: NodesSeen, attempt: int
     other = saved.others.get(seen.number)
     if other is not None and came_later(saved.own.agent, other.agent, attempt):
         return False
-    return not was_gone(saved.own.agent, seen.heard_ns, attempt)
+    if not was_gone(saved.own.agent, seen.heard_ns, attempt):
+        return True
+    started = log_of(saved.own.agent, attempt).started.values()
+    here = [one for one in members.nodes if not was_gone(saved.own.agent, one.heard_ns, attempt)]
+    ranks = {one.rank for one in started}.union(*(one.ranks for one in here))
+    # A static rendezvous starts the ranks again without asking who is there, and they wait for those of this node.
+    is_known = all(one.ranks for one in here if one.number != members.own)
+    return is_known and len(ranks) < max((one.world_size for one in started), default=0)
 
 
 def _place(folder: Path, seen: NodeSeen) -> Path | None:

@@ -2,13 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from ddpdoctor.collect.run.agent_log import read_entries
 from ddpdoctor.collect.run.attempts import BEATS_NS, NotThere, attempt_elsewhere, came_later, was_gone
-from ddpdoctor.collect.run.nodes import read_job
+from ddpdoctor.collect.run.nodes import SavedRun, _took_part, read_job
+from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 from tests.synthetic import Job, write_gathered
 
 
@@ -66,6 +68,28 @@ def test_who_was_last_heard_before_an_attempt_is_no_part_of_it(
 ) -> None:
     own = log(tmp_path / "own", *meetings, at=BEATS_NS + 5)
     assert was_gone(own, heard_ns, None) is gone
+
+
+@pytest.mark.parametrize(
+    ("others", "took_part"),
+    [
+        ([(0, (1,))], True),  # a static rendezvous starts again without it, and rank 1 is missing
+        ([(0, (2,)), (BEATS_NS + 9, (1,))], False),  # an elastic job goes on without it
+        ([(0, (1,)), (BEATS_NS + 9, ())], False),
+    ],
+)
+def test_a_lost_node_whose_ranks_an_attempt_waits_for_is_part_of_it(
+    tmp_path: Path, others: list[tuple[int, tuple[int, ...]]], *, took_part: bool
+) -> None:
+    own = SimpleNamespace(agent=log(tmp_path / "own", 0, 1, at=BEATS_NS + 5))
+    saved = cast("SavedRun", SimpleNamespace(own=own, others={}))
+    found = [(BEATS_NS + 9, ()), *others]
+    nodes = tuple(
+        NodeSeen(number=number, host="h", presence=Presence.HERE, heard_ns=heard_ns, ranks=ranks)
+        for number, (heard_ns, ranks) in enumerate(found)
+    )
+    members = NodesSeen(expected=2, own=0, nodes=nodes)
+    assert _took_part(saved, nodes[1], members, None) is took_part
 
 
 @pytest.mark.parametrize(
