@@ -133,7 +133,7 @@ OWN_NAME = "*"
 """Stands for the function's own name, which is what the user typed."""
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def layer_of(file: str) -> str:
     """Return the layer that a source file belongs to, ``OWN_NAME``, or "" for a file outside torch.distributed."""
     _, found, inner = file.partition(_TORCH_DISTRIBUTED)
