@@ -93,18 +93,21 @@ def damaged_fields(kind: Any, entry: dict[str, Any]) -> list[str]:
 
 
 def _read_or(hint: Any, value: Any, default: Any) -> Any:
-    try:
-        return _read(hint, value)
-    except WrongValue:
-        if default is WrongValue:
-            raise
-        return default
+    wrong = WrongValue("it is missing")
+    if value is not MISSING:
+        try:
+            return _read(hint, value)
+        except WrongValue as error:
+            wrong = error
+    if default is WrongValue:
+        raise wrong
+    return default
 
 
 def _read(hint: Any, value: Any) -> Any:
+    if (hint in (str, float) and type(value) is hint) or (hint is bool and value is not None):
+        return hint(value)
     members = typing.get_args(hint)
-    if hint is bool and value not in (MISSING, None):
-        return bool(value)
     if hint is Frame and isinstance(value, list) and len(value) == 3:
         return decode(Frame, {**dict(zip(("file", "line", "function"), value, strict=True)), "user": True})
     if is_dataclass(hint) and isinstance(value, list) and len(value) == len(_fields(hint)):  # type: ignore[arg-type]
@@ -114,8 +117,8 @@ def _read(hint: Any, value: Any) -> Any:
     if isinstance(value, list) and members[1:] == (...,):
         read = (_read_or(members[0], one, MISSING) for one in value)
         return tuple(one for one in read if one is not MISSING)
-    if type(None) in members and value is not None:
-        return _read(members[0], value)
+    if type(None) in members:
+        return None if value is None else _read(members[0], value)
     return decode(hint, value)
 
 

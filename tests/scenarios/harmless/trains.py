@@ -48,6 +48,7 @@ def train(store):
     said.append(dist.all_gather_object([None], "x"))
     dist.barrier()
     said.extend(fail())
+    del model  # freed after its group, it can deadlock with a thread of Gloo
     dist.destroy_process_group(group)
     dist.destroy_process_group()
     said.append(fork())

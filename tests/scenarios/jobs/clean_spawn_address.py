@@ -15,6 +15,7 @@ def work(rank, world, port):
     for _ in range(20):
         model(torch.randn(4, 8)).mean().backward()
     dist.barrier()
+    del model  # see training.run
     dist.destroy_process_group()
 
 

@@ -18,4 +18,5 @@ loop(model, steps=20)
 if dist.get_rank() == 0:
     evaluate(model.module)
 dist.barrier()
+del model  # see training.run
 dist.destroy_process_group()

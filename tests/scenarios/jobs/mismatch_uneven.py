@@ -18,6 +18,7 @@ def main():
         model(batch).mean().backward()
         optimizer.step()
     dist.barrier()  # FAULT
+    del model  # see training.run
     dist.destroy_process_group()
 
 

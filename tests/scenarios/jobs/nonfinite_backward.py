@@ -31,6 +31,7 @@ def main():
         loss.backward()  # FAULT
         optimizer.step()
     dist.barrier()
+    del model  # see training.run
     dist.destroy_process_group()
 
 

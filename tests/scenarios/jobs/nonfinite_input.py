@@ -20,6 +20,7 @@ def main():
             parameter.data -= 0.01 * parameter.grad
             parameter.grad = None
     dist.barrier()
+    del model  # see training.run
     dist.destroy_process_group()
 
 

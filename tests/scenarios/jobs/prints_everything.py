@@ -31,6 +31,7 @@ def main():
 
         traceback.print_exc()
     dist.barrier()
+    del model  # see training.run
     dist.destroy_process_group()
     how = os.environ["ENDS"]
     if how == "killed":

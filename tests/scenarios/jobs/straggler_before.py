@@ -26,4 +26,5 @@ for step in range(25):
     optimizer.step()
     optimizer.zero_grad()
 dist.barrier()
+del model  # see training.run
 dist.destroy_process_group()

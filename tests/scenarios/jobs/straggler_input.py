@@ -37,6 +37,7 @@ def main():
     for batch in loader:
         model(batch).mean().backward()
     dist.barrier()
+    del model  # see training.run
     dist.destroy_process_group()
 
 

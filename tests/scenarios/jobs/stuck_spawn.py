@@ -24,6 +24,7 @@ def work(rank, world, port):
     for step in range(20):
         model(load(rank, step)).mean().backward()
     dist.barrier()
+    del model  # see training.run
     dist.destroy_process_group()
 
 
