@@ -93,14 +93,12 @@ def damaged_fields(kind: Any, entry: dict[str, Any]) -> list[str]:
 
 
 def _read_or(hint: Any, value: Any, default: Any) -> Any:
-    wrong = WrongValue("it is missing")
-    if value is not MISSING:
-        try:
+    try:
+        if value is not MISSING or default is WrongValue:
             return _read(hint, value)
-        except WrongValue as error:
-            wrong = error
-    if default is WrongValue:
-        raise wrong
+    except WrongValue:
+        if default is WrongValue:
+            raise
     return default
 
 
