@@ -72,11 +72,14 @@ def test_a_node_that_joins_and_differs_is_told_of_at_once(hosts: Hosts, tmp_path
     verdict = report["verdict"]
     assert (verdict["kind"], verdict["step"], verdict["hosts"]) == ("param-drift", 1, ["dd0", "dd1"])
     assert "lr is 0.1 on rank 0, 0.05 on rank 1" in verdict["summary"]
-    earlier, last = report["data"]["sections"]
-    assert [(rank["rank"], rank["host"]) for rank in earlier["ranks"]] == [(0, "dd0")]
-    assert earlier["findings"] == []
+    # A node that joins slowly misses torch's last call: the first one then runs alone once more.
+    *earlier, last = report["data"]["sections"]
+    assert earlier
+    for section in earlier:
+        assert [(rank["rank"], rank["host"]) for rank in section["ranks"]] == [(0, "dd0")]
+        assert section["findings"] == []
     assert [(rank["rank"], rank["host"]) for rank in last["ranks"]] == [(0, "dd0"), (1, "dd1")]
-    assert report["data"]["attempts"] == 2
+    assert report["data"]["attempts"] == len(earlier) + 1
 
 
 def test_ranks_of_both_nodes_tell_which_one_differs(hosts: Hosts, tmp_path: Path) -> None:
