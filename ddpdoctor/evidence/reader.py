@@ -1,0 +1,105 @@
+"""What a reader of one format looks like. Readers recognize their input by its content, never by its file name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ddpdoctor.model.evidence import Spot, Who
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ddpdoctor.model.evidence import Fact, Time
+    from ddpdoctor.model.flight import FlightDump
+
+
+@dataclass(slots=True, kw_only=True)
+class Line:
+    """One line of a log, without the prefixes of launchers and log collectors."""
+
+    text: str
+    """Without prefixes, colors and line end. A carriage return ends a line as well."""
+    number: int
+    source: str
+    who: Who = field(default_factory=Who)
+    """What the prefixes and the path of the file say."""
+    time: Time | None = None
+    """What the prefixes say."""
+    raw_prefix: str = ""
+    """The prefixes as they stood. Lines of one writer have equal ones, times and numbers apart."""
+
+    @property
+    def stream(self) -> tuple[Any, ...]:
+        """Equal for lines of one writer, as far as prefixes tell. Tracebacks of several ranks are told apart by it."""
+        who = self.who
+        return (who.rank, who.local_rank, who.task, who.pid, who.host)
+
+    def spot(self) -> Spot:
+        """Return where the line stands."""
+        return Spot(source=self.source, line=self.number)
+
+
+class LineReader(Protocol):
+    """Reads one format in logs. There is one object of it for each stream of lines, so that it may keep state.
+
+    Only parts of a log that contain a trigger are handed to readers line by line: 64 KiB or more around it. A reader
+    must keep little: a log may have a thousand million lines.
+    """
+
+    name: str
+    """The format in words: "NCCL watchdog"."""
+    triggers: tuple[bytes, ...]
+    """A part of a log that contains none of these is of no interest to this reader."""
+
+    def read(self, line: Line) -> Iterable[Fact]:
+        """Return the facts that end with this line. It must be quick for lines of other formats."""
+        ...
+
+    def end(self) -> Iterable[Fact]:
+        """Return the facts that were still open when the log ended."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Document:
+    """A file that is read as a whole: a dump, a report of RAS, the output of py-spy."""
+
+    source: str
+    """Its name as the user gave it."""
+    path: Path | None
+    """None for standard input and parts of archives."""
+    body: bytes
+    """Its content, unpacked. At most ``MOST_BYTES`` of it; see ``cut``."""
+    cut: bool = False
+    """It is longer than that."""
+    modified: float | None = None
+    who: Who = field(default_factory=Who)
+    """What its path says: a host in the name of a folder, a rank at the end of its name."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What one document holds."""
+
+    facts: list[Fact] = field(default_factory=list)
+    dumps: list[FlightDump] = field(default_factory=list)
+    problem: str = ""
+    """Why it could not be read to its end; empty: it could."""
+    lines: int = 0
+
+
+class DocumentReader(Protocol):
+    """Reads one format of whole files."""
+
+    name: str
+    """The format in words: "flight recorder dump"."""
+
+    def recognizes(self, head: bytes) -> bool:
+        """Return whether a file that begins with these bytes (up to 64 KiB) has this format."""
+        ...
+
+    def read(self, document: Document) -> Found:
+        """Read it. Damage is said in ``Found.problem``, never raised."""
+        ...

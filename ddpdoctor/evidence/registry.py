@@ -1,0 +1,18 @@
+"""All readers, in the order in which they are asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpdoctor.evidence.reader import DocumentReader, LineReader
+
+
+def document_readers() -> tuple[DocumentReader, ...]:
+    """Return the readers of whole files. The first that recognizes a file reads it."""
+    return ()
+
+
+def line_readers() -> tuple[LineReader, ...]:
+    """Return new readers for one stream of lines. All of them get all lines."""
+    return ()

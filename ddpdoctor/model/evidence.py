@@ -1,0 +1,379 @@
+"""The facts that logs, dumps and stacks hold about a job that nobody watched. No judgement, no I/O.
+
+A reader of one format yields ``Fact`` objects. Each one says about whom it is, where it was found, and when it happened
+as far as the source says so. Facts of all sources about one run of a job make a ``Run``, which the rules judge.
+
+Comparing facts of several ranks is judgement: see ``rules/evidence``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.model.flight import FlightDump
+    from ddpdoctor.model.stacks import Frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Who:
+    """A process, as far as a source names it. An empty ``Who`` is the job as a whole, or nobody in particular."""
+
+    rank: int | None = None
+    """The global rank."""
+    local_rank: int | None = None
+    group: str = ""
+    """The group in which ``group_rank`` counts; empty: the default group, or unknown."""
+    group_rank: int | None = None
+    host: str = ""
+    address: str = ""
+    """The IP address of the host, if that is all that is known of it."""
+    pid: int | None = None
+    task: int | None = None
+    """Slurm's task number. It is the rank if there is one task for each GPU, else the node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spot:
+    """Where a fact was found."""
+
+    source: str
+    """The name of the file as the user gave it; "-" for standard input."""
+    line: int | None = None
+    """From 1; None if the source has no lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Time:
+    """A point in time on the clock of one host. Times on different clocks cannot be compared."""
+
+    seconds: float
+    """Since the epoch, as far as the source says the year and the zone; else on a scale of its own."""
+    clock: str
+    """The host, or the source if the host is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A collective or a point-to-point operation, as far as a source describes it. Empty or None: it does not say."""
+
+    op: str = ""
+    """torch's name in lower case: "all_reduce", "reduce_scatter_tensor", "send"."""
+    group: str = ""
+    """The key of the process group: its name, or for old logs the number that they print. Empty: the default group."""
+    group_words: str = ""
+    """What a reader should see for the group: "default_pg", "PG GUID 3 (dp)"."""
+    seq: int | None = None
+    numel_in: int | None = None
+    numel_out: int | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    peer: int | None = None
+    """The other global rank of a send or receive."""
+
+    def words(self) -> str:
+        """Return it in words: "all_reduce #52 of default_pg"."""
+        number = f" #{self.seq}" if self.seq is not None else ""
+        of = f" of {self.group_words or self.group}" if self.group_words or self.group else ""
+        return f"{self.op or 'collective'}{number}{of}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One thing that a source says."""
+
+    who: Who = field(default_factory=Who)
+    spot: Spot
+    time: Time | None = None
+    said: str = ""
+    """The words of the source that show it, one line, short, without secrets; empty for binary sources."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen(Fact):
+    """This process existed, and the evidence of it was given. All other facts with a rank imply that as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size(Fact):
+    """How many ranks the world or a group has."""
+
+    ranks: int
+    group: str = ""
+    """Empty: the world."""
+    members: tuple[int, ...] | None = None
+    """The global ranks in the group, in the order of their group ranks, or None if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting(Fact):
+    """A rank waits, or waited until a time limit, for others in an operation."""
+
+    operation: Operation
+    timed_out: bool = False
+    limit_s: float | None = None
+    frames: tuple[Frame, ...] = ()
+    """Where the operation was enqueued, outermost first."""
+    in_init: bool = False
+    """In ``init_process_group`` or the rendezvous, not in a collective."""
+    in_store: bool = False
+    """For a key of the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached(Fact):
+    """How far a rank has come in a group."""
+
+    group: str = ""
+    group_words: str = ""
+    enqueued: int | None = None
+    """The number of the last operation that it has begun; None: it is not said; 0: none yet."""
+    completed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absent(Fact):
+    """A source says that this rank has not come to where others wait for it. ``who`` is the absent one."""
+
+    operation: Operation = field(default_factory=Operation)
+    waiters: tuple[int, ...] = ()
+    """Global ranks that wait for it; empty if the source names none."""
+    in_init: bool = False
+    certain: bool = True
+    """False if the source only suspects it."""
+
+
+class Nature(str, Enum):
+    """What an error says about who caused it."""
+
+    OWN = "own"
+    """It refers to no other process: the rank failed by itself."""
+    PEER_LOST = "peer-lost"
+    """Another rank is gone. This rank is a victim."""
+    TIMED_OUT = "timed-out"
+    """A wait ran into its limit. This rank is a victim."""
+    STOPPED = "stopped"
+    """It was told to stop by its launcher, the scheduler or a person."""
+    FOLLOWS = "follows"
+    """It reports an earlier failure of the same job and adds nothing, as torchrun's ChildFailedError does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Fact):
+    """An error left a rank's script, a thread or a library of it."""
+
+    type: str
+    """The class of the exception, or a short name of the error: "CUDA error"."""
+    message: str
+    nature: Nature
+    frames: tuple[Frame, ...] = ()
+    """The traceback, outermost first; empty if there was none."""
+    peers: tuple[int, ...] = ()
+    """Global ranks that the error names as lost or late."""
+    peer_hosts: tuple[str, ...] = ()
+    """Hosts or addresses that it names as lost."""
+    memory: bool = False
+    """Memory ran out, on the device or the host."""
+    operation: Operation | None = None
+    """The operation in which it was raised, if it says so."""
+    in_worker: bool = False
+    """A DataLoader worker or another child of the rank died or raised it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited(Fact):
+    """A process ended badly. Exactly one of ``code`` and ``signal`` is set."""
+
+    code: int | None = None
+    signal: str = ""
+    """"SIGKILL"."""
+    by_launcher: bool = False
+    """The launcher or scheduler stopped it after something else had failed."""
+    memory: bool = False
+    """The source says that memory ran out: the kernel's OOM killer or the scheduler ended it."""
+    first: bool = False
+    """The source calls it the first failure (torchrun's root cause)."""
+
+
+class Doing(str, Enum):
+    """What the innermost frames of a rank's main thread show."""
+
+    COLLECTIVE = "collective"
+    """It waits in a collective, in backward, or for its own device: for other ranks, as far as a stack can tell."""
+    DEVICE = "device"
+    """It waits for its own device, which may wait for others: ``.item()``, ``synchronize()``."""
+    DATA = "data"
+    """It waits for a DataLoader worker."""
+    INIT = "init"
+    """It is in ``init_process_group``, the rendezvous or a store."""
+    EXIT = "exit"
+    """It is ending: interpreter shutdown, ``destroy_process_group``."""
+    OWN = "own"
+    """It is in the user's own code, or in a library that concerns no other rank."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacked(Fact):
+    """The stack of a rank's main thread at one time."""
+
+    doing: Doing
+    frames: tuple[Frame, ...]
+    """Outermost first."""
+    state: str = ""
+    """"idle", "active", "active+gil", or a state letter of /proc: what the source says of the thread."""
+    sample: int = 0
+    """Numbers the samples of one process, from 0."""
+    operation: Operation | None = None
+    """The operation that the frames name, if they name one."""
+    worker: bool = False
+    """It is the stack of a child of the rank, such as a DataLoader worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State(Fact):
+    """The state of a process in /proc at the time of evidence."""
+
+    letter: str
+    """R, S, D, T, t, Z, X."""
+    cores: float | None = None
+    """CPUs that it used between two samples, or None if there was only one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differ(Fact):
+    """Ranks made different calls where they should have made the same one. ``who`` is empty."""
+
+    sides: tuple[tuple[tuple[int, ...], Operation], ...]
+    """The ranks of each side and the operation that they made, the side with the most ranks first. Group ranks were
+    translated to global ones."""
+    odd: tuple[int, ...] | None = None
+    """The ranks that differ from the majority; None if it cannot be told who is wrong."""
+    aspect: str = ""
+    """What differs: "operation", "shape", "dtype", "order", "number"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circle(Fact):
+    """Each of these ranks waits for the next one, and the last for the first. ``who`` is empty."""
+
+    links: tuple[tuple[int, Operation, int], ...]
+    """A rank, what it waits in, and for whom."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside(Fact):
+    """All members of a group are inside one operation, equal in everything, and it does not complete."""
+
+    operation: Operation
+    ranks: tuple[int, ...]
+    complete: bool = True
+    """All members were seen. False: all members that were seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link(Fact):
+    """The network between two hosts, or what a host offers to the network, failed. ``who`` is the host that says so."""
+
+    to: Who = field(default_factory=Who)
+    """The other end, if one is named."""
+    problem: str
+    """What is wrong, in words that complete "h1: …"."""
+    fix: str
+    victim: bool = False
+    """It says that the other end closed or is gone: a consequence of the other end's failure."""
+    local: bool = False
+    """The fault is on the host that says so: an interface, an adapter, shared memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble(Fact):
+    """A machine or its kernel reports a fault: an Xid, an OOM kill, a lost node."""
+
+    kind: str
+    """"oom", "xid", "node-failure", "shm", "gpu-lost", "version", "interface", "duplicate-gpu", "port", "disk"."""
+    problem: str
+    """What is wrong, one sentence without the host."""
+    fix: str = ""
+    fatal: bool = True
+    """False: it may be a consequence, or is only worth a note."""
+    gpu: str = ""
+    """The PCI bus number of the GPU in lower case without the domain, "4e:00", if one is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped(Fact):
+    """Somebody outside stopped the job: a time limit, preemption, a person. No failure of the job itself."""
+
+    by: str
+    """"time limit", "preemption", "requeue", "cancelled", "signal"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(Fact):
+    """The training, or one rank of it, ended well, or says that it ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moving(Fact):
+    """The job made progress up to this point: a step, an epoch, or two samples that differ."""
+
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarted(Fact):
+    """The launcher started the ranks once more after a failure. What failed before has been overcome."""
+
+    attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint(Fact):
+    """Something worth a note, which is not the cause of anything: what transport is used, a suspicious setting."""
+
+    words: str
+    kind: str = ""
+    """For hints of which one is enough: "nccl-version", "transport", "interface"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What one file or stream turned out to be."""
+
+    source: str
+    formats: tuple[str, ...]
+    """"log", "NCCL log", "flight recorder dump"; empty: nothing was recognized in it."""
+    lines: int = 0
+    bytes: int = 0
+    problem: str = ""
+    """Why it could not be read, or not to its end: "cut off", "larger than 64 MiB", "a link out of the folder"."""
+    left_out: str = ""
+    """Why it was left out, although it could be read: "of another job", "two days older than the others"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """All facts about one run of a job."""
+
+    facts: tuple[Fact, ...]
+    dumps: tuple[FlightDump, ...] = ()
+    """What the flight recorders of its ranks hold."""
+    number: int = 0
+    """Numbers the runs that were found in the evidence, from 0, in order of time as far as it is known."""
+    name: str = ""
+    """What tells it from the other runs: "attempt 1", "job 4711", "from line 812"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Everything that was read, sorted by runs. The last run is the one to judge."""
+
+    runs: tuple[Run, ...]
+    read: tuple[Read, ...]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How many lines, files and bytes were read, recognized and left out."""
