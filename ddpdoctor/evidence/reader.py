@@ -48,10 +48,15 @@ class LineReader(Protocol):
     must keep little: a log may have a thousand million lines.
     """
 
-    name: str
-    """The format in words: "NCCL watchdog"."""
-    triggers: tuple[bytes, ...]
-    """A part of a log that contains none of these is of no interest to this reader."""
+    @property
+    def name(self) -> str:
+        """The format in words: "NCCL watchdog"."""
+        ...
+
+    @property
+    def triggers(self) -> tuple[bytes, ...]:
+        """Byte strings: a part of a log that contains none of them is of no interest to this reader."""
+        ...
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts that end with this line. It must be quick for lines of other formats."""
@@ -93,8 +98,10 @@ class Found:
 class DocumentReader(Protocol):
     """Reads one format of whole files."""
 
-    name: str
-    """The format in words: "flight recorder dump"."""
+    @property
+    def name(self) -> str:
+        """The format in words: "flight recorder dump"."""
+        ...
 
     def recognizes(self, head: bytes) -> bool:
         """Return whether a file that begins with these bytes (up to 64 KiB) has this format."""

@@ -15,4 +15,6 @@ def document_readers() -> tuple[DocumentReader, ...]:
 
 def line_readers() -> tuple[LineReader, ...]:
     """Return new readers for one stream of lines. All of them get all lines."""
-    return ()
+    from ddpdoctor.evidence.launches import LaunchReader
+
+    return (LaunchReader(),)

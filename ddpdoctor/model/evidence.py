@@ -326,6 +326,11 @@ class Moving(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Launched(Fact):
+    """A launcher or a library says that it begins. After the end of a job in the same log, another run begins here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restarted(Fact):
     """The launcher started the ranks once more after a failure. What failed before has been overcome."""
 

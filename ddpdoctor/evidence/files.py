@@ -1,0 +1,139 @@
+"""Finds and opens the files of evidence. They may come from anybody: sizes are limited, and links do not lead out."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import re
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ddpdoctor.evidence.lines import MOST_RANKS
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.evidence import Who
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+HEAD_BYTES = 64 * 2**10
+"""What a reader sees of a file to recognize it."""
+MOST_BYTES = 256 * 2**20
+"""Our choice: the most that is read of a file that must be held as a whole. A dump of 2,000 entries has 2 MB."""
+MOST_UNPACKED = 2**36
+"""Our choice: the most that is unpacked of one file. A log of 64 GiB takes ten minutes to read."""
+MOST_FILES = 200_000
+"""Our choice: 16,384 ranks may leave ten files each."""
+STDIN = "-"
+_PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+_RANK = re.compile(r"rank[_.=-]?(\d+)(?!.*rank[_.=-]?\d)", re.IGNORECASE)
+_LOCAL = re.compile(r"attempt_(\d+)/(\d+)/[^/]+$")
+"""torchrun's layout below --log-dir: attempt, then local rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceFile:
+    """A file to read."""
+
+    name: str
+    """As the user gave it, or below the folder that the user gave."""
+    path: Path | None
+    """None for standard input."""
+    who: Who
+    attempt: int | None = None
+    """The attempt that torchrun's folder names, or None."""
+    problem: str = ""
+    """Why it must not be read."""
+
+
+def find_files(paths: Sequence[str]) -> Iterator[EvidenceFile]:
+    """Yield the files to read, those of a folder sorted by name. "-" is standard input.
+
+    Raises UserError if a path does not exist, or if there are too many files.
+    """
+    count = 0
+    for given in paths:
+        for found in [_standard_input()] if given == STDIN else _below(Path(given)):
+            count += 1
+            if count > MOST_FILES:
+                raise UserError(
+                    f"there are more than {MOST_FILES:,} files", help="Give the folders or files of one job."
+                )
+            yield found
+
+
+def open_file(file: EvidenceFile) -> tuple[IO[bytes], bytes, float | None]:
+    """Open a file, unpacked if it is packed by gzip, bzip2 or xz.
+
+    Returns:
+        The stream, which begins after its first bytes; these first bytes, at most ``HEAD_BYTES``; and the time at
+        which the file was last written, in seconds since the epoch, or None if that says nothing.
+
+    Raises:
+        OSError, EOFError, lzma.LZMAError: the file cannot be read.
+    """
+    if file.path is None:
+        return sys.stdin.buffer, _fill(sys.stdin.buffer, b""), None
+    stream: IO[bytes] = file.path.open("rb")
+    state = os.fstat(stream.fileno())
+    head = _fill(stream, b"")
+    unpack = next((kind for magic, kind in _PACKED.items() if head.startswith(magic)), None)
+    if unpack is not None and stat.S_ISREG(state.st_mode):
+        stream.seek(0)
+        stream = unpack(stream)
+        head = _fill(stream, b"")
+    return stream, head, state.st_mtime if stat.S_ISREG(state.st_mode) else None
+
+
+def read_rest(stream: IO[bytes], head: bytes) -> tuple[bytes, bool]:
+    """Return the whole content, at most ``MOST_BYTES`` of it, and whether there is more."""
+    if len(head) < HEAD_BYTES:
+        return head, False
+    body = head + stream.read(MOST_BYTES - len(head))
+    return body, len(body) == MOST_BYTES and bool(stream.read(1))
+
+
+def _fill(stream: IO[bytes], head: bytes) -> bytes:
+    """Read until there are ``HEAD_BYTES`` or the end: a pipe gives less at once."""
+    while len(head) < HEAD_BYTES and (more := stream.read(HEAD_BYTES - len(head))):
+        head += more
+    return head
+
+
+def _standard_input() -> EvidenceFile:
+    return EvidenceFile(name=STDIN, path=None, who=Who())
+
+
+def _below(path: Path) -> Iterator[EvidenceFile]:
+    if path.is_dir():
+        root = path.resolve()
+        for folder, folders, names in os.walk(path):
+            folders.sort()
+            for name in sorted(names):
+                yield _file(Path(folder, name), root)
+    elif path.exists():
+        yield _file(path, None)
+    else:
+        raise UserError(
+            f"there is no {path}",
+            help="Give logs, dumps, stacks, or folders of them; - reads standard input.",
+        )
+
+
+def _file(path: Path, root: Path | None) -> EvidenceFile:
+    problem = ""
+    if root is not None and path.is_symlink() and not path.resolve().is_relative_to(root):
+        problem = "a link that leads out of the folder"
+    elif root is not None and not path.is_file():
+        problem = "no regular file" if path.exists() else "a link that leads nowhere"
+    local = _LOCAL.search(path.as_posix())
+    rank = _RANK.search(path.name) or _RANK.search(path.parent.name)
+    number = int(rank[1][:9]) if rank else MOST_RANKS
+    who = Who(rank=number if number < MOST_RANKS else None, local_rank=int(local[2]) if local else None)
+    return EvidenceFile(
+        name=str(path), path=path, who=who, attempt=int(local[1]) if local else None, problem=problem
+    )  # fmt: skip

@@ -1,0 +1,37 @@
+"""Lines with which launchers and libraries begin. In a log that holds several runs, the next one begins there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.evidence import Launched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.evidence.reader import Line
+    from ddpdoctor.model.evidence import Fact
+
+_BEGINNINGS = (
+    "Setting OMP_NUM_THREADS environment variable for each process",  # torchrun
+    "NCCL version ",  # each first communicator of a job
+    "Initializing distributed: GLOBAL_RANK: 0",  # Lightning
+    "Starting elastic_operator with launch configs",  # torchrun
+)
+
+
+class LaunchReader:
+    """Finds where a job begins."""
+
+    name = "launcher"
+    triggers = (b"OMP_NUM_THREADS", b"NCCL version", b"Initializing distributed", b"elastic_operator")
+
+    def read(self, line: Line) -> Iterable[Fact]:
+        """Return a fact if a launcher begins with this line."""
+        if any(words in line.text for words in _BEGINNINGS):
+            return (Launched(who=line.who, spot=line.spot(), time=line.time),)
+        return ()
+
+    def end(self) -> Iterable[Fact]:
+        """Return nothing: every such line stands alone."""
+        return ()

@@ -1,0 +1,194 @@
+"""Reads all evidence in one pass with bounded memory, and sorts the facts by runs of the job."""
+
+from __future__ import annotations
+
+import lzma
+import re
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import IO, TYPE_CHECKING
+
+from ddpdoctor.evidence.files import HEAD_BYTES, MOST_UNPACKED, find_files, open_file, read_rest
+from ddpdoctor.evidence.lines import parts_of, split_line
+from ddpdoctor.evidence.reader import Document
+from ddpdoctor.evidence.registry import document_readers, line_readers
+from ddpdoctor.evidence.runs import Part, gather_runs
+from ddpdoctor.model.evidence import Evidence, Launched, Moving, Reached, Read, Restarted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.evidence.files import EvidenceFile
+    from ddpdoctor.evidence.reader import DocumentReader, LineReader
+    from ddpdoctor.model.evidence import Fact
+
+BLOCK_BYTES = 64 * 2**10
+"""A log is searched for triggers in blocks of this size. A block without any is only counted."""
+FUNNEL = (
+    b"rror", b"NCCL", b"raceback", b"rank", b"Rank", b"imeout", b"imed out", b"SIG", b"ignal", b"Xid", b"slurmstepd",
+    b"srun", b"oom", b"OOM", b"illed", b"Thread ", b"OMP_NUM", b"c10d", b"FAILED", b"xit",
+    b"nitializing d", b"elastic",
+)  # fmt: skip
+"""Every trigger of a reader contains one of these. They are few, because each costs a search of the whole log."""
+MOST_ALIKE = 16
+"""Our choice: so many facts of one kind about one process that differ in numbers only are kept."""
+_DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(slots=True)
+class _Keeper:
+    """Keeps the facts of one stream of lines, but not endless repetitions."""
+
+    facts: list[Fact] = field(default_factory=list)
+    counts: Counter[object] = field(default_factory=Counter)
+    formats: dict[str, None] = field(default_factory=dict)
+
+    def keep(self, name: str, facts: Iterable[Fact]) -> None:
+        """Add what a reader of this name found."""
+        for fact in facts:
+            self.formats[name] = None
+            if isinstance(fact, Launched | Restarted):
+                self.counts.clear()
+            key = (type(fact), fact.who, _DIGITS.sub("", fact.said))
+            self.counts[key] += 1
+            if self.counts[key] <= MOST_ALIKE:
+                self.facts.append(fact)
+            elif isinstance(fact, Moving | Reached):
+                self._replace_last(fact, key)
+
+    def _replace_last(self, fact: Fact, key: tuple[object, ...]) -> None:
+        """Let the newest word about progress take the place of the one before it."""
+        for at in range(len(self.facts) - 1, -1, -1):
+            former = self.facts[at]
+            if (type(former), former.who, _DIGITS.sub("", former.said)) == key:
+                self.facts[at] = fact
+                return
+
+
+def read_evidence(paths: Sequence[str]) -> Evidence:
+    """Read logs, dumps and stacks. "-" is standard input.
+
+    Raises UserError if a path does not exist.
+    """
+    parts: list[Part] = []
+    read: list[Read] = []
+    readers = document_readers()
+    for file in find_files(paths):
+        part, what = _read_file(file, readers)
+        read.append(what)
+        if part is not None:
+            parts.append(part)
+    counts = {"files": len(read), "lines": sum(one.lines for one in read), "bytes": sum(one.bytes for one in read)}
+    runs, left_out = gather_runs(parts)
+    read = [replace(one, left_out=left_out[one.source]) if one.source in left_out else one for one in read]
+    return Evidence(runs=runs, read=tuple(read), counts=counts)
+
+
+def _read_file(file: EvidenceFile, readers: Sequence[DocumentReader]) -> tuple[Part | None, Read]:
+    if file.problem:
+        return None, Read(source=file.name, formats=(), problem=file.problem)
+    try:
+        stream, head, modified = open_file(file)
+    except _DAMAGE as error:
+        return None, Read(source=file.name, formats=(), problem=_reason(error))
+    with stream:
+        part = Part(source=file.name, attempt=file.attempt, modified=modified)
+        reader = next((one for one in readers if one.recognizes(head)), None)
+        if reader is not None:
+            return _read_document(reader, file, stream, head, part)
+        if not head or b"\0" in head:
+            return None, Read(source=file.name, formats=(), bytes=len(head), problem="" if head else "empty")
+        return _read_log(file, stream, head, part)
+
+
+def _read_document(
+    reader: DocumentReader, file: EvidenceFile, stream: IO[bytes], head: bytes, part: Part
+) -> tuple[Part, Read]:
+    problem = ""
+    try:
+        body, cut = read_rest(stream, head)
+    except _DAMAGE as error:
+        body, cut, problem = head, True, _reason(error)
+    document = Document(
+        source=file.name, path=file.path, body=body, cut=cut, modified=part.modified, who=file.who
+    )  # fmt: skip
+    found = reader.read(document)
+    part.facts = found.facts
+    part.dumps = found.dumps
+    problem = found.problem or problem
+    return part, Read(source=file.name, formats=(reader.name,), lines=found.lines, bytes=len(body), problem=problem)
+
+
+def _read_log(file: EvidenceFile, stream: IO[bytes], head: bytes, part: Part) -> tuple[Part | None, Read]:
+    log = _Log(file, line_readers())
+    problem = log.read(stream, head)
+    part.facts = log.keeper.facts
+    what = Read(
+        source=file.name, formats=tuple(log.keeper.formats), lines=log.lines, bytes=log.bytes, problem=problem
+    )  # fmt: skip
+    return (part if part.facts else None), what
+
+
+class _Log:
+    """A stream of lines. Only the blocks around triggers are read line by line, and the first and the last block."""
+
+    def __init__(self, file: EvidenceFile, readers: Sequence[LineReader]) -> None:
+        self.keeper = _Keeper()
+        self.lines = 0
+        self.bytes = 0
+        self._file = file
+        self._readers = readers
+        self._goes_on = True
+        """The block before this one was read line by line: what it began may end here."""
+
+    def read(self, stream: IO[bytes], head: bytes) -> str:
+        """Read it to its end; return why that was not possible, or an empty string."""
+        rest, problem = b"", ""
+        block = head
+        while block:
+            self.bytes += len(block)
+            whole, rest = _cut(rest + block)
+            try:
+                block = stream.read(BLOCK_BYTES) if self.bytes < MOST_UNPACKED else b""
+            except _DAMAGE as error:
+                block, problem = b"", _reason(error)
+            self._take(whole, last=not block)
+        self._take(rest, last=True)
+        for reader in self._readers:
+            self.keeper.keep(reader.name, reader.end())
+        return problem or ("longer than 64 GiB" if self.bytes >= MOST_UNPACKED else "")
+
+    def _take(self, block: bytes, *, last: bool) -> None:
+        wanted = any(trigger in block for trigger in FUNNEL)
+        if wanted or self._goes_on or last:
+            self._read_lines(block)
+        else:
+            self.lines += block.count(b"\n")
+        self._goes_on = wanted
+
+    def _read_lines(self, block: bytes) -> None:
+        text = block.decode("utf-8", "replace").removeprefix("\ufeff")
+        name, known = self._file.name, self._file.who
+        for raw in text.removesuffix("\n").split("\n") if text else ():
+            self.lines += 1
+            for part in parts_of(raw.removesuffix("\r")):
+                line = split_line(part, self.lines, name, known)
+                for reader in self._readers:
+                    if facts := reader.read(line):
+                        self.keeper.keep(reader.name, facts)
+
+
+def _cut(block: bytes) -> tuple[bytes, bytes]:
+    """Return the whole lines of a block, and the rest. A line that is longer than a block is cut at its end."""
+    at = block.rfind(b"\n") + 1
+    if at == 0 and len(block) > HEAD_BYTES:
+        at = block.rfind(b"\r") + 1 or len(block)
+    return block[:at], block[at:]
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, EOFError):
+        return "cut off"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,0 +1,185 @@
+"""Files, folders, packed and hostile ones, and how runs are told apart."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ddpdoctor.evidence import reading, registry
+from ddpdoctor.evidence.reader import Document, Found, Line
+from ddpdoctor.evidence.reading import BLOCK_BYTES, FUNNEL, MOST_ALIKE, read_evidence
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.evidence import Exited, Fact, Hint, Launched, Spot
+
+START = "Setting OMP_NUM_THREADS environment variable for each process to be 1\n"
+PLAIN = "2026-03-09 14:02:11 INFO train: step 1 loss 4.1538\n"
+
+
+class Errors:
+    """Reads lines such as "Error 3": a rank ended with that status."""
+
+    name = "errors"
+    triggers = (b"Error ",)
+
+    def read(self, line: Line) -> Iterable[Fact]:
+        if line.text.startswith("Error "):
+            return (Exited(who=line.who, spot=line.spot(), code=int(line.text[6:]), said=line.text),)
+        return ()
+
+    def end(self) -> Iterable[Fact]:
+        return (Hint(spot=Spot(source="-"), words="end"),)
+
+
+class Dumps:
+    """Recognizes files that begin with "DUMP"."""
+
+    name = "dump"
+
+    def recognizes(self, head: bytes) -> bool:
+        return head.startswith(b"DUMP")
+
+    def read(self, document: Document) -> Found:
+        return Found(facts=[Hint(spot=Spot(source=document.source), words=str(len(document.body)))], lines=1)
+
+
+@pytest.fixture(autouse=True)
+def _readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = registry.line_readers
+    monkeypatch.setattr(reading, "line_readers", lambda: (*launches()[:1], Errors()))
+    monkeypatch.setattr(reading, "document_readers", lambda: (Dumps(),))
+
+
+def codes(path: Path | str) -> list[int | None]:
+    return [fact.code for run in read_evidence([str(path)]).runs for fact in run.facts if isinstance(fact, Exited)]
+
+
+def test_every_reader_is_reached_through_the_funnel() -> None:
+    for reader in registry.line_readers():
+        for trigger in reader.triggers:
+            assert any(part in trigger for part in FUNNEL), (reader.name, trigger)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_packed_logs_are_read(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    (tmp_path / "log").write_bytes(pack(f"{PLAIN}[rank1]: Error 3\n".encode()))
+    assert codes(tmp_path / "log") == [3]
+
+
+def test_a_packed_log_that_is_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    whole = gzip.compress(b"Error 3\n" + os.urandom(3 * BLOCK_BYTES).hex().encode())
+    (tmp_path / "log.gz").write_bytes(whole[: len(whole) - 100])
+    (read,) = read_evidence([str(tmp_path / "log.gz")]).read
+    assert read.problem == "cut off"
+    assert codes(tmp_path / "log.gz") == [3]
+
+
+def test_only_blocks_around_triggers_are_read_and_all_lines_are_counted(tmp_path: Path) -> None:
+    many = 3 * BLOCK_BYTES // len(PLAIN)
+    (tmp_path / "log").write_text(PLAIN * many + "[rank1]: Error 3\n" + PLAIN * many + "[rank2]: Error 4")
+    evidence = read_evidence([str(tmp_path / "log")])
+    found = [(fact.who.rank, fact.spot.line) for fact in evidence.runs[0].facts if isinstance(fact, Exited)]
+    assert found == [(1, many + 1), (2, 2 * many + 2)]
+    assert evidence.counts == {"files": 1, "lines": 2 * many + 2, "bytes": (tmp_path / "log").stat().st_size}
+
+
+def test_a_line_over_the_edge_of_a_block_is_whole(tmp_path: Path) -> None:
+    for shift in range(-12, 3):
+        text = "x" * (BLOCK_BYTES + shift - 1) + "\nError 7\n" + PLAIN
+        (tmp_path / "log").write_text(text)
+        assert codes(tmp_path / "log") == [7], shift
+
+
+def test_a_message_in_the_middle_of_a_progress_bar_is_found(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b" 40%|####  | 4/10\r 50%|#####\rError 5\r 60%|\nError 6\r\n")
+    assert codes(tmp_path / "log") == [5, 6]
+
+
+def test_a_log_without_line_ends_needs_little_memory(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"x" * (4 * BLOCK_BYTES) + b"\nError 5\n")
+    assert codes(tmp_path / "log") == [5]
+
+
+def test_repetitions_are_kept_a_few_times_only(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("".join(f"Error {n}\n" for n in range(1000)) + "[rank1]: Error 5\n")
+    assert codes(tmp_path / "log") == [*range(MOST_ALIKE), 5]
+
+
+def test_folders_standard_input_and_several_paths_are_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs" / "attempt_0" / "1").mkdir(parents=True)
+    (tmp_path / "logs" / "attempt_0" / "1" / "stderr.log").write_text("Error 1\n")
+    (tmp_path / "rank_12.txt").write_text("Error 2\n")
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"Error 3\n")))
+    evidence = read_evidence([str(tmp_path / "logs"), str(tmp_path / "rank_12.txt"), "-"])
+    facts = [fact for run in evidence.runs for fact in run.facts if isinstance(fact, Exited)]
+    assert [(fact.code, fact.who.rank, fact.who.local_rank) for fact in facts] == [
+        (1, None, 1), (2, 12, None), (3, None, None)
+    ]  # fmt: skip
+    assert [read.source.rpartition("/")[2] for read in evidence.read] == ["stderr.log", "rank_12.txt", "-"]
+
+
+def test_documents_are_read_whole_and_unknown_files_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"DUMP" + b"x" * (2 * BLOCK_BYTES))
+    (tmp_path / "b").write_bytes(b"\x7fELF\0\0")
+    (tmp_path / "c").write_bytes(b"")
+    evidence = read_evidence([str(tmp_path)])
+    assert [(read.formats, read.problem) for read in evidence.read] == [(("dump",), ""), ((), ""), ((), "empty")]
+    (fact,) = evidence.runs[0].facts
+    assert isinstance(fact, Hint)
+    assert fact.words == str(2 * BLOCK_BYTES + 4)
+
+
+def test_links_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("Error 9\n")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "out").symlink_to(tmp_path / "secret")
+    (tmp_path / "logs" / "real").write_text("Error 1\n")
+    (tmp_path / "logs" / "within").symlink_to(tmp_path / "logs" / "real")
+    os.mkfifo(tmp_path / "logs" / "pipe")
+    evidence = read_evidence([str(tmp_path / "logs")])
+    problems = {read.source.rpartition("/")[2]: read.problem for read in evidence.read}
+    assert problems["out"] == "a link that leads out of the folder"
+    assert problems["pipe"] == "no regular file"
+    assert codes(tmp_path / "logs") == [1, 1]
+
+
+def test_a_path_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no"):
+        read_evidence([str(tmp_path / "nothing")])
+
+
+def test_a_launch_after_an_end_begins_another_run(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(f"{START}{START}{PLAIN}Error 1\n{START}{PLAIN}Error 2\n")
+    runs = read_evidence([str(tmp_path / "log")]).runs
+    assert [[fact.code for fact in run.facts if isinstance(fact, Exited)] for run in runs] == [[1], [2]]
+    assert [len([fact for fact in run.facts if isinstance(fact, Launched)]) for run in runs] == [2, 1]
+    assert runs[1].name == f"from {tmp_path}/log:5"
+
+
+def test_a_file_with_one_run_belongs_to_the_last(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(f"{START}Error 1\n{START}Error 2\n")
+    (tmp_path / "b").write_text("Error 3\n")
+    runs = read_evidence([str(tmp_path)]).runs
+    assert [[fact.code for fact in run.facts if isinstance(fact, Exited)] for run in runs] == [[1], [2, 3]]
+
+
+def test_logs_of_two_slurm_jobs_and_of_two_attempts_are_different_runs(tmp_path: Path) -> None:
+    for job in (9, 10):
+        (tmp_path / f"slurm-{job}.out").write_text(f"Error {job}\n")
+    runs = read_evidence([str(tmp_path)]).runs
+    assert [(run.name, [fact.code for fact in run.facts if isinstance(fact, Exited)]) for run in runs] == [
+        ("job 9", [9]), ("job 10", [10])
+    ]  # fmt: skip
+    for attempt in (0, 1):
+        (tmp_path / "logs" / f"attempt_{attempt}" / "0").mkdir(parents=True)
+        (tmp_path / "logs" / f"attempt_{attempt}" / "0" / "stderr.log").write_text(f"Error {attempt}\n")
+    names = [run.name for run in read_evidence([str(tmp_path / "logs")]).runs]
+    assert names == [["attempt 0", "attempt 1"][n] for n in (0, 1)]
