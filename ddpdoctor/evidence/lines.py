@@ -37,12 +37,12 @@ _BRACKETS = tuple(
         (
             r"\[rank:? ?(?P<rank>\d+)\]:? ?",  # torch, and Lightning's "[rank: 3]"
             r"\[[^\]\[]{0,40}\brank[=: ]?(?P<rank>\d+)\b[^\]\[]{0,40}\]:? ?",  # a template of torchrun's of one's own
-            r"\[(?:\d+,)?(?P<rank>\d+)\](?:\[[^\]]*\])?<(?:stdout|stderr|stddiag)>: ?",  # mpirun, horovodrun
+            r"\[(?:\d+,)?(?P<rank>\d+)\](?:\[[^\]]{0,60}\])?<(?:stdout|stderr|stddiag)>: ?",  # mpirun, horovodrun
             r"\[" + _ISO + _AFTER_TIME,
-            r"\[pod/(?P<host>[^/\]\s]+)/[^\]\s]+\] ?",  # kubectl logs --prefix
+            r"\[pod/(?P<host>[^/\]\s]{1,253})/[^\]\s]{1,253}\] ?",  # kubectl logs --prefix
             r"\[\s*(?P<boot>\d+\.\d{6})\] ?",  # dmesg
             r"\[[A-Z][a-z]{2} (?P<month>[A-Z][a-z]{2}) +(?P<day>\d+) " + _HMS + r" (?P<year>\d{4})\] ?",  # dmesg -T
-            r"\[[A-Za-z_][\w-]*?(?P<local_rank>\d+)\]:? ?",  # torchrun: the role and the local rank
+            r"\[[A-Za-z_][\w-]{0,40}?(?P<local_rank>\d+)\]:? ?",  # torchrun: the role and the local rank
             r"\[" + _HMS + _AFTER_TIME,
             r"\[\d{3,}\] ",  # the line numbers of a viewer
         ),
@@ -61,10 +61,10 @@ _WORDS = tuple(
             r"rank(?P<rank>\d+): ",
             r"(?P<month>[A-Z][a-z]{2}) +(?P<day>\d+) "
             + _HMS
-            + r" (?P<host>[\w.-]+) [\w./()-]+(?:\[\d+\])?: ",  # syslog
+            + r" (?P<host>[\w.-]{1,63}) [\w./()-]{1,40}(?:\[\d+\])?: ",  # syslog
             # pdsh and DeepSpeed: "worker-1: ". Only names with a digit, so that no ordinary word counts as a host.
-            _NO_HOST + r"(?P<host>[a-z][a-z0-9-]*\d[a-z0-9.-]*): ",
-            r"(?P<host>[A-Za-z][\w.-]*\d)\s+\| ?",  # docker compose
+            _NO_HOST + r"(?=[a-z-]{1,62}\d)(?P<host>[a-z][a-z0-9.-]{1,62}): ",
+            r"(?P<host>[A-Za-z][\w.-]{0,61}\d)\s{1,8}\| ?",  # docker compose
         ),
     )
 )

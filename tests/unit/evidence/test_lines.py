@@ -97,3 +97,10 @@ def test_a_progress_bar_ends_its_parts_with_carriage_returns() -> None:
         "[rank1]: text",
     ]
     assert list(parts_of("text")) == ["text"]
+
+
+@pytest.mark.parametrize("unit", ["a1", "a", "[a1", "[", "(pid=1 ", "1", " ", "a-", "A1 ", "|", "[pod/"])
+def test_the_time_for_a_hostile_line_grows_with_its_length_only(unit: str) -> None:
+    """With a pattern that backtracks, such a line takes minutes, and the test's time limit ends it."""
+    for _ in range(50):
+        assert split_line(unit * MOST_CHARACTERS, 1, "f").source == "f"
