@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.child import start_program, wait_for_program
 from ddpdoctor.collect.files import list_names
+from ddpdoctor.model.sides import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -124,11 +125,12 @@ class Calls:
         """Return the IPv4 and IPv6 addresses of every interface that has one: "10.0.0.4/24", "fe80::1/64"."""
         import psutil
 
-        found: dict[str, list[str]] = {}
-        for name, entries in psutil.net_if_addrs().items():
-            for entry in entries:
-                if entry.family in {socket.AF_INET, socket.AF_INET6}:
-                    found.setdefault(name, []).append(_with_prefix(entry.address, entry.netmask))
+        found = grouped(
+            (name, _with_prefix(entry.address, entry.netmask))
+            for name, entries in psutil.net_if_addrs().items()
+            for entry in entries
+            if entry.family in {socket.AF_INET, socket.AF_INET6}
+        )
         return {name: tuple(addresses) for name, addresses in found.items()}
 
     def interface_states(self) -> dict[str, InterfaceState]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import ddpdoctor
 from ddpdoctor.model.node import SECTIONS, Fleet, Node
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.sides import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -87,10 +88,7 @@ def describe_missing(missing: Sequence[int], hellos: Mapping[int, Hello], limit_
 
 
 def _by(facts: Iterable[Facts], name: str) -> list[list[Facts]]:
-    groups: dict[str, list[Facts]] = defaultdict(list)
-    for one in facts:
-        groups[getattr(one, name)].append(one)
-    return list(groups.values())
+    return list(grouped((getattr(one, name), one) for one in facts).values())
 
 
 def _by_container(machine: list[Facts]) -> list[list[Facts]]:
@@ -127,10 +125,7 @@ def _name_apart(nodes: list[Node], first_ranks: list[int]) -> list[Node]:
 
 
 def _other_versions(facts: Iterable[Facts]) -> list[str]:
-    others: dict[str, list[int]] = defaultdict(list)
-    for one in facts:
-        if one.version != ddpdoctor.__version__:
-            others[one.version].append(one.rank)
+    others = grouped((one.version, one.rank) for one in facts if one.version != ddpdoctor.__version__)
     return [
         f"{rank_list(ranks)}: ddpdoctor {version}, and {ddpdoctor.__version__} on rank 0"
         for version, ranks in others.items()

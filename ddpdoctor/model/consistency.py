@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddpdoctor.model.stacks import Frame
 
-
-Value = TypeVar("Value")
 
 MESH = "mesh "
 """Prefix of a stream's group if it is a set of device mesh dimensions instead of a process group."""
@@ -228,11 +224,3 @@ class NonFinite:
     """The user's line that called backward."""
     note: str = ""
     """A sentence with more evidence: "argument 0 of forward holds NaN in 3 of 64 values"."""
-
-
-def group_alike(values: Mapping[int, Value]) -> list[tuple[Value, tuple[int, ...]]]:
-    """Return each value with the ranks or files that have it, those of the most first."""
-    found: dict[Value, list[int]] = {}
-    for number, value in sorted(values.items(), key=lambda item: item[0]):
-        found.setdefault(value, []).append(number)
-    return sorted(((value, tuple(who)) for value, who in found.items()), key=lambda side: (-len(side[1]), side[1][0]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sides import outvoted
 
 MAX_NAMED = 5
 """How many differences a message names (our choice). The result holds all of them."""
@@ -28,10 +29,7 @@ class TensorDifference:
     @property
     def ranks(self) -> tuple[int, ...]:
         """Return the minority, or all ranks if no majority agrees."""
-        everybody = tuple(sorted(rank for side in self.sides for rank in side))
-        if 2 * len(self.sides[0]) <= len(everybody):
-            return everybody
-        return tuple(rank for rank in everybody if rank not in self.sides[0])
+        return outvoted(self.sides)
 
     def __str__(self) -> str:
         part = f" ({self.part})" if self.part else ""

@@ -5,7 +5,6 @@ Keys in the store: ``come/RANK`` counts the processes that claim this rank, ``ca
 
 from __future__ import annotations
 
-from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -16,6 +15,7 @@ from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.probes.gpus import AUTO, Gpu, choose_backend, choose_devices, read_gpu
 from ddpdoctor.probes.member import name_member, read_member
 from ddpdoctor.probes.ranks import meet_ranks
@@ -189,9 +189,7 @@ def find_differences(proposals: Sequence[Proposal]) -> list[str]:
     hosts = {one.member.rank: one.member.host for one in proposals}
     found = []
     for name in proposals[0].asked:
-        sides: dict[str, list[int]] = defaultdict(list)
-        for one in proposals:
-            sides[one.asked.get(name, "unknown")].append(one.member.rank)
+        sides = grouped((one.asked.get(name, "unknown"), one.member.rank) for one in proposals)
         if len(sides) > 1:
             found.append(f"{name}: " + ", ".join(_side(value, ranks, hosts) for value, ranks in sides.items()))
     return found

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.rank_words import format_numbers
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.report.blocks import Places, RankClass
 from ddpdoctor.report.names import format_place, format_ranks
 
@@ -24,11 +25,11 @@ def places_of(ranks: tuple[RankRow, ...], verdict: Finding | None) -> tuple[Sect
 def classify(ranks: tuple[RankRow, ...], verdict: Finding | None) -> tuple[RankClass, ...]:
     """Group ranks into classes, sorted by lowest rank. Ranks that the verdict blames have their own classes."""
     blamed = frozenset(verdict.ranks) if verdict else frozenset()
-    classes: dict[tuple[str, str, bool], list[RankRow]] = {}
     several = len({row.host for row in ranks}) > 1
-    for row in sorted(ranks, key=lambda row: row.rank):
-        line = format_place(row.where) if row.where else ""
-        classes.setdefault((row.state, line, row.rank in blamed), []).append(row)
+    ordered = sorted(ranks, key=lambda row: row.rank)
+    classes = grouped(
+        ((row.state, format_place(row.where) if row.where else "", row.rank in blamed), row) for row in ordered
+    )
     return tuple(
         RankClass(
             ranks=tuple(row.rank for row in rows),

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.rank_words import first_names, format_numbers
+from ddpdoctor.model.sides import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,9 +57,7 @@ def format_place(place: Place) -> str:
 
 def merge_places(places: Iterable[Place]) -> tuple[str, ...]:
     """Write each line of code once: ``ranks 0, 2: train.py:61 in main``."""
-    ranks: dict[str, list[int]] = {}
-    for place in places:
-        ranks.setdefault(format_place(place), []).append(place.rank)
+    ranks = grouped((format_place(place), place.rank) for place in places)
     return tuple(f"{format_ranks(at)}: {line}" for line, at in ranks.items())
 
 

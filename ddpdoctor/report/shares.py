@@ -8,6 +8,7 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.data import Drawn
 from ddpdoctor.model.rank_words import count_of, format_numbers
 from ddpdoctor.model.sharing import Shares, Sharing
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.report.blocks import Text, table_of
 from ddpdoctor.report.checklist import checklist_content
 
@@ -65,9 +66,10 @@ def _describe_plan(plan: Plan) -> str:
 
 def _classes(shares: Shares) -> Iterator[tuple[list[int], RankShare]]:
     """Yield groups of ranks with equal shares, and the share."""
-    found: dict[tuple[int, ...], list[int]] = {}
-    for one in shares.ranks:
-        found.setdefault((one.drawn, one.repeated, one.batches, one.last_batch, one.delivered), []).append(one.rank)
+    numbers = (
+        ((one.drawn, one.repeated, one.batches, one.last_batch, one.delivered), one.rank) for one in shares.ranks
+    )
+    found = grouped(numbers)
     for ranks in found.values():
         yield ranks, shares.ranks[ranks[0]]
 
@@ -113,9 +115,7 @@ def _class_name(path: str) -> str:
 
 def _drawn_rows(drawn: Drawn) -> Iterator[tuple[str, ...]]:
     for one in drawn.passes:
-        found: dict[tuple[object, ...], list[int]] = {}
-        for row in one.ranks:
-            found.setdefault(_numbers(row), []).append(row.rank)
+        found = grouped((_numbers(row), row.rank) for row in one.ranks)
         for place, (numbers, ranks) in enumerate(found.items()):
             yield ("" if place else str(one.number), _each(ranks), *map(str, numbers))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.report.blocks import Tone, items
 from ddpdoctor.report.classes import merge_findings
 from ddpdoctor.report.contents import read_content
@@ -100,9 +101,7 @@ def _add_status(page: Page, content: Content, counts: str, run_dir: Path | None)
 
 def _add_groups(page: Page, report: Report) -> None:
     """Add every check and what it found, by group."""
-    groups: dict[str, list[Check]] = {}
-    for check in report.checks:
-        groups.setdefault(check.group, []).append(check)
+    groups = grouped((check.group, check) for check in report.checks)
     width = max((len(check.id) for check in report.checks), default=0)
     for group, members in groups.items():
         page.gap()

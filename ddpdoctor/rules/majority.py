@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.rank_words import name_list, rank_list
+from ddpdoctor.model.sides import grouped, majority_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -33,7 +34,6 @@ class Side(Generic[Value]):
     value: Value
     hosts: tuple[str, ...]
     ranks: tuple[int, ...]
-    voices: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +74,13 @@ def voices_of(
 
 def compare(voices: Iterable[Voice[Value]]) -> Split[Value] | None:
     """Return who differs from whom, or None if all who know say the same."""
-    by_value: dict[Value, list[Voice[Value]]] = {}
-    for voice in voices:
-        if voice.value is not None:
-            by_value.setdefault(voice.value, []).append(voice)
+    by_value = grouped((voice.value, voice) for voice in voices if voice.value is not None)
     if len(by_value) < 2:
         return None
-    sides = sorted((_side(value, those) for value, those in by_value.items()), key=lambda side: side.voices)
-    total = sum(side.voices for side in sides)
-    if sides[-1].voices * 2 > total:
-        return Split(majority=sides[-1], minorities=tuple(sides[:-1]))
-    return Split(majority=None, minorities=tuple(sides))
+    *fewer, most = (_side(*side) for side in sorted(by_value.items(), key=lambda side: len(side[1])))
+    if majority_of(by_value.values()):
+        return Split(majority=most, minorities=tuple(fewer))
+    return Split(majority=None, minorities=(*fewer, most))
 
 
 def _side(value: Value, voices: Sequence[Voice[Value]]) -> Side[Value]:
@@ -92,7 +88,6 @@ def _side(value: Value, voices: Sequence[Voice[Value]]) -> Side[Value]:
         value=value,
         hosts=tuple(dict.fromkeys(voice.host for voice in voices)),
         ranks=tuple(sorted({rank for voice in voices for rank in voice.ranks})),
-        voices=len(voices),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.consistency import Split, TensorRow, What
+from ddpdoctor.model.sides import group_alike
 from ddpdoctor.recorder.storage import fingerprint_layout
 
 if TYPE_CHECKING:
@@ -88,8 +89,5 @@ def _token(prints: bytes, kind: KindRows | None, name: Name) -> Token:
 
 
 def _split(row: TensorRow, tokens: Mapping[int, Token]) -> Split:
-    sides: dict[Token, list[int]] = {}
-    for rank in sorted(tokens):
-        sides.setdefault(tokens[rank], []).append(rank)
-    ordered = sorted(sides.values(), key=lambda ranks: (-len(ranks), ranks[0]))
-    return Split(row=row, sides=tuple(map(tuple, ordered)), absent_on=tuple(sides.get(None, ())))
+    sides = group_alike(tokens)
+    return Split(row=row, sides=tuple(ranks for _, ranks in sides), absent_on=dict(sides).get(None, ()))

@@ -13,6 +13,7 @@ from ddpdoctor.collect.gpu.kernel_log import read_lines
 from ddpdoctor.collect.machine import cgroups as cgroups_of
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
 if TYPE_CHECKING:
@@ -91,10 +92,7 @@ def descendants(pid: int, processes: dict[int, Process]) -> tuple[Process, ...]:
 
 def by_parent(processes: dict[int, Process]) -> dict[int, list[Process]]:
     """Return the children of each process, by pid; callers reuse it for many processes."""
-    children: dict[int, list[Process]] = {}
-    for process in processes.values():
-        children.setdefault(process.ppid, []).append(process)
-    return children
+    return grouped((process.ppid, process) for process in processes.values())
 
 
 def below(pid: int, children: dict[int, list[Process]]) -> tuple[Process, ...]:

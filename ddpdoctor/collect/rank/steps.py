@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.recorded import read_frame
 from ddpdoctor.collect.run.sources import process_note
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.model.steps import FetchTimes, LineSeen, Phase, StepEnd, StepTimes
 from ddpdoctor.recorder.storage import ring_layout
@@ -84,12 +85,8 @@ def fetch_cells(content: RingContent) -> tuple[int, int, int]:
 
 def find_children(contents: Mapping[int, RingContent]) -> dict[int, list[RingContent]]:
     """Return the recorded children of each process, by its pid; a fork server's children count as its parent's."""
-    found: dict[int, list[RingContent]] = {}
-    for content in contents.values():
-        parent = owner_of(content, contents.get)
-        if parent is not None:
-            found.setdefault(parent, []).append(content)
-    return found
+    owners = ((owner_of(content, contents.get), content) for content in contents.values())
+    return grouped((owner, content) for owner, content in owners if owner is not None)
 
 
 def owner_of(content: RingContent, find: Callable[[int], RingContent | None]) -> int | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.launch.this_process import LOCAL_RANK_VARIABLES, RANK_VARIABLES
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.recorder.storage import ring_layout
 
 if TYPE_CHECKING:
@@ -127,10 +128,7 @@ def _numbered(seen: RankTraces) -> list[Source]:
     """Return the ranks of a launcher that is not torch's elastic agent."""
     ranks = [c for c in seen.contents.values() if c.role == ring_layout.ROLE_RANK]
     launchers = {ancestor for content in ranks for ancestor in _ancestors(content, seen.contents)}
-    by_rank: dict[int, list[RingContent]] = {}
-    for content in ranks:
-        if content.pid not in launchers or _made_world(content):
-            by_rank.setdefault(_rank_of(content), []).append(content)
+    by_rank = grouped((_rank_of(c), c) for c in ranks if c.pid not in launchers or _made_world(c))
     return [_source(c) for number in sorted(by_rank) for c in _of_last_job(by_rank[number], seen.watch)]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.diagnose.bandwidth.job import GONE, build_job, is_in_call
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.progress.evidence import waiters_words
 from ddpdoctor.rules.progress.job_state import build_job_state
 
@@ -105,10 +105,8 @@ def _silent(finding: Finding, bench: Bench, stop: Stop) -> Finding:
 
 def _others(finding: Finding, bench: Bench, stop: Stop) -> tuple[str, ...]:
     """Return where the other ranks were. Ranks in the same place share one phrase."""
-    by_words: dict[str, list[int]] = defaultdict(list)
-    for member in bench.members:
-        if member.rank not in finding.ranks:
-            by_words[describe_rank(member.rank, stop)].append(member.rank)
+    others = (member.rank for member in bench.members if member.rank not in finding.ranks)
+    by_words = grouped((describe_rank(rank, stop), rank) for rank in others)
     return tuple(f"{rank_list(ranks)}: {words}" for words, ranks in by_words.items())
 
 

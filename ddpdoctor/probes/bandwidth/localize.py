@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Collective, Mode, NodeResult, Pair
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.probes.bandwidth.spread import coefficient_of_variation
 from ddpdoctor.probes.bandwidth.visits import (
     LEAST_SLOT_S,
@@ -70,9 +71,7 @@ def run_nodes(world: Group, settings: Settings, hosts: Sequence[str], log: Log, 
     All ranks of two hosts take part, not one of each, as in training. This also uses all cards of a host that has a
     network card for each GPU. A host with one rank has nothing to measure alone.
     """
-    members: dict[str, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        members.setdefault(host, []).append(rank)
+    members = grouped((host, rank) for rank, host in enumerate(hosts))
     if len(members) < 2:
         log.note("--by-node: all ranks are on one host, so there are no nodes to compare")
         return

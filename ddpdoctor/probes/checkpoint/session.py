@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.checkpoint import Checkpoints, Expected, FileSeen, Form, Gap, Leftover, State, TensorIn
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.probes.checkpoint.distributed import is_distributed, read_distributed
 from ddpdoctor.probes.checkpoint.files import Looks, read_file
 from ddpdoctor.probes.checkpoint.nearby_files import SUFFIXES, find_gaps, find_leftovers, list_folder
@@ -115,9 +116,7 @@ def _state_dict(made: Any) -> dict[str, Any] | None:
 def _find_copies(paths: Sequence[Path], *, same: bool) -> tuple[tuple[int, ...], ...]:
     if same:
         return (tuple(range(len(paths))),) if len(paths) > 1 else ()
-    by_name: dict[str, list[int]] = {}
-    for number, path in enumerate(paths):
-        by_name.setdefault(path.name, []).append(number)
+    by_name = grouped((path.name, number) for number, path in enumerate(paths))
     return tuple(tuple(group) for group in by_name.values() if len(group) > 1)
 
 

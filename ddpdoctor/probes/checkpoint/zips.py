@@ -13,6 +13,7 @@ import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.probes.checkpoint.pickles import Loaded, StorageRef, TensorRef, Unreadable, read_pickle, walk_tensors
 
 if TYPE_CHECKING:
@@ -166,8 +167,4 @@ def _header_at(file: BinaryIO, position: int) -> tuple[str, int] | None:
 
 def tensors_by_record(root: object) -> dict[str, list[str]]:
     """Return the names of the tensors in each storage, by the storage's key."""
-    found: dict[str, list[str]] = {}
-    for name, ref in walk_tensors(root):
-        if isinstance(ref, TensorRef):
-            found.setdefault(ref.storage.key, []).append(name)
-    return found
+    return grouped((ref.storage.key, name) for name, ref in walk_tensors(root) if isinstance(ref, TensorRef))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.consistency import Difference, Split, Stream, StreamClock, TensorRow, What, group_alike
+from ddpdoctor.model.consistency import Difference, Split, Stream, StreamClock, TensorRow, What
+from ddpdoctor.model.sides import group_alike, grouped
 from ddpdoctor.model.trial import Rerun
 
 if TYPE_CHECKING:
@@ -39,11 +40,8 @@ def split(tensors: Mapping[int, Sequence[TensorDigest]], whats: Iterable[What]) 
     """Return for each kind the tensors that differ between ranks, in the order in which the first ranks list them."""
     keyed = {rank: {(one.what, one.name, one.part): one for one in seen} for rank, seen in tensors.items()}
     order = dict.fromkeys(key for seen in keyed.values() for key in seen)
-    found: dict[What, list[Split]] = {}
-    for key in order:
-        one = _split({rank: seen.get(key) for rank, seen in keyed.items()})
-        if one is not None:
-            found.setdefault(key[0], []).append(one)
+    splits = ((key[0], _split({rank: seen.get(key) for rank, seen in keyed.items()})) for key in order)
+    found = grouped((what, one) for what, one in splits if one is not None)
     return [tuple(found.get(what, ())) for what in whats]
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.consistency import What, group_alike
+from ddpdoctor.model.consistency import What
 from ddpdoctor.model.replicas import ConsistencyError, ConsistencyResult, TensorDifference
+from ddpdoctor.model.sides import group_alike
 from ddpdoctor.probes.consistency.step_records import (
     Row,
     buffer_rows,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.bandwidth import Assessment, Ending, Mode
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.report.bandwidth.results import name_series
 from ddpdoctor.report.findings import count_findings
 from ddpdoctor.report.names import format_hosts, format_ranks
@@ -117,9 +118,7 @@ def _optional(name: str, bench: Bandwidth, read: Callable[[Member], str | None])
 
 def _alike(bench: Bandwidth, read: Callable[[Member], str]) -> str:
     """Return the value of all ranks, or each value with its ranks: "2.13.0 (ranks 0-6), 2.12.0 (rank 7)"."""
-    ranks: dict[str, list[int]] = {}
-    for member in bench.members:
-        ranks.setdefault(read(member), []).append(member.rank)
+    ranks = grouped((read(member), member.rank) for member in bench.members)
     if len(ranks) <= 1:
         return next(iter(ranks), "")
     return ", ".join(f"{value or 'unknown'} ({format_ranks(at)})" for value, at in ranks.items())

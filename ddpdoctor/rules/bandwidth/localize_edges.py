@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from ddpdoctor.model.sides import grouped
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -225,8 +227,4 @@ def _severity(slow: Slow[End]) -> float:
 
 
 def _by_end(edges: Iterable[Edge[End]]) -> dict[End, list[Edge[End]]]:
-    found: dict[End, list[Edge[End]]] = {}
-    for edge in edges:
-        for end in edge.ends:
-            found.setdefault(end, []).append(edge)
-    return found
+    return grouped((end, edge) for edge in edges for end in edge.ends)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.bandwidth import describe_shared_gpus
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.bandwidth.localize_edges import (
     Edge,
     Found,
@@ -86,13 +87,8 @@ def find_who(bench: Bench) -> Who:
 
 def _judge_pairs(pairs: Sequence[Pair]) -> Who:
     """Compare pairs inside a host with pairs of the same host, and pairs between hosts with each other."""
-    inside: dict[str, list[Pair]] = {}
-    across: list[Pair] = []
-    for pair in pairs:
-        if pair.hosts[0] == pair.hosts[1]:
-            inside.setdefault(pair.hosts[0], []).append(pair)
-        else:
-            across.append(pair)
+    inside = grouped((pair.hosts[0], pair) for pair in pairs if pair.hosts[0] == pair.hosts[1])
+    across = [pair for pair in pairs if pair.hosts[0] != pair.hosts[1]]
     between = _judge_hosts(across)
     slow_hosts = {slow.ends[0] for slow in between.ends}
     slow_links = {frozenset(slow.ends) for slow in between.edges}
@@ -116,9 +112,7 @@ def _series(result: Pair | NodeResult) -> Turns:
 
 def _judge_hosts(across: Sequence[Pair]) -> Found[str]:
     """Judge hosts by the median of the pairs between them. If each host has one rank, ranks are judged instead."""
-    between: dict[tuple[str, str], list[Pair]] = {}
-    for pair in across:
-        between.setdefault((min(pair.hosts), max(pair.hosts)), []).append(pair)
+    between = grouped(((min(pair.hosts), max(pair.hosts)), pair) for pair in across)
     if all(len(pairs) == 1 for pairs in between.values()):
         return Found()
     return find_slow(Edge(ends=hosts, series=_middle(pairs)) for hosts, pairs in between.items())

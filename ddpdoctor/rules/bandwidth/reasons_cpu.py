@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.model.reading import known
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.bandwidth.reasons import Effect, Weighed, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.limits import Governor, Load
-    from ddpdoctor.model.node import Process
     from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
 
 BUSY_CORES = 0.25
@@ -61,9 +61,7 @@ def _crowded(place: BenchNode) -> Iterator[Weighed]:
 
 def _busy(place: BenchNode, load: Load) -> Iterator[Weighed]:
     """Yield ranks whose CPUs are taken by other work. Ranks with the same CPUs are judged together."""
-    groups: dict[tuple[int, ...], list[Process]] = {}
-    for process in place.node.processes:
-        groups.setdefault(process.cpus, []).append(process)
+    groups = grouped((process.cpus, process) for process in place.node.processes)
     for cpus, processes in groups.items():
         taken = sum(one.share for one in load.busy if one.cpu in cpus)
         # If all ranks have the same CPUs, ranks that did not report have them too.

@@ -10,6 +10,7 @@ from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import Collective
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.bandwidth.sweeps import name_case
 from ddpdoctor.rules.registry import rule
@@ -85,9 +86,7 @@ def check_wrong_data(measured: Measured) -> Answer:
 
 
 def _by_case(wrongs: Iterable[Wrong]) -> list[list[Wrong]]:
-    cases: dict[tuple[object, ...], list[Wrong]] = defaultdict(list)
-    for one in wrongs:
-        cases[one.collective, one.dtype, one.redop, one.in_place, one.size_bytes].append(one)
+    cases = grouped(((one.collective, one.dtype, one.redop, one.in_place, one.size_bytes), one) for one in wrongs)
     return list(cases.values())
 
 

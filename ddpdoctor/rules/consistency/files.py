@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.diff import Kind
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import first_names, name_list, rank_list
+from ddpdoctor.model.sides import outvoted
 from ddpdoctor.model.tensor_names import MODEL_KEYS
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import also
@@ -63,7 +64,7 @@ def _judge(facts: DiffFacts, *kinds: Kind) -> Answer:
 
 
 def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
-    blamed = _blamed(facts, unequal)
+    blamed = _blamed(unequal)
     other_steps = _other_steps(facts)
     sure = len(blamed) < len(facts.files) and not other_steps
     return Problem(
@@ -82,15 +83,11 @@ def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
     )
 
 
-def _blamed(facts: DiffFacts, unequal: Iterable[Unequal]) -> tuple[int, ...]:
+def _blamed(unequal: Iterable[Unequal]) -> tuple[int, ...]:
     """Return the files in a minority, or all files if any tensor has no majority."""
-    everybody = tuple(range(len(facts.files)))
     found: set[int] = set()
     for one in unequal:
-        largest = max((*one.sides, one.absent_in), key=len)
-        if len(largest) * 2 <= len(everybody):
-            return everybody
-        found |= set(everybody) - set(largest)
+        found.update(outvoted((*one.sides, one.absent_in)))
     return tuple(sorted(found))
 
 

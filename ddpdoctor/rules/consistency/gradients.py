@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.consistency import What
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sides import group_alike
 from ddpdoctor.rules.consistency.problems import (
     DriftCause,
     Ground,
     blame_of,
-    outvoted,
+    blame_outvoted,
     problems_of,
     seen,
-    sides_by,
     sides_words,
 )
 from ddpdoctor.rules.consistency.survey import ruling, survey
@@ -205,7 +205,7 @@ def _by_hook(sighting: Sighting) -> DriftCause | None:
 
 
 def _scaled_apart(sighting: Sighting) -> DriftCause | None:
-    sides = sides_by((each for each in sighting.values if each.scale is not None), lambda each: each.scale)
+    sides = group_alike({each.rank: each.scale for each in sighting.values if each.scale is not None})
     if len(sides) < 2:
         return None
     return DriftCause(
@@ -213,7 +213,7 @@ def _scaled_apart(sighting: Sighting) -> DriftCause | None:
         words=f"the gradient scaler's scale is {sides_words(sides)}",
         fix="give GradScaler the same arguments on all ranks, load its state on all of them, and call update() on all "
         "of them after each step()",
-        blame=outvoted([ranks for _, ranks in sides]),
+        blame=blame_outvoted([ranks for _, ranks in sides]),
         at_the_step=True,
     )
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.progress import evidence as say
 from ddpdoctor.rules.progress.differences import find_difference
@@ -111,10 +112,7 @@ def _sides_words(difference: Difference, numbers: Iterable[int]) -> str:
 
 def _have(what: Mapping[int, str]) -> list[str]:
     """Return "rank 2 has ..." for each of the first few different values, with all ranks that have it."""
-    found: dict[str, list[int]] = {}
-    for number, words in what.items():
-        found.setdefault(words, []).append(number)
-    sides = list(found.items())[: say.MAX_CLASSES]
+    sides = list(grouped((words, number) for number, words in what.items()).items())[: say.MAX_CLASSES]
     return [f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} {words}" for words, ranks in sides]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.consistency import Origin
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.consistency.problems import hosts_of
 from ddpdoctor.rules.progress.places import to_place
@@ -93,10 +94,8 @@ def check_local_gradients(job: Job) -> Answer:
 
 def _by_model(looked: Iterable[Rank]) -> list[list[tuple[Rank, NonFinite]]]:
     """Group what ranks saw by model. Groups of different ranks may share a name."""
-    found: dict[tuple[tuple[int, ...], str, int], list[tuple[Rank, NonFinite]]] = {}
-    for rank in looked:
-        for seen in rank.nonfinite or ():
-            found.setdefault((_members(rank, seen.group), seen.group, seen.model), []).append((rank, seen))
+    pairs = ((rank, seen) for rank in looked for seen in rank.nonfinite or ())
+    found = grouped(((_members(rank, seen.group), seen.group, seen.model), (rank, seen)) for rank, seen in pairs)
     return list(found.values())
 
 

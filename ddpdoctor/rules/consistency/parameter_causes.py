@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sides import group_alike
 from ddpdoctor.rules.consistency.gradients import added_after_wrapping, why_gradients_differ
 from ddpdoctor.rules.consistency.problems import (
     DriftBlame,
     DriftCause,
     Ground,
     blame_of,
-    outvoted,
+    blame_outvoted,
     seen,
-    sides_by,
     sides_words,
 )
 from ddpdoctor.rules.consistency.replicas import is_aligned, sightings, values_at
@@ -73,7 +73,7 @@ def _follows_gradients(sighting: Sighting) -> DriftCause | None:
 
 
 def _uneven_steps(sighting: Sighting) -> DriftCause | None:
-    sides = sides_by(sighting.values, lambda each: each.steps)
+    sides = group_alike({each.rank: each.steps for each in sighting.values})
     if len(sides) < 2:
         return None
     told = sides_words(sides, lambda steps: f"{steps} steps")
@@ -82,7 +82,7 @@ def _uneven_steps(sighting: Sighting) -> DriftCause | None:
         words=f"ranks have made different numbers of steps: {told}",
         fix="call optimizer.step() on all ranks equally often: under no branch on the rank, on the loss or on the "
         "batch of one rank",
-        blame=outvoted([ranks for _, ranks in sides]),
+        blame=blame_outvoted([ranks for _, ranks in sides]),
         at_the_step=True,
     )
 
@@ -200,7 +200,7 @@ class SettingSplit:
     @property
     def blame(self) -> DriftBlame:
         """Return the ranks whose value is not that of the majority."""
-        return outvoted([ranks for _, ranks in self.sides])
+        return blame_outvoted([ranks for _, ranks in self.sides])
 
     @property
     def words(self) -> str:
@@ -216,7 +216,7 @@ def splits_of(values: Sequence[Values], *, kernels: bool = False) -> tuple[Setti
     for name in names:
         if base_name(name) in _KERNELS and not kernels:
             continue
-        sides = sides_by(told, lambda each, name=name: dict(each.settings).get(name, "not set"))  # type: ignore[misc]
+        sides = group_alike({each.rank: dict(each.settings).get(name, "not set") for each in told})
         if len(sides) > 1:
             found.append(SettingSplit(name=name, sides=tuple(sides)))
     return tuple(found)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.rank_words import first_names, rank_list
+from ddpdoctor.model.sides import grouped, majority_of, outvoted
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.consistency.replicas import replicas_of
 from ddpdoctor.rules.progress.places import to_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from ddpdoctor.model.consistency import Split, TensorRow, Values
     from ddpdoctor.model.facts import Job
@@ -57,30 +58,17 @@ def seen(values: Iterable[Values]) -> DriftBlame | None:
     return DriftBlame(ranks=ranks, ground=Ground.SEEN) if ranks else None
 
 
-def outvoted(sides: Iterable[Sequence[int]]) -> DriftBlame:
+def blame_outvoted(sides: Collection[Collection[int]]) -> DriftBlame:
     """Blame the ranks outside the majority, or all ranks if no side has more than half."""
-    ordered = sorted(sides, key=len, reverse=True)
-    everybody = tuple(sorted(rank for side in ordered for rank in side))
-    if 2 * len(ordered[0]) <= len(everybody):
-        return DriftBlame(ranks=everybody, ground=Ground.NONE)
-    majority = set(ordered[0])
-    return DriftBlame(ranks=tuple(rank for rank in everybody if rank not in majority), ground=Ground.MAJORITY)
+    return DriftBlame(ranks=outvoted(sides), ground=Ground.MAJORITY if majority_of(sides) else Ground.NONE)
 
 
 def blame_of(splits: Iterable[Split]) -> DriftBlame:
     """Blame the ranks that are outvoted on any of the tensors that differ."""
-    each = [outvoted(split.sides) for split in splits]
+    each = [blame_outvoted(split.sides) for split in splits]
     ranks = tuple(sorted({rank for blame in each for rank in blame.ranks}))
     told = all(blame.ground is Ground.MAJORITY for blame in each)
     return DriftBlame(ranks=ranks, ground=Ground.MAJORITY if told else Ground.NONE)
-
-
-def sides_by(values: Iterable[Values], value_of: Callable[[Values], Value]) -> list[tuple[Value, tuple[int, ...]]]:
-    """Group ranks by their value: the largest group first, or the one with the lowest rank among equals."""
-    found: dict[Value, list[int]] = {}
-    for each in sorted(values, key=lambda one: one.rank):
-        found.setdefault(value_of(each), []).append(each.rank)
-    return sorted(((what, tuple(ranks)) for what, ranks in found.items()), key=lambda side: -len(side[1]))
 
 
 def sides_words(sides: Sequence[tuple[Value, Sequence[int]]], words: Callable[[Value], str] = str) -> str:
@@ -120,9 +108,7 @@ class Found:
 
 def problems_of(job: Job, found: Iterable[Found], nouns: str) -> list[Problem]:
     """Return a finding for each cause. ``nouns`` names what differs, such as "gradients"."""
-    by_cause: dict[str, list[Found]] = {}
-    for one in found:
-        by_cause.setdefault(one.cause.name, []).append(one)
+    by_cause = grouped((one.cause.name, one) for one in found)
     return [_finding(job, first, others, nouns) for first, *others in by_cause.values()]
 
 

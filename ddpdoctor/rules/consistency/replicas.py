@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.consistency import MESH, StreamClock, What
+from ddpdoctor.model.sides import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,10 +57,7 @@ def unwrapped_of(consistency: Consistency) -> tuple[Replica, ...]:
 
 
 def _models(streams: Iterable[Stream]) -> tuple[Replica, ...]:
-    found: dict[tuple[str, int, tuple[int, ...]], list[Stream]] = {}
-    for stream in streams:
-        members = tuple(sorted({*stream.ranks, *stream.unpaired}))
-        found.setdefault((stream.group, stream.model, members), []).append(stream)
+    found = grouped(((one.group, one.model, tuple(sorted({*one.ranks, *one.unpaired}))), one) for one in streams)
     return tuple(
         Replica(group=group, model=model, members=members, streams=tuple(streams))
         for (group, model, members), streams in found.items()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, judged, passed, skipped
 from ddpdoctor.rules.progress.groups import DEFAULT_GROUP, group_table, world_of
 
@@ -141,11 +142,10 @@ def judge_loaders(replicas: Replicas, judge: Callable[[Replicas, Shared], Answer
 
 def shared_loaders(replicas: Replicas) -> tuple[Shared, ...]:
     """Return the loaders that ranks of a group trained with, paired by the line that loops over them and by order."""
-    by_rank: dict[int, dict[Hashable, list[LoaderSeen]]] = {}
-    for rank, loaders in replicas.loaders.items():
-        found = by_rank.setdefault(rank, {})
-        for loader in join_remade(loaders):
-            found.setdefault(_pairing_key(loader), []).append(loader)
+    by_rank = {
+        rank: grouped((_pairing_key(loader), loader) for loader in join_remade(loaders))
+        for rank, loaders in replicas.loaders.items()
+    }
     keys = dict.fromkeys(key for found in by_rank.values() for key in found)
     paired = (_pair(by_rank, key, replicas.size) for key in keys)
     return tuple(shared for pairs in paired for shared in pairs if not replicas.trained_only or is_trained(shared))

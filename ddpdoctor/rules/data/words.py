@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.model.sharing import Plan, Sharing, share_out
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.progress.places import to_place
 
 if TYPE_CHECKING:
@@ -49,9 +50,7 @@ def drawn_words(epoch: EpochSeen) -> str:
 
 def by_rank(values: Mapping[int, object]) -> str:
     """Return "0 on rank 2, 3 on ranks 0 and 1", with only the first few of many different values."""
-    sides: dict[object, list[int]] = {}
-    for rank, value in sorted(values.items()):
-        sides.setdefault(value, []).append(rank)
+    sides = grouped((value, rank) for rank, value in sorted(values.items()))
     shown = [f"{value} on {rank_list(ranks)}" for value, ranks in list(sides.items())[:4]]
     return ", ".join(shown) + (f", and {len(sides) - 4} more values" if len(sides) > 4 else "")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import known
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.processes import ONE_NODE, has_several_nodes
 from ddpdoctor.rules.interface_choice import choose, export, is_bridge, is_tunnel
@@ -140,10 +141,11 @@ def _spare_bridge(node: Node, network: Network, choice: Choice) -> Problem | Non
 
 def _same_address(chosen: Chosen) -> Iterator[Problem]:
     """Yield every address that two hosts would give to the others. Loopback is reported elsewhere."""
-    holders: dict[tuple[str, str], list[tuple[Node, Network, Pick]]] = {}
-    for library, node, network, pick in first_picks(chosen):
-        if not (pick.ip.is_loopback or pick.ip.is_link_local):
-            holders.setdefault((library, str(pick.ip)), []).append((node, network, pick))
+    holders = grouped(
+        ((library, str(pick.ip)), (node, network, pick))
+        for library, node, network, pick in first_picks(chosen)
+        if not (pick.ip.is_loopback or pick.ip.is_link_local)
+    )
     for (library, address), held in holders.items():
         hosts = tuple(dict.fromkeys(node.host for node, _, _ in held))
         if len(hosts) > 1:

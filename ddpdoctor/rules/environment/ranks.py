@@ -8,6 +8,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.rank_words import first_names, name_list, rank_list
 from ddpdoctor.model.rendezvous import text_of
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.slurm import expand_counts, expand_hosts
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.progress.words import verb
@@ -76,7 +77,7 @@ def _missing(fleet: Fleet, size: int) -> Iterator[Problem]:
         missing = _unclaimed(fleet, size)
     if not missing:
         return
-    hosts = () if by_nodes else _hosts_of(fleet, missing)
+    hosts = () if by_nodes else _expected_hosts(fleet, missing)
     on = f" on {name_list(hosts)}" if hosts else ""
     who = rank_list(missing, "node" if by_nodes else "rank")
     yield Problem(
@@ -110,7 +111,7 @@ def _whereabouts(fleet: Fleet, hosts: tuple[str, ...]) -> Iterator[str]:
     yield from fleet.problems
 
 
-def _hosts_of(fleet: Fleet, ranks: list[int]) -> tuple[str, ...]:
+def _expected_hosts(fleet: Fleet, ranks: list[int]) -> tuple[str, ...]:
     """Return the hosts on which ranks should be, or () if one is not known."""
     by_rank = _slurm_hosts(fleet)
     hosts = [by_rank.get(rank) or _host_between(fleet, rank) for rank in ranks]
@@ -144,10 +145,7 @@ def _host_between(fleet: Fleet, rank: int) -> str | None:
 
 def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
     """Yield one problem for all ranks that several processes claim."""
-    claims: dict[int, list[tuple[Node, Process]]] = {}
-    for node, process in fleet.processes():
-        if process.rank is not None:
-            claims.setdefault(process.rank, []).append((node, process))
+    claims = grouped((process.rank, (node, process)) for node, process in fleet.processes() if process.rank is not None)
     doubled = {rank: those for rank, those in sorted(claims.items()) if len(those) > 1}
     if not doubled:
         return
@@ -188,12 +186,8 @@ NODE_RANK = "PET_NODE_RANK"
 
 def claimed_numbers(fleet: Fleet) -> dict[int, list[str]]:
     """Return the hosts that claim each node number, by number. Hosts without a number are left out."""
-    claims: dict[int, list[str]] = {}
-    for node in fleet.nodes:
-        number = node.first.number(NODE_RANK) if node.processes else None
-        if number is not None:
-            claims.setdefault(number, []).append(node.host)
-    return dict(sorted(claims.items()))
+    numbers = ((node.first.number(NODE_RANK), node.host) for node in fleet.nodes if node.processes)
+    return dict(sorted(grouped((number, host) for number, host in numbers if number is not None).items()))
 
 
 def misnumbered(fleet: Fleet, size: int) -> Iterator[Problem]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.rdma_ports import VERBS_LAYERS, card, each_port, hca_filter, is_active, label, place, words
 from ddpdoctor.rules.registry import Group, rule
@@ -71,11 +71,11 @@ def check_ib_state(node: Node) -> Answer:
     ports = [(device, port) for device, port in each_port(rdma) if port.link_layer in VERBS_LAYERS]
     if not ports:
         return skipped("the RDMA devices here are neither InfiniBand nor Ethernet: NCCL needs a plugin for them")
-    faults: dict[tuple[str, str, Severity], list[tuple[RdmaDevice, RdmaPort]]] = defaultdict(list)
-    for device, port in ports:
-        severity = _fault(device, port, ports, wanted)
-        if severity is not None:
-            faults[port.state, port.phys_state, severity].append((device, port))
+    faults = grouped(
+        ((port.state, port.phys_state, severity), (device, port))
+        for device, port in ports
+        if (severity := _fault(device, port, ports, wanted)) is not None
+    )
     problems = [_down(*how, those) for how, those in faults.items()] or _dark(node, ports)
     up = [label(device, port) for device, port in ports if is_active(port)]
     return judged(problems, f"{len(up)} of {len(ports)} ports are active" + (f": {words(up)}" if up else ""))

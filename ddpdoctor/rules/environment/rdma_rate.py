@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import Unread, Why
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.rdma_ports import each_port, is_active, label, place, words
@@ -68,11 +69,12 @@ def check_ib_rate(fleet: Fleet) -> Answer:
     Run `mlxlink -d mlx5_3 -m`, which shows lanes and cable. Clean, reseat or change the cable, and check the switch
     port.
     """
-    groups: dict[object, list[_Link]] = defaultdict(list)
-    for node, rdma in fleet.each(lambda node: node.rdma):
-        for device, port in each_port(rdma):
-            if is_active(port) and port.rate_gb_s and not device.virtual_function:
-                groups[place(device, port), port.link_layer].append(_Link(host=node.host, device=device, port=port))
+    groups = grouped(
+        ((place(device, port), port.link_layer), _Link(host=node.host, device=device, port=port))
+        for node, rdma in fleet.each(lambda node: node.rdma)
+        for device, port in each_port(rdma)
+        if is_active(port) and port.rate_gb_s and not device.virtual_function
+    )
     problems = [problem for links in groups.values() for problem in _compare_rates(links, alone=len(fleet.nodes) == 1)]
     problems += _compare_counts(fleet)
     if not groups and not problems:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.rdma_ports import chosen_ports, is_active, label, network_ports, words
@@ -137,11 +137,8 @@ def _by_choice(node: Node, ports: Ports, rdma: Rdma) -> list[Problem]:
 
 def _by_index(node: Node, ports: Ports, setting: Setting) -> list[Problem]:
     """Judge the entry that NCCL_IB_GID_INDEX names, over all ports."""
-    faults: dict[tuple[str, Severity], list[tuple[RdmaDevice, RdmaPort]]] = defaultdict(list)
-    for device, port in ports:
-        fault = _entry_fault(port, setting.number or 0)
-        if fault is not None:
-            faults[fault].append((device, port))
+    judged_ports = ((_entry_fault(port, setting.number or 0), (device, port)) for device, port in ports)
+    faults = grouped((fault, port) for fault, port in judged_ports if fault is not None)
     return [
         Problem(
             summary=f"{setting} points to {what} of {_words_of(tuple(those))}",

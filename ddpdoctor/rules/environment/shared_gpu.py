@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import known
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.visible_devices import VARIABLE
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.devices import device_of, keys_of, sees_its_own, visible_to
@@ -69,9 +70,7 @@ def check_dup_gpu(fleet: Fleet) -> Answer:
     uses = [use for node, gpus in readings for use in _uses(node, gpus)]
     if not uses:
         return skipped("of no rank is it known which GPU it comes to")
-    by_device: dict[str, list[_Use]] = {}
-    for use in uses:
-        by_device.setdefault(use.device, []).append(use)
+    by_device = grouped((use.device, use) for use in uses)
     shared = [those for those in by_device.values() if len(those) > 1]
     seen = f"{len(uses)} ranks on {len(by_device)} GPUs"
     return judged([_problem(shared)] if shared else [], seen)

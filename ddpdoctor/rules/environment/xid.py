@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.amounts import format_age
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import Unread, Why, known, need
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.devices import ranks_on
 from ddpdoctor.rules.registry import Group, rule
@@ -76,9 +77,7 @@ def check_xid(node: Node) -> Answer:
     gpus = known(node.gpus)
     devices = {gpu.bus_id: gpu for gpu in gpus.devices if gpu.bus_id} if gpus is not None else {}
     xids = [xid for xid in need(node.kernel_log).xids if not devices or xid.bus_id in devices or _lost(node)]
-    rows: dict[tuple[str, int], list[Xid]] = {}
-    for xid in xids:
-        rows.setdefault((xid.bus_id, xid.code), []).append(xid)
+    rows = grouped(((xid.bus_id, xid.code), xid) for xid in xids)
     problems = [_problem(node, devices.get(bus_id), those) for (bus_id, _), those in rows.items()]
     return judged(problems, f"{len(xids)} Xid errors since boot")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sides import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,10 +26,7 @@ class Clue:
 
 def sentences(found: Mapping[int, Iterable[Clue]]) -> list[str]:
     """Return what was seen of each rank, in the given order; what several ranks share is said once."""
-    merged: dict[str, list[int]] = defaultdict(list)
-    for number, clues in found.items():
-        for clue in clues:
-            merged[clue.said].append(number)
+    merged = grouped((clue.said, number) for number, clues in found.items() for clue in clues)
     return [f"{rank_list(numbers)}: {said}" for said, numbers in merged.items()]
 
 

@@ -5,13 +5,14 @@ The minority is to blame, else the rank whose call does not fit its own history.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import kind_of
 from ddpdoctor.model.findings import Confidence
+from ddpdoctor.model.sides import grouped, majority_of
 
 from .groups import Group, Position, recorded_seq
 from .parting import find_departure
@@ -48,15 +49,12 @@ def find_blame(
     parts: Sequence[Entry], lines: Sequence[Timeline], seq: int, sign: Callable[[Entry], Hashable]
 ) -> Blame:  # fmt: skip
     """Blame the minority; without a majority, blame the rank whose call least fits its own history."""
-    classes: dict[Hashable, list[int]] = defaultdict(list)
-    for part in parts:
-        classes[sign(part)].append(part.rank)
-    largest = max(classes.values(), key=len)
-    most = set(largest)
-    if 2 * len(most) > len(parts) and len(most) > 1:
-        ranks = tuple(part.rank for part in parts if part.rank not in most)
+    most = set(majority_of(grouped((sign(part), part.rank) for part in parts).values()))
+    if most:
         return Blame(
-            ranks=ranks, confidence=Confidence.HIGH, reason=f"{len(most)} of {len(parts)} ranks agree with each other"
+            ranks=tuple(part.rank for part in parts if part.rank not in most),
+            confidence=Confidence.HIGH,
+            reason=f"{len(most)} of {len(parts)} ranks agree with each other",
         )
     departing = _departing(parts, {line.rank: line for line in lines}, seq)
     if departing:

@@ -6,6 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.sides import group_alike, outvoted
+
 from .groups import Group, find_group
 
 if TYPE_CHECKING:
@@ -51,18 +53,14 @@ def find_difference(ranks: Sequence[Rank], table: Mapping[tuple[int, str], Group
 
 
 def _difference(group: Group, number: int, models: Mapping[int, ModelSeen]) -> Difference:
-    classes: dict[str, list[int]] = defaultdict(list)
-    for rank, model in sorted(models.items()):
-        classes[model.digest].append(rank)
-    most, odd, *_ = sorted(classes.values(), key=len, reverse=True)
-    majority = 2 * len(most) > len(models) and len(most) > 1
+    most, odd, *others = (ranks for _, ranks in group_alike({rank: model.digest for rank, model in models.items()}))
     mine, usual = _rows(models[odd[0]]), _rows(models[most[0]])
     place = min((at for at in mine.keys() | usual.keys() if mine.get(at) != usual.get(at)), default=NOWHERE)
     return Difference(
         group=group,
         number=number,
         models=models,
-        blamed=tuple(n for n in sorted(models) if not majority or n not in set(most)),
+        blamed=outvoted((most, odd, *others)),
         tensor=_name(mine, usual, place),
         rows={n: _rows(model).get(place) for n, model in models.items()},
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.rank_words import name_list, rank_list
+from ddpdoctor.model.sides import grouped
 
 from .groups import Group, Position, dim_words, group_words, reached
 from .places import innermost_user, lines_seen
@@ -129,10 +130,8 @@ def progress_words(job: JobState, blamed: Iterable[int]) -> list[str]:
 
 def counts_words(job: JobState, numbers: Iterable[int]) -> list[str]:
     """Return how far ranks have come, if they differ in that: this shows loops of unequal length."""
-    had: dict[str, list[int]] = defaultdict(list)
-    for number in numbers:
-        rank = job.rank(number)
-        had[_done_words(rank) or _backward_words(rank)].append(number)
+    ranks = map(job.rank, numbers)
+    had = grouped((_done_words(rank) or _backward_words(rank), rank.rank) for rank in ranks)
     if len(had) < 2:
         return []
     ordered = sorted(had.items(), key=lambda item: item[1])[:MAX_CLASSES]
@@ -207,11 +206,11 @@ def cascade_words(failures: Iterable[Failure], blamed: Iterable[int], also: str 
 
     ``also`` is empty if the blamed ranks did not fail themselves.
     """
-    merged: dict[tuple[str, str], list[Failure]] = defaultdict(list)
-    for failure in failures:
-        if failure.rank.rank not in set(blamed):
-            where = f", in {failure.call.op}" if failure.call is not None else ""
-            merged[where, without_numbers(how_words(failure))].append(failure)
+    merged = grouped(
+        ((f", in {f.call.op}" if f.call is not None else "", without_numbers(how_words(f))), f)
+        for f in failures
+        if f.rank.rank not in set(blamed)
+    )
     return [
         f"{rank_list(f.rank.rank for f in group)} failed{also}{where}: {how_words(group[0])}"
         for (where, _), group in list(merged.items())[:MAX_CLASSES]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 
@@ -209,10 +210,7 @@ def _side_words(job: JobState, conflict: Conflict, parts: list[Entry], before: s
 
 
 def _call_classes(parts: list[Entry]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for part in parts:
-        found.setdefault(part_words(part), []).append(part.rank)
-    return found
+    return grouped((part_words(part), part.rank) for part in parts)
 
 
 def part_words(part: Entry) -> str:

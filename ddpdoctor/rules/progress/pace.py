@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.steps import Pace, Phase, StepTimes, pace_of, step_totals, wait_totals
 
 from .groups import group_table, own_state
@@ -221,11 +222,8 @@ def _late_in(job: JobState, group: Group, times: Mapping[int, Mapping[int, float
     steps = int(len(whole) / a_step)
     if steps < MIN_STEPS:
         return None
-    costs: dict[int, list[float]] = defaultdict(list)
-    for ran in whole:
-        least, second = sorted(ran.items(), key=lambda item: item[1])[:2]
-        if second[1] - least[1] >= COST_MS:
-            costs[least[0]].append(second[1] - least[1])
+    firsts = (sorted(ran.items(), key=lambda item: item[1])[:2] for ran in whole)
+    costs = grouped((rank, second - least) for (rank, least), (_, second) in firsts if second - least >= COST_MS)
     often = Counter({number: len(found) for number, found in costs.items()}).most_common(1)
     if not often or often[0][1] < LATE_SHARE * steps:
         return None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.rank_words import first_names, rank_list
 from ddpdoctor.model.reducer import Fault
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Problem
 
 from . import evidence as say
@@ -72,9 +73,7 @@ def other_words(job: JobState) -> list[str]:
     reported = {n: said for n in job.states if (said := _said(job, n)) is not None and said.what is not Fault.TWICE}
     if not reported:
         return []
-    by_names: dict[tuple[str, ...], list[int]] = {}
-    for number, said in reported.items():
-        by_names.setdefault(said.names, []).append(number)
+    by_names = grouped((said.names, number) for number, said in reported.items())
     found = option_words(job)
     if len(by_names) > 1:
         found += [f"{rank_list(those)} left out {', '.join(names[:MAX_NAMED])}" for names, those in by_names.items()]

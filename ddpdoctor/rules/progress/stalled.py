@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.facts import DeviceState
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sides import grouped
 
 from .job_state import Cause
 from .limits import find_late
@@ -15,7 +15,7 @@ from .states import Doing
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .groups import Group, Position
+    from .groups import Position
     from .job_state import JobState
 
 
@@ -33,10 +33,8 @@ def stalled_in(job: JobState) -> tuple[Position, ...]:
 
     A rank may be done with it and wait in a later one: the root of a broadcast returns before the data have arrived.
     """
-    by_group: dict[Group, list[int]] = defaultdict(list)
-    for number, position in sorted(job.positions.items()):
-        if number in position.group.members:
-            by_group[position.group].append(number)
+    positions = sorted(job.positions.items())
+    by_group = grouped((one.group, number) for number, one in positions if number in one.group.members)
     found = []
     for group, inside in by_group.items():
         waited_in = {job.positions[number] for number in inside}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.steps import Phase, StepEnd
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.facts import Rank
     from ddpdoctor.model.stacks import Frame
-    from ddpdoctor.model.steps import LineSeen
 
 SECOND_LINE = 0.25
 """A second line is named if the rank is seen there at least this often relative to the first. Our choice: a loop's body
@@ -178,9 +177,7 @@ def _is_input_bound(job: JobState, late: Late) -> bool:
 
 
 def _finding(job: JobState, late: Late) -> Problem:
-    by_phase: dict[Phase, list[int]] = defaultdict(list)
-    for number in late.ranks:
-        by_phase[slow_phase(late, number)[0]].append(number)
+    by_phase = grouped((slow_phase(late, number)[0], number) for number in late.ranks)
     where = tuple(place for number in late.ranks for place in _places(job, late, number))
     main = max(by_phase, key=lambda phase: len(by_phase[phase]))
     return Problem(
@@ -220,9 +217,7 @@ def _summary(job: JobState, late: Late, phase: Phase, where: Sequence[Place]) ->
 def _waits(late: Late) -> list[str]:
     """Return who came last how often, and who waited how long."""
     found = []
-    by_count: dict[int, list[int]] = defaultdict(list)
-    for number, times in late.last_in.items():
-        by_count[times].append(number)
+    by_count = grouped((times, number) for number, times in late.last_in.items())
     for times, ranks in sorted(by_count.items()):
         found.append(f"{rank_list(ranks)} came after all the others in {times} of {late.pacing.steps} steps")
     step = late.pacing.step_ms
@@ -300,10 +295,8 @@ def _worker_lines(rank: Rank, loaders: set[tuple[str, int]]) -> tuple[Frame, ...
     An idle forked worker still has its parent's line on its stack. A spawned worker first runs the script's module,
     which imports torch and makes no batch. Neither counts.
     """
-    found: dict[tuple[str, int], list[LineSeen]] = defaultdict(list)
-    for line in rank.lines_seen:
-        if line.in_child and _key(line.frame) not in loaders:
-            found[_key(line.frame)].append(line)
+    keyed = ((_key(line.frame), line) for line in rank.lines_seen if line.in_child)
+    found = grouped((key, line) for key, line in keyed if key not in loaders)
     most = sorted(
         found.values(), key=lambda lines: (lines[0].frame.function == "<module>", -sum(line.times for line in lines))
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.node import Fleet
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.reading import known
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.engine import fleet_facts, judge
 from ddpdoctor.rules.interface_choice import choose
 from ddpdoctor.rules.registry import rules_of
@@ -228,12 +229,8 @@ def _source(source: str) -> str:
 
 def _texts(job: JobState) -> Iterator[Clue]:
     """Say which collective NCCL's watchdog or Gloo gave up, from the exceptions; equal ones appear once."""
-    said: dict[str, list[int]] = {}
-    for number in sorted(job.states):
-        for raised in job.rank(number).raised:
-            words = _text_words(raised.message)
-            if words is not None:
-                said.setdefault(words, []).append(number)
+    words_of = ((_text_words(one.message), number) for number in sorted(job.states) for one in job.rank(number).raised)
+    said = grouped((words, number) for words, number in words_of if words is not None)
     for words, numbers in list(said.items())[:MOST_LINES]:
         yield Clue(said=f"{rank_list(numbers)}: {words}")
 

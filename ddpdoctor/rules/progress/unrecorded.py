@@ -8,6 +8,7 @@ from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.nodes import Presence
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged
 from ddpdoctor.rules.registry import rule
 
@@ -52,22 +53,14 @@ def check_recorded(job: JobState) -> Answer:
         ranks 0-7 could not be recorded in full: this torch has no Work.wait, so waits for asynchronous collectives are
         not recorded
     """
-    unseen: dict[str, list[int]] = {}
-    for number in sorted(job.states):
-        why = _why(job.rank(number))
-        if why:
-            unseen.setdefault(why, []).append(number)
+    unseen = grouped((why, number) for number in sorted(job.states) if (why := _why(job.rank(number))))
     found = [_finding(job, why, tuple(ranks)) for why, ranks in unseen.items()]
     return judged([*found, *_without_hooks(job), *_elsewhere(job)])
 
 
 def _without_hooks(job: JobState) -> list[Problem]:
     """Report what torch lacks, once for all ranks that lack the same."""
-    lacking: dict[tuple[str, ...], list[int]] = {}
-    for number in sorted(job.states):
-        lacks = job.rank(number).lacks
-        if lacks:
-            lacking.setdefault(lacks, []).append(number)
+    lacking = grouped((lacks, number) for number in sorted(job.states) if (lacks := job.rank(number).lacks))
     return [
         replace(
             _finding(job, "", tuple(ranks)),

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.sides import grouped
 
 from .groups import Group, Position, peer_calls, reached
 from .states import NATIVE_PHASES, Doing, State
@@ -152,10 +153,7 @@ def _behind(states: Mapping[int, State], positions: Mapping[int, Position]) -> s
 
 def by_position(positions: Mapping[int, Position]) -> dict[Position, list[int]]:
     """Return the ranks that wait in each pending collective."""
-    found: dict[Position, list[int]] = defaultdict(list)
-    for number, position in sorted(positions.items()):
-        found[position].append(number)
-    return dict(found)
+    return grouped((position, number) for number, position in sorted(positions.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

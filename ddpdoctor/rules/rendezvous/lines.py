@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.sides import grouped
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -101,7 +103,5 @@ def _draw_cut_off(found: Iterable[BadPairs]) -> tuple[BadPairs, ...]:
 
 def _draw_pairs(left: Iterable[Pair]) -> tuple[BadPairs, ...]:
     """Return one entry for each two nodes, in whichever direction they fail."""
-    between: dict[Pair, list[Pair]] = {}
-    for pair in sorted(left):
-        between.setdefault((min(pair), max(pair)), []).append(pair)
+    between = grouped(((min(pair), max(pair)), pair) for pair in sorted(left))
     return tuple(BadPairs(way=Way.PAIR, nodes=nodes, pairs=tuple(pairs)) for nodes, pairs in between.items())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reaching import Contact, say_place
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.firewall_opening import open_ports
 from ddpdoctor.rules.registry import Group, rule
@@ -122,11 +123,8 @@ def _findings(
 ) -> Iterator[Problem]:
     servers = [(visit, view) for visit, view in seen if view.serves]
     yield from (_not_served(visit, view) for visit, view in failing if view.not_served)
-    by_contact: dict[Contact, list[tuple[Visit, Connecting]]] = {}
-    for visit, view in failing:
-        if not view.not_served and view.attempts:
-            last = view.attempts[-1]
-            by_contact.setdefault(last.contact, []).append((visit, last))
+    last = ((visit, view.attempts[-1]) for visit, view in failing if not view.not_served and view.attempts)
+    by_contact = grouped((attempt.contact, (visit, attempt)) for visit, attempt in last)
     works_for = [visit for visit, view in seen if reached(view) and not view.serves]
     server = servers[0][0] if servers and not servers[0][1].not_served else None
     for contact, those in by_contact.items():
