@@ -25,6 +25,9 @@ VERBS = {
         panel=RUN_A_JOB, summary="Run a training script under watch.",
         usage="[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]...",
     ),
+    "analyze": Listed(
+        panel=RUN_A_JOB, summary="Find out from logs, dumps and stacks what went wrong.",
+    ),
     "report": Listed(panel=RUN_A_JOB, summary="Show the report of a saved run again."),
     "explain": Listed(panel=RUN_A_JOB, summary="Explain a code, such as DD601."),
     "demo": Listed(panel=RUN_A_JOB, summary="Diagnose a tiny job with a fault, to see how it looks."),

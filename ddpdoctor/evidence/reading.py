@@ -14,7 +14,8 @@ from ddpdoctor.evidence.lines import parts_of, split_line
 from ddpdoctor.evidence.reader import Document
 from ddpdoctor.evidence.registry import document_readers, line_readers
 from ddpdoctor.evidence.runs import Part, gather_runs
-from ddpdoctor.model.evidence import Evidence, Launched, Moving, Reached, Read, Restarted
+from ddpdoctor.model.evidence import Launched, Moving, Reached, Restarted
+from ddpdoctor.model.evidence_runs import Evidence, Read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Exited, Failed, Finished, Launched, Restarted, Run, Stopped, Waiting
+from ddpdoctor.model.evidence import Exited, Failed, Finished, Launched, Restarted, Stopped, Waiting
+from ddpdoctor.model.evidence_runs import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The facts that logs, dumps and stacks hold about a job that nobody watched. No judgement, no I/O.
 
 A reader of one format yields ``Fact`` objects. Each one says about whom it is, where it was found, and when it happened
-as far as the source says so. Facts of all sources about one run of a job make a ``Run``, which the rules judge.
+as far as the source says so. Facts of all sources about one run of a job make a ``model.evidence_runs.Run``.
 
 Comparing facts of several ranks is judgement: see ``rules/evidence``.
 """
@@ -13,9 +13,6 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ddpdoctor.model.flight import FlightDump
     from ddpdoctor.model.stacks import Frame
 
 
@@ -344,41 +341,3 @@ class Hint(Fact):
     words: str
     kind: str = ""
     """For hints of which one is enough: "nccl-version", "transport", "interface"."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """What one file or stream turned out to be."""
-
-    source: str
-    formats: tuple[str, ...]
-    """"log", "NCCL log", "flight recorder dump"; empty: nothing was recognized in it."""
-    lines: int = 0
-    bytes: int = 0
-    problem: str = ""
-    """Why it could not be read, or not to its end: "cut off", "larger than 64 MiB", "a link out of the folder"."""
-    left_out: str = ""
-    """Why it was left out, although it could be read: "of another job", "two days older than the others"."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """All facts about one run of a job."""
-
-    facts: tuple[Fact, ...]
-    dumps: tuple[FlightDump, ...] = ()
-    """What the flight recorders of its ranks hold."""
-    number: int = 0
-    """Numbers the runs that were found in the evidence, from 0, in order of time as far as it is known."""
-    name: str = ""
-    """What tells it from the other runs: "attempt 1", "job 4711", "from line 812"."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """Everything that was read, sorted by runs. The last run is the one to judge."""
-
-    runs: tuple[Run, ...]
-    read: tuple[Read, ...]
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """How many lines, files and bytes were read, recognized and left out."""

@@ -23,6 +23,7 @@ LINES = {
     "check-consistency": [("--model", "probe:make"), ("--diff", "probe.py", "probe.py")],
     "check-data": [("--samples", "9", "--world-size", "2"), ("--dataset", "probe:make", "--world-size", "2")],
     "check-checkpoint": [("probe.py",)],
+    "analyze": [("probe.py",)],
 }
 """Command lines that would leave a file "started", say something on stdout, or wait for an hour, were they run."""
 UNUSABLE = {

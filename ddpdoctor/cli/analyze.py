@@ -1,0 +1,49 @@
+"""``ddpdoctor analyze``: finds out from logs, dumps and stacks what went wrong in a job that nobody watched."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from ddpdoctor.cli.options import (
+    FAIL_ON,
+    FORMAT,
+    REPORT_DIR,
+    VERBOSE,
+    Argument,
+    FailOn,
+    ReportFormat,
+    settings_of,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Find out from what a job left behind which rank failed or held up the others, and why.
+
+    Reads logs of any launcher, torch's flight recorder dumps, stacks of py-spy and others, NCCL's logs and RAS reports,
+    Slurm's and the kernel's lines, all in one call, packed or not. Nothing in them is run. If the cause is not in them,
+    it says what to collect.
+    """
+
+    paths: Annotated[
+        tuple[str, ...],
+        Argument(metavar="PATH", help="Files or folders that the job left behind; - reads standard input."),
+    ]
+    verbose: Annotated[bool, VERBOSE] = False
+    format: Annotated[ReportFormat, FORMAT] = "text"
+    fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    report_dir: Annotated[Path | None, REPORT_DIR] = None
+
+
+def run(options: Options) -> int:
+    """Read and judge the evidence, and return the exit status. Raises ``UserError``."""
+    from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
+    from ddpdoctor.diagnose.evidence import analyze
+    from ddpdoctor.diagnose.reports import now
+
+    outputs = settings_of(options, Outputs)
+    check_outputs(outputs)
+    return deliver_check(analyze(options.paths, tuple(sys.argv), now()), outputs)

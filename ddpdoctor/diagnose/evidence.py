@@ -1,0 +1,151 @@
+"""Builds the report of `analyze`: reads what a job left behind, and judges its last run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.diagnose.reports import make_report
+from ddpdoctor.evidence.reading import read_evidence
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.evidence import Doing, Exited, Failed, Finished, Hint, Inside, Nature, Reached, Waiting
+from ddpdoctor.model.findings import Place, RankRow
+from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.rules.engine import judge
+from ddpdoctor.rules.evidence.ruling import decide
+from ddpdoctor.rules.evidence.stacks import innermost
+from ddpdoctor.rules.evidence.state import RunState, build_run_state, last_samples
+from ddpdoctor.rules.registry import rules_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.model.evidence import Fact, Stacked
+    from ddpdoctor.model.evidence_runs import Evidence
+    from ddpdoctor.model.findings import Report
+
+VERB = "analyze"
+MOST_SOURCES = 200
+"""Our choice: how many files the report lists. All are counted."""
+MOST_HINTS = 12
+
+
+def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str) -> Report:
+    """Read evidence, judge its last run, and return the report.
+
+    Raises:
+        UserError: a path does not exist, or nothing was recognized.
+    """
+    evidence = read_evidence(paths)
+    if not any(one.formats for one in evidence.read):
+        problems = [f"{one.source}: {one.problem}" for one in evidence.read if one.problem]
+        raise UserError(
+            f"nothing was recognized in {count_of(len(evidence.read), 'file')}"
+            + (f" ({'; '.join(problems[:3])})" if problems else ""),
+            help="Give logs of a training job, flight recorder dumps, stacks of py-spy, or folders of them; "
+            "`ddpdoctor explain DD613` says what to collect.",
+        )
+    return evidence_report(evidence, command, started_at)
+
+
+def evidence_report(evidence: Evidence, command: tuple[str, ...], started_at: str) -> Report:
+    """Judge the last run of the evidence and return the report."""
+    state = build_run_state(evidence)
+    state = replace(state, ruling=decide(state))
+    judged = judge(rules_of("progress", "evidence"), {RunState: [state]})
+    return make_report(
+        command=command,
+        started_at=started_at,
+        findings=judged.findings,
+        checks=judged.checks,
+        data={"verb": VERB, "evidence": _about(state)},
+        ranks=_rows(state),
+    )
+
+
+def _about(state: RunState) -> dict[str, Any]:
+    """Return what was read, for the report."""
+    evidence = state.evidence
+    hints = dict.fromkeys(fact.words for fact in state.all(Hint))
+    return {
+        **evidence.counts,
+        "sources": [
+            {"source": one.source, "formats": list(one.formats), "lines": one.lines, "bytes": one.bytes,
+             "problem": one.problem, "left_out": one.left_out}
+            for one in evidence.read[:MOST_SOURCES]
+        ],
+        "formats": list(dict.fromkeys(name for one in evidence.read for name in one.formats)),
+        "unknown_files": sum(not one.formats and not one.problem for one in evidence.read),
+        "runs": len(evidence.runs),
+        "run": state.run.name,
+        "world_size": state.world,
+        "seen_ranks": sorted(state.seen),
+        "notes": list(hints)[:MOST_HINTS],
+        "unclear": state.ruling.reason,
+        "collect": list(state.ruling.collect),
+    }  # fmt: skip
+
+
+def _rows(state: RunState) -> list[RankRow]:
+    """Return what each seen rank did, in a phrase."""
+    by_rank: dict[int, list[Fact]] = {rank: [] for rank in state.seen}
+    for fact in state.facts:
+        if fact.who.rank in by_rank:
+            by_rank[fact.who.rank].append(fact)
+    inside = {rank: fact for fact in state.all(Inside) for rank in fact.ranks}
+    samples = last_samples(state.facts)
+    return [_row(rank, facts, state, inside.get(rank), samples.get(rank)) for rank, facts in sorted(by_rank.items())]
+
+
+def _row(rank: int, facts: list[Fact], state: RunState, inside: Inside | None, sample: Stacked | None) -> RankRow:
+    failed = next((fact for fact in facts if isinstance(fact, Failed) and fact.nature is Nature.OWN), None)
+    failed = failed or next((fact for fact in facts if isinstance(fact, Failed)), None)
+    waiting = next((fact for fact in facts if isinstance(fact, Waiting)), None)
+    frames = sample.frames if sample is not None else failed.frames if failed else waiting.frames if waiting else ()
+    frame = innermost(frames)
+    who = [fact.who for fact in facts]
+    return RankRow(
+        rank=rank,
+        local_rank=next((one.local_rank for one in who if one.local_rank is not None), None),
+        host=state.hosts.get(rank, ""),
+        pid=next((one.pid for one in who if one.pid is not None), None),
+        state=_state_words(facts, failed, waiting, inside, sample),
+        where=None if frame is None else Place(rank=rank, file=frame.file, line=frame.line, function=frame.function),
+        stack=tuple(f"{one.file}:{one.line} {one.function}" for one in (sample.frames if sample is not None else ())),
+    )
+
+
+_DOING = {
+    Doing.COLLECTIVE: "waits in a collective", Doing.DEVICE: "waits for its device", Doing.DATA: "waits for a batch",
+    Doing.INIT: "in init_process_group", Doing.EXIT: "is ending", Doing.OWN: "in the script",
+    Doing.UNKNOWN: "elsewhere",
+}  # fmt: skip
+
+
+def _state_words(
+    facts: list[Fact], failed: Failed | None, waiting: Waiting | None, inside: Inside | None, sample: Stacked | None
+) -> str:
+    """Return what a rank did, in a phrase. Its own failure says more than a stack, and a stack more than a wait."""
+    exited = next((fact for fact in facts if isinstance(fact, Exited)), None)
+    if failed is not None and failed.nature is Nature.OWN:
+        return f"raised {failed.type}"
+    if exited is not None and exited.signal and not exited.by_launcher:
+        return f"killed by {exited.signal}"
+    if sample is not None:
+        return _DOING[sample.doing]
+    if waiting is not None:
+        return f"{'timed out' if waiting.timed_out else 'waits'} in {waiting.operation.words()}"
+    if inside is not None:
+        return f"waits in {inside.operation.words()}"
+    return _weak_words(facts, failed, exited)
+
+
+def _weak_words(facts: list[Fact], failed: Failed | None, exited: Exited | None) -> str:
+    if failed is not None:
+        return {Nature.PEER_LOST: "lost another rank", Nature.STOPPED: "was stopped"}.get(failed.nature, "failed")
+    if exited is not None:
+        return f"status {exited.code}" if exited.code is not None else f"ended by {exited.signal}"
+    if any(isinstance(fact, Finished) for fact in facts):
+        return "ended well"
+    reached = next((fact for fact in reversed(facts) if isinstance(fact, Reached) and fact.enqueued is not None), None)
+    return f"had begun collective #{reached.enqueued}" if reached is not None else "seen"

@@ -1,0 +1,86 @@
+"""The content of `analyze`: what was read, what each rank did, and what is lacking."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.findings import Outcome
+from ddpdoctor.model.rank_words import count_of, format_numbers
+from ddpdoctor.report.blocks import Content, Fact, Facts, items
+from ddpdoctor.report.classes import places_of
+from ddpdoctor.report.findings import LABEL_WIDTH, count_findings
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.findings import Report
+    from ddpdoctor.report.blocks import Section
+
+MOST_PROBLEMS = 8
+
+
+def evidence_content(report: Report) -> Content:
+    """Return what was read, the ranks by what they did, and what to collect if the cause cannot be told."""
+    about = report.data["evidence"]
+    about = about if isinstance(about, dict) else {}
+    return Content(
+        status=_status(report, about),
+        about=(_read_section(about),),
+        sections=(*places_of(report.ranks, report.verdict), *_notes(about), *_lacking(about)),
+        ends_with_verdict=True,
+        others=tuple(one for one in report.findings if one != report.verdict),
+    )
+
+
+def _status(report: Report, about: dict[str, Any]) -> str:
+    read = f"{count_of(_number(about, 'files'), 'file')}, {count_of(_number(about, 'lines'), 'line')}"
+    runs = _number(about, "runs")
+    which = f", the last of {runs} runs" if runs > 1 else ""
+    return f"{read}{which}: {_result(report)}"
+
+
+def _result(report: Report) -> str:
+    if report.findings:
+        return count_findings(report.findings) or "notes only"
+    unclear = any(check.outcome is Outcome.INCONCLUSIVE for check in report.checks)
+    return "the cause cannot be told from this" if unclear else "nothing wrong found"
+
+
+def _read_section(about: dict[str, Any]) -> Section:
+    """Say what the files were, which ranks were seen, and what could not be read."""
+    seen = [rank for rank in about.get("seen_ranks") or () if isinstance(rank, int)]
+    world = about.get("world_size")
+    of = f" of {world}" if isinstance(world, int) else ""
+    ranks = f"{len(seen)}{of}: {format_numbers(seen)}" if seen else "none is named"
+    sources = [one for one in about.get("sources") or () if isinstance(one, dict)]
+    problems = [
+        f"{one.get('source')}: {one.get('problem') or one.get('left_out')}"
+        for one in sources
+        if one.get("problem") or one.get("left_out")
+    ]
+    unknown = _number(about, "unknown_files")
+    facts = (
+        Fact(label="read", texts=(", ".join(map(str, about.get("formats") or ())),)),
+        Fact(label="ranks", texts=(ranks,)),
+        Fact(label="run", texts=(str(about.get("run")),) if _number(about, "runs") > 1 else ()),
+        Fact(label="not read", texts=tuple(problems[:MOST_PROBLEMS])),
+        Fact(label="unknown", texts=(count_of(unknown, "file"),) if unknown else ()),
+    )
+    return (Facts(facts=facts, width=LABEL_WIDTH),)
+
+
+def _notes(about: dict[str, Any]) -> tuple[Section, ...]:
+    notes = [str(note) for note in about.get("notes") or ()]
+    return ((items(notes, "  note: "),),) if notes else ()
+
+
+def _lacking(about: dict[str, Any]) -> tuple[Section, ...]:
+    """Return why the cause cannot be told, and what to collect, one instruction a line."""
+    if not about.get("unclear"):
+        return ()
+    steps = tuple(str(step) for step in about.get("collect") or ())
+    facts = (Fact(label="unclear", texts=(str(about["unclear"]),)), Fact(label="to do", texts=steps))
+    return ((Facts(facts=facts, width=LABEL_WIDTH),),)
+
+
+def _number(about: dict[str, Any], name: str) -> int:
+    value = about.get(name)
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,1 @@
+"""Judges what logs, dumps and stacks say about a job that nobody watched."""

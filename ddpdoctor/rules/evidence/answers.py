@@ -1,0 +1,103 @@
+"""The rules of DD6xx, asked about the evidence of a job that nobody watched."""
+
+from __future__ import annotations
+
+from ddpdoctor.model.findings import Severity
+from ddpdoctor.rules.answers import Answer, judged, passed, skipped, unknown
+from ddpdoctor.rules.evidence.state import RunState  # noqa: TC001 - the registry reads the annotation's name
+from ddpdoctor.rules.registry import also, rule
+
+
+def _answer(kind: str, state: RunState) -> Answer:
+    ruling = state.ruling
+    if ruling.kind == kind and ruling.problem is not None:
+        return judged([ruling.problem])
+    return passed() if not ruling.kind and not ruling.reason else skipped(ruling.kind or "cannot be told")
+
+
+@also("DD601")
+def find_stuck(state: RunState) -> Answer:
+    """Report a rank that did not come to where others wait."""
+    return _answer("stuck", state)
+
+
+@also("DD602")
+def find_mismatch(state: RunState) -> Answer:
+    """Report ranks that made different calls."""
+    return _answer("mismatch", state)
+
+
+@also("DD603")
+def find_early_exit(state: RunState) -> Answer:
+    """Report a rank that ended well while others wait for it."""
+    return _answer("early-exit", state)
+
+
+@also("DD604")
+def find_crash(state: RunState) -> Answer:
+    """Report the rank that failed by itself."""
+    return _answer("crash", state)
+
+
+@also("DD605")
+def find_killed(state: RunState) -> Answer:
+    """Report the rank that was killed, and the job that was stopped from outside."""
+    return _answer("killed", state)
+
+
+@also("DD606")
+def find_stopped(state: RunState) -> Answer:
+    """Report the rank whose process is frozen."""
+    return _answer("stopped", state)
+
+
+@also("DD607")
+def find_missing(state: RunState) -> Answer:
+    """Report the rank that never came to the start."""
+    return _answer("missing", state)
+
+
+@also("DD608")
+def find_deadlock(state: RunState) -> Answer:
+    """Report ranks that wait for each other."""
+    return _answer("deadlock", state)
+
+
+@also("DD611")
+def find_transport(state: RunState) -> Answer:
+    """Report the network, or a collective that all have entered."""
+    return _answer("transport", state)
+
+
+@rule("DD613", "cannot-tell", Severity.INFO, "The evidence does not name the cause")
+def check_sufficient(state: RunState) -> Answer:
+    """Say that the cause cannot be told from what was given, and what to collect.
+
+    ## What it means
+
+    Logs, dumps and stacks of some ranks were given, and they show ranks that waited, or lost another rank. The cause
+    may be with the ranks that are not in the evidence, or in a place that leaves no trace in it. ddpdoctor names no
+    rank then, because every rank that it could name may be a victim.
+
+    ## How it is recognized
+
+    `ddpdoctor analyze` and `ddpdoctor attach` compare the ranks that they saw with the size of the world, as the
+    evidence gives it. If no seen rank failed by itself, and none is absent where the others wait, the cause is not in
+    the evidence. The same holds for a log that just ends: it may belong to a healthy job, or to one that hangs.
+
+    ## How sure
+
+    It is no finding. The check is inconclusive, and the exit status is 4.
+
+    ## What to do
+
+    Collect what the check says, as the commands show it, and analyze everything in one call. The most useful are the
+    logs and flight-recorder dumps of all ranks, the stacks of all ranks of a job that still hangs (`ddpdoctor attach`),
+    and the kernel's log of every node.
+
+    ## Example
+
+        rank 2 waited for others, and nothing that was given says for whom; give the logs of the other ranks
+    """
+    ruling = state.ruling
+    return unknown("; ".join([ruling.reason, *ruling.collect])) if ruling.reason else passed()

@@ -1,0 +1,48 @@
+"""Says what to collect next, as commands, where the evidence does not name a cause."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.evidence import Exited, Inside, Link, Stacked, Waiting
+from ddpdoctor.model.rank_words import rank_list
+
+if TYPE_CHECKING:
+    from ddpdoctor.rules.evidence.state import RunState
+
+_OTHERS = (
+    "give the logs and flight recorder dumps of {those}: "
+    "`ddpdoctor analyze LOGS... ~/.cache/torch/comm_lib_trace_rank_* /tmp/nccl_trace_rank_*` on every node"
+)
+_RUNNING = "if the job still runs, type `ddpdoctor attach` on every node"
+_INSIDE = (
+    "collect on every node: `dmesg -T | grep -i xid`, `nvidia-smi -q`, `ncclras -v` while it hangs, and a run with "
+    "NCCL_DEBUG=INFO; test the links with `torchrun ... -m ddpdoctor allreduce-bench --pairs`"
+)
+_DUMPS = (
+    "for the next run set TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1, "
+    "so that each rank leaves a flight recorder dump"
+)
+_KILLED = "`dmesg -T | grep -i kill` on the host, `sacct -j JOB -o JobID,State,ExitCode,MaxRSS`, `kubectl describe pod`"
+_STDERR = "the standard error of each rank: `torchrun --redirects 3 --tee 3 ...`"
+
+
+def collect(state: RunState) -> tuple[str, ...]:
+    """Return what to collect, as instructions, the most useful first."""
+    found: list[str] = []
+    unseen = state.unseen
+    waits = bool(state.waiting) or bool(state.all(Link))
+    whole = any(fact.complete for fact in state.all(Inside))
+    if unseen:
+        found.append(_OTHERS.format(those=f"the other ranks ({rank_list(unseen)})"))
+    elif state.world is None and not whole:
+        found.append(_OTHERS.format(those="all other ranks"))
+    if whole or (waits and not unseen):
+        found.append(_INSIDE)
+    if any(fact.timed_out for fact in state.all(Waiting)) and not state.run.dumps:
+        found.append(_DUMPS)
+    if state.all(Exited):
+        found += [_STDERR, _KILLED]
+    if not state.all(Stacked) and not any(fact.timed_out for fact in state.all(Waiting)):
+        found.append(_RUNNING)
+    return tuple(found) or (_RUNNING,)

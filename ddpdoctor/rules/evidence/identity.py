@@ -1,0 +1,118 @@
+"""Finds out which rank a fact is about: sources name ranks, processes, tasks, hosts or ranks within a group."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.evidence import Fact, Size, Who
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ddpdoctor.model.evidence_runs import Run
+
+
+@dataclass(slots=True)
+class _Names:
+    """What each name of a process stands for. A name with two ranks says nothing."""
+
+    ranks: dict[object, set[int]] = field(default_factory=lambda: defaultdict(set))
+    hosts: dict[object, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    def rank(self, *names: object) -> int | None:
+        """Return the rank of the first name that stands for exactly one."""
+        for name in names:
+            if name is not None and len(found := self.ranks.get(name, set())) == 1:
+                return next(iter(found))
+        return None
+
+    def host(self, *names: object) -> str:
+        """Return the host of the first name that stands for exactly one."""
+        for name in names:
+            if name is not None and len(found := self.hosts.get(name, set())) == 1:
+                return next(iter(found))
+        return ""
+
+
+def world_of(run: Run) -> int | None:
+    """Return the number of ranks of a run, or None if no source says it."""
+    sizes = [fact.ranks for fact in run.facts if isinstance(fact, Size) and not fact.group]
+    sizes += [dump.world_size for dump in run.dumps if dump.world_size]
+    return max(sizes, default=None)
+
+
+def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
+    """Return the facts with the global rank and the host of their processes, as far as other facts give them."""
+    names = _collect(facts)
+    members = {fact.group: fact.members for fact in facts if isinstance(fact, Size) and fact.members}
+    tasks = _tasks_are_ranks(facts, world)
+    found = []
+    for fact in facts:
+        who = _resolve(fact.who, names, members, tasks=tasks)
+        found.append(fact if who == fact.who else replace(fact, who=who))
+    return tuple(found)
+
+
+def _collect(facts: Iterable[Fact]) -> _Names:
+    names = _Names()
+    for who in {fact.who for fact in facts}:
+        for name in _names(who):
+            if who.rank is not None:
+                names.ranks[name].add(who.rank)
+            if who.host:
+                names.hosts[name].add(who.host)
+        if who.rank is not None and who.host:
+            names.hosts["rank", who.rank].add(who.host)
+        if who.address and who.host:
+            names.hosts["address", who.address].add(who.host)
+    return names
+
+
+def _names(who: Who) -> list[tuple[object, ...]]:
+    """Return the names of a process, the most exact first."""
+    names: list[tuple[object, ...]] = []
+    where = who.host or who.address
+    if who.pid is not None:
+        names += [("pid", where, who.pid)] if where else []
+        names.append(("pid", who.pid))
+    if who.local_rank is not None:
+        names += [("local", where, who.local_rank)] if where else []
+        names.append(("local", who.local_rank))
+    return names
+
+
+def _resolve(who: Who, names: _Names, members: Mapping[str, tuple[int, ...] | None], *, tasks: bool) -> Who:
+    rank = who.rank
+    if rank is None and who.group_rank is not None:
+        rank = _of_group(who, members)
+    if rank is None:
+        rank = names.rank(*_names(who))
+    if rank is None and tasks:
+        rank = who.task
+    host = who.host or names.host(("address", who.address) if who.address else None)
+    if not host and rank is not None:
+        host = names.host(("rank", rank))
+    return replace(who, rank=rank, host=host)
+
+
+def _of_group(who: Who, members: Mapping[str, tuple[int, ...] | None]) -> int | None:
+    """Return the global rank of a rank within a group. In the default group they are equal."""
+    if not who.group:
+        return who.group_rank
+    known = members.get(who.group)
+    place = who.group_rank
+    return known[place] if known and place is not None and place < len(known) else None
+
+
+def _tasks_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
+    """Return whether Slurm's task numbers are ranks: with one task for each GPU they are, with one a node they are not.
+
+    If nothing speaks against it they are taken for ranks.
+    """
+    pairs = {(fact.who.task, fact.who.rank) for fact in facts if fact.who.task is not None}
+    if any(rank is not None and rank != task for task, rank in pairs):
+        return False
+    locals_ = {fact.who.local_rank for fact in facts if fact.who.task is not None and fact.who.local_rank}
+    return not locals_ and (world is None or max((task for task, _ in pairs if task is not None), default=0) < world)

@@ -1,0 +1,231 @@
+"""Finds the failure that refers to no other rank. Lost peers, stops and errors after a time limit are consequences.
+
+Times are compared on one host's clock only, and lines within one file only. Order between hosts comes from who names
+whom.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.evidence import Exited, Fact, Failed, Nature, Stopped, Trouble, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.rules.evidence.state import RunState
+
+FATAL = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"})
+_KILLED_FOR_MEMORY = "oom"
+_GPU = frozenset({"xid", "gpu-lost"})
+
+
+@dataclass(slots=True, kw_only=True)
+class Root:
+    """A failure that a rank, or a host, had by itself. Several facts may speak of it."""
+
+    ranks: set[int] = field(default_factory=set)
+    hosts: set[str] = field(default_factory=set)
+    failed: list[Failed] = field(default_factory=list)
+    exited: list[Exited] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+
+    @property
+    def facts(self) -> list[Fact]:
+        """All that speaks of it, the plainest first."""
+        return [*self.failed, *self.troubles, *self.exited]
+
+    @property
+    def is_plain(self) -> bool:
+        """There is more than an exit status 1 without a word."""
+        return bool(self.failed or self.troubles) or any(one.signal for one in self.exited)
+
+    @property
+    def memory(self) -> bool:
+        """Memory ran out."""
+        said = any(one.memory for one in self.failed) or any(one.memory for one in self.exited)
+        return said or any(one.kind == _KILLED_FOR_MEMORY for one in self.troubles)
+
+    @property
+    def is_first(self) -> bool:
+        """The launcher calls it the first failure."""
+        return any(one.first for one in self.exited)
+
+
+def find_roots(state: RunState) -> list[Root]:
+    """Return the failures that refer to no other rank, the earliest first as far as that is known."""
+    stopped = bool(state.all(Stopped))
+    roots: dict[object, Root] = defaultdict(Root)
+    for failed in _own_failures(state):
+        _add(roots, _key(failed), failed).failed.append(failed)
+    for exited in state.all(Exited):
+        if _is_own_exit(state, exited, stopped=stopped):
+            _add(roots, _key(exited), exited).exited.append(exited)
+    _attach_bare_errors(roots)
+    for trouble in state.all(Trouble):
+        if trouble.fatal:
+            _add_trouble(roots, trouble, state)
+    found = [root for root in roots.values() if root.facts]
+    plain = [root for root in found if root.is_plain]
+    return _merge_equal(sorted(plain or found, key=_Order(plain or found).place))
+
+
+def _own_failures(state: RunState) -> list[Failed]:
+    """Return the errors that name no other rank, without those that came after a time limit of the same rank."""
+    timeouts = [fact for fact in state.all(Waiting) if fact.timed_out]
+    return [
+        fact
+        for fact in state.all(Failed)
+        if fact.nature is Nature.OWN and not any(_came_before(limit, fact) for limit in timeouts)
+    ]
+
+
+def _came_before(limit: Waiting, failed: Failed) -> bool:
+    same = limit.who.rank is not None and limit.who.rank == failed.who.rank
+    return same and precedes(limit, failed) is True
+
+
+def precedes(one: Fact, other: Fact) -> bool | None:
+    """Return whether one fact is older than the other, or None if that cannot be told."""
+    same_clock = one.time is not None and other.time is not None and one.time.clock == other.time.clock
+    if one.time is not None and other.time is not None and same_clock and one.time.seconds != other.time.seconds:
+        return one.time.seconds < other.time.seconds
+    if one.spot.source == other.spot.source and one.spot.line is not None and other.spot.line is not None:
+        return one.spot.line < other.spot.line
+    return None
+
+
+def _is_own_exit(state: RunState, exited: Exited, *, stopped: bool) -> bool:
+    """Return whether a bad end is no consequence of another rank's failure, and no order from outside."""
+    if exited.memory:
+        return True
+    if exited.by_launcher or exited.signal == "SIGTERM" or (stopped and exited.signal == "SIGKILL"):
+        return False
+    rank = exited.who.rank
+    errors = state.of(rank, Failed) if rank is not None else []
+    waited = state.of(rank, Waiting) if rank is not None else []
+    follows = any(error.nature is not Nature.OWN for error in errors) or any(one.timed_out for one in waited)
+    explained = any(error.nature is Nature.OWN for error in errors)
+    if exited.signal:
+        return exited.signal in FATAL and not (follows and exited.signal in {"SIGABRT", "SIGKILL"})
+    return not follows or explained
+
+
+def _key(fact: Fact) -> object:
+    who = fact.who
+    if who.rank is not None:
+        return who.rank
+    return (who.host or who.address, who.pid, who.local_rank)
+
+
+def _add(roots: dict[object, Root], key: object, fact: Fact) -> Root:
+    root = roots[key]
+    if fact.who.rank is not None:
+        root.ranks.add(fact.who.rank)
+    if fact.who.host or fact.who.address:
+        root.hosts.add(fact.who.host or fact.who.address)
+    return root
+
+
+def _attach_bare_errors(roots: dict[object, Root]) -> None:
+    """Give an error without a rank to the ranks that ended with a status and without a word, if that is plain."""
+    bare = [root for root in roots.values() if root.failed and not root.ranks]
+    silent = [root for root in roots.values() if root.exited and not root.failed and root.ranks]
+    silent = [root for root in silent if all(one.code is not None for one in root.exited)]
+    errors = {(one.type, one.message) for root in bare for one in root.failed}
+    if len(errors) != 1 or not silent:
+        return
+    first = [root for root in silent if root.is_first]
+    several = sum(len(root.failed) for root in bare) > 1
+    for root in silent if several or not first else first:
+        root.failed.extend(bare[0].failed[:1])
+    for root in bare:
+        root.failed.clear()
+
+
+def _add_trouble(roots: dict[object, Root], trouble: Trouble, state: RunState) -> None:
+    """Add a fault of a machine to the failure that it explains, else as a failure of its own."""
+    key = _key(trouble)
+    if isinstance(key, int) and key in roots:
+        roots[key].troubles.append(trouble)
+        return
+    candidates = [root for root in roots.values() if root.facts and _explains(trouble, root, state)]
+    if len(candidates) == 1:
+        candidates[0].troubles.append(trouble)
+        candidates[0].hosts |= {trouble.who.host} if trouble.who.host else set()
+    elif not candidates:
+        _add(roots, key, trouble).troubles.append(trouble)
+
+
+def _explains(trouble: Trouble, root: Root, state: RunState) -> bool:
+    hosts = root.hosts | {state.hosts[rank] for rank in root.ranks if rank in state.hosts}
+    if trouble.who.host and hosts and trouble.who.host not in hosts:
+        return False
+    if trouble.kind == _KILLED_FOR_MEMORY:
+        killed = any(one.signal == "SIGKILL" or one.code == 137 for one in root.exited)
+        return killed or any(one.in_worker for one in root.failed)
+    if trouble.kind in _GPU:
+        return any("CUDA" in one.type or "CUDA" in one.message for one in root.failed)
+    return trouble.kind == "shm" and any(one.signal == "SIGBUS" for one in root.exited)
+
+
+class _Order:
+    """Puts failures in order: by time on one clock, else as the launcher says, else by lines of one file."""
+
+    def __init__(self, roots: Sequence[Root]) -> None:
+        times = [root.facts[0].time for root in roots]
+        clocks = {time.clock for time in times if time is not None}
+        self._timed = len(clocks) == 1 and None not in times
+
+    def place(self, root: Root) -> tuple[float, ...]:
+        """Return what to sort by."""
+        fact = root.facts[0]
+        time = fact.time.seconds if self._timed and fact.time is not None else 0.0
+        memory_last = 0.0 if root.failed or not root.exited else 0.5
+        return (time, 0.0 if root.is_first else 1.0, memory_last, float(fact.spot.line or 0))
+
+
+def _merge_equal(roots: list[Root]) -> list[Root]:
+    """Make one failure of all that have the same error as the first: it is one bug on several ranks."""
+    if not roots or not roots[0].failed:
+        return roots
+    first, error = roots[0], _shape(roots[0].failed[0])
+    rest = []
+    for root in roots[1:]:
+        if root.failed and _shape(root.failed[0]) == error:
+            first.ranks |= root.ranks
+            first.hosts |= root.hosts
+            first.failed += root.failed
+            first.exited += root.exited
+            first.troubles += root.troubles
+        else:
+            rest.append(root)
+    return [first, *rest]
+
+
+def _shape(failed: Failed) -> tuple[str, str, tuple[tuple[str, int], ...]]:
+    """Return what makes two errors the same bug: type, message without numbers, and the innermost user line."""
+    message = "".join(char for char in failed.message if not char.isdigit())
+    own = [(frame.file, frame.line) for frame in failed.frames if frame.user][-1:]
+    return failed.type, message, tuple(own)
+
+
+def victims_of(state: RunState, blamed: Iterable[int]) -> dict[str, list[int]]:
+    """Return the ranks whose errors follow from the failure of others, by what they say."""
+    found: dict[str, list[int]] = defaultdict(list)
+    words = {
+        Nature.PEER_LOST: "lost another rank",
+        Nature.TIMED_OUT: "ran into a time limit while waiting",
+        Nature.STOPPED: "was told to stop",
+    }
+    for fact in state.all(Failed):
+        rank = fact.who.rank
+        if rank is not None and rank not in blamed and fact.nature in words and rank not in found[words[fact.nature]]:
+            found[words[fact.nature]].append(rank)
+    for limit in state.all(Waiting):
+        rank, key = limit.who.rank, words[Nature.TIMED_OUT]
+        if limit.timed_out and rank is not None and rank not in blamed and rank not in found[key]:
+            found[key].append(rank)
+    return {key: sorted(ranks) for key, ranks in found.items() if ranks}

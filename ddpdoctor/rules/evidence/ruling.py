@@ -1,0 +1,204 @@
+"""Decides what the evidence of a run amounts to: one cause, or what is lacking to name it.
+
+The stronger source wins: an error of a rank itself or a line of the kernel, then calls that differ, then a circle,
+then who is absent where others wait, then the network, then "all are inside". What may lie with ranks that were not
+seen is no verdict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.evidence import (
+    Absent,
+    Circle,
+    Differ,
+    Doing,
+    Exited,
+    Failed,
+    Finished,
+    Inside,
+    Link,
+    Nature,
+    State,
+    Stopped,
+    Waiting,
+)  # fmt: skip
+from ddpdoctor.model.findings import Confidence
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.evidence import words
+from ddpdoctor.rules.evidence.collecting import collect
+from ddpdoctor.rules.evidence.roots import find_roots, precedes
+from ddpdoctor.rules.evidence.state import Ruling, last_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ddpdoctor.model.evidence import Stacked
+    from ddpdoctor.rules.evidence.roots import Root
+    from ddpdoctor.rules.evidence.state import RunState
+
+_FROZEN = frozenset({"T", "t"})
+
+_KINDS = {
+    "shm": "shm", "version": "version-same", "interface": "ifname-exists", "duplicate-gpu": "dup-gpu",
+    "port": "port-free", "disk": "disk", "xid": "xid", "gpu-lost": "xid",
+}  # fmt: skip
+"""For faults of a machine: the kind of the rule of `check-env` that a user would look for."""
+
+
+def decide(state: RunState) -> Ruling:
+    """Return what the evidence of a run amounts to."""
+    if state.ended_well:
+        return Ruling()
+    roots = find_roots(state)
+    differ = _differences(state)
+    if differ and not (roots and _is_older(roots[0], differ)):
+        return Ruling(kind="mismatch", problem=words.mismatch(state, differ))
+    if roots and roots[0].is_plain:
+        return _failure(state, roots)
+    for found in (_frozen, _circle, _absent, _silent_exit(roots), _link, _stopped, _inside):
+        ruling = found(state)
+        if ruling is not None:
+            return ruling
+    return _cannot_tell(state)
+
+
+def _is_older(root: Root, differ: Iterable[Differ]) -> bool:
+    """Return whether a failure came before ranks called different operations, and in the user's own code."""
+    own = any(failed.operation is None and any(frame.user for frame in failed.frames) for failed in root.failed)
+    exits = not root.failed
+    return (own or exits) and not any(precedes(one, fact) for one in differ for fact in root.facts)
+
+
+def _differences(state: RunState) -> list[Differ]:
+    return state.all(Differ)
+
+
+def _failure(state: RunState, roots: list[Root]) -> Ruling:
+    root = roots[0]
+    killed = not root.failed and (any(one.signal for one in root.exited) or root.memory)
+    machine = next((one.kind for one in root.troubles if one.kind in _KINDS), "")
+    if not root.failed and not root.exited and machine:
+        problem = words.machine(state, root)
+        return Ruling(kind="crash", problem=replace(problem, kind=_KINDS[machine]))
+    if any(one.kind == "node-failure" for one in root.troubles):
+        killed = True
+    problem = words.failure(state, root, roots[1:], killed=killed)
+    return Ruling(kind="killed" if killed else "crash", problem=problem)
+
+
+def _frozen(state: RunState) -> Ruling | None:
+    """Return a ruling if ranks are stopped by a signal or a debugger while others wait."""
+    last = {fact.who.rank: fact for fact in state.all(State) if fact.who.rank is not None}
+    frozen = [rank for rank, fact in last.items() if fact.letter in _FROZEN]
+    if not frozen or len(frozen) == len(last):
+        return None
+    return Ruling(kind="stopped", problem=words.frozen(state, frozen))
+
+
+def _circle(state: RunState) -> Ruling | None:
+    circles = state.all(Circle)
+    return Ruling(kind="deadlock", problem=words.circle(state, circles)) if circles else None
+
+
+def _absent(state: RunState) -> Ruling | None:
+    """Return a ruling about ranks that did not come to where others wait, and wait for nobody themselves."""
+    absent = [fact for fact in state.all(Absent) if fact.who.rank is not None]
+    if not absent:
+        return None
+    ranks = {fact.who.rank for fact in absent if fact.who.rank is not None}
+    samples = last_samples(state.facts)
+    roots = sorted(rank for rank in ranks if not _waits(state, rank, samples.get(rank))) or sorted(ranks)
+    known = [rank for rank in roots if rank in state.seen or _is_certain(absent, rank)]
+    if not known or (set(roots) - set(known)):
+        return Ruling(reason=words.unseen_suspects(roots), collect=collect(state))
+    roots = _least_able(known, samples)
+    those = [fact for fact in absent if fact.who.rank in roots]
+    kind = _absence_kind(state, roots, those, samples)
+    sure = _sureness(state, roots, those, samples)
+    return Ruling(kind=kind, problem=words.absence(state, roots, those, samples, kind=kind, confidence=sure))
+
+
+def _is_certain(absent: Iterable[Absent], rank: int) -> bool:
+    return any(fact.certain for fact in absent if fact.who.rank == rank)
+
+
+def _waits(state: RunState, rank: int, sample: Stacked | None) -> bool:
+    """Return whether a rank that did not come waits elsewhere for others."""
+    if sample is not None:
+        return sample.doing in {Doing.COLLECTIVE, Doing.DEVICE}
+    return any(not fact.in_init for fact in state.of(rank, Waiting))
+
+
+def _least_able(ranks: list[int], samples: dict[int, Stacked]) -> list[int]:
+    """Return the ranks that are seen in their own code, a loader or at their exit, if some are; else all of them."""
+    elsewhere = [
+        rank for rank in ranks if rank in samples and samples[rank].doing in {Doing.OWN, Doing.DATA, Doing.EXIT}
+    ]
+    return elsewhere or ranks
+
+
+def _absence_kind(state: RunState, ranks: list[int], absent: list[Absent], samples: dict[int, Stacked]) -> str:
+    finished = all(state.of(rank, Finished) for rank in ranks)
+    exiting = all(rank in samples and samples[rank].doing is Doing.EXIT for rank in ranks)
+    if finished or exiting:
+        return "early-exit"
+    return "missing" if all(fact.in_init for fact in absent) and not any(rank in samples for rank in ranks) else "stuck"
+
+
+def _sureness(state: RunState, ranks: list[int], absent: list[Absent], samples: dict[int, Stacked]) -> Confidence:
+    """High only if the absent rank is seen doing something else in two samples; low if ranks were not seen."""
+    if any(not fact.certain for fact in absent) or state.unseen:
+        return Confidence.LOW
+    twice = all(rank in samples and samples[rank].sample > 0 for rank in ranks)
+    return Confidence.HIGH if twice else Confidence.MEDIUM
+
+
+def _silent_exit(roots: list[Root]) -> Callable[[RunState], Ruling | None]:
+    def found(state: RunState) -> Ruling | None:
+        """Return a ruling about ranks that ended with a status and without a word, if no others failed."""
+        if not roots:
+            return None
+        return Ruling(kind="crash", problem=words.failure(state, roots[0], roots[1:], killed=False))
+
+    return found
+
+
+def _link(state: RunState) -> Ruling | None:
+    links = [fact for fact in state.all(Link) if not fact.victim]
+    return Ruling(kind="transport", problem=words.link(state, links)) if links else None
+
+
+def _stopped(state: RunState) -> Ruling | None:
+    """Return a ruling if somebody outside stopped the job, and nothing says that it hung or failed before."""
+    stopped = state.all(Stopped)
+    if not stopped or any(fact.timed_out for fact in state.all(Waiting)) or state.all(Inside):
+        return None
+    return Ruling(kind="killed", problem=words.stopped(state, stopped))
+
+
+def _inside(state: RunState) -> Ruling | None:
+    """Return a ruling if all ranks of a group are in one collective that does not complete."""
+    inside = state.all(Inside)
+    whole = [fact for fact in inside if fact.complete]
+    if not whole:
+        return None
+    return Ruling(kind="transport", problem=words.inside(state, whole))
+
+
+def _cannot_tell(state: RunState) -> Ruling:
+    waiting = state.waiting
+    lost = [fact for fact in state.all(Failed) if fact.nature is Nature.PEER_LOST]
+    if waiting:
+        reason = f"{rank_list(waiting)} waited for others, and nothing that was given says for whom"
+    elif lost:
+        reason = "the evidence holds only errors of ranks that lost another rank, and not the failure itself"
+    elif state.all(Link):
+        reason = "the evidence holds only connections that the other side closed, and not why it did"
+    elif state.all(Exited):
+        reason = "the evidence says that ranks were stopped, and not why"
+    else:
+        reason = "nothing wrong was found, but nothing shows that the job ended well either"
+    return Ruling(reason=reason, collect=collect(state))

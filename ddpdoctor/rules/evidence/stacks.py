@@ -1,0 +1,78 @@
+"""Compares the stacks of ranks: who waits for others, and who is elsewhere."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.evidence import Absent, Doing, Inside, Moving, Operation, Stacked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddpdoctor.model.evidence import Fact
+    from ddpdoctor.model.stacks import Frame
+
+WAITS = frozenset({Doing.COLLECTIVE, Doing.DEVICE})
+"""What a rank does that, as far as a stack can tell, waits for other ranks."""
+
+
+def compare_stacks(facts: Sequence[Fact], world: int | None) -> list[Fact]:
+    """Return who is absent where others wait, or that all ranks are inside, or that the job moves."""
+    by_rank: dict[int, list[Stacked]] = defaultdict(list)
+    for fact in facts:
+        if isinstance(fact, Stacked) and fact.who.rank is not None and not fact.worker:
+            by_rank[fact.who.rank].append(fact)
+    if not by_rank:
+        return []
+    moved = next((stacks[-1] for _, stacks in sorted(by_rank.items()) if _moved(stacks)), None)
+    if moved is not None:
+        return [Moving(who=moved.who, spot=moved.spot)]
+    return [*_compare({rank: stacks[-1] for rank, stacks in sorted(by_rank.items())}, world)]
+
+
+def _compare(last: dict[int, Stacked], world: int | None) -> Iterator[Fact]:
+    waiters = {rank: stack for rank, stack in last.items() if stack.doing in WAITS}
+    inits = {rank: stack for rank, stack in last.items() if stack.doing is Doing.INIT}
+    others = {rank: stack for rank, stack in last.items() if rank not in waiters and rank not in inits}
+    complete = world is None or len(last) >= world
+    if waiters:
+        operation = _operation_of(waiters)
+        for stack in {**others, **inits}.values():
+            yield Absent(
+                who=stack.who, spot=stack.spot, operation=operation, waiters=tuple(waiters), certain=True
+            )  # fmt: skip
+        if not others and not inits and len(waiters) > 1 and _are_alike(waiters):
+            spot = next(iter(waiters.values())).spot
+            yield Inside(operation=operation, ranks=tuple(waiters), spot=spot, complete=complete)
+    elif inits:
+        for stack in others.values():
+            yield Absent(who=stack.who, spot=stack.spot, waiters=tuple(inits), in_init=True)
+
+
+def _operation_of(stacks: dict[int, Stacked]) -> Operation:
+    """Return the operation that most of the waiting ranks are in, as far as their stacks name it."""
+    named = [stack.operation for stack in stacks.values() if stack.operation is not None]
+    return max(named, key=named.count) if named else Operation(op="a collective")
+
+
+def _are_alike(stacks: dict[int, Stacked]) -> bool:
+    return len({_lines(stack) for stack in stacks.values()}) == 1
+
+
+def _lines(stack: Stacked) -> tuple[tuple[str, int], ...]:
+    return tuple((frame.file, frame.line) for frame in stack.frames)
+
+
+def _moved(stacks: Sequence[Stacked]) -> bool:
+    """Return whether the samples of a rank differ in its user's lines, or in what it waits in."""
+    frames: set[tuple[tuple[str, int], ...]] = set()
+    for stack in stacks:
+        own = [frame for frame in stack.frames if frame.user]
+        frames.add(tuple((frame.file, frame.line) for frame in own) or _lines(stack))
+    return len(frames) > 1
+
+
+def innermost(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame of the user's code, else the innermost of all."""
+    return next((frame for frame in reversed(frames) if frame.user), frames[-1] if frames else None)

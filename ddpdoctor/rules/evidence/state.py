@@ -1,0 +1,139 @@
+"""The evidence of one run as the rules see it: facts joined by rank, comparisons between ranks, and what is lacking."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from ddpdoctor.model.evidence import (
+    Absent,
+    Circle,
+    Differ,
+    Exited,
+    Fact,
+    Failed,
+    Finished,
+    Inside,
+    Launched,
+    Moving,
+    Nature,
+    Restarted,
+    Size,
+    Stacked,
+    Stopped,
+    Trouble,
+    Waiting,
+)  # fmt: skip
+from ddpdoctor.rules.evidence.identity import resolve, world_of
+from ddpdoctor.rules.evidence.stacks import compare_stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddpdoctor.model.evidence_runs import Evidence, Run
+    from ddpdoctor.rules.answers import Problem
+
+Kind = TypeVar("Kind", bound=Fact)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """What is wrong, or why that cannot be told."""
+
+    kind: str = ""
+    """The kind of the rule that answers; empty: none does."""
+    problem: Problem | None = None
+    reason: str = ""
+    """Why there is no verdict; empty: there is one, or nothing is wrong."""
+    collect: tuple[str, ...] = ()
+    """If there is no verdict: what to collect, as instructions, the most useful first."""
+
+
+_OF_OTHERS = (Absent, Circle, Differ, Inside)
+"""Facts about ranks whose own evidence need not have been given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Everything that the rules look at."""
+
+    evidence: Evidence
+    run: Run
+    world: int | None
+    facts: tuple[Fact, ...]
+    """With ranks and hosts joined, and with what comparing them gave."""
+    seen: frozenset[int]
+    """The ranks of which evidence was given."""
+    hosts: Mapping[int, str]
+    """The hosts of ranks, as far as they are known."""
+    ruling: Ruling = Ruling()
+
+    def all(self, kind: type[Kind]) -> list[Kind]:
+        """Return all facts of a kind, in the order in which they were read."""
+        return [fact for fact in self.facts if isinstance(fact, kind)]
+
+    def of(self, rank: int, kind: type[Kind]) -> list[Kind]:
+        """Return the facts of a kind about one rank."""
+        return [fact for fact in self.all(kind) if fact.who.rank == rank]
+
+    @property
+    def unseen(self) -> tuple[int, ...]:
+        """The ranks of the world of which no evidence was given; empty if the size of the world is unknown."""
+        return tuple(rank for rank in range(self.world or 0) if rank not in self.seen)
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """The ranks that wait for others, or waited until a time limit."""
+        found = {fact.who.rank for fact in self.all(Waiting)}
+        found |= {fact.who.rank for fact in self.all(Failed) if fact.nature in {Nature.PEER_LOST, Nature.TIMED_OUT}}
+        for fact in self.facts:
+            found |= set(fact.ranks) if isinstance(fact, Inside) else set()
+            found |= set(fact.waiters) if isinstance(fact, Absent) else set()
+        return tuple(sorted(rank for rank in found if rank is not None))
+
+    def hosts_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """Return the hosts of ranks, sorted, without those that are unknown."""
+        return tuple(sorted({self.hosts[rank] for rank in ranks if self.hosts.get(rank)}))
+
+    @property
+    def ended_well(self) -> bool:
+        """The last thing that the evidence says of the job is that it made progress or ended."""
+        bad = (Failed, Exited, Waiting, Trouble, Stopped, *_OF_OTHERS)
+        good = [fact for fact in self.facts if isinstance(fact, Finished | Moving)]
+        return bool(good) and not any(isinstance(fact, bad) for fact in self.facts)
+
+
+def build_run_state(evidence: Evidence) -> RunState:
+    """Join the facts of the last run, and compare its ranks."""
+    run = evidence.runs[-1]
+    world = world_of(run)
+    read = resolve(run.facts, world)
+    compared = compare_stacks(read, world)
+    found = [fact.ranks for fact in compared if isinstance(fact, Size) and not fact.group]
+    world = max([world or 0, *found]) or None
+    facts = resolve([*read, *compared], world)
+    hosts: dict[int, set[str]] = defaultdict(set)
+    for fact in facts:
+        if fact.who.rank is not None and fact.who.host:
+            hosts[fact.who.rank].add(fact.who.host)
+    seen = {fact.who.rank for fact in facts if not isinstance(fact, (*_OF_OTHERS, Launched, Restarted))}
+    seen |= {dump.rank for dump in run.dumps}
+    seen |= {rank for fact in facts if isinstance(fact, Inside) for rank in fact.ranks}
+    return RunState(
+        evidence=evidence,
+        run=run,
+        world=world,
+        facts=facts,
+        seen=frozenset(rank for rank in seen if rank is not None),
+        hosts={rank: next(iter(names)) for rank, names in hosts.items() if len(names) == 1},
+    )
+
+
+def last_samples(facts: Sequence[Fact]) -> dict[int, Stacked]:
+    """Return the last stack of each rank's own main thread."""
+    return {
+        fact.who.rank: fact
+        for fact in facts
+        if isinstance(fact, Stacked) and fact.who.rank is not None and not fact.worker
+    }

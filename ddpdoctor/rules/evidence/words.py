@@ -1,0 +1,389 @@
+"""The sentences of findings from evidence: what is wrong, what shows it with file and line, and what to do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.evidence import Doing, Moving, Reached, Waiting
+from ddpdoctor.model.findings import Confidence, Place
+from ddpdoctor.model.rank_words import count_of, format_numbers, name_list, rank_list
+from ddpdoctor.rules.answers import Problem
+from ddpdoctor.rules.evidence.collecting import collect
+from ddpdoctor.rules.evidence.roots import victims_of
+from ddpdoctor.rules.evidence.stacks import innermost
+from ddpdoctor.rules.progress.known_errors import find_known
+from ddpdoctor.rules.progress.words import place_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.model.evidence import Absent, Circle, Differ, Fact, Inside, Link, Stacked, Stopped
+    from ddpdoctor.model.stacks import Frame
+    from ddpdoctor.rules.evidence.roots import Root
+    from ddpdoctor.rules.evidence.state import RunState
+
+MOST_QUOTES = 4
+MOST_MESSAGE = 300
+_STATES = {
+    Doing.OWN: "is in its own code", Doing.DATA: "waits for a DataLoader worker", Doing.EXIT: "is ending",
+    Doing.INIT: "is in init_process_group", Doing.DEVICE: "waits for its device", Doing.COLLECTIVE: "waits for others",
+    Doing.UNKNOWN: "is elsewhere",
+}  # fmt: skip
+
+
+def quote(fact: Fact) -> str:
+    """Return where a fact stands and what it says: "job.log:12: ..."."""
+    line = f":{fact.spot.line}" if fact.spot.line is not None else ""
+    return f"{fact.spot.source}{line}" + (f": {fact.said}" if fact.said else "")
+
+
+def quotes(facts: Iterable[Fact], most: int = MOST_QUOTES) -> list[str]:
+    """Return the first facts as quotes, each text once."""
+    found = list(dict.fromkeys(quote(fact) for fact in facts if fact.said))
+    return found[:most] + ([f"... and {len(found) - most} more such lines"] if len(found) > most else [])
+
+
+def who_words(state: RunState, ranks: Iterable[int], hosts: Sequence[str] = ()) -> str:
+    """Return "rank 5 on k02", "k02" or "a rank that the log does not name"."""
+    numbers = sorted(set(ranks))
+    if not numbers:
+        return f"a process on {name_list(hosts)}" if hosts else "a rank that the evidence does not name"
+    names = state.hosts_of(numbers) or tuple(hosts)
+    return rank_list(numbers) + (f" on {name_list(names)}" if names else "")
+
+
+def places(ranks_frames: Iterable[tuple[int, Frame | None]]) -> tuple[Place, ...]:
+    """Return one place for each rank whose line is known."""
+    return tuple(
+        Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
+        for rank, frame in sorted(ranks_frames, key=lambda pair: pair[0])
+        if frame is not None
+    )
+
+
+def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool) -> Problem:
+    """Return the problem of a rank that failed or was killed by itself."""
+    ranks = tuple(sorted(root.ranks))
+    hosts = tuple(sorted(root.hosts)) or state.hosts_of(ranks)
+    frame = next((found for one in root.failed if (found := innermost(one.frames)) is not None), None)
+    who = who_words(state, ranks, hosts)
+    return Problem(
+        summary=_killed_words(root, who) if killed else _failed_words(root, who, frame),
+        confidence=_sureness(state, root, others),
+        ranks=ranks,
+        hosts=hosts,
+        where=places((rank, frame) for rank in ranks),
+        evidence=(
+            *_known(root),
+            *quotes(root.facts),
+            *_steps(state),
+            *victim_words(state, ranks),
+            *([f"after it, or independent of it: {quote(others[0].facts[0])}"] if others else []),
+            *_coverage(state),
+        ),
+        fix=_failure_fix(root, killed=killed, frame=frame),
+    )
+
+
+def _failed_words(root: Root, who: str, frame: Frame | None) -> str:
+    if not root.failed:
+        codes = sorted({one.code for one in root.exited if one.code is not None})
+        troubles = "; ".join(dict.fromkeys(one.problem for one in root.troubles))
+        status = f"ended with status {', '.join(map(str, codes))}, and the evidence does not say why"
+        return f"{who}: {troubles}" if troubles else f"{who} {status}"
+    error = root.failed[0]
+    at = f" {place_words(frame)}" if frame is not None else ""
+    message = error.message.strip().splitlines()[0][:MOST_MESSAGE] if error.message.strip() else ""
+    worker = " in a worker of its DataLoader" if error.in_worker else ""
+    return f"{who} raised {error.type}{worker}{at}" + (f": {message}" if message else "")
+
+
+def _killed_words(root: Root, who: str) -> str:
+    signals = sorted({one.signal for one in root.exited if one.signal})
+    lost = next((one for one in root.troubles if one.kind == "node-failure"), None)
+    if lost is not None:
+        return f"{who}: {lost.problem}"
+    by = f" by {', '.join(signals)}" if signals else ""
+    why = "; memory ran out" if root.memory else ""
+    trouble = next((one.problem for one in root.troubles if one.kind != "oom"), "")
+    return f"{who} was killed{by}{why}" + (f"; {trouble}" if trouble else "")
+
+
+def _sureness(state: RunState, root: Root, others: Sequence[Root]) -> Confidence:
+    if not root.is_plain:
+        return Confidence.LOW
+    if others and not root.is_first:
+        return Confidence.MEDIUM
+    return Confidence.HIGH if root.ranks or root.hosts or state.world == 1 else Confidence.MEDIUM
+
+
+def _known(root: Root) -> list[str]:
+    known = find_known(f"{root.failed[0].type}: {root.failed[0].message}") if root.failed else None
+    return [f"{known.means} (at fault: {known.fault})"] if known is not None else []
+
+
+def _failure_fix(root: Root, *, killed: bool, frame: Frame | None) -> str:
+    known = find_known(f"{root.failed[0].type}: {root.failed[0].message}") if root.failed else None
+    if known is not None:
+        return known.fix
+    if root.memory:
+        return _MORE_MEMORY if killed else _LESS_DEVICE_MEMORY
+    fix = next((one.fix for one in root.troubles if one.fix), "")
+    if fix or killed:
+        return fix or _FIND_SENDER
+    at = place_words(frame) if frame is not None else "that the traceback names"
+    return f"fix the error {at}; the errors of the other ranks follow from it" if root.failed else _KEEP_STDERR
+
+
+_MORE_MEMORY = "use less memory a rank (fewer loader workers, smaller batches), or raise the memory limit of the job"
+_LESS_DEVICE_MEMORY = (
+    "use less memory of the device: a smaller batch, gradient checkpointing, or sharded optimizer state"
+)
+_FIND_SENDER = "find out who sent the signal: `dmesg -T | grep -i kill` on that host, the scheduler's log, a watchdog"
+_KEEP_STDERR = (
+    "keep the standard error of that rank: `torchrun --redirects 3 --tee 3 ...`, or decorate main with @record"
+)
+
+
+def victim_words(state: RunState, blamed: Iterable[int]) -> list[str]:
+    """Return what happened to the other ranks in consequence."""
+    return [f"{rank_list(ranks)} {words}: a consequence" for words, ranks in victims_of(state, set(blamed)).items()]
+
+
+def machine(state: RunState, root: Root) -> Problem:
+    """Return the problem of a machine, without a failure of a rank that it explains."""
+    trouble = root.troubles[0]
+    ranks, hosts = tuple(sorted(root.ranks)), tuple(sorted(root.hosts))
+    where = f"{name_list(hosts)}: " if hosts else f"{rank_list(ranks)}: " if ranks else ""
+    return Problem(
+        summary=f"{where}{trouble.problem}",
+        confidence=Confidence.MEDIUM,
+        ranks=ranks,
+        hosts=hosts,
+        evidence=(*quotes(root.facts), *victim_words(state, ranks), *_coverage(state)),
+        fix=trouble.fix or "look at the kernel's log of that host: `dmesg -T`",
+    )
+
+
+def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
+    """Return the problem of ranks that made different calls."""
+    sides = _joined_sides(differ)
+    odd = _odd_ranks(sides, differ)
+    words = "; ".join(f"{rank_list(ranks)}: {what}" for what, ranks in sides)
+    return Problem(
+        summary=f"ranks made different calls where all must make the same: {words}",
+        confidence=Confidence.HIGH if odd and len(odd) < sum(len(ranks) for _, ranks in sides) else Confidence.MEDIUM,
+        ranks=odd,
+        hosts=state.hosts_of(odd),
+        evidence=(*quotes(differ), *_aspects(differ), *victim_words(state, odd), *_coverage(state)),
+        fix="let all ranks take the same path to this call, with equal shapes and dtypes; "
+        "look at branches that depend on the rank or its data",
+    )
+
+
+def _joined_sides(differ: Sequence[Differ]) -> list[tuple[str, list[int]]]:
+    """Return each call with the ranks that made it, the one of most ranks first. Pairs of two ranks are joined."""
+    ranks: dict[str, set[int]] = defaultdict(set)
+    for fact in differ:
+        for numbers, operation in fact.sides:
+            shape = f" of {list(operation.shape)}" if operation.shape is not None else ""
+            count = f" of {operation.numel_in} elements" if operation.numel_in is not None and not shape else ""
+            dtype = f" {operation.dtype}" if operation.dtype else ""
+            ranks[f"{operation.words()}{count}{shape}{dtype}"] |= set(numbers)
+    return sorted(((what, sorted(those)) for what, those in ranks.items()), key=lambda side: (-len(side[1]), side[1]))
+
+
+def _odd_ranks(sides: list[tuple[str, list[int]]], differ: Sequence[Differ]) -> tuple[int, ...]:
+    """Return the ranks of the minority, or of all sides if no side has more ranks than the next."""
+    named = {rank for fact in differ for rank in fact.odd or ()}
+    if named:
+        return tuple(sorted(named))
+    if len(sides) > 1 and len(sides[0][1]) > len(sides[1][1]):
+        return tuple(sorted({rank for _, ranks in sides[1:] for rank in ranks} - set(sides[0][1])))
+    return tuple(sorted({rank for _, ranks in sides for rank in ranks}))
+
+
+def _aspects(differ: Sequence[Differ]) -> list[str]:
+    aspects = list(dict.fromkeys(fact.aspect for fact in differ if fact.aspect))
+    return [f"they differ in: {', '.join(aspects)}"] if aspects else []
+
+
+def circle(state: RunState, circles: Sequence[Circle]) -> Problem:
+    """Return the problem of ranks that wait for each other."""
+    links = circles[0].links
+    ranks = tuple(sorted({rank for one in circles for link in one.links for rank in (link[0], link[2])}))
+    way = "; ".join(f"rank {one} waits in {operation.words()} for rank {other}" for one, operation, other in links[:6])
+    return Problem(
+        summary=f"{rank_list(ranks)} wait for each other in a circle: {way}",
+        confidence=Confidence.MEDIUM,
+        ranks=ranks,
+        hosts=state.hosts_of(ranks),
+        evidence=(*quotes(circles), *_coverage(state)),
+        fix="let all ranks make the calls of their groups in the same order; use batch_isend_irecv for exchanges",
+    )
+
+
+def absence(
+    state: RunState,
+    ranks: list[int],
+    absent: Sequence[Absent],
+    samples: dict[int, Stacked],
+    *,
+    kind: str,
+    confidence: Confidence,
+) -> Problem:
+    """Return the problem of ranks that did not come to where others wait."""
+    operation = absent[0].operation
+    waiters = sorted({rank for fact in absent for rank in fact.waiters} - set(ranks)) or [
+        rank for rank in state.waiting if rank not in ranks
+    ]
+    frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
+    where = places(frames)
+    target = "init_process_group" if absent[0].in_init else operation.words()
+    did = {"early-exit": "has ended", "missing": "never came"}.get(kind, "did not come")
+    at = f"; it is {place_words(where[0])}" if where and kind == "stuck" else ""
+    wait = f"{rank_list(waiters)} wait" + ("s" if len(waiters) == 1 else "") if waiters else "others wait"
+    return Problem(
+        summary=f"{who_words(state, ranks)} {did} to {target}, where {wait} for it{at}".replace(
+            "has ended to", "has ended before"
+        ),
+        confidence=confidence,
+        ranks=tuple(ranks),
+        hosts=state.hosts_of(ranks),
+        where=where,
+        evidence=(
+            *_doing_words(samples, ranks),
+            *quotes(absent),
+            *quotes(fact for fact in state.all(Waiting) if fact.who.rank in waiters),
+            *_waiter_places(state, samples, waiters),
+            *_reached_words(state, ranks),
+            *_steps(state),
+            *_coverage(state),
+        ),
+        fix=_absence_fix(state, ranks, where),
+    )
+
+
+def _doing_words(samples: dict[int, Stacked], ranks: Iterable[int]) -> list[str]:
+    found = []
+    for rank in ranks:
+        if rank in samples:
+            sample = samples[rank]
+            at = place_words(innermost(sample.frames))
+            twice = " in every sample" if sample.sample > 0 else ""
+            found.append(f"rank {rank} {_STATES[sample.doing]}, {at}{twice} ({quote(sample)})")
+    return found
+
+
+def _waiter_places(state: RunState, samples: dict[int, Stacked], waiters: Iterable[int]) -> list[str]:
+    """Return at which lines the others wait: from stacks, else from where the operation was enqueued."""
+    lines: dict[str, list[int]] = defaultdict(list)
+    enqueued = {fact.who.rank: fact.frames for fact in state.all(Waiting) if fact.frames}
+    for rank in waiters:
+        frames = samples[rank].frames if rank in samples else enqueued.get(rank, ())
+        if frames:
+            lines[place_words(innermost(frames))].append(rank)
+    return [f"{rank_list(ranks)} wait {place}" for place, ranks in lines.items()]
+
+
+def _reached_words(state: RunState, ranks: Iterable[int]) -> list[str]:
+    found = []
+    for fact in state.all(Reached):
+        if fact.who.rank in set(ranks) and fact.enqueued is not None:
+            group = f" of {fact.group_words}" if fact.group_words else ""
+            found.append(f"rank {fact.who.rank} had begun collective #{fact.enqueued}{group}")
+    return list(dict.fromkeys(found))[:MOST_QUOTES]
+
+
+def _absence_fix(state: RunState, ranks: list[int], where: tuple[Place, ...]) -> str:
+    if where:
+        return f"look at what {rank_list(ranks)} does {place_words(where[0])}, and why the other ranks do not"
+    return f"find out what {rank_list(ranks)} did instead: " + "; ".join(collect(state))
+
+
+def frozen(state: RunState, ranks: list[int]) -> Problem:
+    """Return the problem of ranks whose processes are stopped."""
+    return Problem(
+        summary=f"{who_words(state, ranks)}: the process is stopped (state T), and the others wait for it",
+        confidence=Confidence.HIGH,
+        ranks=tuple(ranks),
+        hosts=state.hosts_of(ranks),
+        evidence=tuple(_coverage(state)),
+        fix="continue it: `kill -CONT PID`; find out who stopped it: a debugger, Ctrl-Z, a suspended job",
+    )
+
+
+def link(state: RunState, links: Sequence[Link]) -> Problem:
+    """Return the problem of a network, or of what a host offers to it."""
+    targets: dict[str, list[Link]] = defaultdict(list)
+    for one in links:
+        far = one.to.host or one.to.address
+        targets[(one.who.host if one.local else far) or one.who.host].append(one)
+    host, those = max(targets.items(), key=lambda item: len(item[1]))
+    local = any(one.local for one in those)
+    named = bool(host) and (local or len({one.who.host for one in those}) > 1)
+    first = those[0]
+    return Problem(
+        summary=f"{first.who.host or first.who.address or 'a host'}: {first.problem}",
+        confidence=Confidence.MEDIUM,
+        hosts=(host,) if named else (),
+        evidence=(*quotes(links), *victim_words(state, ()), *_coverage(state)),
+        fix=first.fix,
+    )
+
+
+def stopped(state: RunState, facts: Sequence[Stopped]) -> Problem:
+    """Return the problem of a job that somebody outside stopped."""
+    return Problem(
+        summary=f"the job was stopped from outside: {facts[0].by}; nothing shows that a rank failed before",
+        evidence=(*quotes(facts), *_steps(state), *_coverage(state)),
+        fix=_STOP_FIXES.get(
+            facts[0].by, "find out who stopped it: the scheduler's log, a person, another node's launcher"
+        ),
+    )
+
+
+_STOP_FIXES = {
+    "time limit": "ask for more time, or save checkpoints and resume from them",
+    "preemption": "save checkpoints at the scheduler's warning signal, and requeue the job",
+    "requeue": "save checkpoints, and resume from them",
+}
+
+
+def inside(state: RunState, facts: Sequence[Inside]) -> Problem:
+    """Return the problem of a collective that all have entered, and that does not complete."""
+    one = facts[0]
+    return Problem(
+        summary=f"all {count_of(len(one.ranks), 'rank')} are inside {one.operation.words()}, equal in everything, "
+        "and it does not complete: the network, or the device of one rank",
+        confidence=Confidence.LOW,
+        evidence=(
+            *quotes(facts),
+            *quotes(fact for fact in state.all(Waiting) if fact.timed_out),
+            "no rank is behind: which link or device it is cannot be told from this",
+            *_coverage(state),
+        ),
+        fix="; ".join(collect(state)),
+    )
+
+
+def unseen_suspects(ranks: Iterable[int]) -> str:
+    """Say that the cause may be with ranks that were not seen."""
+    return f"others wait for {rank_list(ranks)}, of which no evidence was given, so that the cause cannot be told"
+
+
+def _steps(state: RunState) -> list[str]:
+    steps = [fact.step for fact in state.all(Moving) if fact.step is not None]
+    return [f"the last step that was logged: {max(steps)}"] if steps else []
+
+
+def _coverage(state: RunState) -> list[str]:
+    """Say of how many ranks evidence was given."""
+    if state.world is None or not state.seen:
+        return []
+    if not state.unseen:
+        return [f"evidence of all {state.world} ranks was given"]
+    return [
+        f"evidence of {len(state.seen)} of {state.world} ranks was given; not of ranks {format_numbers(state.unseen)}"
+    ]
