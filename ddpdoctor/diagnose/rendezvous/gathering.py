@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GRACE_S = 3.0
 """Our choice: how long to wait after the last arrival if the nodes disagree on their number and the smallest number has
 been reached. The launch is already wrong then, and the other nodes may not exist."""
-FACTS_LIMIT_S = 20.0
+FACTS_LIMIT_S = 40.0
 """Our choice: twice the time limit for reading a node."""
 MOST_TOO_MANY = 64
 """How many more arrivals than expected are accepted. More are a launch error."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 BESIDE = frozenset({"clock", "version-same"})
 """Checks of other groups that concern how nodes start together."""
-READ_LIMIT_S = 10.0
-"""Our choice: the time limit for each part of reading a node, because other nodes wait for it."""
 HEAD_LIMIT_S = 5.0
 FQDN_LIMIT_S = 2.0
 
@@ -86,7 +84,7 @@ def read_own_node(member: Member, entry: Entry | None) -> Node:
     """
     sections = sections_of(chosen_rules())
     head = None if entry is None or member.launch.by_number else _head(member, entry)
-    plan = ReadingPlan(sections=sections, use_torch=False, head=head, limit_s=READ_LIMIT_S)
+    plan = ReadingPlan(sections=sections, use_torch=False, head=head)
     node = read_node(member.system, plan, (member.process,))
     if entry is None or isinstance(node.clock, Unread):
         return node

@@ -83,7 +83,7 @@ def test_four_hosts_that_are_well(hosts):
 
     for report, status in ended:
         assert kinds(report) == set(), report["findings"]
-        assert status == 0
+        assert status == 0, report["checks"]
     seen = ended[0][0]["data"]["rendezvous"]
     assert [visit["host"] for visit in seen["visits"]] == list(hosts.names)
     assert len(seen["pairs"]) == 12
