@@ -20,6 +20,21 @@ _BEGINNINGS = (
 )
 
 
+_RESTART = "will restart worker group"  # torchrun
+
+
+def begins_run(text: str) -> bool:
+    """Return whether the ranks are started with this line, for the first time or again.
+
+    What a reader has held back belongs before it.
+    """
+    return _RESTART in text or _begins(text)
+
+
+def _begins(text: str) -> bool:
+    return any(words in text for words in _BEGINNINGS)
+
+
 class LaunchReader:
     """Finds where a job begins."""
 
@@ -28,7 +43,7 @@ class LaunchReader:
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return a fact if a launcher begins with this line."""
-        if any(words in line.text for words in _BEGINNINGS):
+        if _begins(line.text):
             return (Launched(who=line.who, spot=line.spot(), time=line.time),)
         return ()
 

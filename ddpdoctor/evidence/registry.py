@@ -16,5 +16,7 @@ def document_readers() -> tuple[DocumentReader, ...]:
 def line_readers() -> tuple[LineReader, ...]:
     """Return new readers for one stream of lines. All of them get all lines."""
     from ddpdoctor.evidence.launches import LaunchReader
+    from ddpdoctor.evidence.tracebacks import TracebackReader
+    from ddpdoctor.evidence.watchdog import WatchdogReader
 
-    return (LaunchReader(),)
+    return (WatchdogReader(), TracebackReader(), LaunchReader())

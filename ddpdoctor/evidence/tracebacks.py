@@ -1,0 +1,229 @@
+"""Tracebacks of Python in logs: with ranks before their lines or without, and of several processes at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.evidence.launches import begins_run
+from ddpdoctor.evidence.natures import classify
+from ddpdoctor.evidence.quotes import quote
+from ddpdoctor.evidence.torch_heads import time_of
+from ddpdoctor.evidence.traceback_text import HEADER, Fed, Raised, Traceback
+from ddpdoctor.model.evidence import Exited, Failed, Nature, Operation, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+    from ddpdoctor.evidence.natures import Reading
+    from ddpdoctor.evidence.reader import Line
+    from ddpdoctor.model.evidence import Fact, Spot, Time, Who
+    from ddpdoctor.model.stacks import Frame
+
+_HARMLESS = ("Exception ignored in", "--- Logging error ---", "Error in atexit._run_exitfuncs")
+_NO_HEADER = re.compile(r'^  File "[^"\n]{1,1000}", line \d{1,9}$')
+"""A mistake in the syntax of the script itself has no header."""
+_BARE = re.compile(r"^(?P<type>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80}Error): (?P<message>.+)")
+_WATCHDOG = "Watchdog caught collective operation timeout"
+_LIMIT = re.compile(r"Timed out waiting (?P<ms>\d{1,12}) ?ms for (?:recv|send) operation")
+_EXITED = re.compile(
+    r"process (?P<process>\d{1,7}) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))"
+)
+_C10D = re.compile(r"torch[/\\]distributed[/\\](?:distributed_c10d|nn[/\\]functional)\.py$")
+_AGENT = re.compile(r"torch[/\\]distributed[/\\](?:run|launch|launcher[/\\]api|elastic[/\\].+)\.py$")
+_LAUNCHERS = re.compile(
+    r"(?:accelerate[/\\]commands|deepspeed[/\\]launcher)[/\\]|torch[/\\]distributed[/\\](?:run|launch)\.py$"
+)
+_OPERATIONS = frozenset((
+    "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_reduce", "all_reduce_coalesced",
+    "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast", "gather", "irecv", "isend",
+    "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
+))  # fmt: skip
+_INIT = frozenset(("init_process_group", "new_group", "rendezvous", "_env_rendezvous_handler"))
+_MOST_OPEN = 8
+"""Our choice: of so many tracebacks whose lines are mixed, the oldest is given up."""
+_MOST_STREAMS = 4096
+_NEAR = 3
+_LONG_AGO = 2000
+
+
+@dataclass(slots=True)
+class _Open:
+    """A traceback that is being read."""
+
+    text: Traceback
+    header: Line
+    said: Line
+    """The line of its last exception."""
+    last: int
+    harmless: bool = False
+
+
+class TracebackReader:
+    """Finds exceptions that ended a rank's script, a thread, a worker or a launcher."""
+
+    name = "Python traceback"
+    triggers = (b"raceback", b"rror")
+
+    def __init__(self) -> None:
+        self._open: dict[Hashable, list[_Open]] = {}
+        self._harmless: tuple[Hashable, int] = ((), -_NEAR)
+        """The stream and line of the last words that announce a harmless traceback."""
+
+    def read(self, line: Line) -> Iterable[Fact]:
+        """Return the facts that end with this line."""
+        text = line.text
+        if not self._open and "rror" not in text and HEADER not in text:
+            return self._start_without_header(line) if text.startswith("  File ") else ()
+        if self._open and begins_run(text):
+            return self.end()
+        if any(words in text for words in _HARMLESS):
+            self._harmless = (line.stream, line.number)
+        opened = self._open.get(line.stream)
+        if opened:
+            return self._feed(line, opened)
+        if text.rstrip().endswith(HEADER):
+            return self._start(line)
+        if text.startswith("  File "):
+            return self._start_without_header(line)
+        return _read_bare(line) if "rror: " in text else ()
+
+    def end(self) -> Iterable[Fact]:
+        """Return the exceptions whose tracebacks were still open."""
+        found = [fact for opened in self._open.values() for one in opened for fact in _facts(one)]
+        self._open.clear()
+        return found
+
+    def _start(self, line: Line) -> Iterable[Fact]:
+        before = line.text.rstrip().removesuffix(HEADER).rstrip()
+        if before.endswith("traceback :"):  # in the table of torchrun, which is read elsewhere
+            return ()
+        stream, number = self._harmless
+        harmless = stream == line.stream and line.number - number <= _NEAR
+        sure = "rank" in line.raw_prefix
+        one = _Open(Traceback(sure=sure), header=line, said=line, last=line.number, harmless=harmless)
+        self._open.setdefault(line.stream, []).append(one)
+        return self._forget() if len(self._open) > _MOST_STREAMS else ()
+
+    def _start_without_header(self, line: Line) -> Iterable[Fact]:
+        if _NO_HEADER.match(line.text):
+            found = self._start(line)
+            self._open[line.stream][-1].text.feed(line.text)
+            return found
+        return ()
+
+    def _feed(self, line: Line, opened: list[_Open]) -> list[Fact]:
+        """Give a line to the traceback that it belongs to."""
+        found: list[Fact] = []
+        is_header = line.text.rstrip().endswith(HEADER)
+        for one in _in_order(opened, line.text):
+            fed = one.text.feed(line.text)
+            if fed is Fed.TAKEN:
+                one.said = line if not one.text.is_open and one.text.is_new else one.said
+                one.last = line.number
+                return found
+            if fed is Fed.ENDED or (is_header and one.text.sure) or line.number - one.last > _LONG_AGO:
+                opened.remove(one)
+                found += _facts(one)
+        if is_header:
+            found += self._start(line)
+        elif not opened:
+            found += _read_bare(line) if "rror: " in line.text else ()
+        if len(opened) > _MOST_OPEN:
+            found += _facts(opened.pop(0))
+        if not opened:
+            self._open.pop(line.stream, None)
+        return found
+
+    def _forget(self) -> Iterable[Fact]:
+        """Give up the stream that was opened first."""
+        return [fact for one in self._open.pop(next(iter(self._open))) for fact in _facts(one)]
+
+
+def _in_order(opened: list[_Open], text: str) -> list[_Open]:
+    """Return the open tracebacks in the order in which a line is offered to them.
+
+    Lines of several processes are mixed, and nothing says whose they are. Processes that fail alike write alike: the
+    line of a frame goes to the one with the fewest frames, a source line to the one whose frame was before.
+    """
+    if len(opened) == 1:
+        return opened[:]
+    if text.startswith("  File "):
+        return sorted(opened, key=lambda one: (not one.text.is_open, one.text.depth))
+    if text.startswith("   "):
+        return sorted(opened, key=lambda one: (not one.text.wants_source, not one.text.is_open))
+    return sorted(opened, key=lambda one: not one.text.is_open)
+
+
+def _read_bare(line: Line) -> list[Fact]:
+    """Read an exception whose traceback is lacking, as in a log that was searched for errors."""
+    match = _BARE.match(line.text)
+    if match is None:
+        return []
+    reading = classify(match["type"], match["message"])
+    is_ranks = "[rank" in line.raw_prefix  # torch writes this before an exception that ends the script
+    if reading.nature in {Nature.PEER_LOST, Nature.TIMED_OUT} or (is_ranks and reading.nature is not Nature.FOLLOWS):
+        raised = Raised(type=match["type"], lines=[match["message"]])
+        return failure_facts(raised, (), reading, who=line.who, spot=line.spot(), time=time_of(line))
+    return []
+
+
+def _facts(one: _Open) -> list[Fact]:
+    if one.harmless or not one.text.is_said():
+        return []
+    time = time_of(one.said) or time_of(one.header)
+    return traceback_facts(one.text, who=one.header.who, spot=one.said.spot(), time=time)
+
+
+def traceback_facts(text: Traceback, *, who: Who, spot: Spot, time: Time | None) -> list[Fact]:
+    """Return what a whole traceback says."""
+    raised, frames = text.root()
+    if raised.name == "ProcessExitedException" and (exited := _EXITED.search(raised.message)) is not None:
+        child = replace(who, local_rank=int(exited["process"]))
+        said = quote(raised.message)
+        code = int(exited["code"]) if exited["code"] else None
+        return [Exited(who=child, spot=spot, time=time, said=said, code=code, signal=exited["signal"] or "")]
+    if text.process is not None:
+        who = replace(who, local_rank=text.process)
+    reading = classify(raised.type, raised.message, frames)
+    in_worker = any(classify(one.type, one.message).in_worker for one in text.chain if one.type)
+    if raised.name == "CalledProcessError" and any(_LAUNCHERS.search(frame.file) for frame in frames):
+        reading = replace(reading, nature=Nature.FOLLOWS)
+    if reading.nature is Nature.OWN and raised.name.startswith("Rendezvous") and _is_agents(frames):
+        reading = replace(reading, nature=Nature.PEER_LOST)
+    return failure_facts(raised, frames, replace(reading, in_worker=in_worker), who=who, spot=spot, time=time)
+
+
+def failure_facts(
+    raised: Raised, frames: Sequence[Frame], reading: Reading, *, who: Who, spot: Spot, time: Time | None
+) -> list[Fact]:
+    """Return the facts about one exception: the failure, and the wait that ended with it."""
+    said = quote(f"{raised.type}: {raised.message}" if raised.message else raised.type)
+    operation = _operation(frames)
+    common: dict[str, Any] = {"who": who, "spot": spot, "time": time, "said": said}
+    failed = Failed(
+        type=raised.name, message=quote(raised.message), nature=reading.nature, frames=tuple(frames),
+        peers=reading.peers, peer_hosts=reading.peer_hosts, memory=reading.memory, operation=operation,
+        in_worker=reading.in_worker, **common,
+    )  # fmt: skip
+    limit = _LIMIT.search(raised.message)
+    if limit is None or reading.nature is not Nature.TIMED_OUT:
+        return [failed]
+    in_init = any(frame.function in _INIT for frame in frames)
+    limit_s = int(limit["ms"]) / 1000
+    waiting = Waiting(
+        operation=operation or Operation(), timed_out=True, limit_s=limit_s, frames=tuple(frames), in_init=in_init,
+        **common,
+    )  # fmt: skip
+    return [waiting, failed]
+
+
+def _operation(frames: Sequence[Frame]) -> Operation | None:
+    """Return the collective in whose function of torch an exception was raised."""
+    names = (frame.function for frame in reversed(frames) if _C10D.search(frame.file))
+    return next((Operation(op=name) for name in names if name in _OPERATIONS), None)
+
+
+def _is_agents(frames: Sequence[Frame]) -> bool:
+    return bool(frames) and any(_AGENT.search(frame.file) for frame in frames)

@@ -1,0 +1,327 @@
+"""ProcessGroupNCCL's watchdog: time limits, how far a rank has come, stacks of collectives. torch 2.0 to 2.15.
+
+The texts are those of ProcessGroupNCCL.cpp of each release, and of nccl2's. "[Rank 2]" in them is a rank in a group:
+the one that made the process's first work. "[rank2]:" before them is the global rank.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.evidence.desync import DesyncReports
+from ddpdoctor.evidence.foreign_frames import foreign_frame
+from ddpdoctor.evidence.launches import begins_run
+from ddpdoctor.evidence.natures import classify
+from ddpdoctor.evidence.nccl_groups import DEFAULT_GROUP, group_of, who_of, writer_of
+from ddpdoctor.evidence.nccl_ops import python_name
+from ddpdoctor.evidence.quotes import quote
+from ddpdoctor.evidence.torch_heads import time_of
+from ddpdoctor.evidence.watchdog_notes import read_notes, work_number
+from ddpdoctor.model.evidence import Failed, Operation, Reached, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from ddpdoctor.evidence.nccl_groups import NcclGroup
+    from ddpdoctor.evidence.reader import Line
+    from ddpdoctor.model.evidence import Fact, Who
+    from ddpdoctor.model.stacks import Frame
+
+_MOST_OPEN = 20_000
+_MOST_FRAMES = 200
+_MOST_TRACES = 64
+_TAIL_LINES = 8
+_WORK = re.compile(
+    r"WorkNCCL\((?:SeqNum=(?P<seq>\d{1,20}), )?OpType=(?P<op>\w{1,60})(?:, TensorShape=\[(?P<shape>[\d, ]{0,200})\])?"
+    r"(?:, NumelIn=(?P<numel_in>\d{1,20}), NumelOut=(?P<numel_out>\d{1,20}))?"
+    r"(?:, Timeout\(ms\)=(?P<limit>\d{1,20}))?"
+)
+_STATUS = re.compile(
+    r"(?:detected by watchdog at work(?: sequence id)?|Timeout at NCCL work): (?P<seq>\d{1,20})"
+    r".{1,40}?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,20})"
+    r".{1,120}?last completed (?:NCCL )?work: (?P<completed>-?\d{1,20})"
+)
+_FRAME = re.compile(r"^\s*#(?P<number>\d{1,4}) (?P<function>.{1,200}?) from (?P<file>.{1,1000}):(?P<line>\d{1,8})\s*$")
+_DIED = re.compile(r"atchdog thread terminated with exception: (?P<error>.*)")
+_ABORTED = re.compile(r"Aborting process on rank (?P<rank>\d{1,9}) due to (?P<error>.*)")
+_TIMED_OUT = ("Watchdog caught collective operation timeout", "timed out in blocking wait")
+
+
+@dataclass(slots=True)
+class _Wait:
+    """A wait that timed out. Its group and its stack are said by later lines."""
+
+    fact: Waiting
+    grouped: bool
+    frames: list[Frame] = field(default_factory=list)
+
+    def done(self) -> Waiting:
+        return replace(self.fact, frames=tuple(reversed(self.frames))) if self.frames else self.fact
+
+
+@dataclass(slots=True)
+class _Trace:
+    """A stack that is being read, innermost frame first. Its lines have no prefix of torch's."""
+
+    stream: Hashable
+    wait: _Wait
+
+
+@dataclass(slots=True)
+class _Tail:
+    """An error of the watchdog, whose further lines say more about it."""
+
+    fact: Failed
+    left: int = _TAIL_LINES
+
+
+class WatchdogReader:
+    """Finds what ProcessGroupNCCL says when collectives do not end."""
+
+    name = "NCCL watchdog"
+    triggers = (b"NCCL", b"atchdog", b"ranks [")
+
+    def __init__(self) -> None:
+        self._open: dict[Hashable, list[_Wait]] = {}
+        self._count = 0
+        self._traces: list[_Trace] = []
+        self._tail: _Tail | None = None
+        self._said: set[Hashable] = set()
+        self._desync = DesyncReports()
+
+    def read(self, line: Line) -> Iterable[Fact]:
+        """Return the facts that end with this line."""
+        text = line.text
+        found: list[Fact] = []
+        if self._traces and "#" in text and self._read_frame(line):
+            return ()
+        if self._tail is not None:
+            found += self._read_tail(line)
+        if (self._open or self._said) and begins_run(text):
+            return [*found, *self.end()]
+        found += self._desync.read(line)
+        if ("NCCL" in text or "atchdog" in text or "[TC]" in text) and " NCCL INFO " not in text:
+            found += self._read_own(line)
+        return found
+
+    def end(self) -> Iterable[Fact]:
+        """Return what was held back because a later line might have said more."""
+        found: list[Fact] = [self._tail.fact] if self._tail is not None else []
+        found += [wait.done() for waits in self._open.values() for wait in waits]
+        found += self._desync.end()
+        self._open.clear()
+        self._traces.clear()
+        self._said.clear()
+        self._count = 0
+        self._tail = None
+        return found
+
+    def _read_own(self, line: Line) -> list[Fact]:
+        text = line.text
+        group = group_of(text)
+        if group is not None:
+            self._desync.note_group(line, group.key, group.words)
+        if any(words in text for words in _TIMED_OUT):
+            return self._read_timeout(line, group)
+        if (status := _STATUS.search(text)) is not None:
+            return self._read_status(line, group, status)
+        if (aborted := _ABORTED.search(text)) is not None:
+            return self._read_abort(line, group, aborted)
+        return self._read_end(line, group) or list(read_notes(line, group))
+
+    def _read_end(self, line: Line, group: NcclGroup | None) -> list[Fact]:
+        """Read the lines that close what the lines before them have opened."""
+        text = line.text
+        if "Stack trace of the failed collective" in text:
+            return self._open_trace(line, group, found="not found" not in text)
+        if "taking the entire process down" in text:
+            return self._close(writer_of(line, group), grouped_only=True)
+        if (died := _DIED.search(text)) is not None:
+            return self._read_error(line, group, died["error"])
+        return []
+
+    # time limits
+
+    def _read_timeout(self, line: Line, group: NcclGroup | None) -> list[Fact]:
+        work = _WORK.search(line.text)
+        writer = writer_of(line, group)
+        if work is None and "NCCL operation timed out" not in line.text:
+            return []  # cut off
+        operation, limit_s = _operation(work)
+        waits = self._open.get(writer, [])
+        same = next((one for one in waits if _same_call(one.fact.operation, operation)), None)
+        if same is not None:
+            if group is None or same.grouped:
+                return []
+            _join(same, group, line.who)
+            return self._close(writer, only=same)
+        if self._is_said(writer, operation):
+            return []
+        fact = Waiting(
+            who=who_of(line, group), spot=line.spot(), time=time_of(line), said=quote(line.text),
+            operation=operation, timed_out=True, limit_s=limit_s,
+        )  # fmt: skip
+        wait = _Wait(fact=fact, grouped=group is not None)
+        if group is not None:
+            _join(wait, group, line.who)
+        if work is None or "terminated with exception" in line.text:
+            return [wait.fact]
+        self._open.setdefault(writer, []).append(wait)
+        self._count += 1
+        return list(self.end()) if self._count > _MOST_OPEN else []
+
+    def _is_said(self, writer: Hashable, operation: Operation) -> bool:
+        """Return whether this was said before: each error repeats the text of the one before it."""
+        key = (writer, operation.seq, operation.op, operation.numel_in)
+        known = key in self._said
+        if len(self._said) > 10 * _MOST_OPEN:
+            self._said.clear()
+        self._said.add(key)
+        return known
+
+    def _read_status(self, line: Line, group: NcclGroup | None, status: re.Match[str]) -> list[Fact]:
+        """Read which group a time limit was in, and how far the rank has come there."""
+        waits = self._open.get(writer_of(line, group), [])
+        seq = int(status["seq"])
+        wait = next((one for one in waits if one.fact.operation.seq == seq and not one.grouped), None)
+        if wait is not None and group is not None:
+            _join(wait, group, line.who)
+        return self._reached(line, group, status)
+
+    def _reached(self, line: Line, group: NcclGroup | None, numbers: re.Match[str]) -> list[Fact]:
+        key, words = (group.key, group.words) if group is not None else ("", "")
+        enqueued, completed = work_number(numbers["enqueued"]), work_number(numbers["completed"])
+        said = (writer_of(line, group), key, words, enqueued, completed)
+        if said in self._said:
+            return []
+        self._said.add(said)
+        return [
+            Reached(
+                who=who_of(line, group), spot=line.spot(), time=time_of(line), said=quote(line.text),
+                group=key, group_words=words, enqueued=enqueued, completed=completed,
+            )
+        ]  # fmt: skip
+
+    def _close(self, writer: Hashable, *, only: _Wait | None = None, grouped_only: bool = False) -> list[Fact]:
+        """Return the waits of a rank of which no more is to be said."""
+        waits = self._open.get(writer, [])
+        done = [one for one in waits if (only is None or one is only) and (one.grouped or not grouped_only)]
+        left = [one for one in waits if not any(one is other for other in done)]
+        if left:
+            self._open[writer] = left
+        else:
+            self._open.pop(writer, None)
+        self._count -= len(done)
+        self._traces = [trace for trace in self._traces if not any(trace.wait is one for one in done)]
+        return [one.done() for one in done]
+
+    # stacks
+
+    def _open_trace(self, line: Line, group: NcclGroup | None, *, found: bool) -> list[Fact]:
+        writer = writer_of(line, group)
+        waits = self._open.get(writer) or self._open.get(self._last_writer(line), [])
+        wait = next((one for one in reversed(waits) if not one.frames), None)
+        if found and wait is not None:
+            self._traces = [*self._traces[-_MOST_TRACES:], _Trace(line.stream, wait)]
+        return [] if found else self._close(writer, grouped_only=True)
+
+    def _last_writer(self, line: Line) -> Hashable:
+        """Return whose wait a line without any rank may continue: the last one that was opened in its stream."""
+        same = (writer for writer in reversed(self._open) if isinstance(writer, tuple) and writer[0] == line.stream)
+        return next(same, None)
+
+    def _read_frame(self, line: Line) -> bool:
+        match = _FRAME.match(line.text)
+        if match is None:
+            return False
+        number = int(match["number"])
+        fitting = [trace for trace in self._traces if len(trace.wait.frames) == number]
+        own = [trace for trace in fitting if trace.stream == line.stream]
+        trace = next(reversed(own or fitting), None)
+        if trace is not None and number < _MOST_FRAMES:
+            trace.wait.frames.append(foreign_frame(match["file"], int(match["line"]), match["function"]))
+        return True
+
+    # errors that the watchdog found
+
+    def _read_error(self, line: Line, group: NcclGroup | None, error: str) -> list[Fact]:
+        writer = writer_of(line, group)
+        found = self._close(writer, grouped_only=True)
+        if not error.strip() or (writer, error) in self._said:
+            return found
+        self._said.add((writer, error))
+        self._tail = _Tail(self._failure(line, group, error))
+        return found
+
+    def _read_abort(self, line: Line, group: NcclGroup | None, aborted: re.Match[str]) -> list[Fact]:
+        """Read why nccl2 ends a process: a time limit, or an error."""
+        if "timeout" not in aborted["error"]:
+            return [self._failure(line, group, aborted["error"])]
+        if self._is_said(writer_of(line, group), Operation()):
+            return []
+        operation = Operation(group=group.key, group_words=group.words) if group is not None else Operation()
+        return [
+            Waiting(
+                who=who_of(line, group), spot=line.spot(), time=time_of(line), said=quote(line.text),
+                operation=operation, timed_out=True,
+            )
+        ]  # fmt: skip
+
+    def _failure(self, line: Line, group: NcclGroup | None, error: str) -> Failed:
+        reading = classify("", error)
+        return Failed(
+            who=who_of(line, group), spot=line.spot(), time=time_of(line), said=quote(line.text),
+            type=_error_type(error), message=quote(error), nature=reading.nature, peers=reading.peers,
+            peer_hosts=reading.peer_hosts, memory=reading.memory,
+        )  # fmt: skip
+
+    def _read_tail(self, line: Line) -> list[Fact]:
+        """Read on: NCCL's own words follow "Last error:"."""
+        tail = self._tail
+        assert tail is not None
+        text = line.text.strip()
+        tail.left -= 1
+        ends = text.startswith(("[", "frame #", "Exception raised from", "Traceback")) or not tail.left
+        if ends:
+            self._tail = None
+            return [tail.fact]
+        if "NCCL" in tail.fact.type and text and "CUDA kernel" not in text:
+            message = f"{tail.fact.message} {text}"
+            reading = classify("", message)
+            tail.fact = replace(
+                tail.fact, message=quote(message), nature=reading.nature, memory=reading.memory,
+                peers=reading.peers, peer_hosts=reading.peer_hosts,
+            )  # fmt: skip
+        return []
+
+
+def _operation(work: re.Match[str] | None) -> tuple[Operation, float | None]:
+    """Return the operation of a "WorkNCCL(…)", and its time limit in seconds."""
+    if work is None:
+        return Operation(), None
+    shape = tuple(map(int, re.findall(r"\d+", work["shape"]))) if work["shape"] is not None else None
+    operation = Operation(
+        op=python_name(work["op"]), seq=work_number(work["seq"]), shape=shape,
+        numel_in=int(work["numel_in"]) if work["numel_in"] else None,
+        numel_out=int(work["numel_out"]) if work["numel_out"] else None,
+    )  # fmt: skip
+    return operation, int(work["limit"]) / 1000 if work["limit"] else None
+
+
+def _same_call(one: Operation, other: Operation) -> bool:
+    return (one.seq, one.op, one.numel_in, one.numel_out) == (other.seq, other.op, other.numel_in, other.numel_out)
+
+
+def _join(wait: _Wait, group: NcclGroup, who: Who) -> None:
+    """Say in which group a wait is."""
+    rank = group.rank if who.rank is None and group.words == DEFAULT_GROUP else who.rank
+    operation = replace(wait.fact.operation, group=group.key, group_words=group.words)
+    full = replace(wait.fact.who, rank=rank, group=group.key, group_rank=group.rank)
+    wait.fact = replace(wait.fact, who=full, operation=operation)
+    wait.grouped = True
+
+
+def _error_type(error: str) -> str:
+    return next((kind for kind in ("CUDA error", "HIP error", "NCCL error") if kind in error), "NCCL error")
