@@ -23,6 +23,8 @@ CALL_LIMIT_S = 10.0
 ROOT = "/"
 """The prefix that torch's own client puts before every key (``keyPrefix_``)."""
 MAGIC = 0x3C85F7CE
+MAX_KEYS = 2**17
+"""Our choice: torch makes some keys for each rank and group."""
 MAX_VALUE_BYTES = 2**20
 """The largest value that is read; none of ddpdoctor's values comes close."""
 _LENGTH = struct.Struct("=Q")
@@ -41,38 +43,39 @@ class _Query(IntEnum):
     CHECK = 5
     DELETE_KEY = 8
     PING = 13
+    LIST_KEYS = 17
 
 
-class JobStore:
-    """A ``Store`` over a connection to the TCPStore that torchrun or rank 0 serves for the ranks."""
+class StoreReader:
+    """Reads the TCPStore that torchrun or rank 0 serves for the ranks. It has no way to write into it."""
 
-    def __init__(self, connection: socket.socket, prefix: str) -> None:
-        """Take ownership of the connection; ``prefix`` separates ddpdoctor's keys from the launcher's and the job's."""
+    def __init__(self, connection: socket.socket, prefix: str = "") -> None:
+        """Take ownership of the connection; ``prefix`` is put before each key."""
         connection.settimeout(CALL_LIMIT_S)
         # A SET has no answer. Without TCP_NODELAY the next request would wait 40 ms for the delayed acknowledgement.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection, self._prefix = connection, prefix
         self._lock = threading.Lock()
 
-    def set(self, key: str, value: bytes) -> None:
-        """Store a value under a key."""
-        self._ask(_request(_Query.SET, self._text(key), _text(value)), 0)
-
     def look(self, key: str) -> bytes | None:
         """Return the value of a key, or None if it has none yet."""
         # A GET of a missing key ends the connection. The key cannot vanish in between: only its reader removes it.
-        if self._ask(_request(_Query.CHECK, _LENGTH.pack(1), self._text(key)), 1) != _READY:
-            return None
-        return self._ask(_request(_Query.GET, self._text(key)), None)
+        return self._ask(_request(_Query.GET, self._text(key)), None) if self.has(key) else None
 
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter and return the sum."""
-        answer = self._ask(_request(_Query.ADD, self._text(key), _AMOUNT.pack(amount)), _AMOUNT.size)
-        return int(_AMOUNT.unpack(answer)[0])
+    def has(self, key: str) -> bool:
+        """Return whether a key has a value."""
+        return self._ask(_request(_Query.CHECK, _LENGTH.pack(1), self._text(key)), 1) == _READY
 
-    def forget(self, key: str) -> None:
-        """Remove a value."""
-        self._ask(_request(_Query.DELETE_KEY, self._text(key)), _AMOUNT.size)
+    def list_keys(self) -> tuple[str, ...]:
+        """Return all keys, without the prefixes that all have.
+
+        The server of an older torch does not know this request and closes the connection: ``StoreError``.
+        """
+        (count,) = _LENGTH.unpack(self._ask(_request(_Query.LIST_KEYS), _LENGTH.size))
+        if count > MAX_KEYS:
+            raise StoreError(f"the job's store has {count} keys")
+        keys = (self._ask(b"", None).decode(errors="replace") for _ in range(count))
+        return tuple(key.removeprefix(ROOT + self._prefix) for key in keys)
 
     def close(self) -> None:
         """Close the connection."""
@@ -95,6 +98,28 @@ class JobStore:
             # A late answer must not be mistaken for the answer to the next request.
             self._connection.close()
             raise StoreError(f"the connection to the job's store failed: {describe(error)}") from error
+
+
+class JobStore(StoreReader):
+    """A ``Store`` over that connection; ``prefix`` separates ddpdoctor's keys from the launcher's and the job's."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store a value under a key."""
+        self._ask(_request(_Query.SET, self._text(key), _text(value)), 0)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter and return the sum."""
+        answer = self._ask(_request(_Query.ADD, self._text(key), _AMOUNT.pack(amount)), _AMOUNT.size)
+        return int(_AMOUNT.unpack(answer)[0])
+
+    def forget(self, key: str) -> None:
+        """Remove a value."""
+        self._ask(_request(_Query.DELETE_KEY, self._text(key)), _AMOUNT.size)
+
+
+def open_store_reader(host: str, port: int, limit_s: float) -> StoreReader:
+    """Connect to a store in order to read it; raises ``StoreError`` with what was tried and seen."""
+    return StoreReader(reach((host,), port, limit_s, _greet))
 
 
 def open_job_store(host: str, port: int, prefix: str, limit_s: float) -> JobStore:

@@ -52,6 +52,12 @@ FIRST = {
         "test_a_folder_with_a_planted_link", "test_a_foreign_and_a_damaged_folder",
         "test_an_abort_at_exit_is_no_failure_of_training",
     ),
+    "attach/test_hung.py": (
+        "test_a_hung_job_of_torchrun", "test_a_job_that_trains", "test_the_worker_of_a_loader", "test_a_stopped_rank",
+        "test_a_held_gil", "test_torchs_debug_server", "test_ras_is_asked_where_a_rank_serves_it[new",
+    ),
+    "attach/test_rights.py": ("test_the_job_of_another_user", "test_without_the_right_to_trace"),
+    "attach/test_found.py": ("test_of_several_jobs", "test_a_process_that_is_no_rank"),
     "harmless/test_scripts.py": ALL,
     "harmless/test_broken_recorder.py": ("test_a_script_that_never_imports", "test_a_recorder_that_cannot_start"),
     "harmless/test_command.py": ("test_isolated_pythons_run",),

@@ -35,7 +35,7 @@ class Identity:
 def read_process(system: System, *, rank: int | None = None, local_rank: int | None = None) -> Process:
     """Return the facts of this process; ``rank`` and ``local_rank`` are used if no variable has them."""
     variables, others = select_variables(system.env)
-    own_rank = _first_number(system.env, RANK_VARIABLES)
+    own_rank = read_rank(system.env)
     own_local_rank = read_local_rank(system.env)
     return Process(
         rank=rank if own_rank is None else own_rank,
@@ -85,6 +85,11 @@ def number(env: Mapping[str, str], *names: str) -> int | None:
         if value.isascii() and value.isdecimal():
             return int(value)
     return None
+
+
+def read_rank(env: Mapping[str, str]) -> int | None:
+    """Return the rank, or None if no launcher set it."""
+    return _first_number(env, RANK_VARIABLES)
 
 
 def read_local_rank(env: Mapping[str, str]) -> int | None:

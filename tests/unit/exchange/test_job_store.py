@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 from ddpdoctor.exchange.clocks import measure_clocks
 from ddpdoctor.exchange.conversation import Conversation
-from ddpdoctor.exchange.job_store import open_job_store
+from ddpdoctor.exchange.job_store import StoreReader, open_job_store, open_store_reader
 from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.exchange.node_meeting import HostedMeeting, OverStore, OwnPort, find_meeting
 from ddpdoctor.exchange.store import StoreError
@@ -45,6 +45,17 @@ def put(torchs, key, value):
     """Set a value, and have an answer that comes after it."""
     torchs.set(PREFIX + key, value)
     assert torchs.check([PREFIX + key])
+
+
+def test_a_reader_sees_all_keys_and_has_no_way_to_write(agent, torchs):
+    put(torchs, "key", "told")
+    reader = open_store_reader("127.0.0.1", agent[1], 60)
+    keys = reader.list_keys()
+    assert PREFIX + "key" in keys
+    assert (reader.look(PREFIX + "key"), reader.look(PREFIX + "none")) == (b"told", None)
+    assert reader.list_keys() == keys
+    assert sorted(torchs.list_keys()) == sorted(keys)
+    assert {name for name in vars(StoreReader) if not name.startswith("_")} == {"look", "has", "list_keys", "close"}
 
 
 def test_torch_and_we_read_what_the_other_wrote(agent, torchs):

@@ -1,0 +1,278 @@
+"""Finds the training jobs that run on this machine, and picks the one that the user means."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.attach.candidates import GROUP_THREADS, read_thread_names
+from ddpdoctor.attach.ranks import choose_ranks
+from ddpdoctor.collect.launch.this_process import is_slurm_step, number, read_local_rank, text
+from ddpdoctor.collect.process.proc import descendants, read_command, read_environment, read_processes, read_status
+from ddpdoctor.collect.run.sources import WORLD_SIZE_NAMES
+from ddpdoctor.model.attached import JobIdentity, RankBy, SeenRank
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.rank_words import count_of, format_numbers, name_list
+from ddpdoctor.model.variables import select_variables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ddpdoctor.attach.candidates import Candidate
+    from ddpdoctor.attach.ranks import Chosen
+    from ddpdoctor.collect.process.proc import Process
+
+MOST_ANCESTORS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundJob:
+    """A job with its ranks on this machine, in the order of their numbers."""
+
+    identity: JobIdentity
+    ranks: tuple[SeenRank, ...]
+    environments: Mapping[int, Mapping[str, str]]
+    """The whole environment of each rank, by pid. It never leaves this process."""
+
+    @property
+    def world_size(self) -> int | None:
+        """How many ranks the job has, by their variables."""
+        return max((rank.world_size for rank in self.ranks if rank.world_size is not None), default=None)
+
+    def line(self) -> str:
+        """Return the job in a line for a list."""
+        numbers = sorted(rank.rank for rank in self.ranks if rank.rank is not None)
+        of = f" of {self.world_size}" if self.world_size is not None else ""
+        pids = name_list([str(rank.pid) for rank in self.ranks])
+        what = self.ranks[0]
+        which = f" ({format_numbers(numbers)})" if numbers else ""
+        return (
+            f"  --job {self.identity.name}: {count_of(len(self.ranks), 'rank')}{of}{which}, pid {pids}, "
+            f"{what.launcher}, {what.user}: {what.command}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """A process of another user that has joined a process group, and whose environment we may not read."""
+
+    pid: int
+    user: str
+    state: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What was found on this machine."""
+
+    jobs: tuple[FoundJob, ...]
+    closed: tuple[Closed, ...]
+    processes: Mapping[int, Process]
+
+
+def find_jobs() -> Found:
+    """Return all jobs whose ranks run on this machine and may be read."""
+    processes = read_processes()
+    own = frozenset(_ancestors(os.getpid(), processes))
+    chosen = choose_ranks(processes, own | {os.getpid()})
+    jobs: dict[JobIdentity, list[Chosen]] = {}
+    for one in chosen:
+        jobs.setdefault(_identity(one), []).append(one)
+    named = _distinct(jobs)
+    return Found(
+        jobs=tuple(_job(identity, named[identity]) for identity in sorted(named, key=lambda one: one.name)),
+        closed=tuple(_closed(one) for one in processes.values() if _is_closed(one)),
+        processes=processes,
+    )
+
+
+def choose_job(found: Found, pid: int | None = None, name: str | None = None) -> FoundJob:
+    """Return the job that is meant. Raises UserError if there is none, or not one only."""
+    jobs: Iterable[FoundJob] = found.jobs
+    if pid is not None:
+        jobs = _jobs_of(pid, found)
+    if name is not None:
+        jobs = [job for job in jobs if job.identity.name == name]
+    meant = list(jobs)
+    if len(meant) == 1:
+        return meant[0]
+    if meant or (found.jobs and not _is_closed_pid(pid, found)):
+        raise _ambiguous(found, meant, pid, name)
+    raise _nothing(found, pid)
+
+
+def _ambiguous(found: Found, meant: list[FoundJob], pid: int | None, name: str | None) -> UserError:
+    listed = "\n".join(job.line() for job in meant or found.jobs)
+    if meant:
+        message = f"{count_of(len(meant), 'training job')} run on this machine; which one is meant?"
+    elif name is not None:
+        message = f"no training job named {name} runs on this machine"
+    else:
+        message = f"process {pid} does not belong to a training job"
+    return UserError(message, help=f"Give --job NAME or --pid PID. Jobs on this machine:\n{listed}")
+
+
+def _nothing(found: Found, pid: int | None) -> UserError:
+    if pid is not None and pid not in found.processes:
+        return UserError(f"no process has the pid {pid}", help="In a container pids are others: run ddpdoctor inside.")
+    closed = [one for one in found.closed if pid in {None, one.pid}]
+    if closed:
+        listed = "\n".join(f"  pid {one.pid} of {one.user}, state {one.state}: {one.command}" for one in closed)
+        return UserError(
+            f"{count_of(len(closed), 'process', 'processes')} of a training job may not be read by this user",
+            help=f"Run it as that user or as root: sudo -E ddpdoctor attach\n{listed}",
+        )
+    return UserError(
+        "no training job runs on this machine" if pid is None else f"process {pid} is no rank of a training job",
+        help="Ranks are processes with RANK or a launcher's variable in their environment. Run ddpdoctor attach on the "
+        "machine and in the container where they run; for another user's job: sudo -E ddpdoctor attach.",
+    )
+
+
+def _jobs_of(pid: int, found: Found) -> list[FoundJob]:
+    """Return the jobs with a rank that is this process, one above it, or one below it."""
+    related = {pid, *_ancestors(pid, found.processes)}
+    related |= {one.pid for one in descendants(pid, dict(found.processes))}
+    itself = [job for job in found.jobs if any(rank.pid == pid for rank in job.ranks)]
+    return itself or [job for job in found.jobs if any(rank.pid in related for rank in job.ranks)]
+
+
+def _ancestors(pid: int, processes: Mapping[int, Process]) -> list[int]:
+    found: list[int] = []
+    while pid in processes and len(found) < MOST_ANCESTORS:
+        pid = processes[pid].ppid
+        if pid > 1:
+            found.append(pid)
+    return found
+
+
+def _is_closed(process: Process) -> bool:
+    """Return whether a process has joined a process group, and is not ours to read."""
+    return (
+        process.state not in "ZX"
+        and not read_environment(process.pid)
+        and bool(GROUP_THREADS & read_thread_names(process.pid))
+    )
+
+
+def _is_closed_pid(pid: int | None, found: Found) -> bool:
+    return any(one.pid == pid for one in found.closed)
+
+
+def _closed(process: Process) -> Closed:
+    return Closed(
+        pid=process.pid, user=_user(process.pid), state=process.state, command=read_command(process.pid)
+    )  # fmt: skip
+
+
+def _identity(one: Chosen) -> JobIdentity:
+    env = one.process.env
+    addr, port = text(env, "MASTER_ADDR") or None, number(env, "MASTER_PORT")
+    run_id = text(env, "TORCHELASTIC_RUN_ID") or None
+    slurm = text(env, "SLURM_JOB_ID", "SLURM_JOBID") or None
+    step = None if addr else text(env, "SLURM_STEP_ID", "SLURM_STEPID", "PMIX_NAMESPACE") or None
+    parent = one.process.process.ppid if one.rank is None or not (addr or slurm or step or run_id) else None
+    return JobIdentity(
+        name=_name(addr, port, run_id, slurm) or f"pid-{parent}",
+        master_addr=addr, master_port=port, run_id=run_id, slurm_job=slurm, step=step, parent_pid=parent,
+    )  # fmt: skip
+
+
+def _name(addr: str | None, port: int | None, run_id: str | None, slurm: str | None) -> str:
+    if slurm:
+        return f"slurm-{slurm}"
+    if run_id and run_id != "none":
+        return run_id
+    return f"{addr}:{port}" if addr else ""
+
+
+def _distinct(jobs: dict[JobIdentity, list[Chosen]]) -> dict[JobIdentity, list[Chosen]]:
+    """Return the jobs with names that differ: two of one name get their port or parent added."""
+    from dataclasses import replace
+
+    names = [identity.name for identity in jobs]
+    return {
+        replace(one, name=f"{one.name}@{one.master_port or one.step or one.parent_pid}")
+        if names.count(one.name) > 1
+        else one: members
+        for one, members in jobs.items()
+    }
+
+
+def _job(identity: JobIdentity, members: list[Chosen]) -> FoundJob:
+    by_pid = sorted(members, key=lambda one: one.process.pid)
+    unknown = [one.process.pid for one in by_pid if one.rank is None]
+    ranks = [
+        _seen(one.process, rank=one.rank if one.rank is not None else unknown.index(one.process.pid),
+              by=RankBy.ENVIRONMENT if one.rank is not None else RankBy.PID_ORDER, siblings=len(unknown))
+        for one in by_pid
+    ]  # fmt: skip
+    ranks.sort(key=lambda rank: (rank.rank if rank.rank is not None else 0, rank.pid))
+    return FoundJob(
+        identity=identity, ranks=tuple(ranks), environments={one.process.pid: one.process.env for one in by_pid}
+    )
+
+
+def _seen(one: Candidate, *, rank: int, by: RankBy, siblings: int) -> SeenRank:
+    env, ordered = one.env, by is RankBy.PID_ORDER
+    return SeenRank(
+        pid=one.pid,
+        namespace_pid=_namespace_pid(one.pid),
+        start_ticks=one.process.start_ticks,
+        rank=rank,
+        rank_by=by,
+        local_rank=rank if ordered else read_local_rank(env),
+        world_size=siblings if ordered else _world_size(env),
+        node_rank=number(env, "GROUP_RANK", *(("SLURM_NODEID",) if is_slurm_step(env) else ())),
+        restart_count=number(env, "TORCHELASTIC_RESTART_COUNT"),
+        launcher=_launcher(one, ordered=ordered),
+        parent_pid=one.process.ppid,
+        command=read_command(one.pid),
+        user=_user(one.pid),
+        wrap_folder=text(env, "DDPDOCTOR_RUN") or None,
+        variables=select_variables(env)[0],
+    )
+
+
+def _world_size(env: Mapping[str, str]) -> int | None:
+    in_step = is_slurm_step(env) and "RANK" not in env
+    return number(env, *WORLD_SIZE_NAMES, *(("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if in_step else ()))
+
+
+def _launcher(one: Candidate, *, ordered: bool) -> str:
+    env = one.env
+    if ordered:
+        return "mp.spawn" if one.is_spawned else "unknown"
+    if "TORCHELASTIC_RUN_ID" in env:
+        return "torchrun"
+    if "OMPI_COMM_WORLD_RANK" in env:
+        return "mpirun"
+    if is_slurm_step(env):
+        return "srun"
+    return "mpiexec" if "PMI_RANK" in env or "PMIX_RANK" in env else "environment"
+
+
+def _namespace_pid(pid: int) -> int | None:
+    numbers = read_status(pid).get("NSpid", "").split()
+    return int(numbers[-1]) if len(numbers) > 1 else None
+
+
+def _user(pid: int) -> str:
+    uid = (read_status(pid).get("Uid", "").split() or ["?"])[0]
+    try:
+        return pwd.getpwuid(int(uid)).pw_name
+    except (KeyError, ValueError):
+        return uid
+
+
+def named_file(pid: int, path: str) -> Path:
+    """Return where a path of another process is for us: it may have another root folder, or be relative."""
+    root, cwd = Path(f"/proc/{pid}/root"), Path(f"/proc/{pid}/cwd")
+    if not path.startswith("/"):
+        return cwd / path
+    same = os.path.realpath(f"/proc/{pid}/ns/mnt") == os.path.realpath("/proc/self/ns/mnt")
+    return Path(path) if same else root / path.lstrip("/")

@@ -1,0 +1,213 @@
+"""Looks once at all ranks of a job at the same time. Every source has a time limit, and none stops a rank."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.attach import flight, ras, stacks, store, worker_server
+from ddpdoctor.attach.process import read_facts
+from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.process.proc import by_parent, read_processes
+from ddpdoctor.collect.process.received import read_received
+from ddpdoctor.model.attached import RankLook, Refusal, StoreLook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ddpdoctor.attach.find import FoundJob
+    from ddpdoctor.model.attached import ChildFacts, ProcessFacts, SeenRank
+
+FACTS_LIMIT_S = 2.0
+STACKS_LIMIT_S = 10.0
+"""Our choice: of many ranks on few cores, some wait for their turn."""
+AT_ONCE = max(4, os.cpu_count() or 1)
+MOST_WORKERS = 8
+"""Our choice: the workers of one loader do the same."""
+WORKER_NAMES = ("python", "pt_data_worker")
+_WAITS_FOR_WORKERS = ("dataloader.py", "/multiprocessing/")
+PROC_REMEDY = "sudo -E ddpdoctor attach"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLook:
+    """One look at a job."""
+
+    number: int
+    ranks: tuple[RankLook, ...]
+    store: StoreLook | None
+    refused: tuple[Refusal, ...]
+    raw: Mapping[str, bytes]
+    """Files in the words of their sources, by name; a rank's names are in ``RankLook.files``."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Seeing:
+    """What one look has brought so far."""
+
+    number: int
+    refused: list[Refusal] = field(default_factory=list)
+    raw: dict[str, bytes] = field(default_factory=dict)
+    of_ranks: dict[int, list[Refusal]] = field(default_factory=dict)
+    files: dict[int, list[str]] = field(default_factory=dict)
+
+    def refuse(self, pid: int, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            self.of_ranks.setdefault(pid, []).append(refusal)
+
+    def keep(self, rank: SeenRank, stem: str, content: bytes, suffix: str = "") -> None:
+        name = f"{stem}_pid_{rank.pid}_rank_{rank.rank}{suffix}"
+        self.raw[name] = content
+        self.files.setdefault(rank.pid, []).append(name)
+
+
+def look_at(job: FoundJob, number: int, earlier: StoreLook | None = None) -> JobLook:
+    """Look at all ranks of a job; ``earlier`` is what the first look saw in the store, which is read only once."""
+    seeing = _Seeing(number=number)
+    at_ns = (time.time_ns(), time.monotonic_ns())
+    received = {row.inode: row.size_bytes for row in read_received()}
+    facts, threads = _look_from_outside(job, received, seeing)
+    for_job = _ask_for_job(job, number, seeing)
+    in_store = for_job if for_job is not None else earlier
+    _ask_servers(job, threads, in_store, seeing)
+    _ask_recorders(job, number, seeing)
+    ranks = tuple(
+        RankLook(
+            number=number, host=socket.gethostname(), wall_ns=at_ns[0], monotonic_ns=at_ns[1], job=job.identity,
+            rank=rank,
+            process=_with_workers(facts.get(rank.pid), threads.get(rank.pid)), stacks=threads.get(rank.pid),
+            files=tuple(seeing.files.get(rank.pid, ())), refused=tuple(seeing.of_ranks.get(rank.pid, ())),
+        )
+        for rank in job.ranks
+    )  # fmt: skip
+    return JobLook(number=number, ranks=ranks, store=for_job, refused=tuple(seeing.refused), raw=seeing.raw)
+
+
+def _look_from_outside(
+    job: FoundJob, received: Mapping[int, int], seeing: _Seeing
+) -> tuple[dict[int, ProcessFacts | None], dict[int, Any]]:
+    """Read /proc and the stacks of all ranks at once."""
+    turns = threading.BoundedSemaphore(AT_ONCE)
+
+    def read_in_turn(pid: int) -> tuple[Any, Refusal | None]:
+        with turns:
+            return stacks.read_stacks(pid)
+
+    children = by_parent(read_processes())
+    calls: dict[str, Callable[[], Any]] = {}
+    for rank in job.ranks:
+        calls[f"facts {rank.pid}"] = partial(read_facts, rank, received, children)
+        calls[f"stacks {rank.pid}"] = partial(read_in_turn, rank.pid)
+    replies = ask_side_by_side(
+        calls, {name: FACTS_LIMIT_S if name.startswith("facts") else STACKS_LIMIT_S for name in calls}
+    )
+    facts: dict[int, ProcessFacts | None] = {}
+    threads: dict[int, Any] = {}
+    for rank in job.ranks:
+        seen, stack = replies[f"facts {rank.pid}"], replies[f"stacks {rank.pid}"]
+        facts[rank.pid] = seen.value
+        if seen.timed_out:
+            seeing.refuse(
+                rank.pid, Refusal(source="/proc", reason="reading /proc hangs: the process is stuck in the kernel")
+            )
+        elif seen.value is not None and seen.value.peers is None:
+            reason = "open files and connections may not be read by this user"
+            seeing.refuse(rank.pid, Refusal(source="/proc", reason=reason, remedy=PROC_REMEDY))
+        if stack.value is None:
+            reason = f"py-spy gave no answer within {STACKS_LIMIT_S:.0f} s" if stack.timed_out else str(stack.error)
+            seeing.refuse(rank.pid, Refusal(source=stacks.SOURCE, reason=reason))
+        else:
+            threads[rank.pid], refusal = stack.value
+            seeing.refuse(rank.pid, refusal)
+    return facts, threads
+
+
+def _ask_for_job(job: FoundJob, number: int, seeing: _Seeing) -> StoreLook | None:
+    """Ask what answers for the job as a whole: RAS in each look, the store in the first."""
+    place = ras.find_ras(job)
+    calls: dict[str, Callable[[], Any]] = {}
+    if isinstance(place, Refusal):
+        seeing.refused.append(place)
+    elif place is not None:
+        calls["ras"] = partial(ras.ask_ras, *place)
+    if number == 1:
+        calls["store"] = partial(store.read_store, job)
+    replies = ask_side_by_side(calls, ras.LIMIT_S + 1)
+    for name, reply in replies.items():
+        if isinstance(reply.value, Refusal):
+            seeing.refused.append(reply.value)
+        elif reply.timed_out or reply.error is not None:
+            seeing.refused.append(Refusal(source=name, reason=str(reply.error or "no answer in time")))
+    told = replies["ras"].value if "ras" in replies else None
+    if isinstance(told, ras.RasAnswer):
+        seeing.raw["ras.json" if told.is_json else "ras.txt"] = told.text
+    found = replies["store"].value if "store" in replies else None
+    return found if isinstance(found, StoreLook) else None
+
+
+def _ask_servers(job: FoundJob, threads: Mapping[int, Any], in_store: StoreLook | None, seeing: _Seeing) -> None:
+    """Ask torch's servers in the ranks. They are asked for stacks, which need the GIL, only where py-spy got none."""
+    addresses = in_store.values if in_store is not None else {}
+    found = {rank.pid: worker_server.find_server(rank, job.environments[rank.pid], addresses) for rank in job.ranks}
+    calls = {
+        str(pid): partial(worker_server.ask_server, server, want_stacks=threads.get(pid) is None)
+        for pid, server in found.items()
+        if server is not None
+    }
+    replies = ask_side_by_side(calls, 3 * worker_server.LIMIT_S)
+    for rank in job.ranks:
+        reply = replies.get(str(rank.pid))
+        answers = reply.value if reply is not None else None
+        if reply is not None and answers is None:
+            reason = str(reply.error or "torch's server in the rank gave no answer in time")
+            seeing.refuse(rank.pid, Refusal(source=worker_server.SOURCE, reason=reason))
+        if answers is not None:
+            seeing.refuse(rank.pid, answers.refused)
+            if answers.trace is not None:
+                seeing.keep(rank, "fr_trace", answers.trace, ".json")
+            if answers.stacks is not None:
+                seeing.keep(rank, "stacks", answers.stacks, ".txt")
+
+
+def _ask_recorders(job: FoundJob, number: int, seeing: _Seeing) -> None:
+    """Ask for dumps in the first look, and take those that are there in the second."""
+    for rank in job.ranks:
+        env = job.environments[rank.pid]
+        if number == 1:
+            seeing.refuse(rank.pid, flight.ask_for_dump(rank, env))
+            continue
+        dump = flight.find_dump(rank, env, _started_ns(rank))
+        try:
+            if dump is not None:
+                seeing.keep(rank, "fr_dump", flight.read_dump(dump))
+        except OSError as error:
+            seeing.refuse(rank.pid, Refusal(source=flight.SOURCE, reason=f"the dump cannot be read: {error}"))
+
+
+def _with_workers(facts: ProcessFacts | None, threads: Any) -> ProcessFacts | None:
+    """Add the stacks of a rank's worker processes if its main thread may wait for one of them."""
+    if facts is None or not any(
+        mark in file for file, _, _ in stacks.main_frames(threads) or () for mark in _WAITS_FOR_WORKERS
+    ):
+        return facts
+    workers = [one for one in facts.children if one.name.startswith(WORKER_NAMES) and one.state not in "ZX"][
+        :MOST_WORKERS
+    ]
+    replies = ask_side_by_side({str(one.pid): partial(stacks.read_stacks, one.pid) for one in workers}, STACKS_LIMIT_S)
+    seen = {int(pid): reply.value[0] for pid, reply in replies.items() if reply.value is not None}
+
+    def with_stacks(child: ChildFacts) -> ChildFacts:
+        return replace(child, stacks=seen.get(child.pid))
+
+    return replace(facts, children=tuple(map(with_stacks, facts.children)))
+
+
+def _started_ns(rank: SeenRank) -> int:
+    """Return when a process started, on the wall clock."""
+    since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME) - rank.start_ticks / os.sysconf("SC_CLK_TCK")
+    return time.time_ns() - int(since_boot_s * 1e9)

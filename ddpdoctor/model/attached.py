@@ -1,0 +1,257 @@
+"""What ``attach`` saw of a running job: the records that its folder holds as JSON. No judgement, no I/O.
+
+``docs/design/0012-attach.md`` describes the folder. Every file begins with ``format`` and ``kind``, so that a reader
+recognizes it by its content:
+
+| file | format, kind | record |
+|---|---|---|
+| ``attach.json`` | ``ddpdoctor-attach``, ``job`` | ``AttachedJob`` |
+| ``look_1/rank_3_pid_4711.json`` | ``ddpdoctor-attach``, ``look`` | ``RankLook`` |
+| ``look_1/store.json`` | ``ddpdoctor-attach``, ``store`` | ``StoreLook`` |
+
+Times: ``wall_ns`` is the host's wall clock, ``monotonic_ns`` its CLOCK_MONOTONIC, which is comparable on one host until
+it boots again. CPU times are in clock ticks (1/100 s on Linux). What could not be read is None, or stands in
+``refused`` with its reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.causes import Blocked
+
+FORMAT = "ddpdoctor-attach"
+VERSION = 1
+"""Fields may be added to a version. A field that changes its meaning makes a new one."""
+
+
+class RankBy(str, Enum):
+    """How the rank number of a process is known."""
+
+    ENVIRONMENT = "environment"
+    """From RANK, or the variable of another launcher."""
+    PID_ORDER = "pid-order"
+    """It joined a process group, but no variable has its rank: the order of pids under one parent. Low confidence."""
+
+
+class Movement(str, Enum):
+    """Whether something changed between two looks."""
+
+    MOVING = "moving"
+    """Of a rank: it did something else, or new data or collectives came. Of a job: all ranks that were seen moved."""
+    PARTLY = "partly"
+    """Of a job: some ranks moved, and others stayed where they were."""
+    STILL = "still"
+    """The same lines of Python, in the same collective, without data from other ranks."""
+    UNKNOWN = "unknown"
+    """Nothing that could be compared was seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobIdentity:
+    """What the ranks of one job have in common."""
+
+    name: str
+    """For ``--job``: "slurm-4711", torchrun's run id, or "host:port" of the store."""
+    master_addr: str | None = None
+    master_port: int | None = None
+    run_id: str | None = None
+    """TORCHELASTIC_RUN_ID; "none" is torchrun's default."""
+    slurm_job: str | None = None
+    step: str | None = None
+    """Slurm's step, or the name space of PMIx, of a job without MASTER_ADDR."""
+    parent_pid: int | None = None
+    """Of ranks without any variable: the process that started them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenRank:
+    """A process of this machine that is a rank of a job."""
+
+    pid: int
+    namespace_pid: int | None
+    """Its pid in its own container, if it is another."""
+    start_ticks: int
+    """When it started, in clock ticks since boot: tells it from a later process with the same pid."""
+    rank: int | None
+    rank_by: RankBy
+    local_rank: int | None
+    world_size: int | None
+    node_rank: int | None
+    """GROUP_RANK of torchrun, or Slurm's node."""
+    restart_count: int | None
+    """TORCHELASTIC_RESTART_COUNT: how often torchrun had started the ranks anew before."""
+    launcher: str
+    """"torchrun", "srun", "mpirun", "mp.spawn", or "environment" if only RANK and WORLD_SIZE tell."""
+    parent_pid: int
+    command: str
+    """Without secrets, cut to 200 characters."""
+    user: str
+    wrap_folder: str | None
+    """The run folder, if the job was started by ``ddpdoctor wrap``: its own evidence is there."""
+    variables: dict[str, str]
+    """The environment with which it started: the variables of NCCL, torch and launchers, and no others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadFacts:
+    """A thread, from /proc/PID/task."""
+
+    tid: int
+    name: str
+    """Cut to 15 characters by the kernel: "pt_gloo_runloop", "pt_nccl_watchdg"."""
+    state: str
+    """R running, S sleeping, D in the kernel, T stopped by a signal, t by a debugger, Z ended."""
+    cpu_ticks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A TCP connection of the process."""
+
+    local: str
+    remote: str
+    """"10.0.0.4:29500"."""
+    state: str
+    """"established", "close-wait" (the other end is gone), "syn-sent" (no answer yet) or the kernel's number."""
+    unsent_bytes: int
+    retries: int
+    received_bytes: int | None
+    """Since the connection was made. None if the kernel does not say, or in another network namespace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFacts:
+    """What /proc says of a process. It has this for every process; ``None`` fields need the right to read them."""
+
+    state: str
+    """As in ``ThreadFacts``, of the main thread."""
+    cpu_ticks: int
+    """Of all threads, since the process started."""
+    main_cpu_ticks: int
+    main_switches: int | None
+    """How often the main thread has gone to sleep. If it is the same in both looks, the thread slept throughout."""
+    threads: tuple[ThreadFacts, ...]
+    blocked: Blocked | None
+    """The system call in which the main thread sleeps. None also if it runs."""
+    kernel_function: str | None
+    """wchan: the kernel function in which it sleeps."""
+    peers: tuple[Peer, ...] | None
+    children: tuple[ChildFacts, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildFacts:
+    """A process below a rank, such as a loader worker."""
+
+    pid: int
+    state: str
+    name: str
+    cpu_ticks: int
+    stacks: Any = None
+    """As ``RankLook.stacks``, for Python processes below a rank that waits for its loader."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A source that gave nothing, and what would change that."""
+
+    source: str
+    """"py-spy", "worker server", "flight recorder", "ras", "store", "/proc"."""
+    reason: str
+    remedy: str = ""
+    """A command, or a sentence. Empty: none is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLook:
+    """One look at one rank. The file names of ``files`` are beside it."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    kind: str = "look"
+    number: int
+    """1 or 2."""
+    host: str
+    wall_ns: int
+    monotonic_ns: int
+    job: JobIdentity
+    rank: SeenRank
+    process: ProcessFacts | None
+    """None: the process has ended."""
+    stacks: Any = None
+    """py-spy's JSON, unchanged: a list of threads with ``frames``, innermost first. None: see ``refused``."""
+    files: tuple[str, ...] = ()
+    """What other sources gave of this rank: JSON or pickles of the flight recorder, stacks of faulthandler."""
+    refused: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLook:
+    """What stands in the job's store (torch's TCPStore). Nothing was written to it, and nothing waited for."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    kind: str = "store"
+    host: str
+    wall_ns: int
+    monotonic_ns: int
+    job: JobIdentity
+    address: str
+    """"10.0.0.4:29500"."""
+    keys: tuple[str, ...]
+    """Without the "/" that torch puts before each: "default_pg/0//cpu//0/3": rank 3 came to init_process_group."""
+    complete: bool
+    """False: this torch cannot list keys; ``keys`` are those that exist of ``asked``."""
+    asked: tuple[str, ...] = ()
+    values: dict[str, str] = field(default_factory=dict)
+    """Of some keys: addresses of debug servers, and the traces that TORCH_NCCL_DESYNC_DEBUG leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMovement:
+    """Whether a rank moved between the looks."""
+
+    pid: int
+    rank: int | None
+    movement: Movement
+    evidence: tuple[str, ...]
+    """What changed: "stack", "flight recorder", "received" (data from another rank that was seen), "ended". If nothing
+    changed, what was compared, with "slept" for a main thread that did not run at all."""
+    main_cpu_ticks: int | None
+    """CPU time of the main thread between the looks: a rank that waits in a NCCL kernel spins."""
+    main_slept: bool | None
+    """The main thread slept throughout, or was stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachedJob:
+    """What was seen of a job on this host."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    kind: str = "job"
+    host: str
+    wall_ns: int
+    job: JobIdentity
+    world_size: int | None
+    """None: no variable says it."""
+    ranks: tuple[SeenRank, ...]
+    looks: int
+    gap_s: float
+    """The time between two looks."""
+    movement: Movement
+    movements: tuple[RankMovement, ...]
+    refused: tuple[Refusal, ...]
+    """Sources of the job as a whole that gave nothing."""
+    files: tuple[str, ...]
+    """All files of the folder, relative to it."""
+
+    @property
+    def unseen(self) -> int | None:
+        """How many ranks of the world were not seen here, or None if the world's size is unknown."""
+        numbers = {rank.rank for rank in self.ranks} - {None}
+        return None if self.world_size is None else max(0, self.world_size - len(numbers))

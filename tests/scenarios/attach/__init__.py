@@ -1,0 +1,1 @@
+"""Real jobs that nobody prepared, seen from outside."""

@@ -1,0 +1,108 @@
+"""Which processes are ranks of which job, and what is said if the job that is meant cannot be told."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ddpdoctor.attach.find import choose_job, find_jobs
+from ddpdoctor.attach.session import Options, attach
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
+from tests.scenarios.attach.running import looks, running
+from tests.scenarios.running import clean_environment, start, wait_for
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
+
+def refusal(**options):
+    with pytest.raises(UserError) as raised:
+        attach(Options(**options))
+    assert raised.value.status == ExitStatus.WRONG_USE
+    return raised.value
+
+
+def test_of_several_jobs_one_must_be_named(tmp_path):
+    with running("plain", tmp_path / "one") as one, running("plain", tmp_path / "two") as two:
+        told = refusal(output=tmp_path)
+        seen = attach(Options(job=f"127.0.0.1:{two.port}", output=tmp_path, gap_s=0.1))
+        of_launcher = choose_job(find_jobs(), pid=one.processes[0].pid)
+        wrong = refusal(output=tmp_path, job="another")
+        assert one.ends_well()
+        assert two.ends_well()
+
+    assert told.message.endswith("training jobs run on this machine; which one is meant?")
+    for job in (one, two):
+        pids = f"pid {job.pids[0]} and {job.pids[1]}" if job.pids[0] < job.pids[1] else f"pid {job.pids[0]} and"
+        assert f"--job 127.0.0.1:{job.port}: 2 ranks of 2 (0, 1), {pids}" in told.help
+    assert {rank.pid for rank in seen.job.ranks} == set(two.pids)
+    assert {rank.pid for rank in of_launcher.ranks} == set(one.pids)
+    assert wrong.message == "no training job named another runs on this machine"
+    assert not list(tmp_path.glob("ddpdoctor-attach-*/look_1/*_pid_" + str(one.pids[0]) + "*"))
+
+
+def test_a_process_that_is_no_rank(tmp_path):
+    lone = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=clean_environment())
+    try:
+        told = refusal(output=tmp_path, pid=lone.pid)
+    finally:
+        lone.communicate()
+    assert str(lone.pid) in told.message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pid_that_nobody_has(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert f"{ended.pid}" in refusal(output=tmp_path, pid=ended.pid).message
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_look(tmp_path):
+    (tmp_path / "file").touch()
+    with running("plain", tmp_path / "job") as job:
+        told = refusal(output=tmp_path / "file", pid=job.pids[0])
+        assert job.ends_well()
+    assert told.message.startswith(f"no folder can be made in {tmp_path}/file")
+
+
+def test_a_shell_and_a_launcher_above_the_ranks_are_none(tmp_path):
+    """In a step of Slurm, the shell and torchrun have a rank number too: that of the task."""
+    slurm = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
+    with running("plain", tmp_path / "job", **slurm) as job:
+        (found,) = [one for one in find_jobs().jobs if one.identity.slurm_job == "4711"]
+        assert job.ends_well()
+
+    assert [rank.pid for rank in found.ranks] == job.pids
+    assert found.identity.name == "slurm-4711"
+    assert {rank.launcher for rank in found.ranks} == {"torchrun"}
+
+
+def test_the_secrets_of_a_command_are_not_saved(tmp_path):
+    secret = "hf_" + "a1B2c3D4" * 4
+    with running("plain", tmp_path / "job", "--hf-token", secret) as job:
+        seen = job.attach(tmp_path)
+        assert job.ends_well()
+
+    assert "--hf-token ***" in looks(seen, 1)[0].rank.command
+    assert not [path for path in seen.folder.rglob("*.json") if secret in path.read_text()]
+
+
+def test_a_job_under_wrap_is_found_with_its_run_folder(tmp_path):
+    job, run = tmp_path / "job", tmp_path / "run"
+    job.mkdir()
+    os.mkfifo(job / "release")
+    process = start("attached", run, "--hang-timeout", "200", ranks=2, args=("plain", str(job)))
+    try:
+        assert wait_for(lambda: all((job / f"at_{rank}").exists() for rank in range(2)))
+        assert wait_for(lambda: all((job / f"at_{rank}").read_text() for rank in range(2)))
+        pid = int((job / "at_0").read_text())
+        seen = attach(Options(pid=pid, output=tmp_path, gap_s=0.1))
+        with (job / "release").open("w"):
+            pass
+        assert process.wait(200) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert {rank.wrap_folder for rank in seen.job.ranks} == {str(run)}
+    assert len(seen.job.ranks) == 2
