@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 def document_readers() -> tuple[DocumentReader, ...]:
     """Return the readers of whole files. The first that recognizes a file reads it."""
-    return ()
+    from ddpdoctor.evidence.stacks import JsonStackReader, StackReader
+
+    return (JsonStackReader(), StackReader())
 
 
 def line_readers() -> tuple[LineReader, ...]:

@@ -223,8 +223,6 @@ class Stacked(Fact):
     """Outermost first."""
     state: str = ""
     """"idle", "active", "active+gil", or a state letter of /proc: what the source says of the thread."""
-    sample: int = 0
-    """Numbers the samples of one process, from 0."""
     operation: Operation | None = None
     """The operation that the frames name, if they name one."""
     worker: bool = False

@@ -21,6 +21,7 @@ from ddpdoctor.model.evidence import (
     Inside,
     Link,
     Nature,
+    Stacked,
     State,
     Stopped,
     Waiting,
@@ -35,7 +36,6 @@ from ddpdoctor.rules.evidence.state import Ruling, last_samples
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ddpdoctor.model.evidence import Stacked
     from ddpdoctor.rules.evidence.roots import Root
     from ddpdoctor.rules.evidence.state import RunState
 
@@ -117,7 +117,7 @@ def _absent(state: RunState) -> Ruling | None:
     roots = _least_able(known, samples)
     those = [fact for fact in absent if fact.who.rank in roots]
     kind = _absence_kind(state, roots, those, samples)
-    sure = _sureness(state, roots, those, samples)
+    sure = _sureness(state, roots, those)
     return Ruling(kind=kind, problem=words.absence(state, roots, those, samples, kind=kind, confidence=sure))
 
 
@@ -148,11 +148,11 @@ def _absence_kind(state: RunState, ranks: list[int], absent: list[Absent], sampl
     return "missing" if all(fact.in_init for fact in absent) and not any(rank in samples for rank in ranks) else "stuck"
 
 
-def _sureness(state: RunState, ranks: list[int], absent: list[Absent], samples: dict[int, Stacked]) -> Confidence:
+def _sureness(state: RunState, ranks: list[int], absent: list[Absent]) -> Confidence:
     """High only if the absent rank is seen doing something else in two samples; low if ranks were not seen."""
     if any(not fact.certain for fact in absent) or state.unseen:
         return Confidence.LOW
-    twice = all(rank in samples and samples[rank].sample > 0 for rank in ranks)
+    twice = all(len(state.of(rank, Stacked)) > 1 for rank in ranks)
     return Confidence.HIGH if twice else Confidence.MEDIUM
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Doing, Moving, Reached, Waiting
+from ddpdoctor.model.evidence import Doing, Moving, Reached, Stacked, Waiting
 from ddpdoctor.model.findings import Confidence, Place
 from ddpdoctor.model.rank_words import count_of, format_numbers, name_list, rank_list
 from ddpdoctor.rules.answers import Problem
@@ -18,7 +18,7 @@ from ddpdoctor.rules.progress.words import place_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.evidence import Absent, Circle, Differ, Fact, Inside, Link, Stacked, Stopped
+    from ddpdoctor.model.evidence import Absent, Circle, Differ, Fact, Inside, Link, Stopped
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.evidence.roots import Root
     from ddpdoctor.rules.evidence.state import RunState
@@ -253,7 +253,7 @@ def absence(
         hosts=state.hosts_of(ranks),
         where=where,
         evidence=(
-            *_doing_words(samples, ranks),
+            *_doing_words(state, samples, ranks),
             *quotes(absent),
             *quotes(fact for fact in state.all(Waiting) if fact.who.rank in waiters),
             *_waiter_places(state, samples, waiters),
@@ -265,13 +265,13 @@ def absence(
     )
 
 
-def _doing_words(samples: dict[int, Stacked], ranks: Iterable[int]) -> list[str]:
+def _doing_words(state: RunState, samples: dict[int, Stacked], ranks: Iterable[int]) -> list[str]:
     found = []
     for rank in ranks:
         if rank in samples:
             sample = samples[rank]
             at = place_words(innermost(sample.frames))
-            twice = " in every sample" if sample.sample > 0 else ""
+            twice = " in every sample" if len(state.of(rank, Stacked)) > 1 else ""
             found.append(f"rank {rank} {_STATES[sample.doing]}, {at}{twice} ({quote(sample)})")
     return found
 
