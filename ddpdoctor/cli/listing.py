@@ -25,6 +25,7 @@ VERBS = {
         panel=RUN_A_JOB, summary="Run a training script under watch.",
         usage="[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]...",
     ),
+    "attach": Listed(panel=RUN_A_JOB, summary="Find out why a job that runs now does not go on."),
     "analyze": Listed(
         panel=RUN_A_JOB, summary="Find out from logs, dumps and stacks what went wrong.",
     ),

@@ -30,8 +30,8 @@ MOST_SOURCES = 200
 MOST_HINTS = 12
 
 
-def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str) -> Report:
-    """Read evidence, judge its last run, and return the report.
+def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str, verb: str = VERB) -> Report:
+    """Read evidence, judge its last run, and return the report. ``verb`` is the command that asks.
 
     Raises:
         UserError: a path does not exist, or nothing was recognized.
@@ -45,11 +45,10 @@ def analyze(paths: Sequence[str], command: tuple[str, ...], started_at: str) -> 
             help="Give logs of a training job, flight recorder dumps, stacks of py-spy, or folders of them; "
             "`ddpdoctor explain DD613` says what to collect.",
         )
-    return evidence_report(evidence, command, started_at)
+    return _evidence_report(evidence, command, started_at, verb)
 
 
-def evidence_report(evidence: Evidence, command: tuple[str, ...], started_at: str) -> Report:
-    """Judge the last run of the evidence and return the report."""
+def _evidence_report(evidence: Evidence, command: tuple[str, ...], started_at: str, verb: str) -> Report:
     state = build_run_state(evidence)
     state = replace(state, ruling=decide(state))
     judged = judge(rules_of("progress", "evidence"), {RunState: [state]})
@@ -58,7 +57,7 @@ def evidence_report(evidence: Evidence, command: tuple[str, ...], started_at: st
         started_at=started_at,
         findings=judged.findings,
         checks=judged.checks,
-        data={"verb": VERB, "evidence": _about(state)},
+        data={"verb": verb, "evidence": _about(state)},
         ranks=_rows(state),
     )
 
@@ -80,6 +79,7 @@ def _about(state: RunState) -> dict[str, Any]:
         "run": state.run.name,
         "world_size": state.world,
         "seen_ranks": sorted(state.seen),
+        "moves": state.ended_well and not state.all(Finished),
         "notes": list(hints)[:MOST_HINTS],
         "unclear": state.ruling.reason,
         "collect": list(state.ruling.collect),

@@ -10,9 +10,10 @@ if TYPE_CHECKING:
 
 def document_readers() -> tuple[DocumentReader, ...]:
     """Return the readers of whole files. The first that recognizes a file reads it."""
+    from ddpdoctor.evidence.attached import AttachReader
     from ddpdoctor.evidence.stacks import JsonStackReader, StackReader
 
-    return (JsonStackReader(), StackReader())
+    return (AttachReader(), JsonStackReader(), StackReader())
 
 
 def line_readers() -> tuple[LineReader, ...]:

@@ -122,10 +122,18 @@ class JsonStackReader:
         """Return the main thread of each process."""
         try:
             threads = json.loads(document.body)
-            processes = _from_json(threads, document.who)
+            return Found(facts=list(stacks_of_json(threads, document.who, document.source)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             return Found(problem=f"damaged ({type(error).__name__})")
-        return Found(facts=list(_facts_of(processes, document.source)))
+
+
+def stacks_of_json(threads: list[dict[str, Any]], who: Who, source: str) -> list[Stacked]:
+    """Return the stack of the main thread of each process in py-spy's JSON.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it is damaged.
+    """
+    return _facts_of(_from_json(threads, who), source)
 
 
 def _from_json(threads: list[dict[str, Any]], who: Who) -> list[_Process]:

@@ -142,6 +142,8 @@ class Absent(Fact):
     in_init: bool = False
     certain: bool = True
     """False if the source only suspects it."""
+    moves: bool = False
+    """It makes progress elsewhere: it may only be slow."""
 
 
 class Nature(str, Enum):

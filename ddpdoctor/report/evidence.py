@@ -22,7 +22,7 @@ def evidence_content(report: Report) -> Content:
     about = report.data["evidence"]
     about = about if isinstance(about, dict) else {}
     return Content(
-        status=_status(report, about),
+        status=f"{_status(about)}: {_result(report, about)}",
         about=(_read_section(about),),
         sections=(*places_of(report.ranks, report.verdict), *_notes(about), *_lacking(about)),
         ends_with_verdict=True,
@@ -30,18 +30,21 @@ def evidence_content(report: Report) -> Content:
     )
 
 
-def _status(report: Report, about: dict[str, Any]) -> str:
-    read = f"{count_of(_number(about, 'files'), 'file')}, {count_of(_number(about, 'lines'), 'line')}"
+def _status(about: dict[str, Any]) -> str:
+    lines = _number(about, "lines")
+    read = count_of(_number(about, "files"), "file") + (f", {count_of(lines, 'line')}" if lines else "")
     runs = _number(about, "runs")
     which = f", the last of {runs} runs" if runs > 1 else ""
-    return f"{read}{which}: {_result(report)}"
+    return f"{read}{which}"
 
 
-def _result(report: Report) -> str:
+def _result(report: Report, about: dict[str, Any]) -> str:
     if report.findings:
         return count_findings(report.findings) or "notes only"
     unclear = any(check.outcome is Outcome.INCONCLUSIVE for check in report.checks)
-    return "the cause cannot be told from this" if unclear else "nothing wrong found"
+    if unclear:
+        return "the cause cannot be told from this"
+    return "nothing wrong found: the job moves" if about.get("moves") else "nothing wrong found"
 
 
 def _read_section(about: dict[str, Any]) -> Section:

@@ -24,6 +24,7 @@ LINES = {
     "check-data": [("--samples", "9", "--world-size", "2"), ("--dataset", "probe:make", "--world-size", "2")],
     "check-checkpoint": [("probe.py",)],
     "analyze": [("probe.py",)],
+    "attach": [("--pid", "1")],
 }
 """Command lines that would leave a file "started", say something on stdout, or wait for an hour, were they run."""
 UNUSABLE = {

@@ -116,6 +116,8 @@ def _absent(state: RunState) -> Ruling | None:
         return Ruling(reason=words.unseen_suspects(roots), collect=collect(state))
     roots = _least_able(known, samples)
     those = [fact for fact in absent if fact.who.rank in roots]
+    if all(fact.moves for fact in those):
+        return Ruling(reason=words.slow_suspects(state, roots, samples), collect=(words.SAMPLE_AGAIN,))
     kind = _absence_kind(state, roots, those, samples)
     sure = _sureness(state, roots, those)
     return Ruling(kind=kind, problem=words.absence(state, roots, those, samples, kind=kind, confidence=sure))

@@ -9,6 +9,7 @@ from ddpdoctor.model.evidence import Absent, Doing, Inside, Moving, Operation, S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.evidence import Fact
     from ddpdoctor.model.stacks import Frame
@@ -25,29 +26,31 @@ def compare_stacks(facts: Sequence[Fact], world: int | None) -> list[Fact]:
             by_rank[fact.who.rank].append(fact)
     if not by_rank:
         return []
-    moved = next((stacks[-1] for _, stacks in sorted(by_rank.items()) if _moved(stacks)), None)
-    if moved is not None:
-        return [Moving(who=moved.who, spot=moved.spot)]
-    return [*_compare({rank: stacks[-1] for rank, stacks in sorted(by_rank.items())}, world)]
+    last = {rank: stacks[-1] for rank, stacks in sorted(by_rank.items())}
+    moved = {rank for rank, stacks in by_rank.items() if _moved(stacks)}
+    if any(last[rank].doing in WAITS for rank in moved) or (moved and moved == set(last)):
+        rank = min(moved)
+        return [Moving(who=last[rank].who, spot=last[rank].spot)]
+    return [*_compare(last, moved, world)]
 
 
-def _compare(last: dict[int, Stacked], world: int | None) -> Iterator[Fact]:
+def _compare(last: dict[int, Stacked], moved: AbstractSet[int], world: int | None) -> Iterator[Fact]:
     waiters = {rank: stack for rank, stack in last.items() if stack.doing in WAITS}
     inits = {rank: stack for rank, stack in last.items() if stack.doing is Doing.INIT}
     others = {rank: stack for rank, stack in last.items() if rank not in waiters and rank not in inits}
-    complete = world is None or len(last) >= world
     if waiters:
         operation = _operation_of(waiters)
-        for stack in {**others, **inits}.values():
+        for rank, stack in {**others, **inits}.items():
             yield Absent(
-                who=stack.who, spot=stack.spot, operation=operation, waiters=tuple(waiters), certain=True
+                who=stack.who, spot=stack.spot, operation=operation, waiters=tuple(waiters), moves=rank in moved
             )  # fmt: skip
         if not others and not inits and len(waiters) > 1 and _are_alike(waiters):
             spot = next(iter(waiters.values())).spot
+            complete = world is None or len(last) >= world
             yield Inside(operation=operation, ranks=tuple(waiters), spot=spot, complete=complete)
     elif inits:
-        for stack in others.values():
-            yield Absent(who=stack.who, spot=stack.spot, waiters=tuple(inits), in_init=True)
+        for rank, stack in others.items():
+            yield Absent(who=stack.who, spot=stack.spot, waiters=tuple(inits), in_init=True, moves=rank in moved)
 
 
 def _operation_of(stacks: dict[int, Stacked]) -> Operation:
@@ -61,16 +64,14 @@ def _are_alike(stacks: dict[int, Stacked]) -> bool:
 
 
 def _lines(stack: Stacked) -> tuple[tuple[str, int], ...]:
-    return tuple((frame.file, frame.line) for frame in stack.frames)
+    """Return the user's lines, else all. Sources differ in how much of a path and of a function's name they give."""
+    frames = [frame for frame in stack.frames if frame.user] or stack.frames
+    return tuple((frame.file.rpartition("/")[2], frame.line) for frame in frames)
 
 
 def _moved(stacks: Sequence[Stacked]) -> bool:
-    """Return whether the samples of a rank differ in its user's lines, or in what it waits in."""
-    frames: set[tuple[tuple[str, int], ...]] = set()
-    for stack in stacks:
-        own = [frame for frame in stack.frames if frame.user]
-        frames.add(tuple((frame.file, frame.line) for frame in own) or _lines(stack))
-    return len(frames) > 1
+    """Return whether the samples of a rank differ in the user's lines."""
+    return len({_lines(stack) for stack in stacks}) > 1
 
 
 def innermost(frames: Sequence[Frame]) -> Frame | None:

@@ -13,7 +13,7 @@ from ddpdoctor.rules.evidence.collecting import collect
 from ddpdoctor.rules.evidence.roots import victims_of
 from ddpdoctor.rules.evidence.stacks import innermost
 from ddpdoctor.rules.progress.known_errors import find_known
-from ddpdoctor.rules.progress.words import place_words
+from ddpdoctor.rules.progress.words import place_words, verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ _STATES = {
 
 def quote(fact: Fact) -> str:
     """Return where a fact stands and what it says: "job.log:12: ..."."""
-    line = f":{fact.spot.line}" if fact.spot.line is not None else ""
+    line = f":{fact.spot.line}" if fact.spot.line is not None and fact.said else ""
     return f"{fact.spot.source}{line}" + (f": {fact.said}" if fact.said else "")
 
 
@@ -243,7 +243,7 @@ def absence(
     target = "init_process_group" if absent[0].in_init else operation.words()
     did = {"early-exit": "has ended", "missing": "never came"}.get(kind, "did not come")
     at = f"; it is {place_words(where[0])}" if where and kind == "stuck" else ""
-    wait = f"{rank_list(waiters)} wait" + ("s" if len(waiters) == 1 else "") if waiters else "others wait"
+    wait = f"{rank_list(waiters)} {verb(waiters, 'waits', 'wait')}" if waiters else "others wait"
     return Problem(
         summary=f"{who_words(state, ranks)} {did} to {target}, where {wait} for it{at}".replace(
             "has ended to", "has ended before"
@@ -284,7 +284,7 @@ def _waiter_places(state: RunState, samples: dict[int, Stacked], waiters: Iterab
         frames = samples[rank].frames if rank in samples else enqueued.get(rank, ())
         if frames:
             lines[place_words(innermost(frames))].append(rank)
-    return [f"{rank_list(ranks)} wait {place}" for place, ranks in lines.items()]
+    return [f"{rank_list(ranks)} {verb(ranks, 'waits', 'wait')} {place}" for place, ranks in lines.items()]
 
 
 def _reached_words(state: RunState, ranks: Iterable[int]) -> list[str]:
@@ -371,6 +371,18 @@ def inside(state: RunState, facts: Sequence[Inside]) -> Problem:
 def unseen_suspects(ranks: Iterable[int]) -> str:
     """Say that the cause may be with ranks that were not seen."""
     return f"others wait for {rank_list(ranks)}, of which no evidence was given, so that the cause cannot be told"
+
+
+SAMPLE_AGAIN = "look again in a minute, with `ddpdoctor attach` or py-spy: a rank that is only slow will be elsewhere"
+
+
+def slow_suspects(state: RunState, ranks: Sequence[int], samples: dict[int, Stacked]) -> str:
+    """Say that others wait for ranks that move: they may be slow, or in an endless loop."""
+    at = "; ".join(place_words(innermost(samples[rank].frames)) for rank in ranks if rank in samples)
+    return (
+        f"others wait for {who_words(state, ranks)}, which moved between the samples ({at}): "
+        "it may only be slow, or in an endless loop"
+    )
 
 
 def _steps(state: RunState) -> list[str]:

@@ -1,0 +1,73 @@
+"""Reads what ``attach`` saved of a running job. The files may come from another machine, and are not trusted."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.evidence.reader import Found
+from ddpdoctor.evidence.stacks import stacks_of_json
+from ddpdoctor.model.attached import FORMAT, AttachedJob, Movement, RankLook, SeenRank
+from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.model.evidence import Hint, Moving, Seen, Size, Spot, State, Who
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.evidence.reader import Document
+    from ddpdoctor.model.evidence import Fact
+
+_RECORDS: dict[str, Any] = {"job": AttachedJob, "look": RankLook}
+
+
+class AttachReader:
+    """Reads ``attach.json`` and the looks at ranks. The store's keys are not needed for a verdict."""
+
+    name = "attach"
+
+    def recognizes(self, head: bytes) -> bool:
+        """Return whether the file begins with the mark of ``attach``."""
+        return head.lstrip().startswith(b"{") and f'"format": "{FORMAT}"'.encode() in head[:200]
+
+    def read(self, document: Document) -> Found:
+        """Return the ranks, their stacks and states, and whether the job moved."""
+        try:
+            plain = json.loads(document.body)
+            record = _RECORDS.get(plain.get("kind"))
+            read = decode(record, plain) if record is not None else None
+            spot = Spot(source=document.source)
+            facts: list[Fact] = []
+            if isinstance(read, AttachedJob):
+                facts = [*_of_job(read, spot)]
+            elif isinstance(read, RankLook):
+                facts = [*_of_look(read, spot, document.source)]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, WrongValue) as error:
+            return Found(problem=f"damaged ({type(error).__name__})")
+        return Found(facts=facts)
+
+
+def _of_job(job: AttachedJob, spot: Spot) -> Iterator[Fact]:
+    if job.world_size is not None:
+        yield Size(spot=spot, ranks=job.world_size)
+    for rank in job.ranks:
+        yield Seen(who=_who(rank, job.host), spot=spot)
+    if job.movement is Movement.MOVING:
+        yield Moving(spot=spot)
+    for refusal in job.refused:
+        yield Hint(spot=spot, words=f"{refusal.source}: {refusal.reason}; {refusal.remedy}", kind=refusal.source)
+
+
+def _of_look(look: RankLook, spot: Spot, source: str) -> Iterator[Fact]:
+    who = _who(look.rank, look.host)
+    yield Seen(who=who, spot=spot)
+    if look.process is not None:
+        yield State(who=who, spot=spot, letter=look.process.state)
+    if isinstance(look.stacks, list):
+        yield from stacks_of_json(look.stacks, who, source)
+    for refusal in look.refused:
+        words = f"{refusal.source} of rank {look.rank.rank}: {refusal.reason}"
+        yield Hint(who=who, spot=spot, words=f"{words}; {refusal.remedy}" if refusal.remedy else words)
+
+
+def _who(rank: SeenRank, host: str) -> Who:
+    return Who(rank=rank.rank, local_rank=rank.local_rank, host=host, pid=rank.pid)
