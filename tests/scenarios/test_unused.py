@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.running import JOBS, run
+from tests.scenarios.running import JOBS, PATIENT, run
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -21,4 +21,4 @@ def test_gradients_that_one_rank_leaves_out(tmp_path: Path, level: str, how: str
 
 
 def test_a_part_that_is_left_out_with_ddp_being_told_is_no_finding(tmp_path: Path) -> None:
-    assert run("unused", tmp_path, ranks=2, args=("told",)).report["findings"] == []
+    assert run("unused", tmp_path, *PATIENT, ranks=2, args=("told",)).report["findings"] == []

