@@ -12,9 +12,10 @@ from ddpdoctor.recorder.storage.ring_layout import is_library_path
 _LIBRARY = re.compile(
     r"[/\\]lib(?:64)?[/\\]python\d\.\d+t?[/\\]|[/\\]Python\d+[/\\]Lib[/\\]"
     r"|(?:^|[/\\])torch[/\\](?:distributed|nn|autograd|utils|optim|cuda|multiprocessing|amp|fx|_\w+)[/\\.]"
+    r"|[/\\]bin[/\\](?:torchrun|accelerate|deepspeed|lightning|fabric|ray|horovodrun|pytest|ddpdoctor)$"
     r"|(?:^|[/\\])ddpdoctor[/\\](?:recorder|cli|launch)[/\\]"
 )
-"""The standard library, a torch that is run from its sources, and ddpdoctor."""
+"""The standard library, a torch that is run from its sources, launchers, and ddpdoctor."""
 _PACKAGES = frozenset((
     "accelerate", "datasets", "deepspeed", "lightning", "megatron", "numpy", "pytorch_lightning", "ray", "torch",
     "torchdata", "torchvision", "transformers",

@@ -12,14 +12,19 @@ def document_readers() -> tuple[DocumentReader, ...]:
     """Return the readers of whole files. The first that recognizes a file reads it."""
     from ddpdoctor.evidence.attached import AttachReader
     from ddpdoctor.evidence.stacks import JsonStackReader, StackReader
+    from ddpdoctor.evidence.torchrun import ErrorFileReader
 
-    return (AttachReader(), JsonStackReader(), StackReader())
+    return (AttachReader(), JsonStackReader(), StackReader(), ErrorFileReader())
 
 
 def line_readers() -> tuple[LineReader, ...]:
-    """Return new readers for one stream of lines. All of them get all lines."""
+    """Return new readers for one stream of lines. All of them get all lines.
+
+    The reader of launches is the last: what the others held back until a launch belongs before it.
+    """
     from ddpdoctor.evidence.launches import LaunchReader
+    from ddpdoctor.evidence.torchrun import TorchrunReader
     from ddpdoctor.evidence.tracebacks import TracebackReader
     from ddpdoctor.evidence.watchdog import WatchdogReader
 
-    return (WatchdogReader(), TracebackReader(), LaunchReader())
+    return (WatchdogReader(), TracebackReader(), TorchrunReader(), LaunchReader())
