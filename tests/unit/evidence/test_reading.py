@@ -52,7 +52,7 @@ class Dumps:
 @pytest.fixture(autouse=True)
 def _readers(monkeypatch: pytest.MonkeyPatch) -> None:
     launches = registry.line_readers
-    monkeypatch.setattr(reading, "line_readers", lambda: (*launches()[:1], Errors()))
+    monkeypatch.setattr(reading, "line_readers", lambda: (Errors(), *launches()[-1:]))
     monkeypatch.setattr(reading, "document_readers", lambda: (Dumps(),))
 
 
