@@ -29,7 +29,7 @@ BLOCK_BYTES = 64 * 2**10
 FUNNEL = (
     b"rror", b"NCCL", b"raceback", b"rank", b"Rank", b"imeout", b"imed out", b"SIG", b"ignal", b"Xid", b"slurmstepd",
     b"srun", b"oom", b"OOM", b"illed", b"Thread ", b"OMP_NUM", b"c10d", b"FAILED", b"xit",
-    b"nitializing d", b"elastic",
+    b"nitializing d", b"elastic", b"terminate called", b"egmentation fault", b"core dumped",
 )  # fmt: skip
 """Every trigger of a reader contains one of these. They are few, because each costs a search of the whole log."""
 MOST_ALIKE = 16

@@ -22,9 +22,13 @@ def line_readers() -> tuple[LineReader, ...]:
 
     The reader of launches is the last: what the others held back until a launch belongs before it.
     """
+    from ddpdoctor.evidence.collective_errors import CollectiveErrorReader
+    from ddpdoctor.evidence.crashes import CrashReader
     from ddpdoctor.evidence.launches import LaunchReader
     from ddpdoctor.evidence.torchrun import TorchrunReader
     from ddpdoctor.evidence.tracebacks import TracebackReader
     from ddpdoctor.evidence.watchdog import WatchdogReader
 
-    return (WatchdogReader(), TracebackReader(), TorchrunReader(), LaunchReader())
+    return (
+        WatchdogReader(), CollectiveErrorReader(), TracebackReader(), CrashReader(), TorchrunReader(), LaunchReader(),
+    )  # fmt: skip
