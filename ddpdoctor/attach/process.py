@@ -68,6 +68,11 @@ def shares_network(pid: int) -> bool:
         return False
 
 
+def inside_network(pid: int) -> str:
+    """Return how to run the command in the network of a process."""
+    return f"Run ddpdoctor attach inside the container, or sudo -E nsenter -t {pid} -n ddpdoctor attach --pid {pid}"
+
+
 def _threads(pid: int) -> tuple[ThreadFacts, ...]:
     tasks = PROC / str(pid) / "task"
     found = (read_process(tid, tasks) for tid in list_pids(tasks)[:MOST_THREADS])

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.attach.process import listening_ports, shares_network
+from ddpdoctor.attach.process import inside_network, listening_ports, shares_network
 from ddpdoctor.model.attached import Refusal
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def find_ras(job: FoundJob) -> tuple[str, int] | Refusal | None:
             continue
         if shares_network(rank.pid):
             return _host(env), port
-        remedy = f"sudo nsenter -t {rank.pid} -n ddpdoctor attach, or run it inside the container"
-        return Refusal(source=SOURCE, reason="NCCL's RAS listens in another network namespace", remedy=remedy)
+        reason = "NCCL's RAS listens in another network namespace"
+        return Refusal(source=SOURCE, reason=reason, remedy=inside_network(rank.pid))
     return None
 
 

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.attach.process import inside_network, shares_network
 from ddpdoctor.exchange.job_store import open_store_reader
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.attached import Refusal, StoreLook
@@ -40,6 +41,9 @@ def read_store(job: FoundJob) -> StoreLook | Refusal | None:
     host, port = job.identity.master_addr, job.identity.master_port
     if host is None or port is None:
         return None
+    if job.ranks and not any(shares_network(rank.pid) for rank in job.ranks):
+        reason = f"the ranks are in another network namespace, where the job's store at {host}:{port} is"
+        return Refusal(source=SOURCE, reason=reason, remedy=inside_network(job.ranks[0].pid))
     wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
     try:
         keys = _read_keys(host, port, job.world_size or 0)

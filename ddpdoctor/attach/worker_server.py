@@ -39,10 +39,9 @@ SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Where the server of a rank listens: a path, or a host with a port."""
+    """Where the server of a rank listens: a path, or a port of this machine."""
 
     path: str | None = None
-    host: str = "127.0.0.1"
     port: int = 0
 
 
@@ -74,9 +73,8 @@ def find_server(rank: SeenRank, env: Mapping[str, str], addresses: Mapping[str, 
     if path and _listens_on(rank.pid, path):
         return Server(path=str(named_file(rank.pid, path)))
     parts = urlsplit(addresses.get(f"debug_server/rank{rank.rank}", ""))
-    if parts.port and parts.port in listening_ports(rank.pid):
-        host = "127.0.0.1" if shares_network(rank.pid) else parts.hostname
-        return Server(host=host or "127.0.0.1", port=parts.port)
+    if parts.port and shares_network(rank.pid) and parts.port in listening_ports(rank.pid):
+        return Server(port=parts.port)
     return None
 
 
@@ -101,7 +99,7 @@ def _request(server: Server, method: str, handler: str) -> bytes:
     made = (
         _UnixConnection(server.path)
         if server.path
-        else http.client.HTTPConnection(server.host, server.port, timeout=LIMIT_S)
+        else http.client.HTTPConnection("127.0.0.1", server.port, timeout=LIMIT_S)
     )
     try:
         made.request(method, f"/handler/{handler}")

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddpdoctor.attach.session import Attached, Options, attach
+from ddpdoctor.collect.process.proc import descendants, read_processes, read_status
 from ddpdoctor.model.attached import RankLook
 from ddpdoctor.model.codec import decode
 from tests.scenarios.running import JOBS, clean_environment, free_port, wait_for
@@ -89,16 +90,26 @@ def running(
     mode: str, folder: Path, *args: str, by_hand: bool = False, settle: bool = True, **env: str
 ) -> Iterator[Job]:
     """Run a job of two ranks; it hangs already, or trains, when this begins."""
-    folder.mkdir(exist_ok=True)
-    os.mkfifo(folder / "release")
     port = free_port()
     words = [str(SCRIPT), mode, str(folder), *args]
-    job = Job(folder=folder, processes=_start(words, port, env, by_hand=by_hand), port=port)
+    with started(folder, port, lambda: _start(words, port, env, by_hand=by_hand), settle=settle) as job:
+        yield job
+
+
+@contextlib.contextmanager
+def started(
+    folder: Path, port: int, start: Callable[[], list[Any]], *, settle: bool = True, inside: bool = False
+) -> Iterator[Job]:
+    """Start the processes of a job, and give it when its two ranks have come to their places."""
+    folder.mkdir(exist_ok=True)
+    os.mkfifo(folder / "release")
+    job = Job(folder=folder, processes=start(), port=port)
     try:
         assert wait_for(lambda: job.has_ended() or all((folder / f"at_{rank}").exists() for rank in range(2)))
         assert not job.has_ended()
         assert wait_for(lambda: all((folder / f"at_{rank}").read_text() for rank in range(2)))
-        job.pids = [int((folder / f"at_{rank}").read_text()) for rank in range(2)]
+        told = [int((folder / f"at_{rank}").read_text()) for rank in range(2)]
+        job.pids = [_from_outside(pid, job) for pid in told] if inside else told
         if settle:
             assert wait_for(lambda: all(map(sleeps, job.pids)))
         yield job
@@ -122,6 +133,15 @@ def _start(words: list[str], port: int, env: dict[str, str], *, by_hand: bool) -
         start(words, RANK=str(rank), TORCH_WORKER_SERVER_SOCKET=f"{words[2]}/server_{rank}.sock", **shared)
         for rank in range(2)
     ]
+
+
+def _from_outside(pid: int, job: Job) -> int:
+    """Return our pid of a process that has another one in its own namespace."""
+    for one in descendants(job.processes[0].pid, read_processes()):
+        numbers = read_status(one.pid).get("NSpid", "").split()
+        if len(numbers) > 1 and numbers[-1] == str(pid):
+            return one.pid
+    raise AssertionError(f"no process is {pid} inside")
 
 
 def sleeps(pid: int) -> bool:

@@ -128,6 +128,12 @@ def spawned(rank, world_size, address):
 
 
 JOIN = {}
+for name, theirs in (("RANK", "PROCID"), ("WORLD_SIZE", "NTASKS")):  # srun
+    if f"SLURM_{theirs}" in os.environ:
+        os.environ.setdefault(name, os.environ[f"SLURM_{theirs}"])
+for name in ("RANK", "WORLD_SIZE"):  # mpirun
+    if f"OMPI_COMM_WORLD_{name[-4:]}" in os.environ:
+        os.environ[name] = os.environ[f"OMPI_COMM_WORLD_{name[-4:]}"]
 if __name__ == "__main__":
     if MODE == "spawn":
         torch.multiprocessing.spawn(spawned, (2, f"tcp://127.0.0.1:{sys.argv[3]}"), nprocs=2)

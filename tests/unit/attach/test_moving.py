@@ -1,6 +1,8 @@
 """What counts as movement between two looks, and what does not."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -75,6 +77,18 @@ RAN = process(main_switches=8)
 def test_one_rank(after, movement, evidence):
     (told,) = compare([look(1)], [look(2, **after)])
     assert (told.movement, told.evidence) == (movement, evidence)
+
+
+def test_a_rank_that_was_seen_at_one_line_twice_and_runs_is_looked_at_again():
+    many_lines = "import time\nprint('here', flush=True)\nwhile True:\n" + "    time.sleep(0.01)\n" * 500
+    ranks = subprocess.Popen([sys.executable, "-c", many_lines], stdout=subprocess.PIPE)
+    try:
+        ranks.stdout.readline()
+        (told,) = compare([look(1, ranks.pid)], [look(2, ranks.pid, process=RAN)])
+    finally:
+        ranks.kill()
+        ranks.communicate()
+    assert (told.movement, told.evidence) == (Movement.MOVING, ("stack",))
 
 
 @pytest.mark.parametrize(
