@@ -226,7 +226,7 @@ def _seen(one: Candidate, *, rank: int, by: RankBy, siblings: int) -> SeenRank:
         rank=rank,
         rank_by=by,
         local_rank=rank if ordered else read_local_rank(env),
-        world_size=siblings if ordered else _world_size(env),
+        world_size=(siblings if one.is_spawned else None) if ordered else _world_size(env),
         node_rank=number(env, "GROUP_RANK", *(("SLURM_NODEID",) if is_slurm_step(env) else ())),
         restart_count=number(env, "TORCHELASTIC_RESTART_COUNT"),
         launcher=_launcher(one, ordered=ordered),

@@ -8,14 +8,19 @@ a process with other variables descends is a launcher's, unless it has joined a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddpdoctor.attach.candidates import Candidate, read_candidate
+from ddpdoctor.collect.bounded import ask_side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ddpdoctor.collect.process.proc import Process
+
+STUCK_LIMIT_S = 1.0
+"""Our choice: reading the environment of a process waits for the lock of its memory, which a stuck driver may hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +33,8 @@ class Chosen:
 
 def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozenset()) -> list[Chosen]:
     """Return the ranks among these processes; ``own`` are processes of ours, which are none."""
-    alive = (one for pid, one in processes.items() if one.state not in "ZX" and pid not in own)
-    seen = {one.pid: one for one in map(read_candidate, alive) if one.env}  # else it is another user's
+    alive = [one for pid, one in processes.items() if one.state not in "ZX" and pid not in own]
+    seen = {one.pid: one for one in _read_candidates(alive) if one.env}  # else it is another user's
     numbered = {pid: one for pid, one in seen.items() if one.rank is not None}
     families: dict[int, list[Candidate]] = {}
     launching: set[int] = set()
@@ -40,6 +45,14 @@ def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozens
             launching.add(_climb(above, numbered, processes)[0].pid)
     chosen = [rank for top, family in families.items() for rank in _of_family(top, family, launching=top in launching)]
     return [*chosen, *_without_number(seen, numbered, processes)]
+
+
+def _read_candidates(alive: list[Process]) -> list[Candidate]:
+    """Read all of them; what cannot be read of a process that is stuck in the kernel is left out."""
+    stuck = {str(one.pid): partial(read_candidate, one) for one in alive if one.state == "D"}
+    replies = ask_side_by_side(stuck, STUCK_LIMIT_S).values()
+    others = [read_candidate(one) for one in alive if one.state != "D"]
+    return [*others, *(reply.value for reply in replies if reply.value is not None)]
 
 
 def _climb(

@@ -30,20 +30,21 @@ def read_stacks(pid: int) -> tuple[Any, Refusal | None]:
     program = find_py_spy()
     if program is None:
         return None, Refusal(source=SOURCE, reason="py-spy is not installed", remedy=INSTALL)
-    error = ""
+    error, threads = "", None
     for _ in range(TRIES):
         end = wait_for_program(
             start_program([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], dict(os.environ)), LIMIT_S
         )
         if end.status is None:
             return None, Refusal(source=SOURCE, reason=f"py-spy did not end within {LIMIT_S:.0f} s")
-        threads = _parse(end.out) if end.status == 0 else None
-        if threads is not None:
+        threads = _parse(end.out) if end.status == 0 else threads
+        if main_frames(threads) is not None:
             return threads, None
         error = " ".join(end.err.split()) or f"py-spy ended with status {end.status}"
         if any(word in error.lower() for word in _REFUSED):
             return None, Refusal(source=SOURCE, reason=hide_in_text(error)[:300], remedy=remedy_for_tracing())
-    return None, Refusal(source=SOURCE, reason=hide_in_text(error)[:300])
+    # A process that ends may have no Python line any more.
+    return threads, None if threads is not None else Refusal(source=SOURCE, reason=hide_in_text(error)[:300])
 
 
 def main_frames(threads: Any) -> tuple[tuple[str, str, int], ...] | None:
@@ -80,9 +81,7 @@ def remedy_for_tracing() -> str:
 
 
 def _parse(text: str) -> Any:
-    """Return the threads if the reading makes sense: the main thread has lines."""
     try:
-        threads = json.loads(text)
+        return json.loads(text)
     except ValueError:
         return None
-    return threads if main_frames(threads) is not None else None
