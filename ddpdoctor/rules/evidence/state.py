@@ -27,6 +27,7 @@ from ddpdoctor.model.evidence import (
 )  # fmt: skip
 from ddpdoctor.rules.evidence.identity import resolve, world_of
 from ddpdoctor.rules.evidence.stacks import compare_stacks
+from ddpdoctor.rules.evidence.watchdog import compare_waits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,7 +110,7 @@ def build_run_state(evidence: Evidence) -> RunState:
     run = evidence.runs[-1]
     world = world_of(run)
     read = resolve(run.facts, world)
-    compared = compare_stacks(read, world)
+    compared = [*compare_stacks(read, world), *compare_waits(read, world)]
     found = [fact.ranks for fact in compared if isinstance(fact, Size) and not fact.group]
     world = max([world or 0, *found]) or None
     facts = resolve([*read, *compared], world)
