@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.model.causes import AtError, StoreSought
-from ddpdoctor.model.codec import WrongValue, decode, field_hints
+from ddpdoctor.model.codec import INTEGERS, WrongValue, decode, field_hints
 from ddpdoctor.model.consistency import NonFinite
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
 from ddpdoctor.model.facts import ModelSeen, Raised
@@ -103,7 +103,8 @@ def _read_or(hint: Any, value: Any, default: Any) -> Any:
 
 
 def _read(hint: Any, value: Any) -> Any:
-    if (hint in (str, float) and type(value) is hint) or (hint is bool and value is not None):
+    is_right = value is not None if hint is bool else hint in _EMPTY and type(value) is hint
+    if is_right and (hint is not int or value in INTEGERS):
         return hint(value)
     members = typing.get_args(hint)
     if hint is Frame and isinstance(value, list) and len(value) == 3:

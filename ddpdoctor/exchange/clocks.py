@@ -111,14 +111,14 @@ class ShownClock:
             self._ended.wait(SHOW_EVERY_S)
 
 
-def measure_offset(conversation: Conversation, now: Callable[[], float] = time.time) -> float | None:
+def measure_offset(conversation: Conversation) -> float | None:
     """Return how many seconds this clock is ahead of rank 0's, or None if rank 0 does not publish its clock."""
     deadline = time.monotonic() + OFFSET_LIMIT_S
     differences: list[float] = []
     former: _WallClock | None = None
     while len(differences) < ENOUGH_VALUES and time.monotonic() < deadline:
         shown = conversation.look(_WallClock, KEY, "rank 0's clock")
-        seen_s = now()
+        seen_s = time.time()
         # The age of the first value is unknown.
         if shown is not None and former is not None and shown != former:
             differences.append(seen_s - shown.now_s)

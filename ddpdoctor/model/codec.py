@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 
 UNREAD_TAG = "~unread"
-_INTEGERS = range(-(2**63), 2**64)
+INTEGERS = range(-(2**63), 2**64)
 """Counts and times fit into 64 bits. JSON has no limit, and larger numbers would raise errors far from here."""
 _MOST_LEVELS = 40
 """Our choice for plain JSON. The deepest data of a report, the facts of a node, has a dozen levels."""
@@ -174,13 +174,13 @@ def _plain_decoder(kind: type, name: str) -> Convert:
 def _decode_int(plain: Any) -> int:
     if type(plain) is not int:
         raise _wrong("a whole number", plain)
-    if plain not in _INTEGERS:
+    if plain not in INTEGERS:
         raise WrongValue("it has more than 64 bits")
     return plain
 
 
 def _decode_float(plain: Any) -> float:
-    if type(plain) is float or (type(plain) is int and plain in _INTEGERS):
+    if type(plain) is float or (type(plain) is int and plain in INTEGERS):
         return float(plain)
     if type(plain) is str and plain in _NOT_FINITE:
         return _NOT_FINITE[plain]

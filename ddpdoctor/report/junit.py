@@ -60,28 +60,24 @@ def _draw_job(job: JobSummary) -> Element:
 
 
 def _draw_case(check: Check, findings: Sequence[Finding], fail_on: Severity | None) -> Element:
+    # All texts are cleaned, because XML does not allow control characters even as references.
     group = check.group or "checks"
     case = Element("testcase", classname=f"ddpdoctor.{group}", name=name_check(check), time="0")
     own = [finding for finding in findings if check.id in {finding.kind, finding.code}]
     bad = [finding for finding in own if fail_on is not None and finding.severity.order <= fail_on.order]
     if bad:
-        failure = SubElement(case, "failure", type=bad[0].severity.value, message=_text(bad[0].summary))
+        failure = SubElement(case, "failure", type=bad[0].severity.value, message=clean(bad[0].summary))
         failure.text = "\n\n".join(_write(finding) for finding in own)
     elif check.outcome is Outcome.SKIPPED:
-        SubElement(case, "skipped", message=_text(check.reason))
+        SubElement(case, "skipped", message=clean(check.reason))
     elif check.outcome in {Outcome.INCONCLUSIVE, Outcome.CRASHED}:
-        SubElement(case, "error", type=check.outcome.value, message=_text(check.reason))
+        SubElement(case, "error", type=check.outcome.value, message=clean(check.reason))
     else:
-        SubElement(case, "system-out").text = "\n\n".join([_text(check.seen), *map(_write, own)])
+        SubElement(case, "system-out").text = "\n\n".join([clean(check.seen), *map(_write, own)])
     return case
 
 
 def _write(finding: Finding) -> str:
     lines = [f"{finding.severity.value} {title_of(finding)}: {finding.summary}"]
     lines += [f"seen: {line}" for line in finding.evidence]
-    return _text("\n".join([*lines, f"to do: {finding.fix}"] if finding.fix else lines))
-
-
-def _text(text: str) -> str:
-    """Escape control characters, which XML does not allow even as references."""
-    return clean(text)
+    return clean("\n".join([*lines, f"to do: {finding.fix}"] if finding.fix else lines))

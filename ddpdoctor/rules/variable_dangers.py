@@ -38,7 +38,7 @@ class VariableContext:
 def does_harm(condition: str, value: str, context: VariableContext) -> bool:
     """Say whether a value meets a condition."""
     word, _, rest = condition.partition(":")
-    return _CONDITIONS[word](value, rest, context)
+    return CONDITIONS[word](value, rest, context)
 
 
 def _is_forced(value: str, _rest: str, _context: VariableContext) -> bool:
@@ -57,7 +57,7 @@ def _is_stray(value: str, _rest: str, context: VariableContext) -> bool:
     return value == "True" and "TORCHELASTIC_RUN_ID" not in context.variables
 
 
-_CONDITIONS: dict[str, Callable[[str, str, VariableContext], bool]] = {
+CONDITIONS: dict[str, Callable[[str, str, VariableContext], bool]] = {
     "is": lambda value, rest, _: read_number(value) == int(rest),
     "nonzero": lambda value, _rest, _: read_number(value) != 0,
     "zero": lambda value, _rest, _: value.strip()[:1] == "0" and read_number(value) == 0,
@@ -72,5 +72,4 @@ _CONDITIONS: dict[str, Callable[[str, str, VariableContext], bool]] = {
     "fixed-path": _is_fixed_path,
     "stray": _is_stray,
 }
-CONDITIONS = frozenset(_CONDITIONS)
-"""The words that a condition may begin with."""
+"""By the word that a condition begins with: whether a value, with the words after that one, meets it."""

@@ -2,8 +2,9 @@
 
 Two walks: from a saved run to its text (``ddpdoctor report RUN``, for a job of two ranks, without a report.json), and
 from a fact of a machine to its finding (``ddpdoctor check-env shm``). Counted are the files of ddpdoctor that are
-entered, the functions that are called, and the jumps: how often the next call is of a function in another file. What
-runs while a module is imported does not count.
+entered, the functions that are called, and the jumps: how often the next call is of a function in another file. A loop
+makes the same jump many times, so the different ones are counted too: each pair of functions once. What runs while a
+module is imported does not count.
 
 Another commit is measured by its own files: ``PYTHONPATH=OTHER python tests/bench/walk.py``.
 """
@@ -45,21 +46,23 @@ class Walk:
     """Follows calls of the package's functions in all threads."""
 
     def __init__(self) -> None:
-        self.functions: set[CodeType] = set()
-        self.files: list[str] = []
+        self.calls: list[CodeType] = []
 
     def __call__(self, frame: FrameType, event: str, _argument: Any) -> None:
         """Take in one event of the interpreter's profiler."""
         code = frame.f_code
         if event != "call" or not _is_function(code) or any(map(_is_import, _callers(frame))):
             return
-        self.functions.add(code)
-        self.files.append(code.co_filename)
+        self.calls.append(code)
 
     def figures(self) -> dict[str, int]:
         """Return how far it was."""
-        jumps = sum(one != other for one, other in itertools.pairwise(self.files))
-        return {"files": len(set(self.files)), "functions": len(self.functions), "jumps": jumps}
+        pairs = itertools.pairwise(self.calls)
+        jumps = [(one, other) for one, other in pairs if one.co_filename != other.co_filename]
+        files = {code.co_filename for code in self.calls}
+        return {
+            "files": len(files), "functions": len(set(self.calls)), "jumps": len(jumps), "different": len(set(jumps))
+        }  # fmt: skip
 
 
 def _callers(frame: FrameType) -> Iterator[CodeType]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.fingerprints.differences import are_equal, count_present, find_splits, has_any
 from ddpdoctor.collect.fingerprints.tables import root_of
-from ddpdoctor.collect.fingerprints.values import read_values
+from ddpdoctor.collect.recorded import read_record
 from ddpdoctor.model.consistency import Difference, Stream, Values, What
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.fingerprints.differences import Written
     from ddpdoctor.model.replica_records import StreamKey
 
+MAX_SCALE = 1e300
+"""Larger or non-finite numbers are not a gradient scale."""
 MAX_SPLITS = 16
 """How many tensors of a difference we keep by name. Our choice: a report names a few and counts the rest."""
 
@@ -113,4 +115,19 @@ def _same(seen: Mapping[int, Written]) -> bool:
 
 
 def _values(texts: _Texts) -> tuple[Values, ...]:
-    return tuple(read_values(rank, text) for rank, text in texts.items())
+    return tuple(_read_values(rank, text) for rank, text in texts.items())
+
+
+def _read_values(rank: int, text: Mapping[str, Any]) -> Values:
+    """Return the values of a rank, with defaults for missing or invalid ones."""
+    return read_record(Values, text, rank=rank, settings=_pairs(text.get("settings")), scale=_scale(text.get("scale")))
+
+
+def _scale(value: Any) -> float | None:
+    return float(value) if type(value) in {int, float} and abs(value) < MAX_SCALE else None
+
+
+def _pairs(value: Any) -> tuple[tuple[str, str], ...]:
+    """Return settings in order, from a list of pairs or a dict."""
+    rows = value.items() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return tuple((str(row[0]), str(row[1])) for row in rows if isinstance(row, (list, tuple)) and len(row) == 2)

@@ -103,9 +103,9 @@ def below(pid: int, children: dict[int, list[Process]]) -> tuple[Process, ...]:
     return tuple(found)
 
 
-def read_command(pid: int, proc: Path = Path("/proc")) -> str:
+def read_command(pid: int) -> str:
     """Return a process's command line without secrets, cut to ``MOST_COMMAND``, or empty if it cannot be read."""
-    words = read_text(proc / str(pid) / "cmdline").split("\0")
+    words = read_text(Path(f"/proc/{pid}/cmdline")).split("\0")
     text = " ".join(hide_secrets(tuple(word for word in words if word)))
     return text if len(text) <= MOST_COMMAND else text[: MOST_COMMAND - 1] + "…"
 

@@ -66,9 +66,8 @@ class FirstNode:
     is_first: Literal[True] = True
 
     def __init__(
-        self, placement: Placement, host: str, folder: Path, *, tell_limit_s: float = TELL_LIMIT_S,
-        further_after_s: float = FURTHER_AFTER_S,
-    ) -> None:  # fmt: skip
+        self, placement: Placement, host: str, folder: Path, *, further_after_s: float = FURTHER_AFTER_S
+    ) -> None:
         """Take this member's placement, its host name, and a folder that all members may see."""
         self.placement = placement
         self._error: Exception | None = None
@@ -79,7 +78,7 @@ class FirstNode:
         self._board = Board()
         self._roster: Any = None
         self._asked_at = 0.0
-        self._tell_limit_s, self._further_after_s = tell_limit_s, further_after_s
+        self._further_after_s = further_after_s
         self._further: FurtherWays | None = FurtherWays(self._meeting, placement, folder)
         """The ways besides the own port, or None once they are served."""
         self._began = time.monotonic()
@@ -144,7 +143,7 @@ class FirstNode:
         self._post(verdict=number)
         if stop:
             heard = partial(self.members.have_heard, number)
-            wait_until(lambda: not self._is_early() and heard(), self._tell_limit_s, HEAR_EVERY_S)
+            wait_until(lambda: not self._is_early() and heard(), TELL_LIMIT_S, HEAR_EVERY_S)
 
     def wait_for_ends(self, is_disturbed: Callable[[], bool]) -> None:
         """Wait a while until all members' launchers have ended; then request the records of those still running."""
@@ -156,7 +155,7 @@ class FirstNode:
 
     def close(self) -> None:
         """Wait until the present members have received the verdict, then stop serving."""
-        wait_until(lambda: self.members.have_heard(self._board.verdict), self._tell_limit_s, HEAR_EVERY_S)
+        wait_until(lambda: self.members.have_heard(self._board.verdict), TELL_LIMIT_S, HEAR_EVERY_S)
         self._post(left=True)
         self._ended.set()
         self._thread.join(timeout=FETCH_LIMIT_S)

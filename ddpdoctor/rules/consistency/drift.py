@@ -108,7 +108,7 @@ def _since(found: Found) -> Found:
 
 def unwrapped_drift(job: Job) -> Iterator[Found]:
     """Yield the models that differ although their use shows that they should be equal."""
-    for replica in unwrapped_of(job.consistency) if job.consistency is not None else ():
+    for replica in unwrapped_of(job):
         sighting = next(iter(sightings(replica, What.PARAMETER)), None)
         cause = _cause(replica, sighting) if sighting is not None else None
         if sighting is not None and cause is not None:

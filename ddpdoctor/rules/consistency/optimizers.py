@@ -19,8 +19,8 @@ from ddpdoctor.rules.consistency.parameter_causes import (
     why_parameters_differ,
 )
 from ddpdoctor.rules.consistency.problems import WHO_IS_UNKNOWN, DriftCause, Ground, hosts_of, model_words, problems_of
-from ddpdoctor.rules.consistency.replicas import all_values, is_aligned, sightings
-from ddpdoctor.rules.consistency.survey import excuse_of_model, replicas, ruling, survey
+from ddpdoctor.rules.consistency.replicas import all_values, is_aligned, replicas_of, sightings
+from ddpdoctor.rules.consistency.survey import excuse_of_model, ruling, survey
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ def check_optimizers(job: Job) -> Answer:
     """
     seen = survey(job, What.STATE, _why_state_differs)
     counted = [found for found in seen.found if found.cause.name != FOLLOWS]
-    settings = [found for replica in replicas(job) if (found := _first_settings(job, replica)) is not None]
+    settings = [found for replica in replicas_of(job) if (found := _first_settings(job, replica)) is not None]
     settings.sort(key=lambda found: found.step or 0)
     findings = [*settings[:1], *problems_of(job, counted, "states of optimizers")]
     if not findings and seen.found:
         return skipped(seen.found[0].cause.words)
-    compared = seen.compared or any(_compares_settings(replica) for replica in replicas(job))
+    compared = seen.compared or any(_compares_settings(replica) for replica in replicas_of(job))
     return ruling(job, replace(seen, compared=compared), findings, "optimizers")
 
 

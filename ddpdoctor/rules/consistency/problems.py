@@ -131,7 +131,7 @@ def model_words(job: Job, replica: Replica) -> list[str]:
     """Return which model it is if there are several, or the mesh dimension in which its ranks hold it alike."""
     if replica.mesh_dims:
         return [f"{rank_list(replica.members)} {_ALIKE.format(replica.mesh_dims)}"]
-    replicas = replicas_of(job.consistency) if job.consistency is not None else ()
+    replicas = replicas_of(job)
     if len(replicas) < 2 or replica.model < 0:
         return []
     return [f"it is DDP model {replica.model} of {rank_list(replica.members)}"]

@@ -8,8 +8,8 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.consistency.problems import model_words
-from ddpdoctor.rules.consistency.replicas import all_values
-from ddpdoctor.rules.consistency.survey import replicas, why_nothing
+from ddpdoctor.rules.consistency.replicas import all_values, replicas_of
+from ddpdoctor.rules.consistency.survey import why_nothing
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def check_random_state(job: Job) -> Answer:
 
         ranks 0 and 1 have the same random state while the model trains with dropout: each drops the same units
     """
-    everything = [(replica, stream) for replica in replicas(job) for stream in replica.streams]
+    everything = [(replica, stream) for replica in replicas_of(job) for stream in replica.streams]
     found = [_finding(job, replica, stream) for replica, stream in everything if _is_same(stream)]
     if found:
         return judged(found[:1])

@@ -11,7 +11,8 @@ from ddpdoctor.model.sides import grouped
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.model.consistency import Consistency, Difference, Stream, Values
+    from ddpdoctor.model.consistency import Difference, Stream, Values
+    from ddpdoctor.model.facts import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +47,21 @@ class Sighting:
     """What they wrote at the last comparison of the same clock at which all were equal, or nothing."""
 
 
-def replicas_of(consistency: Consistency) -> tuple[Replica, ...]:
-    """Return the DDP models, in the order of their streams. Groups of different ranks may share a name."""
-    return _models(stream for stream in consistency.streams if stream.model > 0)
+def replicas_of(job: Job) -> tuple[Replica, ...]:
+    """Return the DDP models whose replicas were compared, in the order of their streams.
+
+    Groups of different ranks may share a name.
+    """
+    return _models(stream for stream in _streams(job) if stream.model > 0)
 
 
-def unwrapped_of(consistency: Consistency) -> tuple[Replica, ...]:
+def unwrapped_of(job: Job) -> tuple[Replica, ...]:
     """Return the models that optimizers train outside DDP."""
-    return _models(stream for stream in consistency.streams if stream.model < 0)
+    return _models(stream for stream in _streams(job) if stream.model < 0)
+
+
+def _streams(job: Job) -> tuple[Stream, ...]:
+    return job.consistency.streams if job.consistency is not None else ()
 
 
 def _models(streams: Iterable[Stream]) -> tuple[Replica, ...]:

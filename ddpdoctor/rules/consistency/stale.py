@@ -10,8 +10,8 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import first_names, rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.consistency.problems import hosts_of, model_words
-from ddpdoctor.rules.consistency.replicas import step_of, values_at
-from ddpdoctor.rules.consistency.survey import replicas, why_nothing
+from ddpdoctor.rules.consistency.replicas import replicas_of, step_of, values_at
+from ddpdoctor.rules.consistency.survey import why_nothing
 from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
@@ -72,12 +72,14 @@ def check_stale_optimizer(job: Job) -> Answer:
         the parameters of the model did not change in 16 steps: the optimizer holds 4 tensors that are no parameters
         of it, and none of the 4 that train
     """
-    found = [one for replica in replicas(job) for stream in replica.streams if (one := _finding(job, replica, stream))]
+    found = [
+        one for replica in replicas_of(job) for stream in replica.streams if (one := _finding(job, replica, stream))
+    ]
     if found:
         return judged([min(found, key=lambda one: (one.severity or Severity.ERROR).order)])
     followed = any(
         stream.compared > MIN_UNCHANGED and What.PARAMETER in stream.kinds
-        for replica in replicas(job)
+        for replica in replicas_of(job)
         for stream in replica.streams
     )
     return passed() if followed else skipped(why_nothing(job, "parameters of enough moments"))

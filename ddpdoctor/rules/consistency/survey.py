@@ -40,7 +40,7 @@ def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Surve
     found: list[Found] = []
     excuses: list[str] = []
     compared = False
-    for replica in replicas(job):
+    for replica in replicas_of(job):
         excuse = excuse_of_model(replica, what)
         if excuse:
             excuses.append(excuse)
@@ -51,11 +51,6 @@ def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Surve
         compared = compared or _is_compared(replica, what, excused=bool(why_not))
     found.sort(key=lambda one: one.sighting.step)
     return Survey(found=tuple(found), compared=compared, excuses=tuple(dict.fromkeys(excuses)))
-
-
-def replicas(job: Job) -> tuple[Replica, ...]:
-    """Return the models of a job whose replicas were compared."""
-    return replicas_of(job.consistency) if job.consistency is not None else ()
 
 
 def ruling(job: Job, survey_: Survey, findings: Iterable[Problem], noun: str) -> Answer:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.reading import known, need
-from ddpdoctor.model.rendezvous import LOOPBACK_NAMES, is_loopback_address
+from ddpdoctor.model.rendezvous import LOOPBACK_NAMES, is_loopback_address, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.processes import has_several_nodes
 from ddpdoctor.rules.interface_choice import own_ips
@@ -75,7 +75,7 @@ def _is_astray(fleet: Fleet, node: Node, lookup: Lookup) -> bool:
 
 
 def _no_forward(fleet: Fleet, node: Node, lookup: Lookup) -> Problem:
-    used = fleet.launcher is Launcher.NNODES or _master(node) == lookup.name
+    used = fleet.launcher is Launcher.NNODES or text_of(node.first, "MASTER_ADDR") == lookup.name
     return Problem(
         summary=f"rank 0's host calls itself by a full name that {_what_it_is(lookup)} on other nodes: "
         + ("torchrun publishes it as MASTER_ADDR" if used else "torchrun's c10d rendezvous would publish it"),
@@ -95,10 +95,6 @@ def _what_it_is(lookup: Lookup) -> str:
 
 def _how(lookup: Lookup) -> tuple[str, ...]:
     return (lookup.error,) if lookup.error else (f"it resolves to {', '.join(lookup.addresses)}",)
-
-
-def _master(node: Node) -> str:
-    return node.first.variables.get("MASTER_ADDR", "").strip()
 
 
 @rule(

@@ -92,7 +92,9 @@ def read_timeline(state: State, name: str, most: int) -> Timeline:
     for event, following in zip_longest(events, events[1:]):
         if event.kind.op == TAKES_NO_NUMBER and event.ended_ns and not event.kind.failed:
             continue
-        collective = is_collective_op(event.kind.op) or _makes_group(event)
+        # A new_group that has returned was called by all ranks.
+        makes_group = event.kind.op == "new_group" and not event.ended_ns
+        collective = makes_group or is_collective_op(event.kind.op)
         before = event.number - 1 if collective else event.number
         if phase is not None and cursor is not None and before > cursor:
             count += _fill(entries, rank, phase, cursor, before)
@@ -127,11 +129,6 @@ def _failed_inside(event: Event, following: Event | None) -> bool:
     """Return whether a phase failed because of a call inside it: a hook or a custom function calls in backward."""
     native = event.kind.op in NATIVE_PHASES and following is not None and following.kind.failed
     return native and following is not None and following.started_ns < event.ended_ns
-
-
-def _makes_group(event: Event) -> bool:
-    """Return whether a ``new_group`` call still waits; once it has returned, all ranks have called it."""
-    return event.kind.op == "new_group" and not event.ended_ns
 
 
 def _first_places(events: list[Event]) -> dict[Hashable, int]:

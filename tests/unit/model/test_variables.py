@@ -46,7 +46,7 @@ def faults(row):
     yield "type", row.type.partition(":")[0] not in TYPES
     yield "source", not row.source
     yield "version", not all(re.fullmatch(r"(\d+(\.\d+)*)?", version) for version in (row.since, row.until))
-    yield "condition", danger not in CONDITIONS | {""}
+    yield "condition", danger not in {*CONDITIONS, ""}
     yield "danger without a condition", row.kind == "danger" and not danger
     yield "danger without a consequence", bool(danger) and not row.note
     yield "out of use without a reason", outdated and not (row.replaced_by or row.until or row.note)
