@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.collect.fingerprints.columns import Writer
+from ddpdoctor.model.consistency import Consistency, Stream
 from ddpdoctor.recorder.storage.fingerprint_writing import FingerprintWriter
 
 TICKS = 7
@@ -58,3 +59,8 @@ def write_job(folder: Path, steps: Mapping[int, Sequence[Sequence[object]]], nam
         for rank, contents in zip(ranks, by_rank, strict=True):
             rank.write(number, *contents)
     return ranks
+
+
+def only_stream(found: Consistency) -> Stream:
+    (stream,) = found.streams
+    return stream

@@ -2,7 +2,7 @@
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
-from training import run
+from training import batches, run
 
 
 def read(i):
@@ -11,18 +11,9 @@ def read(i):
     return torch.randn(8)
 
 
-class Rows(torch.utils.data.Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, i):
-        return read(i)
-
-
 def main():
     model = DDP(torch.nn.Linear(8, 2))
-    sampler = torch.utils.data.DistributedSampler(Rows(), shuffle=False)
-    for batch in torch.utils.data.DataLoader(Rows(), batch_size=4, sampler=sampler, num_workers=2):
+    for batch in batches(read):
         model(batch).mean().backward()
 
 

@@ -8,19 +8,14 @@ import pytest
 from ddpdoctor.collect.fingerprints.pairing import MAX_AHEAD
 from ddpdoctor.collect.fingerprints.within_host import Comparer
 from ddpdoctor.model.codec import decode, encode
-from ddpdoctor.model.consistency import Consistency, Stream, StreamClock, What
-from tests.fingerprints import FakeRank, row, write_job
+from ddpdoctor.model.consistency import Consistency, StreamClock, What
+from tests.fingerprints import FakeRank, only_stream, row, write_job
 
 
 def compare(folder: Path, ranks: Sequence[FakeRank], allowed: tuple[str, ...] = ()) -> Consistency:
     comparer = Comparer(folder, check_every=50, allowed=allowed)
     comparer.look([rank.process() for rank in ranks])
     return comparer.close()
-
-
-def only_stream(found: Consistency) -> Stream:
-    (stream,) = found.streams
-    return stream
 
 
 def test_equal_replicas_have_no_difference(tmp_path: Path) -> None:

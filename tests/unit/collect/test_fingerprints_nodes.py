@@ -16,10 +16,10 @@ from ddpdoctor.collect.fingerprints.tables import RowsRead
 from ddpdoctor.collect.fingerprints.within_host import Comparer
 from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.model.codec import decode, encode
-from ddpdoctor.model.consistency import Consistency, Stream, StreamClock, What
+from ddpdoctor.model.consistency import Consistency, StreamClock, What
 from ddpdoctor.model.replica_records import NodeStreams, StreamKey, StreamRoot
 from ddpdoctor.model.run import attempt_name
-from tests.fingerprints import FakeRank, row
+from tests.fingerprints import FakeRank, only_stream, row
 
 NAMES = ("w", "b")
 
@@ -96,11 +96,6 @@ class FakeJob:
         united = unite_consistency(self.nodes[0].folder, None, folders, found)
         assert united is not None
         return united
-
-
-def only_stream(found: Consistency) -> Stream:
-    (stream,) = found.streams
-    return stream
 
 
 @pytest.mark.parametrize("each", [1, 2])

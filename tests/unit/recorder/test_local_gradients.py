@@ -17,14 +17,7 @@ from ddpdoctor.recorder.storage.ring_writing import Ring
 
 torch = pytest.importorskip("torch")
 NAN, INF = float("nan"), float("inf")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def world(tmp_path_factory):
-    store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("world")
 
 
 class Counted:

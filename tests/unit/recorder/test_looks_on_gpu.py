@@ -109,14 +109,6 @@ class Replica:
     group = "0"
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 class Trained:
     """A DDP model whose tensors are said to be on a GPU, and how often its looks reach for one."""
 
