@@ -221,8 +221,8 @@ def read_settings(options: Options) -> Settings:
 def _read_wanted(options: Options) -> BenchReportOptions:
     """Return the options for the report, without the baseline. Raises ``UserError``."""
     from ddpdoctor.diagnose.bandwidth.report import BenchReportOptions
-    from ddpdoctor.diagnose.reports import now
     from ddpdoctor.model.errors import UserError
+    from ddpdoctor.model.findings import now
 
     if options.fail_below is not None and options.compare is None:
         raise UserError("--fail-below needs --compare", help="Give the saved run: --compare report.json")

@@ -42,7 +42,7 @@ def run(options: Options) -> int:
     """Read and judge the evidence, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
     from ddpdoctor.diagnose.evidence import analyze
-    from ddpdoctor.diagnose.reports import now
+    from ddpdoctor.model.findings import now
 
     outputs = settings_of(options, Outputs)
     check_outputs(outputs)

@@ -46,7 +46,7 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
     from ddpdoctor.cli.output import say
     from ddpdoctor.diagnose.evidence import analyze
-    from ddpdoctor.diagnose.reports import now
+    from ddpdoctor.model.findings import now
 
     outputs = settings_of(options, Outputs)
     check_outputs(outputs)

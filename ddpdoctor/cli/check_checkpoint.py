@@ -45,7 +45,7 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
     from ddpdoctor.cli.progress import ShownProgress
     from ddpdoctor.diagnose.checkpoints import checkpoint_report
-    from ddpdoctor.diagnose.reports import now
+    from ddpdoctor.model.findings import now
     from ddpdoctor.probes.checkpoint.session import Wanted, read_checkpoints
 
     outputs = settings_of(options, Outputs)

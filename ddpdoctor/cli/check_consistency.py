@@ -142,7 +142,7 @@ def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
 
 def _take_part(options: Options, env: Mapping[str, str], launch: Launch, settings: TrialSettings) -> int:
     from ddpdoctor.cli.output import show_error
-    from ddpdoctor.diagnose.reports import now
+    from ddpdoctor.model.findings import now
     from ddpdoctor.probes.consistency.session import Job, run_rank
 
     report = partial(_report, options, now())
@@ -160,8 +160,8 @@ def _report(options: Options, started_at: str, trial: Trial) -> int:
 def _compare_files(options: Options) -> int:
     from ddpdoctor.cli.delivery import check_outputs, deliver_check
     from ddpdoctor.diagnose.consistency import build_diff_report
-    from ddpdoctor.diagnose.reports import now
     from ddpdoctor.model.errors import UserError
+    from ddpdoctor.model.findings import now
     from ddpdoctor.probes.diff.comparing import compare_files
     from ddpdoctor.probes.load_torch import load_torch
 

@@ -153,9 +153,9 @@ def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[
     from ddpdoctor.cli.delivery import check_outputs, deliver_check
     from ddpdoctor.diagnose.check_data import drawn_report
     from ddpdoctor.diagnose.fleet import find_launch
-    from ddpdoctor.diagnose.reports import now
     from ddpdoctor.launch.processes.ranks import end_with_parent, run_ranks
     from ddpdoctor.model.errors import UserError
+    from ddpdoctor.model.findings import now
     from ddpdoctor.model.node import Launcher
     from ddpdoctor.probes.data.session import Wanted, run_rank
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.run.nodes import SavedRun, job_of, read_saved_run
 from ddpdoctor.diagnose.attempts import judge_earlier, last_attempt, last_number
 from ddpdoctor.diagnose.progress import judge_job
-from ddpdoctor.diagnose.reports import make_report, now
+from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.diagnose.rows import pace_rows, rank_row
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import Job, Life, shell_status
-from ddpdoctor.model.findings import JobStatus, JobSummary, Judgement, Severity, as_earlier
+from ddpdoctor.model.findings import JobStatus, JobSummary, Judgement, Severity, as_earlier, now
 from ddpdoctor.model.run import JobEnd, Run
 
 if TYPE_CHECKING:

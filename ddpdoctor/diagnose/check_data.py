@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.diagnose.reports import check_report, now
+from ddpdoctor.diagnose.reports import check_report
 from ddpdoctor.model.codec import encode
+from ddpdoctor.model.findings import now
 from ddpdoctor.model.sharing import Plan, RankShare, Shares, share_out
 from ddpdoctor.rules.data.shared import Replicas
 from ddpdoctor.rules.registry import rules_of

@@ -10,9 +10,10 @@ from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.fleet import gather
 from ddpdoctor.diagnose.redact import redact
-from ddpdoctor.diagnose.reports import check_report, now
+from ddpdoctor.diagnose.reports import check_report
 from ddpdoctor.diagnose.selection import choose_rules, sections_of
 from ddpdoctor.model.codec import encode
+from ddpdoctor.model.findings import now
 from ddpdoctor.rules.engine import fleet_facts
 
 if TYPE_CHECKING:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
-from ddpdoctor.model.findings import JobSummary, RankRow, Report
+from ddpdoctor.model.findings import JobSummary, RankRow, Report, now
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
@@ -58,8 +57,3 @@ def check_report(
     return make_report(
         command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data, **more
     )
-
-
-def now() -> str:
-    """Return the current time in the format of reports: ISO 8601, UTC."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

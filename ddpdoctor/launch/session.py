@@ -6,7 +6,6 @@ import contextlib
 import signal
 import socket
 import time
-from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from ddpdoctor.launch.watching.examining import Examining, has_errors
 from ddpdoctor.launch.watching.watch import Watch
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import shell_status
-from ddpdoctor.model.findings import Judgement, Severity
+from ddpdoctor.model.findings import Judgement, Severity, now
 from ddpdoctor.model.findings import Outcome as CheckOutcome
 from ddpdoctor.model.run import END_NAME, JobEnd
 from ddpdoctor.recorder.storage.files import write_whole
@@ -67,7 +66,7 @@ class Session:
         self.notifier = notifier
         self.run_dir = options.report_dir.resolve()
         self.folder = choose_folder(self.run_dir)
-        self.started_at = _now()
+        self.started_at = now()
         self.signals: list[tuple[signal.Signals, int]] = []
         """The ending signals that the watcher received, and when."""
         self.warnings: list[tuple[signal.Signals, int]] = []
@@ -384,7 +383,7 @@ class Session:
             folder=self.watch.readable(), run_dir=self.run_dir, judgement=found,
             end=JobEnd(
                 hung=hung, interrupted=self.watch.interrupted_by is not None, exit_status=exit_status,
-                started_at=self.started_at, ended_at=_now(), ignore=self.options.ignore,
+                started_at=self.started_at, ended_at=now(), ignore=self.options.ignore,
             ),
             failure=self.failure or self.watch.replicas.failure or self.examining.failure,
             judged_at=self.examining.judged_at,
@@ -406,7 +405,3 @@ def _handling(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameTy
 def _judge_nothing(_folder: Path, _attempt: int | None) -> Judgement:
     """Stand in for rules that are not loaded yet, or cannot be."""
     return Judgement(findings=(), checks=(), certain=False)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

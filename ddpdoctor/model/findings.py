@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from enum import Enum
 from typing import Any
 
@@ -182,3 +183,8 @@ def as_earlier(attempt: Attempt) -> tuple[Finding, ...]:
         )
         for finding in attempt.findings
     )
+
+
+def now() -> str:
+    """Return the current time in the format of reports: ISO 8601, UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.diagnose.bandwidth.reasons import find_reasons
 from ddpdoctor.diagnose.bandwidth.stop import describe_rank, stop_findings
-from ddpdoctor.diagnose.reports import make_report, now
+from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.model.bandwidth import Ending, Measurement, Member, Settings
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus, report_status
-from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Severity
+from ddpdoctor.model.findings import Check, Finding, JobStatus, JobSummary, Outcome, RankRow, Severity, now
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.bandwidth.compare import Baseline, compare

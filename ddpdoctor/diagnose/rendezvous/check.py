@@ -14,8 +14,8 @@ from ddpdoctor.diagnose.rendezvous.member import make_member
 from ddpdoctor.diagnose.rendezvous.messages import SentFacts
 from ddpdoctor.diagnose.rendezvous.roles import follow, lead
 from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
-from ddpdoctor.diagnose.reports import now
 from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.model.findings import now
 from ddpdoctor.model.node import Fleet
 from ddpdoctor.model.reaching import Rendezvous, StoreView, Visit
 from ddpdoctor.probes.rendezvous.store_probe import StoreWatch, more_telling

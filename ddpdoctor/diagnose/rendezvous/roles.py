@@ -22,9 +22,9 @@ from ddpdoctor.diagnose.rendezvous.gathering import (
 from ddpdoctor.diagnose.rendezvous.judging import RendezvousChecked, build_report, is_whole, judge, rendezvous_data
 from ddpdoctor.diagnose.rendezvous.messages import Roster, Sentence, Trials
 from ddpdoctor.diagnose.rendezvous.visit import TRIAL_LIMIT_S, seat_of, stored, wait_for_judge
-from ddpdoctor.diagnose.reports import now
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.codec import encode
+from ddpdoctor.model.findings import now
 from ddpdoctor.model.reaching import Rendezvous, StartTrial, StoreView, Visit
 
 if TYPE_CHECKING:
