@@ -32,6 +32,8 @@ _STATE = re.compile(rf"^\s*{_RANKS} (?P<state>started|finished) (?P<op>\w{{1,60}
 _NEAR = 4
 """So many lines after a head with a group, a report belongs to it."""
 _MOST_REPORTS = 64
+_LONGEST = 2000
+"""Our choice: no report has so many lines, together with those of others in between."""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,11 @@ class DesyncReports:
         self._reports: dict[Hashable, _Report] = {}
         self._group: tuple[int, str, str] = (-_NEAR, "", "")
         """The line of the last head with a group, and that group."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a report is being read."""
+        return bool(self._reports)
 
     def note_group(self, line: Line, key: str, words: str) -> None:
         """Take note of the group of a head: the report begins in the line after it."""
@@ -107,7 +114,7 @@ class DesyncReports:
             if report.seq and state["state"] == "started":
                 report.started.setdefault(report.seq, {})[state["op"]] = numbers(state["ranks"])
             return ()
-        return () if line.text.lstrip().startswith("- ") else self._close(line.stream)
+        return self._close(line.stream) if line.number - report.line.number > _LONGEST else ()
 
     def _close(self, stream: Hashable) -> Iterable[Fact]:
         report = self._reports.pop(stream, None)

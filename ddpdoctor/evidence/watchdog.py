@@ -99,7 +99,7 @@ class WatchdogReader:
             return ()
         if self._tail is not None:
             found += self._read_tail(line)
-        if (self._open or self._said) and begins_run(text):
+        if (self._open or self._said or self._desync.is_open) and begins_run(text):
             return [*found, *self.end()]
         found += self._desync.read(line)
         if ("NCCL" in text or "atchdog" in text or "[TC]" in text) and " NCCL INFO " not in text:

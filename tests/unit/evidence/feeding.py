@@ -1,0 +1,37 @@
+"""Feeds a text to readers of logs, as the pipeline does."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ddpdoctor.evidence.lines import parts_of, split_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddpdoctor.evidence.reader import LineReader
+    from ddpdoctor.model.evidence import Fact
+
+Kind = TypeVar("Kind", bound="Fact")
+
+
+def feed(reader: LineReader, text: str, source: str = "job.log") -> list[Fact]:
+    """Return the facts of a text; common indentation is taken off."""
+    found: list[Fact] = []
+    for number, raw in enumerate(dedent(text).strip("\n").split("\n"), 1):
+        for part in parts_of(raw):
+            found += reader.read(split_line(part, number, source))
+    return [*found, *reader.end()]
+
+
+def only(kind: type[Kind], facts: Iterable[Fact]) -> list[Kind]:
+    """Return the facts of one kind."""
+    return [fact for fact in facts if isinstance(fact, kind)]
+
+
+def told(value: Any) -> dict[str, Any]:
+    """Return what a fact, an operation or a process says beyond the defaults, without place, time and words."""
+    names = [name for name in value.__dataclass_fields__ if name not in {"spot", "time", "said"}]
+    said = {name: getattr(value, name) for name in names}
+    return {name: what for name, what in said.items() if what not in (None, "", (), False)}
