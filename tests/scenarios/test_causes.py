@@ -9,7 +9,17 @@ import pytest
 
 from tests.scenarios.control_groups import small_memory
 from tests.scenarios.hosts import lent_hosts, require
-from tests.scenarios.running import JOBS, Ran, clean_environment, finish, free_port, marked_lines, run, wait_for
+from tests.scenarios.running import (
+    JOBS,
+    PATIENT,
+    Ran,
+    clean_environment,
+    finish,
+    free_port,
+    marked_lines,
+    run,
+    wait_for,
+)
 
 MIB = 2**20
 
@@ -29,7 +39,7 @@ def said(verdict: dict[str, object]) -> str:
 
 
 def test_an_error_that_everybody_meets_is_explained(tmp_path: Path) -> None:
-    ran = run("early_step", tmp_path, "--hang-timeout", "60", ranks=2)
+    ran = run("early_step", tmp_path, *PATIENT, ranks=2)
     verdict = ran.report["verdict"]
     assert verdict["kind"] == "crash", verdict  # on one rank, or on both if the second came in time
     assert {place["line"] for place in verdict["where"]} <= set(marked_lines("early_step"))
@@ -74,18 +84,17 @@ def test_a_build_that_does_not_end_is_named(tmp_path: Path) -> None:
 
 
 def test_a_limit_of_addresses_is_named(tmp_path: Path) -> None:
-    ran = run("crash_memory_limit", tmp_path, "--debug-level", "OFF", ranks=2)
+    ran = run("crash_memory_limit", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=2)
     verdict = verdict_of(ran, "crash_memory_limit", "crash", (1,))
     assert "of the 8.0 GiB that RLIMIT_AS (ulimit -v) allows, and 16.0 GiB more were asked for" in said(verdict)
 
 
-def command(job: str | Path, folder: Path, *args: str, ranks: int = 2) -> list[str]:
+def command(job: str, folder: Path, *args: str, ranks: int = 2, hang_timeout: tuple[str, str] = PATIENT) -> list[str]:
     """Return the real command."""
     script = JOBS / f"{job}.py"
     return [
         sys.executable, "-m", "ddpdoctor", "wrap", f"--nproc-per-node={ranks}", f"--master-port={free_port()}",
-        "--hang-timeout", "4", "--on-hang", "kill", "--debug-level", "OFF", "--report-dir", str(folder),
-        str(script), *args,
+        *hang_timeout, "--on-hang", "kill", "--debug-level", "OFF", "--report-dir", str(folder), str(script), *args,
     ]  # fmt: skip
 
 
@@ -123,7 +132,7 @@ def test_a_shared_memory_that_is_too_small_is_named(tmp_path: Path) -> None:
 def test_a_network_that_fails_in_mid_job_is_no_ranks_fault(fault: str, tmp_path: Path) -> None:
     require("nft")
     begun = tmp_path / "begun"
-    words = command("transport_dropped", tmp_path / "run", str(begun), ranks=3)
+    words = command("transport_dropped", tmp_path / "run", str(begun), ranks=3, hang_timeout=("--hang-timeout", "4"))
     port = next(word for word in words if word.startswith("--master-port=")).partition("=")[2]
     with lent_hosts(1) as hosts:
         process = hosts.start(0, *words, env=clean_environment())

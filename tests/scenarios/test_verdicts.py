@@ -102,7 +102,7 @@ def test_the_fault_is_found(seeded: Seeded, level: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("job", "kind"), [("stuck_spawn", "stuck"), ("crash_spawn", "crash")])
 def test_the_world_that_a_script_makes_is_judged(job: str, kind: str, tmp_path: Path) -> None:
-    verdict = run(job, tmp_path, ranks=1).report["verdict"]
+    verdict = run(job, tmp_path, *(PATIENT if kind in END else ()), ranks=1).report["verdict"]
     assert (verdict["kind"], verdict["ranks"]) == (kind, [1]), verdict
     assert verdict["where"][0]["line"] in marked_lines(job)
 

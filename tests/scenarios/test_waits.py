@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.running import Ran, finish, free_port, marked_lines, run, start, wait_for
+from tests.scenarios.running import PATIENT, Ran, finish, free_port, marked_lines, run, start, wait_for
 
 BUILDER = """
 import os, sys
@@ -38,7 +38,7 @@ def test_a_store_that_nobody_serves_is_named_with_its_address(how: str, fault: i
 
 
 def test_a_port_of_its_own_that_rank_0_serves_is_no_fault(tmp_path: Path) -> None:
-    ran = run("stuck_store", tmp_path, "--debug-level", "OFF", ranks=2, args=("served", str(free_port())))
+    ran = run("stuck_store", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=2, args=("served", str(free_port())))
     assert (ran.status, ran.report["verdict"]) == (0, None), ran.stderr
 
 

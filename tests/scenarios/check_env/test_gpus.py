@@ -161,6 +161,14 @@ print([(one.pid, one.name) for one in find_stuck(System(), time.sleep)])
 """
 
 
+def until_it_hangs(pid):
+    """Wait until a process has its name, and then comes into state D."""
+    stat, until = Path(f"/proc/{pid}/stat"), time.monotonic() + 200
+    while "(nvidia-smi) D " not in stat.read_text():
+        assert time.monotonic() < until, "it did not come to hang"
+        time.sleep(0.01)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="state D is Linux's")
 def test_a_process_that_the_kernel_does_not_wake_is_found(tmp_path):
     pipe = tmp_path / "pipe"
@@ -168,9 +176,7 @@ def test_a_process_that_the_kernel_does_not_wake_is_found(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HANGS, str(pipe)], stdout=subprocess.PIPE, text=True) as hung:
         try:
             assert hung.stdout.readline() == "named\n"
-            until = time.monotonic() + 200
-            while ") D " not in Path(f"/proc/{hung.pid}/stat").read_text():
-                assert time.monotonic() < until, "it did not come to hang"
+            until_it_hangs(hung.pid)
             ran = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=200, check=True)
             assert f"({hung.pid}, 'nvidia-smi')" in ran.stdout, ran.stdout + ran.stderr
         finally:
@@ -185,7 +191,8 @@ def test_a_child_that_no_signal_ends_is_left_behind(tmp_path):
     os.mkfifo(pipe)
     child = Child(("-c", HANGS, str(pipe)), os.environ)
     try:
-        ended = child.wait(3.0)
+        until_it_hangs(child._process.pid)
+        ended = child.wait(1.0)
         assert (ended.out, ended.status) == ("named\n", None)
         assert child._process.poll() is None, "it was killed, so that it did not hang in the kernel"
     finally:

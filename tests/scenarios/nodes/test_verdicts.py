@@ -114,6 +114,8 @@ FAULTS = {
 """By kind, which is also what the job is told to do wrong: nodes, ranks to blame, exit status of the first."""
 END = ("early-exit", "crash", "killed", "straggler")
 """After these a job ends by itself."""
+MAY_BE_STOPPED = ("early-exit", "exit-hang")
+"""After these the first rank ends by itself; on a busy machine it is not at its end when the job is stopped."""
 NEVER_GO_ON = ("mismatch", "stopped", "deadlock")
 """These are stopped without being asked to."""
 
@@ -128,8 +130,7 @@ def test_the_culprit_on_another_node_is_named(hosts, tmp_path, kind):
     assert "on dd" in first.verdict["summary"]
     places = {place["line"] for place in first.verdict["where"]}
     assert not line_of(kind) or places & set(line_of(kind)), first.verdict
-    # Where torch is slow to notice that a rank has gone, the job is stopped.
-    assert first.status in ({status, 124} if kind == "early-exit" else {status}), first.stderr
+    assert first.status in {status, *((124,) if kind in MAY_BE_STOPPED else ())}, first.stderr
     rows = [(row["rank"], row["host"]) for row in first.report["ranks"]]
     assert rows == [(number, f"dd{number}") for number in range(world)]
     # What the first node found is told to all.
