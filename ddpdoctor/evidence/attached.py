@@ -52,7 +52,9 @@ def _of_job(job: AttachedJob, spot: Spot) -> Iterator[Fact]:
     for rank in job.ranks:
         yield Seen(who=_who(rank, job.host), spot=spot)
     if job.movement is Movement.MOVING:
-        yield Moving(spot=spot)
+        # Not only by its stacks: a rank may be seen at one line twice, in two different steps.
+        for rank in job.ranks:
+            yield Moving(who=_who(rank, job.host), spot=spot)
     for refusal in job.refused:
         yield Hint(spot=spot, words=f"{refusal.source}: {refusal.reason}; {refusal.remedy}", kind=refusal.source)
 

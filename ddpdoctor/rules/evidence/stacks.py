@@ -27,7 +27,8 @@ def compare_stacks(facts: Sequence[Fact], world: int | None) -> list[Fact]:
     if not by_rank:
         return []
     last = {rank: stacks[-1] for rank, stacks in sorted(by_rank.items())}
-    moved = {rank for rank, stacks in by_rank.items() if _moved(stacks)}
+    said = {fact.who.rank for fact in facts if isinstance(fact, Moving) and fact.step is None}
+    moved = {rank for rank, stacks in by_rank.items() if rank in said or _moved(stacks)}
     if any(last[rank].doing in WAITS for rank in moved) or (moved and moved == set(last)):
         rank = min(moved)
         return [Moving(who=last[rank].who, spot=last[rank].spot)]
