@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpdoctor.evidence.fingerprints import MARK, Mismatches
 from ddpdoctor.evidence.launches import begins_run
 from ddpdoctor.evidence.lines import MOST_RANKS
 from ddpdoctor.evidence.natures import numbers
-from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.store_errors import MARKS as STORE_MARKS
 from ddpdoctor.evidence.store_errors import StoreErrors
-from ddpdoctor.evidence.torch_heads import time_of
+from ddpdoctor.evidence.torch_heads import origin_of
 from ddpdoctor.model.evidence import Absent, Differ, Failed, Nature, Operation, Waiting, Who
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class CollectiveErrorReader:
 def _monitored_barrier(line: Line) -> list[Fact]:
     """Read who did not come to a monitored barrier. Only rank 0 of the group says it."""
     operation = Operation(op="monitored_barrier")
-    common = _common(line)
+    common = origin_of(line)
     if (innocent := _INNOCENT.search(line.text)) is not None:
         who = line.who if line.who.rank is not None else Who(rank=int(innocent["rank"]))
         return [Waiting(operation=operation, timed_out=True, **{**common, "who": who})]
@@ -120,7 +119,7 @@ def _parameters(line: Line) -> list[Fact]:
         return []
     if not 0 < others < _MOST_PARAMETERS:
         message = "another rank had ended when the models were compared"
-        common = {**_common(line), "who": _rank(line, one)}
+        common = origin_of(line, _rank(line, one))
         return [Failed(type="RuntimeError", message=message, nature=Nature.PEER_LOST, peers=(other,), **common)]
     sides = tuple(
         ((rank,), Operation(op=_CONSTRUCTOR, group_words=f"a model with {size} parameters"))
@@ -154,13 +153,9 @@ def _lengths(line: Line) -> list[Fact]:
 
 
 def _differ(line: Line, sides: tuple[tuple[tuple[int, ...], Operation], ...], aspect: str) -> Differ:
-    common = _common(line)
+    common = origin_of(line)
     common.pop("who")
     return Differ(sides=sides, aspect=aspect, **common)
-
-
-def _common(line: Line) -> dict[str, Any]:
-    return {"who": line.who, "spot": line.spot(), "time": time_of(line), "said": quote(line.text)}
 
 
 _READERS = {

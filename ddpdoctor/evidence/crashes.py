@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpdoctor.evidence.natures import classify
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.evidence.torch_heads import time_of
+from ddpdoctor.evidence.torch_heads import origin_of
 from ddpdoctor.model.evidence import Exited, Failed, Trouble
 
 if TYPE_CHECKING:
@@ -78,14 +78,14 @@ class CrashReader:
         return [
             Failed(
                 type=short, message=quote(message), nature=reading.nature, peers=reading.peers,
-                peer_hosts=reading.peer_hosts, memory=reading.memory or short == "bad_alloc", **_common(line),
+                peer_hosts=reading.peer_hosts, memory=reading.memory or short == "bad_alloc", **origin_of(line),
             )
         ]  # fmt: skip
 
 
 def _signal(line: Line) -> list[Fact]:
     text = line.text
-    common = _common(line)
+    common = origin_of(line)
     if "Unexpected bus error encountered in worker" in text:
         problem = "a DataLoader worker ran out of shared memory"
         fix = (
@@ -103,7 +103,3 @@ def _signal(line: Line) -> list[Fact]:
     if (alone := _ALONE.match(text.strip())) is not None:
         return [Exited(signal=_SIGNALS[alone["how"] or alone["killed"]], **common)]
     return []
-
-
-def _common(line: Line) -> dict[str, Any]:
-    return {"who": line.who, "spot": line.spot(), "time": time_of(line), "said": quote(line.text)}

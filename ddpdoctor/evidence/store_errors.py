@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.lines import MOST_RANKS
-from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.evidence.torch_heads import time_of
+from ddpdoctor.evidence.torch_heads import origin_of
 from ddpdoctor.model.evidence import Absent, Link, Operation, Size, Trouble, Waiting, Who
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class StoreErrors:
         if match is None or int(match["world"]) >= MOST_RANKS or int(match["rank"]) >= MOST_RANKS:
             return []
         rank, world, count = int(match["rank"]), int(match["world"]), int(match["count"])
-        common = _common(line)
+        common = origin_of(line)
         common["who"] = replace(line.who, rank=rank)
         late = match["how"].startswith("Timed out")
         facts: list[Fact] = [
@@ -107,7 +106,7 @@ class StoreErrors:
 
 def _key_facts(line: Line, keys: re.Match[str] | None, asks: re.Match[str] | None) -> list[Fact]:
     """Read who waited for a key, and who never set it."""
-    common = _common(line)
+    common = origin_of(line)
     limit_s = int(keys["ms"]) / 1000 if keys is not None else None
     names = [key.strip() for key in keys["keys"].split(",")][:64] if keys is not None else []
     in_init = asks is not None or any("default_pg/" in name for name in names)
@@ -131,7 +130,7 @@ def _key_facts(line: Line, keys: re.Match[str] | None, asks: re.Match[str] | Non
 def _clients(line: Line, clients: re.Match[str]) -> list[Fact]:
     """Read what the store's server says of ranks that never connected."""
     came, world = int(clients["came"]), int(clients["all"])
-    common = _common(line)
+    common = origin_of(line)
     found: list[Fact] = [_waiting(float(clients["seconds"]), **common)]
     if 0 < world < MOST_RANKS:
         found.append(Size(ranks=world, **common))
@@ -150,7 +149,7 @@ def _unreached(line: Line, client: re.Match[str]) -> list[Fact]:
         f"check that rank 0 was started on {client['host']}, that MASTER_ADDR and MASTER_PORT name it on all hosts, "
         "and that no firewall blocks the port: `ddpdoctor check-rendezvous`"
     )
-    common = _common(line)
+    common = origin_of(line)
     return [_waiting(seconds, **common), Link(to=_host(client["host"]), problem=problem, fix=fix, **common)]
 
 
@@ -163,7 +162,7 @@ def _lost(line: Line) -> list[Fact]:
     problem = "lost the connection to the job's store: the process that serves it, rank 0 or its agent, had ended"
     fix = "look for what ended rank 0 and its launcher first"
     to = replace(_host(remote["host"]) if remote is not None else Who(), rank=0)
-    return [Link(to=to, problem=problem, fix=fix, victim=True, **_common(line))]
+    return [Link(to=to, problem=problem, fix=fix, victim=True, **origin_of(line))]
 
 
 def _port_in_use(line: Line) -> list[Fact]:
@@ -176,7 +175,7 @@ def _port_in_use(line: Line) -> list[Fact]:
         f"end what listens there (`ss -ltnp 'sport = :{port}'`), often a rank of an earlier run, or give this job "
         "another port: `torchrun --master-port`, MASTER_PORT"
     )
-    return [Trouble(kind="port", problem=problem, fix=fix, **_common(line))]
+    return [Trouble(kind="port", problem=problem, fix=fix, **origin_of(line))]
 
 
 def _waiting(limit_s: float | None, *, timed_out: bool = True, in_init: bool = True, **common: Any) -> Waiting:
@@ -200,7 +199,3 @@ def _clock(text: str) -> float | None:
     """Return the seconds of "0:30:00"."""
     parts = [int(part) for part in text.split(":") if part]
     return float(sum(part * 60**power for power, part in enumerate(reversed(parts)))) if parts else None
-
-
-def _common(line: Line) -> dict[str, Any]:
-    return {"who": line.who, "spot": line.spot(), "time": time_of(line), "said": quote(line.text)}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from calendar import timegm
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.evidence import Time
+from ddpdoctor.evidence.quotes import quote
+from ddpdoctor.model.evidence import Time, Who
 
 if TYPE_CHECKING:
     from ddpdoctor.evidence.reader import Line
@@ -16,6 +17,11 @@ _TIME = re.compile(
 )
 """C++ has no leading zero of the month, Python has."""
 _NO_YEAR = 1970
+
+
+def origin_of(line: Line, who: Who | None = None) -> dict[str, Any]:
+    """Return the fields that a fact has from the line that says it; ``who`` replaces the one that wrote the line."""
+    return {"who": who or line.who, "spot": line.spot(), "time": time_of(line), "said": quote(line.text)}
 
 
 def time_of(line: Line) -> Time | None:

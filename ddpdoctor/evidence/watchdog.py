@@ -17,7 +17,7 @@ from ddpdoctor.evidence.natures import classify
 from ddpdoctor.evidence.nccl_groups import DEFAULT_GROUP, group_of, who_of, writer_of
 from ddpdoctor.evidence.nccl_ops import python_name
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.evidence.torch_heads import time_of
+from ddpdoctor.evidence.torch_heads import origin_of
 from ddpdoctor.evidence.watchdog_notes import read_notes, work_number
 from ddpdoctor.model.evidence import Failed, Operation, Reached, Waiting
 
@@ -160,7 +160,7 @@ class WatchdogReader:
         if self._is_said(writer, operation):
             return []
         fact = Waiting(
-            who=who_of(line, group), spot=line.spot(), time=time_of(line), said=quote(line.text),
+            **origin_of(line, who_of(line, group)),
             operation=operation, timed_out=True, limit_s=limit_s,
         )  # fmt: skip
         wait = _Wait(fact=fact, grouped=group is not None)
@@ -199,7 +199,7 @@ class WatchdogReader:
         self._said.add(said)
         return [
             Reached(
-                who=who_of(line, group), spot=line.spot(), time=time_of(line), said=quote(line.text),
+                **origin_of(line, who_of(line, group)),
                 group=key, group_words=words, enqueued=enqueued, completed=completed,
             )
         ]  # fmt: skip
@@ -264,7 +264,7 @@ class WatchdogReader:
         operation = Operation(group=group.key, group_words=group.words) if group is not None else Operation()
         return [
             Waiting(
-                who=who_of(line, group), spot=line.spot(), time=time_of(line), said=quote(line.text),
+                **origin_of(line, who_of(line, group)),
                 operation=operation, timed_out=True,
             )
         ]  # fmt: skip
@@ -272,7 +272,7 @@ class WatchdogReader:
     def _failure(self, line: Line, group: NcclGroup | None, error: str) -> Failed:
         reading = classify("", error)
         return Failed(
-            who=who_of(line, group), spot=line.spot(), time=time_of(line), said=quote(line.text),
+            **origin_of(line, who_of(line, group)),
             type=_error_type(error), message=quote(error), nature=reading.nature, peers=reading.peers,
             peer_hosts=reading.peer_hosts, memory=reading.memory,
         )  # fmt: skip

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpdoctor.evidence.natures import classify
 from ddpdoctor.evidence.nccl_groups import DEFAULT_GROUP, who_of
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.evidence.torch_heads import time_of
+from ddpdoctor.evidence.torch_heads import origin_of
 from ddpdoctor.model.evidence import Failed, Hint, Link, Reached, Seen, Who
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _dump_signal(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
         return _seen(line, group)
     who = replace(who_of(line, group), group="", group_rank=None)
     enqueued, completed = work_number(numbers["enqueued"]), work_number(numbers["completed"])
-    return [Reached(who=who, group_words=DEFAULT_GROUP, enqueued=enqueued, completed=completed, **_common(line))]
+    return [Reached(group_words=DEFAULT_GROUP, enqueued=enqueued, completed=completed, **origin_of(line, who))]
 
 
 def _stuck(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
@@ -59,19 +59,19 @@ def _stuck(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
         return ()
     long = f" for {stuck['seconds']} s" if stuck["seconds"] else ""
     words = f"torch's watchdog thread was stuck{long}: a call of CUDA or NCCL does not return, or the GIL is held"
-    return [Hint(who=who_of(line, group), words=words, kind="watchdog-stuck", **_common(line))]
+    return [Hint(words=words, kind="watchdog-stuck", **origin_of(line, who_of(line, group)))]
 
 
 def _gil(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
     words = "a thread held the GIL when torch wanted to end the process"
-    return [Hint(who=who_of(line, group), words=words, kind="gil", **_common(line))]
+    return [Hint(words=words, kind="gil", **origin_of(line, who_of(line, group)))]
 
 
 def _store_gone(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
     problem = "the job's store did not answer any more: the process that serves it, rank 0 or its agent, had ended"
     fix = "look for what ended rank 0 and its launcher first"
     to = Who(rank=0)
-    return [Link(who=who_of(line, group), to=to, problem=problem, fix=fix, victim=True, **_common(line))]
+    return [Link(to=to, problem=problem, fix=fix, victim=True, **origin_of(line, who_of(line, group)))]
 
 
 def _aborted_elsewhere(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
@@ -79,16 +79,12 @@ def _aborted_elsewhere(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
     reading = classify("", line.text)
     who, message = who_of(line, group), quote(line.text)
     return [
-        Failed(who=who, type="NCCL error", message=message, nature=reading.nature, peers=reading.peers, **_common(line))
+        Failed(type="NCCL error", message=message, nature=reading.nature, peers=reading.peers, **origin_of(line, who))
     ]
 
 
 def _seen(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
-    return [Seen(who=who_of(line, group), **_common(line))]
-
-
-def _common(line: Line) -> dict[str, Any]:
-    return {"spot": line.spot(), "time": time_of(line), "said": quote(line.text)}
+    return [Seen(**origin_of(line, who_of(line, group)))]
 
 
 _NOTES: dict[str, Callable[[Line, NcclGroup | None], Iterable[Fact]]] = {
