@@ -94,6 +94,9 @@ class Fact:
 class Seen(Fact):
     """This process existed, and the evidence of it was given. All other facts with a rank imply that as well."""
 
+    gpu: str = ""
+    """The PCI bus number of its GPU, like that of ``Trouble``, if the source says it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size(Fact):
@@ -119,6 +122,13 @@ class Waiting(Fact):
     """In ``init_process_group`` or the rendezvous, not in a collective."""
     in_store: bool = False
     """For a key of the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called(Fact):
+    """A rank made this call. Nothing is said about its end. Numbers count per communicator, and may repeat."""
+
+    operation: Operation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
