@@ -20,6 +20,8 @@ _BEGINNINGS = (
 )
 
 
+_RAS = " compiled with CUDA"
+"""Each report of NCCL's RAS begins with the version as well, and no job begins there."""
 _RESTART = "will restart worker group"  # torchrun
 
 
@@ -32,7 +34,7 @@ def begins_run(text: str) -> bool:
 
 
 def _begins(text: str) -> bool:
-    return any(words in text for words in _BEGINNINGS)
+    return any(words in text for words in _BEGINNINGS) and _RAS not in text
 
 
 class LaunchReader:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_memory
+from ddpdoctor.model.nccl_warnings import SHM_FIX
 
 from .clues import Clue
 from .nodes import causes_at
@@ -164,8 +165,7 @@ def _of_shared(space: Space | None, *, refused: bool = False) -> Iterator[Clue]:
         state = "it was full" if _is_full(space) else "there was no room for what was asked for"
         yield Clue(
             said=f"/dev/shm had {used} of {size} in use: {state}",  # noqa: S108 - a name in a sentence
-            fix="give /dev/shm more room (docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir of medium "
-            "Memory), or use fewer loader workers",
+            fix=f"{SHM_FIX}, or use fewer loader workers",
         )
     else:
         yield Clue(
