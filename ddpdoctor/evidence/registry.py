@@ -11,10 +11,14 @@ if TYPE_CHECKING:
 def document_readers() -> tuple[DocumentReader, ...]:
     """Return the readers of whole files. The first that recognizes a file reads it."""
     from ddpdoctor.evidence.attached import AttachReader
+    from ddpdoctor.evidence.nvidia_smi import NvidiaSmiReader
+    from ddpdoctor.evidence.ras import RasJsonReader
     from ddpdoctor.evidence.stacks import JsonStackReader, StackReader
     from ddpdoctor.evidence.torchrun import ErrorFileReader
 
-    return (AttachReader(), JsonStackReader(), StackReader(), ErrorFileReader())
+    return (
+        AttachReader(), RasJsonReader(), NvidiaSmiReader(), JsonStackReader(), StackReader(), ErrorFileReader(),
+    )  # fmt: skip
 
 
 def line_readers() -> tuple[LineReader, ...]:
@@ -25,10 +29,15 @@ def line_readers() -> tuple[LineReader, ...]:
     from ddpdoctor.evidence.collective_errors import CollectiveErrorReader
     from ddpdoctor.evidence.crashes import CrashReader
     from ddpdoctor.evidence.launches import LaunchReader
+    from ddpdoctor.evidence.machines import KernelReader, KubernetesReader
+    from ddpdoctor.evidence.nccl_log import NcclLogReader
+    from ddpdoctor.evidence.ras import RasReader
+    from ddpdoctor.evidence.slurm import SlurmReader
     from ddpdoctor.evidence.torchrun import TorchrunReader
     from ddpdoctor.evidence.tracebacks import TracebackReader
     from ddpdoctor.evidence.watchdog import WatchdogReader
 
     return (
-        WatchdogReader(), CollectiveErrorReader(), TracebackReader(), CrashReader(), TorchrunReader(), LaunchReader(),
+        WatchdogReader(), CollectiveErrorReader(), TracebackReader(), CrashReader(), TorchrunReader(), NcclLogReader(),
+        RasReader(), SlurmReader(), KernelReader(), KubernetesReader(), LaunchReader(),
     )  # fmt: skip

@@ -1,0 +1,154 @@
+"""What Slurm writes into a job's log: tasks that ended badly, memory limits, and why a job was stopped."""
+
+from __future__ import annotations
+
+import re
+from calendar import timegm
+from typing import TYPE_CHECKING
+
+from ddpdoctor.evidence.launches import begins_run
+from ddpdoctor.evidence.quotes import quote
+from ddpdoctor.model.evidence import Exited, Stopped, Time, Trouble, Who
+from ddpdoctor.model.slurm import expand_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ddpdoctor.evidence.reader import Line
+    from ddpdoctor.model.evidence import Fact
+
+MOST_TASKS = 65_536
+MEMORY_FIX = "ask for more memory (sbatch --mem or --mem-per-cpu), or use less: fewer loader workers, smaller batches"
+_TASKS = re.compile(
+    r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\-\[\]]+): (?P<how>Out Of Memory|Terminated|Killed|Aborted|"
+    r"Segmentation fault|Bus error|Floating point exception|Illegal instruction|Interrupt|Hangup|Quit|"
+    r"Exited with exit code (?P<code>\d+))"
+)
+_SIGNALS = {
+    "Out Of Memory": "SIGKILL", "Terminated": "SIGTERM", "Killed": "SIGKILL", "Aborted": "SIGABRT",
+    "Segmentation fault": "SIGSEGV", "Bus error": "SIGBUS", "Floating point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL", "Interrupt": "SIGINT", "Hangup": "SIGHUP", "Quit": "SIGQUIT",
+}  # fmt: skip
+_BY_NUMBER = {
+    2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM",
+}  # fmt: skip
+_OOM_EVENT = re.compile(r"Detected (?P<count>\d+) oom[-_]kill events?(?:\(s\))? in (?P<step>(?:StepId=|step )[\w.+]+)")
+_OOM_LIMIT = re.compile(
+    r"(?:[Ss]tep|[Jj]ob|StepId=)\s?[\w.]+ (?:task \d+ )?exceeded (?:\w+ )?memory limit"
+    r"|Exceeded (?:job|step) memory limit"
+)
+_CANCELLED = re.compile(
+    r"\*\*\* (?:JOB|STEP) (?P<id>[\w.+]+) ON (?P<host>[\w.-]+) CANCELLED AT (?P<time>[\dT:-]+)"
+    r"(?: DUE TO (?P<why>[A-Z _]+))?"
+)
+_NODE = re.compile(r"srun: error: Node failure on (?P<hosts>[\w.,\[\]-]+)")
+_STEP_ENDS = ("Job step aborted", "CANCELLED AT", "Terminating StepId", "First task exited", "Sent SIGKILL")
+_STOPPED = {
+    "TIME LIMIT": "time limit", "PREEMPTION": "preemption", "JOB REQUEUE": "requeue", "TIME_LIMIT": "time limit",
+}  # fmt: skip
+
+
+class SlurmReader:
+    """Reads the lines of srun and slurmstepd."""
+
+    name = "Slurm"
+    triggers = (b"slurmstepd: ", b"srun: ")
+
+    def __init__(self) -> None:
+        self._stopping = False
+        """The step is being ended: what dies from now on was told to."""
+
+    def read(self, line: Line) -> Iterable[Fact]:
+        """Return the facts of one line."""
+        text = line.text
+        if "srun: " not in text and "slurmstepd" not in text:
+            if self._stopping and begins_run(text):
+                self._stopping = False
+            return ()
+        facts = list(self._facts(line))
+        if any(words in text for words in _STEP_ENDS):
+            self._stopping = True
+        return facts
+
+    def end(self) -> Iterable[Fact]:
+        """Return nothing: every such line stands alone."""
+        return ()
+
+    def _facts(self, line: Line) -> Iterator[Fact]:
+        text, spot, said = line.text, line.spot(), quote(line.text)
+        if (found := _TASKS.search(text)) is not None:
+            yield from self._tasks(found, line)
+        elif _OOM_EVENT.search(text) or _OOM_LIMIT.search(text):
+            found = _OOM_EVENT.search(text)
+            where = f" in {found['step'].removeprefix('StepId=').removeprefix('step ')}" if found is not None else ""
+            yield Trouble(
+                who=_host_only(line.who), spot=spot, time=line.time, said=said, kind="oom", fix=MEMORY_FIX,
+                problem=f"Slurm's memory limit was reached{where}, and the kernel killed a process for it",
+            )  # fmt: skip
+        elif (found := _CANCELLED.search(text)) is not None:
+            yield _cancelled(found, line)
+        elif (found := _NODE.search(text)) is not None:
+            for host in _hosts(found["hosts"]):
+                yield Trouble(
+                    who=Who(host=host), spot=spot, time=line.time, said=said, kind="node-failure",
+                    problem="Slurm lost the node", fix=_NODE_FIX,
+                )  # fmt: skip
+
+    def _tasks(self, found: re.Match[str], line: Line) -> Iterator[Fact]:
+        """Yield the end of each task. What dies by a signal while Slurm ends the step was told to."""
+        how, code = found["how"], int(found["code"]) if found["code"] else None
+        signal = _SIGNALS.get(how, "")
+        if code is not None and code > 128 and code - 128 in _BY_NUMBER:
+            signal, code = _BY_NUMBER[code - 128], None
+        told = signal == "SIGTERM" or (signal == "SIGKILL" and self._stopping and how != "Out Of Memory")
+        for task in _numbers(found["tasks"]):
+            yield Exited(
+                who=Who(host=found["host"], task=task), spot=line.spot(), time=line.time, said=quote(line.text),
+                code=code, signal=signal, by_launcher=told, memory=how == "Out Of Memory",
+            )  # fmt: skip
+
+
+_NODE_FIX = "sinfo -R and scontrol show node say why; exclude the node (sbatch --exclude) and start again"
+
+
+def _cancelled(found: re.Match[str], line: Line) -> Fact:
+    why = (found["why"] or "").strip()
+    time = line.time or _time(found["time"], found["host"])
+    spot, said = line.spot(), quote(line.text)
+    if "NODE FAIL" in why:  # the host in the line is the one that runs the step's script, not the one that failed
+        problem = "Slurm ended the job because a node failed, which it does not name here"
+        fix = f"sacct -j {found['id'].partition('.')[0]} -o JobID,State,NodeList; {_NODE_FIX}"
+        return Trouble(spot=spot, time=time, said=said, kind="node-failure", problem=problem, fix=fix)
+    by = next((words for text, words in _STOPPED.items() if text in why), "cancelled")
+    return Stopped(spot=spot, time=time, said=said, by=by)
+
+
+def _time(text: str, host: str) -> Time | None:
+    numbers = [int(one) for one in re.findall(r"\d+", text)[:6]]
+    try:
+        return Time(seconds=timegm((*numbers, 0, 0, 0)), clock=host) if len(numbers) == 6 else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def _numbers(text: str) -> Iterator[int]:
+    """Yield the numbers of "0-3,7" or "[0-3,7]"."""
+    left = MOST_TASKS
+    for part in text.strip("[]").split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or len(part) > 20:
+            continue
+        for number in range(int(first), min(int(last or first), int(first) + left) + 1):
+            yield number
+            left -= 1
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    try:
+        return expand_hosts(text.rstrip(",."))
+    except ValueError:
+        return (text,)
+
+
+def _host_only(who: Who) -> Who:
+    return Who(host=who.host, address=who.address)
