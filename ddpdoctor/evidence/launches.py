@@ -14,14 +14,13 @@ if TYPE_CHECKING:
 
 _BEGINNINGS = (
     "Setting OMP_NUM_THREADS environment variable for each process",  # torchrun
-    "NCCL version ",  # each first communicator of a job
     "Initializing distributed: GLOBAL_RANK: 0",  # Lightning
     "Starting elastic_operator with launch configs",  # torchrun
 )
-
-
 _RAS = " compiled with CUDA"
 """Each report of NCCL's RAS begins with the version as well, and no job begins there."""
+_NCCL = "NCCL version "
+"""NCCL's first line in a job begins with it. Errors of NCCL have it in their middle."""
 _RESTART = "will restart worker group"  # torchrun
 
 
@@ -34,7 +33,9 @@ def begins_run(text: str) -> bool:
 
 
 def _begins(text: str) -> bool:
-    return any(words in text for words in _BEGINNINGS) and _RAS not in text
+    if _NCCL in text and _RAS not in text and (text.startswith(_NCCL) or f"NCCL INFO {_NCCL}" in text):
+        return True
+    return any(words in text for words in _BEGINNINGS)
 
 
 class LaunchReader:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
 _HARMLESS = ("Exception ignored in", "--- Logging error ---", "Error in atexit._run_exitfuncs")
+_GATE = ("rror", "raceback", "gnored in")
 _NO_HEADER = re.compile(r'^  File "[^"\n]{1,1000}", line \d{1,9}$')
 """A mistake in the syntax of the script itself has no header."""
 _BARE = re.compile(r"^(?P<type>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80}Error): (?P<message>.+)")
@@ -74,7 +75,7 @@ class TracebackReader:
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts that end with this line."""
         text = line.text
-        if not self._open and "rror" not in text and HEADER not in text:
+        if not self._open and not any(word in text for word in _GATE):
             return self._start_without_header(line) if text.startswith("  File ") else ()
         if self._open and begins_run(text):
             return self.end()
