@@ -145,10 +145,10 @@ def _from_outside(pid: int, job: Job) -> int:
 
 
 def sleeps(pid: int) -> bool:
-    """Return whether the main thread of a process does not run for a while."""
+    """Return whether the main thread of a process does not run for a while, and does not wait for a core either."""
     before = _switches(pid)
     time.sleep(0.1)
-    return _switches(pid) == before
+    return _switches(pid) == before and "(running)" not in before[0]
 
 
 def _switches(pid: int) -> list[str]:
