@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.attach.candidates import GROUP_THREADS, read_thread_names
 from ddpdoctor.attach.ranks import choose_ranks
+from ddpdoctor.attach.stacks import SUDO
 from ddpdoctor.collect.launch.this_process import is_slurm_step, number, read_local_rank, text
 from ddpdoctor.collect.process.proc import descendants, read_command, read_environment, read_processes, read_status
 from ddpdoctor.collect.run.sources import WORLD_SIZE_NAMES
@@ -124,12 +125,12 @@ def _nothing(found: Found, pid: int | None) -> UserError:
         listed = "\n".join(f"  pid {one.pid} of {one.user}, state {one.state}: {one.command}" for one in closed)
         return UserError(
             f"{count_of(len(closed), 'process', 'processes')} of a training job may not be read by this user",
-            help=f"Run it as that user or as root: sudo -E ddpdoctor attach\n{listed}",
+            help=f"Run it as that user or as root: {SUDO} --pid {closed[0].pid}\n{listed}",
         )
     return UserError(
         "no training job runs on this machine" if pid is None else f"process {pid} is no rank of a training job",
         help="Ranks are processes with RANK or a launcher's variable in their environment. Run ddpdoctor attach on the "
-        "machine and in the container where they run; for another user's job: sudo -E ddpdoctor attach.",
+        f"machine and in the container where they run; for another user's job: {SUDO}",
     )
 
 

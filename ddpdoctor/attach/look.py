@@ -31,7 +31,6 @@ MOST_WORKERS = 8
 """Our choice: the workers of one loader do the same."""
 WORKER_NAMES = ("python", "pt_data_worker")
 _WAITS_FOR_WORKERS = ("dataloader.py", "/multiprocessing/")
-PROC_REMEDY = "sudo -E ddpdoctor attach"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ def _look_from_outside(
             )
         elif seen.value is not None and seen.value.peers is None:
             reason = "open files and connections may not be read by this user"
-            seeing.refuse(rank.pid, Refusal(source="/proc", reason=reason, remedy=PROC_REMEDY))
+            seeing.refuse(rank.pid, Refusal(source="/proc", reason=reason, remedy=stacks.SUDO))
         if stack.value is None:
             reason = f"py-spy gave no answer within {STACKS_LIMIT_S:.0f} s" if stack.timed_out else str(stack.error)
             seeing.refuse(rank.pid, Refusal(source=stacks.SOURCE, reason=reason))

@@ -70,7 +70,8 @@ def shares_network(pid: int) -> bool:
 
 def inside_network(pid: int) -> str:
     """Return how to run the command in the network of a process."""
-    return f"Run ddpdoctor attach inside the container, or sudo -E nsenter -t {pid} -n ddpdoctor attach --pid {pid}"
+    command = f'sudo -E env "PATH=$PATH" nsenter -t {pid} -n ddpdoctor attach --pid {pid}'
+    return f"Run ddpdoctor attach inside the container, or {command}"
 
 
 def _threads(pid: int) -> tuple[ThreadFacts, ...]:

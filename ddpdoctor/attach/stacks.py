@@ -20,6 +20,8 @@ LIMIT_S = 5.0
 TRIES = 3
 """Our choice: memory that changes while it is read can make no sense; the next reading mostly does."""
 INSTALL = "pip install 'ddpdoctor[attach]'"
+SUDO = 'sudo -E env "PATH=$PATH" ddpdoctor attach'
+"""sudo has a PATH of its own, on which a virtual environment is not."""
 DEBUG_POD = "kubectl debug POD -it --profile=sysadmin --target=CONTAINER --image=IMAGE"
 _REFUSED = ("permission denied", "operation not permitted", "eperm")
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -42,7 +44,7 @@ def read_stacks(pid: int) -> tuple[Any, Refusal | None]:
             return threads, None
         error = " ".join(end.err.split()) or f"py-spy ended with status {end.status}"
         if any(word in error.lower() for word in _REFUSED):
-            return None, Refusal(source=SOURCE, reason=hide_in_text(error)[:300], remedy=remedy_for_tracing())
+            return None, Refusal(source=SOURCE, reason=hide_in_text(error)[:300], remedy=_remedy())
     # A process that ends may have no Python line any more.
     return threads, None if threads is not None else Refusal(source=SOURCE, reason=hide_in_text(error)[:300])
 
@@ -56,28 +58,31 @@ def main_frames(threads: Any) -> tuple[tuple[str, str, int], ...] | None:
     return None
 
 
+def _remedy() -> str:
+    return remedy_for_tracing(os.geteuid(), read_text(YAMA).strip())
+
+
 def find_py_spy() -> str | None:
     """Return the py-spy beside our Python, else that on PATH."""
     beside = Path(sys.executable).parent / "py-spy"
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 
 
-def remedy_for_tracing() -> str:
-    """Return what gives the right to read another process's memory, for this machine."""
-    scope = read_text(YAMA).strip()
-    if os.geteuid() == 0:
+def remedy_for_tracing(uid: int, scope: str) -> str:
+    """Return what gives a user the right to read another process's memory; ``scope`` is yama's, empty without yama."""
+    if scope == "3":
+        return "yama's ptrace_scope is 3: nobody may read other processes until this machine boots with another value"
+    if uid == 0:
         return (
             "This root lacks CAP_SYS_PTRACE. Docker: --cap-add SYS_PTRACE; Kubernetes: "
             f"securityContext.capabilities.add: [SYS_PTRACE], or {DEBUG_POD}"
         )
     if scope in {"1", "2"}:
         return (
-            f"yama's ptrace_scope is {scope}: sudo -E ddpdoctor attach, or sudo sysctl kernel.yama.ptrace_scope=0, or "
-            "give this program CAP_SYS_PTRACE"
+            f"yama's ptrace_scope is {scope}: {SUDO}; or, until the next boot, sudo sysctl kernel.yama.ptrace_scope=0; "
+            "or give this program CAP_SYS_PTRACE"
         )
-    if scope == "3":
-        return "yama's ptrace_scope is 3: nobody may read other processes until this machine boots with another value"
-    return f"sudo -E ddpdoctor attach; in a container: docker run --cap-add SYS_PTRACE, or {DEBUG_POD}"
+    return f"{SUDO}; in a container: docker run --cap-add SYS_PTRACE, or {DEBUG_POD}"
 
 
 def _parse(text: str) -> Any:

@@ -45,7 +45,7 @@ def test_the_job_of_another_user_is_named_with_the_way_to_see_it(tmp_path):
         assert job.ends_well()
 
     assert told.startswith("2 1 process of a training job may not be read by this user\n")
-    assert "sudo -E ddpdoctor attach" in told
+    assert f'sudo -E env "PATH=$PATH" ddpdoctor attach --pid {job.pids[0]}\n' in told
     assert f"pid {job.pids[0]} of root, state S: " in told
 
 
