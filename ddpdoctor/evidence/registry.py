@@ -28,9 +28,11 @@ def line_readers() -> tuple[LineReader, ...]:
     """
     from ddpdoctor.evidence.collective_errors import CollectiveErrorReader
     from ddpdoctor.evidence.crashes import CrashReader
+    from ddpdoctor.evidence.frameworks import FrameworkReader
     from ddpdoctor.evidence.launches import LaunchReader
     from ddpdoctor.evidence.machines import KernelReader, KubernetesReader
     from ddpdoctor.evidence.nccl_log import NcclLogReader
+    from ddpdoctor.evidence.nccl_tests import NcclTestsReader
     from ddpdoctor.evidence.ras import RasReader
     from ddpdoctor.evidence.slurm import SlurmReader
     from ddpdoctor.evidence.torchrun import TorchrunReader
@@ -39,5 +41,6 @@ def line_readers() -> tuple[LineReader, ...]:
 
     return (
         WatchdogReader(), CollectiveErrorReader(), TracebackReader(), CrashReader(), TorchrunReader(), NcclLogReader(),
-        RasReader(), SlurmReader(), KernelReader(), KubernetesReader(), LaunchReader(),
+        RasReader(), SlurmReader(), KernelReader(), KubernetesReader(), FrameworkReader(), NcclTestsReader(),
+        LaunchReader(),
     )  # fmt: skip

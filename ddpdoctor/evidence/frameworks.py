@@ -1,0 +1,120 @@
+"""What trainers and their launchers write: progress, a good end, processes that DeepSpeed's launcher started and lost.
+
+Texts that only report another's failure (Accelerate's CalledProcessError), lists of guesses (Ray's "The actor is dead")
+and symptoms of any stall (vLLM's "No available shared memory broadcast block") are no facts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.evidence.launches import begins_run
+from ddpdoctor.evidence.quotes import quote
+from ddpdoctor.model.evidence import Exited, Finished, Hint, Moving, Seen, Who
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ddpdoctor.evidence.reader import Line
+    from ddpdoctor.model.evidence import Fact
+
+MOST_STREAMS = 4096
+"""Our choice: the progress of so many writers is kept."""
+_PROGRESS = (
+    re.compile(r"\biteration\s+(?P<step>\d+)\s*/\s*\d+ \|"),  # Megatron, NeMo
+    re.compile(r"\b(?:global[_ ])?(?:[Ss]tep|STEP|[Ii]ter(?:ation)?)\s*[:=#]?\s*\[?(?P<step>\d+)\b(?!\.\d)"),
+    re.compile(r"\d+%\|[^|]{0,200}\|\s*(?P<step>\d+)/\d+ \["),  # tqdm
+    re.compile(r"\{'(?:loss|train_loss|eval_loss)': [^}]{0,400}'epoch': "),  # Hugging Face's Trainer
+    re.compile(r"\b[Ee]poch\s*[:=#]?\s*\[?\d+\b"),
+)
+_WORDS = ("tep", "STEP", "ter", "%|", "poch", "loss'")
+_NOT_PROGRESS = re.compile(
+    r"rror|[Tt]imeout|timed out|Traceback|xception|NCCL|WARN|StepId|\bFile \"|SeqNum|[Rr]esum|[Rr]estor"
+    r"|[Ll]oad(?:ed|ing).{0,40}(?:from|[Cc]heckpoint)|from checkpoint|--\w|[Nn]um[_ ]|[Mm]ax[_ ]|[Cc]onfig"
+)
+"""A line with one of these may name a step for another reason."""
+_ENDS = (
+    re.compile(r"`?Trainer\.fit`? stopped: `?max_\w+="),  # Lightning
+    re.compile(r"\bTraining completed\. Do not forget to share your model"),  # Hugging Face
+    re.compile(r"\{'train_runtime': "),
+    re.compile(r"\[after training is done\]|exiting program at iteration \d+"),  # Megatron
+)
+_SPAWNED = re.compile(r"\[launch\.py:\d+:\w+\] process (?P<pid>\d+) spawned with command: (?P<command>.+)")
+_EXITS = re.compile(r"\[launch\.py:\d+:\w+\] (?P<command>\[.{0,16000}\]) exits with return code = (?P<code>-?\d+)")
+_LOCAL_RANK = re.compile(r"--local[_-]rank[= ',]+(?P<local_rank>\d{1,4})\b")
+_TRACE = re.compile(r"Invalidate trace cache @ step (?P<step>\d+): expected module \d+, but got module \d+")
+_SIGNALS = {
+    2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM",
+}  # fmt: skip
+
+
+class FrameworkReader:
+    """Reads progress and ends. Of progress, only the last word of each writer is kept."""
+
+    name = "trainer"
+    triggers = (b"exits with return code", b"rank: 0")
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[Any, ...], tuple[int | None, Line]] = {}
+
+    def read(self, line: Line) -> Iterable[Fact]:
+        """Return the facts of one line."""
+        text = line.text
+        if begins_run(text):
+            return tuple(self.end())
+        if "[launch.py:" in text:
+            return tuple(self._launcher(line))
+        if ("raining" in text or "Trainer.fit" in text or "train_runtime" in text or "exiting program" in text) and any(
+            end.search(text) for end in _ENDS
+        ):
+            return (Finished(who=line.who, spot=line.spot(), time=line.time, said=quote(text)),)
+        if "Invalidate trace cache" in text and (found := _TRACE.search(text)) is not None:
+            words = (
+                f"ZeRO-3 saw modules in another order than before at step {found['step']}: do all ranks call the same?"
+            )
+            return (Hint(who=line.who, spot=line.spot(), said=quote(text), words=words, kind="zero3-order"),)
+        if any(word in text for word in _WORDS):
+            self._progress(line)
+        return ()
+
+    def end(self) -> Iterable[Fact]:
+        """Return the last progress of each writer."""
+        facts = [
+            Moving(who=line.who, spot=line.spot(), time=line.time, said=quote(line.text), step=step)
+            for step, line in self._last.values()
+        ]
+        self._last.clear()
+        return facts
+
+    def _progress(self, line: Line) -> None:
+        if line.stream not in self._last and len(self._last) >= MOST_STREAMS:
+            return
+        for pattern in _PROGRESS:
+            found = pattern.search(line.text)
+            if found is not None:
+                if not _NOT_PROGRESS.search(line.text):
+                    step = found.groupdict().get("step")
+                    number = int(step) if step is not None and len(step) < 12 else None
+                    self._last[line.stream] = (number, line)
+                return
+
+    def _launcher(self, line: Line) -> Iterator[Fact]:
+        """Read DeepSpeed's launcher. The process that it names first ended by itself, the others were killed."""
+        if (found := _SPAWNED.search(line.text)) is not None:
+            who = Who(host=line.who.host, pid=int(found["pid"]), local_rank=_local_rank(found["command"]))
+            yield Seen(who=who, spot=line.spot(), time=line.time)
+        elif (found := _EXITS.search(line.text)) is not None and (code := int(found["code"])):
+            number = -code if code < 0 else code - 128
+            signal = _SIGNALS.get(number, "")
+            who = Who(host=line.who.host, local_rank=_local_rank(found["command"]))
+            words = f"a process of DeepSpeed's launcher exits with return code {code}"
+            yield Exited(
+                who=who, spot=line.spot(), time=line.time, said=words, signal=signal, code=None if signal else code,
+                by_launcher=signal == "SIGTERM",
+            )  # fmt: skip
+
+
+def _local_rank(command: str) -> int | None:
+    found = _LOCAL_RANK.search(command)
+    return int(found["local_rank"]) if found is not None else None
