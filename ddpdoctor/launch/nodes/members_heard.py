@@ -129,9 +129,8 @@ class MembersHeard:
         return self.have_answered(LAST, late=False) and not self.unread()
 
     def have_moved(self) -> bool:
-        """Return whether ranks of any member have made progress since evidence was requested."""
-        with self._lock:
-            return any(pulse.moved and self._heard[number].left is None for number, pulse in self._pulses.items())
+        """Return whether ranks of any present member have made progress since evidence was requested."""
+        return any(pulse.moved for pulse in self._pulses_here())
 
     def _pulses_here(self) -> list[Pulse]:
         now_ns = time.monotonic_ns()

@@ -78,6 +78,19 @@ def test_who_is_waited_for(case):
     assert members(make()).have_answered(1, late=late) is not waits
 
 
+MOVED = {
+    "who beats has moved": (heard, True),
+    "who was cut off since then moves no more": (lambda pulse: heard(SILENT_NS + S, pulse), False),
+    "who has left moves no more": (lambda pulse: heard(pulse=pulse, left=b"0"), False),
+}
+
+
+@pytest.mark.parametrize("case", MOVED)
+def test_whose_last_word_that_it_moved_still_counts(case):
+    make, counts = MOVED[case]
+    assert members(make(pulse=replace(PULSE, moved=True))).have_moved() is counts
+
+
 def test_an_answer_is_fetched_once():
     made = members(heard(pulse=replace(PULSE, answered=2)))
     assert made.unread() == [(1, 2)]
