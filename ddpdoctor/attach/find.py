@@ -17,6 +17,7 @@ from ddpdoctor.collect.run.sources import WORLD_SIZE_NAMES
 from ddpdoctor.model.attached import JobIdentity, RankBy, SeenRank
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import count_of, format_numbers, name_list
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.variables import select_variables
 
 if TYPE_CHECKING:
@@ -80,10 +81,7 @@ def find_jobs() -> Found:
     processes = read_processes()
     own = frozenset(_ancestors(os.getpid(), processes))
     chosen = choose_ranks(processes, own | {os.getpid()})
-    jobs: dict[JobIdentity, list[Chosen]] = {}
-    for one in chosen:
-        jobs.setdefault(_identity(one), []).append(one)
-    named = _distinct(jobs)
+    named = _distinct(grouped((_identity(one), one) for one in chosen))
     return Found(
         jobs=tuple(_job(identity, named[identity]) for identity in sorted(named, key=lambda one: one.name)),
         closed=tuple(_closed(one) for one in processes.values() if _is_closed(one)),

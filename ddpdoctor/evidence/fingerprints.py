@@ -14,6 +14,7 @@ from ddpdoctor.evidence.lines import MOST_RANKS
 from ddpdoctor.evidence.nccl_ops import python_name
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.model.evidence import Differ, Operation
+from ddpdoctor.model.sides import group_alike
 
 if TYPE_CHECKING:
     from ddpdoctor.evidence.reader import Line
@@ -59,19 +60,16 @@ class Mismatches:
         self._own, self._others, self._first = {}, {}, None
         if line is None:
             return []
-        sides: dict[Operation, list[int]] = {}
-        for rank, operation in sorted(calls.items()):
-            sides.setdefault(operation, []).append(rank)
-        if len(sides) < 2:
+        ordered = group_alike(calls)
+        if len(ordered) < 2:
             return []
-        ordered = sorted(sides.items(), key=lambda side: -len(side[1]))
         is_plain = len(ordered[0][1]) > len(ordered[1][1])
         odd = tuple(sorted(rank for _, ranks in ordered[1:] for rank in ranks)) if is_plain else None
         return [
             Differ(
                 spot=line.spot(), time=line.time, said=quote(line.text[line.text.find(MARK) - 9 :]),
-                sides=tuple((tuple(ranks), operation) for operation, ranks in ordered), odd=odd,
-                aspect=aspect_of(list(sides)),
+                sides=tuple((ranks, operation) for operation, ranks in ordered), odd=odd,
+                aspect=aspect_of([operation for operation, _ in ordered]),
             )
         ]  # fmt: skip
 

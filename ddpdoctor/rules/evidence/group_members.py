@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from ddpdoctor.model.sides import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +61,5 @@ def _stride(places: Mapping[int, int]) -> int | None:
 
 def _clusters(places: Mapping[int, int], stride: int) -> dict[int, tuple[int, ...]]:
     """Return the ranks of each group by its first rank, if neighbors in a group are so far apart."""
-    found: dict[int, list[int]] = defaultdict(list)
-    for rank, place in sorted(places.items()):
-        found[rank - place * stride].append(rank)
+    found = grouped((rank - place * stride, rank) for rank, place in sorted(places.items()))
     return {first: tuple(ranks) for first, ranks in sorted(found.items())}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Absent, Doing, Inside, Moving, Operation, Stacked
+from ddpdoctor.model.sides import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,10 +20,8 @@ WAITS = frozenset({Doing.COLLECTIVE, Doing.DEVICE})
 
 def compare_stacks(facts: Sequence[Fact], world: int | None) -> list[Fact]:
     """Return who is absent where others wait, or that all ranks are inside, or that the job moves."""
-    by_rank: dict[int, list[Stacked]] = defaultdict(list)
-    for fact in facts:
-        if isinstance(fact, Stacked) and fact.who.rank is not None and not fact.worker:
-            by_rank[fact.who.rank].append(fact)
+    stacked = (fact for fact in facts if isinstance(fact, Stacked) and not fact.worker)
+    by_rank = grouped((fact.who.rank, fact) for fact in stacked if fact.who.rank is not None)
     if not by_rank:
         return []
     last = {rank: stacks[-1] for rank, stacks in sorted(by_rank.items())}

@@ -6,11 +6,12 @@ name, so only ranks that are in one group for sure are compared.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.evidence import Absent, Differ, Fact, Inside, Operation, Reached, Size, Waiting, Who
+from ddpdoctor.model.sides import group_alike
 from ddpdoctor.rules.evidence.group_members import members_of, split_group
 
 if TYPE_CHECKING:
@@ -207,10 +208,7 @@ def _absence(group: _Group, rank: int, target: Waiting, shown_by: Fact, *, certa
 
 def _differ(group: _Group) -> Differ | None:
     """Return in what the calls differ that ranks of one group wait in."""
-    sides: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for rank, wait in sorted(group.waits.items()):
-        sides[_call(wait)].append(rank)
-    ordered = sorted(sides.values(), key=lambda ranks: -len(ranks))
+    ordered = [ranks for _, ranks in group_alike({rank: _call(wait) for rank, wait in group.waits.items()})]
     operations = [group.waits[ranks[0]].operation for ranks in ordered]
     aspect = _aspect(operations)
     if not aspect or (aspect == "number" and _is_root_ahead(group, operations)):
@@ -219,7 +217,7 @@ def _differ(group: _Group) -> Differ | None:
     is_plain = len(ordered[0]) > len(ordered[1])
     first = group.waits[odd[0]]
     return Differ(
-        sides=tuple((tuple(ranks), operation) for ranks, operation in zip(ordered, operations, strict=True)),
+        sides=tuple(zip(ordered, operations, strict=True)),
         odd=odd if is_plain else None, aspect=aspect, **_where(first),
     )  # fmt: skip
 
