@@ -11,19 +11,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.attach import flight, ras, stacks, store, worker_server
-from ddpdoctor.attach.process import read_facts
+from ddpdoctor.attach.process import read_facts, read_host
 from ddpdoctor.collect.bounded import ask_side_by_side
-from ddpdoctor.collect.process.proc import by_parent, read_processes
-from ddpdoctor.collect.process.received import read_received
 from ddpdoctor.model.attached import RankLook, Refusal, StoreLook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ddpdoctor.attach.find import FoundJob
+    from ddpdoctor.attach.process import HostView
     from ddpdoctor.model.attached import ChildFacts, ProcessFacts, SeenRank
 
-FACTS_LIMIT_S = 2.0
+PROC_SOURCE = "/proc"
+FACTS_LIMIT_S = 5.0
 STACKS_LIMIT_S = 10.0
 """Our choice: of many ranks on few cores, some wait for their turn."""
 AT_ONCE = max(4, os.cpu_count() or 1)
@@ -69,12 +69,12 @@ def look_at(job: FoundJob, number: int, earlier: StoreLook | None = None) -> Job
     """Look at all ranks of a job; ``earlier`` is what the first look saw in the store, which is read only once."""
     seeing = _Seeing(number=number)
     at_ns = (time.time_ns(), time.monotonic_ns())
-    received = {row.inode: row.size_bytes for row in read_received()}
-    facts, threads = _look_from_outside(job, received, seeing)
-    for_job = _ask_for_job(job, number, seeing)
+    host = read_host(rank.pid for rank in job.ranks)
+    facts, threads = _look_from_outside(job, host, seeing)
+    for_job = _ask_for_job(job, host, seeing)
     in_store = for_job if for_job is not None else earlier
-    _ask_servers(job, threads, in_store, seeing)
-    _ask_recorders(job, number, seeing)
+    _ask_servers(job, host, threads, in_store, seeing)
+    _ask_recorders(job, seeing)
     ranks = tuple(
         RankLook(
             number=number, host=socket.gethostname(), wall_ns=at_ns[0], monotonic_ns=at_ns[1], job=job.identity,
@@ -88,7 +88,7 @@ def look_at(job: FoundJob, number: int, earlier: StoreLook | None = None) -> Job
 
 
 def _look_from_outside(
-    job: FoundJob, received: Mapping[int, int], seeing: _Seeing
+    job: FoundJob, host: HostView, seeing: _Seeing
 ) -> tuple[dict[int, ProcessFacts | None], dict[int, Any]]:
     """Read /proc and the stacks of all ranks at once."""
     turns = threading.BoundedSemaphore(AT_ONCE)
@@ -97,10 +97,9 @@ def _look_from_outside(
         with turns:
             return stacks.read_stacks(pid)
 
-    children = by_parent(read_processes())
     calls: dict[str, Callable[[], Any]] = {}
     for rank in job.ranks:
-        calls[f"facts {rank.pid}"] = partial(read_facts, rank, received, children)
+        calls[f"facts {rank.pid}"] = partial(read_facts, rank, host)
         calls[f"stacks {rank.pid}"] = partial(read_in_turn, rank.pid)
     replies = ask_side_by_side(
         calls, {name: FACTS_LIMIT_S if name.startswith("facts") else STACKS_LIMIT_S for name in calls}
@@ -111,12 +110,11 @@ def _look_from_outside(
         seen, stack = replies[f"facts {rank.pid}"], replies[f"stacks {rank.pid}"]
         facts[rank.pid] = seen.value
         if seen.timed_out:
-            seeing.refuse(
-                rank.pid, Refusal(source="/proc", reason="reading /proc hangs: the process is stuck in the kernel")
-            )
+            reason = f"/proc gave no answer within {FACTS_LIMIT_S:.0f} s: the process may be stuck in the kernel"
+            seeing.refuse(rank.pid, Refusal(source=PROC_SOURCE, reason=reason))
         elif seen.value is not None and seen.value.peers is None:
             reason = "open files and connections may not be read by this user"
-            seeing.refuse(rank.pid, Refusal(source="/proc", reason=reason, remedy=stacks.SUDO))
+            seeing.refuse(rank.pid, Refusal(source=PROC_SOURCE, reason=reason, remedy=stacks.SUDO))
         if stack.value is None:
             reason = f"py-spy gave no answer within {STACKS_LIMIT_S:.0f} s" if stack.timed_out else str(stack.error)
             seeing.refuse(rank.pid, Refusal(source=stacks.SOURCE, reason=reason))
@@ -126,15 +124,15 @@ def _look_from_outside(
     return facts, threads
 
 
-def _ask_for_job(job: FoundJob, number: int, seeing: _Seeing) -> StoreLook | None:
+def _ask_for_job(job: FoundJob, host: HostView, seeing: _Seeing) -> StoreLook | None:
     """Ask what answers for the job as a whole: RAS in each look, the store in the first."""
-    place = ras.find_ras(job)
+    place = ras.find_ras(job, host)
     calls: dict[str, Callable[[], Any]] = {}
     if isinstance(place, Refusal):
         seeing.refused.append(place)
     elif place is not None:
         calls["ras"] = partial(ras.ask_ras, *place)
-    if number == 1:
+    if seeing.number == 1:
         calls["store"] = partial(store.read_store, job)
     replies = ask_side_by_side(calls, ras.LIMIT_S + 1)
     for name, reply in replies.items():
@@ -149,10 +147,14 @@ def _ask_for_job(job: FoundJob, number: int, seeing: _Seeing) -> StoreLook | Non
     return found if isinstance(found, StoreLook) else None
 
 
-def _ask_servers(job: FoundJob, threads: Mapping[int, Any], in_store: StoreLook | None, seeing: _Seeing) -> None:
+def _ask_servers(
+    job: FoundJob, host: HostView, threads: Mapping[int, Any], in_store: StoreLook | None, seeing: _Seeing
+) -> None:
     """Ask torch's servers in the ranks. They are asked for stacks, which need the GIL, only where py-spy got none."""
     addresses = in_store.values if in_store is not None else {}
-    found = {rank.pid: worker_server.find_server(rank, job.environments[rank.pid], addresses) for rank in job.ranks}
+    found = {
+        rank.pid: worker_server.find_server(rank, job.environments[rank.pid], addresses, host) for rank in job.ranks
+    }
     calls = {
         str(pid): partial(worker_server.ask_server, server, want_stacks=threads.get(pid) is None)
         for pid, server in found.items()
@@ -173,11 +175,11 @@ def _ask_servers(job: FoundJob, threads: Mapping[int, Any], in_store: StoreLook 
                 seeing.keep(rank, "stacks", answers.stacks, ".txt")
 
 
-def _ask_recorders(job: FoundJob, number: int, seeing: _Seeing) -> None:
+def _ask_recorders(job: FoundJob, seeing: _Seeing) -> None:
     """Ask for dumps in the first look, and take those that are there in the second."""
     for rank in job.ranks:
         env = job.environments[rank.pid]
-        if number == 1:
+        if seeing.number == 1:
             seeing.refuse(rank.pid, flight.ask_for_dump(rank, env))
             continue
         dump = flight.find_dump(rank, env, _started_ns(rank))

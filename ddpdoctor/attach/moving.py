@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.attach.look import PROC_SOURCE
 from ddpdoctor.attach.stacks import main_frames, read_stacks
 from ddpdoctor.model.attached import Movement, RankMovement
 from ddpdoctor.recorder.storage.files import parse_json
@@ -72,8 +73,8 @@ def _compare(pair: _Pair) -> RankMovement:
 
 
 def _judge(pair: _Pair, slept: bool | None) -> tuple[Movement, tuple[str, ...]]:  # noqa: FBT001 - as it was read
-    if pair.after.process is None:
-        return Movement.MOVING if pair.before.process is not None else Movement.UNKNOWN, ("ended",)
+    if pair.after.process is None and pair.before.process is not None and not _could_not_be_read(pair.after):
+        return Movement.MOVING, ("ended",)
     compared = dict(_changes(pair))
     changed = tuple(name for name, differs in compared.items() if differs)
     if changed:
@@ -143,6 +144,10 @@ def _main_slept(old: ProcessFacts | None, new: ProcessFacts | None) -> bool | No
         return None
     ran = new.main_cpu_ticks != old.main_cpu_ticks or new.main_switches != old.main_switches
     return not ran and "R" not in old.state + new.state
+
+
+def _could_not_be_read(look: RankLook) -> bool:
+    return any(refusal.source == PROC_SOURCE for refusal in look.refused)
 
 
 def _glance_differs(look: RankLook) -> bool:

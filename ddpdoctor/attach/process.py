@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.files import list_pids
+from ddpdoctor.collect.files import list_pids, read_link
 from ddpdoctor.collect.process.blocked import read_blocked, read_kernel_function
 from ddpdoctor.collect.process.connections import ASKING, ESTABLISHED, LISTENING, TIME_WAIT, read_rows, read_sockets
-from ddpdoctor.collect.process.proc import below, read_process, read_status
+from ddpdoctor.collect.process.proc import below, by_parent, read_process, read_processes, read_status
+from ddpdoctor.collect.process.received import read_received
 from ddpdoctor.model.attached import ChildFacts, Peer, ProcessFacts, ThreadFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ddpdoctor.collect.process.connections import Row
     from ddpdoctor.collect.process.proc import Process
@@ -25,11 +27,39 @@ CLOSE_WAIT = "08"
 _STATES = {ESTABLISHED: "established", ASKING: "syn-sent", CLOSE_WAIT: "close-wait"}
 
 
-def read_facts(rank: SeenRank, received: Mapping[int, int], children: dict[int, list[Process]]) -> ProcessFacts | None:
-    """Return the facts of a rank, or None if it has ended.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostView:
+    """What is read once for all ranks in a look: a table of connections can be long."""
 
-    ``received`` has bytes by the inode of a socket, ``children`` the result of ``by_parent``.
-    """
+    rows: Mapping[str, tuple[Row, ...]]
+    """The TCP sockets of each network namespace, by its link in /proc."""
+    received: Mapping[int, int]
+    """The bytes that came over connections of this network namespace, by the inode of the socket."""
+    children: dict[int, list[Process]]
+    """From ``by_parent``."""
+
+    def sockets_of(self, pid: int) -> list[Row] | None:
+        """Return the TCP sockets of a process, with those that listen, or None if we may not read them."""
+        inodes = read_sockets(pid)
+        return None if inodes is None else [row for row in self.rows.get(_network(pid), ()) if row.inode in inodes]
+
+    def listens(self, pid: int, port: int) -> bool:
+        """Return whether a process listens on a TCP port, as far as we may read that."""
+        return any(row.state == LISTENING and row.port == port for row in self.sockets_of(pid) or ())
+
+
+def read_host(pids: Iterable[int]) -> HostView:
+    """Read what concerns all of these processes."""
+    networks = {_network(pid): pid for pid in pids}
+    return HostView(
+        rows={network: read_rows(pid) for network, pid in networks.items() if network},
+        received={row.inode: row.size_bytes for row in read_received()},
+        children=by_parent(read_processes()),
+    )
+
+
+def read_facts(rank: SeenRank, host: HostView) -> ProcessFacts | None:
+    """Return the facts of a rank, or None if it has ended."""
     pid = rank.pid
     process = read_process(pid)
     if process is None or process.start_ticks != rank.start_ticks:
@@ -44,28 +74,14 @@ def read_facts(rank: SeenRank, received: Mapping[int, int], children: dict[int, 
         threads=_threads(pid),
         blocked=read_blocked(pid),
         kernel_function=read_kernel_function(pid),
-        peers=_peers(pid, received),
-        children=_children(pid, children),
+        peers=_peers(host.sockets_of(pid), host.received),
+        children=_children(pid, host.children),
     )
-
-
-def own_rows(pid: int) -> list[Row]:
-    """Return the TCP sockets of a process, with those that listen. [] if we may not read them."""
-    inodes = read_sockets(pid) or frozenset()
-    return [row for row in read_rows(pid) if row.inode in inodes] if inodes else []
-
-
-def listening_ports(pid: int) -> frozenset[int]:
-    """Return the TCP ports on which a process listens, as far as we may read that."""
-    return frozenset(row.port for row in own_rows(pid) if row.state == LISTENING)
 
 
 def shares_network(pid: int) -> bool:
     """Return whether a process uses the same network as this one, so that its addresses are ours."""
-    try:
-        return (PROC / str(pid) / "ns/net").readlink() == (PROC / "self/ns/net").readlink()
-    except OSError:
-        return False
+    return _network(pid) == _network("self") != ""
 
 
 def inside_network(pid: int) -> str:
@@ -84,10 +100,14 @@ def _threads(pid: int) -> tuple[ThreadFacts, ...]:
     )
 
 
-def _peers(pid: int, received: Mapping[int, int]) -> tuple[Peer, ...] | None:
-    if read_sockets(pid) is None:
+def _network(pid: int | str) -> str:
+    return read_link(PROC / str(pid) / "ns/net")
+
+
+def _peers(sockets: list[Row] | None, received: Mapping[int, int]) -> tuple[Peer, ...] | None:
+    if sockets is None:
         return None
-    rows = [row for row in own_rows(pid) if row.state not in {LISTENING, TIME_WAIT}]
+    rows = [row for row in sockets if row.state not in {LISTENING, TIME_WAIT}]
     return tuple(
         Peer(
             local=row.local,

@@ -10,13 +10,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.attach.process import inside_network, listening_ports, shares_network
+from ddpdoctor.attach.process import inside_network, shares_network
 from ddpdoctor.model.attached import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddpdoctor.attach.find import FoundJob
+    from ddpdoctor.attach.process import HostView
 
 SOURCE = "ras"
 PORT = 28028
@@ -34,12 +35,12 @@ class RasAnswer:
     is_json: bool
 
 
-def find_ras(job: FoundJob) -> tuple[str, int] | Refusal | None:
+def find_ras(job: FoundJob, host: HostView) -> tuple[str, int] | Refusal | None:
     """Return where a rank of this job serves RAS, None if none does, or why it cannot be reached."""
     for rank in job.ranks:
         env = job.environments[rank.pid]
         port = _port(env)
-        if port is None or port not in listening_ports(rank.pid):
+        if port is None or not host.listens(rank.pid, port):
             continue
         if shares_network(rank.pid):
             return _host(env), port

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ddpdoctor.attach.find import named_file
-from ddpdoctor.attach.process import listening_ports, shares_network
+from ddpdoctor.attach.process import shares_network
 from ddpdoctor.collect.files import read_text
 from ddpdoctor.collect.process.connections import read_sockets
 from ddpdoctor.model.attached import Refusal
@@ -24,6 +24,7 @@ from ddpdoctor.model.attached import Refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddpdoctor.attach.process import HostView
     from ddpdoctor.model.attached import SeenRank
 
 PROC = Path("/proc")
@@ -67,14 +68,17 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def find_server(rank: SeenRank, env: Mapping[str, str], addresses: Mapping[str, str]) -> Server | None:
+def find_server(rank: SeenRank, env: Mapping[str, str], addresses: Mapping[str, str], host: HostView) -> Server | None:
     """Return the server of a rank, or None; ``addresses`` are those in the store, by its key."""
     path = env.get(SOCKET_VARIABLE)
     if path and _listens_on(rank.pid, path):
         return Server(path=str(named_file(rank.pid, path)))
-    parts = urlsplit(addresses.get(f"debug_server/rank{rank.rank}", ""))
-    if parts.port and shares_network(rank.pid) and parts.port in listening_ports(rank.pid):
-        return Server(port=parts.port)
+    try:
+        port = urlsplit(addresses.get(f"debug_server/rank{rank.rank}", "")).port
+    except ValueError:  # no address
+        return None
+    if port and shares_network(rank.pid) and host.listens(rank.pid, port):
+        return Server(port=port)
     return None
 
 

@@ -14,12 +14,13 @@ from ddpdoctor.model.attached import (
     Movement,
     Peer,
     ProcessFacts,
-    RankBy,
     RankLook,
     RankMovement,
-    SeenRank,
+    Refusal,
 )
+from tests.unit.attach.records import seen_rank
 
+SILENT = Refusal(source="/proc", reason="no answer")
 NOBODY = 2**22 + 1
 """No process has this pid, so that no further look at it brings anything."""
 STORE = 29500
@@ -34,11 +35,7 @@ def process(**changes):
 
 
 def look(number, pid=NOBODY, line=10, **changes):
-    rank = SeenRank(
-        pid=pid, namespace_pid=None, start_ticks=1, rank=pid - NOBODY, rank_by=RankBy.ENVIRONMENT, local_rank=0,
-        world_size=2, node_rank=0, restart_count=0, launcher="torchrun", parent_pid=1, command="python", user="me",
-        wrap_folder=None, variables={},
-    )  # fmt: skip
+    rank = seen_rank(pid, pid - NOBODY)
     stacks = [{"pid": pid, "thread_name": "MainThread", "frames": [{"filename": "t.py", "name": "f", "line": line}]}]
     made = RankLook(
         number=number, host="h", wall_ns=0, monotonic_ns=0, job=JobIdentity(name="j", master_port=STORE), rank=rank,
@@ -69,6 +66,7 @@ RAN = process(main_switches=8)
         pytest.param({}, Movement.STILL, ("stack", "slept"), id="asleep at the same line"),
         pytest.param({"process": RAN}, Movement.STILL, ("stack",), id="awake at the same line"),
         pytest.param({"process": None}, Movement.MOVING, ("ended",), id="ended"),
+        pytest.param({"process": None, "refused": (SILENT,)}, Movement.STILL, ("stack",), id="/proc gave no answer"),
         pytest.param({"stacks": None}, Movement.STILL, ("slept",), id="asleep, without a stack"),
         pytest.param({"stacks": None, "process": RAN}, Movement.UNKNOWN, (), id="awake, without a stack"),
         pytest.param({"process": process(state="T")}, Movement.STILL, ("stack", "slept"), id="stopped"),
