@@ -1,6 +1,8 @@
 """Runs a job of ``jobs/`` under the real command and reads what came of it."""
 
 import contextlib
+import fcntl
+import functools
 import json
 import os
 import random
@@ -8,7 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +28,11 @@ SCHEMA = json.loads((Path(ddpdoctor.report.__file__).parent / "schema.json").rea
 HANG_TIMEOUT_S = 4
 PATIENT = ("--hang-timeout", "60")
 """For jobs that do not hang: on a busy machine a rank may stand still for seconds."""
-PORTS = range(20_000, 32_000, 8)
+PORTS = range(20_000, 32_000, 2)
 """Below those that the kernel gives to whoever asks for any (ip_local_port_range), so that it gives none of them away
 before the job has bound it."""
+PORTS_KEPT = 100
+_ports: deque[int] = deque()
 LIMIT_S = 250
 
 
@@ -42,12 +48,30 @@ class Ran:
 
 
 def free_port() -> int:
-    """Return a port that is free now, as the next one is; of four processes of tests each has its own."""
-    own = 2 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 4)
+    """Return a port that is free now, as the next one is, and that no other process of tests gets meanwhile."""
     while True:
-        port = random.choice(PORTS) + own
-        if _is_free(port) and _is_free(port + 1):
+        port = random.choice(PORTS)
+        if port not in _ports and _claim(port) and _is_free(port) and _is_free(port + 1):
             return port
+
+
+@functools.cache
+def _claims() -> int:
+    """Return a file that all processes of tests share: who has locked a byte of it has the port of that number."""
+    path = Path(tempfile.gettempdir(), f"ddpdoctor-tests-ports-{os.getuid()}")
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _claim(port: int) -> bool:
+    """Take a port unless another process has it; of many, the oldest is given back."""
+    try:
+        fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    _ports.append(port)
+    if len(_ports) > PORTS_KEPT:
+        fcntl.lockf(_claims(), fcntl.LOCK_UN, 1, _ports.popleft())
+    return True
 
 
 def _is_free(port: int) -> bool:
