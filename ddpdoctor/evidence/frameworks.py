@@ -42,6 +42,7 @@ _ENDS = (
 )
 _SPAWNED = re.compile(r"\[launch\.py:\d+:\w+\] process (?P<pid>\d+) spawned with command: (?P<command>.+)")
 _EXITS = re.compile(r"\[launch\.py:\d+:\w+\] (?P<command>\[.{0,16000}\]) exits with return code = (?P<code>-?\d+)")
+_NODES = re.compile(r"\] nnodes=(\d{1,6}), num_local_procs=")
 _LOCAL_RANK = re.compile(r"--local[_-]rank[= ',]+(?P<local_rank>\d{1,4})\b")
 _TRACE = re.compile(r"Invalidate trace cache @ step (?P<step>\d+): expected module \d+, but got module \d+")
 _SIGNALS = {
@@ -56,6 +57,7 @@ class FrameworkReader:
     triggers = (b"exits with return code", b"rank: 0")
 
     def __init__(self) -> None:
+        self._several_nodes = False
         self._last: dict[tuple[Any, ...], tuple[int | None, Line]] = {}
 
     def read(self, line: Line) -> Iterable[Fact]:
@@ -101,20 +103,23 @@ class FrameworkReader:
 
     def _launcher(self, line: Line) -> Iterator[Fact]:
         """Read DeepSpeed's launcher. The process that it names first ended by itself, the others were killed."""
-        if (found := _SPAWNED.search(line.text)) is not None:
-            who = Who(host=line.who.host, pid=int(found["pid"]), local_rank=_local_rank(found["command"]))
-            yield Seen(who=who, spot=line.spot(), time=line.time)
+        if (nodes := _NODES.search(line.text)) is not None:
+            self._several_nodes = int(nodes[1]) > 1
+        elif (found := _SPAWNED.search(line.text)) is not None:
+            yield Seen(who=self._who(line, found["command"], int(found["pid"])), spot=line.spot(), time=line.time)
         elif (found := _EXITS.search(line.text)) is not None and (code := int(found["code"])):
             number = -code if code < 0 else code - 128
             signal = _SIGNALS.get(number, "")
-            who = Who(host=line.who.host, local_rank=_local_rank(found["command"]))
+            who = self._who(line, found["command"])
             words = f"a process of DeepSpeed's launcher exits with return code {code}"
             yield Exited(
                 who=who, spot=line.spot(), time=line.time, said=words, signal=signal, code=None if signal else code,
                 by_launcher=signal == "SIGTERM",
             )  # fmt: skip
 
-
-def _local_rank(command: str) -> int | None:
-    found = _LOCAL_RANK.search(command)
-    return int(found["local_rank"]) if found is not None else None
+    def _who(self, line: Line, command: str, pid: int | None = None) -> Who:
+        """Return a process that the launcher started. On one node, the local rank is the rank."""
+        found = _LOCAL_RANK.search(command)
+        local_rank = int(found["local_rank"]) if found is not None else None
+        rank = None if self._several_nodes or line.who.host else local_rank
+        return Who(rank=rank, host=line.who.host, pid=pid, local_rank=local_rank)

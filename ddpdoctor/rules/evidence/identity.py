@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Fact, Size, Who
+from ddpdoctor.model.evidence import Fact, Seen, Size, Trouble, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -49,10 +49,23 @@ def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
     members = {fact.group: fact.members for fact in facts if isinstance(fact, Size) and fact.members}
     tasks = _tasks_are_ranks(facts, world)
     found = []
+    gpus = _gpus(facts)
     for fact in facts:
         who = _resolve(fact.who, names, members, tasks=tasks)
+        if isinstance(fact, Trouble) and fact.gpu and who.rank is None:
+            who = replace(who, rank=gpus.get((who.host, fact.gpu)))
         found.append(fact if who == fact.who else replace(fact, who=who))
     return tuple(found)
+
+
+def _gpus(facts: Iterable[Fact]) -> dict[tuple[str, str], int | None]:
+    """Return the rank on each GPU of a host. A GPU that several ranks had, one after the other, is nobody's."""
+    found: dict[tuple[str, str], int | None] = {}
+    for fact in facts:
+        if isinstance(fact, Seen) and fact.gpu and fact.who.rank is not None:
+            key = (fact.who.host, fact.gpu)
+            found[key] = fact.who.rank if found.get(key, fact.who.rank) == fact.who.rank else None
+    return found
 
 
 def _collect(facts: Iterable[Fact]) -> _Names:

@@ -16,6 +16,7 @@ from ddpdoctor.model.evidence import (
     Finished,
     Inside,
     Launched,
+    Link,
     Moving,
     Nature,
     Restarted,
@@ -103,6 +104,8 @@ class RunState:
         """The last thing that the evidence says of the job is that it made progress or ended."""
         bad = (Failed, Exited, Waiting, Trouble, Stopped, *_OF_OTHERS)
         good = [fact for fact in self.facts if isinstance(fact, Finished | Moving)]
+        if any(isinstance(fact, Link) for fact in self.facts) and not self.all(Finished):
+            return False  # connections also close where a job ends well, but then it says so
         return bool(good) and not any(isinstance(fact, bad) for fact in self.facts)
 
 

@@ -106,6 +106,15 @@ def test_deepspeeds_launcher_names_the_one_that_ended(code: int, signal: str, st
     assert (end.who.local_rank, end.signal, end.code) == (1, signal, status)
 
 
+@pytest.mark.parametrize(
+    ("before", "rank"),
+    [("", 1), ("nnodes=1, num_local_procs=2, node_rank=0", 1), ("nnodes=2, num_local_procs=2, node_rank=1", None)],
+)
+def test_on_one_node_the_local_rank_is_the_rank(before: str, rank: int | None) -> None:
+    head = f"[2026-03-09 14:02:01,123] [INFO] [launch.py:151:main] {before}\n" if before else ""
+    assert [fact.who.rank for fact in read(head + DEEPSPEED.format(code=1)) if isinstance(fact, Exited)] == [rank]
+
+
 def test_zero3_in_another_order_is_a_hint() -> None:
     (fact,) = read("Invalidate trace cache @ step 1: expected module 15, but got module 313")
     assert isinstance(fact, Hint)
