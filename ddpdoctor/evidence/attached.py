@@ -9,7 +9,7 @@ from ddpdoctor.evidence.reader import Found
 from ddpdoctor.evidence.stacks import stacks_of_json
 from ddpdoctor.model.attached import FORMAT, AttachedJob, Movement, RankLook, SeenRank
 from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.evidence import Hint, Moving, Seen, Size, Spot, State, Who
+from ddpdoctor.model.evidence import Hint, Moving, ProcessState, Seen, Size, Spot, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,7 @@ def _of_look(look: RankLook, spot: Spot, source: str) -> Iterator[Fact]:
     who = _who(look.rank, look.host)
     yield Seen(who=who, spot=spot)
     if look.process is not None:
-        yield State(who=who, spot=spot, letter=look.process.state)
+        yield ProcessState(who=who, spot=spot, letter=look.process.state)
     if isinstance(look.stacks, list):
         yield from stacks_of_json(look.stacks, who, source)
     for refusal in look.refused:

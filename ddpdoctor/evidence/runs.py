@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Exited, Failed, Finished, Launched, Restarted, Stopped, Waiting
-from ddpdoctor.model.evidence_runs import Run
+from ddpdoctor.model.evidence_runs import EvidenceRun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Part:
     dumps: list[FlightDump] = field(default_factory=list)
 
 
-def gather_runs(parts: Sequence[Part]) -> tuple[tuple[Run, ...], dict[str, str]]:
+def gather_runs(parts: Sequence[Part]) -> tuple[tuple[EvidenceRun, ...], dict[str, str]]:
     """Return the runs, the last one last, and why whole files were left out of all runs.
 
     The runs of several files are counted from their ends: a file with one run belongs to the last run.
@@ -42,14 +42,14 @@ def gather_runs(parts: Sequence[Part]) -> tuple[tuple[Run, ...], dict[str, str]]
         job = _job(part) or newest
         attempt = last_attempt if part.attempt is None else part.attempt
         by_job.setdefault((job, attempt), []).append((part, _split(part.facts)))
-    runs: list[Run] = []
+    runs: list[EvidenceRun] = []
     for (job, attempt), those in sorted(by_job.items()):
         most = max(len(pieces) for _, pieces in those)
         for back in range(most, 0, -1):
             facts = [fact for _, pieces in those if len(pieces) >= back for fact in pieces[-back]]
             dumps = [dump for part, _ in those for dump in part.dumps] if back == 1 else []
             name = _name(job, attempt, facts, of_jobs=len({key[0] for key in by_job}), last_attempt=last_attempt)
-            runs.append(Run(facts=tuple(facts), dumps=tuple(dumps), number=len(runs), name=name))
+            runs.append(EvidenceRun(facts=tuple(facts), dumps=tuple(dumps), number=len(runs), name=name))
     return tuple(runs), {}
 
 

@@ -1,7 +1,7 @@
 """The facts that logs, dumps and stacks hold about a job that nobody watched. No judgement, no I/O.
 
 A reader of one format yields ``Fact`` objects. Each one says about whom it is, where it was found, and when it happened
-as far as the source says so. Facts of all sources about one run of a job make a ``model.evidence_runs.Run``.
+as far as the source says so. Facts of all sources about one run of a job make a ``model.evidence_runs.EvidenceRun``.
 
 Comparing facts of several ranks is judgement: see ``rules/evidence``.
 """
@@ -242,7 +242,7 @@ class Stacked(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State(Fact):
+class ProcessState(Fact):
     """The state of a process in /proc at the time of evidence."""
 
     letter: str

@@ -28,7 +28,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class EvidenceRun:
     """All facts about one run of a job."""
 
     facts: tuple[Fact, ...]
@@ -44,7 +44,7 @@ class Run:
 class Evidence:
     """Everything that was read, sorted by runs. The last run is the one to judge."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[EvidenceRun, ...]
     read: tuple[Read, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
     """How many lines, files and bytes were read, recognized and left out."""

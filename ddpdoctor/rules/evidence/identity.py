@@ -11,7 +11,7 @@ from ddpdoctor.model.evidence import Fact, Seen, Size, Trouble, Who
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ddpdoctor.model.evidence_runs import Run
+    from ddpdoctor.model.evidence_runs import EvidenceRun
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class _Names:
         return ""
 
 
-def world_of(run: Run) -> int | None:
+def world_of(run: EvidenceRun) -> int | None:
     """Return the number of ranks of a run, or None if no source says it."""
     sizes = [fact.ranks for fact in run.facts if isinstance(fact, Size) and not fact.group]
     sizes += [dump.world_size for dump in run.dumps if dump.world_size]

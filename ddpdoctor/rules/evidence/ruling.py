@@ -21,8 +21,8 @@ from ddpdoctor.model.evidence import (
     Inside,
     Link,
     Nature,
+    ProcessState,
     Stacked,
-    State,
     Stopped,
     Waiting,
 )  # fmt: skip
@@ -91,7 +91,7 @@ def _failure(state: RunState, roots: list[Root]) -> Ruling:
 
 def _frozen(state: RunState) -> Ruling | None:
     """Return a ruling if ranks are stopped by a signal or a debugger while others wait."""
-    last = {fact.who.rank: fact for fact in state.all(State) if fact.who.rank is not None}
+    last = {fact.who.rank: fact for fact in state.all(ProcessState) if fact.who.rank is not None}
     frozen = [rank for rank, fact in last.items() if fact.letter in _FROZEN]
     if not frozen or len(frozen) == len(last):
         return None

@@ -34,7 +34,7 @@ from ddpdoctor.rules.evidence.watchdog import compare_waits
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ddpdoctor.model.evidence_runs import Evidence, Run
+    from ddpdoctor.model.evidence_runs import Evidence, EvidenceRun
     from ddpdoctor.rules.answers import Problem
 
 Kind = TypeVar("Kind", bound=Fact)
@@ -62,7 +62,7 @@ class RunState:
     """Everything that the rules look at."""
 
     evidence: Evidence
-    run: Run
+    run: EvidenceRun
     world: int | None
     facts: tuple[Fact, ...]
     """With ranks and hosts joined, and with what comparing them gave."""
