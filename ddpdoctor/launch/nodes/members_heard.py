@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.exchange.heartbeats import Heard
     from ddpdoctor.launch.command.placement import Placement
-    from ddpdoctor.launch.watching.suspicion import Headway
+    from ddpdoctor.launch.watching.suspicion import NodeProgress
 
 SILENT_NS = 10_000_000_000
 """A node without a beat for this long counts as cut off. Each node's own verdict is final then."""
@@ -94,12 +94,12 @@ class MembersHeard:
                 if pulse.answered > self._received.get(number, 0)
             ]
 
-    def headways(self) -> list[Headway]:
+    def progress(self) -> list[NodeProgress]:
         """Return the progress of the ranks of all members that are not silent."""
         now_ns = time.monotonic_ns()
         with self._lock:
             there = [number for number in self._heard if self._presence(number, now_ns) is not Presence.SILENT]
-            return [_headway_of(self._pulses[number]) for number in there if number in self._pulses]
+            return [_progress_of(self._pulses[number]) for number in there if number in self._pulses]
 
     def have_come(self) -> bool:
         """Return whether all expected members have beaten."""
@@ -177,9 +177,9 @@ class MembersHeard:
         return Presence.SILENT if is_broken or now_ns - heard.heard_ns > SILENT_NS else Presence.HERE
 
 
-def _headway_of(pulse: Pulse) -> Headway:
+def _progress_of(pulse: Pulse) -> NodeProgress:
     """Return the progress of a member's ranks. After a failed launcher, ended ranks are no sign of a hang."""
-    return replace(pulse.headway, ended_s=None) if pulse.status else pulse.headway
+    return replace(pulse.progress, ended_s=None) if pulse.status else pulse.progress
 
 
 def _status(heard: Heard | None, pulse: Pulse | None) -> int | None:

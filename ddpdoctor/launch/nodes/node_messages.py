@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.exchange.conversation import BadRecord
-from ddpdoctor.launch.watching.suspicion import Headway
+from ddpdoctor.launch.watching.suspicion import NodeProgress
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.nodes import NodeSeen, Presence
 
@@ -37,7 +37,7 @@ LAST = 10**9
 class Pulse:
     """The state of a member, sent with each beat."""
 
-    headway: Headway
+    progress: NodeProgress
     answered: int = 0
     """The last request for evidence that it has answered in full; ``LAST`` once it has ended."""
     moved: bool = False
@@ -112,18 +112,18 @@ def own_node(number: int, host: str, ranks: tuple[int, ...] = ()) -> NodeSeen:
 
 def write_pulse(pulse: Pulse) -> bytes:
     """Encode a pulse for a beat, within 128 bytes."""
-    headway = [_short(value) for value in astuple(pulse.headway)]
+    progress = [_short(value) for value in astuple(pulse.progress)]
     rest = [pulse.answered, int(pulse.moved), pulse.heard, pulse.status, pulse.ranks]
-    return json.dumps([headway, *rest], separators=(",", ":")).encode()
+    return json.dumps([progress, *rest], separators=(",", ":")).encode()
 
 
 def read_pulse(said: bytes) -> Pulse | None:
     """Return the pulse of a beat, or None if it cannot be read."""
     try:
-        headway, answered, moved, heard, status, ranks = json.loads(said)
-        named = dict(zip((field.name for field in fields(Headway)), headway, strict=True))
-        plain = {"headway": named, "answered": answered, "heard": heard, "status": status, "ranks": ranks}
-        plain["headway"] |= {name: bool(named[name]) for name in ("starting", "never", "begun", "idle", "lives_on")}
+        progress, answered, moved, heard, status, ranks = json.loads(said)
+        named = dict(zip((field.name for field in fields(NodeProgress)), progress, strict=True))
+        plain = {"progress": named, "answered": answered, "heard": heard, "status": status, "ranks": ranks}
+        plain["progress"] |= {name: bool(named[name]) for name in ("starting", "never", "begun", "idle", "lives_on")}
         return decode(Pulse, {**plain, "moved": bool(moved)})
     except (ValueError, TypeError, WrongValue):
         return None

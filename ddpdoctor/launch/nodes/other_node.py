@@ -37,7 +37,7 @@ from ddpdoctor.launch.nodes.node_messages import (
     read_board,
     write_pulse,
 )
-from ddpdoctor.launch.watching.suspicion import Headway
+from ddpdoctor.launch.watching.suspicion import NodeProgress
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 
@@ -89,7 +89,7 @@ class OtherNode:
         self._found: FoundMeeting | None = None
         self._beating: Heartbeating | None = None
         self._board = Board()
-        self._pulse = Pulse(headway=Headway())
+        self._pulse = Pulse(progress=NodeProgress())
         self._roster: tuple[NodeSeen, ...] = ()
         self._answered = 0
         self._heard_verdict = 0

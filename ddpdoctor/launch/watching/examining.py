@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command.options import OnHang
     from ddpdoctor.launch.nodes.first_node import FirstNode
     from ddpdoctor.launch.nodes.other_node import OtherNode
-    from ddpdoctor.launch.watching.suspicion import Headway
+    from ddpdoctor.launch.watching.suspicion import NodeProgress
     from ddpdoctor.launch.watching.watch import Watch
     from ddpdoctor.model.nodes import NodesSeen
 
@@ -47,8 +47,8 @@ def has_errors(judgement: Judgement) -> bool:
     return any(finding.severity is Severity.ERROR for finding in judgement.findings)
 
 
-def _still(headways: list[Headway]) -> int:
-    return sum(headway.still for headway in headways)
+def _still(progress: list[NodeProgress]) -> int:
+    return sum(node.still for node in progress)
 
 
 class Examining:
@@ -92,13 +92,13 @@ class Examining:
         if nodes is not None and nodes.is_first:
             return self._look_with_all(nodes)
         if nodes is not None:
-            nodes.say(headway=self._watch.headway(), ranks=self._watch.rank_range())
+            nodes.say(progress=self._watch.own_progress(), ranks=self._watch.rank_range())
             if nodes.alone_since_ns is None or nodes.verdict is not None:  # it may be the first's final verdict
                 return self._obey(nodes)
-        headways = self._headways()
-        if self._is_over(headways):
+        progress = self._progress_of_all()
+        if self._is_over(progress):
             return _NOTHING
-        if not self._is_time(headways):
+        if not self._is_time(progress):
             return None
         self._take()
         return self._conclude()
@@ -118,7 +118,7 @@ class Examining:
             judgement = self._judge_all()
             nodes.tell(judgement, stop=self._stops(judgement) and self._others_hang(nodes, status), place=self._place)
             return judgement
-        nodes.say(headway=self._watch.headway(), ranks=self._watch.rank_range())
+        nodes.say(progress=self._watch.own_progress(), ranks=self._watch.rank_range())
         nodes.leave(status, pack_folder(self._folder), is_disturbed)
         verdict = nodes.take_verdict() or nodes.last_word
         if verdict is None:
@@ -153,7 +153,7 @@ class Examining:
     def stand_by(self) -> None:
         """Delay the next check, because the result has been shown and the job continues."""
         self._shown_ns = time.monotonic_ns()
-        self._still_then = _still(self._headways())
+        self._still_then = _still(self._progress_of_all())
         self._quiet_until_ns = self._shown_ns + int(self._quiet_s * 1e9)
         self._quiet_s = min(self._quiet_s * 2, max(QUIET_S, self._hang_timeout_s))
 
@@ -165,7 +165,7 @@ class Examining:
 
     def have_moved(self) -> bool:
         """Return whether a rank without progress at the last report has moved since."""
-        return bool(self._shown_ns) and _still(self._headways()) < self._still_then
+        return bool(self._shown_ns) and _still(self._progress_of_all()) < self._still_then
 
     def _look_with_all(self, nodes: FirstNode) -> Looked | None:
         if self._is_asking:
@@ -173,10 +173,10 @@ class Examining:
                 return None
             self._is_asking = False
             return self._conclude()
-        headways = self._headways()
-        if self._is_over(headways):
+        progress = self._progress_of_all()
+        if self._is_over(progress):
             return _NOTHING
-        if self._is_time(headways):
+        if self._is_time(progress):
             nodes.ask()
             self._is_asking = True
             self._take()
@@ -186,7 +186,7 @@ class Examining:
         """Answer the first member's request, and take its verdict if there is one."""
         if request := nodes.request:
             self._take()
-            if self._watch.headway().never and nodes.placement.store is not None:
+            if self._watch.own_progress().never and nodes.placement.store is not None:
                 try_places(self._folder, (nodes.placement.store,))
             nodes.answer(request, pack_folder(self._folder), moved=self._moved)
             self._watch.evidence.forget_kept()
@@ -199,38 +199,38 @@ class Examining:
 
     def _others_hang(self, nodes: FirstNode, status: int) -> bool:
         """Return whether the other nodes wait in vain. After a failure here, torch may end them by itself."""
-        own = self._watch.headway()
+        own = self._watch.own_progress()
         own = replace(own, ended_s=None) if status else own
-        return suspicion_of([own, *nodes.members.headways()], self._hang_timeout_s) is Suspicion.STRONG
+        return suspicion_of([own, *nodes.members.progress()], self._hang_timeout_s) is Suspicion.STRONG
 
     def _stops(self, judgement: Judgement) -> bool:
         """Return whether to stop a job with this judgement."""
         return {"auto": judgement.proven, "kill": judgement.certain, "report": False}[self._on_hang]
 
-    def _headways(self) -> list[Headway]:
-        others = self.nodes.members.headways() if self.nodes is not None and self.nodes.is_first else []
-        return [self._watch.headway(), *others]
+    def _progress_of_all(self) -> list[NodeProgress]:
+        others = self.nodes.members.progress() if self.nodes is not None and self.nodes.is_first else []
+        return [self._watch.own_progress(), *others]
 
-    def _is_over(self, headways: list[Headway]) -> bool:
+    def _is_over(self, progress: list[NodeProgress]) -> bool:
         """Return whether a report was shown, but the ranks no longer look as if they hang."""
-        return bool(self._shown_ns) and suspicion_of(headways, self._hang_timeout_s) is Suspicion.NONE
+        return bool(self._shown_ns) and suspicion_of(progress, self._hang_timeout_s) is Suspicion.NONE
 
-    def _is_time(self, headways: list[Headway]) -> bool:
+    def _is_time(self, progress: list[NodeProgress]) -> bool:
         """Return whether to take evidence now: soon on strong suspicion, with growing pauses on weak suspicion."""
         now_ns = time.monotonic_ns()
-        suspicion = suspicion_of(headways, self._hang_timeout_s)
-        quiet_until_ns = 0 if self._has_changed(headways, now_ns) else self._quiet_until_ns
+        suspicion = suspicion_of(progress, self._hang_timeout_s)
+        quiet_until_ns = 0 if self._has_changed(progress, now_ns) else self._quiet_until_ns
         if suspicion is Suspicion.STRONG:
             return now_ns >= max(self._last_look_ns + LOOK_AGAIN_S * 1e9, quiet_until_ns)
         return suspicion is Suspicion.WEAK and now_ns >= max(self._next_look_ns, quiet_until_ns)
 
-    def _has_changed(self, headways: list[Headway], now_ns: int) -> bool:
+    def _has_changed(self, progress: list[NodeProgress], now_ns: int) -> bool:
         """Return whether a rank has moved or ended since the last report was shown."""
         if not self._shown_ns:
             return False
-        ended = [headway.ended_s for headway in headways if headway.ended_s is not None]
+        ended = [node.ended_s for node in progress if node.ended_s is not None]
         has_ended = bool(ended) and min(ended) < (now_ns - self._shown_ns) / 1e9
-        return has_ended or _still(headways) < self._still_then
+        return has_ended or _still(progress) < self._still_then
 
     def _take(self) -> None:
         """Take evidence of this node. With other nodes, copy its rings, because a check there may unblock the job."""

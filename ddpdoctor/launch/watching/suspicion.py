@@ -26,7 +26,7 @@ class Suspicion(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Headway:
+class NodeProgress:
     """The progress of one node's ranks, as far as suspicion depends on it."""
 
     alive: int = 0
@@ -54,9 +54,9 @@ class Headway:
     """A rank's script ended longer ago than the hang timeout, but its process still runs."""
 
 
-def read_headway(
+def read_progress(
     ranks: Sequence[Followed], now_ns: int, limit_s: float, idle_s: float | None, *, is_stopping: bool
-) -> Headway:
+) -> NodeProgress:
     """Return the progress of this node's ranks.
 
     ``idle_s`` is how long a live launcher without ranks has been idle, else None. ``is_stopping`` says whether the
@@ -67,7 +67,7 @@ def read_headway(
     still = [rank for rank in alive if now_ns - rank.last_progress_ns > limit_s * 1e9]
     ended = [rank.ended_ns for rank in ranks if rank.ended_ns is not None]
     ends = (rank.cells.get("main_ended_ns", 0) for rank in alive)
-    return Headway(
+    return NodeProgress(
         alive=len(alive),
         starting=idle_s is not None and idle_s <= limit_s,
         never=idle_s is not None and idle_s > limit_s,
@@ -82,36 +82,36 @@ def read_headway(
     )
 
 
-def suspicion_of(headways: Iterable[Headway], limit_s: float) -> Suspicion:
+def suspicion_of(progress: Iterable[NodeProgress], limit_s: float) -> Suspicion:
     """Return whether the job may hang, so that evidence should be taken. This is a cheap check; the rules decide.
 
     A rank without progress is not suspicious until another one has waited longer than the limit.
     """
-    found = list(headways)
-    alive = sum(headway.alive for headway in found)
+    found = list(progress)
+    alive = sum(node.alive for node in found)
     if not alive:
-        stands = any(headway.never for headway in found) and not any(headway.starting for headway in found)
+        stands = any(node.never for node in found) and not any(node.starting for node in found)
         return Suspicion.STRONG if stands else Suspicion.NONE
-    if any(headway.lives_on for headway in found) or _waits_for_the_gone(found):
+    if any(node.lives_on for node in found) or _waits_for_the_gone(found):
         return Suspicion.STRONG
-    waited_s = max((headway.waits_s for headway in found if headway.waits_s is not None), default=None)
-    if waited_s is None and not any(headway.begun for headway in found):
+    waited_s = max((node.waits_s for node in found if node.waits_s is not None), default=None)
+    if waited_s is None and not any(node.begun for node in found):
         # The ranks prepare, or all wait for something outside of the job, such as a stale lock.
-        return Suspicion.WEAK if sum(headway.still for headway in found) == alive else Suspicion.NONE
-    still = sum(headway.still for headway in found) if waited_s is None or waited_s > limit_s else 0
-    if still == alive or (still and waited_s is not None and any(headway.idle for headway in found)):
+        return Suspicion.WEAK if sum(node.still for node in found) == alive else Suspicion.NONE
+    still = sum(node.still for node in found) if waited_s is None or waited_s > limit_s else 0
+    if still == alive or (still and waited_s is not None and any(node.idle for node in found)):
         return Suspicion.STRONG
     is_weak = (still and waited_s is not None) or _may_wait_for_the_gone(found)
     return Suspicion.WEAK if is_weak else Suspicion.NONE
 
 
-def _may_wait_for_the_gone(headways: list[Headway]) -> bool:
+def _may_wait_for_the_gone(progress: list[NodeProgress]) -> bool:
     """Return whether a rank ended and an NCCL rank makes no progress: it may wait for its device, or export a model."""
-    ended = [headway.ended_s for headway in headways if headway.ended_s is not None]
-    still = [headway.nccl_still_s for headway in headways if headway.nccl_still_s is not None]
+    ended = [node.ended_s for node in progress if node.ended_s is not None]
+    still = [node.nccl_still_s for node in progress if node.nccl_still_s is not None]
     return bool(ended and still) and min(*ended, max(still)) > EARLY_EXIT_WAIT_S
 
 
-def _waits_for_the_gone(headways: list[Headway]) -> bool:
-    ended = [headway.ended_s for headway in headways if headway.ended_s is not None]
-    return bool(ended) and min(*ended, max(headway.stuck_s for headway in headways)) > EARLY_EXIT_WAIT_S
+def _waits_for_the_gone(progress: list[NodeProgress]) -> bool:
+    ended = [node.ended_s for node in progress if node.ended_s is not None]
+    return bool(ended) and min(*ended, max(node.stuck_s for node in progress)) > EARLY_EXIT_WAIT_S

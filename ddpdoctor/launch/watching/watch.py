@@ -16,7 +16,7 @@ from ddpdoctor.launch.watching import progress
 from ddpdoctor.launch.watching.causes import CausesSeen
 from ddpdoctor.launch.watching.evidence import Evidence, describe
 from ddpdoctor.launch.watching.holdups import HoldUps
-from ddpdoctor.launch.watching.suspicion import read_headway
+from ddpdoctor.launch.watching.suspicion import read_progress
 from ddpdoctor.launch.watching.unrecorded import Strangers
 from ddpdoctor.launch.watching.work import Receptions
 from ddpdoctor.launch.watching.workers import WorkersSeen
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.launch.replicas.comparing import Replicas
-    from ddpdoctor.launch.watching.suspicion import Headway
+    from ddpdoctor.launch.watching.suspicion import NodeProgress
 
 FOLLOW_EVERY_S = 0.5
 FOLLOW_SHARE = 0.02
@@ -198,14 +198,14 @@ class Watch:
         numbers = [start.rank for start in self.agent.started.values()]
         return (min(numbers), max(numbers)) if numbers else None
 
-    def headway(self) -> Headway:
+    def own_progress(self) -> NodeProgress:
         """Return the progress of this node's ranks."""
         now_ns = time.monotonic_ns()
         ranks = self.ranks()
         idle_s = self._launcher_idle_s(ranks, now_ns) if self._launcher_waits(ranks) else None
         begun_ns = self.agent.begun_ns
         is_stopping = begun_ns is not None and self.evidence.has_closed_since(begun_ns)
-        return read_headway(ranks, now_ns, self.hang_timeout_s, idle_s, is_stopping=is_stopping)
+        return read_progress(ranks, now_ns, self.hang_timeout_s, idle_s, is_stopping=is_stopping)
 
     def _launcher_idle_s(self, ranks: list[progress.Followed], now_ns: int) -> float:
         """Return how long the launcher has been idle, minus the time that it may take to restart its ranks.

@@ -9,12 +9,12 @@ from ddpdoctor.exchange.heartbeats import Heard
 from ddpdoctor.launch.command.placement import Placement
 from ddpdoctor.launch.nodes.members_heard import BROKEN_NS, FRESH_NS, SILENT_NS, MembersHeard
 from ddpdoctor.launch.nodes.node_messages import LAST, Greeting, Pulse, write_pulse
-from ddpdoctor.launch.watching.suspicion import Headway
+from ddpdoctor.launch.watching.suspicion import NodeProgress
 from ddpdoctor.model.nodes import Presence
 
 S = 1_000_000_000
 PLACE = Placement(number=0, expected=2, hosts=("dd0",), names=("dd0", "dd1"))
-PULSE = Pulse(headway=Headway(alive=2, ended_s=3.0), ranks=(2, 3))
+PULSE = Pulse(progress=NodeProgress(alive=2, ended_s=3.0), ranks=(2, 3))
 
 
 def heard(ago_ns=0, pulse=PULSE, **more):
@@ -111,12 +111,12 @@ def test_all_have_ended_once_the_last_of_it_is_here():
 
 @pytest.mark.parametrize(("status", "ended_s"), [(None, 3.0), (0, 3.0), (1, None), (-9, None)])
 def test_for_ranks_of_a_launcher_that_failed_nobody_waits_in_vain(status, ended_s):
-    (headway,) = members(heard(pulse=replace(PULSE, status=status))).headways()
-    assert headway.ended_s == ended_s
+    (progress,) = members(heard(pulse=replace(PULSE, status=status))).progress()
+    assert progress.ended_s == ended_s
 
 
 def test_who_is_silent_says_nothing_of_its_ranks():
-    assert members(heard(SILENT_NS + S)).headways() == []
+    assert members(heard(SILENT_NS + S)).progress() == []
 
 
 def test_names_that_are_no_numbers_are_not_heard():

@@ -4,10 +4,10 @@ import pytest
 
 from ddpdoctor.exchange.heartbeats import MAX_NOTICE_BYTES, MAX_SAID_BYTES
 from ddpdoctor.launch.nodes.node_messages import LAST, Board, Pulse, read_board, read_pulse, write_board, write_pulse
-from ddpdoctor.launch.watching.suspicion import Headway
+from ddpdoctor.launch.watching.suspicion import NodeProgress
 
 LARGE = Pulse(
-    headway=Headway(
+    progress=NodeProgress(
         alive=99_999, starting=True, never=True, begun=True, waits_s=1234567.8, stuck_s=1234567.8, still=99_999,
         idle=True, ended_s=1234567.8, lives_on=True,
     ),
@@ -15,7 +15,7 @@ LARGE = Pulse(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("pulse", [Pulse(headway=Headway()), LARGE])
+@pytest.mark.parametrize("pulse", [Pulse(progress=NodeProgress()), LARGE])
 def test_a_pulse_comes_back(pulse):
     said = write_pulse(pulse)
     assert read_pulse(said) == pulse

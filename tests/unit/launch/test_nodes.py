@@ -13,7 +13,7 @@ from ddpdoctor.launch.nodes.first_node import FOLDER, FirstNode
 from ddpdoctor.launch.nodes.other_node import OtherNode
 from ddpdoctor.launch.nodes.packing import pack_folder
 from ddpdoctor.launch.watching.examining import Examining
-from ddpdoctor.launch.watching.suspicion import Headway
+from ddpdoctor.launch.watching.suspicion import NodeProgress
 from ddpdoctor.launch.watching.watch import Watch
 from ddpdoctor.model.findings import Confidence, Finding, Judgement, Severity
 from tests.scenarios.running import free_port, wait_for
@@ -84,8 +84,8 @@ class _Idle:
     def readable(self) -> Path:
         return self.folder
 
-    def headway(self) -> Headway:
-        return Headway()
+    def own_progress(self) -> NodeProgress:
+        return NodeProgress()
 
     def rank_range(self) -> None:
         return None

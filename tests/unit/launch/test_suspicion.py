@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.launch.watching.suspicion import EARLY_EXIT_WAIT_S, Headway, Suspicion, suspicion_of
+from ddpdoctor.launch.watching.suspicion import EARLY_EXIT_WAIT_S, NodeProgress, Suspicion, suspicion_of
 
 LIMIT_S = 10.0
 LONG, SHORT = LIMIT_S + 1, LIMIT_S - 1
-TRAINS = Headway(alive=2, begun=True)
-WAITS = Headway(alive=2, begun=True, waits_s=LONG, stuck_s=LONG, still=2)
-STUCK = Headway(alive=1, begun=True, still=1, idle=True)
-GONE = Headway(alive=1, begun=True, ended_s=EARLY_EXIT_WAIT_S + 1)
-UNSTARTED = Headway(never=True)
-LOADING = Headway(starting=True)
+TRAINS = NodeProgress(alive=2, begun=True)
+WAITS = NodeProgress(alive=2, begun=True, waits_s=LONG, stuck_s=LONG, still=2)
+STUCK = NodeProgress(alive=1, begun=True, still=1, idle=True)
+GONE = NodeProgress(alive=1, begun=True, ended_s=EARLY_EXIT_WAIT_S + 1)
+UNSTARTED = NodeProgress(never=True)
+LOADING = NodeProgress(starting=True)
 
 CASES = {
     "nobody is there": ([], Suspicion.NONE),
@@ -25,8 +25,8 @@ CASES = {
         [replace(WAITS, waits_s=SHORT, still=0), replace(STUCK, alive=2)],
         Suspicion.NONE,
     ),
-    "all stand still before their group is made": ([Headway(alive=1, still=1, idle=True)], Suspicion.WEAK),
-    "one of them is at work": ([Headway(alive=2, still=1, idle=True)], Suspicion.NONE),
+    "all stand still before their group is made": ([NodeProgress(alive=1, still=1, idle=True)], Suspicion.WEAK),
+    "one of them is at work": ([NodeProgress(alive=2, still=1, idle=True)], Suspicion.NONE),
     "a rank of another node has ended": ([replace(WAITS, waits_s=2, stuck_s=2, still=0), GONE], Suspicion.STRONG),
     "it has ended, and a rank over NCCL stands still": ([replace(TRAINS, nccl_still_s=2), GONE], Suspicion.WEAK),
     "it has ended, and a rank over NCCL goes on": ([replace(TRAINS, nccl_still_s=0.2), GONE], Suspicion.NONE),
@@ -38,11 +38,11 @@ CASES = {
     "a script has ended and its process has not": ([TRAINS, replace(TRAINS, lives_on=True)], Suspicion.STRONG),
     "no launcher gets on": ([UNSTARTED, UNSTARTED], Suspicion.STRONG),
     "one launcher waits for one that loads torch": ([UNSTARTED, LOADING], Suspicion.NONE),
-    "one launcher waits for one that has left": ([UNSTARTED, Headway()], Suspicion.STRONG),
+    "one launcher waits for one that has left": ([UNSTARTED, NodeProgress()], Suspicion.STRONG),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_suspicion(case):
-    headways, expected = CASES[case]
-    assert suspicion_of(headways, LIMIT_S) is expected
+    progress, expected = CASES[case]
+    assert suspicion_of(progress, LIMIT_S) is expected

@@ -38,4 +38,4 @@ def test_a_launcher_idles_from_the_end_of_its_last_rank_on(tmp_path: Path, gone_
     watch.followed[pid] = Followed(
         pid=pid, ticks=1, role=ring_layout.ROLE_RANK, ring=mmap.mmap(-1, 1), ended_ns=now_ns - int(gone_s * 1e9)
     )
-    assert suspicion_of([watch.headway()], TIMEOUT_S) is expected
+    assert suspicion_of([watch.own_progress()], TIMEOUT_S) is expected
