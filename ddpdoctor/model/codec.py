@@ -4,6 +4,9 @@ Reports, the files of a run folder, and messages between processes use it. It kn
 with plain values, tuples of one kind (``tuple[X, ...]``) or of fixed length, ``dict[str, X]``, dataclasses, ``Any`` for
 plain JSON, and unions whose members have different JSON kinds (``Unread`` has a tag).
 
+The name of a field in JSON is its own, or ``metadata["json"]``: a field that got a better name keeps the old one in
+files, so that saved runs are still read.
+
 Hosts may run different versions, so unknown fields are dropped and missing fields take their default. Any other value
 that does not match its hint raises ``WrongValue``, which names the place. Received data is never executed.
 ``docs/design/0008-codec.md`` compares this with msgspec and cattrs.
@@ -27,6 +30,7 @@ from ddpdoctor.model.reading import Unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from dataclasses import Field
 
     Convert = Callable[[Any], Any]
 
@@ -134,12 +138,13 @@ def _union_encoder(hint: Any) -> Convert:
 
 def _dataclass_encoder(kind: Any) -> Convert:
     # Compiled on first use: a dataclass may hold itself.
-    parts: list[tuple[str, Convert]] = []
+    parts: list[tuple[str, str, Convert]] = []
 
     def encode_dataclass(value: Any) -> dict[str, Any]:
         if not parts:
-            parts.extend((name, _encoder(hint)) for name, hint in field_hints(kind).items())
-        return {name: encode_one(getattr(value, name)) for name, encode_one in parts}
+            hints = field_hints(kind)
+            parts.extend((one.name, _json_name(one), _encoder(hints[one.name])) for one in fields(kind))
+        return {in_json: encode_one(getattr(value, name)) for name, in_json, encode_one in parts}
 
     return encode_dataclass
 
@@ -276,7 +281,7 @@ def _union_decoder(hint: Any) -> Convert:
 
 def _dataclass_decoder(kind: Any) -> Convert:
     # Compiled on first use: a dataclass may hold itself.
-    parts: list[tuple[str, Convert, bool]] = []
+    parts: list[tuple[str, str, Convert, bool]] = []
 
     def decode_dataclass(plain: Any) -> Any:
         if type(plain) is not dict:
@@ -284,25 +289,35 @@ def _dataclass_decoder(kind: Any) -> Convert:
         if not parts:
             parts.extend(_parts(kind))
         made = {}
-        for name, decode_one, has_default in parts:
-            if name in plain:
+        for name, in_json, decode_one, has_default in parts:
+            if in_json in plain:
                 try:
-                    made[name] = decode_one(plain[name])
+                    made[name] = decode_one(plain[in_json])
                 except WrongValue as wrong:
-                    raise wrong.within(f".{name}") from None
+                    raise wrong.within(f".{in_json}") from None
             elif not has_default:
-                raise WrongValue("it is missing").within(f".{name}")
+                raise WrongValue("it is missing").within(f".{in_json}")
         return kind(**made)
 
     return decode_dataclass
 
 
-def _parts(kind: Any) -> list[tuple[str, Convert, bool]]:
+def _parts(kind: Any) -> list[tuple[str, str, Convert, bool]]:
     hints = field_hints(kind)
     return [
-        (one.name, _decoder(hints[one.name]), one.default is not MISSING or one.default_factory is not MISSING)
+        (
+            one.name,
+            _json_name(one),
+            _decoder(hints[one.name]),
+            one.default is not MISSING or one.default_factory is not MISSING,
+        )
         for one in fields(kind)
     ]
+
+
+def _json_name(one: Field[Any]) -> str:
+    name: str = one.metadata.get("json", one.name)
+    return name
 
 
 def _by_json_kind(hint: Any) -> dict[type, Any]:

@@ -51,7 +51,7 @@ class NodeLaunch:
     launch: Launch
     """``rank`` is that among the checking processes, ``hosts`` are candidates for the first node, and ``port`` is
     ddpdoctor's own."""
-    told: JobSettings
+    settings: JobSettings
     host: str
     """The host of the store, as given."""
     port: int
@@ -70,7 +70,7 @@ class NodeLaunch:
     @property
     def label(self) -> str:
         """The name of this node among the others: "node 1", or "this node"."""
-        return "this node" if self.told.node_rank is None else f"node {self.told.node_rank}"
+        return "this node" if self.settings.node_rank is None else f"node {self.settings.node_rank}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

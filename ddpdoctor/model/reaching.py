@@ -5,7 +5,7 @@ Nodes are identified by ``number``, the order in which they joined. In a healthy
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -154,8 +154,8 @@ class Visit:
     host: str
     """Empty if unknown."""
     arrived: bool
-    told: JobSettings
-    door: StoreView | None = None
+    settings: JobSettings = field(metadata={"json": "told"})
+    store_view: StoreView | None = field(default=None, metadata={"json": "door"})
     published: str = ""
     """The address that Gloo would publish there; empty: unknown."""
     interface: str = ""

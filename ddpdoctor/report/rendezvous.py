@@ -55,7 +55,7 @@ def rendezvous_content(report: Report) -> Content:
 
 
 def _visits(seen: Rendezvous) -> Table:
-    store = next((visit.door for visit in seen.visits if visit.door is not None), None)
+    store = next((visit.store_view for visit in seen.visits if visit.store_view is not None), None)
     place = f" at {say_place(store.host, store.port)}" if store is not None else ""
     heads = ("node", "host", "publishes", f"store{place}")
     return table_of(heads, [_row(visit) for visit in seen.visits], left=len(heads))
@@ -69,7 +69,7 @@ def _row(visit: Visit) -> tuple[str, ...]:
 
 
 def _store(visit: Visit) -> str:
-    store = visit.door
+    store = visit.store_view
     if store is None:
         return visit.way_lost or "not checked"
     if store.not_served:

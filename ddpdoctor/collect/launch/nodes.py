@@ -57,10 +57,10 @@ def _torchrun(env: Mapping[str, str]) -> NodeLaunch | None:
     if found is None:
         return None
     launch = replace(found, nnodes=found.nnodes or 1, port=_exchange_port(env, found.port + 1))
-    told = JobSettings(
+    settings = JobSettings(
         node_rank=number(env, "GROUP_RANK"), world_size=found.world_size, run_id=env["TORCHELASTIC_RUN_ID"]
     )  # fmt: skip
-    return _node_launch(launch, told, found.port, own_screen=False)
+    return _node_launch(launch, settings, found.port, own_screen=False)
 
 
 def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
@@ -87,9 +87,9 @@ def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
         port=_exchange_port(env, port + 1),
         run=text(env, "PET_RDZV_ID"),
     )
-    told = JobSettings(node_rank=rank, run_id=launch.run, world_size=_world_size(env, counts[1]))
+    settings = JobSettings(node_rank=rank, run_id=launch.run, world_size=_world_size(env, counts[1]))
     return _node_launch(
-        launch, told, port, fewest=counts[0], hosts=_slurm_names(env), by_number=by_number,
+        launch, settings, port, fewest=counts[0], hosts=_slurm_names(env), by_number=by_number,
         is_host=_is_host(text(env, "PET_RDZV_CONF")), own_screen=not is_slurm_step(env),
     )  # fmt: skip
 
@@ -165,10 +165,10 @@ def _slurm(env: Mapping[str, str]) -> NodeLaunch | None:
         port=_exchange_port(env, found.port(EXCHANGE_PORTS)),
         run=f"slurm {found.name}",
     )
-    told = JobSettings(
+    settings = JobSettings(
         node_rank=number(env, "SLURM_NODEID"), run_id=found.name, world_size=number(env, "WORLD_SIZE")
     )  # fmt: skip
-    return _node_launch(launch, told, port, hosts=names, own_screen=False)
+    return _node_launch(launch, settings, port, hosts=names, own_screen=False)
 
 
 def _slurm_names(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -197,11 +197,13 @@ def _operator(env: Mapping[str, str]) -> NodeLaunch | None:
     return _node_launch(launch, JobSettings(node_rank=rank // a_node, world_size=world_size), port)
 
 
-def _node_launch(launch: Launch, told: JobSettings, port: int, *, fewest: int | None = None, **more: Any) -> NodeLaunch:
+def _node_launch(
+    launch: Launch, settings: JobSettings, port: int, *, fewest: int | None = None, **more: Any
+) -> NodeLaunch:
     """Complete what a node knows; its store is on the first host of the launch."""
     host, most = launch.hosts[0], launch.nnodes or 1
-    told = replace(told, nnodes=most, endpoint=f"{host}:{port}")
-    return NodeLaunch(launch=launch, told=told, host=host, port=port, fewest=fewest or most, most=most, **more)
+    settings = replace(settings, nnodes=most, endpoint=f"{host}:{port}")
+    return NodeLaunch(launch=launch, settings=settings, host=host, port=port, fewest=fewest or most, most=most, **more)
 
 
 def _exchange_port(env: Mapping[str, str], default: int) -> int:

@@ -35,12 +35,15 @@ def check_rendezvous(wanted: RendezvousOptions, env: Mapping[str, str]) -> Rende
     Raises ``UserError`` if nothing says which nodes belong to the job.
     """
     started_at = now()
-    told = effective_environment(env, wanted.options)
-    member = make_member(read_node_launch(told), System(env=told))
+    effective = effective_environment(env, wanted.options)
+    member = make_member(read_node_launch(effective), System(env=effective))
     if not member.launch.launch.reads_node:
         _stand_by(member, wanted)
         return None
-    with TorchProcess(told) as torch, NodeMeeting(member.launch, told, wanted.folder, over_store=True) as meeting:
+    with (
+        TorchProcess(effective) as torch,
+        NodeMeeting(member.launch, effective, wanted.folder, over_store=True) as meeting,
+    ):
         visit = OwnVisit(member=member, wanted=wanted, torch=torch, meeting=meeting, started_at=started_at)
         with StoreWatch(member.launch.host, member.launch.port, torch) as watch:
             try:
@@ -79,9 +82,9 @@ def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()
             judge(rendezvous, visit.started_at, now()),
             visit.wanted,
             rendezvous_data(rendezvous),
-            visit.member.launch.told.world_size,
+            visit.member.launch.settings.world_size,
         ),
-        number=visit.member.launch.told.node_rank or 0,
+        number=visit.member.launch.settings.node_rank or 0,
         judged=False,
         shows=True,
     )
@@ -89,7 +92,7 @@ def check_alone(visit: OwnVisit, why: str, attempts: tuple[Connecting, ...] = ()
 
 def _seen_alone(visit: OwnVisit, seen: SentFacts, view: StoreView, why: str) -> Rendezvous:
     launch = visit.member.launch
-    own = launch.told.node_rank or 0
+    own = launch.settings.node_rank or 0
     assert seen.node is not None
     assert seen.publication is not None
     node = replace(seen.node, processes=(visit.member.process,))
@@ -97,8 +100,8 @@ def _seen_alone(visit: OwnVisit, seen: SentFacts, view: StoreView, why: str) -> 
         number=own,
         host=node.host,
         arrived=True,
-        told=launch.told,
-        door=view,
+        settings=launch.settings,
+        store_view=view,
         published=seen.publication.address,
         interface=seen.publication.interface,
         way_lost=why,

@@ -85,7 +85,7 @@ def seat_nodes(arrivals: Arrivals, judge: int, most: int) -> tuple[Seat, ...]:
     by_number: dict[int, int] = {}
     rest: list[int] = []
     for arrival in sorted(leads, key=lambda one: (one != judge, one)):
-        said = leads[arrival].told.node_rank
+        said = leads[arrival].settings.node_rank
         if said is not None and 0 <= said < most and said not in by_number:
             by_number[said] = arrival
         else:
@@ -164,7 +164,7 @@ def absent_numbers(arrivals: Arrivals, seats: Iterable[Seat]) -> tuple[int, ...]
 def absent_visits(launch: NodeLaunch, numbers: Iterable[int]) -> list[Visit]:
     """Return the nodes with these numbers, which did not join."""
     hosts = dict(enumerate(launch.hosts))
-    return [Visit(number=n, host=hosts.get(n, ""), arrived=False, told=JobSettings()) for n in numbers]
+    return [Visit(number=n, host=hosts.get(n, ""), arrived=False, settings=JobSettings()) for n in numbers]
 
 
 def _other_versions(arrivals: Arrivals) -> list[str]:

@@ -117,7 +117,7 @@ class NodeMeeting:
             if self._folder is None:
                 raise
         token = self._token or NO_TOKEN
-        client = find_deputy(self._folder, token, self._launch.told.node_rank, STAND_IN_S)
+        client = find_deputy(self._folder, token, self._launch.settings.node_rank, STAND_IN_S)
         if client is not None:
             self._open.callback(client.close)
             return self._entry(client, serves=False, way=Folder.name)
@@ -128,7 +128,7 @@ class NodeMeeting:
     def _may_serve(self) -> bool:
         """Return whether the others look for the meeting on this node."""
         launch = self._launch
-        number = launch.told.node_rank
+        number = launch.settings.node_rank
         if number == 0 or launch.most == 1:
             return True
         if is_loopback(launch.host):

@@ -55,7 +55,7 @@ class Member:
         return Arrived(
             host=self.identity.host,
             machine=f"{self.identity.machine}/{self.identity.container}",
-            told=launch.told,
+            settings=launch.settings,
             rank=launch.launch.rank,
             leads=launch.launch.reads_node,
             fewest=launch.fewest,
@@ -67,7 +67,7 @@ class Member:
 def make_member(launch: NodeLaunch, system: System) -> Member:
     """Return this node as a participant."""
     local_rank = launch.launch.local_rank
-    process = read_process(system, rank=launch.told.node_rank, local_rank=0 if local_rank is None else local_rank)
+    process = read_process(system, rank=launch.settings.node_rank, local_rank=0 if local_rank is None else local_rank)
     return Member(launch=launch, system=system, process=process, identity=read_identity(system))
 
 
@@ -131,7 +131,7 @@ def _serves(launch: NodeLaunch, node: Node, *, own_address: bool) -> bool:
     then, so that other problems can be found too.
     """
     if launch.by_number:
-        return launch.told.node_rank == 0
+        return launch.settings.node_rank == 0
     if launch.is_host is not None:
         return launch.is_host
     names = known(node.names)

@@ -1,7 +1,7 @@
 """The messages between the nodes.
 
-Keys: ``arrived`` counts the arrivals. Arrival number N sends ``hello/N``, ``facts/N``, ``door/N``, ``served/N`` and
-``trial/N``. The judging node sends ``head``, ``roster`` and ``trials``, and its goodbye is the verdict. The keys of the
+Keys: ``arrived`` counts the arrivals. Arrival number N sends ``hello/N``, ``facts/N``, ``store-view/N``, ``served/N``
+and ``trial/N``. The judging node sends ``head``, ``roster`` and ``trials``, and its goodbye is the verdict. Keys of the
 mesh begin with ``mesh/``.
 """
 
@@ -23,7 +23,7 @@ class Arrived:
     host: str
     machine: str
     """Equal for processes of one host, or of one container that has its own network."""
-    told: JobSettings
+    settings: JobSettings
     rank: int
     """The rank among the checking processes."""
     leads: bool

@@ -86,7 +86,7 @@ class _Gathered:
 
 def _gather_views(conversation: Conversation, roster: Roster) -> dict[int, StoreView]:
     arrivals = [seat.arrival for seat in roster.seats]
-    return conversation.gather(StoreView, "door", lambda: arrivals, STORE_VIEW_LIMIT_S)
+    return conversation.gather(StoreView, "store-view", lambda: arrivals, STORE_VIEW_LIMIT_S)
 
 
 def _try_start(meeting: _Gathered, conversation: Conversation, own: Seat) -> tuple[StartTrial, ...]:
@@ -107,10 +107,10 @@ def _try_start(meeting: _Gathered, conversation: Conversation, own: Seat) -> tup
 
 def _may_start(meeting: _Gathered) -> bool:
     seats = meeting.roster.seats
-    told = {(one.fewest, one.most) for one in meeting.arrivals.leads().values()}
-    ranks = [one.told.node_rank for one in meeting.arrivals.leads().values() if one.told.node_rank is not None]
+    counts = {(one.fewest, one.most) for one in meeting.arrivals.leads().values()}
+    ranks = [one.settings.node_rank for one in meeting.arrivals.leads().values() if one.settings.node_rank is not None]
     return (
-        len(told) == 1
+        len(counts) == 1
         and len(ranks) == len(set(ranks))
         and [seat.number for seat in seats] == list(range(len(meeting.seats)))
         and not absent_numbers(meeting.arrivals, meeting.seats)
@@ -139,7 +139,7 @@ def _conclude(
     with suppress(StoreError):
         # Do not wait for nodes that were lost on the way.
         conversation.say_goodbye(sentence, lambda: len(meeting.store_views) - 1, SEE_OFF_S)
-    report = build_report(sentence, visit.wanted, rendezvous_data(rendezvous), launch.told.world_size)
+    report = build_report(sentence, visit.wanted, rendezvous_data(rendezvous), launch.settings.world_size)
     return RendezvousChecked(report=report, number=own.number, judged=True, shows=True)
 
 
@@ -155,8 +155,8 @@ def _visit(meeting: _Gathered, seat: Seat) -> Visit:
         number=seat.number,
         host=seat.host,
         arrived=True,
-        told=meeting.arrivals.arrived[seat.arrival].told,
-        door=view,
+        settings=meeting.arrivals.arrived[seat.arrival].settings,
+        store_view=view,
         published=publication.address if publication is not None else "",
         interface=publication.interface if publication is not None else "",
         way_lost="" if view is not None else "it came, and was not heard again",
@@ -178,7 +178,7 @@ def follow(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
         raise StoreError(f"the node that judges did not go on within {STEP_LIMIT_S:g} s")
     launch = visit.member.launch
     return RendezvousChecked(
-        report=build_report(sentence, visit.wanted, _own_data(visit, sentence), launch.told.world_size),
+        report=build_report(sentence, visit.wanted, _own_data(visit, sentence), launch.settings.world_size),
         number=seat.number,
         judged=False,
         shows=launch.own_screen,

@@ -85,7 +85,7 @@ class OwnVisit:
             way=self.way,
         )
         if conversation is not None:
-            conversation.send(f"door/{arrival}", self.store_view)
+            conversation.send(f"store-view/{arrival}", self.store_view)
         return self.store_view
 
     def run_mesh(self, conversation: Conversation, roster: Roster, seat: Seat) -> tuple[NodePair, ...]:

@@ -69,7 +69,7 @@ def check_tcp_store(meeting: Meeting) -> Answer:
 
     Open the port on the host that is named, for the network of the nodes, or start the command on it too.
     """
-    seen = [(visit, visit.door) for visit in meeting.arrived() if visit.door is not None]
+    seen = [(visit, visit.store_view) for visit in meeting.arrived() if visit.store_view is not None]
     if not seen:
         return skipped("no node looked for the store")
     untried = next((one for one in seen if one[1].serves and one[1].without_torch), None)

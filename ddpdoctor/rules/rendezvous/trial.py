@@ -73,7 +73,7 @@ def _known_reason(meeting: Meeting) -> str:
     found = next((f"{f.code} {f.kind}" for f in meeting.found if f.severity is Severity.ERROR), "")
     if found:
         return found
-    if any(visit.door is not None and fails(visit.door) for visit in meeting.arrived()):
+    if any(visit.store_view is not None and fails(visit.store_view) for visit in meeting.arrived()):
         return "the store is not reached by all"
     if any(failure_of(pair) is not None for pair in meeting.rendezvous.pairs):
         return "not all nodes can connect to each other"

@@ -42,7 +42,7 @@ def attempt(contact=Contact.CONNECTED, number=0, port=PORT):
     )  # fmt: skip
 
 
-def door(number, contact=Contact.CONNECTED, not_served="", serves=None):
+def view(number, contact=Contact.CONNECTED, not_served="", serves=None):
     serves = number == 0 if serves is None else serves
     return StoreView(
         host="node0", port=PORT, serves=serves, not_served=not_served, attempts=(attempt(contact),), way="own port"
@@ -51,14 +51,14 @@ def door(number, contact=Contact.CONNECTED, not_served="", serves=None):
 
 def visit(number, **more):
     given = {
-        "number": number, "host": f"node{number}", "arrived": True, "told": JobSettings(node_rank=number),
-        "door": door(number), "published": address(number), "interface": "eth0",
+        "number": number, "host": f"node{number}", "arrived": True, "settings": JobSettings(node_rank=number),
+        "store_view": view(number), "published": address(number), "interface": "eth0",
     }  # fmt: skip
     return Visit(**(given | more))
 
 
 def absent(number):
-    return Visit(number=number, host="", arrived=False, told=JobSettings())
+    return Visit(number=number, host="", arrived=False, settings=JobSettings())
 
 
 def machine(number, *, refuses=False):
@@ -110,11 +110,11 @@ def with_pairs(rendezvous, keys, make):
 
 
 def with_visits(rendezvous, **changes):
-    """Return it with other doors: ``n1=door(1, Contact.REFUSED)``."""
-    doors = {int(name[1:]): one for name, one in changes.items()}
+    """Return it with other views: ``n1=view(1, Contact.REFUSED)``."""
+    views = {int(name[1:]): one for name, one in changes.items()}
     return replace(
         rendezvous,
-        visits=tuple(replace(one, door=doors.get(one.number, one.door)) for one in rendezvous.visits),
+        visits=tuple(replace(one, store_view=views.get(one.number, one.store_view)) for one in rendezvous.visits),
     )
 
 

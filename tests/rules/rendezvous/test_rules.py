@@ -12,12 +12,12 @@ from tests.rules.rendezvous.build import (
     absent,
     attempt,
     column,
-    door,
     error,
     healthy,
     pair,
     row,
     transfer,
+    view,
     visit,
     with_firewall,
     with_pairs,
@@ -50,14 +50,14 @@ FAILED_START = tuple(
 def lone(contact):
     """Return what node 1 of 2 saw alone."""
     return replace(
-        TWO, visits=(absent(0), visit(1, door=door(1, contact))), complete=False, pairs=(), trials=(),
+        TWO, visits=(absent(0), visit(1, store_view=view(1, contact))), complete=False, pairs=(), trials=(),
         fleet=replace(TWO.fleet, nodes=TWO.fleet.nodes[1:]),
     )  # fmt: skip
 
 
 def two_addresses(number, first, second):
     """Return what a node saw of a store whose name has two addresses."""
-    return replace(door(number), attempts=(attempt(first, 77), attempt(second)))
+    return replace(view(number), attempts=(attempt(first, 77), attempt(second)))
 
 
 TABLE = {
@@ -65,14 +65,14 @@ TABLE = {
     "two nodes, all is well": (TWO, []),
     "one node": (healthy(1), []),
     "the store is refused to one of two": (
-        with_visits(TWO, n1=door(1, Contact.REFUSED)), [("tcp-store", ("node0",), "comes in to node0")]
+        with_visits(TWO, n1=view(1, Contact.REFUSED)), [("tcp-store", ("node0",), "comes in to node0")]
     ),
     "the store is dropped for all others": (
-        with_visits(FOUR, **{f"n{n}": door(n, Contact.NO_ANSWER) for n in (1, 2, 3)}),
+        with_visits(FOUR, **{f"n{n}": view(n, Contact.NO_ANSWER) for n in (1, 2, 3)}),
         [("tcp-store", ("node0",), "gets no answer")],
     ),
     "the store is prohibited to one of four": (
-        with_visits(FOUR, n2=door(2, Contact.UNREACHABLE)),
+        with_visits(FOUR, n2=view(2, Contact.UNREACHABLE)),
         [("tcp-store", ("node2",), "goes out of node2, or what node0 lets in")],
     ),
     "an address that torch tries first does not answer, on all nodes": (
@@ -90,7 +90,7 @@ TABLE = {
         with_visits(TWO, n1=two_addresses(1, Contact.REFUSED, Contact.CONNECTED)), []
     ),
     "what answers is no store": (
-        with_visits(TWO, n0=door(0, Contact.NO_STORE, "Address already in use"), n1=door(1, Contact.NO_STORE)),
+        with_visits(TWO, n0=view(0, Contact.NO_STORE, "Address already in use"), n1=view(1, Contact.NO_STORE)),
         [("tcp-store", ("node0",), "cannot serve the store on port 29500"), ("tcp-store", ("node0",), "is no store")],
     ),
     "nobody listens, as a node alone sees it": (
@@ -204,20 +204,20 @@ def test_findings(name):
 
 EFFECTS = {
     "a name that does not resolve": (
-        with_visits(TWO, n1=door(1, Contact.UNRESOLVED)), error("master-resolve", "node1"), "DD219"
+        with_visits(TWO, n1=view(1, Contact.UNRESOLVED)), error("master-resolve", "node1"), "DD219"
     ),
-    "a number for a name": (with_visits(TWO, n1=door(1, Contact.NO_ANSWER)), error("master-numeric", "node1"), "DD219"),
+    "a number for a name": (with_visits(TWO, n1=view(1, Contact.NO_ANSWER)), error("master-numeric", "node1"), "DD219"),
     "nobody hosts the endpoint": (
-        with_visits(TWO, n0=door(0, Contact.REFUSED, serves=False), n1=door(1, Contact.REFUSED)),
+        with_visits(TWO, n0=view(0, Contact.REFUSED, serves=False), n1=view(1, Contact.REFUSED)),
         error("rdzv-host"), "DD219",
     ),
     "a port that is taken": (
-        with_visits(TWO, n0=door(0, Contact.CONNECTED, "Address already in use")), error("port-free", "node0"), "DD219"
+        with_visits(TWO, n0=view(0, Contact.CONNECTED, "Address already in use")), error("port-free", "node0"), "DD219"
     ),
     "the host of the store did not come": (
         replace(
-            with_visits(FOUR, n1=door(1, Contact.REFUSED), n2=door(2, Contact.REFUSED), n3=door(3, Contact.REFUSED)),
-            visits=(absent(0), *(visit(n, door=door(n, Contact.REFUSED)) for n in (1, 2, 3))),
+            with_visits(FOUR, n1=view(1, Contact.REFUSED), n2=view(2, Contact.REFUSED), n3=view(3, Contact.REFUSED)),
+            visits=(absent(0), *(visit(n, store_view=view(n, Contact.REFUSED)) for n in (1, 2, 3))),
         ),
         error("rank-set"), "DD219",
     ),
@@ -242,12 +242,12 @@ def test_what_follows_from_another_error_is_not_found_again(name):
 
 
 def test_an_error_of_another_host_explains_nothing():
-    findings, _ = judge_rendezvous(with_visits(TWO, n1=door(1, Contact.REFUSED)), [error("master-resolve", "node0")])
+    findings, _ = judge_rendezvous(with_visits(TWO, n1=view(1, Contact.REFUSED)), [error("master-resolve", "node0")])
     assert [one.kind for one in findings] == ["tcp-store"]
 
 
 def test_a_program_on_the_port_is_described_beside_the_port_that_is_taken():
-    facts = with_visits(TWO, n0=door(0, Contact.NO_STORE, "Address already in use"), n1=door(1, Contact.NO_STORE))
+    facts = with_visits(TWO, n0=view(0, Contact.NO_STORE, "Address already in use"), n1=view(1, Contact.NO_STORE))
     findings, _ = judge_rendezvous(facts, [error("port-free", "node0")])
     assert [one.kind for one in findings] == ["tcp-store"] * 2
 
@@ -268,7 +268,7 @@ def test_the_line_to_paste_opens_the_ports_for_the_network_of_the_nodes():
         "iptables -I INPUT -p tcp -s 10.0.0.0/24 --dport 32768:60999 -j ACCEPT (as root on node2)"
     )
     assert nft.fix.startswith("nft insert rule inet filter input ip saddr 10.0.0.0/24 accept (as root on node2)")
-    (store,), _ = judge_rendezvous(with_visits(TWO, n1=door(1, Contact.NO_ANSWER)))
+    (store,), _ = judge_rendezvous(with_visits(TWO, n1=view(1, Contact.NO_ANSWER)))
     assert store.fix.startswith("iptables -I INPUT -p tcp -s 10.0.0.0/24 --dport 29500 -j ACCEPT (as root on node0)")
 
 
@@ -286,7 +286,7 @@ def test_severities():
 
 
 def test_what_was_not_looked_at_is_skipped_or_cannot_be_told():
-    bare = replace(FOUR, visits=tuple(replace(one, door=None) for one in FOUR.visits), pairs=(), trials=())
+    bare = replace(FOUR, visits=tuple(replace(one, store_view=None) for one in FOUR.visits), pairs=(), trials=())
     _, checks = judge_rendezvous(bare)
     assert {check.outcome for check in checks} == {Outcome.SKIPPED}
     unknown = with_pairs(

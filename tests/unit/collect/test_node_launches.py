@@ -25,7 +25,7 @@ def test_options():
     launch = read(nnodes="2", node_rank=1, master_addr="n0", master_port=29600)
 
     assert launch.launch.launcher is Launcher.NNODES
-    assert (launch.told.node_rank, launch.fewest, launch.most, launch.told.endpoint) == (1, 2, 2, "n0:29600")
+    assert (launch.settings.node_rank, launch.fewest, launch.most, launch.settings.endpoint) == (1, 2, 2, "n0:29600")
     assert (launch.host, launch.port, launch.launch.hosts, launch.launch.port) == ("n0", 29600, ("n0",), 29601)
     assert launch.by_number
     assert launch.own_screen
@@ -33,8 +33,8 @@ def test_options():
 
 def test_options_overrule_what_they_stand_for():
     env = {"MASTER_ADDR": "old", "MASTER_PORT": "1", "PET_RDZV_ENDPOINT": "old:2", "NCCL_DEBUG": "INFO"}
-    told = effective_environment(env, NodeOptions(nnodes="2", node_rank=0, master_addr="n0"))
-    assert told == {"NCCL_DEBUG": "INFO", "PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "n0"}
+    effective = effective_environment(env, NodeOptions(nnodes="2", node_rank=0, master_addr="n0"))
+    assert effective == {"NCCL_DEBUG": "INFO", "PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "n0"}
 
 
 @pytest.mark.parametrize(
@@ -43,21 +43,21 @@ def test_options_overrule_what_they_stand_for():
 )
 def test_an_endpoint_needs_no_node_rank(endpoint, host, port):
     launch = read(nnodes="1:4", rdzv_endpoint=endpoint, rdzv_id="job")
-    assert (launch.host, launch.port, launch.by_number, launch.told.node_rank) == (host, port, False, None)
-    assert (launch.fewest, launch.most, launch.told.run_id) == (1, 4, "job")
+    assert (launch.host, launch.port, launch.by_number, launch.settings.node_rank) == (host, port, False, None)
+    assert (launch.fewest, launch.most, launch.settings.run_id) == (1, 4, "job")
 
 
 @pytest.mark.parametrize(
     ("conf", "is_host"),
     [("is_host=1", True), ("timeout=9,is_host=False", False), ("timeout=9", None), ("is_host=perhaps", None)],
 )
-def test_who_hosts_may_be_told(conf, is_host):
+def test_a_setting_may_say_who_hosts(conf, is_host):
     assert read(nnodes="2", rdzv_endpoint="n0:1234", rdzv_conf=conf).is_host is is_host
 
 
 def test_torchrun_has_started_us():
     launch = read(TORCHRUN)
-    assert (launch.told.node_rank, launch.most, launch.told.world_size) == (1, 2, 8)
+    assert (launch.settings.node_rank, launch.most, launch.settings.world_size) == (1, 2, 8)
     assert (launch.launch.rank, launch.launch.world_size, launch.launch.reads_node) == (5, 8, False)
     assert (launch.launch.agent_store, launch.own_screen) == (True, False)
 
@@ -66,7 +66,7 @@ def test_a_slurm_step():
     launch = read(STEP)
     place = 31 * 7 + 2
     assert launch.hosts == ("n4", "n5")
-    assert (launch.told.node_rank, launch.most, launch.launch.world_size) == (1, 2, 4)
+    assert (launch.settings.node_rank, launch.most, launch.launch.world_size) == (1, 2, 4)
     assert (launch.host, launch.launch.port, launch.port) == ("n4", 16_384 + place, 28_672 + place)
     assert not launch.own_screen
 
@@ -80,7 +80,7 @@ def test_a_slurm_step_with_a_master_of_its_own():
 
 def test_options_within_a_slurm_step_are_completed_by_it():
     launch = read({**STEP, "SLURM_LOCALID": "0"}, nnodes="2", master_port=29600)
-    assert (launch.told.node_rank, launch.host, launch.port, launch.own_screen) == (1, "n4", 29600, False)
+    assert (launch.settings.node_rank, launch.host, launch.port, launch.own_screen) == (1, "n4", 29600, False)
 
 
 def test_the_shell_of_a_batch_job_is_no_step():
@@ -91,7 +91,7 @@ def test_the_shell_of_a_batch_job_is_no_step():
 def test_an_operator_that_numbers_pods():
     launch = read({"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "3", "RANK": "2"})
     assert launch.launch.launcher is Launcher.ENVIRONMENT
-    assert (launch.told.node_rank, launch.most, launch.port) == (2, 3, 23456)
+    assert (launch.settings.node_rank, launch.most, launch.port) == (2, 3, 23456)
 
 
 def test_an_operator_that_speaks_to_torchrun():
@@ -99,13 +99,13 @@ def test_an_operator_that_speaks_to_torchrun():
         "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "job-worker-0:23456", "PET_NNODES": "2", "PET_RDZV_ID": "j",
         "PET_NPROC_PER_NODE": "4",
     })  # fmt: skip
-    assert (launch.host, launch.by_number, launch.told.world_size) == ("job-worker-0", False, 8)
+    assert (launch.host, launch.by_number, launch.settings.world_size) == ("job-worker-0", False, 8)
 
 
 def test_ranks_of_one_host_are_one_node():
     env = {"MASTER_ADDR": "n0", "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     launch = read(env)
-    assert (launch.told.node_rank, launch.most, launch.launch.reads_node) == (1, 2, False)
+    assert (launch.settings.node_rank, launch.most, launch.launch.reads_node) == (1, 2, False)
 
 
 def test_the_port_of_our_own_can_be_chosen():

@@ -29,7 +29,7 @@ def launch(nnodes="2"):
 def came(node_rank, *, host="", fewest=2, most=2, leads=True, rank=0):
     host = host or f"n{node_rank}"
     return Arrived(
-        host=host, machine=host, told=JobSettings(node_rank=node_rank), rank=rank, leads=leads, fewest=fewest,
+        host=host, machine=host, settings=JobSettings(node_rank=node_rank), rank=rank, leads=leads, fewest=fewest,
         most=most, version="0",
     )  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_ranks_beside_the_one_that_looks_have_no_seat():
         # Elastic: enough have come, and more may until the time is up.
         ([came(0, fewest=1, most=3)], LONG_S, False),
         ([came(number, fewest=1, most=3) for number in range(3)], 0.0, True),
-        # One was told of three nodes: who knows whether there is a third.
+        # One has settings for three nodes: who knows whether there is a third.
         ([came(0), came(1, fewest=3, most=3)], 0.0, False),
         ([came(0), came(1, fewest=3, most=3)], LONG_S, True),
         ([came(0, leads=False)], LONG_S, False),
@@ -100,7 +100,7 @@ def test_who_is_absent():
     assert absent_numbers(found, seat_nodes(found, 1, 3)) == (1,)
 
 
-def test_nobody_is_absent_where_nodes_were_told_different_numbers():
+def test_nobody_is_absent_where_the_settings_of_nodes_differ_in_number():
     found = those(came(0), came(1, fewest=3, most=3))
     assert absent_numbers(found, seat_nodes(found, 1, 2)) == ()
 

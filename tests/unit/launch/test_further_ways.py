@@ -74,7 +74,7 @@ def test_nodes_meet_where_a_word_in_the_store_says_and_stay_when_it_ends(store, 
     first.close()
 
 
-def test_a_member_that_lost_its_connection_finds_the_door_without_the_store(store, taken, tmp_path):
+def test_a_member_that_lost_its_connection_finds_the_first_without_the_store(store, taken, tmp_path):
     process, port = store
     first = FirstNode(place(0, taken, port), "node0", tmp_path)
     first.serve()

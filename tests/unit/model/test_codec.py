@@ -9,7 +9,7 @@ import subprocess
 import sys
 import types
 import typing
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 
 import pytest
@@ -137,6 +137,18 @@ def test_fields_of_a_newer_version_are_left_out_and_missing_ones_take_their_defa
     made = decode(Process, {**PROCESS, "mood": ["good"]})
     assert made.under_wrap is False
     assert not hasattr(made, "mood")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renamed:
+    settings: int = field(metadata={"json": "told"})
+
+
+def test_a_field_that_got_another_name_has_its_old_one_in_json():
+    assert encode(Renamed(settings=3)) == {"told": 3}
+    assert decode(Renamed, {"told": 3}) == Renamed(settings=3)
+    with pytest.raises(WrongValue, match="told: it is missing"):
+        decode(Renamed, {"settings": 3})
 
 
 def test_plain_json_is_passed_on_and_what_json_has_no_number_for_becomes_null():

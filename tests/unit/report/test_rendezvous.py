@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Report
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.text import render_text
-from tests.rules.rendezvous.build import LARGE, absent, column, door, healthy, pair, transfer, with_pairs, with_visits
+from tests.rules.rendezvous.build import LARGE, absent, column, healthy, pair, transfer, view, with_pairs, with_visits
 
 
 def report(seen, **more):
@@ -39,7 +39,7 @@ def test_nodes_that_are_well_take_a_line_each_and_one_for_all_pairs():
 
 def test_an_address_of_ipv6_stands_in_brackets_before_its_port():
     one = healthy(1)
-    visits = (replace(one.visits[0], door=replace(one.visits[0].door, host="fd00:77::a")),)
+    visits = (replace(one.visits[0], store_view=replace(one.visits[0].store_view, host="fd00:77::a")),)
     assert lines(report(replace(one, visits=visits)))[0].endswith("store at [fd00:77::a]:29500")
 
 
@@ -57,7 +57,7 @@ def test_the_matrix_shows_which_pairs_fail_and_how():
 
 
 def test_nodes_that_did_not_come_and_stores_that_were_not_reached():
-    facts = with_visits(healthy(3), n0=door(0, not_served="Address already in use"), n1=door(1, Contact.REFUSED))
+    facts = with_visits(healthy(3), n0=view(0, not_served="Address already in use"), n1=view(1, Contact.REFUSED))
     facts = replace(facts, visits=(*facts.visits[:2], absent(2)), pairs=(), trust="the token of DDPDOCTOR_TOKEN")
     assert lines(report(facts))[1:] == [
         "  0     node0  10.0.0.10 (eth0)  cannot serve it: Address already in use",
