@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Exited, Inside, Link, Stacked, Waiting
 from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.evidence.lost import lost_by
 
 if TYPE_CHECKING:
     from ddpdoctor.rules.evidence.state import RunState
@@ -14,6 +15,7 @@ _OTHERS = (
     "give the logs and flight recorder dumps of {those}: "
     "`ddpdoctor analyze LOGS... ~/.cache/torch/comm_lib_trace_rank_* /tmp/nccl_trace_rank_*` on every node"
 )
+_LOST = "give the log of {who} and the kernel's log of its host: others lost their connection to it"
 _RUNNING = "if the job still runs, type `ddpdoctor attach` on every node"
 _INSIDE = (
     "collect on every node: `dmesg -T | grep -i xid`, `nvidia-smi -q`, `ncclras -v` while it hangs, and a run with "
@@ -31,6 +33,9 @@ def collect(state: RunState) -> tuple[str, ...]:
     """Return what to collect, as instructions, the most useful first."""
     found: list[str] = []
     unseen = state.unseen
+    lost = lost_by(state)
+    if lost is not None and lost.rank not in state.seen:
+        found.append(_LOST.format(who=f"rank {lost.rank}" if lost.rank is not None else lost.host))
     waits = bool(state.waiting) or bool(state.all(Link))
     whole = any(fact.complete for fact in state.all(Inside))
     if unseen:

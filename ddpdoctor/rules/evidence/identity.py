@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -47,11 +48,13 @@ def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
     """Return the facts with the global rank and the host of their processes, as far as other facts give them."""
     names = _collect(facts)
     members = {fact.group: fact.members for fact in facts if isinstance(fact, Size) and fact.members}
-    tasks = _tasks_are_ranks(facts, world)
+    tasks, locals_ = _tasks_are_ranks(facts, world), _locals_are_ranks(facts, world)
     found = []
     gpus = _gpus(facts)
     for fact in facts:
         who = _resolve(fact.who, names, members, tasks=tasks)
+        if who.rank is None and locals_:
+            who = replace(who, rank=who.local_rank)
         if isinstance(fact, Trouble) and fact.gpu and who.rank is None:
             who = replace(who, rank=gpus.get((who.host, fact.gpu)))
         found.append(fact if who == fact.who else replace(fact, who=who))
@@ -117,6 +120,35 @@ def _of_group(who: Who, members: Mapping[str, tuple[int, ...] | None]) -> int | 
     known = members.get(who.group)
     place = who.group_rank
     return known[place] if known and place is not None and place < len(known) else None
+
+
+def _locals_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
+    """Return whether local ranks are ranks, as they are on one node.
+
+    Nothing may speak of a second node: another host, a rank that is no local rank, or one local rank in two places.
+    """
+    facts = [fact for fact in facts if fact.who != Who()]
+    hosts, places = set(), defaultdict(set)
+    for fact in facts:
+        if fact.who.local_rank is not None:
+            hosts.add(fact.who.host or fact.who.address)
+            places[fact.who.local_rank].add(_writer(fact.spot.source))
+    size = max(places, default=-1) + 1
+    ranks = {fact.who.rank for fact in facts if fact.who.rank is not None}
+    pairs = {(fact.who.rank, fact.who.local_rank) for fact in facts if None not in {fact.who.rank, fact.who.local_rank}}
+    alone = len(hosts - {""}) < 2 and all(len(those) == 1 for those in places.values())
+    return (
+        alone
+        and all(rank == local for rank, local in pairs)
+        and all(rank < size for rank in ranks)
+        and (world is None or world < 2 * size)
+    )
+
+
+def _writer(source: str) -> str:
+    """Return the file, or below torchrun's --log-dir the folder of one rank."""
+    folder = source.rpartition("/")[0]
+    return folder if re.search(r"attempt_\d+/\d+$", folder) else source
 
 
 def _tasks_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:

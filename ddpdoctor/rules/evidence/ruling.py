@@ -30,6 +30,7 @@ from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.evidence import words
 from ddpdoctor.rules.evidence.collecting import collect
+from ddpdoctor.rules.evidence.lost import lost_by
 from ddpdoctor.rules.evidence.roots import find_roots, precedes
 from ddpdoctor.rules.evidence.state import Ruling, last_samples
 
@@ -58,7 +59,7 @@ def decide(state: RunState) -> Ruling:
         return Ruling(kind="mismatch", problem=words.mismatch(state, differ))
     if roots and roots[0].is_plain:
         return _failure(state, roots)
-    for found in (_frozen, _circle, _absent, _silent_exit(roots), _link, _stopped, _inside):
+    for found in (_frozen, _circle, _absent, _silent_exit(roots), _link, _stopped, _inside, _lost):
         ruling = found(state)
         if ruling is not None:
             return ruling
@@ -188,6 +189,14 @@ def _inside(state: RunState) -> Ruling | None:
     if not whole:
         return None
     return Ruling(kind="transport", problem=words.inside(state, whole))
+
+
+def _lost(state: RunState) -> Ruling | None:
+    """Return a ruling about the rank or host that several ranks have lost."""
+    lost = lost_by(state)
+    if lost is None or lost.voters < 2:
+        return None
+    return Ruling(kind="crash", problem=words.lost(state, lost))
 
 
 def _cannot_tell(state: RunState) -> Ruling:

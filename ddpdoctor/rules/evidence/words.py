@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.evidence import Absent, Circle, Differ, Fact, Inside, Link, Stopped
     from ddpdoctor.model.stacks import Frame
+    from ddpdoctor.rules.evidence.lost import Lost
     from ddpdoctor.rules.evidence.roots import Root
     from ddpdoctor.rules.evidence.state import RunState
 
@@ -330,6 +331,21 @@ def link(state: RunState, links: Sequence[Link]) -> Problem:
         hosts=(host,) if named else (),
         evidence=(*quotes(links), *victim_words(state, ()), *_coverage(state)),
         fix=first.fix,
+    )
+
+
+def lost(state: RunState, one: Lost) -> Problem:
+    """Return the problem of a process that others have lost, and of which no more is known."""
+    ranks = (one.rank,) if one.rank is not None else ()
+    hosts = (one.host,) if one.host else ()
+    return Problem(
+        summary=f"{who_words(state, ranks, hosts)} ended first: {one.voters} other processes lost their connection to "
+        "it, and it does not complain of anyone; why it ended cannot be told",
+        confidence=Confidence.LOW,
+        ranks=ranks,
+        hosts=hosts,
+        evidence=(*quotes(one.facts), *victim_words(state, ranks), *_coverage(state)),
+        fix="; ".join(collect(state)),
     )
 
 

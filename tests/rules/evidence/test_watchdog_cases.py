@@ -1,0 +1,278 @@
+"""Jobs of which ProcessGroupNCCL's watchdog tells: who is late, who called something else, and what cannot be told."""
+
+import pytest
+
+from tests.evidence_texts import (
+    caught,
+    dump_signal,
+    interleaved,
+    nccl2_timeout,
+    old_watchdog,
+    steps,
+    text,
+    watchdog,
+    work,
+)
+from tests.rules.evidence.truths import ABSENT, Truth, hold
+
+LATE_OR_OTHER = (*ABSENT, "mismatch")
+
+
+@pytest.mark.parametrize("torch", ["2.3", "2.4", "2.5", "2.6", "2.13"])
+def test_the_rank_that_was_told_to_dump_one_behind_is_the_late_one(tmp_path, torch):
+    those = [watchdog(rank, work(2290), torch=torch) for rank in (0, 1, 3)]
+    late = dump_signal(2, 1, 2289, 2289)
+    hold(tmp_path, text(steps(30)) + interleaved(*those, late), Truth(kinds=ABSENT, ranks=(2,), not_ranks=(0, 1, 3)))
+
+
+@pytest.mark.parametrize("torch", ["2.1", "2.2"])
+def test_old_torch_with_all_ranks_but_one(tmp_path, torch):
+    """Rank 3 wrote only its steps, with the label of srun."""
+    logs = [[f"{rank}: {line}" for line in (*steps(20), *old_watchdog(rank, work(512), torch))] for rank in range(3)]
+    logs.append([f"3: {line}" for line in steps(20)])
+    hold(tmp_path, interleaved(*logs), Truth(kinds=ABSENT, ranks=(3,)))
+
+
+def test_numbers_that_are_rubbish_say_nothing(tmp_path):
+    """torch 2.3 prints memory that was never set for a group that has completed nothing."""
+    those = [watchdog(rank, work(1), torch="2.3", completed="76280750235782912") for rank in range(4)]
+    truth = Truth(kinds=("transport",), ranks=(), or_cannot_tell=True, collect=("NCCL_DEBUG|dmesg|ncclras",))
+    hold(tmp_path, interleaved(*those), truth)
+
+
+def test_a_dump_signal_has_the_numbers_of_the_default_group(tmp_path):
+    """Ranks 0 to 3 timed out in a group of their own; nobody ever used the default group: -1 says nothing."""
+    group = "PG ID 1 PG GUID 3(tp)"
+    those = [watchdog(rank, work(77), group=group) for rank in range(4)]
+    others = [dump_signal(rank, 0, -1, -1) for rank in range(4, 8)]
+    truth = Truth(kinds=("transport",), ranks=(), or_cannot_tell=True)
+    hold(tmp_path, interleaved(*those, *others), truth)
+
+
+def test_group_ranks_are_no_global_ranks(tmp_path):
+    """Ranks 12 to 15 are the ranks 0 to 3 of their group; 14 is the rank 2 of it, and came late."""
+    group = "PG ID 2 PG GUID 9(tp)"
+    those = [watchdog(rank, work(88), group=group, group_rank=rank - 12) for rank in (12, 13, 15)]
+    late = [
+        "[rank14]:[E309 14:12:13.000000076 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank 14] Received a dump signal due to a collective timeout from  rank 12 and we will try our best to dump the debug info. Last enqueued NCCL work: 5, last completed NCCL work: 5.This is most likely caused by incorrect usages of collectives"
+    ]
+    hold(tmp_path, interleaved(*those, late), Truth(kinds=LATE_OR_OTHER, ranks=(14,)))
+
+
+def test_two_groups_with_one_guid_are_not_compared(tmp_path):
+    """dp 0 has the ranks 0 and 1, dp 1 the ranks 2 and 3; each group is inside its own call."""
+    group = "PG ID 1 PG GUID 1(dp)"
+    logs = [watchdog(rank, work(50 if rank < 2 else 61), group=group, group_rank=rank % 2) for rank in range(4)]
+    truth = Truth(kinds=("transport",), ranks=(), or_cannot_tell=True)
+    hold(tmp_path, interleaved(*logs), truth)
+
+
+def test_the_bare_rank_may_be_that_of_another_group(tmp_path):
+    """ "[Rank 1]" is the rank in the group of the process's first work, on all lines of the process."""
+    logs = [watchdog(rank, work(2290), spoken=rank % 2) for rank in range(4)]
+    truth = Truth(kinds=("transport",), ranks=(), or_cannot_tell=True)
+    hold(tmp_path, interleaved(*logs), truth)
+
+
+def test_another_operation_at_the_same_number(tmp_path):
+    logs = [watchdog(rank, work(90)) for rank in (0, 1, 3)]
+    logs.append(watchdog(2, work(90, "_ALLGATHER_BASE", 1024, 4096)))
+    hold(tmp_path, interleaved(*logs), Truth(kinds=("mismatch",), ranks=(2,)))
+
+
+def test_another_size_at_the_same_number(tmp_path):
+    logs = [watchdog(rank, work(90, numel=2048)) for rank in (1, 2, 3)]
+    logs.append(watchdog(0, work(90, numel=4096)))
+    hold(tmp_path, interleaved(*logs), Truth(kinds=("mismatch",), ranks=(0,)))
+
+
+def test_a_rank_that_is_ahead_skipped_a_call(tmp_path):
+    """ms-swift 10183: it is ahead because it made other calls, not because it is fast."""
+    logs = [watchdog(rank, work(7219, "BROADCAST", 64)) for rank in (0, 1, 2)]
+    logs.append(watchdog(3, work(7221, "ALLREDUCE", 24084544)))
+    truth = Truth(kinds=LATE_OR_OTHER, ranks=(3,), says=("7219", "7221"))
+    hold(tmp_path, interleaved(*logs), truth)
+
+
+def test_two_against_two_blame_no_side_alone(tmp_path):
+    logs = [watchdog(rank, work(90, numel=2048 if rank < 2 else 4096)) for rank in range(4)]
+    truth = Truth(kinds=("mismatch",), ranks=(0, 1, 2, 3), confidence=("low", "medium"))
+    hold(tmp_path, interleaved(*logs), truth)
+
+
+def test_gathered_sizes_may_differ_by_intent(tmp_path):
+    """all_to_all with uneven splits has other sizes on each rank."""
+    logs = [watchdog(rank, work(90, "ALLTOALL_BASE", 100 + rank, 200 - rank)) for rank in range(4)]
+    truth = Truth(kinds=("transport",), ranks=(), or_cannot_tell=True)
+    hold(tmp_path, interleaved(*logs), truth)
+
+
+def test_all_inside_and_equal_is_the_network_or_a_device(tmp_path):
+    logs = [watchdog(rank, work(71)) for rank in range(8)]
+    truth = Truth(
+        kinds=("transport",),
+        ranks=(),
+        hosts=(),
+        collect=("dmesg", "NCCL_DEBUG"),
+        confidence=("low",),
+        or_cannot_tell=True,
+    )
+    hold(tmp_path, interleaved(*logs), truth)
+
+
+def test_all_inside_by_the_sizes_of_a_gather(tmp_path):
+    """The elements in and out show that the group has four ranks, so that none is lacking."""
+    logs = [watchdog(rank, work(71, "_ALLGATHER_BASE", 1000, 4000)) for rank in range(4)]
+    hold(tmp_path, interleaved(*logs), Truth(kinds=("transport",), ranks=(), hosts=(), confidence=("low",)))
+
+
+def test_one_file_a_rank_and_one_rank_without_a_limit(tmp_path):
+    files = {f"logs/rank_{rank}.log": text([*steps(9), *watchdog(rank, work(71))]) for rank in (0, 1, 3)}
+    files["logs/rank_2.log"] = text(steps(9))
+    hold(tmp_path, files, Truth(kinds=ABSENT, ranks=(2,)))
+
+
+def test_half_of_the_logs_name_nobody(tmp_path):
+    """64 ranks in the group by the sizes of the gather; the logs of 4 were given, all inside."""
+    call = work(71, "_ALLGATHER_BASE", 1000, 64000)
+    files = {f"rank_{rank}.log": text(watchdog(rank, call)) for rank in range(4)}
+    hold(tmp_path, files, Truth(collect=("other ranks",)))
+
+
+def test_an_old_log_of_one_rank(tmp_path):
+    truth = Truth(collect=("all other ranks",), not_ranks=(2,))
+    hold(tmp_path, text([*steps(5), *old_watchdog(2, work(6463))]), truth)
+
+
+def test_numbers_of_several_groups_of_old_torch_are_not_compared(tmp_path):
+    """pytorch 118369: rank 0 prints many numbers, rank 7 others."""
+    logs = [old_watchdog(0, work(seq)) for seq in (1021, 88, 420)] + [old_watchdog(7, work(seq)) for seq in (12, 3055)]
+    hold(tmp_path, interleaved(*logs), Truth(kinds=("transport",), ranks=(), or_cannot_tell=True))
+
+
+def test_nccl2_says_only_who_timed_out(tmp_path):
+    logs = [[*steps(5), *nccl2_timeout(rank)] for rank in range(4)]
+    truth = Truth(kinds=("transport",), ranks=(), or_cannot_tell=True, collect=("NCCL_DEBUG|ncclras|dmesg",))
+    hold(tmp_path, interleaved(*logs), truth)
+
+
+def test_nccl2_with_a_rank_that_said_nothing_of_a_limit(tmp_path):
+    files = {f"rank{rank}.log": text([*steps(5), *nccl2_timeout(rank)]) for rank in (0, 1, 3)}
+    files["rank2.log"] = text(steps(5))
+    truth = Truth(kinds=ABSENT, ranks=(2,), or_cannot_tell=True, not_ranks=(0, 1, 3))
+    hold(tmp_path, files, truth)
+
+
+def test_errors_after_the_limit_are_consequences(tmp_path):
+    """The others abort: a remote error and "more than 1EB" follow within seconds, on the ranks that waited."""
+    logs = [watchdog(rank, work(300)) for rank in (0, 1, 3)]
+    logs[0] += [
+        "[rank0]: Traceback (most recent call last):",
+        '[rank0]:   File "/workspace/run/train.py", line 61, in main',
+        "[rank0]:     loss.backward()",
+        "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.",
+    ]
+    logs[1] += [
+        "[rank1]: torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:77, remote process exited or there was a network error, NCCL version 2.27.3",
+        "[rank1]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    ]
+    logs.append(dump_signal(2, 0, 299, 299))
+    hold(tmp_path, interleaved(*logs), Truth(kinds=ABSENT, ranks=(2,)))
+
+
+def test_a_cuda_error_that_the_watchdog_found_is_the_ranks_own(tmp_path):
+    """An earlier kernel of rank 3 failed; the others lost it."""
+    died = "[rank3]:[E309 14:12:11.019022791 ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0(default_pg) Rank 3] Process group watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered"
+    logs = [[*steps(5), *watchdog(rank, work(300))] for rank in range(3)]
+    own = [
+        *steps(5),
+        died,
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.",
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+    ]
+    truth = Truth(kinds=("crash",), ranks=(3,), says=("illegal memory access",))
+    hold(tmp_path, interleaved(own, *logs), truth)
+
+
+def test_the_watchdog_was_blocked_itself(tmp_path):
+    """It ran far longer than its limit: the numbers are good all the same."""
+    head = "[rank{}]:[E309 14:12:11.019022791 ProcessGroupNCCL.cpp:632] "
+    logs = []
+    for rank in (0, 2):
+        lines = watchdog(rank, work(71))
+        lines[0] = f"{head.format(rank)}[Rank {rank}] {caught(work(71), 1_800_300)}"
+        logs.append(lines)
+    logs.append(dump_signal(1, 0, 70, 70))
+    hold(tmp_path, interleaved(*logs), Truth(kinds=ABSENT, ranks=(1,)))
+
+
+def test_the_stack_of_the_call_is_told(tmp_path):
+    stack = [
+        "#0 all_reduce from /opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:2806",
+        "#1 wrapper from /opt/venv/lib/python3.12/site-packages/torch/distributed/c10d_logger.py:83",
+        "#2 sync_metrics from /workspace/run/metrics.py:31",
+    ]
+    logs = [watchdog(rank, work(71), stack=stack) for rank in (0, 1, 2)]
+    logs.append(dump_signal(3, 0, 70, 70))
+    hold(tmp_path, interleaved(*logs), Truth(kinds=ABSENT, ranks=(3,), says=("metrics.py:31",)))
+
+
+DESYNC = """\
+[rank0]:[E309 14:12:11.019022791 ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: [Rank 0] {caught}
+\t - [0] Timeout at collective: ALLREDUCE, #52
+\t - To our best knowledge, {words}
+\t - To our best knowledge, ranks [0, 1] are ahead
+\t - Snapshot of ranks' latest states:
+\t   #52 started ranks:
+\t     [0, 1] started ALLREDUCE
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ranks [2, 3] are the lagging ranks that caused this timeout. They never joined any collectives",
+        "the lagging/dead/mismatched ranks that caused the desync are:\n\t   - [2, 3] finished collective #51, but didn't join collective #52 (count from 1)",
+    ],
+)
+def test_a_desync_report_names_the_late_ones(tmp_path, words):
+    logs = text(line for rank in (0, 1) for line in watchdog(rank, work(52)))
+    truth = Truth(kinds=ABSENT, ranks=(2, 3), not_ranks=(0, 1))
+    hold(tmp_path, logs + DESYNC.format(caught=caught(work(52)), words=words), truth)
+
+
+def test_a_file_with_two_runs_judges_the_last(tmp_path):
+    """The first run failed on rank 1; the second, after the restart, waits for rank 0."""
+    first = [
+        "NCCL version 2.27.3+cuda12.9",
+        *steps(5),
+        "[rank1]: Traceback (most recent call last):",
+        '[rank1]:   File "/workspace/run/train.py", line 40, in main',
+        "[rank1]:     scale = 1 / n_valid",
+        "[rank1]: ZeroDivisionError: division by zero",
+    ]
+    second = ["NCCL version 2.27.3+cuda12.9", *steps(5)]
+    logs = [watchdog(rank, work(88)) for rank in (1, 2, 3)]
+    late = dump_signal(0, 1, 87, 87)
+    content = text(first) + text(second) + interleaved(*logs, late)
+    hold(tmp_path, content, Truth(kinds=ABSENT, ranks=(0,)))
+
+
+def test_messages_in_the_middle_of_a_bar_with_colors(tmp_path):
+    bars = "".join(
+        f"\rEpoch 1:  {share}%|██▏       | {share}/100 [00:{share:02}<01:10,  1.28it/s]" for share in range(5, 30)
+    )
+    logs = []
+    for rank in (0, 1, 3):
+        lines = watchdog(rank, work(88))
+        logs.append([f"{bars}\x1b[31m{lines[0]}\x1b[0m", *lines[1:]])
+    logs.append([bars, *dump_signal(2, 0, 87, 87)])
+    hold(tmp_path, interleaved(*logs), Truth(kinds=ABSENT, ranks=(2,)))
+
+
+def test_a_number_that_is_lower_but_of_another_group_is_no_delay(tmp_path):
+    """All ranks of tp 0 wait; rank 2 had completed all its calls and is told to dump."""
+    logs = [watchdog(rank, work(71), group="PG ID 1 PG GUID 1(tp)") for rank in (0, 1)]
+    logs += [dump_signal(rank, 0, 12, 12) for rank in (2, 3)]
+    truth = Truth(kinds=("transport",), ranks=(), or_cannot_tell=True, not_ranks=(2, 3))
+    hold(tmp_path, interleaved(*logs), truth)
