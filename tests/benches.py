@@ -97,7 +97,7 @@ def curve(**changes):
         collective=Collective.ALL_REDUCE, dtype="float32", redop="sum", mode=Mode.THROUGHPUT, in_place=False,
         plateau_gb_s=466.1, plateau_spread=0.021, plateau_from_bytes=256 * MIB, latency_us=20.3,
         fit=Fit(alpha_us=20.0, bandwidth_gb_s=270.0, residual=0.018, fits=True), half_bytes=5 * MIB + 200_000,
-        standing=Assessment.HEALTHY, reference=H100, share=1.013,
+        assessment=Assessment.HEALTHY, reference=H100, share=1.013,
         verdict="466 GB/s at the plateau: healthy, 101 % of the reference (8 H100 over NVLink4, NVLS: 460-480 GB/s).",
     )  # fmt: skip
     return replace(one, **changes)
@@ -106,7 +106,7 @@ def curve(**changes):
 def latency_curve(**changes):
     return curve(
         mode=Mode.LATENCY, plateau_gb_s=462.0, latency_us=26.4, half_bytes=7 * MIB,
-        fit=Fit(alpha_us=26.0, bandwidth_gb_s=270.0, residual=0.62, fits=False), standing=Assessment.NO_REFERENCE,
+        fit=Fit(alpha_us=26.0, bandwidth_gb_s=270.0, residual=0.62, fits=False), assessment=Assessment.NO_REFERENCE,
         reference=None, share=None, verdict="26.4 us at small sizes.", **changes,
     )  # fmt: skip
 
@@ -236,7 +236,7 @@ def everything():
     """A run of which every part of the report has something to show."""
     below = "231 GB/s at the plateau: below the reference, 50 % of 460 GB/s (8 H100 over NVLink4, NVLS)."
     curves = (
-        curve(standing=Assessment.BELOW, plateau_gb_s=231.0, share=0.5, verdict=below),
+        curve(assessment=Assessment.BELOW, plateau_gb_s=231.0, share=0.5, verdict=below),
         latency_curve(),
     )
     return report(
@@ -256,7 +256,7 @@ def hung():
 def one_rank():
     no_value = curve(
         plateau_gb_s=None, plateau_spread=None, plateau_from_bytes=None, half_bytes=None, fit=None, reference=None,
-        standing=Assessment.NOT_DEFINED, share=None, verdict="n/a: with one rank nothing crosses a link.",
+        assessment=Assessment.NOT_DEFINED, share=None, verdict="n/a: with one rank nothing crosses a link.",
     )  # fmt: skip
     return report(
         rows=results(SIZES[:3], modes=(Mode.THROUGHPUT,), ranks=1), curves=(no_value,), ranks=1, backend="gloo",

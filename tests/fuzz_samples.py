@@ -54,10 +54,10 @@ def _with_replicas(folder: Path) -> Path:
     write_folder(path, Job(world=2, steps=3, situation="healthy", tp=2))
     run = json.loads((path / "run.json").read_text())
     (path / "run.json").write_text(json.dumps({**run, "check_every": 1, "allow_different": []}))
-    moments = {number: [[number, number, 1], [number, -number, 1]] for number in (1, 2, 3)}
-    write_job(path / "prints", moments, PRINTED)
-    for ring, prints in zip(sorted((path / "rings").iterdir()), sorted((path / "prints").iterdir()), strict=True):
-        prints.rename(prints.with_name(f"{ring.stem}-0.prints"))
+    points = {number: [[number, number, 1], [number, -number, 1]] for number in (1, 2, 3)}
+    write_job(path / "prints", points, PRINTED)
+    for ring, found in zip(sorted((path / "rings").iterdir()), sorted((path / "prints").iterdir()), strict=True):
+        found.rename(found.with_name(f"{ring.stem}-0.prints"))
     return path
 
 

@@ -37,9 +37,9 @@ KEYS: dict[Any, dict[str, str]] = {
     StoreSought: {"of_agent": "agent", "set_at": "set"},
     EpochCall: {"time_ns": "at"},
     EpochSeen: {"number": "p", "set_epoch": "e", "batches": "b", "drawn": "d", "total": "t", "xor": "x", "order": "o",
-                "first": "f", "complete": "done", "batch_prints": "bp", "sample_prints": "sp", "backwards": "bw",
+                "first": "f", "complete": "done", "batch_digests": "bp", "sample_digests": "sp", "backwards": "bw",
                 "repeats": "re", "highest": "h", "split_after": "split", "begun_ns": "t0", "ended_ns": "t1"},
-    LoaderSeen: {"number": "n", "dataset": "ds", "dataset_print": "dp", "samples": "N", "batch_size": "bs",
+    LoaderSeen: {"number": "n", "dataset": "ds", "dataset_digest": "dp", "samples": "N", "batch_size": "bs",
                  "drop_last": "dl", "iterable": "it", "workers": "w", "part_of": "of"},
 }  # fmt: skip
 """The keys that recorders write, by field, where they differ from the field's name."""

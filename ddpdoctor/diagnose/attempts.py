@@ -59,12 +59,12 @@ def _section(
     )
 
 
-def _wall(moment_ns: int | None, job: Job, run: Run) -> str | None:
+def _wall(time_ns: int | None, job: Job, run: Run) -> str | None:
     """Convert a monotonic time to wall-clock time, using the time of the launch."""
     try:
         launched = datetime.fromisoformat(run.started_at or "")
     except ValueError:
         return None
-    if moment_ns is None:
+    if time_ns is None:
         return None
-    return (launched + timedelta(microseconds=(moment_ns - job.launched_ns) / 1000)).isoformat(timespec="milliseconds")
+    return (launched + timedelta(microseconds=(time_ns - job.launched_ns) / 1000)).isoformat(timespec="milliseconds")

@@ -368,7 +368,7 @@ class Curve(Calls):
     """None with too few sizes."""
     half_bytes: int | None
     """The interpolated size that reaches half of the plateau, or None if the curve does not cross it."""
-    standing: Assessment
+    assessment: Assessment = field(metadata={"json": "standing"})
     reference: Reference | None
     share: float | None
     """Plateau divided by reference."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -133,7 +133,7 @@ class FileSeen:
     """Tensors that hold NaN or infinite values. None if the values were not read."""
     unseen: tuple[str, ...] = ()
     """Tensors whose values could not be read."""
-    prints: dict[str, str] | None = None
+    digests: dict[str, str] | None = field(default=None, metadata={"json": "prints"})
     """A digest of each tensor's values, by name. None if files are not compared."""
 
 

@@ -7,7 +7,7 @@ The data itself is not kept: only counts, sums and digests of indices, and diges
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,10 +61,10 @@ class EpochSeen:
     """The loader was exhausted."""
     trained: bool
     """A backward ran between its batches."""
-    batch_prints: tuple[str, ...] = ()
+    batch_digests: tuple[str, ...] = field(default=(), metadata={"json": "batch_prints"})
     """Digests of the first batches, in order, by leaf of the batch: "0:1a2b...", "1:77fe...". A leaf whose values are
     all equal is left out, because it does not identify samples."""
-    sample_prints: tuple[str, ...] = ()
+    sample_digests: tuple[str, ...] = field(default=(), metadata={"json": "sample_prints"})
     """Digests of a few samples, by index and leaf: "117:0:1a2b...". All ranks use the same indices, so that their
     samples can be compared although each rank draws in a different order."""
     backwards: int = 0
@@ -90,7 +90,7 @@ class LoaderSeen:
     """The user's line that loops over it."""
     dataset: str
     """Class of the dataset."""
-    dataset_print: str
+    dataset_digest: str = field(metadata={"json": "dataset_print"})
     """A digest of the dataset's small attributes and of samples of its large ones; empty if nothing could be read.
     Equal datasets have equal digests. Datasets that differ by rank mostly have different ones."""
     samples: int | None
@@ -111,7 +111,7 @@ class LoaderSeen:
     in_join: bool = False
     """It was used inside DDP's ``join``."""
     part_of: str = ""
-    """If the dataset is torch's ``Subset``: ``dataset_print`` of the dataset below it."""
+    """If the dataset is torch's ``Subset``: ``dataset_digest`` of the dataset below it."""
     stray_calls: tuple[EpochCall, ...] = ()
     """Calls of ``set_epoch`` on unused samplers of equally many samples."""
     part: str = ""

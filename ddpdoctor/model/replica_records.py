@@ -37,7 +37,7 @@ class SideKept:
     ranks: tuple[int, ...]
     table: int
     """Index into the tables of ``StreamKept``, which list the tensors."""
-    prints: str
+    fingerprints: str = field(metadata={"json": "prints"})
     texts: tuple[str, ...]
     """One per rank: the ``Values`` that it recorded, as JSON."""
 
@@ -69,7 +69,7 @@ class StreamKept(StreamKey):
     name: str
     """The same as ``StreamRoot.stream``."""
     tables: tuple[tuple[TensorRow, ...], ...]
-    moments: tuple[StepKept, ...]
+    points: tuple[StepKept, ...] = field(metadata={"json": "moments"})
     found: Stream
     """The result of the comparison so far, within one node or over all nodes."""
 

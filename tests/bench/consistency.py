@@ -78,7 +78,7 @@ def run(steps: int, look: str, *flags: str) -> Job:
 
 
 def _seen(path: Path) -> tuple[int, int]:
-    """Return the bytes that a rank wrote, and how many moments were compared."""
+    """Return the bytes that a rank wrote, and how many points were compared."""
     if not path.exists():
         return 0, 0
     saved = json.loads(path.read_text())
@@ -101,7 +101,7 @@ def compare(name: str, pairs: int, steps: int, look: str, flags: tuple[str, ...]
     print(
         f"{name}: {found.median:.4f} ({found.low:.4f} to {found.high:.4f}, {pairs} pairs), a step of"
         f" {step_ms:.0f} ms, {statistics.median(took) / 2**20:+.1f} MiB a rank, {last.written_bytes} bytes written,"
-        f" {last.compared} moments compared",
+        f" {last.compared} points compared",
         flush=True,
     )
 

@@ -78,8 +78,8 @@ def test_the_curve_is_drawn_on_a_terminal_only():
 
 
 THREE = tuple(
-    benches.curve(dtype=dtype, standing=standing)
-    for dtype, standing in (
+    benches.curve(dtype=dtype, assessment=assessment)
+    for dtype, assessment in (
         ("float32", Assessment.HEALTHY),
         ("bfloat16", Assessment.BELOW),
         ("float16", Assessment.NO_REFERENCE),
@@ -128,7 +128,7 @@ def test_what_could_not_be_judged_never_reads_like_passed():
 
 def test_reasons_stand_as_an_explanation_only_beside_a_low_number():
     assert "what could explain it\n  - NCCL_P2P_DISABLE=1" in draw(
-        benches.report(curves=(benches.curve(standing=Assessment.BELOW),), reasons=(benches.REASON,))
+        benches.report(curves=(benches.curve(assessment=Assessment.BELOW),), reasons=(benches.REASON,))
     )
     assert "seen on the machines\n  - NCCL_P2P_DISABLE=1" in draw(benches.report(reasons=(benches.REASON,)))
 

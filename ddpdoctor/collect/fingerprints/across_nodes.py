@@ -206,4 +206,4 @@ class Joint:
 def _found(one: JointStream) -> StreamKept:
     stream = one.found.stream(())
     stream = replace(stream, ranks=tuple(sorted(one.ranks())), same_random=stream.same_random * one.same_random)
-    return replace(pack_stream(one.own, stream), moments=(), tables=())
+    return replace(pack_stream(one.own, stream), points=(), tables=())

@@ -32,7 +32,7 @@ def pack_stream(index: StreamIndex, found: Stream) -> StreamKept:
     room = MAX_BATCH_BYTES
     for one in index.points:
         point = _pack_point(one, tables)
-        room -= sum(len(side.prints) + sum(map(len, side.texts)) for side in point.sides)
+        room -= sum(len(side.fingerprints) + sum(map(len, side.texts)) for side in point.sides)
         if room < 0 and points:
             break
         points.append(point)
@@ -40,7 +40,7 @@ def pack_stream(index: StreamIndex, found: Stream) -> StreamKept:
         **{one.name: getattr(index.key, one.name) for one in fields(StreamKey)},
         name=index.name,
         tables=tuple(_rows_in_order(rows) for _, rows in tables.values()),
-        moments=tuple(points),
+        points=tuple(points),
         found=found,
     )
 
@@ -53,21 +53,21 @@ def unpack_points(kept: StreamKept, rows_read: RowsRead) -> Points:
     """
     tables = [rows_read.read([_as_written(row) for row in table]) for table in kept.tables]
     sizes = [len(table) * fingerprint_layout.FINGERPRINT_SIZE for table in kept.tables]
-    return {one.number: _unpack_point(one, tables, sizes, set(kept.members)) for one in kept.moments}
+    return {one.number: _unpack_point(one, tables, sizes, set(kept.members)) for one in kept.points}
 
 
 def _pack_point(one: Kept, tables: dict[int, tuple[int, Rows]]) -> StepKept:
     sides: dict[tuple[int, bytes], list[int]] = {}
     for rank, seen in one.seen.items():
         tables.setdefault(id(seen.rows), (len(tables), seen.rows))
-        sides.setdefault((tables[id(seen.rows)][0], seen.prints), []).append(rank)
+        sides.setdefault((tables[id(seen.rows)][0], seen.fingerprints), []).append(rank)
     return StepKept(
         number=one.number,
         sides=tuple(
             SideKept(
                 ranks=tuple(ranks),
                 table=table,
-                prints=_fingerprints_in_order(one.seen[ranks[0]]).hex(),
+                fingerprints=_fingerprints_in_order(one.seen[ranks[0]]).hex(),
                 texts=tuple(json.dumps(one.seen[rank].text) for rank in ranks),
             )
             for (table, _), ranks in sides.items()
@@ -82,7 +82,7 @@ def _rows_in_order(rows: Rows) -> tuple[TensorRow, ...]:
 def _fingerprints_in_order(seen: Written) -> bytes:
     """Return the fingerprints of the rows that we compare, without tensors that may differ."""
     starts = (at for kind in seen.rows.kinds.values() for at, _ in kind.rows.values())
-    return b"".join(seen.prints[at : at + fingerprint_layout.FINGERPRINT_SIZE] for at in starts)
+    return b"".join(seen.fingerprints[at : at + fingerprint_layout.FINGERPRINT_SIZE] for at in starts)
 
 
 def _as_written(row: TensorRow) -> list[Any]:
@@ -97,10 +97,12 @@ def _unpack_point(
     for side in point.sides:
         if not 0 <= side.table < len(tables) or len(side.texts) != len(side.ranks):
             raise ValueError("a side without a table, or without texts")
-        prints = bytes.fromhex(side.prints)
-        if len(prints) != sizes[side.table] or not members.issuperset(side.ranks):
-            raise ValueError("a side whose prints are not those of its table, or whose ranks are not in its group")
-        found |= {rank: Written(tables[side.table], prints, _text(text)) for rank, text in _pairs(side)}
+        fingerprints = bytes.fromhex(side.fingerprints)
+        if len(fingerprints) != sizes[side.table] or not members.issuperset(side.ranks):
+            raise ValueError(
+                "a side whose fingerprints are not those of its table, or whose ranks are not in its group"
+            )
+        found |= {rank: Written(tables[side.table], fingerprints, _text(text)) for rank, text in _pairs(side)}
     return found
 
 

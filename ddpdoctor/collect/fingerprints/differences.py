@@ -23,14 +23,14 @@ class Written:
     """What a rank wrote at one point."""
 
     rows: Rows
-    prints: bytes
+    fingerprints: bytes
     text: dict[str, Any]
 
 
 def has_any(seen: Mapping[int, Written], what: What) -> bool:
     """Return whether a rank has a tensor of this kind."""
     return any(
-        one.prints[run].count(0) < run.stop - run.start
+        one.fingerprints[run].count(0) < run.stop - run.start
         for one in seen.values()
         if what in one.rows.kinds
         for run in one.rows.kinds[what].runs
@@ -40,7 +40,9 @@ def has_any(seen: Mapping[int, Written], what: What) -> bool:
 def count_present(one: Written) -> int:
     """Return how many tensors a rank had."""
     starts = (at for kind in one.rows.kinds.values() for at, _ in kind.rows.values())
-    return sum(one.prints[at : at + fingerprint_layout.FINGERPRINT_SIZE] != fingerprint_layout.ABSENT for at in starts)
+    return sum(
+        one.fingerprints[at : at + fingerprint_layout.FINGERPRINT_SIZE] != fingerprint_layout.ABSENT for at in starts
+    )
 
 
 def are_equal(seen: Mapping[int, Written], what: What) -> bool:
@@ -49,7 +51,7 @@ def are_equal(seen: Mapping[int, Written], what: What) -> bool:
     if any(one.rows is not first.rows for one in others):
         return next(_differing(seen, what), None) is None
     runs = first.rows.kinds[what].runs if what in first.rows.kinds else ()
-    return all(one.prints[run] == first.prints[run] for run in runs for one in others)
+    return all(one.fingerprints[run] == first.fingerprints[run] for run in runs for one in others)
 
 
 def find_splits(seen: Mapping[int, Written], what: What, most: int) -> tuple[tuple[Split, ...], int, int]:
@@ -67,7 +69,7 @@ def _tokens(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow
     """Yield each tensor with the token of each rank."""
     kinds = {rank: one.rows.kinds.get(what) for rank, one in seen.items()}
     for name, row in _all_rows(kind for kind in kinds.values() if kind is not None).items():
-        yield row, {rank: _token(seen[rank].prints, kind, name) for rank, kind in kinds.items()}
+        yield row, {rank: _token(seen[rank].fingerprints, kind, name) for rank, kind in kinds.items()}
 
 
 def _all_rows(kinds: Iterable[KindRows]) -> dict[Name, TensorRow]:
@@ -80,11 +82,11 @@ def _all_rows(kinds: Iterable[KindRows]) -> dict[Name, TensorRow]:
     return rows
 
 
-def _token(prints: bytes, kind: KindRows | None, name: Name) -> Token:
+def _token(fingerprints: bytes, kind: KindRows | None, name: Name) -> Token:
     if kind is None or name not in kind.rows:
         return None
     at, row = kind.rows[name]
-    contents = prints[at : at + fingerprint_layout.FINGERPRINT_SIZE]
+    contents = fingerprints[at : at + fingerprint_layout.FINGERPRINT_SIZE]
     return None if contents == fingerprint_layout.ABSENT else (contents, row.shape, row.dtype)
 
 

@@ -142,21 +142,21 @@ def _kept(number: int, seen: Mapping[int, Written]) -> Kept:
     those = {}
     for rank in sorted(seen):
         one = seen[rank]
-        same = shared.setdefault((id(one.rows), one.prints), one)
-        those[rank] = Written(same.rows, same.prints, one.text)
+        same = shared.setdefault((id(one.rows), one.fingerprints), one)
+        those[rank] = Written(same.rows, same.fingerprints, one.text)
     random = {str(one.text.get("random") or "") for one in seen.values()}
     return Kept(
         number=number,
         seen=those,
         root=_root(shared.values(), those),
         random=random.pop().encode() if len(random) == 1 else b"",
-        size_bytes=sum(len(one.prints) for one in shared.values()) + _RANK_BYTES * len(those),
+        size_bytes=sum(len(one.fingerprints) for one in shared.values()) + _RANK_BYTES * len(those),
     )
 
 
 def _root(sides: Collection[Written], ranks: Iterable[int]) -> bytes:
     """Return a hash that nodes share if all their ranks are equal; if ranks here differ, it is unique to this node."""
-    roots = b"".join(root_of(one.rows, one.prints) for one in sides)
+    roots = b"".join(root_of(one.rows, one.fingerprints) for one in sides)
     if len(sides) == 1:
         return roots
     return blake2b(roots + repr(sorted(ranks)).encode(), digest_size=ROOT_SIZE).digest()

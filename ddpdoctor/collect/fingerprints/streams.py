@@ -98,7 +98,7 @@ class StreamSeen:
         self.ranks.update(seen)
         random = {str(text.get("random") or "") for text in texts.values()}
         self._same_random += len(random) == 1 and "" not in random
-        parameters = {rank: root_of(one.rows, one.prints, (What.PARAMETER,)) for rank, one in seen.items()}
+        parameters = {rank: root_of(one.rows, one.fingerprints, (What.PARAMETER,)) for rank, one in seen.items()}
         stood_still = has_any(seen, What.PARAMETER) and all(
             self._parameters.get(rank) == root for rank, root in parameters.items()
         )
@@ -111,7 +111,7 @@ class StreamSeen:
 def _same(seen: Mapping[int, Written]) -> bool:
     """Return whether all ranks wrote the same bytes; for nearly all points this is the only check needed."""
     first, *others = seen.values()
-    return all(one.rows is first.rows and one.prints == first.prints for one in others)
+    return all(one.rows is first.rows and one.fingerprints == first.fingerprints for one in others)
 
 
 def _values(texts: _Texts) -> tuple[Values, ...]:

@@ -97,7 +97,7 @@ def read_key(table: dict[str, Any]) -> tuple[StreamKey, int]:
     return key, rank
 
 
-def root_of(rows: Rows, prints: bytes, kinds: Iterable[What] = tuple(What)) -> bytes:
+def root_of(rows: Rows, fingerprints: bytes, kinds: Iterable[What] = tuple(What)) -> bytes:
     """Return a 16-byte hash of the table and of the fingerprints of all tensors of these kinds.
 
     Nodes compare the hash over all kinds (see ``index.py``). Only if hashes differ does a node send fingerprints, 16
@@ -106,7 +106,7 @@ def root_of(rows: Rows, prints: bytes, kinds: Iterable[What] = tuple(What)) -> b
     root = blake2b(key=rows.digest, digest_size=ROOT_SIZE)
     for what in kinds:
         for run in rows.kinds[what].runs if what in rows.kinds else ():
-            root.update(prints[run])
+            root.update(fingerprints[run])
     return root.digest()
 
 

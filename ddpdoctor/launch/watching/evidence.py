@@ -60,9 +60,9 @@ class Evidence:
         closing = self._control(ring_layout.CONTROL_CLOSING)
         return closing if closing > self._control(ring_layout.CONTROL_ACK) else 0
 
-    def has_closed_since(self, moment_ns: int) -> bool:
+    def has_closed_since(self, time_ns: int) -> bool:
         """Return whether the launcher began to stop its ranks after this time, acknowledged or not."""
-        return self._control(ring_layout.CONTROL_CLOSING) > moment_ns
+        return self._control(ring_layout.CONTROL_CLOSING) > time_ns
 
     def acknowledge(self) -> None:
         """Let the launcher continue."""

@@ -246,11 +246,11 @@ class Watch:
         answers = {rank.pid: read_answer(found, rank.pid, rank.ticks) for rank in alive}
         self._causes.look(below, {*(rank.pid for rank in alive), *children}, answers, receptions)
 
-    def has_moved_since(self, moment_ns: int) -> bool:
+    def has_moved_since(self, time_ns: int) -> bool:
         """Return whether a rank has made progress by itself since then, so that its evidence is out of date."""
         if not self.evidence.dumps:
             self.follow(at_once=True)
-        return any(rank.last_progress_ns > moment_ns for rank in self.ranks() if rank.ended_ns is None)
+        return any(rank.last_progress_ns > time_ns for rank in self.ranks() if rank.ended_ns is None)
 
     def save(self, *, ended: bool, launcher_status: int | None, attempt: int | None = None) -> None:
         """Write watch.json, the watcher's own facts. A finished ``attempt`` gets its own file."""

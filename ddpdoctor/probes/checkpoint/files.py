@@ -51,7 +51,7 @@ class Looks:
 
     checksums: bool = True
     values: bool = True
-    prints: bool = False
+    digests: bool = False
 
 
 def read_file(path: Path, looks: Looks) -> FileSeen:
@@ -209,8 +209,8 @@ def _with_values(
         return seen
     with mapped(Path(seen.path)) as buffer:
         values, unseen = look_at_values(buffer, tensors, starts) if looks.values else (None, ())
-        prints = digest_tensors(buffer, tensors, starts) if looks.prints else None
-    return replace(seen, values=values, unseen=unseen, prints=prints)
+        digests = digest_tensors(buffer, tensors, starts) if looks.digests else None
+    return replace(seen, values=values, unseen=unseen, digests=digests)
 
 
 def name_foreign(head: bytes) -> str:

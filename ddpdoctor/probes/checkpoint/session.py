@@ -45,7 +45,9 @@ def read_checkpoints(wanted: Wanted, progress: Callable[[str], None]) -> Checkpo
     files = []
     for number, path in enumerate(paths):
         progress(str(path))
-        files.append(_read(path, Looks(checksums=not wanted.quick, values=not wanted.quick, prints=number in compared)))
+        files.append(
+            _read(path, Looks(checksums=not wanted.quick, values=not wanted.quick, digests=number in compared))
+        )
     folders = {path.parent: list_folder(path.parent) for path in paths}
     return Checkpoints(
         files=tuple(files),

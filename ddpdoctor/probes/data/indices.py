@@ -114,7 +114,7 @@ class PassDrawn:
             first=self.first,
             complete=True,
             trained=True,
-            sample_prints=samples,
+            sample_digests=samples,
             backwards=self.batches,
             repeats=self.repeated,
         )

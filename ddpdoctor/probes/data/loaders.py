@@ -65,8 +65,8 @@ def _look_at_loader(
         draws = _look_at_batches(loader, name, rank, epochs, set_epoch=set_epoch)
         note = f"the indices of {_type_of(loader)} could not be followed: {error}"
         return replace(draws, notes=(note, *draws.notes)), ()
-    prints, notes = _digest_samples(base, name)
-    seen = tuple(one.epoch(prints) for one in drawn)
+    digests, notes = _digest_samples(base, name)
+    seen = tuple(one.epoch(digests) for one in drawn)
     draws = _describe(loader, base, seen, tuple(one.row(rank) for one in drawn), notes)
     return draws, tuple(bytes(one.bits) for one in drawn)
 
@@ -93,9 +93,9 @@ def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch:
     with users_turn(f"{name}: going over it failed"):
         for number in range(1, epochs + 1):
             epoch = _set_epoch(made, number - 1) if set_epoch else _epoch_of(made)
-            row, prints = _count_pass(made, rank)
+            row, digests = _count_pass(made, rank)
             rows.append(row)
-            seen.append(_epoch_without_indices(row, prints, number, epoch))
+            seen.append(_epoch_without_indices(row, digests, number, epoch))
             stopped |= not row.complete
     notes = (f"a pass was followed for {PASS_LIMIT_S:g} s, and not to its end",) if stopped else ()
     return _describe(made, None, tuple(seen), tuple(rows), notes)
@@ -104,22 +104,22 @@ def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch:
 def _count_pass(made: Any, rank: int) -> tuple[RankPass, tuple[str, ...]]:
     deadline = time.monotonic() + PASS_LIMIT_S
     drawn = batches = last = 0
-    prints: list[str] = []
+    digests: list[str] = []
     complete = True
     for batch in made:
         last = count_samples(batch)
         drawn += last
         batches += 1
         if batches <= DIGESTED_BATCHES:
-            prints += digest_leaves(batch)
+            digests += digest_leaves(batch)
         if time.monotonic() > deadline:
             complete = False
             break
     row = RankPass(rank=rank, drawn=drawn, repeated=None, batches=batches, last_batch=last, complete=complete)
-    return row, tuple(prints)
+    return row, tuple(digests)
 
 
-def _epoch_without_indices(row: RankPass, prints: tuple[str, ...], number: int, epoch: int | None) -> EpochSeen:
+def _epoch_without_indices(row: RankPass, digests: tuple[str, ...], number: int, epoch: int | None) -> EpochSeen:
     return EpochSeen(
         number=number,
         set_epoch=epoch,
@@ -131,7 +131,7 @@ def _epoch_without_indices(row: RankPass, prints: tuple[str, ...], number: int, 
         first="",
         complete=row.complete,
         trained=True,
-        batch_prints=prints,
+        batch_digests=digests,
         backwards=row.batches,
     )
 
@@ -175,7 +175,7 @@ def _describe(
         number=1,
         site=None,
         dataset=_type_of(dataset),
-        dataset_print="",
+        dataset_digest="",
         samples=samples,
         batch_size=batch_size if isinstance(batch_size, int) else None,
         drop_last=getattr(made, "drop_last", None),

@@ -43,7 +43,7 @@ class FingerprintFile:
                 fingerprint_layout.IDENTITY.unpack_from(head)
             )
             if magic != fingerprint_layout.MAGIC or version != fingerprint_layout.VERSION:
-                raise ValueError("%s is no file of prints of version %d" % (path, fingerprint_layout.VERSION))
+                raise ValueError("%s is no file of fingerprints of version %d" % (path, fingerprint_layout.VERSION))
             end = os.fstat(file.fileno()).st_size
             fits = fingerprint_layout.HEADER_SIZE + table_size <= slots_at and slots_at + slots * size <= end
             if size != fingerprint_layout.slot_size(rows) or slots < 1 or not fits:

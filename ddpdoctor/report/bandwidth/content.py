@@ -101,7 +101,7 @@ def _reason_sections(bench: Bandwidth) -> tuple[Section, ...]:
     """Return possible reasons for a low number. There may be some even if no number is low."""
     if not bench.reasons:
         return ()
-    low = any(curve.standing is Assessment.BELOW for curve in bench.curves)
+    low = any(curve.assessment is Assessment.BELOW for curve in bench.curves)
     several = len(bench.hosts) > 1
     reasons = tuple(Item(text=_describe_reason(one, several=several), fix=one.fix) for one in bench.reasons)
     title = "what could explain it" if low else "seen on the machines"

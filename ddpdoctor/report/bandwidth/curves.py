@@ -35,7 +35,7 @@ def pick_curves(curves: Sequence[Curve], series: Measured) -> tuple[Curve, ...]:
 def curve_facts(curves: Sequence[Curve]) -> Facts:
     """Return the verdict of each curve, followed by the figures behind it."""
     facts = tuple(
-        Fact(label=one.mode.value, texts=(one.verdict, *describe_curve(one)), tone=TONES[one.standing])
+        Fact(label=one.mode.value, texts=(one.verdict, *describe_curve(one)), tone=TONES[one.assessment])
         for one in curves
     )
     return Facts(facts=facts, width=MODE_WIDTH + 2)

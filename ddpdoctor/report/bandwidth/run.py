@@ -80,7 +80,7 @@ def describe_assessments(curves: Sequence[Curve]) -> str:
         return ""
     if len(chosen) == 1:
         return f": {name_series(chosen[0])}: {_sentence(chosen[0].verdict)}"
-    assessments = [curve.standing for curve in chosen]
+    assessments = [curve.assessment for curve in chosen]
     if len(set(assessments)) == 1:
         return f"; all {len(chosen)} curves {WORDS[assessments[0]]}"
     counts = [f"{assessments.count(one)} {word}" for one, word in WORDS.items() if one in assessments]

@@ -60,7 +60,7 @@ def check_below(measured: Measured) -> Answer:
     Read "what could explain it" below the figures: a narrow PCIe link, an NVLink that is down, NCCL on sockets, a busy
     machine. `--pairs` and `--by-node` name the slow rank, link or host. Compare with the same run on another host.
     """
-    problems = [_against_number(measured, curve) for curve in measured.curves if curve.standing is Assessment.BELOW]
+    problems = [_against_number(measured, curve) for curve in measured.curves if curve.assessment is Assessment.BELOW]
     comparison = measured.comparison
     if comparison is not None and measured.fail_below is not None:
         problems += _against_baseline(measured, comparison, measured.fail_below)
@@ -129,8 +129,8 @@ def _doubts_of_number(measured: Measured) -> list[str]:
         return ["nothing was measured that --expect could be held to"]
     if shared := describe_shared_gpus(measured.bench.members):
         return [shared]
-    held = [curve for curve in measured.curves if curve.standing is not Assessment.NO_REFERENCE]
-    return [f"{name_case(curve)}: {curve.verdict}" for curve in held if curve.standing in UNDECIDED]
+    held = [curve for curve in measured.curves if curve.assessment is not Assessment.NO_REFERENCE]
+    return [f"{name_case(curve)}: {curve.verdict}" for curve in held if curve.assessment in UNDECIDED]
 
 
 def _doubts_of_baseline(measured: Measured) -> list[str]:
@@ -151,7 +151,7 @@ def _answer_healthy(measured: Measured) -> Answer:
         return judged(
             (), f"none of {len(measured.comparison.changes)} sizes is below {measured.fail_below:.0%} of the baseline"
         )
-    healthy = [curve for curve in measured.curves if curve.standing is Assessment.HEALTHY]
+    healthy = [curve for curve in measured.curves if curve.assessment is Assessment.HEALTHY]
     if healthy:
         return judged((), "; ".join(f"{name_case(curve)}: {curve.verdict}" for curve in healthy))
     verdicts = dict.fromkeys(curve.verdict for curve in measured.curves)
@@ -195,7 +195,7 @@ def check_noise(measured: Measured) -> Answer:
     doubts = [
         f"{name_case(curve)} in {curve.mode.value} mode: {curve.verdict}"
         for curve in measured.curves
-        if curve.standing is Assessment.NOISY
+        if curve.assessment is Assessment.NOISY
     ]
     if measured.comparison is not None and measured.fail_below is not None:
         noisy = sum(cannot_tell(change, measured.fail_below) for change in measured.comparison.changes)

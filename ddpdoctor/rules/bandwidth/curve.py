@@ -70,7 +70,7 @@ def _curve(sweep: Sweep, yardstick: Yardstick) -> Curve:
         latency_us=find_latency(sweep),
         fit=fit_of(fit_line(sweep)),
         half_bytes=size_at(sweep, plateau.gb_s / 2) if plateau else None,
-        standing=verdict.assessment,
+        assessment=verdict.assessment,
         reference=yardstick.reference,
         share=verdict.share,
         verdict=verdict.text,

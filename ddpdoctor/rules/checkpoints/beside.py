@@ -58,9 +58,9 @@ def check_copies(seen: Checkpoints) -> Answer:
 def _compare(files: Sequence[FileSeen], asked: bool) -> list[Problem]:  # noqa: FBT001 - of one caller
     first, problems = files[0], []
     for other in files[1:]:
-        if first.prints is None or other.prints is None:
+        if first.digests is None or other.digests is None:
             continue
-        prefixes = align_names([first.prints, other.prints])
+        prefixes = align_names([first.digests, other.digests])
         left, right = (_without(one, prefix) for one, prefix in zip((first, other), prefixes, strict=True))
         names = [name for name in {**left, **right} if "" not in (left.get(name), right.get(name))]
         differing = [name for name in names if left.get(name) != right.get(name)]
@@ -75,7 +75,7 @@ def _compare(files: Sequence[FileSeen], asked: bool) -> list[Problem]:  # noqa: 
 def _without(file: FileSeen, prefix: str) -> dict[str, str]:
     """Return the digest of each tensor by its name without the prefix, or "" for one that could not be read."""
     listed = () if file.contents is None else file.contents.tensors
-    digests = {tensor.name: "" for tensor in listed} | (file.prints or {})
+    digests = {tensor.name: "" for tensor in listed} | (file.digests or {})
     return {name.removeprefix(prefix): digest for name, digest in digests.items()}
 
 

@@ -137,7 +137,7 @@ def _other_steps(facts: DiffFacts) -> list[str]:
         for one in facts.unequal
         if one.kind is Kind.VALUE and any(word in one.name.rpartition(".")[2].lower() for word in CLOCKS)
     ]
-    return [f"the files may be of different moments: {found[0].name} is {_values(facts, found[0])}"] if found else []
+    return [f"the files may be from different times: {found[0].name} is {_values(facts, found[0])}"] if found else []
 
 
 def _prefixes(facts: DiffFacts) -> list[str]:

@@ -172,7 +172,7 @@ def when_words(sighting: Sighting) -> str:
     """Return when the tensors were last equal, and when they first differed."""
     seen = f"different {_step_words(sighting) if sighting.step else _when(sighting)}"
     if sighting.last_good is None:
-        return f"{seen}, the first moment that was compared"
+        return f"{seen}, in the first comparison"
     if not sighting.last_good:
         return f"equal before the first step, {seen}: it happened in between"
     return f"equal at step {sighting.last_good}, {seen}: it happened in between"

@@ -70,7 +70,7 @@ def _finding(job: Job, replica: Replica, stream: Stream) -> Problem:
         summary=f"{rank_list(stream.ranks)} have the same random state while the model trains with dropout: each "
         "drops the same units",
         evidence=(
-            f"the random state was the same on all of them at {stream.compared} moments",
+            f"the random state was the same on all of them in {stream.compared} comparisons",
             *model_words(job, replica),
         ),
         fix="seed each rank differently once the model is wrapped: torch.manual_seed(seed + rank)",

@@ -82,7 +82,7 @@ def check_stale_optimizer(job: Job) -> Answer:
         for replica in replicas_of(job)
         for stream in replica.streams
     )
-    return passed() if followed else skipped(why_nothing(job, "parameters of enough moments"))
+    return passed() if followed else skipped(why_nothing(job, "parameters of enough comparisons"))
 
 
 def _finding(job: Job, replica: Replica, stream: Stream) -> Problem | None:
@@ -111,9 +111,7 @@ def _whole_model(job: Job, stream: Stream, values: tuple[Values, ...], last: int
         summary=f"the parameters of the model have not changed in {some.reductions} backwards on "
         f"{rank_list(stream.ranks)}: the optimizer holds {some.stray} tensors that are no parameters of it, and none "
         f"of the {some.unheld} that train",
-        evidence=(
-            f"no parameter differs from one to the next of the last {stream.unchanged + 1} moments, up to step {last}",
-        ),
+        evidence=(f"no parameter differs between the last {stream.unchanged + 1} comparisons, up to step {last}",),
         fix=MAKE_ANEW,
     )
 

@@ -114,7 +114,7 @@ def _same_in(shared: Shared, number: int, passes: Mapping[int, EpochSeen]) -> tu
     if any(shared.seen[rank].iterable or not shared.seen[rank].indices_seen for rank in passes):
         ranks = _alike(passes, lambda one, other: same_batches(passes[one], passes[other]))
         same = _SamePass(number=number, ranks=ranks, passes=passes, all_samples=False) if ranks else None
-        return same, all(epoch.batch_prints for epoch in passes.values())
+        return same, all(epoch.batch_digests for epoch in passes.values())
     certain = True
     for all_samples, drew_same in ((True, _drew_everything(shared, passes)), (False, _drew_alike(passes))):
         ranks = _alike(passes, drew_same)

@@ -102,10 +102,10 @@ def same_contents(loaders: tuple[LoaderSeen, LoaderSeen], passes: tuple[EpochSee
     labels. If no digest helps, equal descriptions of the dataset decide.
     """
     one, other = passes
-    described_alike = bool(loaders[0].dataset_print) and loaders[0].dataset_print == loaders[1].dataset_print
-    told = _compare(_by_leaf(one.sample_prints), _by_leaf(other.sample_prints), MIN_SAMPLES)
+    described_alike = bool(loaders[0].dataset_digest) and loaders[0].dataset_digest == loaders[1].dataset_digest
+    told = _compare(_by_leaf(one.sample_digests), _by_leaf(other.sample_digests), MIN_SAMPLES)
     if told is None and one.first and one.first == other.first:
-        told = _compare(_numbered(one.batch_prints), _numbered(other.batch_prints), MIN_BATCHES)
+        told = _compare(_numbered(one.batch_digests), _numbered(other.batch_digests), MIN_BATCHES)
     if told is False:
         return None if described_alike else False
     if told is None and not (_has_digests(one) and _has_digests(other)):
@@ -115,7 +115,7 @@ def same_contents(loaders: tuple[LoaderSeen, LoaderSeen], passes: tuple[EpochSee
 
 def same_batches(one: EpochSeen, other: EpochSeen) -> bool:
     """Return whether all leaves of the first batches are equal, for data without indices."""
-    mine, others = _numbered(one.batch_prints), _numbered(other.batch_prints)
+    mine, others = _numbered(one.batch_digests), _numbered(other.batch_digests)
     return mine == others and any(len(set(digests.values())) >= MIN_BATCHES for digests in mine.values())
 
 
@@ -125,7 +125,7 @@ def were_compared(loaders: Iterable[EpochSeen]) -> bool:
 
 
 def _has_digests(seen: EpochSeen) -> bool:
-    return bool(seen.batch_prints or seen.sample_prints)
+    return bool(seen.batch_digests or seen.sample_digests)
 
 
 def _compare(one: _Digests, other: _Digests, least: int) -> bool | None:

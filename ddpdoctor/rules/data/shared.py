@@ -187,7 +187,7 @@ def join_remade(loaders: Sequence[LoaderSeen]) -> tuple[LoaderSeen, ...]:
     joined: list[LoaderSeen] = []
     last: dict[Hashable, int] = {}
     for loader in loaders:
-        key = (_pairing_key(loader), loader.samples, loader.batch_size, loader.drop_last, loader.dataset_print)
+        key = (_pairing_key(loader), loader.samples, loader.batch_size, loader.drop_last, loader.dataset_digest)
         before = last.get(key)
         if before is not None and _continues(joined[before], loader):
             joined[before] = _joined(joined[before], loader)

@@ -50,7 +50,7 @@ def never_came(facts: Job) -> tuple[NodeSeen, ...]:
     return tuple(node for node in others_of(facts) if node.presence is Presence.ABSENT)
 
 
-def lost_nodes(facts: Job, moment_ns: int) -> tuple[NodeSeen, ...]:
+def lost_nodes(facts: Job, time_ns: int) -> tuple[NodeSeen, ...]:
     """Return the members that went silent, or left with an error without sending what their ranks did.
 
     A node that was lost before the ranks of this attempt began does not count, unless its ranks are still missing.
@@ -64,11 +64,11 @@ def lost_nodes(facts: Job, moment_ns: int) -> tuple[NodeSeen, ...]:
 
     def has_part(node: NodeSeen) -> bool:
         heard_ns = node.heard_ns or 0
-        return heard_ns <= moment_ns and (began_ns <= heard_ns or is_waited_for(node))
+        return heard_ns <= time_ns and (began_ns <= heard_ns or is_waited_for(node))
 
     def is_overdue(node: NodeSeen) -> bool:
         """Return whether a node that has ranks to start sends nothing, though it is not given up yet."""
-        late = node.heard_ns is not None and node.heard_ns + BEATS_NS < moment_ns
+        late = node.heard_ns is not None and node.heard_ns + BEATS_NS < time_ns
         return node.presence is Presence.HERE and late and not node.gathered and bool(missing & set(node.ranks))
 
     return tuple(node for node in others_of(facts) if is_overdue(node) or (_is_lost(node) and has_part(node)))

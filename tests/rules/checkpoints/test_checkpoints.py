@@ -159,8 +159,8 @@ def test_of_several_state_dicts_the_one_that_fits_is_compared():
 
 @pytest.mark.parametrize(("asked", "severity"), [(True, E), (False, N)])
 def test_copies_are_compared_by_tensor(asked, severity):
-    one = seen("n0/x.pt", prints={"a": "1", "b": "2"})
-    same, other = seen("n1/x.pt", prints={"b": "2", "a": "1"}), seen("n2/x.pt", prints={"a": "1", "c": "2"})
+    one = seen("n0/x.pt", digests={"a": "1", "b": "2"})
+    same, other = seen("n1/x.pt", digests={"b": "2", "a": "1"}), seen("n2/x.pt", digests={"a": "1", "c": "2"})
     found = problems(ask(one, same, other, copies=((0, 1, 2),), same_asked=asked))
     assert found == {"DD717": [(severity, "n2/x.pt differs from n0/x.pt in 2 of 3 tensors: b, c")]}
 
@@ -175,8 +175,8 @@ def test_copies_are_compared_by_tensor(asked, severity):
 )
 def test_copies_under_other_names_and_copies_that_cannot_be_read_in_full(left, right, found):
     files = [
-        seen("x.pt", contents=contents(*left), prints=left),
-        seen("y.pt", contents=contents(*(right if found else left)), prints=right),
+        seen("x.pt", contents=contents(*left), digests=left),
+        seen("y.pt", contents=contents(*(right if found else left)), digests=right),
     ]
     assert problems(ask(*files, copies=((0, 1),), same_asked=True)).get("DD717", []) == found
 

@@ -54,16 +54,16 @@ def difference(what, number=50, last_equal=32, *, names=("0.weight",), sides=((0
 
 
 def stream(*differences, clock=StreamClock.STEP, ranks=2, now=None, before=None, **more):
-    """A stream of which ``now`` is written at the first difference or, without any, at the last moment."""
+    """A stream of which ``now`` is written at the first difference or, without any, at the last point."""
     last = max((one.number for one in differences), default=100)
     number = min((one.number for one in differences), default=last)
     earlier = differences[0].last_equal if differences else None
-    moments = {number: everywhere(ranks, number) if now is None else now}
+    points = {number: everywhere(ranks, number) if now is None else now}
     if earlier is not None:
-        moments[earlier] = everywhere(ranks, earlier) if before is None else before
+        points[earlier] = everywhere(ranks, earlier) if before is None else before
     fields = {
         "group": "0", "model": 1, "optimizer": 1 if clock is StreamClock.STEP else 0, "ranks": tuple(range(ranks)),
-        "compared": 8, "last_number": last, "kinds": KINDS[clock], "values": tuple(sorted(moments.items())),
+        "compared": 8, "last_number": last, "kinds": KINDS[clock], "values": tuple(sorted(points.items())),
     }  # fmt: skip
     fields.update(more)
     return Stream(clock=clock, differences=differences, **fields)

@@ -43,10 +43,10 @@ def test_whoever_is_outvoted_at_one_tensor_is_named():
     assert (found.ranks, found.confidence) == ((0, 2), Confidence.HIGH)
 
 
-def test_the_first_moment_of_all_has_no_last_good_one():
+def test_the_first_point_of_all_has_no_last_good_one():
     found = verdict(stream(difference(What.PARAMETER, 1, None)))
     assert found.step == 1
-    assert "different after step 1, the first moment that was compared" in found.evidence
+    assert "different after step 1, in the first comparison" in found.evidence
 
 
 def test_parameters_that_never_were_equal():
@@ -193,7 +193,7 @@ def test_uneven_steps_that_end_equal_are_no_alarm():
     assert outcome("DD501", steps, stream(clock=StreamClock.END)) == PASSED
 
 
-def test_the_end_tells_what_came_after_the_last_moment():
+def test_the_end_shows_what_came_after_the_last_point():
     end = stream(difference(What.PARAMETER, 80, None), clock=StreamClock.END)
     found = verdict(stream(last_number=64), end)
     assert (found.code, found.step) == ("DD501", 80)

@@ -145,7 +145,7 @@ def test_other_values_are_no_alarm_and_make_the_rest_less_sure():
     assert outcomes(setting("epoch", Kind.VALUE)) == PASSED
     drift = judge(unequal(sides=ODD), setting("epoch", Kind.VALUE, ("3", "4"), ODD), files=3)[0][0]
     assert drift.confidence is Confidence.MEDIUM
-    assert any("may be of different moments: epoch is 3" in line for line in drift.evidence)
+    assert any("may be from different times: epoch is 3" in line for line in drift.evidence)
     drift = judge(unequal(sides=ODD), setting("best_loss", Kind.VALUE, ("3", "4"), ODD), files=3)[0][0]
     assert drift.confidence is Confidence.HIGH
 

@@ -170,7 +170,7 @@ def test_ranks_that_had_not_come_equally_far_are_not_compared():
     assert (result, "not come equally far" in reason) == (Outcome.SKIPPED, True)
 
 
-def test_moments_before_ranks_parted_count():
+def test_points_before_ranks_parted_count():
     assert outcome("DD503", stream(LATER, now=everywhere(2, 50, odd={1: {"reductions": 49}}))) == PASSED
 
 
@@ -208,7 +208,7 @@ def test_what_was_turned_off_or_could_not_be_read_has_not_passed():
         }
 
 
-def test_a_rank_whose_moments_nobody_shares_is_named():
+def test_a_rank_whose_points_nobody_shares_is_named():
     seen = stream(compared=0, ranks=0, last_number=None, kinds=(), values=(), unpaired=(1,))
     result, reason = outcome("DD503", seen)
     assert result is Outcome.SKIPPED

@@ -172,7 +172,7 @@ def test_parameters_that_changed_once_leave_the_first_step_open():
     assert [found.step for found in stale(unchanged=3)] == [None]
 
 
-def test_too_few_moments_prove_no_change():
+def test_too_few_comparisons_prove_no_change():
     few = stream(clock=StreamClock.FORWARD, compared=2, values=((2, everywhere(2, 2)),), last_number=2)
     assert outcome("DD508", few)[0] is Outcome.SKIPPED
     assert outcome("DD508", replace(few, compared=3)) == PASSED

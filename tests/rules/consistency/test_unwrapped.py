@@ -15,10 +15,10 @@ THROUGH = {"own_steps": 5, "through": 6}
 
 
 def unwrapped(*differences, last=16, now=None, **more):
-    """A stream of a model that no DDP holds, with what ranks wrote at its last moment."""
-    moments = {one.number: everywhere(2, one.number) for one in differences}
-    moments[last] = everywhere(2, last, **(now or {}))
-    return stream(*differences, model=-1, last_number=last, values=tuple(sorted(moments.items())), **more)
+    """A stream of a model that no DDP holds, with what ranks wrote at its last point."""
+    points = {one.number: everywhere(2, one.number) for one in differences}
+    points[last] = everywhere(2, last, **(now or {}))
+    return stream(*differences, model=-1, last_number=last, values=tuple(sorted(points.items())), **more)
 
 
 def test_weights_that_nobody_sent():

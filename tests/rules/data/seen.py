@@ -28,7 +28,7 @@ def share(samples, replicas, rank, seed=0, *, shuffle=True):
     return indices[rank::replicas]
 
 
-def prints_of(indices, content, leaves=2):
+def digests_of(indices, content, leaves=2):
     """Digests of samples as a dataset of this content gives them."""
     return tuple(f"{i}:{leaf}:{content}-{leaf}-{i}" for i in indices for leaf in range(leaves))
 
@@ -42,8 +42,8 @@ def drawn(indices, number=1, *, batch=8, content="same", **more):
         "xor": functools.reduce(operator.xor, indices, 0), "order": str(indices), "first": str(indices[:batch]),
         "complete": True, "trained": True, "backwards": batches, "highest": max(indices, default=-1),
         "repeats": len(indices) - len(set(indices)),
-        "sample_prints": prints_of([i for i in indices if i % 20 == 0], content),
-        "batch_prints": tuple(f"{leaf}:{content}-{leaf}-{part}" for part in first for leaf in range(2)),
+        "sample_digests": digests_of([i for i in indices if i % 20 == 0], content),
+        "batch_digests": tuple(f"{leaf}:{content}-{leaf}-{part}" for part in first for leaf in range(2)),
         "begun_ns": number * 100, "ended_ns": number * 100 + 50,
     }  # fmt: skip
     return EpochSeen(**(fields | more))
@@ -62,7 +62,7 @@ def sampler(rank=0, replicas=2, **more):
 def loader(*epochs, **more):
     fields = {
         "number": 1, "site": Frame(file="/home/me/train.py", line=LINE, function="main", user=True),
-        "dataset": "torch.utils.data.dataset.TensorDataset", "dataset_print": "d", "samples": 96, "batch_size": 8,
+        "dataset": "torch.utils.data.dataset.TensorDataset", "dataset_digest": "d", "samples": 96, "batch_size": 8,
         "drop_last": False, "iterable": False, "workers": 0, "indices_seen": True, "sampler": None, "epochs": epochs,
         "passes": len(epochs), "trained_batches": sum(epoch.backwards for epoch in epochs),
     }  # fmt: skip

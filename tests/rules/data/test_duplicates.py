@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.model.findings import Confidence, Severity
 from tests.rules.asking import asking
 
-from .seen import LINE, broken_off, drawn, loader, order, outcome, prints_of, replicas, sampler, share
+from .seen import LINE, broken_off, digests_of, drawn, loader, order, outcome, replicas, sampler, share
 
 duplicates = asking("DD701")
 
@@ -19,7 +19,7 @@ ITERABLE = {"iterable": True, "indices_seen": False, "samples": None}
 def undrawn(*digests, batches=6):
     """A pass over an iterable dataset, of which only batches were seen."""
     nothing = {"drawn": 0, "total": 0, "order": "", "first": "", "batches": batches, "backwards": batches}
-    return drawn([], sample_prints=(), batch_prints=digests, **nothing)
+    return drawn([], sample_digests=(), batch_digests=digests, **nothing)
 
 
 FAULTS = {
@@ -36,7 +36,7 @@ FAULTS = {
     ],
     "weights and one seed": [loader(drawn([5, 5, 9, 40, 60, 61, 62, 80, 81])) for _ in range(2)],
     "augmented, with labels": [
-        loader(drawn(ALL, sample_prints=(*prints_of([0, 20, 40, 60, 80], "a", 1), *labels), batch_prints=()))
+        loader(drawn(ALL, sample_digests=(*digests_of([0, 20, 40, 60, 80], "a", 1), *labels), batch_digests=()))
         for labels in [[f"{i}:1:{i % 3}" for i in (0, 20, 40, 60, 80)]]
         for _ in range(2)
     ],
@@ -73,22 +73,22 @@ def test_the_arithmetic_is_said():
 
 
 def test_descriptions_alone_make_it_less_sure():
-    bare = drawn(ALL, sample_prints=(), batch_prints=())
+    bare = drawn(ALL, sample_digests=(), batch_digests=())
     (finding,) = duplicates(replicas(loader(bare), loader(bare))).findings
     assert finding.confidence is Confidence.MEDIUM
 
 
-OWN = [loader(drawn(ALL, content=str(rank)), dataset_print=str(rank)) for rank in range(2)]
+OWN = [loader(drawn(ALL, content=str(rank)), dataset_digest=str(rank)) for rank in range(2)]
 HEALTHY = {
     "shares": ([loader(drawn(share(96, 2, rank)), sampler=sampler(rank)) for rank in range(2)], "passed"),
     "data of its own on each rank": (OWN, "passed"),
-    "own data that is described alike": ([replace(one, dataset_print="d") for one in OWN], "skipped"),
+    "own data that is described alike": ([replace(one, dataset_digest="d") for one in OWN], "skipped"),
     "augmented, without labels": (
-        [loader(drawn(ALL, content=str(rank), batch_prints=())) for rank in range(2)],
+        [loader(drawn(ALL, content=str(rank), batch_digests=())) for rank in range(2)],
         "skipped",
     ),
     "nothing is known of contents": (
-        [loader(drawn(ALL, sample_prints=(), batch_prints=()), dataset_print="") for _ in range(2)],
+        [loader(drawn(ALL, sample_digests=(), batch_digests=()), dataset_digest="") for _ in range(2)],
         "skipped",
     ),
     "not trained": (

@@ -107,7 +107,7 @@ HEALTHY = {
     "two loaders in turn, of other data": (
         [
             tuple(
-                replace(one, dataset_print=str(one.number)) for one in remade(rank)
+                replace(one, dataset_digest=str(one.number)) for one in remade(rank)
             )
             for rank in range(2)
         ],

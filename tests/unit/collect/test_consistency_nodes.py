@@ -25,7 +25,7 @@ def difference(number: int, *sides: tuple[int, ...]) -> Difference:
 
 def kept(found: Stream) -> NodeStreams:
     one = StreamKept(
-        name="s", clock=found.clock, group="0", members=(0, 1, 2, 3), model=1, optimizer=1, tables=(), moments=(),
+        name="s", clock=found.clock, group="0", members=(0, 1, 2, 3), model=1, optimizer=1, tables=(), points=(),
         found=found,
     )  # fmt: skip
     return NodeStreams(streams=(one,))
@@ -73,7 +73,7 @@ def test_the_first_node_knows_of_all_before_their_records_have_come(tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"streams": [{}]}', '{"streams": 5}', "[" * 100_000])
-def test_a_damaged_file_is_one_without_moments(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_one_without_points(tmp_path: Path, text: str) -> None:
     found = [node(tmp_path / "a", STREAM), node(tmp_path / "b", replace(STREAM, ranks=(2, 3)))]
     (tmp_path / "b" / attempt_name(POINTS)).write_text(text)
     assert read_points(tmp_path / "b" / attempt_name(POINTS)) == NodeStreams()

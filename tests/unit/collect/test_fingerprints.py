@@ -1,4 +1,4 @@
-"""What ranks wrote of their replicas is compared moment by moment, by name, and never the latest with the latest."""
+"""What ranks wrote of their replicas is compared point by point, by name, and never the latest with the latest."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,9 +28,9 @@ def test_equal_replicas_have_no_difference(tmp_path: Path) -> None:
 
 
 def test_the_first_difference_is_kept_with_its_sides_and_the_last_good_moment(tmp_path: Path) -> None:
-    moments = {1: [("w", "b")] * 4, 2: [("w", "b")] * 4, 4: [("w", "b"), ("w", "c"), ("w", "b"), ("w", "b")]}
-    moments |= {8: [("w", "b"), ("v", "c"), ("w", "b"), ("w", "b")]}
-    stream = only_stream(compare(tmp_path, write_job(tmp_path, moments, ["weight", "bias"])))
+    points = {1: [("w", "b")] * 4, 2: [("w", "b")] * 4, 4: [("w", "b"), ("w", "c"), ("w", "b"), ("w", "b")]}
+    points |= {8: [("w", "b"), ("v", "c"), ("w", "b"), ("w", "b")]}
+    stream = only_stream(compare(tmp_path, write_job(tmp_path, points, ["weight", "bias"])))
     (difference,) = stream.differences
     assert (difference.what, difference.number, difference.last_equal) == (What.PARAMETER, 4, 2)
     assert (difference.differing, difference.of) == (1, 2)
@@ -42,9 +42,9 @@ def test_the_first_difference_is_kept_with_its_sides_and_the_last_good_moment(tm
 
 def test_kinds_are_told_apart(tmp_path: Path) -> None:
     names = [row("w", "g"), row("w"), row("w", "s", "exp_avg"), row("mean", "b")]
-    moments = {1: [("g", "p", "s", "m")] * 2, 2: [("g", "p", "s", "m"), ("g", "p", "t", "n")]}
-    moments |= {4: [("g", "p", "s", "m"), ("g", "q", "t", "n")]}
-    stream = only_stream(compare(tmp_path, write_job(tmp_path, moments, names)))
+    points = {1: [("g", "p", "s", "m")] * 2, 2: [("g", "p", "s", "m"), ("g", "p", "t", "n")]}
+    points |= {4: [("g", "p", "s", "m"), ("g", "q", "t", "n")]}
+    stream = only_stream(compare(tmp_path, write_job(tmp_path, points, names)))
     assert set(stream.kinds) == set(What)
     assert {d.what: (d.number, d.last_equal) for d in stream.differences} == {
         What.STATE: (2, 1),
@@ -200,15 +200,15 @@ def test_rows_that_come_with_a_new_file_go_on_with_the_stream(tmp_path: Path) ->
 
 
 def test_names_that_may_differ_are_left_out(tmp_path: Path) -> None:
-    moments = {1: [("w", "x"), ("w", "y")], 2: [("w", "x"), ("v", "y")]}
-    stream = only_stream(compare(tmp_path, write_job(tmp_path, moments, ["w", "experts.0.w"]), allowed=("experts.*",)))
+    points = {1: [("w", "x"), ("w", "y")], 2: [("w", "x"), ("v", "y")]}
+    stream = only_stream(compare(tmp_path, write_job(tmp_path, points, ["w", "experts.0.w"]), allowed=("experts.*",)))
     (difference,) = stream.differences
     assert (difference.number, difference.last_equal, difference.of) == (2, 1, 1)
 
 
 def test_all_that_waits_in_full_files_is_compared_at_the_end(tmp_path: Path) -> None:
-    moments = {number: [(number,), (number,)] for number in range(1, 400)}
-    stream = only_stream(compare(tmp_path, write_job(tmp_path, moments, ["w"])))
+    points = {number: [(number,), (number,)] for number in range(1, 400)}
+    stream = only_stream(compare(tmp_path, write_job(tmp_path, points, ["w"])))
     assert (stream.compared, stream.last_number) == (128, 399)
 
 
@@ -225,10 +225,10 @@ def test_little_is_kept_of_a_long_job(tmp_path: Path) -> None:
 
 
 def test_parameters_that_no_longer_change_are_counted(tmp_path: Path) -> None:
-    moments = {1: [("a",)] * 2, 2: [("b",)] * 2, 4: [("b",)] * 2, 8: [("b",)] * 2}
-    assert only_stream(compare(tmp_path, write_job(tmp_path, moments, ["w"]))).unchanged == 2
-    moments |= {16: [("b",), ("c",)]}
-    assert only_stream(compare(tmp_path, write_job(tmp_path, moments, ["w"]))).unchanged == 0
+    points = {1: [("a",)] * 2, 2: [("b",)] * 2, 4: [("b",)] * 2, 8: [("b",)] * 2}
+    assert only_stream(compare(tmp_path, write_job(tmp_path, points, ["w"]))).unchanged == 2
+    points |= {16: [("b",), ("c",)]}
+    assert only_stream(compare(tmp_path, write_job(tmp_path, points, ["w"]))).unchanged == 0
 
 
 def test_equal_random_states_are_counted(tmp_path: Path) -> None:

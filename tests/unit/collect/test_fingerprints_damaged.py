@@ -1,4 +1,4 @@
-"""Files of prints that are damaged, cut short, of another version, or made up: left out, with a reason."""
+"""Files of fingerprints that are damaged, cut short, of another version, or made up: left out, with a reason."""
 
 import json
 import struct

@@ -25,7 +25,7 @@ NAMES = ("w", "b")
 
 
 class FakeNode:
-    """A node whose ranks write prints, and what it keeps of them for the others."""
+    """A node whose ranks write fingerprints, and what it keeps of them for the others."""
 
     def __init__(self, folder: Path, ranks: Sequence[int], world: int, names: Sequence[object] = NAMES) -> None:
         self.folder = folder
@@ -201,7 +201,7 @@ def test_a_node_that_is_ahead_is_not_held_against_the_latest(tmp_path: Path) -> 
     assert (job.asked, only_stream(job.united(job.joint)).compared) == ([], 3)
 
 
-def test_moments_that_one_node_lacks_are_left_out(tmp_path: Path) -> None:
+def test_points_that_one_node_lacks_are_left_out(tmp_path: Path) -> None:
     job = FakeJob(tmp_path, 2, 1)
     for number in range(1, 6):
         job.nodes[0].write(number, number, number)
@@ -268,11 +268,11 @@ def test_what_is_kept_and_what_is_sent_have_limits() -> None:
     for number in range(400):
         index.note(key, number, {0: Written(rows, number.to_bytes(4, "little") * 16_000, {})})
     (kept,) = index.streams.values()
-    assert MAX_KEPT_BYTES * 0.9 < sum(len(one.seen[0].prints) for one in kept.points) < MAX_KEPT_BYTES
+    assert MAX_KEPT_BYTES * 0.9 < sum(len(one.seen[0].fingerprints) for one in kept.points) < MAX_KEPT_BYTES
     assert kept.since == kept.points[0].number - 1
-    sent = pack_stream(kept, StreamSeen(key).stream(())).moments
+    sent = pack_stream(kept, StreamSeen(key).stream(())).points
     assert [one.number for one in sent] == [one.number for one in kept.points][: len(sent)], "the oldest first"
-    assert MAX_BATCH_BYTES * 0.9 < sum(len(one.sides[0].prints) for one in sent) < MAX_BATCH_BYTES
+    assert MAX_BATCH_BYTES * 0.9 < sum(len(one.sides[0].fingerprints) for one in sent) < MAX_BATCH_BYTES
 
 
 def test_one_node_is_as_it_was(tmp_path: Path) -> None:

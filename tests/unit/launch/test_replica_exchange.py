@@ -111,7 +111,7 @@ def test_what_is_equal_is_forgotten_everywhere_and_counted(nodes: list[Node]) ->
         for node in nodes:
             node.write(number, f"w{number}")
     turn(nodes)
-    assert all(not stream.moments for node in nodes for stream in node.shared.kept().streams)
+    assert all(not stream.points for node in nodes for stream in node.shared.kept().streams)
     for node in nodes:
         node.replicas.close()
     first, second = nodes

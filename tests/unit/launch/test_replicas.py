@@ -25,8 +25,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(folder: Path, first_pid: int = 100) -> list[FakeRank]:
-    prints = folder / "prints"
-    return [FakeRank(prints, rank, (0, 1), pid=first_pid + rank).open(["w", "head.w"]) for rank in (0, 1)]
+    fingerprints = folder / "prints"
+    return [FakeRank(fingerprints, rank, (0, 1), pid=first_pid + rank).open(["w", "head.w"]) for rank in (0, 1)]
 
 
 def followed(ranks: Sequence[FakeRank]) -> list[Followed]:

@@ -16,7 +16,7 @@ from ddpdoctor.probes.checkpoint.pickles import walk_tensors
 from ddpdoctor.probes.checkpoint.session import Wanted, read_checkpoints
 from ddpdoctor.probes.checkpoint.zips import read_archive
 
-EVERYTHING = Looks(prints=True)
+EVERYTHING = Looks(digests=True)
 
 
 def model():
@@ -67,7 +67,7 @@ def test_a_checkpoint_to_resume_from_is_read_by_its_parts(tmp_path):
         tuple(t.shape) for t in content["model"].values()
     ]
     assert (seen.damaged, seen.refused, seen.refusal, seen.values, seen.unseen) == ((), (), "", (), ())
-    assert len(seen.prints) == len(seen.contents.tensors) > 20
+    assert len(seen.digests) == len(seen.contents.tensors) > 20
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -86,8 +86,8 @@ def test_dtypes_views_and_odd_tensors_are_those_of_torch(tmp_path, old):
     assert {one.name: (one.shape, f"torch.{one.dtype}") for one in seen.contents.tensors} == {
         name: (tuple(one.shape), str(one.dtype)) for name, one in content.items()
     }
-    assert seen.prints == again.prints
-    assert len(seen.prints) == len(content)
+    assert seen.digests == again.digests
+    assert len(seen.digests) == len(content)
     assert seen.values == ()
 
 
@@ -158,7 +158,7 @@ def test_a_pickled_module_is_read_as_its_state_dict(tmp_path):
 def test_quantized_tensors_are_read_and_no_fault_of_the_file(tmp_path):
     scaled = torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.qint8)
     seen = read_file(save(tmp_path, {"w": scaled, "x": torch.ones(2)}), EVERYTHING)
-    assert (seen.state, seen.refusal, sorted(seen.prints)) == (State.WHOLE, "", ["w", "x"])
+    assert (seen.state, seen.refusal, sorted(seen.digests)) == (State.WHOLE, "", ["w", "x"])
     assert {one.name: one.dtype for one in seen.contents.tensors} == {"w": "qint8", "x": "float32"}
 
 

@@ -98,7 +98,7 @@ def test_data_without_indices_is_gone_over():
     looked = look(DataLoader(Stream(), 4), 1)
     assert numbers(looked) == [(10, None, 3, 2)]
     assert looked.loader.iterable
-    assert len(looked.loader.epochs[0].batch_prints) == 3
+    assert len(looked.loader.epochs[0].batch_digests) == 3
     assert numbers(look([torch.zeros(3), torch.zeros(2)], 1)) == [(5, None, 2, 2)]
 
 
@@ -114,9 +114,9 @@ def test_equal_datasets_have_equal_samples_and_others_not_and_random_states_stay
     torch.manual_seed(5)
     before = torch.get_rng_state()
     one, same, other = (look(DataLoader(data, 4), 1) for data in (Numbers(), Numbers(), Numbers(shift=1)))
-    prints = [looked.loader.epochs[0].sample_prints for looked in (one, same, other)]
-    assert prints[0] == prints[1] != prints[2]
-    assert len(prints[0]) == 16
+    digests = [looked.loader.epochs[0].sample_digests for looked in (one, same, other)]
+    assert digests[0] == digests[1] != digests[2]
+    assert len(digests[0]) == 16
     assert torch.equal(before, torch.get_rng_state())
 
 

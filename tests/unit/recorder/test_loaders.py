@@ -84,24 +84,24 @@ def test_each_pass_is_counted(ran: Ran, case: str) -> None:
     for number, seen in enumerate(loader.epochs, 1):
         assert (seen.number, seen.batches, seen.drawn, seen.total, seen.xor) == (number, 5, 20, 190, 0)
         assert (seen.highest, seen.repeats, seen.backwards, seen.complete, seen.trained) == (19, 0, 5, True, True)
-        assert len(seen.batch_prints) == 8
-        assert len(seen.sample_prints) == 2 * 16
+        assert len(seen.batch_digests) == 8
+        assert len(seen.sample_digests) == 2 * 16
     assert loader.epochs[0].order == loader.epochs[1].order
-    assert loader.epochs[0].sample_prints == loader.epochs[1].sample_prints
+    assert loader.epochs[0].sample_digests == loader.epochs[1].sample_digests
 
 
 def test_the_same_data_have_the_same_prints_however_they_are_loaded(ran: Ran) -> None:
     plain, again = ran.passes("plain")[0], ran.passes("persistent")[0]
     assert (plain.order, plain.first) == (again.order, again.first)
-    assert plain.batch_prints == again.batch_prints
-    assert plain.sample_prints == again.sample_prints
-    assert ran.one("plain").dataset_print == ran.one("persistent").dataset_print != ""
+    assert plain.batch_digests == again.batch_digests
+    assert plain.sample_digests == again.sample_digests
+    assert ran.one("plain").dataset_digest == ran.one("persistent").dataset_digest != ""
 
 
 def test_a_part_of_a_dataset_is_told_from_another_and_what_it_is_a_part_of_is_not(ran: Ran) -> None:
     one, again, other = ran.loaders["split"]
     assert one.part == again.part != other.part
-    assert one.part_of == other.part_of == ran.one("plain").dataset_print
+    assert one.part_of == other.part_of == ran.one("plain").dataset_digest
     assert (ran.one("plain").part, ran.one("plain").part_of) == ("", "")
 
 
@@ -109,7 +109,7 @@ def test_a_sample_has_one_print_in_whatever_order_it_comes(ran: Ran) -> None:
     forward, backward = ran.passes("plain")[0], ran.passes("tensors_as_indices")[0]
     assert (forward.total, forward.xor) == (backward.total, backward.xor)
     assert forward.order != backward.order
-    assert sorted(forward.sample_prints) == sorted(backward.sample_prints)
+    assert sorted(forward.sample_digests) == sorted(backward.sample_digests)
 
 
 @pytest.mark.parametrize("case", ["one_by_one", "lists_as_indices"])
@@ -121,14 +121,14 @@ def test_indices_are_seen_without_batching(ran: Ran, case: str) -> None:
 def test_words_are_counted_and_are_no_numbers_of_samples(ran: Ran) -> None:
     loader = ran.one("words_as_indices")
     assert (loader.samples, loader.epochs[0].drawn, loader.epochs[0].complete) == (None, 4, True)
-    assert len(loader.epochs[0].batch_prints) == 4
+    assert len(loader.epochs[0].batch_digests) == 4
 
 
 def test_of_a_stream_batches_alone_are_seen(ran: Ran) -> None:
     loader = ran.one("stream")
     assert (loader.iterable, loader.indices_seen, loader.samples, loader.sampler) == (True, False, None, None)
     (seen,) = loader.epochs
-    assert (seen.batches, seen.drawn, seen.complete, len(seen.batch_prints)) == (3, 0, True, 3)
+    assert (seen.batches, seen.drawn, seen.complete, len(seen.batch_digests)) == (3, 0, True, 3)
 
 
 @pytest.mark.parametrize("case", ["evaluated", "evaluated_with_gradients", "evaluation_left_early"])
@@ -168,7 +168,7 @@ def test_a_sampler_inside_a_sampler_of_batches_is_found(ran: Ran) -> None:
 
 
 def test_a_leaf_that_is_the_same_all_over_tells_nothing(ran: Ran) -> None:
-    assert ran.passes("constant")[0].batch_prints == ()
+    assert ran.passes("constant")[0].batch_digests == ()
 
 
 def test_an_error_reads_as_it_would_without_us(ran: Ran) -> None:

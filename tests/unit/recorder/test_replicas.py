@@ -44,7 +44,7 @@ SECOND_HALF = (
 
 @dataclass
 class Ran:
-    """A job that has run: its files of prints, and which models its cases have made."""
+    """A job that has run: its files of fingerprints, and which models its cases have made."""
 
     pid: int
     files: list[FingerprintFile]
@@ -145,7 +145,7 @@ def test_an_ordinary_model(jobs: list[Ran]) -> None:
     assert Path(end.path).stat().st_size < 4096, "there is one record, and room for one"
 
 
-def test_what_changes_has_other_prints(jobs: list[Ran]) -> None:
+def test_what_changes_has_other_fingerprints(jobs: list[Ran]) -> None:
     records = records_of(jobs, "ordinary", STEP)
     rows = len(records[0].fingerprints) // fingerprint_layout.FINGERPRINT_SIZE
     for row in range(rows):

@@ -39,7 +39,7 @@ def test_no_question_has_two_answers_of_one_algorithm():
 
 
 @pytest.mark.parametrize(
-    ("made", "standing", "share", "says"),
+    ("made", "assessment", "share", "says"),
     [
         (
             bench(sweep(upto(H200, GIB))),
@@ -89,10 +89,10 @@ def test_no_question_has_two_answers_of_one_algorithm():
         (bench(sweep(scaled(upto(H200, 64 * MIB), 1.4))), HEALTHY, 1.045, "485 GB/s at 64 MiB: healthy"),
     ],
 )
-def test_standing_against_the_table(made, standing, share, says):
+def test_assessment_against_the_table(made, assessment, share, says):
     curve = only(made)
 
-    assert curve.standing is standing, curve.verdict
+    assert curve.assessment is assessment, curve.verdict
     assert says in curve.verdict
     assert curve.verdict.endswith(".")
     assert curve.reference is not None
@@ -133,7 +133,7 @@ def test_standing_against_the_table(made, standing, share, says):
 def test_what_the_table_does_not_have_is_held_to_nothing(made, says):
     curve = only(made)
 
-    assert curve.standing is NO_REFERENCE
+    assert curve.assessment is NO_REFERENCE
     assert (curve.reference, curve.share) == (None, None)
     assert says in curve.verdict
 
@@ -141,14 +141,14 @@ def test_what_the_table_does_not_have_is_held_to_nothing(made, says):
 def test_reference_none_is_held_to_nothing():
     curve = only(bench(sweep(H200)), use_reference=False)
 
-    assert curve.standing is NO_REFERENCE
+    assert curve.assessment is NO_REFERENCE
     assert "no reference, as asked for" in curve.verdict
 
 
-def test_one_rank_has_no_standing():
+def test_one_rank_has_no_assessment():
     curve = only(bench(sweep({MIB: 1.0, 2 * MIB: 1.0}, ranks=1), ranks=1), 460.0)
 
-    assert curve.standing is NOT_DEFINED
+    assert curve.assessment is NOT_DEFINED
     assert curve.verdict == "n/a: with one rank nothing crosses a link."
     assert (curve.plateau_gb_s, curve.share, curve.half_bytes) == (None, None, None)
 
@@ -171,14 +171,14 @@ def test_one_rank_has_no_standing():
 def test_where_the_switch_must_not_reduce_the_ring_is_the_reference(variables, gb_s):
     curve = only(bench(sweep(scaled(upto(H200, GIB), 0.5)), variables=variables))
 
-    assert curve.standing is BELOW
+    assert curve.assessment is BELOW
     assert curve.reference is not None
     assert curve.reference.gb_s == gb_s
     assert ("is set: without it, 464 GB/s have been seen" in curve.verdict) is (gb_s == 363)
 
 
 @pytest.mark.parametrize(
-    ("rows", "standing", "says"),
+    ("rows", "assessment", "says"),
     [
         ({MIB: 1.0, 2 * MIB: 1.0}, HEALTHY, "1.00 GB/s from 1 MiB on: healthy, 110% of --expect 0.91 GB/s."),
         ({MIB: 0.8, 2 * MIB: 0.8}, BELOW, "0.80 GB/s from 1 MiB on: 12% below --expect 0.91 GB/s."),
@@ -190,24 +190,24 @@ def test_where_the_switch_must_not_reduce_the_ring_is_the_reference(variables, g
         ({MIB: 0.0}, NOT_DEFINED, "n/a"),
     ],
 )
-def test_standing_against_what_is_expected(rows, standing, says):
+def test_assessment_against_what_is_expected(rows, assessment, says):
     curve = only(bench(sweep(rows) if all(rows.values()) else sweep({MIB: 1.0}, ranks=1), device="cpu"), 0.91)
 
-    assert curve.standing is standing, curve.verdict
+    assert curve.assessment is assessment, curve.verdict
     assert says in curve.verdict
 
 
-@pytest.mark.parametrize(("expect", "standing"), [(0.1, HEALTHY), (0.6, NOISY), (1.5, NOISY), (3.0, BELOW)])
-def test_a_few_calls_tell_what_is_off_by_far(expect, standing):
+@pytest.mark.parametrize(("expect", "assessment"), [(0.1, HEALTHY), (0.6, NOISY), (1.5, NOISY), (3.0, BELOW)])
+def test_a_few_calls_tell_what_is_off_by_far(expect, assessment):
     made = bench(sweep({MIB: 1.0, 2 * MIB: 1.0}, iterations=2), device="cpu")
 
-    assert only(made, expect).standing is standing
+    assert only(made, expect).assessment is assessment
 
 
 def test_expect_goes_before_the_table():
     curve = only(bench(sweep(upto(H200, GIB))), 500.0)
 
-    assert curve.standing is BELOW
+    assert curve.assessment is BELOW
     assert curve.reference is not None
     assert (curve.reference.gb_s, curve.reference.source) == (500.0, "--expect")
 
@@ -217,7 +217,7 @@ def test_calls_one_by_one_are_held_to_nothing_where_calls_back_to_back_were_meas
     latency, throughput = build_curves(bench(rows), None, use_reference=True)
     alone = only(bench(sweep(upto(H200, GIB), mode=Mode.LATENCY)))
 
-    assert (latency.standing, throughput.standing, alone.standing) == (NO_REFERENCE, HEALTHY, HEALTHY)
+    assert (latency.assessment, throughput.assessment, alone.assessment) == (NO_REFERENCE, HEALTHY, HEALTHY)
     assert "calls back to back" in latency.verdict
 
 
@@ -250,11 +250,11 @@ def test_what_a_curve_holds():
 def test_no_healthy_sweep_is_below_however_early_it_ends(name, healthy, largest):
     curve = only(bench(sweep(upto(healthy, largest)), name=name))
 
-    assert curve.standing in {NOT_REACHED, HEALTHY}, curve.verdict
+    assert curve.assessment in {NOT_REACHED, HEALTHY}, curve.verdict
 
 
 @pytest.mark.parametrize(
-    ("expect", "backend", "standing"),
+    ("expect", "backend", "assessment"),
     [
         (10_000.0, "gloo", BELOW),
         # Within four times what the last step came at, larger sizes may reach it.
@@ -263,15 +263,15 @@ def test_no_healthy_sweep_is_below_however_early_it_ends(name, healthy, largest)
         (10_000.0, "nccl", NOT_REACHED),
     ],
 )
-def test_what_is_out_of_reach_needs_no_plateau(expect, backend, standing):
+def test_what_is_out_of_reach_needs_no_plateau(expect, backend, assessment):
     made = bench(linear(400.0, 5.0, powers(KIB, MIB), noise=0.05), device="cpu", backend=backend)
 
-    assert only(made, expect).standing is standing
+    assert only(made, expect).assessment is assessment
 
 
 @pytest.mark.parametrize(
     "rows", [{MIB: 0.5}, {MIB: 0.1, 2 * MIB: 0.9}], ids=["one size", "a larger size that is faster"]
 )
 def test_no_tcp_carries_what_no_card_does(rows):
-    assert only(bench(sweep(rows), device="cpu"), 101.0).standing is BELOW
-    assert only(bench(sweep(rows), device="cpu"), 99.0).standing is NOT_REACHED
+    assert only(bench(sweep(rows), device="cpu"), 101.0).assessment is BELOW
+    assert only(bench(sweep(rows), device="cpu"), 99.0).assessment is NOT_REACHED
