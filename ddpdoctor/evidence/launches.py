@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from ddpdoctor.evidence.reader import Line
     from ddpdoctor.model.evidence import Fact
 
-_BEGINNINGS = (
+_AGENTS = (
     "Setting OMP_NUM_THREADS environment variable for each process",  # torchrun
-    "Initializing distributed: GLOBAL_RANK: 0",  # Lightning
     "Starting elastic_operator with launch configs",  # torchrun
 )
+_BEGINNINGS = (*_AGENTS, "Initializing distributed: GLOBAL_RANK: 0")  # the last one is Lightning's
 _RAS = " compiled with CUDA"
 """Each report of NCCL's RAS begins with the version as well, and no job begins there."""
 _NCCL = "NCCL version "
@@ -47,7 +47,8 @@ class LaunchReader:
     def read(self, line: Line) -> Iterable[Fact]:
         """Return a fact if a launcher begins with this line."""
         if _begins(line.text):
-            return (Launched(who=line.who, spot=line.spot(), time=line.time),)
+            several = any(words in line.text for words in _AGENTS)
+            return (Launched(who=line.who, spot=line.spot(), time=line.time, starts_several=several),)
         return ()
 
     def end(self) -> Iterable[Fact]:

@@ -11,13 +11,14 @@ from ddpdoctor.evidence.foreign_frames import foreign_frame
 from ddpdoctor.evidence.lines import MOST_RANKS, split_line
 from ddpdoctor.evidence.reader import Found
 from ddpdoctor.evidence.stack_meaning import doing_of, is_agent, is_worker, operation_of
-from ddpdoctor.model.evidence import Hint, Spot, Stacked, Who
+from ddpdoctor.model.evidence import Hint, Size, Spot, Stacked, Who
 from ddpdoctor.model.stacks import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.evidence.reader import Document
+    from ddpdoctor.model.evidence import Fact
 
 MOST_FRAMES = 400
 """Our choice: deeper stacks are recursion."""
@@ -26,6 +27,7 @@ _RANK_BLOCK = re.compile(r"=== Rank (\d+): (?:https?://(\[[^\]]+\]|[^:/\s]+))?.*
 _LABEL = re.compile(r"[=#>*-][=#>* -]*[^()]{0,60}\brank[ _:=-]?(\d+)[^()]{0,60}$", re.IGNORECASE)
 """What people print between the stacks: "=== rank 3 ===", "==> rank3.txt <==", "# rank 3"."""
 _LOCAL_RANK = re.compile(r"--local[-_]rank[= ](\d+)")
+_ANSWERED = re.compile(r"PARTIAL DATA: \d{1,7}/(\d{1,7}) workers responded")
 _LACKING = re.compile(r"\s+Rank (\d+): (Timeout|ConnectionError|\w*Error|\w*Exception)")
 _THREADS = (
     re.compile(r'Thread (?P<id>\d+|0x[0-9a-fA-F]+) \((?P<state>[a-z+]+)\)(?:: "(?P<name>[^"]*)")?'),  # py-spy
@@ -151,9 +153,9 @@ def _from_json(threads: list[dict[str, Any]], who: Who) -> list[_Process]:
     return list(by_pid.values())
 
 
-def _parse(text: str, document: Document) -> tuple[list[_Process], list[Hint]]:
+def _parse(text: str, document: Document) -> tuple[list[_Process], list[Fact]]:
     processes: list[_Process] = []
-    facts: list[Hint] = []
+    facts: list[Fact] = []
     current = _Process(document.who, 1)
     label = document.who
     for number, raw in enumerate(text.split("\n"), 1):
@@ -163,6 +165,8 @@ def _parse(text: str, document: Document) -> tuple[list[_Process], list[Hint]]:
             current = _begin(processes, current, label, number)
         elif match := _PROCESS.match(line):
             current = _begin(processes, current, _named(label, match), number)
+        elif match := _ANSWERED.match(line):
+            facts.append(Size(spot=Spot(source=document.source, line=number), ranks=int(match[1])))
         elif match := _LACKING.match(line):
             facts.append(_lacking(match, document.source, number))
         elif line.startswith("Parent Process ") and line[15:].partition(":")[0].isdigit():

@@ -336,6 +336,9 @@ class Moving(Fact):
 class Launched(Fact):
     """A launcher or a library says that it begins. After the end of a job in the same log, another run begins here."""
 
+    starts_several: bool = False
+    """It starts all ranks of a node: Slurm's tasks are nodes then."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarted(Fact):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, judged, passed, skipped, unknown
+from ddpdoctor.rules.evidence.collecting import about
 from ddpdoctor.rules.evidence.state import RunState  # noqa: TC001 - the registry reads the annotation's name
 from ddpdoctor.rules.registry import also, rule
 
@@ -100,4 +101,5 @@ def check_sufficient(state: RunState) -> Answer:
         rank 2 waited for others, and nothing that was given says for whom; give the logs of the other ranks
     """
     ruling = state.ruling
-    return unknown("; ".join([ruling.reason, *ruling.collect])) if ruling.reason else passed()
+    read = about(state)
+    return unknown("; ".join([ruling.reason, *ruling.collect, *read])) if ruling.reason else passed("; ".join(read))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Exited, Inside, Link, Stacked, Waiting
+from ddpdoctor.model.evidence import Exited, Hint, Inside, Link, Stacked, Waiting
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.evidence.lost import lost_by
 
 if TYPE_CHECKING:
     from ddpdoctor.rules.evidence.state import RunState
 
+MOST_TOLD = 12
 _OTHERS = (
     "give the logs and flight recorder dumps of {those}: "
     "`ddpdoctor analyze LOGS... ~/.cache/torch/comm_lib_trace_rank_* /tmp/nccl_trace_rank_*` on every node"
 )
 _LOST = "give the log of {who} and the kernel's log of its host: others lost their connection to it"
+_RAS = "ask RAS twice, half a minute apart, while it hangs: `ncclras -v`, or `ncclras -f json` from NCCL 2.28.7 on"
 _RUNNING = "if the job still runs, type `ddpdoctor attach` on every node"
 _INSIDE = (
     "collect on every node: `dmesg -T | grep -i xid`, `nvidia-smi -q`, `ncclras -v` while it hangs, and a run with "
@@ -27,6 +29,13 @@ _DUMPS = (
 )
 _KILLED = "`dmesg -T | grep -i kill` on the host, `sacct -j JOB -o JobID,State,ExitCode,MaxRSS`, `kubectl describe pod`"
 _STDERR = "the standard error of each rank: `torchrun --redirects 3 --tee 3 ...`"
+
+
+_STACKS = (
+    "take the stacks of all ranks twice, half a minute apart, with what they do in C: `ddpdoctor attach`, or "
+    "`py-spy dump --native --pid PID`; and the use of each GPU: `nvidia-smi`"
+)
+_OF_RAS = frozenset({"ras", "ras-ahead", "ras-unnamed", "damaged"})
 
 
 def collect(state: RunState) -> tuple[str, ...]:
@@ -44,10 +53,23 @@ def collect(state: RunState) -> tuple[str, ...]:
         found.append(_OTHERS.format(those="all other ranks"))
     if whole or (waits and not unseen):
         found.append(_INSIDE)
+    if any(fact.kind in _OF_RAS for fact in state.all(Hint)):
+        found.append(_RAS)
     if any(fact.timed_out for fact in state.all(Waiting)) and not state.run.dumps:
         found.append(_DUMPS)
     if state.all(Exited):
         found += [_STDERR, _KILLED]
-    if not state.all(Stacked) and not any(fact.timed_out for fact in state.all(Waiting)):
+    if state.all(Stacked):
+        found.append(_STACKS)
+    elif not any(fact.timed_out for fact in state.all(Waiting)):
         found.append(_RUNNING)
     return tuple(found) or (_RUNNING,)
+
+
+def about(state: RunState) -> tuple[str, ...]:
+    """Return what could not be read or was left out, and the notes of what was read."""
+    lacking = [f"{one.source}: {one.problem or one.left_out}" for one in state.evidence.read]
+    lacking = [words for words in lacking if not words.endswith(": ")]
+    more = [f"and {len(lacking) - MOST_TOLD} more files"] if len(lacking) > MOST_TOLD else []
+    notes = list(dict.fromkeys(fact.words for fact in state.all(Hint)))
+    return (*lacking[:MOST_TOLD], *more, *notes[:MOST_TOLD])

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Fact, Seen, Size, Trouble, Who
+from ddpdoctor.model.evidence import Fact, Launched, Seen, Size, Trouble, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -156,8 +156,23 @@ def _tasks_are_ranks(facts: Iterable[Fact], world: int | None) -> bool:
 
     If nothing speaks against it they are taken for ranks.
     """
+    facts = list(facts)
+    if any(isinstance(fact, Launched) and fact.starts_several for fact in facts) or _are_elsewhere(facts):
+        return False
     pairs = {(fact.who.task, fact.who.rank) for fact in facts if fact.who.task is not None}
     if any(rank is not None and rank != task for task, rank in pairs):
         return False
     locals_ = {fact.who.local_rank for fact in facts if fact.who.task is not None and fact.who.local_rank}
     return not locals_ and (world is None or max((task for task, _ in pairs if task is not None), default=0) < world)
+
+
+def _are_elsewhere(facts: Iterable[Fact]) -> bool:
+    """Return whether a file tells of a task, and of ranks, and the rank of this number wrote into other files only."""
+    ranks, tasks = defaultdict(set), defaultdict(set)
+    for fact in facts:
+        if fact.who.rank is not None:
+            ranks[fact.spot.source].add(fact.who.rank)
+        elif fact.who.task is not None:
+            tasks[fact.spot.source].add(fact.who.task)
+    every = {rank for those in ranks.values() for rank in those}
+    return any(ranks[source] and (those & every) - ranks[source] for source, those in tasks.items())

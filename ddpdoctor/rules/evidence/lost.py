@@ -6,12 +6,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Failed, Link, Nature, Waiting
+from ddpdoctor.model.evidence import Failed, Link, Nature, Waiting, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.evidence import Fact, Who
+    from ddpdoctor.model.evidence import Fact
     from ddpdoctor.rules.evidence.state import RunState
 
 _Name = tuple[str, object]
@@ -59,7 +59,7 @@ def _victims(state: RunState) -> Iterator[Fact]:
 def _accused(state: RunState, fact: Fact) -> Iterator[_Name]:
     """Yield the rank or host that a victim names as lost."""
     if isinstance(fact, Failed) and fact.nature is Nature.PEER_LOST:
-        yield from (("host", _name_of(state, host)) for host in fact.peer_hosts)
+        yield from (("host", state.host_of(Who(address=host))) for host in fact.peer_hosts)
         yield from (("rank", rank) for rank in fact.peers if not fact.peer_hosts)
     elif isinstance(fact, Link):
         to = fact.to
@@ -67,13 +67,7 @@ def _accused(state: RunState, fact: Fact) -> Iterator[_Name]:
         if rank is not None:
             yield "rank", rank
         elif (to.host or to.address) and to.local_rank is None:
-            yield "host", to.host or _name_of(state, to.address)
-
-
-def _name_of(state: RunState, address: str) -> str:
-    """Return the name of the host with this address, if the evidence tells it."""
-    names = {fact.who.host for fact in state.facts if fact.who.address == address and fact.who.host}
-    return names.pop() if len(names) == 1 else address
+            yield "host", state.host_of(to)
 
 
 def _on_host(state: RunState, to: Who) -> int | None:

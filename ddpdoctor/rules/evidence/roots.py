@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 FATAL = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"})
 _KILLED_FOR_MEMORY = "oom"
+_ENVIRONMENT = frozenset({"shm", "version", "interface"})
+"""Faults that all processes have alike, if it is not one host's."""
 _GPU = frozenset({"xid", "gpu-lost"})
 
 
@@ -69,6 +71,7 @@ def find_roots(state: RunState) -> list[Root]:
             _add_trouble(roots, trouble, state)
     found = [root for root in roots.values() if root.facts]
     plain = [root for root in found if root.is_plain]
+    plain = _merge_environment(plain, state)
     return _merge_equal(sorted(plain or found, key=_Order(plain or found).place))
 
 
@@ -185,6 +188,27 @@ class _Order:
         time = fact.time.seconds if self._timed and fact.time is not None else 0.0
         memory_last = 0.0 if root.failed or not root.exited else 0.5
         return (time, 0.0 if root.is_first else 1.0, memory_last, float(fact.spot.line or 0))
+
+
+def _merge_environment(roots: list[Root], state: RunState) -> list[Root]:
+    """Make one fault of those of the environment that every process reports. It is no rank's and no host's."""
+    merged: dict[tuple[str, ...], Root] = {}
+    for root in roots:
+        key = tuple(sorted({one.kind for one in root.troubles if one.kind in _ENVIRONMENT}))
+        if not key or root.failed:
+            merged["", str(id(root))] = root
+        elif key in merged:
+            first = merged[key]
+            first.ranks |= root.ranks
+            first.hosts |= root.hosts
+            first.exited += root.exited
+            first.troubles += root.troubles
+        else:
+            merged[key] = root
+    for key, root in merged.items():
+        if key[0] and len(root.ranks) > 1 and root.ranks >= state.seen:
+            root.ranks, root.hosts = set(), set()
+    return list(merged.values())
 
 
 def _merge_equal(roots: list[Root]) -> list[Root]:

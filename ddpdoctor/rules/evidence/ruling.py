@@ -18,6 +18,7 @@ from ddpdoctor.model.evidence import (
     Exited,
     Failed,
     Finished,
+    Hint,
     Inside,
     Link,
     Nature,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.evidence.roots import Root
     from ddpdoctor.rules.evidence.state import RunState
 
+_TELLING = frozenset({"ras-ahead", "ras-unnamed", "damaged"})
+"""Notes that say why the cause cannot be told."""
 _FROZEN = frozenset({"T", "t"})
 
 _KINDS = {
@@ -201,8 +204,11 @@ def _lost(state: RunState) -> Ruling | None:
 
 def _cannot_tell(state: RunState) -> Ruling:
     waiting = state.waiting
+    told = [fact.words for fact in state.all(Hint) if fact.kind in _TELLING]
     lost = [fact for fact in state.all(Failed) if fact.nature is Nature.PEER_LOST]
-    if waiting:
+    if told:
+        reason = told[0]
+    elif waiting:
         reason = f"{rank_list(waiting)} waited for others, and nothing that was given says for whom"
     elif lost:
         reason = "the evidence holds only errors of ranks that lost another rank, and not the failure itself"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Absent, Doing, Inside, Moving, Operation, Stacked
+from ddpdoctor.model.evidence import Absent, Doing, Hint, Inside, Moving, Operation, Stacked
 from ddpdoctor.model.sides import grouped
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 WAITS = frozenset({Doing.COLLECTIVE, Doing.DEVICE})
 """What a rank does that, as far as a stack can tell, waits for other ranks."""
+
+NO_ANSWER = "no-answer"
+"""The kind of note about a rank that did not answer torch's debug server."""
 
 
 def compare_stacks(facts: Sequence[Fact], world: int | None) -> list[Fact]:
@@ -30,7 +33,18 @@ def compare_stacks(facts: Sequence[Fact], world: int | None) -> list[Fact]:
     if any(last[rank].doing in WAITS for rank in moved) or (moved and moved == set(last)):
         rank = min(moved)
         return [Moving(who=last[rank].who, spot=last[rank].spot)]
-    return [*_compare(last, moved, world)]
+    return [*_compare(last, moved, world), *_silent(facts, last)]
+
+
+def _silent(facts: Sequence[Fact], last: dict[int, Stacked]) -> Iterator[Absent]:
+    """Yield the ranks that did not answer when they were asked for their stacks, while others wait."""
+    waiters = {rank: stack for rank, stack in last.items() if stack.doing in WAITS}
+    for fact in facts:
+        if isinstance(fact, Hint) and fact.kind == NO_ANSWER and waiters and fact.who.rank not in last:
+            yield Absent(
+                who=fact.who, spot=fact.spot, said=fact.words, operation=_operation_of(waiters),
+                waiters=tuple(waiters), certain=False,
+            )  # fmt: skip
 
 
 def _compare(last: dict[int, Stacked], moved: AbstractSet[int], world: int | None) -> Iterator[Fact]:

@@ -25,6 +25,7 @@ from ddpdoctor.model.evidence import (
     Stopped,
     Trouble,
     Waiting,
+    Who,
 )  # fmt: skip
 from ddpdoctor.rules.evidence.calls import compare_calls
 from ddpdoctor.rules.evidence.identity import resolve, world_of
@@ -98,6 +99,12 @@ class RunState:
     def hosts_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """Return the hosts of ranks, sorted, without those that are unknown."""
         return tuple(sorted({self.hosts[rank] for rank in ranks if self.hosts.get(rank)}))
+
+    def host_of(self, who: Who) -> str:
+        """Return the name of somebody's host, else its address; empty if neither is known."""
+        named = {fact.who.host for fact in self.facts if who.address and fact.who.address == who.address}
+        named.discard("")
+        return who.host or (named.pop() if len(named) == 1 else who.address)
 
     @property
     def ended_well(self) -> bool:

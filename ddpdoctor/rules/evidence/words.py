@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Doing, Moving, Reached, Stacked, Waiting
-from ddpdoctor.model.findings import Confidence, Place
+from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.rank_words import count_of, format_numbers, name_list, rank_list
 from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.evidence.collecting import collect
@@ -159,6 +159,7 @@ def machine(state: RunState, root: Root) -> Problem:
     where = f"{name_list(hosts)}: " if hosts else f"{rank_list(ranks)}: " if ranks else ""
     return Problem(
         summary=f"{where}{trouble.problem}",
+        severity=Severity.ERROR,
         confidence=Confidence.MEDIUM,
         ranks=ranks,
         hosts=hosts,
@@ -319,7 +320,7 @@ def link(state: RunState, links: Sequence[Link]) -> Problem:
     """Return the problem of a network, or of what a host offers to it."""
     targets: dict[str, list[Link]] = defaultdict(list)
     for one in links:
-        far = one.to.host or one.to.address
+        far = state.host_of(one.to)
         targets[(one.who.host if one.local else far) or one.who.host].append(one)
     host, those = max(targets.items(), key=lambda item: len(item[1]))
     local = any(one.local for one in those)
