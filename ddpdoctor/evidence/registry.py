@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 def document_readers() -> tuple[DocumentReader, ...]:
     """Return the readers of whole files. The first that recognizes a file reads it."""
     from ddpdoctor.evidence.attached import AttachReader
+    from ddpdoctor.evidence.flight import FlightJsonReader, FlightPickleReader
     from ddpdoctor.evidence.nvidia_smi import NvidiaSmiReader
     from ddpdoctor.evidence.ras import RasJsonReader
     from ddpdoctor.evidence.stacks import JsonStackReader, StackReader
     from ddpdoctor.evidence.torchrun import ErrorFileReader
 
     return (
-        AttachReader(), RasJsonReader(), NvidiaSmiReader(), JsonStackReader(), StackReader(), ErrorFileReader(),
+        FlightPickleReader(), AttachReader(), FlightJsonReader(), RasJsonReader(), NvidiaSmiReader(), JsonStackReader(),
+        StackReader(), ErrorFileReader(),
     )  # fmt: skip
 
 

@@ -6,11 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.rank.plain_pickle import MOST_BYTES, parse_plain_pickle
 from ddpdoctor.model.call_log import shared_fields
 from ddpdoctor.model.facts import Call, DeviceState, DeviceTime
+from ddpdoctor.model.torch_names import dtype_name, op_name
 from ddpdoctor.recorder.storage.files import read_plain
 from ddpdoctor.recorder.storage.flight_entries import HOOKED, backend_of, chosen, is_pending, op_of
+from ddpdoctor.recorder.storage.plain_pickle import MOST_BYTES, parse_plain_pickle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,23 +25,6 @@ _ROWS = ([str, int, str, float], [str, int, str, int])
 """The columns of a ``device_times`` note: group, sequence number, operation, milliseconds."""
 _POINT_TO_POINT = re.compile(r"(send|recv) \d+(?:->|<-)(\d+|\?)")
 """From ProcessGroupNCCL.cpp and FlightRecorderHook.cpp: "recv 1<-0" has ranks within the group, "?" is any source."""
-_OPS = {
-    "_all_gather_base": "all_gather_into_tensor",
-    "_reduce_scatter_base": "reduce_scatter_tensor",
-    "allgather_coalesced": "all_gather_coalesced",
-    "allreduce_coalesced": "all_reduce_coalesced",
-    "all_reduce_barrier": "barrier",
-    "all_reduce_sparse": "all_reduce",
-    "_broadcast_oop": "broadcast",
-    "_reduce_oop": "reduce",
-}
-"""The recorder's name for an operation, by the name that torch's profiler uses, if the two differ."""
-_DTYPES = {
-    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
-    "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexFloat": "complex64",
-    "ComplexDouble": "complex128", "ComplexHalf": "complex32",
-}  # fmt: skip
-"""Names in c10/core/ScalarType.h that differ from Python's. The others are Python's, capitalized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +91,7 @@ def noted_times(notes: Sequence[dict[str, Any]]) -> tuple[DeviceTime, ...]:
     rows = next((note.get("rows") for note in reversed(notes) if note.get("k") == "device_times"), None)
     sound = [row for row in rows or () if isinstance(row, list) and [*map(type, row)] in _ROWS and 0 <= row[3] < 1e12]
     return tuple(
-        DeviceTime(group=group, seq=seq, op=str(_OPS.get(op, op)), ran_ms=float(ran_ms))
-        for group, seq, op, ran_ms in sound
+        DeviceTime(group=group, seq=seq, op=op_name(op), ran_ms=float(ran_ms)) for group, seq, op, ran_ms in sound
     )
 
 
@@ -140,7 +123,7 @@ def _native_fields(entry: dict[str, Any]) -> dict[str, Any]:
 def _op(entry: dict[str, Any]) -> str:
     name = op_of(entry)
     match = _POINT_TO_POINT.fullmatch(name)
-    return match[1] if match else _OPS.get(name, name)
+    return match[1] if match else op_name(name)
 
 
 def _state(entry: dict[str, Any], *, timed: bool) -> DeviceState:
@@ -167,7 +150,7 @@ def _tensors(entry: dict[str, Any]) -> tuple[str | None, tuple[int, ...] | None,
         return None, None, 0
     shape = sizes[0] if isinstance(sizes[0], list) and set(map(type, sizes[0])) <= {int} else None
     name = str(dtypes[0])
-    return f"torch.{_DTYPES.get(name, name.lower())}", None if shape is None else tuple(shape), len(sizes)
+    return f"torch.{dtype_name(name)}", None if shape is None else tuple(shape), len(sizes)
 
 
 def _known_call(entry: dict[str, Any], log: CallLog, peer: int | None, created_ns: int | None) -> Call | None:

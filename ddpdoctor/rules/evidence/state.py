@@ -28,6 +28,7 @@ from ddpdoctor.model.evidence import (
     Who,
 )  # fmt: skip
 from ddpdoctor.rules.evidence.calls import compare_calls
+from ddpdoctor.rules.evidence.flight import compare_flight
 from ddpdoctor.rules.evidence.identity import resolve, world_of
 from ddpdoctor.rules.evidence.stacks import compare_stacks
 from ddpdoctor.rules.evidence.watchdog import compare_waits
@@ -121,7 +122,10 @@ def build_run_state(evidence: Evidence) -> RunState:
     run = evidence.runs[-1]
     world = world_of(run)
     read = resolve(run.facts, world)
-    compared = [*compare_stacks(read, world), *compare_waits(read, world), *compare_calls(read)]
+    compared = [
+        *compare_stacks(read, world), *compare_waits(read, world), *compare_calls(read),
+        *compare_flight(run.dumps, world),
+    ]  # fmt: skip
     found = [fact.ranks for fact in compared if isinstance(fact, Size) and not fact.group]
     world = max([world or 0, *found]) or None
     facts = resolve([*read, *compared], world)

@@ -263,7 +263,7 @@ def absence(
             *_steps(state),
             *_coverage(state),
         ),
-        fix=_absence_fix(state, ranks, where),
+        fix=_absence_fix(ranks, where),
     )
 
 
@@ -298,10 +298,14 @@ def _reached_words(state: RunState, ranks: Iterable[int]) -> list[str]:
     return list(dict.fromkeys(found))[:MOST_QUOTES]
 
 
-def _absence_fix(state: RunState, ranks: list[int], where: tuple[Place, ...]) -> str:
+def _absence_fix(ranks: list[int], where: tuple[Place, ...]) -> str:
     if where:
         return f"look at what {rank_list(ranks)} does {place_words(where[0])}, and why the other ranks do not"
-    return f"find out what {rank_list(ranks)} did instead: " + "; ".join(collect(state))
+    its = "its" if len(ranks) == 1 else "their"
+    return (
+        f"find out what {rank_list(ranks)} did instead: {its} log and standard error; "
+        f"{its} stack, if the job still runs, with `ddpdoctor attach` on {its} host"
+    )
 
 
 def frozen(state: RunState, ranks: list[int]) -> Problem:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.rank.flight import read_dump
-from ddpdoctor.collect.rank.plain_pickle import parse_plain_pickle
 from ddpdoctor.recorder.state import start_ticks
 from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.plain_pickle import parse_cut_pickle, parse_plain_pickle
 from ddpdoctor.recorder.storage.ring_reading import RingContent, read_ring_file
 from ddpdoctor.recorder.storage.ring_writing import Ring
 
@@ -31,6 +31,7 @@ def test_a_dump_of_torch_holds_what_its_json_does() -> None:
 
 def test_plain_values_come_back_as_they_were() -> None:
     assert parse_plain_pickle(pickle.dumps(PLAIN, protocol=2)) == PLAIN
+    assert parse_plain_pickle(pickle.dumps(PLAIN, protocol=4)) == PLAIN
 
 
 @pytest.mark.parametrize(
@@ -45,13 +46,26 @@ def test_plain_values_come_back_as_they_were() -> None:
         b"\x80\x02K\x01K\x02a.",
         b"cos\nsystem\n(S'true'\ntR.",
         pickle.dumps(dt.date(2026, 1, 1), protocol=2),
-        pickle.dumps(PLAIN, protocol=4),
         DUMP[:-100],
     ],
 )
 def test_what_is_damaged_or_more_than_plain_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - pickletools has its own words
         parse_plain_pickle(data)
+
+
+def test_a_pickle_that_is_cut_off_keeps_what_came_before() -> None:
+    whole = parse_plain_pickle(DUMP)
+    cut = parse_cut_pickle(DUMP[: len(DUMP) // 2])
+    assert cut["version"] == whole["version"]
+    assert 0 < len(cut["entries"]) < len(whole["entries"])
+    assert cut["entries"][0] == whole["entries"][0]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x02(", b"\x80\x02}(cos\nsystem\n(S'true'\ntR"])
+def test_of_what_holds_nothing_or_more_than_plain_values_nothing_is_kept(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"left|plain"):
+        parse_cut_pickle(data)
 
 
 def ring_of(folder: Path) -> RingContent:

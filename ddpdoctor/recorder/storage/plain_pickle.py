@@ -6,6 +6,7 @@ Any other opcode raises ValueError.
 
 from __future__ import annotations
 
+import itertools
 import pickletools
 import struct
 from typing import Any
@@ -15,7 +16,7 @@ MOST_OPCODES = 2**22
 MOST_BYTES = 64 * 2**20
 _EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_VALUES = frozenset({"BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"})
+_VALUES = frozenset({"BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"})
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _PUT = frozenset({"BINPUT", "LONG_BINPUT"})
 _GET = frozenset({"BINGET", "LONG_BINGET"})
@@ -28,20 +29,63 @@ def parse_plain_pickle(data: bytes) -> Any:
     Raises:
         ValueError: the pickle is damaged or too large, or holds more than plain values.
     """
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES} bytes")
     stack: list[Any] = []
+    _interpret(data, stack)
+    return stack.pop()
+
+
+def parse_cut_pickle(data: bytes) -> Any:
+    """Return what can be had of a pickle that ends too early: its containers hold what came before the end.
+
+    Raises:
+        ValueError: nothing can be had, or it holds more than plain values.
+    """
+    stack: list[Any] = []
+    try:
+        _interpret(data, stack)
+    except _RefusedError:
+        raise
+    except ValueError:
+        _close(stack)
+    if not stack or stack[0] is _MARK:
+        raise ValueError("nothing of it is left")
+    return stack[0]
+
+
+class _RefusedError(ValueError):
+    """It is too large, or holds more than plain values: nothing of it is used."""
+
+
+def _interpret(data: bytes, stack: list[Any]) -> None:
+    """Run the opcodes up to the end, which leaves the value on the stack."""
+    if len(data) > MOST_BYTES:
+        raise _RefusedError(f"it has more than {MOST_BYTES} bytes")
     known: dict[int, Any] = {}
     try:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
-            if opcode.name == "STOP":
-                return stack.pop()
-            if count > MOST_OPCODES:
-                raise ValueError(f"it has more than {MOST_OPCODES} opcodes")
+        for opcode, argument, _ in itertools.islice(pickletools.genops(data), MOST_OPCODES):
+            if opcode.name == "STOP" and stack:
+                return
             _run(opcode.name, argument, stack, known)
-    except (IndexError, KeyError, TypeError, AttributeError, struct.error, OverflowError, StopIteration) as error:
+    except _RefusedError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, struct.error, OverflowError, StopIteration) as error:
         raise ValueError(f"it is damaged ({type(error).__name__})") from None
-    raise ValueError("it has no end")
+    raise ValueError(f"it has no end within {MOST_OPCODES} opcodes")
+
+
+def _close(stack: list[Any]) -> None:
+    """Put the values that are left on the stack into the containers below them."""
+    while len(stack) > 1:
+        mark = max((at for at, value in enumerate(stack) if value is _MARK), default=1)
+        values = [value for value in stack[mark:] if value is not _MARK]
+        del stack[mark:]
+        if not stack:
+            return
+        if isinstance(stack[-1], list):
+            stack[-1].extend(values)
+        elif isinstance(stack[-1], dict):
+            pairs = zip(values[::2], values[1::2], strict=False)
+            stack[-1].update((key, value) for key, value in pairs if isinstance(key, str))
 
 
 def _run(name: str, argument: Any, stack: list[Any], known: dict[int, Any]) -> None:
@@ -53,6 +97,8 @@ def _run(name: str, argument: Any, stack: list[Any], known: dict[int, Any]) -> N
         stack.append(_EMPTY[name]())
     elif name in _PUT:
         known[argument] = stack[-1]
+    elif name == "MEMOIZE":
+        known[len(known)] = stack[-1]
     elif name in _GET:
         stack.append(known[argument])
     elif name == "MARK":
@@ -71,8 +117,8 @@ def _gather(name: str, stack: list[Any]) -> None:
         stack[-1].update(zip(items[::2], items[1::2], strict=True))
     elif name == "TUPLE" or name in _TUPLES:
         stack.append(tuple(_taken(stack, _TUPLES.get(name))))
-    elif name != "PROTO":
-        raise ValueError(f"it holds more than plain values ({name})")
+    elif name not in ("PROTO", "FRAME"):
+        raise _RefusedError(f"it holds more than plain values ({name})")
 
 
 def _taken(stack: list[Any], count: int | None) -> list[Any]:

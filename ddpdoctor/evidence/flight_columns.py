@@ -1,0 +1,331 @@
+"""Sorts the entries of a flight recorder's dump into columns, a group at a time: a job may leave millions."""
+
+from __future__ import annotations
+
+import marshal
+import re
+from array import array
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any, cast
+
+from ddpdoctor.evidence.foreign_frames import foreign_frame
+from ddpdoctor.model.evidence import Spot
+from ddpdoctor.model.flight import FlightCall, FlightDump, FlightGroup, FlightTransfer
+from ddpdoctor.model.torch_names import dtype_name, op_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.model.stacks import Frame
+
+_Entry = dict[str, Any]
+
+_TRANSFER = re.compile(r"(send|recv)(?: (\d+)(?:->|<-)(\d+|\?))?")
+"""From ProcessGroupNCCL.cpp: "recv 1<-0" has ranks within the group, "?" is any source. TorchComms names no ranks."""
+_ENDS = ("coalesced", "_coalesced")
+"""Entries that end a batch, and whose state is that of the batch's other entries."""
+_NEVER_COMPLETED = frozenset({"gloo", "nccl2", "nccl-lazy", "c10d"})
+"""Backends whose entries are only marked as retired when they have ended."""
+_HELPER_NUMELS = frozenset({1, 3, 7})
+"""With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch compares fingerprints of this size in groups of its own."""
+_MOST_FRAMES = 100
+_MOST_MEMBERS = 2**20
+_DEFAULT = "default_pg"
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """The entries of one group."""
+
+    name: str
+    desc: str
+    collectives: list[_Entry] = field(default_factory=list)
+    transfers: list[_Entry] = field(default_factory=list)
+
+
+def build_dump(body: _Entry, rank: int | None, source: str, problem: str) -> FlightDump | None:
+    """Return the calls of a dump, or None if it has none of a dump's keys.
+
+    Args:
+        body: The content of the dump.
+        rank: The rank that the name of the file says.
+        source: The name of the file.
+        problem: What is wrong with the file.
+    """
+    if not body.keys() & {"entries", "pg_config"}:
+        return None
+    config = _config(body.get("pg_config"))
+    entries = [entry for entry in _list(body.get("entries")) if _is_sound(entry)]
+    entries.sort(key=lambda entry: cast("int", entry["record_id"]))
+    one_counter = _is_torchcomms(body, entries)
+    gathered = _gather(entries)
+    groups = [_build_group(group, config.get(group.name), one_counter=one_counter) for group in gathered]
+    several = len(gathered) > 1
+    kept = [group for group, those in zip(groups, gathered, strict=True) if not (several and _is_helper(those))]
+    idle = [
+        FlightGroup(
+            name, desc, members, (), array("I"), array("q"), 0, knows_ends=True, timed_out=False, limit_s=None,
+            pending_ns=None, pending_frames=(), last_frames=(), transfers=(), made={},
+        )
+        for name, (desc, members) in config.items() if members and name not in {one.name for one in gathered}
+    ]  # fmt: skip
+    times = [entry["time_created_ns"] for entry in (entries[:1] + entries[-1:])]
+    return FlightDump(
+        rank=rank if rank is not None else _own_rank(gathered, config),
+        spot=Spot(source=source),
+        version=str(body.get("version", ""))[:16],
+        groups=(*kept, *idle),
+        world_size=_world_size(config),
+        wrapped=bool(entries) and entries[0]["record_id"] > 0,
+        one_counter=one_counter,
+        first_ns=min(times, default=None),
+        last_ns=max(times, default=None),
+        has_frames=any(entry.get("frames") for entry in entries[-1:]),
+        damaged=problem,
+    )
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_sound(entry: object) -> bool:
+    """Return whether an entry has what the columns need. Recorders before 2.7 lack some keys."""
+    if not isinstance(entry, dict):
+        return False
+    group, name = entry.get("process_group"), entry.get("profiling_name")
+    texts = isinstance(name, str) and isinstance(entry.get("state"), str) and isinstance(group, list | tuple)
+    if not texts or not group or not all(isinstance(part, str) for part in group):
+        return False
+    for key in ("collective_seq_id", "record_id", "time_created_ns"):
+        number = entry.setdefault(key, entry.get("seq_id", 0) if key == "collective_seq_id" else 0)
+        if type(number) is not int or not -1 <= number < 2**63:
+            return False
+    return True
+
+
+def _config(plain: object) -> dict[str, tuple[str, tuple[int, ...] | None]]:
+    """Return the description and the members of each group."""
+    found: dict[str, tuple[str, tuple[int, ...] | None]] = {}
+    for name, one in (plain if isinstance(plain, dict) else {}).items():
+        if isinstance(one, dict) and isinstance(name, str):
+            found[name] = str(one.get("desc", "")), _members(one.get("ranks"))
+    return found
+
+
+def _members(plain: object) -> tuple[int, ...] | None:
+    """Return the ranks that a text such as "[0, 1, 2]" names. Gloo's is empty: its members are unknown."""
+    if isinstance(plain, str) and len(plain) < 16 * _MOST_MEMBERS:
+        plain = [int(number) for number in re.findall(r"\d{1,9}", plain)]
+    ranks = [rank for rank in _list(plain) if type(rank) is int and 0 <= rank < _MOST_MEMBERS]
+    return tuple(ranks) if ranks and len(set(ranks)) == len(ranks) else None
+
+
+def _world_size(config: dict[str, tuple[str, tuple[int, ...] | None]]) -> int | None:
+    """Return the size of the default group; without it, the ranks that all groups need."""
+    default = [members for name, (desc, members) in config.items() if members and (desc == _DEFAULT or name == "0")]
+    every = [members for _, members in config.values() if members]
+    return max((max(len(members), max(members) + 1) for members in (default or every)), default=None)
+
+
+def _is_torchcomms(body: _Entry, entries: Sequence[_Entry]) -> bool:
+    """Return whether TorchComms wrote it: its lists of ranks have no blanks, and its pg_status says nothing."""
+    config = body.get("pg_config")
+    texts = [one.get("ranks") for one in (config.values() if isinstance(config, dict) else ()) if isinstance(one, dict)]
+    plain = [text for text in texts if isinstance(text, str) and "," in text]
+    unnamed = any(_TRANSFER.fullmatch(_op(entry)) and " " not in _op(entry) for entry in entries)
+    dense = bool(plain) and not any(", " in text for text in plain)
+    return (dense or unnamed) and not body.get("pg_status") and not any(entry.get("is_p2p") for entry in entries)
+
+
+def _gather(entries: Iterable[_Entry]) -> list[_Gathered]:
+    found: dict[str, _Gathered] = {}
+    for entry in entries:
+        name, *rest = entry["process_group"]
+        group = found.get(name)
+        if group is None:
+            group = found[name] = _Gathered(name, rest[0] if rest else "")
+        if entry.get("is_p2p") or _TRANSFER.fullmatch(_op(entry)):
+            group.transfers.append(entry)
+        else:
+            group.collectives.append(entry)
+    return list(found.values())
+
+
+def _op(entry: _Entry) -> str:
+    return cast("str", entry["profiling_name"]).rpartition(":")[2]
+
+
+def _is_helper(group: _Gathered) -> bool:
+    """Return whether torch compared fingerprints in it, under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    return bool(group.collectives) and not group.desc and all(_is_fingerprint(one) for one in group.collectives)
+
+
+def _is_fingerprint(entry: _Entry) -> bool:
+    numels = set(_numels(entry.get("input_sizes")))
+    return op_name(_op(entry)).startswith("all_gather") and _dtype(entry) == "int64" and numels <= _HELPER_NUMELS
+
+
+def _build_group(
+    group: _Gathered, config: tuple[str, tuple[int, ...] | None] | None, *, one_counter: bool
+) -> FlightGroup:
+    entries = group.collectives
+    blocks = [[entry] for entry in entries] if one_counter else _blocks(entries)
+    seqs = range(1, len(blocks) + 1) if one_counter else (block[0]["collective_seq_id"] for block in blocks)
+    calls: dict[tuple[FlightCall, ...], int] = {}
+    known: dict[bytes, int] = {}
+    which = array("I", (_which(block, calls, known) for block in blocks))
+    done, knows_ends, timed_out = _progress([block[-1] for block in blocks])
+    pending = blocks[done][0] if done < len(blocks) else None
+    pending_transfers, made = _transfers(group.transfers)
+    limit_ms = pending.get("timeout_ms") if pending is not None else None
+    return FlightGroup(
+        name=group.name,
+        desc=group.desc or (config[0] if config else ""),
+        members=config[1] if config else None,
+        calls=tuple(calls),
+        which=which,
+        seq=array("q", seqs),
+        done=done,
+        knows_ends=knows_ends,
+        timed_out=timed_out,
+        limit_s=limit_ms / 1000 if isinstance(limit_ms, int | float) and 0 < limit_ms < 1e12 else None,
+        pending_ns=pending["time_created_ns"] if pending is not None else None,
+        pending_frames=_frames(pending),
+        last_frames=_frames(entries[-1] if entries else None),
+        transfers=pending_transfers,
+        made=made,
+    )
+
+
+def _blocks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
+    """Return the entries of each number. A number that falls back, as that of another group would, is dropped."""
+    blocks: list[list[_Entry]] = []
+    last = -1
+    for entry in entries:
+        number = entry["collective_seq_id"]
+        if number > last:
+            blocks.append([entry])
+            last = number
+        elif number == last:
+            blocks[-1].append(entry)
+    return blocks
+
+
+def _which(block: list[_Entry], calls: dict[tuple[FlightCall, ...], int], known: dict[bytes, int]) -> int:
+    """Return the index of a block's call. Equal entries are found by their bytes, without building the call again."""
+    if len(block) > 1:
+        parts = [one for one in block if _op(one) != _ENDS[0]] or block
+        call = tuple(sorted(_call(one) for one in parts))
+        return calls.setdefault(call, len(calls))
+    entry = block[0]
+    key = marshal.dumps((
+        entry["profiling_name"], entry.get("input_sizes"), entry.get("output_sizes"), entry.get("input_dtypes")
+    ), 2)  # fmt: skip
+    found = known.get(key)
+    if found is None:
+        found = known[key] = calls.setdefault((_call(entry),), len(calls))
+    return found
+
+
+def _call(entry: _Entry) -> FlightCall:
+    return FlightCall(
+        op=op_name(_op(entry)),
+        numels_in=_numels(entry.get("input_sizes")),
+        numels_out=_numels(entry.get("output_sizes")),
+        shape=next(iter(_shapes(entry.get("input_sizes"))), ()),
+        dtype=_dtype(entry),
+    )
+
+
+def _shapes(sizes: object) -> list[tuple[int, ...]]:
+    shapes = [size for size in _list(sizes) if isinstance(size, list | tuple)]
+    return [tuple(one if type(one) is int else -1 for one in shape) for shape in shapes]
+
+
+def _numels(sizes: object) -> tuple[int, ...]:
+    return tuple(prod(shape) for shape in _shapes(sizes))
+
+
+def _dtype(entry: _Entry) -> str:
+    names = _list(entry.get("input_dtypes")) or _list(entry.get("output_dtypes"))
+    return dtype_name(str(names[0])[:32]) if names else ""
+
+
+def _progress(entries: Sequence[_Entry]) -> tuple[int, bool, bool]:
+    """Return how many calls have completed, whether the backend says so, and whether the next one timed out.
+
+    The collectives of one group complete in order on a device, so all before a completed one have completed too.
+    "Retired and not completed" means that the watchdog gave up on it, save where a backend marks the end only so.
+    """
+    ends = [at for at, entry in enumerate(entries) if entry["state"] == "completed"]
+    after = ends[-1] + 1 if ends else 0
+    rest = entries[after:]
+    if not rest:
+        return after, True, False
+    retired = [bool(entry.get("retired")) for entry in rest]
+    if not _marks_only(entries):
+        return after, True, retired[0]
+    if all(retired):
+        return len(entries) - 1, False, False
+    return retired.index(False), True, False
+
+
+def _marks_only(entries: Sequence[_Entry]) -> bool:
+    """Return whether the backend marks the end of a call as retired only, and never as completed."""
+    if not entries or entries[0]["profiling_name"].partition(":")[0] in _NEVER_COMPLETED:
+        return not any(entry["state"] == "completed" for entry in entries)
+    return len(entries) > 1 and all(entry["state"] == "scheduled" and entry.get("retired") for entry in entries)
+
+
+def _transfers(entries: Sequence[_Entry]) -> tuple[tuple[FlightTransfer, ...], dict[tuple[str, int | None], int]]:
+    """Return the sends and receives that have not completed, and how many there are of each kind and peer."""
+    ended = {_block_of(entry): entry for entry in entries if _op(entry) == _ENDS[0]}
+    marks_only = _marks_only(entries)
+    made: dict[tuple[str, int | None], int] = {}
+    pending: list[FlightTransfer] = []
+    for entry in entries:
+        found = _TRANSFER.fullmatch(_op(entry))
+        if found is None:
+            continue
+        peer = int(found[3]) if found[3] and found[3].isdigit() and len(found[3]) < 8 else None
+        key = found[1], peer
+        made[key] = made.get(key, 0) + 1
+        end = ended.get(_block_of(entry), entry)
+        if end["state"] != "completed" and not (marks_only and end.get("retired")):
+            numels = _numels(entry.get("input_sizes")) or _numels(entry.get("output_sizes"))
+            pending.append(
+                FlightTransfer(
+                    found[1], peer, made[key], numels[0] if numels else None, entry["time_created_ns"], _frames(entry)
+                )
+            )
+        else:
+            # One stream serves a pair of ranks: what came before a completed transfer has completed too.
+            pending = [one for one in pending if (one.op, one.peer) != key]
+    return tuple(pending), made
+
+
+def _block_of(entry: _Entry) -> tuple[object, object]:
+    return entry.get("p2p_seq_id"), entry["collective_seq_id"]
+
+
+def _frames(entry: _Entry | None) -> tuple[Frame, ...]:
+    """Return the stack of an entry, outermost first. torch writes the innermost frame first."""
+    found = [
+        foreign_frame(str(one.get("filename", "")), one["line"], str(one.get("name", "")))
+        for one in _list(entry.get("frames") if entry is not None else None)[:_MOST_FRAMES]
+        if isinstance(one, dict) and type(one.get("line")) is int
+    ]
+    return tuple(reversed(found))
+
+
+def _own_rank(groups: Sequence[_Gathered], config: dict[str, tuple[str, tuple[int, ...] | None]]) -> int | None:
+    """Return the rank that made the sends and receives of a dump: "send 0->1" begins with its rank in the group."""
+    for group in groups:
+        members = config.get(group.name, ("", None))[1]
+        for entry in group.transfers:
+            found = _TRANSFER.fullmatch(_op(entry))
+            if members and found and found[2] and len(found[2]) < 8 and int(found[2]) < len(members):
+                return members[int(found[2])]
+    return None
