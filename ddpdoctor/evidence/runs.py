@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ddpdoctor.evidence.dump_choice import choose_dumps
 from ddpdoctor.model.evidence import Exited, Failed, Finished, Launched, Restarted, Stopped, Waiting
 from ddpdoctor.model.evidence_runs import EvidenceRun
 
@@ -43,14 +44,16 @@ def gather_runs(parts: Sequence[Part]) -> tuple[tuple[EvidenceRun, ...], dict[st
         attempt = last_attempt if part.attempt is None else part.attempt
         by_job.setdefault((job, attempt), []).append((part, _split(part.facts)))
     runs: list[EvidenceRun] = []
+    left_out: dict[str, str] = {}
     for (job, attempt), those in sorted(by_job.items()):
         most = max(len(pieces) for _, pieces in those)
         for back in range(most, 0, -1):
             facts = [fact for _, pieces in those if len(pieces) >= back for fact in pieces[-back]]
-            dumps = [dump for part, _ in those for dump in part.dumps] if back == 1 else []
+            dumps, others = choose_dumps([dump for part, _ in those for dump in part.dumps if back == 1])
+            left_out |= others
             name = _name(job, attempt, facts, of_jobs=len({key[0] for key in by_job}), last_attempt=last_attempt)
             runs.append(EvidenceRun(facts=tuple(facts), dumps=tuple(dumps), number=len(runs), name=name))
-    return tuple(runs), {}
+    return tuple(runs), left_out
 
 
 def _job(part: Part) -> int:

@@ -38,7 +38,8 @@ def compare_flight(dumps: Sequence[FlightDump], world: int | None) -> list[Fact]
     timed_out = any(part.timed_out for one in clusters for part in one.parts.values())
     found: list[Fact] = []
     for cluster in clusters:
-        if not timed_out and (moved := _contradiction(cluster)) is not None:
+        moved = None if timed_out or _first_different_number(cluster) is not None else _contradiction(cluster)
+        if moved is not None:
             return [moved]
     for cluster in clusters:
         found += _compare(cluster, by_rank, world)
@@ -56,7 +57,7 @@ def _contradiction(cluster: Cluster) -> Moving | None:
     if any(dump.one_counter and dump.wrapped for dump in cluster.dumps.values()):
         return None
     for rank, part in cluster.parts.items():
-        if not part.seq and cluster.dumps[rank].wrapped:
+        if _may_lack_entries(cluster, rank):
             continue
         for other, ahead in cluster.parts.items():
             if part.last < ahead.last_done and ahead.knows_ends and ahead.done:
@@ -137,11 +138,13 @@ def _surely_done(cluster: Cluster, rank: int) -> int:
 def _is_behind(cluster: Cluster, rank: int, number: int) -> bool:
     """Return whether a rank that was dumped has not made the call of this number."""
     part = cluster.parts.get(rank)
-    if part is None:
-        return True
-    if not part.seq:
-        return not cluster.dumps[rank].wrapped
-    return part.last < number
+    return part is None or (part.last < number and not _may_lack_entries(cluster, rank))
+
+
+def _may_lack_entries(cluster: Cluster, rank: int) -> bool:
+    """Return whether newer calls of the group than the dump holds may have been made."""
+    dump = cluster.dumps[rank]
+    return bool(dump.damaged) or (dump.wrapped and not cluster.parts[rank].seq)
 
 
 def _absences(cluster: Cluster, ranks: Sequence[int], operation: Operation, waiters: tuple[int, ...]) -> Iterator[Fact]:

@@ -1,0 +1,305 @@
+"""Flight recorder dumps of all versions: who is behind, who differs, what cannot be told, and what runs on."""
+
+import json
+import pickle
+
+import pytest
+
+from tests.flight_dumps import VERSIONS, Recorder, recorders
+from tests.rules.evidence.truths import ABSENT, Truth, hold
+
+OF_ALL = "collect|~/.cache/torch|nccl_trace_rank"
+
+
+def files_of(bodies, name="nccl_trace_rank_{}", protocol=2):
+    return {name.format(rank): pickle.dumps(body, protocol) for rank, body in enumerate(bodies)}
+
+
+def behind(world=4, late=2, ops=20, state="started"):
+    """All ranks make a number of all_reduces; then all but one wait in a reduce_scatter."""
+    found = recorders(world)
+    for one in found:
+        for _ in range(ops):
+            one.call()
+        if one.rank != late:
+            one.call("_reduce_scatter_base", (4096,), out=(1024,), state=state, line=77)
+    return found
+
+
+@pytest.mark.parametrize("state", ["started", "scheduled"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_rank_that_did_not_make_the_call_is_behind(tmp_path, version, state):
+    files = files_of([one.body(version) for one in behind(state=state)])
+    says = (r"reduce_scatter_tensor #21 of default_pg", r"train.py:77", r"rank 2 made all_reduce #20")
+    hold(tmp_path, files, Truth(kinds=("stuck",), ranks=(2,), says=says, confidence=("medium",)))
+
+
+@pytest.mark.parametrize("kind", ["json", "gloo", "torchcomms"])
+def test_so_in_the_dumps_of_other_writers(tmp_path, kind):
+    bodies = [getattr(one, kind)() for one in behind(world=3, late=1, state="scheduled")]
+    if kind == "json":
+        files = {f"fr_trace_json_{rank}.txt": json.dumps(body) for rank, body in enumerate(bodies)}
+    else:
+        files = files_of(bodies, "comm_lib_trace_rank_{}", 4)
+    hold(tmp_path, files, Truth(kinds=("stuck",), ranks=(1,), says=("reduce_scatter_tensor",)))
+
+
+def test_a_dump_of_a_rank_that_made_nothing_yet(tmp_path):
+    found = recorders(3)
+    for one in found[:2]:
+        one.call(state="scheduled")
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(2,), says=("made no call",)))
+    json_files = {f"rank{one.rank}.json": json.dumps(one.json()) for one in found}
+    hold(tmp_path / "json", json_files, Truth(kinds=ABSENT, ranks=(2,)))
+
+
+def test_the_dump_of_the_rank_that_is_waited_for_lacks(tmp_path):
+    """It may be dead, on another disk, or not given: its absence is no proof."""
+    files = files_of([one.body() for one in behind()])
+    del files["nccl_trace_rank_2"]
+    hold(tmp_path, files, Truth(collect=("rank 2", OF_ALL)))
+
+
+def test_one_dump_of_many_says_who_waits_and_not_for_whom(tmp_path):
+    files = {"nccl_trace_rank_3": pickle.dumps(behind(world=8)[3].body(), 2)}
+    hold(tmp_path, files, Truth(collect=("ranks 0-2, 4-7", OF_ALL)))
+
+
+def test_a_dump_that_is_cut_off_is_read_up_to_the_cut(tmp_path):
+    """The last entries of rank 0 lack, so it may look behind: rank 2 is, for it has a whole dump."""
+    files = files_of([one.body() for one in behind()])
+    files["nccl_trace_rank_1"] = files["nccl_trace_rank_1"][:-2000]
+    hold(tmp_path, files, Truth(kinds=ABSENT, ranks=(2,), mentions=("cut off",)))
+
+
+def test_all_are_inside_one_call(tmp_path):
+    found = recorders(4)
+    for one in found:
+        one.call().call(size=(9,), state="started")
+    truth = Truth(kinds=("transport",), ranks=(), confidence=("low",), mentions=("Xid|xid", "device"))
+    hold(tmp_path, files_of([one.body() for one in found]), truth)
+
+
+def test_what_one_rank_completed_is_done_on_all(tmp_path):
+    """The watchdog notices ends late: rank 1 seems to wait in a call that the others have completed."""
+    found = recorders(3)
+    for one in found:
+        one.call()
+        one.call(state="started" if one.rank == 1 else "completed")
+        if one.rank != 1:
+            one.call(line=50, state="started")
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(1,), says=("#3",)))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"op": "broadcast"}, "broadcast"),
+        ({"size": (1025,)}, "1025"),
+        ({"dtype": "BFloat16"}, "bfloat16"),
+    ],
+)
+def test_another_call_under_one_number_is_a_mismatch(tmp_path, change, says):
+    found = recorders(4)
+    for one in found:
+        one.call()
+        one.call(state="started", **({} if one.rank != 3 else change))
+    files = files_of([one.body() for one in found])
+    hold(tmp_path, files, Truth(kinds=("mismatch",), ranks=(3,), says=(says,), confidence=("high",)))
+
+
+def test_a_call_too_many_is_the_first_difference(tmp_path):
+    """Rank 0 logs a metric on its own: from there on it is one number ahead, and ends alone."""
+    found = recorders(3)
+    for one in found:
+        one.call()
+        if one.rank == 0:
+            one.call(size=(1,), line=12)
+        one.call(size=(512,)).call(size=(2048,))
+        one.call(size=(1,), state="started") if one.rank == 0 else None
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=("mismatch",), ranks=(0,), says=("#2",)))
+
+
+def test_uneven_sizes_that_torch_allows_are_no_mismatch(tmp_path):
+    found = recorders(4)
+    for one in found:
+        for op in ("all_to_all", "all_to_all_v_single", "gather", "scatter", "barrier"):
+            one.call(op, (10 + one.rank,), out=(20 - one.rank,))
+        one.call("all_gather", (10 + one.rank,), out=(40,))
+        if one.rank != 1:
+            one.call(state="started")
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(1,)))
+
+
+def test_rings_that_begin_at_different_numbers_are_compared_where_they_overlap(tmp_path):
+    found = recorders(4, {"1/tp": [0, 2], "2/tp": [1, 3]})
+    for one in found:
+        group = "1/tp" if one.rank % 2 == 0 else "2/tp"
+        for number in range(300):
+            one.call()
+            for _ in range(number % 5 if one.rank % 2 else 1):
+                one.call("_all_gather_base", (8,), out=(16,), group=group)
+        if one.rank != 3:
+            one.call(line=81, state="scheduled")
+    truth = Truth(kinds=ABSENT, ranks=(3,), says=("#301",))
+    hold(tmp_path, files_of([one.body(ring=200) for one in found]), truth)
+
+
+def test_groups_of_one_name_with_other_members_are_not_compared(tmp_path):
+    """Ranks 0 and 1 are in one tp group and ranks 2 and 3 in another, and both are called tp."""
+    found = [Recorder(rank, 4) for rank in range(4)]
+    for one in found:
+        one.groups["tp"] = ("tp", [0, 1] if one.rank < 2 else [2, 3])
+        for _ in range(3 if one.rank < 2 else 8):
+            one.call(group="tp", size=(64 if one.rank < 2 else 128,))
+        if one.rank != 2:
+            one.call("_all_gather_base", (8,), group="tp", state="started", line=33)
+    truth = Truth(kinds=ABSENT, ranks=(2,), says=("all_gather_into_tensor #9 of tp",))
+    hold(tmp_path, files_of([one.body() for one in found]), truth)
+
+
+def test_a_chain_of_waits_ends_at_the_rank_that_waits_for_nobody(tmp_path):
+    """Ranks 0 and 1 wait in dp for ranks 2 and 3, which wait in pp for rank 4."""
+    found = recorders(6, {"1/dp": [0, 1, 2, 3], "2/pp": [2, 3, 4, 5]})
+    for one in found:
+        one.call()
+        if one.rank in (0, 1):
+            one.call(group="1/dp", state="started")
+        if one.rank in (2, 3, 5):
+            one.call("broadcast", group="2/pp", state="started", line=70)
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(4,), says=("pp",)))
+
+
+def test_groups_in_another_order_are_a_deadlock(tmp_path):
+    found = recorders(2, {"1/a": [0, 1], "2/b": [0, 1]})
+    found[0].call(group="1/a", state="started")
+    found[1].call(group="2/b", state="started")
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=("deadlock",), ranks=(0, 1)))
+
+
+def test_groups_enqueued_in_another_order_are_a_deadlock_too(tmp_path):
+    """With NCCL both calls are enqueued on both ranks, and wait on the device."""
+    found = recorders(2, {"1/a": [0, 1], "2/b": [0, 1]})
+    for one, order in zip(found, (("1/a", "2/b"), ("2/b", "1/a")), strict=True):
+        for group in order:
+            one.call(group=group, state="scheduled")
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=("deadlock",), ranks=(0, 1)))
+
+
+def test_two_receives_wait_for_each_other(tmp_path):
+    found = recorders(2)
+    for one in found:
+        one.call().transfer("recv", 1 - one.rank, state="started")
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=("deadlock",), ranks=(0, 1)))
+
+
+def test_a_receive_waits_for_a_send_that_never_came(tmp_path):
+    """The numbers of transfers differ between ranks: only sender, receiver and order say what belongs together."""
+    found = recorders(3)
+    for _ in range(5):
+        found[0].transfer("send", 1)
+        found[1].transfer("recv", 0).transfer("send", 2)
+        found[2].transfer("recv", 1)
+    found[1].transfer("recv", 0, state="started", line=61)
+    found[2].transfer("recv", 1, state="scheduled", line=62)
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(0,), says=("recv", "rank 1")))
+
+
+def test_a_batch_of_transfers_has_the_state_of_its_end(tmp_path):
+    """Parts of batch_isend_irecv stay scheduled for ever; the entry that ends the batch completes."""
+    found = recorders(2)
+    for one in found:
+        one.transfer("send", 1 - one.rank, state="scheduled").transfer("recv", 1 - one.rank, state="scheduled")
+        number = one.entries[0]["p2p_seq_id"]
+        one.entries[1]["p2p_seq_id"] = number
+        one.entries[0]["retired"] = one.entries[1]["retired"] = False
+        one.transfer("send", 1 - one.rank)
+        one.entries[-1] |= {"profiling_name": "nccl:coalesced", "p2p_seq_id": number}
+        if one.rank == 0:
+            one.call(state="started", line=90)
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(1,), says=("all_reduce #1",)))
+
+
+def test_a_transfer_of_another_size_is_a_mismatch(tmp_path):
+    found = recorders(2)
+    found[0].transfer("send", 1, 512, state="started")
+    found[1].transfer("recv", 0, 256, state="started")
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=("mismatch",), says=("512", "256")))
+
+
+def test_a_job_that_was_dumped_while_it_ran_is_silent(tmp_path):
+    """Rank 0 was dumped later: it has completed what rank 1 had not begun."""
+    found = recorders(3)
+    for one in found:
+        for _ in range(40 - 3 * one.rank):
+            one.call()
+        one.call(state="started")
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(silent=True))
+
+
+def test_dumps_after_a_good_end_show_nothing_wrong(tmp_path):
+    found = recorders(3)
+    for one in found:
+        for _ in range(4):
+            one.call()
+    truth = Truth(collect=("attach",))
+    hold(tmp_path, files_of([one.body() for one in found]), truth)
+
+
+def test_a_rank_that_ran_into_the_limit_waits_though_its_call_is_retired(tmp_path):
+    found = recorders(3)
+    for one in found:
+        one.call()
+        if one.rank != 0:
+            one.call(state="started", retired=True)
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(0,)))
+
+
+def test_a_backend_that_does_not_say_what_has_ended(tmp_path):
+    """nccl2 with work that gives no completion: all is retired, and nothing is ever completed."""
+    found = recorders(3)
+    for one in found:
+        one.backend = "nccl2"
+        for _ in range(6 if one.rank != 1 else 5):
+            one.call(state="scheduled", retired=True)
+    truth = Truth(kinds=ABSENT, ranks=(1,), confidence=("low",), or_cannot_tell=True)
+    hold(tmp_path, files_of([one.body() for one in found]), truth)
+
+
+def test_the_helper_groups_of_detail_are_left_out(tmp_path):
+    found = recorders(3)
+    for one in found:
+        one.groups["h"] = ("", [0, 1, 2])
+        for number in range(4 + one.rank):
+            one.call("all_gather", ((1, 3, 7)[number % 3],), dtype="Long", group="h", state="scheduled")
+        one.call()
+        if one.rank != 1:
+            one.call(state="started")
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(1,), says=("default_pg",)))
+
+
+def test_dumps_of_yesterday_and_of_another_job_are_named_and_left_out(tmp_path):
+    today, yesterday, other = behind(world=3, late=2), behind(world=3, late=0), behind(world=8, late=5)
+    for one in [*today, other[7]]:
+        for entry in one.entries:
+            entry["time_created_ns"] += 20 * 3600 * 10**9
+    files = {f"{one.rank}/nccl_trace_rank_{one.rank}": pickle.dumps(one.body(), 2) for one in today}
+    files |= {f"old/nccl_trace_rank_{one.rank}": pickle.dumps(one.body(), 2) for one in yesterday}
+    files["nccl_trace_rank_7"] = pickle.dumps(other[7].body(), 2)
+    hold(tmp_path, files, Truth(kinds=ABSENT, ranks=(2,), mentions=("left out", "8 ranks", "20 h older")))
+
+
+def test_a_hostile_dump_runs_nothing(tmp_path):
+    victim = tmp_path / "victim"
+    code = f"c__builtin__\neval\n(V__import__('os').mkdir({str(victim)!r})\ntR."
+    files = files_of([one.body() for one in behind()])
+    hostile = b"\x80\x02}(X\x07\0\0\0versionX\x04\0\0\x002.10X\x07\0\0\0entries" + code.encode()
+    hold(tmp_path, files | {"nccl_trace_rank_4": hostile}, Truth(kinds=ABSENT, ranks=(2,), mentions=("names Python",)))
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize(
+    "prefix", ["fr_{}", "comm_lib_trace_rank_{}", "dump{}.pkl", "rank_{}/trace", "nccl.r{}.pickle"]
+)
+def test_the_rank_is_in_the_name_of_the_file(tmp_path, prefix):
+    hold(tmp_path, files_of([one.body() for one in behind()], prefix), Truth(kinds=ABSENT, ranks=(2,)))
