@@ -80,5 +80,5 @@ def _expected(world_size: int) -> Iterable[str]:
 
 def _read_values(reader: StoreReader, keys: Iterable[str]) -> dict[str, str]:
     wanted = [key for key in keys if key.startswith(_VALUES) or key.endswith(_TRACES)][:MOST_VALUES]
-    found = {key: reader.look(key) for key in wanted}
+    found = {key: reader.get(key) for key in wanted}
     return {key: hide_in_text(value.decode(errors="replace")) for key, value in found.items() if value is not None}

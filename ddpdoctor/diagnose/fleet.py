@@ -257,7 +257,7 @@ def _look_for_hellos(conversation: Conversation, ranks: tuple[int, ...]) -> Mapp
     found: dict[int, Hello] = {}
     for rank in ranks:
         with suppress(BadRecord):
-            hello = conversation.look(Hello, f"hello/{rank}", f"rank {rank}")
+            hello = conversation.get(Hello, f"hello/{rank}", f"rank {rank}")
             if hello is not None:
                 found[rank] = hello
     return found

@@ -63,7 +63,7 @@ class Client(ABC):
         """Store a value under a key."""
         self._call(Operation.SET, key, value)
 
-    def look(self, key: str) -> bytes | None:
+    def get(self, key: str) -> bytes | None:
         """Return the value of a key, or None if it has none yet."""
         return self._call(Operation.LOOK, key, b"")
 

@@ -118,7 +118,7 @@ def measure_offset(conversation: Conversation) -> float | None:
     differences: list[float] = []
     former: _WallClock | None = None
     while len(differences) < ENOUGH_VALUES and time.monotonic() < deadline:
-        shown = conversation.look(_WallClock, KEY, "rank 0's clock")
+        shown = conversation.get(_WallClock, KEY, "rank 0's clock")
         seen_s = time.time()
         # The age of the first value is unknown.
         if shown is not None and former is not None and shown != former:

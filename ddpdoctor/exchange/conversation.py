@@ -114,16 +114,16 @@ class Conversation:
 
     def has(self, key: str) -> bool:
         """Return whether there is a record."""
-        return self.store.look(self._prefix + key) is not None
+        return self.store.get(self._prefix + key) is not None
 
-    def look(self, kind: type[Kind], key: str, sender: str) -> Kind | None:
+    def get(self, kind: type[Kind], key: str, sender: str) -> Kind | None:
         """Return a record, or None if there is none yet; raises ``BadRecord``, which names ``sender``."""
-        data = self.store.look(self._prefix + key)
+        data = self.store.get(self._prefix + key)
         return None if data is None else self._read(kind, key, data, sender)
 
     def take(self, kind: type[Kind], key: str, sender: str) -> Kind | None:
-        """Return a record as ``look`` does, and remove it to free the server's memory."""
-        data = self.store.look(self._prefix + key)
+        """Return a record as ``get`` does, and remove it to free the server's memory."""
+        data = self.store.get(self._prefix + key)
         if data is None:
             return None
         try:
@@ -165,7 +165,7 @@ class Conversation:
             self._forget(key, description)
 
     def _wait(self, key: str, limit_s: float) -> bytes | None:
-        return wait_for(lambda: self.store.look(self._prefix + key), limit_s)
+        return wait_for(lambda: self.store.get(self._prefix + key), limit_s)
 
     def _read(self, kind: type[Kind], key: str, data: bytes, sender: str) -> Kind:
         try:
@@ -175,7 +175,7 @@ class Conversation:
 
     def _join(self, key: str, description: bytes) -> bytes:
         size, digest = read_description(key, description)
-        parts = [self.store.look(self._prefix + name) for name in _chunk_names(key, size)]
+        parts = [self.store.get(self._prefix + name) for name in _chunk_names(key, size)]
         data = b"".join(part or b"" for part in parts)
         if len(data) != size or hashlib.sha256(data).digest() != digest:
             raise BadRecord("another process", f"{key}, which arrived damaged")
@@ -210,7 +210,7 @@ class Conversation:
 
         def has_come(member: int) -> bool:
             try:
-                record = self.look(kind, f"{key}/{member}", f"{self._member} {member}")
+                record = self.get(kind, f"{key}/{member}", f"{self._member} {member}")
             except BadRecord as error:
                 if on_bad is None:
                     raise

@@ -39,7 +39,7 @@ def find_deputy(path: Path, token: bytes, number: int | None, limit_s: float) ->
     deadline = time.monotonic() + limit_s
     with contextlib.closing(_Candidate(path, number)) as candidate:
         while time.monotonic() < deadline:
-            candidate.look()
+            candidate.update()
             if is_shown(path):
                 with contextlib.suppress(StoreError):
                     return open_meeting(Folder(path), token, SETTLE_S)
@@ -75,7 +75,7 @@ class _Candidate:
         self._began_s = self.clock()
         make_folder(self.path / FOLDER)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Increment this member's counter, and note which other files have changed."""
         folder = self.path / FOLDER
         self._raised += 1

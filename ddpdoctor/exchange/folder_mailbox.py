@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-FOLDER = ".room"
+FOLDER = ".meeting"
 """The subfolder of the shared folder that holds the messages."""
-_ROOM = "room"
+_MEETING = "meeting"
 _ASKED = re.compile(rf"([0-9a-f]{{{2 * LINE_BYTES}}})\.asked")
 
 
@@ -38,7 +38,7 @@ class FolderOutbox:
 
     def meeting(self) -> bytes | None:
         """Return the ID of the meeting that the folder announces, or None if it announces none."""
-        meeting = read_small(self._folder / _ROOM)
+        meeting = read_small(self._folder / _MEETING)
         return meeting if meeting is not None and len(meeting) == MEETING_BYTES else None
 
     def post(self, line: bytes, message: bytes) -> None:
@@ -69,7 +69,7 @@ class FolderInbox:
         """Remove the messages of an earlier meeting, and announce this one."""
         make_folder(self._folder)
         self._clear()
-        write_in_place(self._folder / _ROOM, meeting)
+        write_in_place(self._folder / _MEETING, meeting)
 
     def messages(self) -> Iterator[bytes]:
         """Yield the requests that arrived since the last call."""
@@ -87,7 +87,7 @@ class FolderInbox:
     def close(self) -> None:
         """Remove all messages, the announcement and the folder."""
         self._clear()
-        remove(self._folder / _ROOM)
+        remove(self._folder / _MEETING)
         with contextlib.suppress(OSError):
             self._folder.rmdir()
 

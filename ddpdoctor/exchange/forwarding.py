@@ -100,7 +100,7 @@ def unseal(sealed: bytes, side: Side, meeting: bytes, token: bytes) -> Message:
 
 
 def _sign(message: Message, side: Side, meeting: bytes, token: bytes) -> bytes:
-    head = b"ddpdoctor letter\0" + side.value + meeting + _HEADER.pack(message.line, message.number, b"")
+    head = b"ddpdoctor message\0" + side.value + meeting + _HEADER.pack(message.line, message.number, b"")
     return hmac.new(token, head + message.text, hashlib.sha256).digest()
 
 

@@ -57,7 +57,7 @@ class StoreReader:
         self._connection, self._prefix = connection, prefix
         self._lock = threading.Lock()
 
-    def look(self, key: str) -> bytes | None:
+    def get(self, key: str) -> bytes | None:
         """Return the value of a key, or None if it has none yet."""
         # A GET of a missing key ends the connection. The key cannot vanish in between: only its reader removes it.
         return self._ask(_request(_Query.GET, self._text(key)), None) if self.has(key) else None

@@ -28,7 +28,7 @@ class Store(Protocol):
     def set(self, key: str, value: bytes) -> None:
         """Store a value under a key."""
 
-    def look(self, key: str) -> bytes | None:
+    def get(self, key: str) -> bytes | None:
         """Return the value of a key, or None if it has none yet."""
 
     def add(self, key: str, amount: int) -> int:
@@ -76,7 +76,7 @@ class LocalStore:
         """Store a value under a key."""
         self._values[key] = value
 
-    def look(self, key: str) -> bytes | None:
+    def get(self, key: str) -> bytes | None:
         """Return the value of a key, or None if it has none yet."""
         return self._values.get(key)
 

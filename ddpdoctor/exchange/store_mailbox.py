@@ -35,7 +35,7 @@ class StoreOutbox:
 
     def meeting(self) -> bytes | None:
         """Return the ID of the meeting that the store announces, or None if it announces none."""
-        meeting = self._store.look("room")
+        meeting = self._store.get("meeting")
         return meeting if meeting is not None and len(meeting) == MEETING_BYTES else None
 
     def post(self, line: bytes, message: bytes) -> None:  # noqa: ARG002 - the message itself says its line
@@ -45,7 +45,7 @@ class StoreOutbox:
 
     def answer(self, line: bytes) -> bytes | None:
         """Return the last answer to a line, or None if there is none."""
-        answer = self._store.look(_place(line))
+        answer = self._store.get(_place(line))
         if answer is not None and len(answer) > LARGE_BYTES:
             self._store.set(_place(line), b"")
         return answer or None
@@ -67,7 +67,7 @@ class StoreInbox:
     def open(self, meeting: bytes) -> None:
         """Announce this meeting, and answer from the next ticket on."""
         self._next = self._store.add("tickets", 0) + 1
-        self._store.set("room", meeting)
+        self._store.set("meeting", meeting)
 
     def messages(self) -> Iterator[bytes]:
         """Yield the messages that arrived since the last call."""
@@ -80,12 +80,12 @@ class StoreInbox:
 
     def close(self) -> None:
         """Withdraw the announcement and close the store."""
-        self._store.set("room", b"")
+        self._store.set("meeting", b"")
         self._store.close()
 
     def _take_next(self) -> bytes | None:
         """Return the next ticket's message, b"" if its client never wrote one, or None if there is nothing to read."""
-        found = self._store.look(_slot(self._next))
+        found = self._store.get(_slot(self._next))
         if found is not None and found.startswith(_TICKET.pack(self._next)):
             if len(found) > LARGE_BYTES:
                 self._store.set(_slot(self._next), b"")

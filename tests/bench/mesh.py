@@ -67,14 +67,14 @@ def _summary(pairs: list[dict[str, object]]) -> str:
 
 def _member(addresses: list[str], number: int) -> None:
     """Be one host's process: wait for the others, run the mesh, say what it took."""
-    hub = Server(PORT, TOKEN) if number == 0 else None
-    serving = closing(hub) if hub is not None else nullcontext()
+    server = Server(PORT, TOKEN) if number == 0 else None
+    serving = closing(server) if server is not None else nullcontext()
     with serving, closing(open_client([addresses[0]], PORT, TOKEN, LIMIT_S)) as store:
         _meet(store, len(addresses))
         started = time.monotonic()
         pairs = run_mesh(Conversation(store), number, _publications(addresses), MeshLimits())
         print(json.dumps({"seconds": time.monotonic() - started, "pairs": [encode(pair) for pair in pairs]}))
-        _see_off(store, len(addresses), serves=hub is not None)
+        _see_off(store, len(addresses), serves=server is not None)
 
 
 def _publications(addresses: list[str]) -> list[Publication]:
@@ -84,7 +84,7 @@ def _publications(addresses: list[str]) -> list[Publication]:
 def _meet(store: Store, count: int) -> None:
     if store.add("come", 1) == count:
         store.set("all", b"")
-    assert wait_for(lambda: store.look("all"), LIMIT_S) is not None
+    assert wait_for(lambda: store.get("all"), LIMIT_S) is not None
 
 
 def _see_off(store: Store, count: int, *, serves: bool) -> None:

@@ -26,7 +26,7 @@ from ddpdoctor.probes.rendezvous.payloads import LARGE_BYTES
 HEALTHY_S = LARGE_BYTES / 1.25e9 + 0.005
 """A large payload at 10 Gbit/s, and what greeting, small payload and Python take beside it."""
 STORE_S = 40e-6
-"""The hub's share of one request, measured on one core; it serves all nodes from one thread."""
+"""The server's share of one request, measured on one core; it serves all nodes from one thread."""
 LIMITS = MeshLimits()
 SICK = 1
 """The host with which something is wrong; any."""

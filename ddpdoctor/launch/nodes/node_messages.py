@@ -146,7 +146,7 @@ def read_board(notice: bytes) -> Board | None:
 def find(conversation: Conversation, kind: type[Message], key: str) -> Message | None:
     """Return a record, or None if it is missing or unreadable; an unreadable one counts as not sent."""
     try:
-        return conversation.look(kind, key, "a member")
+        return conversation.get(kind, key, "a member")
     except BadRecord:
         return None
 

@@ -79,7 +79,7 @@ class NcclLogs:
         group.barrier()
         if rank != 0:
             return () if own is None else (own,)
-        found = (conversation.look(NcclLog, f"nccl/{other}", f"rank {other}") for other in group.ranks)
+        found = (conversation.get(NcclLog, f"nccl/{other}", f"rank {other}") for other in group.ranks)
         return tuple(log for log in found if log is not None)
 
 

@@ -86,7 +86,7 @@ def say_ended(conversation: Conversation, position: Position) -> None:
 
 def end_of(conversation: Conversation, rank: int) -> Position | None:
     """Return the last position of a rank that ended well, or None."""
-    return conversation.look(Position, f"ended/{rank}", f"rank {rank}")
+    return conversation.get(Position, f"ended/{rank}", f"rank {rank}")
 
 
 def stop_alone(reporting: Reporting, alarm: Alarm, position: Position) -> int:
@@ -145,7 +145,7 @@ def _gather(reporting: Reporting, conversation: Conversation) -> list[Position]:
     with contextlib.suppress(StoreError):  # what has come is reported
         while missing:
             for rank in missing:
-                position = conversation.look(Position, f"position/{rank}", f"rank {rank}") or end_of(conversation, rank)
+                position = conversation.get(Position, f"position/{rank}", f"rank {rank}") or end_of(conversation, rank)
                 if position is not None:
                     positions[rank] = position
             missing -= positions.keys()

@@ -195,7 +195,7 @@ class Watcher:
 
     def _meet_local_ranks(self) -> None:
         for rank in sorted(self._unknown):
-            home = self._try(partial(self._conversation.look, Home, f"home/{rank}", f"rank {rank}"), None)
+            home = self._try(partial(self._conversation.get, Home, f"home/{rank}", f"rank {rank}"), None)
             if home is None:
                 continue
             self._unknown.discard(rank)

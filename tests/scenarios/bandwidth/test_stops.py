@@ -122,7 +122,7 @@ def test_a_network_that_drops_what_is_sent_is_told_from_a_late_rank(tmp_path):
             env = clean_environment(**variables, MASTER_PORT=port, GLOO_SOCKET_IFNAME="eth0")
             started.append(hosts.start(number, *BENCH, *OPTIONS, *HANG, env=env, start_new_session=True))
         assert wait_for(file.exists)
-        # What the ranks say to each other over the hub still arrives, as where a firewall knows its port alone.
+        # What the ranks say to each other over the server still arrives, as where a firewall knows its port alone.
         for way in ("--sport", "--dport"):
             hosts.run(1, "iptables", "-A", "INPUT", "-p", "tcp", way, port, "-j", "ACCEPT")
         hosts.run(1, "iptables", "-A", "INPUT", "-s", hosts.address(0), "-j", "DROP")

@@ -108,7 +108,7 @@ def test_a_rank_that_is_interrupted_ends_at_once():
     )  # fmt: skip
     # Another rank could see its clock: it waits.
     waits = open_client(("localhost",), port, NO_TOKEN, 100)
-    assert wait_for(lambda: waits.look(f"fleet/0/{KEY}"), 100)
+    assert wait_for(lambda: waits.get(f"fleet/0/{KEY}"), 100)
     assert waits.add("0/arrived", 0) == 0
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=200)

@@ -1,4 +1,4 @@
-"""Processes of a job gather over a real hub: here each is a thread, which costs nothing to start."""
+"""Processes of a job gather over a real server: here each is a thread, which costs nothing to start."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -154,8 +154,8 @@ def test_a_second_time_over_the_same_store(torchrun):
 
 def test_over_a_store_that_is_open_and_of_the_launcher(launch):
     """The ranks go on together afterwards, with the same store."""
-    hub = Server(0, NO_TOKEN, one_host=True)
-    own = replace(launch, launcher=Launcher.OWN, port=hub.port, agent_store=True)
+    server = Server(0, NO_TOKEN, one_host=True)
+    own = replace(launch, launcher=Launcher.OWN, port=server.port, agent_store=True)
 
     def go_on(rank):
         system = System(env={}, calls=NamedCalls(f"n{rank}"))
@@ -165,7 +165,7 @@ def test_over_a_store_that_is_open_and_of_the_launcher(launch):
 
     with ThreadPoolExecutor() as pool:
         (fleet, _), *others = pool.map(go_on, [0, 1, 2])
-    hub.close()
+    server.close()
     assert [node.host for node in fleet.nodes] == ["n0", "n1", "n2"]
     assert (fleet.launcher, fleet.missing, fleet.problems) == (Launcher.OWN, (), ())
     assert [found for found, _ in others] == [None, None]
@@ -203,7 +203,7 @@ def test_who_cannot_reach_rank_0_says_what_was_tried(launch):
     assert error.value.status == 4
 
 
-def test_a_port_that_is_taken_is_told(launch):
+def test_a_port_that_is_taken_is_reported(launch):
     words = f"port {launch.port} cannot be listened on: Address already in use"
     with socket.create_server(("", launch.port)), pytest.raises(UserError, match=words) as error:
         take_part(launch, 0)

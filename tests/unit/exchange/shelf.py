@@ -21,7 +21,7 @@ class Shelf:
             self.values[key] = value
             self.history.append((key, value))
 
-    def look(self, key):
+    def get(self, key):
         with self._lock:
             self._check()
             return self.values.get(key)

@@ -15,8 +15,8 @@ from ddpdoctor.exchange.node_meeting import HostedMeeting, OwnPort, open_meeting
 MS = 1_000_000
 
 
-class FarRoom:
-    """A room whose clocks differ by fixed amounts, at the end of a way that takes given times there and back."""
+class FarServer:
+    """A server whose clocks differ by fixed amounts, at the end of a way that takes given times there and back."""
 
     def __init__(self, trips, ahead_ns, wall_ahead_ns):
         self.now_ns = 5_000_000_000
@@ -47,8 +47,8 @@ class FarRoom:
     ],
 )
 def test_the_offset_is_right_within_its_error(trips, ahead_ns):
-    room = FarRoom(itertools.cycle(trips), ahead_ns, -20_000_000_000)
-    offset = measure_clocks(room, room.read)
+    server = FarServer(itertools.cycle(trips), ahead_ns, -20_000_000_000)
+    offset = measure_clocks(server, server.read)
 
     shortest = min(there + back for there, back in trips)
     assert offset.error_ns == shortest // 2 + 1
@@ -58,8 +58,8 @@ def test_the_offset_is_right_within_its_error(trips, ahead_ns):
 
 def test_a_slow_way_is_asked_less_often():
     asked = []
-    room = FarRoom((asked.append(1) or (700 * MS, 700 * MS) for _ in range(ROUNDS)), 0, 0)
-    assert abs(measure_clocks(room, room.read).monotonic_ns) <= 700 * MS
+    server = FarServer((asked.append(1) or (700 * MS, 700 * MS) for _ in range(ROUNDS)), 0, 0)
+    assert abs(measure_clocks(server, server.read).monotonic_ns) <= 700 * MS
     assert len(asked) == 2
 
 

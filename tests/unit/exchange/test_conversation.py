@@ -26,10 +26,10 @@ def talk():
 
 @pytest.fixture
 def hosted():
-    room = HostedMeeting(None, TOKEN)
-    room.__enter__()
-    yield room
-    room.__exit__(None, None, None)
+    meeting = HostedMeeting(None, TOKEN)
+    meeting.__enter__()
+    yield meeting
+    meeting.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("length", [0, 100, 3 * CHUNK_BYTES])
@@ -37,8 +37,8 @@ def test_a_record_of_any_size_arrives(talk, length):
     # Text that zlib makes no smaller than a chunk.
     text = "".join(chr(0x4E00 + (number * 7919 * number) % 20000) for number in range(length))
     talk.send("a", Said(text=text))
-    assert talk.look(Said, "a", "rank 1") == Said(text=text)
-    assert talk.look(Said, "b", "rank 1") is None
+    assert talk.get(Said, "a", "rank 1") == Said(text=text)
+    assert talk.get(Said, "b", "rank 1") is None
 
 
 def test_a_record_of_another_token_or_cut_short_is_refused(talk):
@@ -47,7 +47,7 @@ def test_a_record_of_another_token_or_cut_short_is_refused(talk):
     talk.store.set("c", b"x" * 40)
     for key, words in {"a": "rank 1 sent a message signed with another token", "b": "no message", "c": "limit"}.items():
         with pytest.raises(BadRecord, match=words):
-            talk.look(Said, key, "rank 1")
+            talk.get(Said, key, "rank 1")
 
 
 def test_gather_returns_what_comes_in_time(talk):
@@ -116,8 +116,8 @@ class GoneOnceHeard:
     def __init__(self, hosted):
         self._hosted, self._store = hosted, hosted.store()
 
-    def look(self, key):
-        found = self._store.look(key)
+    def get(self, key):
+        found = self._store.get(key)
         if found is not None and key.endswith("goodbye"):
             self._hosted.__exit__(None, None, None)
         return found

@@ -1,4 +1,4 @@
-"""Where the first member never comes, the lowest of those that are there serves the room in a shared folder."""
+"""Where the first member never comes, the lowest of those that are there serves the meeting in a shared folder."""
 
 import threading
 
@@ -24,7 +24,7 @@ class Waiting:
             self.now_s += 0.5
             for number, member in self.members.items():
                 if number not in without:
-                    member.look()
+                    member.update()
 
     @property
     def lowest(self):
@@ -81,9 +81,9 @@ def test_one_serves_and_the_others_find_it(tmp_path):
     results = {}
 
     def wait(number):
-        room = find_deputy(tmp_path, TOKEN, number, 100)
-        results[number] = "serves" if room is None else room.add("guests", 1)
-        if room is None:
+        client = find_deputy(tmp_path, TOKEN, number, 100)
+        results[number] = "serves" if client is None else client.add("guests", 1)
+        if client is None:
             hosted.serve_folder(tmp_path)
 
     with HostedMeeting(None, TOKEN) as hosted:
@@ -100,7 +100,7 @@ def test_a_lower_one_that_serves_nothing_is_waited_for_until_the_limit(tmp_path)
 
     def keep():
         while not ended.wait(0.1):
-            lower.look()
+            lower.update()
 
     thread = threading.Thread(target=keep)
     thread.start()

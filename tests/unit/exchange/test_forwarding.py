@@ -1,4 +1,4 @@
-"""Letters by way of a store or a folder that others reach too: none is forged, none counts twice, none does harm."""
+"""Messages by way of a store or a folder that others reach too: none is forged, none counts twice, none does harm."""
 
 import os
 import threading
@@ -27,10 +27,10 @@ from tests.scenarios.running import wait_for as wait_until
 from tests.unit.exchange.shelf import Shelf
 
 TOKEN = b"token"
-ROOM = bytes(range(MEETING_BYTES))
+MEETING = bytes(range(MEETING_BYTES))
 LINE = bytes(range(LINE_BYTES))
 LIMIT_S = 60.0
-LETTER = Message(line=LINE, number=7, text=b"text")
+MESSAGE = Message(line=LINE, number=7, text=b"text")
 
 
 @pytest.fixture
@@ -40,12 +40,12 @@ def shelf():
 
 @pytest.fixture
 def hosted(shelf):
-    with HostedMeeting(None, TOKEN) as room:
-        room.serve_over(shelf)
-        yield room
+    with HostedMeeting(None, TOKEN) as meeting:
+        meeting.serve_over(shelf)
+        yield meeting
 
 
-def by_letters(shelf):
+def by_mailbox(shelf):
     return open_meeting(OverStore(lambda _: shelf), TOKEN, LIMIT_S)
 
 
@@ -53,123 +53,123 @@ def add_one():
     return pack_request(Operation.ADD, "n", b"1")[LENGTH.size :]
 
 
-def test_a_letter_is_read_as_it_was_sealed():
-    assert unseal(seal(LETTER, Side.CLIENT, ROOM, TOKEN), Side.CLIENT, ROOM, TOKEN) == LETTER
+def test_a_message_is_read_as_it_was_sealed():
+    assert unseal(seal(MESSAGE, Side.CLIENT, MEETING, TOKEN), Side.CLIENT, MEETING, TOKEN) == MESSAGE
 
 
 @pytest.mark.parametrize(
-    ("side", "room", "token"),
+    ("side", "meeting", "token"),
     [
-        (Side.SERVER, ROOM, TOKEN),
-        (Side.CLIENT, ROOM[::-1], TOKEN),
-        (Side.CLIENT, ROOM, b"another"),
+        (Side.SERVER, MEETING, TOKEN),
+        (Side.CLIENT, MEETING[::-1], TOKEN),
+        (Side.CLIENT, MEETING, b"another"),
     ],
-    ids=["sent back", "of another room", "by another token"],
+    ids=["sent back", "of another meeting", "by another token"],
 )
-def test_a_letter_of_another_side_room_or_token_is_refused(side, room, token):
+def test_a_message_of_another_side_meeting_or_token_is_refused(side, meeting, token):
     with pytest.raises(BadMessage, match="of another meeting, or by another token"):
-        unseal(seal(LETTER, Side.CLIENT, ROOM, TOKEN), side, room, token)
+        unseal(seal(MESSAGE, Side.CLIENT, MEETING, TOKEN), side, meeting, token)
 
 
-def test_a_letter_with_any_bit_changed_is_refused():
-    sealed = seal(LETTER, Side.CLIENT, ROOM, TOKEN)
+def test_a_message_with_any_bit_changed_is_refused():
+    sealed = seal(MESSAGE, Side.CLIENT, MEETING, TOKEN)
     for place in range(len(sealed)):
         changed = sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :]
         with pytest.raises(BadMessage):
-            unseal(changed, Side.CLIENT, ROOM, TOKEN)
+            unseal(changed, Side.CLIENT, MEETING, TOKEN)
 
 
 @pytest.mark.parametrize("message", [b"", b"x", bytes(100), bytes(MAX_MESSAGE_BYTES + 1)])
-def test_what_is_no_letter_is_refused(message):
+def test_what_is_no_message_is_refused(message):
     with pytest.raises(BadMessage):
-        unseal(message, Side.CLIENT, ROOM, TOKEN)
+        unseal(message, Side.CLIENT, MEETING, TOKEN)
 
 
-def test_a_letter_that_is_seen_and_left_again_counts_once(hosted, shelf):
-    """Whoever sees the job's store can copy a letter, and cannot make it count."""
-    room = by_letters(shelf)
-    assert room.add("n", 1) == 1
+def test_a_message_that_is_seen_and_left_again_counts_once(hosted, shelf):
+    """Whoever sees the job's store can copy a message, and cannot make it count."""
+    client = by_mailbox(shelf)
+    assert client.add("n", 1) == 1
     seen = [value for key, value in shelf.history if key.startswith("slot/")]
-    for letter in seen:
+    for message in seen:
         ticket = shelf.add("tickets", 1)
-        shelf.set(f"slot/{ticket % SLOTS}", ticket.to_bytes(8, "big") + letter[8:])
-    assert room.add("n", 1) == 2
+        shelf.set(f"slot/{ticket % SLOTS}", ticket.to_bytes(8, "big") + message[8:])
+    assert client.add("n", 1) == 2
     assert hosted.store().add("n", 0) == 2
 
 
-def test_a_letter_that_is_left_again_for_want_of_an_answer_counts_once(shelf):
+def test_a_message_that_is_left_again_for_want_of_an_answer_counts_once(shelf):
     """The answer was lost, not the question."""
     with HostedMeeting(None, TOKEN) as hosted:
         asked = []
         ask = hosted.store().ask
         inbox = StoreInbox(shelf)
-        relay = Forwarder(inbox, lambda request: (asked.append(request), ask(request))[1], TOKEN)
-        relay.start()
-        assert wait_until(lambda: shelf.look("room") is not None, LIMIT_S)
-        outbox, key = StoreOutbox(shelf), outbox_room(shelf)
+        forwarder = Forwarder(inbox, lambda request: (asked.append(request), ask(request))[1], TOKEN)
+        forwarder.start()
+        assert wait_until(lambda: shelf.get("meeting") is not None, LIMIT_S)
+        outbox, key = StoreOutbox(shelf), announced(shelf)
         message = seal(Message(line=LINE, number=1, text=add_one()), Side.CLIENT, key, TOKEN)
         outbox.post(LINE, message)
         outbox.post(LINE, message)
         assert wait_until(lambda: inbox._next == 3, LIMIT_S)
-        relay.close()
+        forwarder.close()
     assert asked == [add_one()]
     assert unseal(outbox.answer(LINE), Side.SERVER, key, TOKEN).text[1:] == b"1"
 
 
-def outbox_room(shelf):
+def announced(shelf):
     return StoreOutbox(shelf).meeting()
 
 
 @pytest.mark.usefixtures("hosted")
 @pytest.mark.parametrize("garbage", [b"", b"x", os.urandom(200), bytes(100_000)])
 def test_garbage_in_the_store_is_passed_over(shelf, garbage):
-    room = by_letters(shelf)
+    client = by_mailbox(shelf)
     for _ in range(20):
         ticket = shelf.add("tickets", 1)
         shelf.set(f"slot/{ticket % SLOTS}", ticket.to_bytes(8, "big") + garbage)
-    assert room.add("n", 1) == 1
+    assert client.add("n", 1) == 1
 
 
 @pytest.mark.usefixtures("hosted")
 @pytest.mark.parametrize("text", [b"\x09\x00\x01a", b"\x01\x00\x09a", b"x", b"\x01\x00\x01\xff"])
 def test_a_malformed_request_does_not_end_the_way_of_the_others(shelf, text):
-    room = by_letters(shelf)
-    assert room.ask(text)[1:] == b"a malformed request"
-    assert by_letters(shelf).add("n", 1) == 1
+    client = by_mailbox(shelf)
+    assert client.ask(text)[1:] == b"a malformed request"
+    assert by_mailbox(shelf).add("n", 1) == 1
 
 
 @pytest.mark.usefixtures("hosted")
 def test_a_forged_answer_is_not_taken(shelf):
-    room = by_letters(shelf)
-    forged = seal(Message(line=room._line, number=2, text=b"\x00forged"), Side.SERVER, room._meeting, b"another")
-    shelf.set(f"line/{room._line.hex()}", forged)
-    assert room.look("a") is None
+    client = by_mailbox(shelf)
+    forged = seal(Message(line=client._line, number=2, text=b"\x00forged"), Side.SERVER, client._meeting, b"another")
+    shelf.set(f"line/{client._line.hex()}", forged)
+    assert client.get("a") is None
 
 
-def test_a_ticket_without_a_letter_holds_up_the_others_for_a_while_only(shelf):
+def test_a_ticket_without_a_message_holds_up_the_others_for_a_while_only(shelf):
     now_s = [0.0]
     inbox = StoreInbox(shelf, lambda: now_s[0])
-    inbox.open(ROOM)
+    inbox.open(MEETING)
     shelf.add("tickets", 1)
-    StoreOutbox(shelf).post(LINE, b"letter")
+    StoreOutbox(shelf).post(LINE, b"message")
 
     assert list(inbox.messages()) == []
     now_s[0] = LATE_S - 0.1
     assert list(inbox.messages()) == []
     now_s[0] = LATE_S
-    assert list(inbox.messages()) == [b"", b"letter"]
+    assert list(inbox.messages()) == [b"", b"message"]
     assert list(inbox.messages()) == []
 
 
 @pytest.mark.usefixtures("hosted")
-def test_letters_take_few_keys_of_the_store_and_little_room(shelf):
+def test_messages_take_few_keys_of_the_store_and_little_space(shelf):
     """The store is the job's own: however long it is used, it does not fill up."""
-    room = by_letters(shelf)
+    client = by_mailbox(shelf)
     for number in range(30):
-        room.set("a", bytes(100_000))
-        assert room.look("a") == bytes(100_000)
-        assert room.add("n", 1) == number + 1
-    room.add("n", 0)
+        client.set("a", bytes(100_000))
+        assert client.get("a") == bytes(100_000)
+        assert client.add("n", 1) == number + 1
+    client.add("n", 0)
     assert wait_until(lambda: sum(map(len, shelf.values.values())) < 100 * LARGE_BYTES, LIMIT_S)
     lines = [key for key in shelf.values if key.startswith("line/")]
     slots = [key for key in shelf.values if key.startswith("slot/")]
@@ -177,14 +177,14 @@ def test_letters_take_few_keys_of_the_store_and_little_room(shelf):
     assert len(slots) <= SLOTS
 
 
-def test_a_new_room_does_not_read_what_was_left_for_the_former(shelf):
+def test_a_new_meeting_does_not_read_what_was_left_for_the_former(shelf):
     with HostedMeeting(None, TOKEN) as former:
         former.serve_over(shelf)
-        by_letters(shelf).add("n", 5)
+        by_mailbox(shelf).add("n", 5)
     assert StoreOutbox(shelf).meeting() is None
     with HostedMeeting(None, TOKEN) as hosted:
         hosted.serve_over(shelf)
-        assert by_letters(shelf).add("n", 1) == 1
+        assert by_mailbox(shelf).add("n", 1) == 1
 
 
 def test_however_many_clients_there_have_been_the_next_one_is_answered(shelf):
@@ -204,23 +204,23 @@ def test_however_many_clients_there_have_been_the_next_one_is_answered(shelf):
 
 
 def test_an_answer_that_does_not_come_is_waited_for_until_the_limit(shelf):
-    room = MailboxClient(StoreOutbox(shelf), ROOM, TOKEN, "the first node")
+    client = MailboxClient(StoreOutbox(shelf), MEETING, TOKEN, "the first node")
     with pytest.raises(StoreError, match=r"the first node did not answer within 0\.1 s"):
-        room.ask_within(add_one(), 0.1)
+        client.ask_within(add_one(), 0.1)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a room open in it: its inbox, an outbox, and where the files are."""
+    """A folder with a meeting open in it: its inbox, an outbox, and where the files are."""
     inbox = FolderInbox(tmp_path)
-    inbox.open(ROOM)
-    yield inbox, FolderOutbox(tmp_path), tmp_path / ".room"
+    inbox.open(MEETING)
+    yield inbox, FolderOutbox(tmp_path), tmp_path / ".meeting"
     inbox.close()
 
 
-def test_letters_in_a_folder_come_and_are_answered_once_each(folder):
+def test_messages_in_a_folder_come_and_are_answered_once_each(folder):
     inbox, outbox, _ = folder
-    assert outbox.meeting() == ROOM
+    assert outbox.meeting() == MEETING
     outbox.post(LINE, b"one")
     assert list(inbox.messages()) == [b"one"]
     assert list(inbox.messages()) == []
@@ -234,7 +234,7 @@ def test_letters_in_a_folder_come_and_are_answered_once_each(folder):
 
 def test_a_folder_is_left_as_it_was(tmp_path):
     inbox, outbox = FolderInbox(tmp_path), FolderOutbox(tmp_path)
-    inbox.open(ROOM)
+    inbox.open(MEETING)
     outbox.post(LINE, b"one")
     list(inbox.messages())
     inbox.reply(LINE, b"answer")
@@ -279,7 +279,7 @@ def test_other_files_in_the_folder_are_let_be(folder):
     assert (place / "notes.txt").read_text() == "mine"
 
 
-def test_a_letter_half_written_is_read_again_when_it_is_whole(tmp_path):
+def test_a_message_half_written_is_read_again_when_it_is_whole(tmp_path):
     whole = {}
     with HostedMeeting(None, TOKEN) as hosted:
         hosted.serve_folder(tmp_path)
@@ -293,8 +293,8 @@ def test_a_letter_half_written_is_read_again_when_it_is_whole(tmp_path):
         assert hosted.store().add("n", 0) == 1
 
 
-def test_large_letters_of_a_line_are_told_apart(folder):
+def test_large_messages_of_a_line_are_distinguished(folder):
     inbox, outbox, _ = folder
     for fill in (b"a", b"b"):
         outbox.post(LINE, fill * MAX_VALUE_BYTES)
-        assert [letter[:1] for letter in inbox.messages()] == [fill]
+        assert [message[:1] for message in inbox.messages()] == [fill]

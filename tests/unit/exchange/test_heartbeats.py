@@ -1,4 +1,4 @@
-"""Members are heard, say that they leave, or are lost: the hub can tell which, at a small cost."""
+"""Members are heard, say that they leave, or are lost: the server can tell which, at a small cost."""
 
 import contextlib
 import socket
@@ -20,8 +20,8 @@ LIMIT_S = 60.0
 
 @pytest.fixture
 def hosted():
-    with HostedMeeting(0, TOKEN, one_host=True) as room:
-        yield room
+    with HostedMeeting(0, TOKEN, one_host=True) as meeting:
+        yield meeting
 
 
 def opener(hosted):
@@ -66,10 +66,10 @@ def test_a_member_that_leaves_is_not_lost(hosted):
 
 
 def test_a_member_whose_connection_ends_without_a_word_is_lost(hosted):
-    room = opener(hosted)(LIMIT_S)
-    room.beat("3", b"step 7")
+    client = opener(hosted)(LIMIT_S)
+    client.beat("3", b"step 7")
     before = heard(hosted, "3")
-    room.close()
+    client.close()
 
     assert wait_until(lambda: heard(hosted, "3").broken_ns is not None, LIMIT_S)
     assert heard(hosted, "3").said == b"step 7"
@@ -98,17 +98,17 @@ def test_a_connection_that_never_beat_loses_nobody(hosted):
 
 
 def test_a_member_comes_again_by_itself_where_its_connection_broke(hosted):
-    rooms = []
+    clients = []
 
     def open_it(limit_s):
-        rooms.append(opener(hosted)(limit_s))
-        return rooms[-1]
+        clients.append(opener(hosted)(limit_s))
+        return clients[-1]
 
     with beats(open_it, "3") as beating:
         assert wait_until(lambda: heard(hosted, "3") is not None, LIMIT_S)
-        rooms[0]._connection.shutdown(socket.SHUT_RDWR)
+        clients[0]._connection.shutdown(socket.SHUT_RDWR)
         beating.beat_now()
-        assert wait_until(lambda: len(rooms) == 2 and heard(hosted, "3").broken_ns is None, LIMIT_S)
+        assert wait_until(lambda: len(clients) == 2 and heard(hosted, "3").broken_ns is None, LIMIT_S)
 
 
 def test_a_member_that_reaches_nobody_knows_and_can_leave():
@@ -125,14 +125,14 @@ def test_a_member_that_reaches_nobody_knows_and_can_leave():
         assert beating.heard_ns is None
 
 
-def test_by_letters_a_member_beats_less_often(hosted, tmp_path):
+def test_over_a_folder_a_member_beats_less_often(hosted, tmp_path):
     hosted.serve_folder(tmp_path)
-    room = open_meeting(Folder(tmp_path), TOKEN, LIMIT_S)
-    with beats(lambda _: room, "3") as beating:
+    client = open_meeting(Folder(tmp_path), TOKEN, LIMIT_S)
+    with beats(lambda _: client, "3") as beating:
         assert wait_until(lambda: heard(hosted, "3") is not None, LIMIT_S)
         assert beating.leave(b"1")
     assert heard(hosted, "3").left == b"1"
-    assert room.beat_every_s >= 3 * BEAT_EVERY_S
+    assert client.beat_every_s >= 3 * BEAT_EVERY_S
 
 
 def test_beats_take_less_than_a_kibibyte_a_second():
@@ -144,15 +144,15 @@ def test_beats_take_less_than_a_kibibyte_a_second():
 
 
 def test_what_is_over_the_limit_is_refused_and_the_connection_lives(hosted):
-    room = opener(hosted)(LIMIT_S)
+    client = opener(hosted)(LIMIT_S)
     with pytest.raises(StoreError, match="the beat is over the limit"):
-        room.beat("3", bytes(MAX_SAID_BYTES + 1))
+        client.beat("3", bytes(MAX_SAID_BYTES + 1))
     with pytest.raises(StoreError, match="the beat is over the limit"):
-        room.leave("3", bytes(MAX_SAID_BYTES + 1))
+        client.leave("3", bytes(MAX_SAID_BYTES + 1))
     with pytest.raises(StoreError, match="over the limit"):
         hosted.announce(bytes(MAX_NOTICE_BYTES + 1))
     assert hosted.heard() == {}
-    assert room.beat("3") == b""
+    assert client.beat("3") == b""
 
 
 def test_there_are_only_so_many_members():

@@ -52,22 +52,22 @@ def test_a_reader_sees_all_keys_and_has_no_way_to_write(agent, torchs):
     reader = open_store_reader("127.0.0.1", agent[1], 60)
     keys = reader.list_keys()
     assert PREFIX + "key" in keys
-    assert (reader.look(PREFIX + "key"), reader.look(PREFIX + "none")) == (b"told", None)
+    assert (reader.get(PREFIX + "key"), reader.get(PREFIX + "none")) == (b"told", None)
     assert reader.list_keys() == keys
     assert sorted(torchs.list_keys()) == sorted(keys)
-    assert {name for name in vars(StoreReader) if not name.startswith("_")} == {"look", "has", "list_keys", "close"}
+    assert {name for name in vars(StoreReader) if not name.startswith("_")} == {"get", "has", "list_keys", "close"}
 
 
 def test_torch_and_we_read_what_the_other_wrote(agent, torchs):
     ours = opened(agent)
     value = os.urandom(100_000)
     ours.set("key", value)
-    assert ours.look("key") == value  # our own set is through, too
+    assert ours.get("key") == value  # our own set is through, too
     assert torchs.get(PREFIX + "key") == value
     put(torchs, "theirs", "told")
-    assert (ours.look("theirs"), ours.look("nothing"), ours.look("the launcher's")) == (b"told", None, None)
+    assert (ours.get("theirs"), ours.get("nothing"), ours.get("the launcher's")) == (b"told", None, None)
     put(torchs, "empty", "")
-    assert ours.look("empty") == b""
+    assert ours.get("empty") == b""
     assert [ours.add("count", n) for n in (0, 3, -1)] == [0, 3, 2]
     assert torchs.add(PREFIX + "count", 1) == 3
     assert torchs.get("the launcher's") == b"own"
@@ -80,7 +80,7 @@ def test_threads_share_a_connection(agent):
         for number in range(200):
             ours.add("count", 1)
             ours.set(f"{threading.get_ident()}/{number}", b"x" * number)
-            assert ours.look(f"{threading.get_ident()}/{number}") == b"x" * number
+            assert ours.get(f"{threading.get_ident()}/{number}") == b"x" * number
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
@@ -102,7 +102,7 @@ def test_a_value_over_the_limit_is_not_read(agent, torchs):
     ours = opened(agent)
     put(torchs, "large", "x" * (2**20 + 1))
     with pytest.raises(StoreError, match="over the limit"):
-        ours.look("large")
+        ours.get("large")
 
 
 def test_a_store_that_ends_is_told(agent):
@@ -151,7 +151,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for_without_end(agent):
         lambda: {stat.read_text().rpartition(")")[2].split()[0] for stat in threads.glob("*/stat")} == {"T"}
     )
     with pytest.raises(StoreError, match="the connection to the job's store failed: no answer"):
-        ours.look("a")
+        ours.get("a")
     os.kill(process.pid, signal.SIGCONT)
 
 

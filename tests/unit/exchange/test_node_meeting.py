@@ -1,4 +1,4 @@
-"""The room is found by whatever way gets through, and what was in the way of the others is told."""
+"""The meeting is found by whatever way gets through, and what was in the way of the others is reported."""
 
 import contextlib
 import socket
@@ -31,19 +31,19 @@ BRIEFLY_S = 2.0
 
 
 @pytest.fixture
-def room():
+def meeting():
     with HostedMeeting(0, TOKEN, one_host=True) as hosted:
         yield hosted
 
 
 @pytest.fixture
-def ways(room, tmp_path):
-    """Every way to a room."""
+def ways(meeting, tmp_path):
+    """Every way to a meeting."""
     shelf = Shelf()
-    room.serve_over(shelf)
-    room.serve_folder(tmp_path)
+    meeting.serve_over(shelf)
+    meeting.serve_folder(tmp_path)
     return {
-        "own port": OwnPort(("127.0.0.1",), room.port),
+        "own port": OwnPort(("127.0.0.1",), meeting.port),
         "store": OverStore(lambda _: shelf),
         "folder": Folder(tmp_path),
     }
@@ -54,17 +54,17 @@ def blocked_port():
 
 
 @pytest.mark.parametrize("name", ["own port", "store", "folder"])
-def test_values_and_counters_by_every_way(room, ways, name):
+def test_values_and_counters_by_every_way(meeting, ways, name):
     found = find_meeting([ways[name]], TOKEN, LIMIT_S)
-    own = room.store()
+    own = meeting.store()
     found.store.set("a", b"\0\xff" * 100_000)
 
     assert (found.way, found.tried) == (name, ())
-    assert own.look("a") == found.store.look("a") == b"\0\xff" * 100_000
-    assert found.store.look("b") is None
+    assert own.get("a") == found.store.get("a") == b"\0\xff" * 100_000
+    assert found.store.get("b") is None
     assert [own.add("n", 1), found.store.add("n", 2), found.store.add("n", 0)] == [1, 3, 3]
     found.store.forget("a")
-    assert own.look("a") is None
+    assert own.get("a") is None
     found.store.close()
     found.store.close()
 
@@ -84,7 +84,7 @@ def test_the_same_way_is_open_again(ways, name):
     assert found.open(LIMIT_S).add("n", 1) == 2
 
 
-def test_threads_share_a_connection_by_letters(ways):
+def test_threads_share_a_connection_over_a_mailbox(ways):
     store = open_meeting(ways["store"], TOKEN, LIMIT_S)
     sums = []
     threads = [threading.Thread(target=lambda: sums.extend(store.add("n", 1) for _ in range(5))) for _ in range(4)]
@@ -124,7 +124,7 @@ def test_where_no_way_gets_through_each_says_what_it_saw(tmp_path):
     assert [attempt.contact for attempt in told.value.tried[0].attempts] == [Contact.UNRESOLVED]
 
 
-def test_without_any_way_there_is_no_room():
+def test_without_any_way_there_is_no_meeting():
     with pytest.raises(NoMeeting, match="no way is known"):
         find_meeting([], TOKEN, 0.1)
 
@@ -143,7 +143,7 @@ def test_what_answers_and_is_no_ddpdoctor_is_told():
     assert told.value.tried[0].attempts[0].contact is Contact.NO_STORE
 
 
-def test_a_room_that_opens_later_is_waited_for(tmp_path):
+def test_a_meeting_that_opens_later_is_waited_for(tmp_path):
     port = free_port()
     opened = threading.Event()
     with contextlib.ExitStack() as stack:
@@ -159,51 +159,51 @@ def test_a_room_that_opens_later_is_waited_for(tmp_path):
         assert found.store.add("n", 1) == 1
 
 
-def test_a_port_that_is_taken_leaves_the_other_ways(room, tmp_path):
-    with HostedMeeting(room.port, TOKEN, one_host=True) as hosted:
-        assert hosted.not_listening == f"port {room.port} cannot be listened on: Address already in use"
+def test_a_port_that_is_taken_leaves_the_other_ways(meeting, tmp_path):
+    with HostedMeeting(meeting.port, TOKEN, one_host=True) as hosted:
+        assert hosted.not_listening == f"port {meeting.port} cannot be listened on: Address already in use"
         assert hosted.port == 0
         hosted.serve_folder(tmp_path)
         assert open_meeting(Folder(tmp_path), TOKEN, LIMIT_S).add("n", 1) == 1
         assert hosted.store().add("n", 0) == 1
 
 
-def test_the_own_connection_needs_no_network(room):
+def test_the_own_connection_needs_no_network(meeting):
     """Neither a port nor a loopback interface: it is a pair of sockets of this process."""
     with HostedMeeting(None, TOKEN) as hosted:
         assert hosted.store().add("n", 1) == 1
-    assert room.store()._connection.family is socket.AF_UNIX
+    assert meeting.store()._connection.family is socket.AF_UNIX
 
 
-def test_a_room_that_has_closed_says_so(tmp_path):
+def test_a_meeting_that_has_closed_says_so(tmp_path):
     with HostedMeeting(None, TOKEN) as hosted:
         own = hosted.store()
         hosted.serve_folder(tmp_path)
         by_folder = open_meeting(Folder(tmp_path), TOKEN, LIMIT_S)
     with pytest.raises(StoreError):
-        own.look("a")
+        own.get("a")
     with pytest.raises(StoreError):
         by_folder.ask_within(b"", 0.1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_does_not_hold_the_token_gets_in_by_no_way(room, ways):
+def test_who_does_not_hold_the_token_gets_in_by_no_way(meeting, ways):
     with pytest.raises(NoMeeting) as told:
         find_meeting([*ways.values()], b"another", BRIEFLY_S)
     assert all("does not hold the same token" in tried.words for tried in told.value.tried)
-    assert room.strangers >= 1
-    assert room.heard() == {}
+    assert meeting.strangers >= 1
+    assert meeting.heard() == {}
 
 
-def test_a_folder_that_another_run_has_left_behind_is_no_room(tmp_path):
-    """The former first node was killed: what shows its room is still there, and so is a letter to it."""
+def test_a_folder_that_another_run_has_left_behind_is_no_meeting(tmp_path):
+    """The former first node was killed: what shows its meeting is still there, and so is a message to it."""
     killed = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert killed.stdout.readline() == "1\n"
     killed.kill()
     killed.wait()
-    assert (tmp_path / ".room" / "room").exists()
+    assert (tmp_path / ".meeting" / "meeting").exists()
     with pytest.raises(NoMeeting, match="does not answer"):
         find_meeting([Folder(tmp_path)], TOKEN, BRIEFLY_S)
 
@@ -223,20 +223,20 @@ with HostedMeeting(None, b"token") as hosted:
 """
 
 
-def test_a_store_that_ends_ends_that_way_alone(room):
+def test_a_store_that_ends_ends_that_way_alone(meeting):
     shelf = Shelf()
-    relay = room.serve_over(shelf)
+    forwarder = meeting.serve_over(shelf)
     shelf.ended = True
 
-    assert wait_until(lambda: relay.failed == "the store has ended", LIMIT_S)
-    assert open_meeting(OwnPort(("127.0.0.1",), room.port), TOKEN, LIMIT_S).add("n", 1) == 1
+    assert wait_until(lambda: forwarder.failed == "the store has ended", LIMIT_S)
+    assert open_meeting(OwnPort(("127.0.0.1",), meeting.port), TOKEN, LIMIT_S).add("n", 1) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_told(room, tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported(meeting, tmp_path):
     (tmp_path / "file").touch()
-    relay = room.serve_folder(tmp_path / "file")
+    forwarder = meeting.serve_folder(tmp_path / "file")
 
-    assert wait_until(lambda: "cannot be made: Not a directory" in relay.failed, LIMIT_S)
+    assert wait_until(lambda: "cannot be made: Not a directory" in forwarder.failed, LIMIT_S)
 
 
 def test_the_losers_are_hung_up_on(ways):

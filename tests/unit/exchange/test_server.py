@@ -1,4 +1,4 @@
-"""The hub serves who holds the token, and nobody who is slow, wrong or too large keeps it from that."""
+"""The server serves who holds the token, and nobody who is slow, wrong or too large keeps it from that."""
 
 import contextlib
 import os
@@ -35,19 +35,19 @@ TOKEN = b"token"
 
 
 @pytest.fixture
-def hub():
+def server():
     served = Server(0, TOKEN, one_host=True)
     yield served
     served.close()
 
 
-def client(hub, token=TOKEN, limit_s=60.0):
-    return open_client(("127.0.0.1",), hub.port, token, limit_s)
+def client(server, token=TOKEN, limit_s=60.0):
+    return open_client(("127.0.0.1",), server.port, token, limit_s)
 
 
-def connect(hub):
+def connect(server):
     """Connect as a stranger would; return the connection after the greeting, with its challenge."""
-    connection = socket.create_connection(("127.0.0.1", hub.port), timeout=200)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=200)
     greeting = receive(connection, len(HELLO) + NONCE_BYTES)
     return connection, greeting[len(HELLO) :]
 
@@ -72,15 +72,15 @@ def is_hung_up(connection):
         return True
 
 
-def test_values_and_counters(hub):
-    one, other = client(hub), client(hub)
+def test_values_and_counters(server):
+    one, other = client(server), client(server)
     one.set("a", b"\0\xff" * 1000)
 
-    assert other.look("a") == b"\0\xff" * 1000
-    assert other.look("b") is None
+    assert other.get("a") == b"\0\xff" * 1000
+    assert other.get("b") is None
     assert [one.add("n", 1), other.add("n", 2), one.add("n", 0)] == [1, 3, 3]
     assert other.add("fresh", 0) == 0
-    assert other.look("fresh") is None
+    assert other.get("fresh") is None
 
 
 @pytest.mark.parametrize("amount", [b"1" * 21, b"x", b"", b"1.5"])
@@ -109,19 +109,19 @@ def test_all_addresses_of_a_name_are_tried_within_one_limit(monkeypatch):
     assert limits[1] <= FIRST_PAUSE_S < limits[0]
 
 
-def test_a_value_that_comes_later_is_waited_for(hub):
-    one, other = client(hub), client(hub)
+def test_a_value_that_comes_later_is_waited_for(server):
+    one, other = client(server), client(server)
     threading.Timer(0.05, lambda: other.set("late", b"x")).start()
 
-    assert wait_for(lambda: one.look("late"), 60) == b"x"
-    assert wait_for(lambda: one.look("never"), 0.02) is None
+    assert wait_for(lambda: one.get("late"), 60) == b"x"
+    assert wait_for(lambda: one.get("never"), 0.02) is None
 
 
-def test_without_the_token_nothing_is_served_and_it_is_counted(hub):
+def test_without_the_token_nothing_is_served_and_it_is_counted(server):
     with pytest.raises(StoreError, match="does not hold the same token"):
-        client(hub, b"other", 2)
-    assert hub.strangers >= 1
-    assert client(hub).look("a") is None
+        client(server, b"other", 2)
+    assert server.strangers >= 1
+    assert client(server).get("a") is None
 
 
 @pytest.mark.parametrize(
@@ -146,14 +146,14 @@ def test_a_server_that_is_another_is_not_believed(greeting, words):
             open_client(("127.0.0.1",), server.getsockname()[1], TOKEN, 3)
 
 
-def test_a_proof_cannot_be_used_again(hub):
-    connection, nonce = connect(hub)
+def test_a_proof_cannot_be_used_again(server):
+    connection, nonce = connect(server)
     own = bytes(NONCE_BYTES)
     proof = own + prove(TOKEN, b"client", nonce, own)
     connection.sendall(proof)
     assert receive(connection, PROOF_BYTES)
 
-    again, _ = connect(hub)
+    again, _ = connect(server)
     again.sendall(proof)
     assert is_hung_up(again)
 
@@ -166,12 +166,12 @@ def test_a_proof_cannot_be_used_again(hub):
         bytes(range(NONCE_BYTES + PROOF_BYTES)),
     ],
 )
-def test_garbage_before_the_proof_is_hung_up_on(hub, garbage):
-    connection, _ = connect(hub)
+def test_garbage_before_the_proof_is_hung_up_on(server, garbage):
+    connection, _ = connect(server)
     connection.sendall(garbage)
 
     assert is_hung_up(connection)
-    assert client(hub).add("n", 1) == 1
+    assert client(server).add("n", 1) == 1
 
 
 @pytest.mark.parametrize(
@@ -186,13 +186,13 @@ def test_garbage_before_the_proof_is_hung_up_on(hub, garbage):
         LENGTH.pack(3) + b"\x01\x00\x00",
     ],
 )
-def test_garbage_after_the_proof_is_hung_up_on(hub, request_bytes):
-    connection, nonce = connect(hub)
+def test_garbage_after_the_proof_is_hung_up_on(server, request_bytes):
+    connection, nonce = connect(server)
     prove_to(connection, nonce)
     connection.sendall(request_bytes)
 
     assert is_hung_up(connection)
-    assert client(hub).add("n", 1) == 1
+    assert client(server).add("n", 1) == 1
 
 
 def test_who_proves_nothing_is_hung_up_on_in_time():
@@ -250,17 +250,17 @@ def test_a_request_that_drips_in_has_one_deadline_for_all_of_it():
         assert set(deadlines) == {2.0 + REQUEST_LIMIT_S}
 
 
-def test_an_answer_that_nobody_takes_does_not_hold_up_the_others(hub):
-    client(hub).set("large", bytes(4 * 2**20))
-    greedy, nonce = connect(hub)
+def test_an_answer_that_nobody_takes_does_not_hold_up_the_others(server):
+    client(server).set("large", bytes(4 * 2**20))
+    greedy, nonce = connect(server)
     prove_to(greedy, nonce)
     greedy.sendall(pack_request(Operation.LOOK, "large", b"") * 50)
 
-    assert client(hub).add("n", 1) == 1
+    assert client(server).add("n", 1) == 1
 
 
-def test_values_over_the_limit_are_refused_in_words(hub):
-    store = client(hub)
+def test_values_over_the_limit_are_refused_in_words(server):
+    store = client(server)
     with pytest.raises(StoreError, match="over the limit"):
         store.set("large", bytes(MAX_VALUE_BYTES + 1))
     store.set("a", b"x")
@@ -277,7 +277,7 @@ def test_the_limit_of_all_values_holds():
     assert handler.answer(Operation.SET, "0", bytes(MAX_VALUE_BYTES))[4] == 0
 
 
-def test_thousands_of_clients_at_once(hub):
+def test_thousands_of_clients_at_once(server):
     """1,100 clients stay connected together where this process may open so many files; each also counts."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1100 if hard == resource.RLIM_INFINITY or hard > 3000 else 200
@@ -285,18 +285,18 @@ def test_thousands_of_clients_at_once(hub):
         if soft != resource.RLIM_INFINITY and soft < 3 * wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (3 * wanted, hard))
             stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        stores = [stack.enter_context(contextlib.closing(client(hub, limit_s=60))) for _ in range(wanted)]
+        stores = [stack.enter_context(contextlib.closing(client(server, limit_s=60))) for _ in range(wanted)]
         assert [store.add("n", 1) for store in stores] == list(range(1, wanted + 1))
 
 
-def test_a_client_of_a_hub_that_has_gone_is_told(hub):
-    store = client(hub)
-    hub.close()
+def test_a_client_of_a_server_that_has_gone_raises_an_error(server):
+    store = client(server)
+    server.close()
     with pytest.raises(StoreError, match="the connection to rank 0 failed"):
-        store.look("a")
+        store.get("a")
 
 
-def test_a_client_waits_for_a_hub_that_is_yet_to_start():
+def test_a_client_waits_for_a_server_that_is_yet_to_start():
     port = free_port()
     started = []
     threading.Timer(0.3, lambda: started.append(Server(port, TOKEN, one_host=True))).start()
@@ -306,8 +306,8 @@ def test_a_client_waits_for_a_hub_that_is_yet_to_start():
     started[0].close()
 
 
-def test_the_next_host_is_tried_where_the_first_is_wrong(hub):
-    store = open_client(("no-such-host.invalid", "127.0.0.1"), hub.port, TOKEN, 60)
+def test_the_next_host_is_tried_where_the_first_is_wrong(server):
+    store = open_client(("no-such-host.invalid", "127.0.0.1"), server.port, TOKEN, 60)
     assert store.add("n", 1) == 1
 
 
@@ -322,9 +322,9 @@ def test_a_name_that_does_not_resolve_is_said_to():
         open_client(("no-such-host.invalid",), 1, TOKEN, 0.1)
 
 
-def test_a_port_that_is_taken_is_told(hub):
-    with pytest.raises(StoreError, match=f"port {hub.port} cannot be listened on: Address already in use"):
-        Server(hub.port, TOKEN, one_host=True)
+def test_a_port_that_is_taken_is_reported(server):
+    with pytest.raises(StoreError, match=f"port {server.port} cannot be listened on: Address already in use"):
+        Server(server.port, TOKEN, one_host=True)
 
 
 def test_it_listens_on_all_addresses_of_both_families_where_there_are_several_hosts():
@@ -336,9 +336,9 @@ def test_it_listens_on_all_addresses_of_both_families_where_there_are_several_ho
     served.close()
 
 
-def test_files_that_run_out_make_clients_wait_and_no_loop_spin(hub):
-    """Where accept fails for want of files the hub rests, and serves those who wait once there are some again."""
-    first = client(hub)
+def test_files_that_run_out_make_clients_wait_and_no_loop_spin(server):
+    """Where accept fails for want of files the server rests, and serves those who wait once there are some again."""
+    first = client(server)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     waiting = socket.socket()
     used = max(int(file.name) for file in Path("/proc/self/fd").iterdir()) + 1
@@ -351,10 +351,10 @@ def test_files_that_run_out_make_clients_wait_and_no_loop_spin(hub):
             except OSError:
                 break
         waiting.settimeout(200)
-        waiting.connect(("127.0.0.1", hub.port))
+        waiting.connect(("127.0.0.1", server.port))
         began = time.process_time()
         assert first.add("n", 1) == 1
-        assert wait_until(lambda: hub._resume_at is not None)
+        assert wait_until(lambda: server._resume_at is not None)
         assert time.process_time() - began < 1
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -363,26 +363,26 @@ def test_files_that_run_out_make_clients_wait_and_no_loop_spin(hub):
     assert receive(waiting, len(HELLO)) == HELLO
 
 
-def test_connections_leave_files_for_what_else_this_process_does(hub):
-    first = client(hub)
+def test_connections_leave_files_for_what_else_this_process_does(server):
+    first = client(server)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = [os.open("/dev/null", os.O_RDONLY) for _ in range(SPARED_FILES)]
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + SPARED_FILES // 2, hard))
         with pytest.raises(StoreError):
-            client(hub, limit_s=0.2)
+            client(server, limit_s=0.2)
         assert first.add("n", 1) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for file in held:
             os.close(file)
-    assert client(hub).add("n", 1) == 2
+    assert client(server).add("n", 1) == 2
 
 
-def test_closing_ends_the_thread(hub):
-    client(hub)
-    hub.close()
-    assert wait_until(lambda: not hub._thread.is_alive())
+def test_closing_ends_the_thread(server):
+    client(server)
+    server.close()
+    assert wait_until(lambda: not server._thread.is_alive())
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
@@ -390,9 +390,9 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
     store = ServerClient(ours)
     ours.settimeout(0.01)
     with pytest.raises(StoreError):
-        store.look("a")
+        store.get("a")
     with contextlib.suppress(OSError):
         theirs.sendall(pack_answer(Status.DONE, b"of a"))
     with pytest.raises(StoreError):
-        store.look("b")
+        store.get("b")
     theirs.close()

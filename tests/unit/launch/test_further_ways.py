@@ -102,12 +102,12 @@ def test_the_store_is_left_in_peace_while_nobody_is_missed(store, tmp_path):
     other = member(place(1, number, port), tmp_path)
     assert wait_for(has_come(first, tmp_path))
     looked = open_job_store("127.0.0.1", port, PREFIX, 60)
-    assert not wait_for(lambda: looked.look(SECOND_PORT) is not None, 2.5)
+    assert not wait_for(lambda: looked.get(SECOND_PORT) is not None, 2.5)
     other.close()
     # One that is yet to come has word left for it.
     third = FirstNode(replace(place(0, number + 1, port), hosts=()), "node0", tmp_path, further_after_s=0.0)
     third.serve()
-    assert wait_for(lambda: looked.look(SECOND_PORT) is not None)
+    assert wait_for(lambda: looked.get(SECOND_PORT) is not None)
     third.close()
     first.close()
 
@@ -119,7 +119,7 @@ def test_a_word_that_leads_nowhere_or_is_a_stranger_s(store, taken, tmp_path, to
     _, port = store
     with contextlib.closing(open_job_store("127.0.0.1", port, PREFIX, 60)) as opened:
         Conversation(opened, token).send(SECOND_PORT, SecondPort(hosts=("127.0.0.1",), port=1))
-        assert opened.look(SECOND_PORT) is not None
+        assert opened.get(SECOND_PORT) is not None
     way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, OtherPort))
     with pytest.raises(StoreError, match=words):
         open_meeting(way, b"secret", 3.0)
@@ -131,7 +131,7 @@ def test_a_word_of_very_many_addresses_starts_no_thread_for_each(store, taken, t
         Conversation(opened, b"secret").send(
             SECOND_PORT, SecondPort(hosts=tuple(f"127.0.0.{n}" for n in range(1, 200)), port=1)
         )
-        assert opened.look(SECOND_PORT) is not None
+        assert opened.get(SECOND_PORT) is not None
     way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, OtherPort))
     with pytest.raises(StoreError) as told:
         open_meeting(way, b"secret", 3.0)

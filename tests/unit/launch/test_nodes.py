@@ -1,4 +1,4 @@
-"""Two members of a job over a real room: what the first asks for, the other sends, and hears the verdict."""
+"""Two members of a job over a real meeting: what the first asks for, the other sends, and hears the verdict."""
 
 import threading
 from collections.abc import Iterator

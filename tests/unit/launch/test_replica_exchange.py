@@ -1,4 +1,4 @@
-"""What nodes have of replicas travels over a real room: roots each time, contents when the first asks."""
+"""What nodes have of replicas travels over a real meeting: roots each time, contents when the first asks."""
 
 import mmap
 from collections.abc import Iterator
@@ -31,12 +31,12 @@ RUN = Run(check_every=1)
 class Place:
     """A member that has its number and has met the others."""
 
-    def __init__(self, number: int, room: Client | None, others: tuple[int, ...] = ()) -> None:
+    def __init__(self, number: int, client: Client | None, others: tuple[int, ...] = ()) -> None:
         self.number: int | None = number
         self.is_first = number == 0
         self.lost = 0
         """How often it was to connect again."""
-        self._conversation, self._others = None if room is None else Conversation(room, TOKEN), others
+        self._conversation, self._others = None if client is None else Conversation(client, TOKEN), others
 
     def conversation(self) -> Conversation | None:
         return self._conversation
@@ -127,13 +127,13 @@ def test_only_roots_travel_while_all_is_equal(tmp_path: Path) -> None:
             for node in nodes:
                 node.write(number, f"w{number}")
             turn(nodes)
-        room = hosting.store()
-        roots, word = room.look(f"{ROOTS}/1"), room.look(WORD)
+        client = hosting.store()
+        roots, word = client.get(f"{ROOTS}/1"), client.get(WORD)
         assert roots is not None
         assert word is not None
         assert len(roots) + len(word) < 512
         (name,) = (stream.name for stream in nodes[1].shared.kept().streams)
-        assert room.look(f"{CONTENTS}/1/1/{name}") is None
+        assert client.get(f"{CONTENTS}/1/1/{name}") is None
 
 
 def test_attempts_with_other_numbers_are_not_held_against_each_other(nodes: list[Node]) -> None:
@@ -164,13 +164,13 @@ def test_what_others_send_amiss_ends_nothing(nodes: list[Node]) -> None:
         node.write(1, "same")
     conversation = first.exchange._member.conversation()
     assert conversation is not None
-    room = conversation.store
+    client = conversation.store
     (name,) = (stream.name for stream in second.shared.kept().streams)
     for key in (f"{ROOTS}/1", WORD, f"{CONTENTS}/1/1/{name}"):
-        room.set(key, b"junk")
+        client.set(key, b"junk")
     first.exchange.exchange()
     second.exchange.exchange()
-    Conversation(room, b"another secret").send(f"{ROOTS}/1", RootsReport(roots=()))
+    Conversation(client, b"another secret").send(f"{ROOTS}/1", RootsReport(roots=()))
     first.exchange.exchange()
     turn(nodes)
     first.follow()
@@ -188,12 +188,12 @@ def test_a_member_that_is_alone_says_nothing() -> None:
 
 def test_a_connection_that_was_lost_is_opened_anew() -> None:
     with HostedMeeting(0, TOKEN, one_host=True) as hosting:
-        room = hosting.store()
-        place = Place(1, room)
+        client = hosting.store()
+        place = Place(1, client)
         shared = SharedReplicas(())
         exchange = ReplicaExchange(shared, place)
         exchange.exchange()
         assert place.lost == 0
-        room.close()
+        client.close()
     exchange.exchange()
     assert (place.lost, exchange.failure) == (1, None)
