@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cached_property
+from itertools import compress, count
+from operator import not_
 from typing import TYPE_CHECKING, Any, overload
 
 from ddpdoctor.model.facts import PHASES, Call, CallKind
@@ -22,25 +24,39 @@ class CallLog(Sequence[Call]):
 
     Each column has one entry per call. ``which`` is the position in ``kinds``. ``numbers`` is the call's number within
     the group; for a phase, it is how many collectives had begun (negative if unknown). Times are in nanoseconds.
-    ``ended_ns`` is 0 while a call is open.
+    ``ended_ns`` is 0 while a call is open. ``ahead_ns`` is how far the clock of the columns is ahead of that of the
+    calls: logs of a job with thousands of ranks share their columns with the rings instead of copying them.
     """
 
     def __init__(
         self,
         *,
         kinds: tuple[CallKind, ...],
-        which: array[int],
-        indexes: array[int],
-        numbers: array[int],
-        started_ns: array[int],
-        ended_ns: array[int],
+        which: Sequence[int],
+        indexes: Sequence[int],
+        numbers: Sequence[int],
+        started_ns: Sequence[int],
+        ended_ns: Sequence[int],
     ) -> None:
         self.kinds = kinds
         self.which = which
         self.indexes = indexes
         self.numbers = numbers
-        self.started_ns = started_ns
-        self.ended_ns = ended_ns
+        self.ahead_ns = 0
+        self._started_ns = started_ns
+        self._ended_ns = ended_ns
+
+    @property
+    def started_ns(self) -> Sequence[int]:
+        """When each call began."""
+        ahead_ns = self.ahead_ns
+        return [time_ns - ahead_ns for time_ns in self._started_ns] if ahead_ns else self._started_ns
+
+    @property
+    def ended_ns(self) -> Sequence[int]:
+        """When each call ended, or 0."""
+        ahead_ns = self.ahead_ns
+        return [time_ns and time_ns - ahead_ns for time_ns in self._ended_ns] if ahead_ns else self._ended_ns
 
     def __len__(self) -> int:
         """Return the number of calls."""
@@ -55,15 +71,15 @@ class CallLog(Sequence[Call]):
     def __getitem__(self, at: int | slice) -> Call | CallLog:
         """Return one call, or a packed slice of calls."""
         if isinstance(at, slice):
-            return self._of_columns([column[at] for column in self._columns()])
+            return self._of_columns((column[at] for column in self._columns()), self.ahead_ns)
         kind = self.kinds[self.which[at]]
-        number = self.numbers[at]
+        number, ended_ns = self.numbers[at], self._ended_ns[at]
         return Call(
             **shared_fields(kind),
             index=self.indexes[at],
             seq=number if kind.numbered and number > 0 else None,
-            started_ns=self.started_ns[at],
-            ended_ns=self.ended_ns[at] or None,
+            started_ns=self._started_ns[at] - self.ahead_ns,
+            ended_ns=ended_ns - self.ahead_ns if ended_ns else None,
             begun=number if kind.op in PHASES and kind.op != "work_wait" and number >= 0 else None,
             awaits=number if kind.op == "work_wait" and number > 0 else None,
         )
@@ -74,24 +90,25 @@ class CallLog(Sequence[Call]):
 
     def ended(self) -> CallLog:
         """Return the calls that have ended."""
-        columns = [column[:] for column in self._columns()]
-        for at in reversed(self._open_places):
-            for column in columns:
-                del column[at]
-        return self._of_columns(columns)
+        places, before = self._open_places, len(self) - len(self._open_places)
+        if not places or places[0] == before:
+            return self._of_columns((_first(column, before) for column in self._columns()), self.ahead_ns)
+        chosen = bytearray(b"\1") * len(self)
+        for at in places:
+            chosen[at] = 0
+        return self._of_columns((array("q", compress(column, chosen)) for column in self._columns()), self.ahead_ns)
 
     def open(self) -> tuple[Call, ...]:
         """Return the calls that have not ended."""
         return tuple(map(self.__getitem__, self._open_places))
 
+    def shifted(self, ahead_ns: int) -> CallLog:
+        """Return the calls by another clock; that of this log is ``ahead_ns`` ahead of it."""
+        return self._of_columns(self._columns(), self.ahead_ns + ahead_ns)
+
     @cached_property
     def _open_places(self) -> list[int]:
-        found: list[int] = []
-        try:
-            while True:
-                found.append(self.ended_ns.index(0, found[-1] + 1 if found else 0))
-        except ValueError:
-            return found
+        return list(compress(count(), map(not_, self._ended_ns)))
 
     @cached_property
     def counts(self) -> dict[CallKind, int]:
@@ -113,14 +130,21 @@ class CallLog(Sequence[Call]):
         at = max((at for kind, at in self.last.items() if wanted(kind)), default=None)
         return None if at is None else self[at]
 
-    def _columns(self) -> tuple[array[int], ...]:
-        return self.which, self.indexes, self.numbers, self.started_ns, self.ended_ns
+    def _columns(self) -> tuple[Sequence[int], ...]:
+        return self.which, self.indexes, self.numbers, self._started_ns, self._ended_ns
 
-    def _of_columns(self, columns: list[array[int]]) -> CallLog:
+    def _of_columns(self, columns: Iterable[Sequence[int]], ahead_ns: int) -> CallLog:
         which, indexes, numbers, started_ns, ended_ns = columns
-        return CallLog(
+        log = CallLog(
             kinds=self.kinds, which=which, indexes=indexes, numbers=numbers, started_ns=started_ns, ended_ns=ended_ns
         )
+        log.ahead_ns = ahead_ns
+        return log
+
+
+def _first(column: Sequence[int], most: int) -> Sequence[int]:
+    """Return the first entries of a column, without a copy."""
+    return memoryview(column)[:most] if isinstance(column, array) else column[:most]
 
 
 def pack_calls(calls: Sequence[Call]) -> CallLog:

@@ -8,6 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpdoctor.model.stacks import Frame
 
 
@@ -39,13 +41,13 @@ class StepTimes:
     ends_with: StepEnd
     group: str
     """The group whose members end their steps together; empty for the group of all ranks."""
-    numbers: tuple[int, ...]
+    numbers: Sequence[int]
     """From 1. Steps whose waiting time is unknown are left out."""
-    phases_us: tuple[tuple[int, ...], ...]
+    phases_us: Sequence[Sequence[int]]
     """One column per phase."""
-    waits_us: tuple[tuple[int, ...], ...]
+    waits_us: Sequence[Sequence[int]]
     """The time of each phase spent in collectives, one column per phase."""
-    ended_ns: tuple[int, ...] = ()
+    ended_ns: Sequence[int] = ()
     """When each step ended, by the clock of the recorded calls; empty if not known."""
     unknown: int = 0
     """How many steps were left out."""

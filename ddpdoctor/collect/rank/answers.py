@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.files import list_names
 from ddpdoctor.collect.recorded import dicts, read_record
-from ddpdoctor.collect.run.evidence import DAMAGED, load_json
+from ddpdoctor.collect.run.evidence import DAMAGED
+from ddpdoctor.model.codec import INTEGERS
 from ddpdoctor.model.facts import GroupState
 from ddpdoctor.model.stacks import StackSample
+from ddpdoctor.recorder.storage.files import read_plain
+from ddpdoctor.recorder.storage.group_json import parse_group_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +39,7 @@ def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
     """Return the latest readable answer of a process, or an empty dict."""
     for _, path in sorted(answers.get((pid, ticks), ()), reverse=True):
         try:
-            body = load_json(path)
+            body = parse_group_json(read_plain(path))
         except DAMAGED:
             continue
         if isinstance(body, dict):
@@ -53,10 +56,16 @@ def read_groups(entries: Any) -> tuple[GroupState, ...]:
     """Return the process groups that a rank reported, without damaged entries."""
     return tuple(
         read_record(
-            GroupState, entry, mesh_dim=_mesh_dim(entry.get("desc")), timeout_s=read_seconds(entry.get("timeout_s"))
+            GroupState,
+            entry,
+            ranks=ranks,
+            mesh_dim=_mesh_dim(entry.get("desc")),
+            timeout_s=read_seconds(entry.get("timeout_s")),
         )
         for entry in dicts(entries)
-        if "name" in entry and isinstance(entry.get("enqueued"), int) and _are_ranks(entry.get("ranks"))
+        if "name" in entry
+        and isinstance(entry.get("enqueued"), int)
+        and (ranks := _read_members(entry.get("ranks"))) is not None
     )
 
 
@@ -71,5 +80,8 @@ def read_seconds(value: Any) -> float | None:
     return float(value) if type(value) in {int, float} and 0 < value < math.inf else None
 
 
-def _are_ranks(value: Any) -> bool:
-    return isinstance(value, list) and set(map(type, value)) <= {int}
+def _read_members(value: Any) -> tuple[int, ...] | None:
+    """Return the members of a group, or None if they are damaged. A tuple comes from ``parse_group_json``, checked."""
+    if isinstance(value, list) and set(map(type, value)) <= {int}:
+        return tuple(number for number in value if number in INTEGERS)
+    return value if isinstance(value, tuple) else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.recorded import read_frame
@@ -23,27 +25,26 @@ _ENDS = {
     ring_layout.STEP_REDUCED: StepEnd.REDUCTION,
 }
 FETCH_CELLS = 3
-_FIRST_PHASE = 4
-_COLUMNS = _FIRST_PHASE + 2 * len(Phase)
+_NUMBER, _ENDED, _GROUP, _FLAGS, _FIRST_PHASE = range(5)
 """Columns of a ``ring_layout.STEP`` row: number, end, group, flags, then each phase, then each phase's wait."""
 
 
 def read_steps(content: RingContent) -> StepTimes | None:
     """Return the last steps that ended in the same way as the latest one, or None if there are no steps."""
-    if not content.steps:
+    columns = content.steps
+    if not columns:
         return None
-    _, _, group, flags, *_ = content.steps[-1]
-    kind = flags & ring_layout.STEP_KIND
-    alike = [row for row in content.steps if row[3] == kind and row[2] == group]
-    columns = tuple(zip(*alike, strict=True)) or ((),) * _COLUMNS
+    group, kind = columns[_GROUP][-1], columns[_FLAGS][-1] & ring_layout.STEP_KIND
+    alike = [row == (group, kind) for row in zip(columns[_GROUP], columns[_FLAGS], strict=True)]
+    chosen = columns if all(alike) else [array(column.typecode, compress(column, alike)) for column in columns]
     return StepTimes(
         ends_with=_ENDS[kind],
         group=content.strings.get(group, ""),
-        unknown=sum(row[3] == kind | ring_layout.STEP_WAIT_UNKNOWN for row in content.steps),
-        numbers=columns[0],
-        ended_ns=columns[1],
-        phases_us=columns[_FIRST_PHASE : _FIRST_PHASE + len(Phase)],
-        waits_us=columns[_FIRST_PHASE + len(Phase) :],
+        unknown=columns[_FLAGS].count(kind | ring_layout.STEP_WAIT_UNKNOWN),
+        numbers=chosen[_NUMBER],
+        ended_ns=chosen[_ENDED],
+        phases_us=chosen[_FIRST_PHASE : _FIRST_PHASE + len(Phase)],
+        waits_us=chosen[_FIRST_PHASE + len(Phase) :],
     )
 
 

@@ -32,7 +32,7 @@ def shift_times(record: Timed, ahead_ns: int) -> Timed:
 
 def _shift(value: Any, ahead_ns: int) -> Any:
     if isinstance(value, CallLog):
-        return _shift_calls(value, ahead_ns)
+        return value.shifted(ahead_ns)
     if isinstance(value, tuple) and value and isinstance(value[0], TIMED):
         return tuple(_shift(one, ahead_ns) for one in value)
     if not isinstance(value, TIMED):
@@ -48,20 +48,11 @@ def _shift_time(time_ns: Any, ahead_ns: int) -> Any:
     """Move a time, or several; None and 0 mean that it is not known."""
     if isinstance(time_ns, tuple):
         return tuple(one - ahead_ns for one in time_ns)
+    if isinstance(time_ns, array):
+        return array("q", [one - ahead_ns for one in time_ns])
     return time_ns and time_ns - ahead_ns
 
 
 @cache
 def _names(kind: Any) -> tuple[str, ...]:
     return tuple(one.name for one in fields(kind))
-
-
-def _shift_calls(calls: CallLog, ahead_ns: int) -> CallLog:
-    return CallLog(
-        kinds=calls.kinds,
-        which=calls.which,
-        indexes=calls.indexes,
-        numbers=calls.numbers,
-        started_ns=array("q", [time_ns - ahead_ns for time_ns in calls.started_ns]),
-        ended_ns=array("q", [time_ns - ahead_ns if time_ns else 0 for time_ns in calls.ended_ns]),
-    )

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import struct
+from array import array
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from . import ring_layout
-from .files import open_plain, parse_json
+from .files import open_plain
+from .group_json import parse_group_json
 from .slots import Slots, bytes_used, read_slots
 
 MAX_RING_BYTES = 8 * 2**20
@@ -43,8 +45,8 @@ class RingContent(NamedTuple):
     notes: List[Dict[str, Any]]
     slots: Slots
     strings: Dict[int, str]
-    steps: List[Tuple[int, ...]]
-    """Rows of ``ring_layout.STEP`` in order. The group is a key of ``strings``."""
+    steps: List[array[int]]
+    """The columns of ``ring_layout.STEP``, in order; empty if there are no steps. The group is a key of ``strings``."""
     lines: List[LineCount]
 
 
@@ -157,7 +159,7 @@ def _read_entries(lines: List[bytes]) -> List[Any]:
     """Parse lines of JSON all at once, which is faster. If that fails, parse each and skip the damaged ones."""
     written = [line for line in lines if line]
     try:
-        entries = parse_json(b"[%s]" % b",\n".join(written))
+        entries = parse_group_json(b"[%s]" % b",\n".join(written))
     except ValueError:
         entries = []
     if len(entries) == len(written):
@@ -167,15 +169,16 @@ def _read_entries(lines: List[bytes]) -> List[Any]:
 
 def _read_entry(line: bytes) -> Any:
     try:
-        return parse_json(line)
+        return parse_group_json(line)
     except ValueError:
         return None
 
 
-def _read_steps(data: bytes, room: int, recorded: int) -> List[Tuple[int, ...]]:
+def _read_steps(data: bytes, room: int, recorded: int) -> List[array[int]]:
     rows = ring_layout.STEP.iter_unpack(data[: min(recorded, room) * ring_layout.STEP_SIZE])
     oldest = max(0, recorded - room)
-    return sorted(row for i, row in enumerate(rows) if oldest < row[0] <= recorded and (row[0] - 1) % room == i)
+    found = sorted(row for i, row in enumerate(rows) if oldest < row[0] <= recorded and (row[0] - 1) % room == i)
+    return [array("Q" if at < 2 else "I", column) for at, column in enumerate(zip(*found))]
 
 
 def _read_lines(data: bytes, sites: Dict[int, Dict[str, Any]]) -> List[LineCount]:

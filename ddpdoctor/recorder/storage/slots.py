@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from array import array
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import ring_layout
 
 _WORDS = ring_layout.SLOT_SIZE // 8
+_REST = struct.Struct(
+    "%dx%ds%dx"
+    % (
+        ring_layout.KIND_OFFSET,
+        ring_layout.KIND.size,
+        ring_layout.SLOT_SIZE - ring_layout.KIND_OFFSET - ring_layout.KIND.size,
+    )
+)
+"""The kind in a record."""
 MORE_CLAIMED = 64
 """Records after the last claimed one that are read too, because concurrent threads may publish claims out of order."""
 
@@ -35,14 +45,16 @@ class Slot(NamedTuple):
 class Slots:
     """The recorded calls of a ring, ordered by number. Each column has one entry per call; ``which`` indexes ``kinds``.
 
-    A kind is what calls share: a ``Slot`` whose number, times and seq are 0.
+    A kind is what calls share: a ``Slot`` whose number, times and seq are 0. ``numbers`` is a range unless records are
+    missing, because a job can have thousands of ranks with thousands of calls.
     """
 
-    def __init__(self, kinds: List[Slot], which: array[int], columns: List[array[int]]) -> None:
+    def __init__(self, kinds: List[Slot], which: array[int], columns: Sequence[array[int]]) -> None:
         """``columns`` are numbers, starts, ends and seqs."""
+        numbers, self.started_ns, self.ended_ns, self.seqs = columns
         self.kinds = kinds
         self.which = which
-        self.numbers, self.started_ns, self.ended_ns, self.seqs = columns
+        self.numbers: Sequence[int] = _as_range(numbers)
 
     def __len__(self) -> int:
         """Return how many calls there are."""
@@ -76,15 +88,11 @@ def read_slots(
     words = array("Q", whole)
     if sys.byteorder == "big":
         words.byteswap()
-    rests = [
-        whole[at : at + ring_layout.KIND.size]
-        for at in range(ring_layout.KIND_OFFSET, len(whole), ring_layout.SLOT_SIZE)
-    ]
-    places = {rest: place for place, rest in enumerate(dict.fromkeys(rests))}
-    which = array("I", [places[rest] for rest in rests])
+    places: Dict[Tuple[bytes], int] = {}
+    which = array("H", [places.setdefault(rest, len(places)) for rest in _REST.iter_unpack(whole)])
     columns = _in_order([*(words[i::_WORDS] for i in range(4)), which], claimed, count)
     columns[3] = array("q", columns[3].tobytes())
-    return Slots([_read_kind(rest, strings, sites) for rest in places], columns[4], columns[:4])
+    return Slots([_read_kind(rest, strings, sites) for (rest,) in places], columns[4], columns[:4])
 
 
 def _in_order(columns: List[array[int]], claimed: int, count: int) -> List[array[int]]:
@@ -92,10 +100,17 @@ def _in_order(columns: List[array[int]], claimed: int, count: int) -> List[array
     cut = claimed % count if claimed > count else 0
     turned = [column[cut:] + column[:cut] for column in columns] if cut else columns
     first = max(claimed - count, 0) + 1
-    if turned[0].tolist() == list(range(first, first + len(turned[0]))):
+    if turned[0] == array("Q", range(first, first + len(turned[0]))):
         return turned
     valid = sorted((number, i) for i, number in enumerate(columns[0]) if number and (number - 1) % count == i)
     return [array(column.typecode, [column[i] for _, i in valid]) for column in columns]
+
+
+def _as_range(numbers: array[int]) -> Sequence[int]:
+    """Return numbers as a range if each is one more than the one before it."""
+    if not numbers or numbers[-1] - numbers[0] != len(numbers) - 1:
+        return numbers
+    return range(numbers[0], numbers[-1] + 1)
 
 
 def _read_kind(rest: bytes, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]) -> Slot:

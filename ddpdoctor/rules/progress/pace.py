@@ -175,7 +175,7 @@ def peer_wait_ms(rank: Rank) -> float:
         at = bisect_left(times.ended_ns, call.ended_ns or 0)
         if at < len(began) and call.started_ns >= began[at]:
             waits_ns[at] += (call.ended_ns or 0) - call.started_ns
-    recorded = range(bisect_left(began, log.started_ns[0]), len(began))
+    recorded = range(bisect_left(began, log[0].started_ns), len(began))
     return median([waits_ns[at] for at in recorded] or [0]) / 1e6
 
 
