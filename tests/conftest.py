@@ -8,6 +8,7 @@ overtakes one that is to run alone.
 import contextlib
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -20,6 +21,10 @@ LONGEST_WAIT_S = 600.0
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 """With it each Python that a test starts compiles all of ddpdoctor anew, which takes a second."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's background job ignores it, and so would all that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
