@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,7 +95,7 @@ def choose_job(found: Found, pid: int | None = None, name: str | None = None) ->
     if pid is not None:
         jobs = _jobs_of(pid, found)
     if name is not None:
-        jobs = [job for job in jobs if job.identity.name == name]
+        jobs = [job for job in jobs if _is_named(job.identity, name)]
     meant = list(jobs)
     if len(meant) == 1:
         return meant[0]
@@ -191,15 +191,20 @@ def _name(addr: str | None, port: int | None, run_id: str | None, slurm: str | N
 
 def _distinct(jobs: dict[JobIdentity, list[Chosen]]) -> dict[JobIdentity, list[Chosen]]:
     """Return the jobs with names that differ: two of one name get their port or parent added."""
-    from dataclasses import replace
-
     names = [identity.name for identity in jobs]
     return {
-        replace(one, name=f"{one.name}@{one.master_port or one.step or one.parent_pid}")
-        if names.count(one.name) > 1
-        else one: members
+        replace(one, name=_longer_name(one)) if names.count(one.name) > 1 else one: members
         for one, members in jobs.items()
     }
+
+
+def _longer_name(identity: JobIdentity) -> str:
+    return f"{identity.name}@{identity.master_port or identity.step or identity.parent_pid}"
+
+
+def _is_named(identity: JobIdentity, name: str) -> bool:
+    """Return whether a job has this name, also if other nodes have more or fewer jobs of one name."""
+    return name in {identity.name, _longer_name(identity)} or identity.name.startswith(f"{name}@")
 
 
 def _job(identity: JobIdentity, members: list[Chosen]) -> FoundJob:

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.attach.look import JobLook
-    from ddpdoctor.model.attached import AttachedJob
+    from ddpdoctor.model.attached import AskedNodes, AttachedJob
 
 SUMMARY = "attach.json"
+NODES = "nodes.json"
 
 
 def make_attach_folder(parent: Path, wall_ns: int) -> Path:
@@ -55,6 +56,11 @@ def save_look(folder: Path, look: JobLook) -> list[str]:
 def save_summary(folder: Path, job: AttachedJob) -> None:
     """Write ``attach.json``."""
     write_whole(folder / SUMMARY, _json(encode(job)))
+
+
+def save_nodes(folder: Path, nodes: AskedNodes) -> None:
+    """Write ``nodes.json``."""
+    write_whole(folder / NODES, _json(encode(nodes)))
 
 
 def _json(plain: Any) -> bytes:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    NODES,
     REPORT_DIR,
     VERBOSE,
     FailOn,
@@ -18,21 +20,35 @@ from ddpdoctor.cli.options import (
     settings_of,
 )
 
+STDOUT = Path("-")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Find out why a job that runs now does not go on, although it was started without ddpdoctor.
 
-    Finds the training ranks of this machine, looks at each twice, and judges what stayed the same. It sends no signal
-    and writes nothing into the job. What it saw is saved in a folder; `ddpdoctor analyze` reads the folders of all
-    nodes together.
+    Finds the training ranks of this machine, or of all nodes of a Slurm job or a Kubernetes selector, looks at each
+    twice, and judges what stayed the same. It sends no signal and writes nothing into the job. What it saw is saved in
+    a folder; `ddpdoctor analyze` reads the folders of all nodes together.
     """
 
     pid: Annotated[int | None, Option(help="A process of the job: a rank or its launcher.", metavar="PID", min=1)] = (
         None
     )
     job: Annotated[str | None, Option(help="The name of the job, where there are several.", metavar="NAME")] = None
-    folder: Annotated[Path, Option(help="Where the folder with what was seen is made.", metavar="DIR")] = Path()
+    slurm: Annotated[
+        str | None, Option(panel=NODES, metavar="JOBID", help="Look at all nodes of this Slurm job, by srun --overlap.")
+    ] = None
+    python: Annotated[
+        str | None,
+        Option(panel=NODES, metavar="PATH", help="The Python on the nodes that has ddpdoctor.  [default: this one]"),
+    ] = None
+    node_only: Annotated[
+        bool, Option(panel=NODES, help="Look at this machine and save what was seen; judge nothing.")
+    ] = False
+    folder: Annotated[
+        Path, Option(metavar="DIR", help="Where the folder with what was seen is made; with --node-only, - is stdout.")
+    ] = Path()
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
@@ -41,16 +57,59 @@ class Options:
 
 def run(options: Options) -> int:
     """Look at a running job, judge it, and return the exit status. Raises ``UserError``."""
-    from ddpdoctor.attach.session import Options as Wanted
-    from ddpdoctor.attach.session import attach
     from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
     from ddpdoctor.cli.output import say
     from ddpdoctor.diagnose.evidence import analyze
     from ddpdoctor.model.findings import now
 
+    _check(options)
+    if options.node_only:
+        return _look_only(options)
     outputs = settings_of(options, Outputs)
     check_outputs(outputs)
     started_at = now()
-    seen = attach(Wanted(pid=options.pid, job=options.job, output=options.folder))
-    say(sys.stderr, f"what was seen is in {seen.folder}")
-    return deliver_check(analyze([str(seen.folder)], tuple(sys.argv), started_at, verb="attach"), outputs)
+    folder = _look(options)
+    say(sys.stderr, f"what was seen is in {folder}")
+    return deliver_check(analyze([str(folder)], tuple(sys.argv), started_at, verb="attach"), outputs)
+
+
+def _check(options: Options) -> None:
+    """Raise ``UserError`` if options exclude each other."""
+    from ddpdoctor.model.errors import UserError
+
+    one_machine = {"--pid": options.pid is not None, "--node-only": options.node_only}
+    for name, given in one_machine.items():
+        if given and options.slurm is not None:
+            raise UserError(f"{name} is for one machine, and --slurm for all nodes of a job", help="Leave one out.")
+    if options.folder == STDOUT and not options.node_only:
+        raise UserError("--folder - is for --node-only", help="Give a folder.")
+
+
+def _look(options: Options) -> Path:
+    """Return the folder with what was seen."""
+    if options.slurm is not None:
+        from ddpdoctor.attach.slurm import attach_slurm
+        from ddpdoctor.cli.output import say
+
+        python = options.python or sys.executable
+        return attach_slurm(options.slurm, options.folder, python, options.job, partial(say, sys.stderr))
+    return _look_here(options, options.folder)
+
+
+def _look_here(options: Options, folder: Path) -> Path:
+    from ddpdoctor.attach.session import Options as Wanted
+    from ddpdoctor.attach.session import attach
+
+    return attach(Wanted(pid=options.pid, job=options.job, output=folder)).folder
+
+
+def _look_only(options: Options) -> int:
+    """Look at this machine for somebody who judges elsewhere, and print the folder, or what is in it."""
+    from ddpdoctor.model.exit_status import ExitStatus
+
+    if options.folder == STDOUT:
+        from ddpdoctor.attach.stream import send_look
+
+        return send_look(partial(_look_here, options), sys.stdout.buffer)
+    print(_look_here(options, options.folder))
+    return ExitStatus.OK

@@ -65,7 +65,9 @@ def _evidence_report(evidence: Evidence, command: tuple[str, ...], started_at: s
 def _about(state: RunState) -> dict[str, Any]:
     """Return what was read, for the report."""
     evidence = state.evidence
-    hints = dict.fromkeys(fact.words for fact in state.all(Hint))
+    hints = dict.fromkeys(
+        [*(one.words(ranks) for one, ranks in state.refusals()), *(fact.words for fact in state.all(Hint))]
+    )
     return {
         **evidence.counts,
         "sources": [

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.reader import Found
 from ddpdoctor.evidence.stacks import stacks_of_json
-from ddpdoctor.model.attached import FORMAT, AttachedJob, Movement, RankLook, SeenRank
+from ddpdoctor.model.attached import FORMAT, AskedNodes, AttachedJob, Movement, RankLook, SeenRank
 from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.evidence import Hint, Moving, ProcessState, Seen, Size, Spot, Who
+from ddpdoctor.model.evidence import Moving, ProcessState, Refused, Seen, Size, Spot, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.evidence.reader import Document
+    from ddpdoctor.model.attached import Refusal
     from ddpdoctor.model.evidence import Fact
 
-_RECORDS: dict[str, Any] = {"job": AttachedJob, "look": RankLook}
+_RECORDS: dict[str, Any] = {"job": AttachedJob, "look": RankLook, "nodes": AskedNodes}
 
 
 class AttachReader:
@@ -41,6 +42,8 @@ class AttachReader:
                 facts = [*_of_job(read, spot)]
             elif isinstance(read, RankLook):
                 facts = [*_of_look(read, spot, document.source)]
+            elif isinstance(read, AskedNodes):
+                facts = [_refused(refusal, Who(), spot) for refusal in read.unseen()]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, WrongValue) as error:
             return Found(problem=f"damaged ({type(error).__name__})")
         return Found(facts=facts)
@@ -56,7 +59,7 @@ def _of_job(job: AttachedJob, spot: Spot) -> Iterator[Fact]:
         for rank in job.ranks:
             yield Moving(who=_who(rank, job.host), spot=spot)
     for refusal in job.refused:
-        yield Hint(spot=spot, words=f"{refusal.source}: {refusal.reason}; {refusal.remedy}", kind=refusal.source)
+        yield _refused(refusal, Who(host=job.host), spot)
 
 
 def _of_look(look: RankLook, spot: Spot, source: str) -> Iterator[Fact]:
@@ -67,8 +70,11 @@ def _of_look(look: RankLook, spot: Spot, source: str) -> Iterator[Fact]:
     if isinstance(look.stacks, list):
         yield from stacks_of_json(look.stacks, who, source)
     for refusal in look.refused:
-        words = f"{refusal.source} of rank {look.rank.rank}: {refusal.reason}"
-        yield Hint(who=who, spot=spot, words=f"{words}; {refusal.remedy}" if refusal.remedy else words)
+        yield _refused(refusal, who, spot)
+
+
+def _refused(refusal: Refusal, who: Who, spot: Spot) -> Refused:
+    return Refused(who=who, spot=spot, source=refusal.source, reason=refusal.reason, remedy=refusal.remedy)
 
 
 def _who(rank: SeenRank, host: str) -> Who:

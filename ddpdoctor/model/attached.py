@@ -8,6 +8,7 @@ recognizes it by its content:
 | ``attach.json`` | ``ddpdoctor-attach``, ``job`` | ``AttachedJob`` |
 | ``look_1/rank_3_pid_4711.json`` | ``ddpdoctor-attach``, ``look`` | ``RankLook`` |
 | ``look_1/store.json`` | ``ddpdoctor-attach``, ``store`` | ``StoreLook`` |
+| ``nodes.json`` | ``ddpdoctor-attach``, ``nodes`` | ``AskedNodes`` |
 
 Times: ``wall_ns`` is the host's wall clock, ``monotonic_ns`` its CLOCK_MONOTONIC, which is comparable on one host until
 it boots again. CPU times are in clock ticks (1/100 s on Linux). What could not be read is None, or stands in
@@ -19,6 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.rank_words import name_list
+from ddpdoctor.model.sides import grouped
 
 if TYPE_CHECKING:
     from ddpdoctor.model.causes import Blocked
@@ -160,10 +164,14 @@ class Refusal:
     """A source that gave nothing, and what would change that."""
 
     source: str
-    """"py-spy", "worker server", "flight recorder", "ras", "store", "/proc"."""
+    """"py-spy", "worker server", "flight recorder", "ras", "store", "/proc", or the names of nodes."""
     reason: str
     remedy: str = ""
     """A command, or a sentence. Empty: none is known."""
+
+    def line(self) -> str:
+        """Return it in a line."""
+        return f"{self.source}: {self.reason}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,3 +263,40 @@ class AttachedJob:
         """How many ranks of the world were not seen here, or None if the world's size is unknown."""
         numbers = {rank.rank for rank in self.ranks} - {None}
         return None if self.world_size is None else max(0, self.world_size - len(numbers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAnswer:
+    """What came of asking one node, or one pod, to look at its ranks."""
+
+    node: str
+    """Its name for Slurm or Kubernetes."""
+    folder: str
+    """The folder beside ``nodes.json`` with what it sent. Empty: it sent nothing whole."""
+    reached: bool
+    """ddpdoctor ran there, and said what it saw or why it saw nothing."""
+    reason: str = ""
+    """Why its ranks were not seen. Empty: they were."""
+    remedy: str = ""
+    """What to do about it; NODE stands for the node's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedNodes:
+    """The nodes of a job that were asked to look at their ranks, in one folder with what they sent."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    kind: str = "nodes"
+    wall_ns: int
+    asked_by: str
+    """"srun" or "kubectl exec"."""
+    nodes: tuple[NodeAnswer, ...]
+
+    def unseen(self) -> list[Refusal]:
+        """Return the nodes whose ranks were not seen, those with one reason together as ``source``."""
+        alike = grouped(((one.reason, one.remedy), one.node) for one in self.nodes if one.reason)
+        return [
+            Refusal(source=name_list(nodes), reason=reason, remedy=remedy.replace("NODE", nodes[0]))
+            for (reason, remedy), nodes in alike.items()
+        ]

@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.rank_words import rank_list
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddpdoctor.model.stacks import Frame
 
 
@@ -345,6 +349,22 @@ class Restarted(Fact):
     """The launcher started the ranks once more after a failure. What failed before has been overcome."""
 
     attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused(Fact):
+    """A look at a running job could not use a source, or did not reach a node."""
+
+    source: str
+    """"py-spy", "store", or the names of nodes."""
+    reason: str
+    remedy: str = ""
+    """A command, or an instruction. Empty: none is known."""
+
+    def words(self, ranks: Sequence[int] = ()) -> str:
+        """Return it in a line, for these ranks."""
+        of = f" of {rank_list(ranks)}" if ranks else ""
+        return f"{self.source}{of}: {self.reason}" + (f"; {self.remedy}" if self.remedy else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Says which scenarios are run first, and lends them Pythons that have torch loaded."""
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,8 +43,12 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
 
 
 @pytest.fixture(scope="module")
-def slurm(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """Lend a Slurm on these hosts."""
-    # Not pytest's own folder: only its owner may enter that, and munged minds.
-    with lent_slurm(hosts, tmp_path_factory.mktemp("slurm")) as lent:
+def slurm(hosts: Hosts, request: pytest.FixtureRequest) -> Iterator[Slurm]:
+    """Lend a Slurm on these hosts, which see their own processes only if the test module says ``OWN_PIDS``."""
+    own_pids = getattr(request.module, "OWN_PIDS", False)
+    # Not pytest's own folder: only its owner may enter that, and neither munged nor other users of Slurm could.
+    with (
+        tempfile.TemporaryDirectory(prefix="ddpdoctor-slurm-", ignore_cleanup_errors=True) as folder,
+        lent_slurm(hosts, Path(folder), own_pids=own_pids) as lent,
+    ):
         yield lent

@@ -57,6 +57,7 @@ FIRST = {
         "test_a_held_gil", "test_torchs_debug_server", "test_ras_is_asked_where_a_rank_serves_it[new",
     ),
     "attach/test_verb.py": ALL,
+    "attach/test_slurm.py": ("test_all_nodes_are_judged_together",),
     "attach/test_rights.py": ("test_the_job_of_another_user", "test_without_the_right_to_trace"),
     "attach/test_found.py": ("test_of_several_jobs", "test_a_process_that_is_no_rank"),
     "harmless/test_scripts.py": ALL,

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddpdoctor.collect.process.proc import read_process
 from tests.scenarios.hosts import NETNS, Hosts, require
 from tests.scenarios.running import free_port, wait_for
 
@@ -43,16 +44,19 @@ NODE = "NodeName={name} NodeAddr={address} CPUs=4 CoresPerSocket=4 RealMemory=10
 ENTER = """
 mount -t sysfs sysfs "$2" && mount --rbind /sys/fs/cgroup "$2/fs/cgroup" && mount --rbind "$2" /sys &&
 mount --bind "$1/hosts" /etc/hosts && mount --bind "$1/resolv.conf" /etc/resolv.conf &&
-hostname "$0" && exec slurmd -N "$0" -f "$3"
+hostname "$0" && {start} -N "$0" -f "$3"
 """
+STARTS = {False: "exec slurmd", True: "mount -t proc proc /proc && exec slurmd -D"}
+"""How a node begins that sees all processes of this machine, and one that sees its own only."""
 
 
 class Slurm:
     """A controller on this machine and a slurmd on every host."""
 
-    def __init__(self, hosts: Hosts, folder: Path) -> None:
-        self.hosts, self.folder = hosts, folder
+    def __init__(self, hosts: Hosts, folder: Path, *, own_pids: bool = False) -> None:
+        self.hosts, self.folder, self.own_pids = hosts, folder, own_pids
         self.conf = folder / "slurm.conf"
+        self._nodes: list[subprocess.Popen[bytes]] = []
 
     def up(self) -> None:
         (self.folder / "state").mkdir()
@@ -90,10 +94,17 @@ class Slurm:
         namespace = self.hosts.namespace(number)
         sys_folder = self.folder / f"sys.{name}"
         sys_folder.mkdir()
-        _run(
-            "nsenter", f"--net=/run/netns/{namespace}", "unshare", "--uts", "--mount", "--propagation", "private", "--",
-            "sh", "-c", ENTER, name, str(NETNS / namespace), str(sys_folder), str(self.conf),
+        apart = ("--pid", "--fork", "--kill-child") if self.own_pids else ()
+        command = (
+            "nsenter", f"--net=/run/netns/{namespace}", "unshare", "--uts", "--mount", *apart, "--propagation",
+            "private", "--", "sh", "-c", ENTER.format(start=STARTS[self.own_pids]), name, str(NETNS / namespace),
+            str(sys_folder), str(self.conf),
         )  # fmt: skip
+        if self.own_pids:
+            with (self.folder / f"{name}.log").open("wb") as log:
+                self._nodes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+        else:
+            _run(*command)
 
     def idle(self) -> int:
         """Return how many nodes are ready."""
@@ -110,24 +121,37 @@ class Slurm:
 
     def down(self) -> None:
         """End the daemons; those that hosts still run end with the hosts."""
+        for node in self._nodes:
+            node.kill()
+            node.wait()
+        told = []
         for file in self.folder.glob("*.pid"):
+            if self.own_pids and file.name.startswith("slurmd."):
+                continue  # the number is one of the node's own, and somebody else's here
             with contextlib.suppress(OSError, ValueError):
-                os.kill(int(file.read_text()), signal.SIGTERM)
+                os.kill(pid := int(file.read_text()), signal.SIGTERM)
+                told.append(pid)
+        wait_for(lambda: not any(map(_runs, told)), 20)  # they write their state in the end
 
     def _logs(self) -> str:
         return "\n".join(f"{file.name}:\n{file.read_text()[-1500:]}" for file in self.folder.glob("*.log"))
 
 
 @contextlib.contextmanager
-def lent_slurm(hosts: Hosts, folder: Path) -> Iterator[Slurm]:
+def lent_slurm(hosts: Hosts, folder: Path, *, own_pids: bool = False) -> Iterator[Slurm]:
     """Give a Slurm for a while."""
     require("slurmctld", "slurmd", "srun", "munged", "nsenter")
-    slurm = Slurm(hosts, folder)
+    slurm = Slurm(hosts, folder, own_pids=own_pids)
     try:
         slurm.up()
         yield slurm
     finally:
         slurm.down()
+
+
+def _runs(pid: int) -> bool:
+    process = read_process(pid)
+    return process is not None and process.state not in "ZX"
 
 
 def _run(*command: str) -> None:

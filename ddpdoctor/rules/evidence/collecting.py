@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Exited, Hint, Inside, Link, Stacked, Waiting
+from ddpdoctor.model.evidence import Exited, Hint, Inside, Link, ProcessState, Stacked, Waiting
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.evidence.lost import lost_by
 
@@ -18,6 +18,10 @@ _OTHERS = (
 )
 _LOST = "give the log of {who} and the kernel's log of its host: others lost their connection to it"
 _RAS = "ask RAS twice, half a minute apart, while it hangs: `ncclras -v`, or `ncclras -f json` from NCCL 2.28.7 on"
+_OTHER_NODES = (
+    "type `ddpdoctor attach --folder DIR` on the nodes of {those}, and give all folders: `ddpdoctor analyze DIR`"
+)
+SAMPLE_AGAIN = "look again in a minute, with `ddpdoctor attach` or py-spy: a rank that is only slow will be elsewhere"
 _RUNNING = "if the job still runs, type `ddpdoctor attach` on every node"
 _INSIDE = (
     "collect on every node: `dmesg -T | grep -i xid`, `nvidia-smi -q`, `ncclras -v` while it hangs, and a run with "
@@ -40,7 +44,8 @@ _OF_RAS = frozenset({"ras", "ras-ahead", "ras-unnamed", "damaged"})
 
 def collect(state: RunState) -> tuple[str, ...]:
     """Return what to collect, as instructions, the most useful first."""
-    found: list[str] = []
+    found = list(dict.fromkeys(refused.remedy for refused, _ in state.refusals() if refused.remedy))
+    looked = bool(state.all(ProcessState))
     unseen = state.unseen
     lost = lost_by(state)
     if lost is not None and lost.rank not in state.seen:
@@ -48,7 +53,7 @@ def collect(state: RunState) -> tuple[str, ...]:
     waits = bool(state.waiting) or bool(state.all(Link))
     whole = any(fact.complete for fact in state.all(Inside))
     if unseen:
-        found.append(_OTHERS.format(those=f"the other ranks ({rank_list(unseen)})"))
+        found.append((_OTHER_NODES if looked else _OTHERS).format(those=f"the other ranks ({rank_list(unseen)})"))
     elif state.world is None and not whole:
         found.append(_OTHERS.format(those="all other ranks"))
     if whole or (waits and not unseen):
@@ -59,11 +64,11 @@ def collect(state: RunState) -> tuple[str, ...]:
         found.append(_DUMPS)
     if state.all(Exited):
         found += [_STDERR, _KILLED]
-    if state.all(Stacked):
+    if state.all(Stacked) and (whole or not looked):
         found.append(_STACKS)
-    elif not any(fact.timed_out for fact in state.all(Waiting)):
+    elif not looked and not any(fact.timed_out for fact in state.all(Waiting)):
         found.append(_RUNNING)
-    return tuple(found) or (_RUNNING,)
+    return tuple(found) or (SAMPLE_AGAIN if looked else _RUNNING,)
 
 
 def about(state: RunState) -> tuple[str, ...]:
@@ -71,5 +76,6 @@ def about(state: RunState) -> tuple[str, ...]:
     lacking = [f"{one.source}: {one.problem or one.left_out}" for one in state.evidence.read]
     lacking = [words for words in lacking if not words.endswith(": ")]
     more = [f"and {len(lacking) - MOST_TOLD} more files"] if len(lacking) > MOST_TOLD else []
-    notes = list(dict.fromkeys(fact.words for fact in state.all(Hint)))
+    refused = (one.words(ranks) for one, ranks in state.refusals())
+    notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all(Hint))]))
     return (*lacking[:MOST_TOLD], *more, *notes[:MOST_TOLD])

@@ -30,7 +30,7 @@ from ddpdoctor.model.evidence import (
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.evidence import words
-from ddpdoctor.rules.evidence.collecting import collect
+from ddpdoctor.rules.evidence.collecting import SAMPLE_AGAIN, collect
 from ddpdoctor.rules.evidence.lost import lost_by
 from ddpdoctor.rules.evidence.roots import find_roots, precedes
 from ddpdoctor.rules.evidence.state import Ruling, last_samples
@@ -121,7 +121,7 @@ def _absent(state: RunState) -> Ruling | None:
     roots = _least_able(known, samples)
     those = [fact for fact in absent if fact.who.rank in roots]
     if all(fact.moves for fact in those):
-        return Ruling(reason=words.slow_suspects(state, roots, samples), collect=(words.SAMPLE_AGAIN,))
+        return Ruling(reason=words.slow_suspects(state, roots, samples), collect=(SAMPLE_AGAIN,))
     kind = _absence_kind(state, roots, those, samples)
     sure = _sureness(state, roots, those)
     return Ruling(kind=kind, problem=words.absence(state, roots, those, samples, kind=kind, confidence=sure))
@@ -216,6 +216,9 @@ def _cannot_tell(state: RunState) -> Ruling:
         reason = "the evidence holds only connections that the other side closed, and not why it did"
     elif state.all(Exited):
         reason = "the evidence says that ranks were stopped, and not why"
+    elif state.all(ProcessState):
+        where = "no rank was seen to wait for another" if state.all(Stacked) else "no stack of a rank was seen"
+        reason = f"the job was not seen to move, and {where}"
     else:
         reason = "nothing wrong was found, but nothing shows that the job ended well either"
     return Ruling(reason=reason, collect=collect(state))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.evidence import (
@@ -19,14 +19,17 @@ from ddpdoctor.model.evidence import (
     Link,
     Moving,
     Nature,
+    Refused,
     Restarted,
     Size,
+    Spot,
     Stacked,
     Stopped,
     Trouble,
     Waiting,
     Who,
 )  # fmt: skip
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.evidence.calls import compare_calls
 from ddpdoctor.rules.evidence.flight import compare_flight
 from ddpdoctor.rules.evidence.identity import resolve, world_of
@@ -96,6 +99,11 @@ class RunState:
             found |= set(fact.ranks) if isinstance(fact, Inside) else set()
             found |= set(fact.waiters) if isinstance(fact, Absent) else set()
         return tuple(sorted(rank for rank in found if rank is not None))
+
+    def refusals(self) -> list[tuple[Refused, list[int]]]:
+        """Return what a look could not use, each once, with the ranks for which it is the same."""
+        alike = grouped((replace(fact, who=Who(), spot=Spot(source="")), fact.who.rank) for fact in self.all(Refused))
+        return [(fact, sorted({rank for rank in ranks if rank is not None})) for fact, ranks in alike.items()]
 
     def hosts_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """Return the hosts of ranks, sorted, without those that are unknown."""

@@ -394,9 +394,6 @@ def unseen_suspects(ranks: Iterable[int]) -> str:
     return f"others wait for {rank_list(ranks)}, of which no evidence was given, so that the cause cannot be told"
 
 
-SAMPLE_AGAIN = "look again in a minute, with `ddpdoctor attach` or py-spy: a rank that is only slow will be elsewhere"
-
-
 def slow_suspects(state: RunState, ranks: Sequence[int], samples: dict[int, Stacked]) -> str:
     """Say that others wait for ranks that move: they may be slow, or in an endless loop."""
     at = "; ".join(place_words(innermost(samples[rank].frames)) for rank in ranks if rank in samples)

@@ -1,0 +1,105 @@
+"""What `analyze` says of folders that `attach` saved, where a source was refused or a node was not reached."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ddpdoctor.attach.save import save_nodes
+from ddpdoctor.diagnose.evidence import analyze
+from ddpdoctor.model.attached import (
+    AskedNodes,
+    AttachedJob,
+    JobIdentity,
+    Movement,
+    NodeAnswer,
+    ProcessFacts,
+    RankLook,
+    Refusal,
+)
+from ddpdoctor.model.codec import encode
+from tests.unit.attach.records import seen_rank
+
+NO_PY_SPY = Refusal(source="py-spy", reason="py-spy is not installed", remedy="pip install 'ddpdoctor[attach]'")
+WAITING, AT_FAULT = ("all_reduce", "/venv/torch/distributed/distributed_c10d.py"), ("fetch", "/home/me/train.py")
+IDENTITY = JobIdentity(name="job", master_addr="n1", master_port=29500)
+
+
+def process():
+    return ProcessFacts(
+        state="S", cpu_ticks=9, main_cpu_ticks=5, main_switches=7, threads=(), blocked=None, kernel_function=None,
+        peers=(), children=(),
+    )  # fmt: skip
+
+
+def stacks(function, file):
+    frames = [
+        {"name": function, "filename": file, "line": 30}, {"name": "main", "filename": "/home/me/train.py", "line": 50}
+    ]  # fmt: skip
+    return [{"pid": 1, "thread_name": "MainThread", "os_thread_id": 1, "active": False, "frames": frames}]
+
+
+def save(folder, host, ranks, identity=IDENTITY, wall_ns=10**18, world_size=4, **more):
+    """Save a folder of ``attach``; ``ranks`` are the stacks, or the refusal, of each rank."""
+    folder.mkdir(parents=True)
+    seen = {rank: replace(seen_rank(100 + rank, rank), world_size=world_size) for rank in ranks}
+    for number in (1, 2):
+        (folder / f"look_{number}").mkdir()
+        for rank, what in ranks.items():
+            refused = isinstance(what, Refusal)
+            look = RankLook(
+                number=number, host=host, wall_ns=wall_ns, monotonic_ns=number, job=identity, rank=seen[rank],
+                process=process(), stacks=None if refused else stacks(*what), refused=(what,) if refused else (),
+            )  # fmt: skip
+            (folder / f"look_{number}" / f"rank_{rank}_pid_{100 + rank}.json").write_text(json.dumps(encode(look)))
+    job = AttachedJob(
+        host=host, wall_ns=wall_ns, job=identity, world_size=world_size, ranks=tuple(seen.values()), looks=2,
+        gap_s=3.0, movement=Movement.STILL, movements=(), refused=(), files=(), **more,
+    )  # fmt: skip
+    (folder / "attach.json").write_text(json.dumps(encode(job)))
+    return folder
+
+
+def about(*folders):
+    report = analyze([str(folder) for folder in folders], (), "2026-01-01T00:00:00")
+    return report, report.data["evidence"]
+
+
+def test_what_is_refused_for_all_ranks_is_said_once_with_what_to_do(tmp_path):
+    report, evidence = about(save(tmp_path / "n1", "n1", dict.fromkeys(range(4), NO_PY_SPY)))
+    assert report.verdict is None
+    assert evidence["notes"] == ["py-spy of ranks 0-3: py-spy is not installed; pip install 'ddpdoctor[attach]'"]
+    assert evidence["unclear"] == "the job was not seen to move, and no stack of a rank was seen"
+    assert evidence["collect"] == ["pip install 'ddpdoctor[attach]'"]
+
+
+def test_ranks_that_were_seen_and_do_not_wait_are_to_be_looked_at_again(tmp_path):
+    _, evidence = about(save(tmp_path / "n1", "n1", dict.fromkeys(range(4), AT_FAULT)))
+    assert evidence["unclear"] == "the job was not seen to move, and no rank was seen to wait for another"
+    (step,) = evidence["collect"]
+    assert step.startswith("look again in a minute")
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_node_that_sent_nothing_is_named_with_what_to_do(tmp_path, reached):
+    save(tmp_path / "n1", "n1", {0: WAITING, 1: WAITING})
+    nodes = (
+        NodeAnswer(node="n1", folder="n1", reached=True),
+        NodeAnswer(node="n2", folder="", reached=reached, reason="no answer", remedy="see NODE"),
+    )
+    save_nodes(tmp_path, AskedNodes(wall_ns=10**18, asked_by="srun", nodes=nodes))
+    report, evidence = about(tmp_path)
+    assert report.verdict is None
+    assert evidence["notes"] == ["n2: no answer; see n2"]
+    assert evidence["collect"][0] == "see n2"
+    assert "ranks 2 and 3" in evidence["collect"][1]
+
+
+def test_if_all_nodes_sent_what_they_saw_nothing_is_noted(tmp_path):
+    save(tmp_path / "n1", "n1", {0: WAITING, 1: WAITING})
+    save(tmp_path / "n2", "n2", {2: WAITING, 3: AT_FAULT})
+    nodes = tuple(NodeAnswer(node=name, folder=name, reached=True) for name in ("n1", "n2"))
+    save_nodes(tmp_path, AskedNodes(wall_ns=10**18, asked_by="srun", nodes=nodes))
+    report, evidence = about(tmp_path)
+    assert (report.verdict.code, report.verdict.ranks, report.verdict.hosts) == ("DD601", (3,), ("n2",))
+    assert (evidence["notes"], evidence["collect"]) == ([], [])
