@@ -35,7 +35,7 @@ def rank_row(rank: Rank, stopped_ns: int | None = None) -> RankRow:
     ``stopped_ns`` is when a hung job was stopped. Errors after that are left out: when several nodes are stopped, the
     ranks of one node fail because those of another are gone.
     """
-    if stopped_ns is not None and rank.looks:
+    if stopped_ns is not None and rank.samples:
         rank = replace(rank, raised=tuple(error for error in rank.raised if error.time_ns <= stopped_ns))
     frames = main_frames(rank)
     error = final_error(rank)
@@ -59,7 +59,7 @@ def describe_state(rank: Rank) -> str:  # noqa: PLR0911 - a line a state
     if error is not None:
         where = "a wait" if error.in_call == "work_wait" else error.in_call
         return f"raised {error.type}" + (f" in {where}" if where else "")
-    if rank.after_stop and (rank.looks or _is_frozen(rank)):
+    if rank.after_stop and (rank.samples or _is_frozen(rank)):
         return _describe_alive(rank)
     if rank.life is Life.EXITED:
         return f"exit status {rank.exit_code}"

@@ -41,11 +41,11 @@ class Store(Protocol):
         """Disconnect; a second call does nothing."""
 
 
-def wait_for(look: Callable[[], Found | None], limit_s: float) -> Found | None:
-    """Look until something is found and return it, or None if it is not in time. Ctrl-C ends the wait at once."""
+def wait_for(poll: Callable[[], Found | None], limit_s: float) -> Found | None:
+    """Poll until something is found, and return it, or None if it is not in time. Ctrl-C ends the wait at once."""
     deadline = time.monotonic() + limit_s
     pause_s = FIRST_PAUSE_S
-    while (found := look()) is None:
+    while (found := poll()) is None:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             return None

@@ -233,22 +233,22 @@ class Session:
 
     def _examine(self) -> None:
         """Take and judge evidence if it is time. Stop a job that hangs, or report the hang and keep watching."""
-        looked = self.examining.look()
-        if looked is None:
+        examined = self.examining.examine()
+        if examined is None:
             return
-        if looked.stop:
+        if examined.stop:
             # Ranks here fail if other nodes stop theirs sooner, so save first that the job is being stopped.
             self.watch.stopping_since_ns = time.monotonic_ns()
             self.watch.save(ended=False, launcher_status=None)
-            self.examining.tell(looked, stop=True)
-            self.hang = looked.judgement
+            self.examining.tell(examined, stop=True)
+            self.hang = examined.judgement
             self._save(self._outcome(None))
             self.watch.evidence.tell_of_stop()
             stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
-        elif has_errors(looked.judgement):
-            self.examining.tell(looked, stop=False)
+        elif has_errors(examined.judgement):
+            self.examining.tell(examined, stop=False)
             self.examining.stand_by()
-            self._report(looked.judgement)
+            self._report(examined.judgement)
         else:
             self._withdraw()
 

@@ -179,7 +179,7 @@ class Child:
     name: str
     """The command, or its name in multiprocessing."""
     proc_state: str | None
-    looks: tuple[StackSample, ...]
+    samples: tuple[StackSample, ...]
     idle: bool
     """It waits for work in a queue's get or in the worker loop."""
 
@@ -282,7 +282,7 @@ class Rank:
     recent_calls: Sequence[Call] = ()
     """Ended calls that the ring still holds, oldest first: thousands, packed in a ``CallLog``."""
     groups: tuple[GroupState, ...] = ()
-    looks: tuple[StackSample, ...] = ()
+    samples: tuple[StackSample, ...] = ()
     children: tuple[Child, ...] = ()
     raised: tuple[Raised, ...] = ()
     handled: Raised | None = None

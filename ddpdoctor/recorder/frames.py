@@ -39,7 +39,7 @@ def is_user_file(file: str) -> bool:
     """Return whether a source file is the user's own. The program that was started always is."""
     known = _known.get(file)
     if known is None:
-        known = _known[file] = _look(file)
+        known = _known[file] = _is_user_file(file)
     return known
 
 
@@ -48,7 +48,7 @@ def is_own_file(file: str) -> bool:
     return file.startswith(HERE)
 
 
-def _look(file: str) -> bool:
+def _is_user_file(file: str) -> bool:
     if file.startswith(HERE):
         return False
     if file.startswith("<"):
@@ -103,10 +103,10 @@ def _read(thread: Optional[int], first: str, second: str, start: int = 0, stop: 
     found: List[Any] = []
     innermost = map(take, islice(iter(sys._current_frames, None), 1), repeat(thread))
     stack = accumulate(chain(innermost, repeat("f_back", stop)), follow)
-    looks = islice(map(attrgetter(first, second), stack), start, stop)
+    values = islice(map(attrgetter(first, second), stack), start, stop)
     pauses = sys.version_info[:2] == (3, 11) and gc.isenabled()
     try:
-        found.extend(chain(_without_collection(), looks) if pauses else looks)
+        found.extend(chain(_without_collection(), values) if pauses else values)
     except AttributeError:  # after the outermost frame comes None, which has no attributes
         return found
     finally:

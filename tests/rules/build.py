@@ -24,7 +24,7 @@ def stack(*frames, main=True, daemon=False, thread="MainThread"):
     return Stack(thread=thread, is_main=main, is_daemon=daemon, frames=frames)
 
 
-def look(*stacks, by="sampler"):
+def sample(*stacks, by="sampler"):
     return StackSample(time_ns=NOW, by=by, stacks=stacks)
 
 
@@ -70,7 +70,7 @@ def rank(number, world=3, **more):
 
 def in_user(number, *frames, world=3, enqueued=6, **more):
     frames = frames or (line(40), line(12, "read_batch"))
-    more.setdefault("looks", (look(stack(*frames)),))
+    more.setdefault("samples", (sample(stack(*frames)),))
     more.setdefault("groups", (group(enqueued, world),))
     return rank(number, world, **more)
 
@@ -78,7 +78,7 @@ def in_user(number, *frames, world=3, enqueued=6, **more):
 def in_call(number, op="all_reduce", seq=7, site=20, world=3, recent=(), **more):
     handled = more.pop("handled", None)
     pending = call(op, seq, site, **more)
-    seen = {"looks": (look(stack(line(site), C10D)),), "handled": handled}
+    seen = {"samples": (sample(stack(line(site), C10D)),), "handled": handled}
     return rank(number, world, open_calls=(pending,), recent_calls=recent, groups=(group(seq, world),), **seen)
 
 
@@ -86,7 +86,7 @@ def in_backward(number, enqueued=7, world=3, site=30, steps=3, **more):
     pending = phase("backward", site, index=100, begun=None if enqueued is None else enqueued - 1)
     more.setdefault("recent_calls", backwards(steps))
     more.setdefault("groups", (group(enqueued, world),) if enqueued is not None else ())
-    more.setdefault("looks", (look(stack(line(site), AUTOGRAD)),))
+    more.setdefault("samples", (sample(stack(line(site), AUTOGRAD)),))
     return rank(number, world, open_calls=(pending,), **more)
 
 
@@ -96,17 +96,17 @@ def in_init(number, world=3, **more):
         world,
         initialized=False,
         open_calls=(phase("init_process_group", 5),),
-        looks=(look(stack(line(5))),),
+        samples=(sample(stack(line(5))),),
         **more,
     )
 
 
 def before_init(number, world=3, **more):
-    return rank(number, world, initialized=False, world_size=None, looks=(look(stack(line(3))),), **more)
+    return rank(number, world, initialized=False, world_size=None, samples=(sample(stack(line(3))),), **more)
 
 
 def at_end(number, *stacks, **more):
-    return rank(number, main_ended_ns=LONG_AGO, looks=(look(stack(LOCK), *stacks),), **more)
+    return rank(number, main_ended_ns=LONG_AGO, samples=(sample(stack(LOCK), *stacks),), **more)
 
 
 def moving(found):
@@ -154,7 +154,7 @@ def killed(number, signal="SIGKILL", world=3, **more):
 
 
 def child(*frames, idle=False, name="worker"):
-    return Child(pid=77, name=name, proc_state="S", looks=(look(stack(*frames)),), idle=idle)
+    return Child(pid=77, name=name, proc_state="S", samples=(sample(stack(*frames)),), idle=idle)
 
 
 def job(*ranks, **more):

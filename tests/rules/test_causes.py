@@ -22,7 +22,7 @@ from ddpdoctor.model.causes import (
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.stacks import Frame
 
-from .build import LOCK, NOW, QUEUE, S, call, crashed, ended, error, in_call, in_user, job, killed, line, look, stack
+from .build import LOCK, NOW, QUEUE, S, call, crashed, ended, error, in_call, in_user, job, killed, line, sample, stack
 
 GIB = 2**30
 STDLIB = "/usr/lib/python3.11"
@@ -131,8 +131,8 @@ STUCK = {
 
 def stuck(frames=(), threads=(), **causes):
     found = ProcessCauses(**causes)
-    looks = (look(stack(line(40), line(12, "load"), *frames), *threads),)
-    return judge(job(in_call(0), in_user(1, looks=looks, causes=found), in_call(2))).findings[0]
+    samples = (sample(stack(line(40), line(12, "load"), *frames), *threads),)
+    return judge(job(in_call(0), in_user(1, samples=samples, causes=found), in_call(2))).findings[0]
 
 
 @pytest.mark.parametrize("name", STUCK)
@@ -165,7 +165,9 @@ def test_a_rank_that_frees_its_process_group_with_the_gil_held_is_done(name):
     op, answered, blocked, frees = FREES[name]
     causes = ProcessCauses(blocked=blocked)
     last = (call(op, open_=False),)
-    alone = in_user(1, recent_calls=last, answered=answered, causes=causes, looks=(look(stack(line(40)), by="signal"),))
+    alone = in_user(
+        1, recent_calls=last, answered=answered, causes=causes, samples=(sample(stack(line(40)), by="signal"),)
+    )
     (finding,) = judge(job(ended(0), alone, ended(2), now_ns=NOW + 1000 * S)).findings
     assert (finding.kind, finding.ranks) == ("stuck", (1,))
     assert any("it frees its process group and holds the GIL" in text for text in finding.evidence) == frees
@@ -173,10 +175,10 @@ def test_a_rank_that_frees_its_process_group_with_the_gil_held_is_done(name):
 
 
 def test_a_rank_that_compiles_with_cpus_at_work_is_not_stopped():
-    looks = (look(stack(line(12), DYNAMO)),)
+    samples = (sample(stack(line(12), DYNAMO)),)
 
     def judged(busy):
-        held = in_user(1, looks=looks, causes=ProcessCauses(busy_cores=busy))
+        held = in_user(1, samples=samples, causes=ProcessCauses(busy_cores=busy))
         return judge(job(in_call(0), held, in_call(2)))
 
     assert (judged(0.0).certain, judged(0.0).findings[0].confidence) == (True, Confidence.HIGH)
@@ -247,8 +249,8 @@ def test_a_loop_of_the_scripts_own_is_less_sure():
 
 def test_what_several_ranks_share_is_told_once():
     causes = ProcessCauses(blocked=SLEEP)
-    looks = (look(stack(line(12, "load"))),)
-    finding = judge(job(*(in_user(n, looks=looks, causes=causes) for n in range(3)))).findings[0]
+    samples = (sample(stack(line(12, "load"))),)
+    finding = judge(job(*(in_user(n, samples=samples, causes=causes) for n in range(3)))).findings[0]
     assert finding.evidence[0] == "ranks 0-2: is in time.sleep, or another sleep in C"
 
 

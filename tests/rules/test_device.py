@@ -8,7 +8,7 @@ from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.facts import DeviceState, GroupState
 from ddpdoctor.model.findings import Confidence
 
-from .build import NOW, S, backwards, call, crashed, ended, in_user, job, killed, line, look, moving, rank, stack
+from .build import NOW, S, backwards, call, crashed, ended, in_user, job, killed, line, moving, rank, sample, stack
 
 UNKNOWN, SCHEDULED, STARTED = DeviceState.UNKNOWN, DeviceState.SCHEDULED, DeviceState.STARTED
 LIMIT_S = 600
@@ -37,7 +37,7 @@ def on_device(number, *calls, world=3, enqueued=7, recent=None, groups=None, sit
         recent = made(*(["all_reduce"] * enqueued))
     return rank(
         number, world, open_calls=calls, recent_calls=recent, groups=groups or (nccl(enqueued, world),),
-        looks=(look(stack(line(site, "step"))),), **more,
+        samples=(sample(stack(line(site, "step"))),), **more,
     )  # fmt: skip
 
 

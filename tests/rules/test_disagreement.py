@@ -22,9 +22,9 @@ from .build import (
     job,
     killed,
     line,
-    look,
     phase,
     rank,
+    sample,
     stack,
 )
 
@@ -68,7 +68,7 @@ class Script:
         inner = AUTOGRAD if last.op == "backward" else C10D
         fields = {
             "recent_calls": tuple(self.calls[:-1]), "open_calls": (_at(last, last.index, open_=True),),
-            "groups": (group(self.begun, self.world, self.name),), "looks": (look(stack(last.site, inner)),),
+            "groups": (group(self.begun, self.world, self.name),), "samples": (sample(stack(last.site, inner)),),
         }  # fmt: skip
         return rank(self.number, self.world, **{**fields, **more})
 
@@ -253,7 +253,7 @@ def test_the_caller_is_named_where_an_innocent_receiver_was_aborted():
     found[0].collective(16, shape=())
     victim = found[1].step().waits(groups=())
     lost = killed(
-        1, "SIGABRT", recent_calls=victim.recent_calls, open_calls=victim.open_calls, looks=(), main_ended_ns=None,
+        1, "SIGABRT", recent_calls=victim.recent_calls, open_calls=victim.open_calls, samples=(), main_ended_ns=None,
         groups=(group(found[1].begun - 1, 3),),
     )  # fmt: skip
     told = replace(lost, groups=tuple(replace(g, backend="") for g in lost.groups))
@@ -275,7 +275,9 @@ def test_a_collective_of_a_thread_counts_while_the_main_thread_joins_it():
         script.collective(14 if script.number == 2 else 11, shape=(3,) if script.number == 2 else (16,))
     aside = found[2].waits()
     pending = (replace(aside.open_calls[0], thread_is_main=False),)
-    joins = replace(aside, open_calls=pending, looks=(look(stack(line(18), LOCK), stack(line(14), C10D, main=False)),))
+    joins = replace(
+        aside, open_calls=pending, samples=(sample(stack(line(18), LOCK), stack(line(14), C10D, main=False)),)
+    )
     report = judge(job(found[0].waits(), found[1].waits(), joins))
     assert [(f.kind, f.ranks, [p.line for p in f.where]) for f in report.findings] == [("mismatch", (2,), [14])]
 

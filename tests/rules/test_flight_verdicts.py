@@ -13,7 +13,7 @@ from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import GroupState
 
-from .build import LONG_AGO, NOW, S, backwards, call, crashed, ended, job, killed, line, look, moving, rank, stack
+from .build import LONG_AGO, NOW, S, backwards, call, crashed, ended, job, killed, line, moving, rank, sample, stack
 
 WALL = 1_795_000_000 * S
 """Where CLOCK_REALTIME is when CLOCK_MONOTONIC is 0."""
@@ -68,7 +68,7 @@ def seen(build, number, entries, recorded, *, world=3, groups=None, **more):
     answer = {"wall_ns": WALL + NOW, "at": NOW, "timed": int(build.timed), "entries": entries}
     flight = read_flight({"flight_recorder": answer})
     log = pack_calls(recorded)
-    more.setdefault("looks", (look(stack(line(40, "step"))),))
+    more.setdefault("samples", (sample(stack(line(40, "step"))),))
     return rank(
         number, world, recent_calls=log, groups=groups, open_calls=pending_on_device(flight, log, groups),
         device_times=device_times(flight), **more,

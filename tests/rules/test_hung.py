@@ -30,10 +30,10 @@ from .build import (
     in_user,
     job,
     line,
-    look,
     moving,
     phase,
     rank,
+    sample,
     stack,
 )
 
@@ -52,8 +52,8 @@ def stopped_in_call(number, **more):
 
 def tearing_down(number, ended_ns, **more):
     """A rank whose last look was taken while its script still ran."""
-    early = replace(look(stack(line(8))), time_ns=ended_ns - S)
-    fields = {"main_ended_ns": ended_ns, "looks": (early,), "proc_state": "R", "last_progress_ns": ended_ns}
+    early = replace(sample(stack(line(8))), time_ns=ended_ns - S)
+    fields = {"main_ended_ns": ended_ns, "samples": (early,), "proc_state": "R", "last_progress_ns": ended_ns}
     return rank(number, **{**fields, **more})
 
 
@@ -69,7 +69,7 @@ HUNG = {
         ("stuck", [1], [12], True),
     ),
     "stuck: the rank never answered, its last place is known": (
-        (in_call(0), in_user(1, looks=(), last_place=line(77)), in_call(2)),
+        (in_call(0), in_user(1, samples=(), last_place=line(77)), in_call(2)),
         ("stuck", [1], [77], True),
     ),
     "stuck: its answer is older than its last call, so the last line seen": (
@@ -77,7 +77,7 @@ HUNG = {
             in_call(0),
             in_user(
                 1,
-                looks=(replace(look(stack(line(40))), time_ns=LONG_AGO - S),),
+                samples=(replace(sample(stack(line(40))), time_ns=LONG_AGO - S),),
                 recent_calls=(call("all_reduce", 6, 20, open_=False),),
                 last_place=line(77),
             ),
@@ -86,7 +86,11 @@ HUNG = {
         ("stuck", [1], [77], True),
     ),
     "transport: an answer from before a backward says nothing of it": (
-        (in_backward(0), in_backward(1, looks=(replace(look(stack(line(44))), time_ns=LONG_AGO - S),)), in_backward(2)),
+        (
+            in_backward(0),
+            in_backward(1, samples=(replace(sample(stack(line(44))), time_ns=LONG_AGO - S),)),
+            in_backward(2),
+        ),
         ("transport", [0, 1, 2], [30] * 3, False),
     ),
     "stuck: in an except, so the line of the error too": (
@@ -110,13 +114,17 @@ HUNG = {
         ("stuck", [1], [21], True),
     ),
     "stuck: user code runs inside a backward": (
-        (in_backward(0), in_backward(1, 6, looks=(look(stack(line(30), AUTOGRAD, line(44, "hook"))),)), in_backward(2)),
+        (
+            in_backward(0),
+            in_backward(1, 6, samples=(sample(stack(line(30), AUTOGRAD, line(44, "hook"))),)),
+            in_backward(2),
+        ),
         ("stuck", [1], [44], True),
     ),
     "stuck: another thread holds the lock": (
         (
             in_call(0),
-            in_user(1, looks=(look(stack(line(60), LOCK), stack(line(70, "hold"), main=False, thread="t")),)),
+            in_user(1, samples=(sample(stack(line(60), LOCK), stack(line(70, "hold"), main=False, thread="t")),)),
             in_call(2),
         ),
         ("stuck", [1], [60, 70], True),
@@ -170,7 +178,7 @@ HUNG = {
         ("stuck", [1], [12], True),
     ),
     "stuck: busy in several lines of one function": (
-        (in_call(0), in_user(1, looks=tuple(look(stack(line(n, "spin"))) for n in (5, 6, 6))), in_call(2)),
+        (in_call(0), in_user(1, samples=tuple(sample(stack(line(n, "spin"))) for n in (5, 6, 6))), in_call(2)),
         ("stuck", [1], [6, 5], True),
     ),
     "stopped: in its own code": ((in_call(0), in_user(1, proc_state="T"), in_call(2)), ("stopped", [1], [12], True)),
@@ -204,7 +212,7 @@ HUNG = {
         ("exit-hang", [0], [31], True),
     ),
     "exit-hang: a function at exit": (
-        (rank(0, main_ended_ns=LONG_AGO, looks=(look(stack(line(90, "flush"))),)), ended(1), ended(2)),
+        (rank(0, main_ended_ns=LONG_AGO, samples=(sample(stack(line(90, "flush"))),)), ended(1), ended(2)),
         ("exit-hang", [0], [90], True),
     ),
     "exit-hang: a destructor waits": (
@@ -330,7 +338,9 @@ QUIET_JOBS = {
     "an interpreter at work taking itself down": [tearing_down(0, NOW - 15 * S), ended(1), ended(2)],
     "an interpreter taken down on crowded cores": [tearing_down(0, LONG_AGO, cpu_share=0.1), ended(1), ended(2)],
     "a rank goes on for a while when the others are done": [in_user(0, last_progress_ns=NOW - 20 * S), ended(1)],
-    "a bare process": [rank(0, 1, initialized=False, world_size=None, recorded=True, looks=(), last_progress_ns=None)],
+    "a bare process": [
+        rank(0, 1, initialized=False, world_size=None, recorded=True, samples=(), last_progress_ns=None)
+    ],
 }  # fmt: skip
 
 
@@ -371,7 +381,9 @@ def test_duplicate_numbers_are_evidence():
 
 
 def test_an_exit_function_of_the_users_is_not_pythons_own():
-    found = judge(job(at_end(0, UPLOADER), rank(1, main_ended_ns=LONG_AGO, looks=(look(stack(line(90, "flush"))),))))
+    found = judge(
+        job(at_end(0, UPLOADER), rank(1, main_ended_ns=LONG_AGO, samples=(sample(stack(line(90, "flush"))),)))
+    )
     own = [sentence for sentence in found.findings[0].evidence if sentence.startswith("Python itself")]
     assert own == ["Python itself stands in wait at threading.py:324 in rank 0"]
 
@@ -379,7 +391,7 @@ def test_an_exit_function_of_the_users_is_not_pythons_own():
 def test_a_queue_that_nobody_reads_is_told():
     queues = "/usr/lib/python3.11/multiprocessing/queues.py"
     joins = Frame(file=queues, line=201, function="_finalize_join", user=False)
-    stays = rank(0, main_ended_ns=LONG_AGO, looks=(look(stack(joins, LOCK)),))
+    stays = rank(0, main_ended_ns=LONG_AGO, samples=(sample(stack(joins, LOCK)),))
     found = judge(job(stays, ended(1), ended(2))).findings
     assert [(f.kind, f.ranks) for f in found] == [("exit-hang", (0,))]
     assert "cancel_join_thread" in found[0].fix
@@ -393,7 +405,7 @@ def test_one_blamed_and_one_moving_rank_is_not_certain():
 
 
 def test_a_rank_that_was_not_recorded_is_blamed_with_reserve():
-    found = judge(job(in_call(0), in_user(1, recorded=False, looks=(), groups=()), in_call(2)))
+    found = judge(job(in_call(0), in_user(1, recorded=False, samples=(), groups=()), in_call(2)))
     assert next((f.kind, f.ranks, f.confidence) for f in found.findings) == ("stuck", (1,), Confidence.LOW)
     assert found.certain is False
     assert "rank 1 could not be looked into" in found.findings[0].evidence

@@ -8,7 +8,7 @@ from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.facts import Rank
 from ddpdoctor.model.findings import Confidence, Severity
 
-from .build import C10D, LONG_AGO, TORCH, S, ended, error, group, job, line, look, phase, stack
+from .build import C10D, LONG_AGO, TORCH, S, ended, error, group, job, line, phase, sample, stack
 from .test_disagreement import Script
 
 DDP = line(1880, "forward", f"{TORCH}/nn/parallel/distributed.py")
@@ -44,7 +44,7 @@ def thrown_out(script: Script, *frames: object) -> Rank:
 def hooked(script: Script) -> Rank:
     """Return a rank that waits in a callback, called at line 40 of main."""
     frames = (line(40), line(80, "fit"), line(9, "on_train_end"), C10D)
-    return script.collective(line(9, "on_train_end"), "all_gather").waits(looks=(look(stack(*frames)),))
+    return script.collective(line(9, "on_train_end"), "all_gather").waits(samples=(sample(stack(*frames)),))
 
 
 def forwarded(script: Script) -> Rank:

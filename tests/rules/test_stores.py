@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.diagnose.progress import judge_job as judge
 from ddpdoctor.model.causes import Blocked, Connections, Owner, ProcessCauses, StoreSought
 from ddpdoctor.model.findings import Confidence
-from tests.rules.build import C10D, LONG_AGO, NOW, S, in_user, job, line, look, moving, phase, rank, stack
+from tests.rules.build import C10D, LONG_AGO, NOW, S, in_user, job, line, moving, phase, rank, sample, stack
 
 ELSEWHERE = Connections(listening=("[::]:29500", "0.0.0.0:22"))
 SLEEPS = Blocked(call="clock_nanosleep")
@@ -25,7 +25,7 @@ def connecting(number, store, connections=ELSEWHERE, blocked=SLEEPS, world=2, **
     causes = ProcessCauses(store=replace(store, rank=number), connections=connections, blocked=blocked, **more)
     return rank(
         number, world, initialized=False, open_calls=(phase("init_process_group", 6),), causes=causes,
-        looks=(look(stack(line(6), C10D)),),
+        samples=(sample(stack(line(6), C10D)),),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from ddpdoctor.model.facts import Job, Rank
 from ddpdoctor.model.findings import Finding, Severity
 from ddpdoctor.model.stacks import Frame
 
-from .build import AUTOGRAD, C10D, LONG_AGO, ended, group, job, line, look, phase, stack
+from .build import AUTOGRAD, C10D, LONG_AGO, ended, group, job, line, phase, sample, stack
 from .test_disagreement import Script
 
 FUNCTION = "backward"
@@ -123,8 +123,8 @@ def test_a_collective_left_out_inside_backward_is_named_in_its_own_function(flow
         script.phase("backward", BACKWARD, 0)
     inside = [script.collective(line(INNER, FUNCTION)).waits() for script in found[:2]]
     found[2].begun += 1
-    looks = (look(stack(line(BACKWARD), AUTOGRAD)),)
-    report = judged(*inside, found[2].waits(looks=looks), flow=flow)
+    samples = (sample(stack(line(BACKWARD), AUTOGRAD)),)
+    report = judged(*inside, found[2].waits(samples=samples), flow=flow)
     assert (report.ranks, [place.line for place in report.where]) == ((2,), AUTOGRAD_SKIPS)
     assert {place.function for place in report.where} == {FUNCTION}
 
@@ -175,11 +175,11 @@ def test_a_condition_around_a_call_that_the_rank_is_still_in_decides_nothing(flo
             script.collective(BARRIER)
     within = stack(line(22, "<module>"), line(BARRIER), C10D)
     ranks = [
-        script.collective(BARRIER, op).waits(looks=(look(within),))
+        script.collective(BARRIER, op).waits(samples=(sample(within),))
         for script, op in zip(scripts, ("all_reduce", "all_reduce", "broadcast"), strict=True)
     ]
     assert [place.line for place in judged(*ranks, flow=flow).where] == [BARRIER]
 
 
 def _standing(script: Script, at: Frame) -> Rank:
-    return script.waits(looks=(look(stack(at, C10D)),))
+    return script.waits(samples=(sample(stack(at, C10D)),))

@@ -50,7 +50,7 @@ class JointStream:
         self.reported[member] = reported
         self._judge(member, now_s)
 
-    def look(self, now_s: float) -> bool:
+    def compare_new(self, now_s: float) -> bool:
         """Compare what this node has written since; return whether a kind of tensor differs for the first time."""
         for member in self.reported:
             self._judge(member, now_s)
@@ -158,13 +158,13 @@ class Joint:
             if stream is not None:
                 stream.hear(member, root, now_s)
 
-    def look(self, now_s: float) -> bool:
+    def compare(self, now_s: float) -> bool:
         """Compare what this node has written since; return whether a kind of tensor differs for the first time."""
         any_news = False
         for name in list(self._own.streams):
             stream = self._stream(name)
             if stream is not None:
-                any_news |= stream.look(now_s)
+                any_news |= stream.compare_new(now_s)
         return any_news
 
     def word(self) -> RootsRequest:

@@ -37,7 +37,7 @@ def read_consistency(folder: Path, run: Run, attempt: int | None, writers: Itera
 def _compare(folder: Path, every: int, patterns: tuple[str, ...], writers: Iterable[Writer]) -> Consistency:
     comparer = Comparer(folder / "prints", check_every=every, allowed=patterns)
     try:
-        comparer.look(writers)
+        comparer.compare(writers)
         return comparer.close()
     except Exception as error:  # noqa: BLE001 - damaged files must not hide the other facts of the job
         return Consistency(check_every=every, unread=(f"what ranks wrote: {type(error).__name__}: {error}",))

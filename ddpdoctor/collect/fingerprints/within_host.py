@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.replica_records import StreamKey
 
 MAX_ROUNDS = 128
-"""How often one call of ``look`` reads a few points of each rank. Our choice: enough for a rank's files of a stream."""
+"""How often one call of ``compare`` reads a few points of each rank. Our choice: enough for all files of a stream."""
 MAX_REASONS = 8
 """How many unreadable files we keep the reason for."""
 
@@ -45,7 +45,7 @@ class Comparer:
         self._streams: dict[StreamKey, Paired] = {}
         self._torn: set[StreamKey] = set()
 
-    def look(self, writers: Iterable[Writer]) -> bool:
+    def compare(self, writers: Iterable[Writer]) -> bool:
         """Compare what was written since the last call; return whether a kind of tensor differs for the first time.
 
         ``writers`` are the processes whose files count. A process that is no longer listed keeps its last state.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
-BETWEEN_LOOKS_S = 1.0
+BETWEEN_READS_S = 1.0
 KTHREADD = 2
 """The parent of kernel threads. The driver's own kernel threads may sleep for long."""
 DRIVER_WORDS = re.compile(r"nvidia|\bnv_|_nv\d{6}rm|\buvm_|rm_ioctl|os_acquire_")
@@ -49,25 +49,25 @@ def read_stuck(system: System, plan: ReadingPlan) -> tuple[StuckProcess, ...]:  
 
 def find_stuck(system: System, wait: Callable[[float], None]) -> tuple[StuckProcess, ...]:
     """Check twice, the second time only if the first found a process; one that slept briefly has run in between."""
-    first = _look(system)
+    first = _sleepers(system)
     if not first:
         return ()
-    wait(BETWEEN_LOOKS_S)
-    second = _look(system)
+    wait(BETWEEN_READS_S)
+    second = _sleepers(system)
     blocked = _blocked_s(system)
     return tuple(
         StuckProcess(
-            pid=pid, name=look.process.name, wchan=look.wchan, seconds=max(BETWEEN_LOOKS_S, blocked.get(pid, 0.0))
+            pid=pid, name=one.process.name, wchan=one.wchan, seconds=max(BETWEEN_READS_S, blocked.get(pid, 0.0))
         )
-        for look in first
-        if look in second and (pid := look.process.pid)
+        for one in first
+        if one in second and (pid := one.process.pid)
     )
 
 
-def _look(system: System) -> list[_Sleeper]:
+def _sleepers(system: System) -> list[_Sleeper]:
     own = os.getpid() if system.live else 0
     found = (_sleeper(system, pid, own) for pid in system.names("/proc") if pid.isdecimal())
-    return [look for look in found if look is not None]
+    return [one for one in found if one is not None]
 
 
 def _sleeper(system: System, pid: str, own: int) -> _Sleeper | None:

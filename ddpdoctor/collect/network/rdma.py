@@ -26,7 +26,7 @@ FILES = "/dev/infiniband"
 COUNTERS = ("link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors", "symbol_error")
 COUNTER_LIMIT_S = 1.0
 """Needed because the card's firmware has to answer each counter."""
-BETWEEN_LOOKS_S = 0.5
+BETWEEN_READS_S = 0.5
 """Our choice: long enough to see a link that fails all the time, and short enough for a check before every job."""
 
 PEER_MODULES = frozenset({"nvidia_peermem", "nv_peer_mem"})
@@ -53,7 +53,7 @@ def read_rdma(system: System, plan: ReadingPlan, pause: Callable[[float], None] 
     first = _read_counters(system, ports)
     later: Counters = {}
     if any(_worded(system, f"{DEVICES}/{name}/ports/{port}/state") == "ACTIVE" for name, port in ports):
-        pause(BETWEEN_LOOKS_S)
+        pause(BETWEEN_READS_S)
         later = _read_counters(system, ports)
     files = [name for name in system.names(FILES) if name.startswith("uverbs")]
     usable = [name for name in files if system.calls.readable(f"{FILES}/{name}")]

@@ -34,20 +34,20 @@ class HostView:
     """The lock files that ranks poll for, by the rank's pid."""
 
 
-def read_causes(pid: int, below: tuple[Process, ...], look: HostView) -> ProcessCauses:
+def read_causes(pid: int, below: tuple[Process, ...], host: HostView) -> ProcessCauses:
     """Return what we can see of one living process; ``below`` are its descendants."""
-    awaited = awaited_lock(pid, look.locks)
+    awaited = awaited_lock(pid, host.locks)
     blocked = read_blocked(pid)
-    rows = look.connections or read_rows(pid)
+    rows = host.connections or read_rows(pid)
     return ProcessCauses(
         blocked=blocked,
         store_port=_store_port(pid) if blocked is not None and blocked.remote else None,
         kernel_function=read_kernel_function(pid),
         waits_for_lock=awaited,
-        locks_of_others=() if awaited is not None else locks_of_others(pid, look.family, look.locks),
+        locks_of_others=() if awaited is not None else locks_of_others(pid, host.family, host.locks),
         lost_children=tuple(lost_child(child) for child in below if child.state == "Z"),
         connections=read_connections(pid, rows),
-        lock_file=look.lock_files.get(pid),
+        lock_file=host.lock_files.get(pid),
         listener=_listener(blocked, rows),
         commands=tuple((child.pid, read_command(child.pid)) for child in _commands(pid, below)),
     )

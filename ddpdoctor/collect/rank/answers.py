@@ -47,9 +47,9 @@ def read_answer(answers: Answers, pid: int, ticks: int) -> dict[str, Any]:
     return {}
 
 
-def read_looks(answer: dict[str, Any]) -> tuple[StackSample, ...]:
+def read_samples(answer: dict[str, Any]) -> tuple[StackSample, ...]:
     """Return the stack samples of an answer."""
-    return tuple(read_record(StackSample, look, by="sampler") for look in dicts(answer.get("looks")))
+    return tuple(read_record(StackSample, sample, by="sampler") for sample in dicts(answer.get("looks")))
 
 
 def read_groups(entries: Any) -> tuple[GroupState, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.rank.answers import Answers, read_answer, read_groups, read_looks, read_seconds
+from ddpdoctor.collect.rank.answers import Answers, read_answer, read_groups, read_samples, read_seconds
 from ddpdoctor.collect.rank.dumps import parse_stacks, split_fatal, struck_thread
 from ddpdoctor.collect.rank.flight import device_times, noted_times, pending_on_device, read_dump, read_flight
 from ddpdoctor.collect.rank.loaders import read_loaders
@@ -173,10 +173,10 @@ def _with_stacks(
     path = context.folder / "evidence" / f"{content.pid}-{content.start_ticks}"
     on_request, fatal = split_fatal(read_text(f"{path}.dump"))
     struck = struck_thread(fatal)
-    looks = read_looks(evidence) or _signal_looks(on_request, main, roots, context.watch.of(content.pid))
+    samples = read_samples(evidence) or _signal_samples(on_request, main, roots, context.watch.of(content.pid))
     return replace(
         rank,
-        looks=looks or _last_look(f"{path}.term", content, roots),
+        samples=samples or _last_sample(f"{path}.term", content, roots),
         last_place=_last_place(content),
         fatal_place=_innermost_user(parse_stacks(struck, main, roots))
         or _innermost_user(parse_stacks(fatal, main, roots)),
@@ -284,17 +284,17 @@ def _highest_numbers(log: CallLog) -> dict[str, int]:
     return highest
 
 
-def _signal_looks(text: str, main: Any, roots: tuple[str, ...], watched: WatchedRank) -> tuple[StackSample, ...]:
+def _signal_samples(text: str, main: Any, roots: tuple[str, ...], watched: WatchedRank) -> tuple[StackSample, ...]:
     """Return the stack samples that a signal triggered, one for each part of the dump file."""
-    looks = []
+    samples = []
     for start, end, time_ns in watched.dumps:
         stacks = parse_stacks(text[start:end], main if isinstance(main, int) else None, roots)
         if stacks:
-            looks.append(StackSample(time_ns=time_ns, by="signal", stacks=stacks))
-    return tuple(looks)
+            samples.append(StackSample(time_ns=time_ns, by="signal", stacks=stacks))
+    return tuple(samples)
 
 
-def _last_look(path: str, content: ring_reading.RingContent, roots: tuple[str, ...]) -> tuple[StackSample, ...]:
+def _last_sample(path: str, content: ring_reading.RingContent, roots: tuple[str, ...]) -> tuple[StackSample, ...]:
     """Return the stack that a rank wrote on SIGTERM, for ranks that were not asked for evidence in time."""
     stacks = parse_stacks(read_text(path), None, roots)
     return (StackSample(time_ns=content.cells["heartbeat_ns"], by="signal", stacks=stacks),) if stacks else ()
@@ -305,15 +305,17 @@ def _children(watched: WatchedRank, context: Context) -> tuple[Child, ...]:
     for child in watched.children:
         content = context.contents.get(child.pid)
         recorded = content is not None and content.start_ticks == child.ticks
-        looks = read_looks(read_answer(context.answers, child.pid, child.ticks)) if recorded else ()
-        found.append(Child(pid=child.pid, name=child.name, proc_state=child.state, looks=looks, idle=is_idle(looks)))
+        samples = read_samples(read_answer(context.answers, child.pid, child.ticks)) if recorded else ()
+        found.append(
+            Child(pid=child.pid, name=child.name, proc_state=child.state, samples=samples, idle=is_idle(samples))
+        )
     return tuple(found)
 
 
-def is_idle(looks: tuple[StackSample, ...]) -> bool:
+def is_idle(samples: tuple[StackSample, ...]) -> bool:
     """Return whether a child waits for work: its last sample has a queue's frame below the last user frame."""
-    for look in looks[-1:]:
-        for stack in look.stacks:
+    for sample in samples[-1:]:
+        for stack in sample.stacks:
             if stack.is_main:
                 below = _below_user(stack.frames)
                 return any(frame.file.endswith(IDLE_FILES) for frame in below)

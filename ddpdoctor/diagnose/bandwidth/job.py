@@ -109,7 +109,7 @@ def _rank(member: Member, position: Position, world_size: int) -> Rank:
         main_ended_ns=moved_ns if position.phase == "end" else None,
         open_calls=() if call is None else (call,),
         groups=(_group(position, arrived=inside or not position.inside),) if in_group else (),
-        looks=(
+        samples=(
             StackSample(
                 time_ns=NOW_NS,
                 by="sampler",

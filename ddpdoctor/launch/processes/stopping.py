@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 STOP_GRACE_S = 5.0
 """Our choice: the time that a launcher has to end its ranks itself; less than a batch system's grace of 30 s."""
 GRACE_S = 2.0
-QUIET_LOOKS = 3
+QUIET_CHECKS = 3
 """Our choice: stop after this many scans in a row find nothing. A single scan can miss a process that just started."""
 KILL_LIMIT_S = 30.0
 """Our choice: how long SIGKILL is repeated. Nothing ends a process that is blocked in the kernel."""
@@ -70,8 +70,8 @@ def stop_all(find: Callable[[dict[int, proc.Process]], Iterable[Target]], grace_
     known: set[Target] = set()
     asked: set[Target] = set()
     limit = time.monotonic() + grace_s
-    quiet_looks = 0
-    while quiet_looks < QUIET_LOOKS and time.monotonic() < limit + KILL_LIMIT_S:
+    quiet_checks = 0
+    while quiet_checks < QUIET_CHECKS and time.monotonic() < limit + KILL_LIMIT_S:
         processes = proc.read_processes()
         known.update(find(processes))
         alive = {target for target in known if _is_alive(target, processes)}
@@ -84,7 +84,7 @@ def stop_all(find: Callable[[dict[int, proc.Process]], Iterable[Target]], grace_
             asked |= alive
         else:
             _signal(alive, signal.SIGKILL)
-        quiet_looks = 0 if alive else quiet_looks + 1
+        quiet_checks = 0 if alive else quiet_checks + 1
         time.sleep(0.05)
 
 

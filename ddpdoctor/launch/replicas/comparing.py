@@ -53,7 +53,7 @@ class Replicas:
             if self._comparer is None and not self._is_off:
                 self._comparer = self._begin(attempt if meeting is None else meeting)
             if self._comparer is not None:
-                self.has_news |= self._comparer.look(map(_writer, ranks))
+                self.has_news |= self._comparer.compare(map(_writer, ranks))
             if self._comparer is not None and self._shared is not None:
                 self.has_news |= self._shared.follow(self._comparer)
 

@@ -38,7 +38,7 @@ class SharedReplicas:
     def follow(self, comparer: Comparer) -> bool:
         """Use the comparer's latest state; return whether a difference between nodes was found for the first time."""
         self._comparer = comparer
-        return self._joint is not None and self._joint.look(time.monotonic())
+        return self._joint is not None and self._joint.compare(time.monotonic())
 
     def report(self) -> RootsReport:
         """Return this node's report to the first node."""

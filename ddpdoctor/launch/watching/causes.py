@@ -60,7 +60,7 @@ class CausesSeen:
             if now is not None and (old is None or now.used_bytes >= old.used_bytes):
                 self._host[name] = now
 
-    def look(
+    def read_causes(
         self,
         alive: dict[tuple[int, int], tuple[Process, ...]],
         family: Iterable[int],
@@ -74,13 +74,13 @@ class CausesSeen:
         """
         shared = _network(pid for pid, _ in alive)
         locks = read_lines()
-        look = causes.HostView(
+        host = causes.HostView(
             family=frozenset(family), locks=locks, connections=shared, lock_files=read_lock_files(answers, locks)
         )
         receiving = receptions.of({pid: (pid, *(c.pid for c in below)) for (pid, _), below in alive.items()})
         for (pid, ticks), below in alive.items():
             old = self._seen.get((pid, ticks), ProcessCauses())
-            found = causes.read_causes(pid, below, look)
+            found = causes.read_causes(pid, below, host)
             self._seen[pid, ticks] = replace(
                 found,
                 memory=old.memory,

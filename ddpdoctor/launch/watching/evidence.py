@@ -72,10 +72,10 @@ class Evidence:
         """Tell the launcher that ddpdoctor sends the next signal."""
         ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_STOPPING, time.monotonic_ns())
 
-    def take(self, followed: dict[int, Followed], look_again: Callable[[], None], *, keep_rings: bool = False) -> None:
+    def take(self, followed: dict[int, Followed], check_again: Callable[[], None], *, keep_rings: bool = False) -> None:
         """Ask all recorders that can answer, wait for them, and send a signal to ranks whose GIL is held.
 
-        The signal may unblock the job, so ``look_again`` is called before it: a rank that has moved by then moved by
+        The signal may unblock the job, so ``check_again`` is called before it: a rank that has moved by then moved by
         itself. ``keep_rings`` copies the rings in any case, because a signal on another node may unblock the job too.
         """
         self.release()
@@ -88,7 +88,7 @@ class Evidence:
         limit = time.monotonic() + ANSWER_LIMIT_S
         while time.monotonic() < limit and (asked := [one for one in asked if not self._has_answered(one)]):
             time.sleep(0.02)
-        look_again()
+        check_again()
         self.forget_kept()
         if held or keep_rings:
             self._keep_rings(alive)

@@ -30,7 +30,7 @@ QUIET_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class Examined:
     """The result of a check."""
 
     judgement: Judgement
@@ -39,7 +39,7 @@ class Looked:
     """Whether to stop the job."""
 
 
-_NOTHING = Looked(judgement=Judgement(findings=(), checks=(), certain=False), stop=False)
+_NOTHING = Examined(judgement=Judgement(findings=(), checks=(), certain=False), stop=False)
 
 
 def has_errors(judgement: Judgement) -> bool:
@@ -86,11 +86,11 @@ class Examining:
     def _folder(self) -> Path:
         return self._watch.readable()
 
-    def look(self) -> Looked | None:
+    def examine(self) -> Examined | None:
         """Do the next step that is due; return a result if one was reached now, else None."""
         nodes = self.nodes
         if nodes is not None and nodes.is_first:
-            return self._look_with_all(nodes)
+            return self._examine_with_all(nodes)
         if nodes is not None:
             nodes.say(progress=self._watch.own_progress(), ranks=self._watch.rank_range())
             if nodes.alone_since_ns is None or nodes.verdict is not None:  # it may be the first's final verdict
@@ -103,10 +103,10 @@ class Examining:
         self._take()
         return self._conclude()
 
-    def tell(self, looked: Looked, *, stop: bool) -> None:
+    def tell(self, examined: Examined, *, stop: bool) -> None:
         """Send the result to the other nodes if this node judges."""
         if self.nodes is not None and self.nodes.is_first:
-            self.nodes.tell(looked.judgement, stop=stop, place=self._place)
+            self.nodes.tell(examined.judgement, stop=stop, place=self._place)
 
     def judge_end(self, status: int, is_disturbed: Callable[[], bool]) -> Judgement:
         """Judge a job whose launcher has ended here, by the records of all nodes."""
@@ -167,7 +167,7 @@ class Examining:
         """Return whether a rank without progress at the last report has moved since."""
         return bool(self._shown_ns) and _still(self._progress_of_all()) < self._still_then
 
-    def _look_with_all(self, nodes: FirstNode) -> Looked | None:
+    def _examine_with_all(self, nodes: FirstNode) -> Examined | None:
         if self._is_asking:
             if not nodes.has_answers():
                 return None
@@ -182,7 +182,7 @@ class Examining:
             self._take()
         return None
 
-    def _obey(self, nodes: OtherNode) -> Looked | None:
+    def _obey(self, nodes: OtherNode) -> Examined | None:
         """Answer the first member's request, and take its verdict if there is one."""
         if request := nodes.request:
             self._take()
@@ -195,7 +195,7 @@ class Examining:
             return None
         self.save_nodes()
         self.judged_at = verdict.place
-        return Looked(judgement=verdict.judgement, stop=self._on_hang != "report")
+        return Examined(judgement=verdict.judgement, stop=self._on_hang != "report")
 
     def _others_hang(self, nodes: FirstNode, status: int) -> bool:
         """Return whether the other nodes wait in vain. After a failure here, torch may end them by itself."""
@@ -239,7 +239,7 @@ class Examining:
         self._last_look_ns = time.monotonic_ns()
         self._moved = self._watch.has_moved_since(self._began_ns)
 
-    def _conclude(self) -> Looked | None:
+    def _conclude(self) -> Examined | None:
         """Judge the evidence; return None if a rank has moved, or if all is well and no report must be withdrawn."""
         judgement = self._judge_all()
         is_wrong = has_errors(judgement)
@@ -248,7 +248,7 @@ class Examining:
             self._next_look_ns = time.monotonic_ns() + int(self._patience_s * 1e9)
             self._patience_s = min(self._patience_s * 2, max(1.0, self._hang_timeout_s / 4))
             return _NOTHING if not is_wrong and self.have_moved() else None
-        return Looked(judgement=judgement, stop=self._stops(judgement))
+        return Examined(judgement=judgement, stop=self._stops(judgement))
 
     def _has_moved(self) -> bool:
         """Return whether a rank has made progress meanwhile, so that its evidence is out of date.

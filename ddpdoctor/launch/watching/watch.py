@@ -244,7 +244,7 @@ class Watch:
         children = (child.pid for children in below.values() for child in children)
         found = find_answers(self.evidence.folder / "evidence")
         answers = {rank.pid: read_answer(found, rank.pid, rank.ticks) for rank in alive}
-        self._causes.look(below, {*(rank.pid for rank in alive), *children}, answers, receptions)
+        self._causes.read_causes(below, {*(rank.pid for rank in alive), *children}, answers, receptions)
 
     def has_moved_since(self, time_ns: int) -> bool:
         """Return whether a rank has made progress by itself since then, so that its evidence is out of date."""

@@ -150,7 +150,7 @@ class Watcher:
             if self._leaving:
                 return
             self._put_off()
-            alarm = self._look(caught)
+            alarm = self._check(caught)
             if alarm is not None and self._begins_to_stop():
                 self._stop(alarm)
 
@@ -177,7 +177,7 @@ class Watcher:
             self._stopping = not self._leaving
         return self._stopping
 
-    def _look(self, caught: list[signal.Signals]) -> Alarm | None:
+    def _check(self, caught: list[signal.Signals]) -> Alarm | None:
         if self._failure is not None:
             return self._raise(Ending.FAILED)
         if signal.SIGTERM in caught:

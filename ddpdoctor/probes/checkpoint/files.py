@@ -14,8 +14,8 @@ from ddpdoctor.model.errors import typed_line
 from ddpdoctor.probes.checkpoint.contents import describe, weights_of
 from ddpdoctor.probes.checkpoint.legacy import read_legacy
 from ddpdoctor.probes.checkpoint.pickles import TensorRef, Unreadable, walk_tensors
-from ddpdoctor.probes.checkpoint.safetensors import looks_like, read_safetensors
-from ddpdoctor.probes.checkpoint.values import digest_tensors, look_at_values, mapped
+from ddpdoctor.probes.checkpoint.safetensors import is_safetensors, read_safetensors
+from ddpdoctor.probes.checkpoint.values import check_values, digest_tensors, mapped
 from ddpdoctor.probes.checkpoint.zips import LOCAL_SIGNATURE, PICKLE, read_archive, read_rest, tensors_by_record
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _BEGINNINGS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looks:
+class Extent:
     """What to read beyond the index. Each of these reads the whole file."""
 
     checksums: bool = True
@@ -54,7 +54,7 @@ class Looks:
     digests: bool = False
 
 
-def read_file(path: Path, looks: Looks) -> FileSeen:
+def read_file(path: Path, extent: Extent) -> FileSeen:
     """Read a file. Raises ``OSError`` if it cannot be opened."""
     size = path.stat().st_size
     if size == 0:
@@ -62,10 +62,10 @@ def read_file(path: Path, looks: Looks) -> FileSeen:
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         if head.startswith(LOCAL_SIGNATURE):
-            return _read_zip(path, file, size, looks)
-        if looks_like(head):
-            return _read_safetensors(path, file, size, looks)
-        return _read_legacy(path, file, size, looks) or _unread(
+            return _read_zip(path, file, size, extent)
+        if is_safetensors(head):
+            return _read_safetensors(path, file, size, extent)
+        return _read_legacy(path, file, size, extent) or _unread(
             path, size, Form.FOREIGN, State.FOREIGN, name_foreign(head)
         )
 
@@ -74,9 +74,9 @@ def _unread(path: Path, size: int, form: Form, state: State, detail: str = "") -
     return FileSeen(path=str(path), size_bytes=size, form=form, state=state, detail=detail)
 
 
-def _read_zip(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSeen:
+def _read_zip(path: Path, file: BinaryIO, size: int, extent: Extent) -> FileSeen:
     try:
-        archive = read_archive(file, checksums=looks.checksums)
+        archive = read_archive(file, checksums=extent.checksums)
     except zipfile.BadZipFile:
         return _read_cut_zip(path, file, size)
     if archive.loaded is None:
@@ -87,7 +87,7 @@ def _read_zip(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSeen:
             form=Form.ZIP,
             state=state,
             detail=archive.problem,
-            checksums=_checksums(archive, looks),
+            checksums=_checksums(archive, extent),
             damaged=tuple(Damage(record=name) for name in archive.damaged),
         )
     tensors = tuple(walk_tensors(archive.loaded.root))
@@ -97,17 +97,17 @@ def _read_zip(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSeen:
         size_bytes=size,
         form=Form.ZIP,
         state=State.WHOLE,
-        checksums=_checksums(archive, looks),
+        checksums=_checksums(archive, extent),
         damaged=_name_damage(archive),
         contents=describe(archive.loaded.root, archive.loaded.names),
         refused=refused,
         refusal=refusal,
     )
-    return _with_values(seen, tensors, archive.starts, looks)
+    return _with_values(seen, tensors, archive.starts, extent)
 
 
-def _checksums(archive: Archive, looks: Looks) -> Checksums:
-    if not looks.checksums:
+def _checksums(archive: Archive, extent: Extent) -> Checksums:
+    if not extent.checksums:
         return Checksums.NOT_READ
     return Checksums.CHECKED if archive.has_checksums else Checksums.NOT_WRITTEN
 
@@ -161,7 +161,7 @@ def _end_of_data(file: BinaryIO, size: int) -> int:
     return end if size - end >= TAIL_BYTES else size
 
 
-def _read_legacy(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSeen | None:
+def _read_legacy(path: Path, file: BinaryIO, size: int, extent: Extent) -> FileSeen | None:
     try:
         legacy = read_legacy(file, size)
     except Unreadable as error:
@@ -180,10 +180,10 @@ def _read_legacy(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSee
         contents=describe(legacy.loaded.root, legacy.loaded.names),
         refused=legacy.loaded.names,
     )
-    return _with_values(seen, tensors, legacy.starts, looks)
+    return _with_values(seen, tensors, legacy.starts, extent)
 
 
-def _read_safetensors(path: Path, file: BinaryIO, size: int, looks: Looks) -> FileSeen:
+def _read_safetensors(path: Path, file: BinaryIO, size: int, extent: Extent) -> FileSeen:
     try:
         read = read_safetensors(file, size)
     except Unreadable as error:
@@ -198,18 +198,18 @@ def _read_safetensors(path: Path, file: BinaryIO, size: int, looks: Looks) -> Fi
         lost=lost,
         contents=weights_of(read.tensors),
     )
-    return _with_values(seen, tuple(read.tensors.items()), read.starts, looks)
+    return _with_values(seen, tuple(read.tensors.items()), read.starts, extent)
 
 
 def _with_values(
-    seen: FileSeen, tensors: Sequence[tuple[str, TensorRef]], starts: Mapping[str, int], looks: Looks
+    seen: FileSeen, tensors: Sequence[tuple[str, TensorRef]], starts: Mapping[str, int], extent: Extent
 ) -> FileSeen:
     """Add what the values of a whole file show."""
     if seen.state is not State.WHOLE:
         return seen
     with mapped(Path(seen.path)) as buffer:
-        values, unseen = look_at_values(buffer, tensors, starts) if looks.values else (None, ())
-        digests = digest_tensors(buffer, tensors, starts) if looks.digests else None
+        values, unseen = check_values(buffer, tensors, starts) if extent.values else (None, ())
+        digests = digest_tensors(buffer, tensors, starts) if extent.digests else None
     return replace(seen, values=values, unseen=unseen, digests=digests)
 
 

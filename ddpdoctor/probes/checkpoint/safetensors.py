@@ -32,7 +32,7 @@ class Safetensors:
     """Where the bytes of each complete tensor begin."""
 
 
-def looks_like(head: bytes) -> bool:
+def is_safetensors(head: bytes) -> bool:
     """Return whether a file that begins with ``head`` may be safetensors."""
     return len(head) > LENGTH.size and 2 <= LENGTH.unpack_from(head)[0] <= MOST_HEADER_BYTES and head[8:9] == b"{"
 

@@ -9,7 +9,7 @@ from ddpdoctor.model.checkpoint import Checkpoints, Expected, FileSeen, Form, Ga
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.probes.checkpoint.distributed import is_distributed, read_distributed
-from ddpdoctor.probes.checkpoint.files import Looks, read_file
+from ddpdoctor.probes.checkpoint.files import Extent, read_file
 from ddpdoctor.probes.checkpoint.nearby_files import SUFFIXES, find_gaps, find_leftovers, list_folder
 from ddpdoctor.probes.load_torch import import_torch
 from ddpdoctor.probes.user_code import load_callable, users_turn
@@ -46,7 +46,7 @@ def read_checkpoints(wanted: Wanted, progress: Callable[[str], None]) -> Checkpo
     for number, path in enumerate(paths):
         progress(str(path))
         files.append(
-            _read(path, Looks(checksums=not wanted.quick, values=not wanted.quick, digests=number in compared))
+            _read(path, Extent(checksums=not wanted.quick, values=not wanted.quick, digests=number in compared))
         )
     folders = {path.parent: list_folder(path.parent) for path in paths}
     return Checkpoints(
@@ -77,9 +77,9 @@ def _expand(path: Path) -> tuple[Path, ...]:
     return found
 
 
-def _read(path: Path, looks: Looks) -> FileSeen:
+def _read(path: Path, extent: Extent) -> FileSeen:
     try:
-        return read_distributed(path, checksums=looks.checksums) if path.is_dir() else read_file(path, looks)
+        return read_distributed(path, checksums=extent.checksums) if path.is_dir() else read_file(path, extent)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # noqa: BLE001 - collectors catch everything: a damaged file may raise anything

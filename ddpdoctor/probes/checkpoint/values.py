@@ -33,7 +33,7 @@ def mapped(path: Path) -> Iterator[mmap.mmap]:
         yield bytes_of_file
 
 
-def look_at_values(
+def check_values(
     buffer: mmap.mmap, tensors: Iterable[tuple[str, TensorRef]], starts: Mapping[str, int]
 ) -> tuple[tuple[OddValues, ...], tuple[str, ...]]:
     """Return the tensors with values that are not finite, and the names of those that could not be checked."""
@@ -45,7 +45,7 @@ def look_at_values(
         if tensor is None:
             unseen.append(name)
             continue
-        values = _look(name, tensor)
+        values = _odd_values(name, tensor)
         if values is not None:
             found.append(values)
     return tuple(found), tuple(unseen)
@@ -85,7 +85,7 @@ def open_tensor(buffer: mmap.mmap, ref: TensorRef, starts: Mapping[str, int]) ->
     return flat.as_strided(ref.shape, ref.stride, ref.offset)
 
 
-def _look(name: str, tensor: Any) -> OddValues | None:
+def _odd_values(name: str, tensor: Any) -> OddValues | None:
     """Count the values that are not finite. One pass is enough for most tensors, because they have none."""
     import torch
 

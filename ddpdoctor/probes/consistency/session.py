@@ -54,7 +54,7 @@ class _Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Looks:
+class _Built:
     tensors: tuple[TensorDigest, ...]
 
 
@@ -175,9 +175,9 @@ class _Run:
         """Make all steps. Return this rank's record, and on rank 0 the records of all ranks, step by step."""
         module = setting.built.module
         built = digest_rows([*parameter_rows(module), *buffer_rows(module)])
-        looks = self._ranks.gather(f"built{run}", _Looks(tensors=built))
-        if looks is not None and not run:
-            self._notes += filter(None, [describe_built([one.tensors for one in looks])])
+        all_built = self._ranks.gather(f"built{run}", _Built(tensors=built))
+        if all_built is not None and not run:
+            self._notes += filter(None, [describe_built([one.tensors for one in all_built])])
         training = Training(setting)
         own: list[StepRecord] = []
         steps: list[tuple[StepRecord, ...]] = []

@@ -22,7 +22,7 @@ DIGESTED_BATCHES = 8
 """Our choice: how many batches of such a pass get digests."""
 
 
-def look_at(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> tuple[RankDraws, tuple[bytes, ...]]:
+def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) -> tuple[RankDraws, tuple[bytes, ...]]:
     """Draw from what the user's function returned. Return the draws, and a bitmap of the samples drawn in each pass.
 
     Without indices there are no bitmaps.
@@ -31,7 +31,7 @@ def look_at(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) ->
     from torch.utils.data import DataLoader, Dataset
 
     if isinstance(made, DataLoader):
-        return _look_at_loader(made, name, rank, epochs, set_epoch=set_epoch)
+        return _inspect_loader(made, name, rank, epochs, set_epoch=set_epoch)
     if isinstance(made, Dataset):
         raise UserError(
             f"{name} returns a dataset ({_type_of(made)}): how it is shared out is decided by loader and sampler",
@@ -51,7 +51,7 @@ def look_at(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) ->
     return _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch), ()
 
 
-def _look_at_loader(
+def _inspect_loader(
     loader: Any, name: str, rank: int, epochs: int, *, set_epoch: bool
 ) -> tuple[RankDraws, tuple[bytes, ...]]:
     from torch.utils.data import IterableDataset

@@ -12,7 +12,7 @@ from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.data import Drawn, Indices, Pass, RankDraws
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import rank_list
-from ddpdoctor.probes.data.loaders import look_at
+from ddpdoctor.probes.data.loaders import draw_from
 from ddpdoctor.probes.load_torch import import_torch
 from ddpdoctor.probes.ranks import meet_ranks, unreachable
 from ddpdoctor.probes.user_code import load_callable, users_turn
@@ -68,7 +68,7 @@ def run_rank(wanted: Wanted, launch: Launch, env: Mapping[str, str], report: Cal
 
 
 def _take_part(wanted: Wanted, launch: Launch, ranks: Ranks, report: Callable[[Heard], int]) -> int:
-    own, maps = _look(wanted, launch, ranks)
+    own, maps = _inspect(wanted, launch, ranks)
     everyone = ranks.gather("drawn", own)
     count = _least_compared(everyone or ())
     parts = [
@@ -82,14 +82,14 @@ def _take_part(wanted: Wanted, launch: Launch, ranks: Ranks, report: Callable[[H
     )
 
 
-def _look(wanted: Wanted, launch: Launch, ranks: Ranks) -> tuple[RankDraws, tuple[bytes, ...]]:
+def _inspect(wanted: Wanted, launch: Launch, ranks: Ranks) -> tuple[RankDraws, tuple[bytes, ...]]:
     """Return what this rank reports, and the bitmaps of its passes if they are small enough."""
     try:
         with _process_group(ranks):
             function = load_callable(wanted.function, "--dataset")
             with users_turn(f"--dataset {wanted.function} failed"):
                 made = function()
-            draws, maps = look_at(made, wanted.function, launch.rank, wanted.epochs, set_epoch=wanted.set_epoch)
+            draws, maps = draw_from(made, wanted.function, launch.rank, wanted.epochs, set_epoch=wanted.set_epoch)
     except UserError as error:
         host = os.uname().nodename
         return RankDraws(rank=launch.rank, host=host, problem=error.message, help=_advise(error)), ()

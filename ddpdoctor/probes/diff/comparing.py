@@ -87,11 +87,11 @@ def _digests(saved: Saved) -> dict[str, str]:
     digests = {}
     for number, (name, (_, tensor)) in enumerate(saved.tensors.items()):
         value = found[number * FINGERPRINT_SIZE : (number + 1) * FINGERPRINT_SIZE]
-        digests[name] = "" if value == UNKNOWN else f"{_look(tensor)} {value.hex()}"
+        digests[name] = "" if value == UNKNOWN else f"{_dtype_and_shape(tensor)} {value.hex()}"
     return digests
 
 
-def _look(tensor: Any) -> str:
+def _dtype_and_shape(tensor: Any) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
@@ -107,7 +107,7 @@ def _unequal_tensor(name: str, saved: Sequence[Saved], digests: Sequence[dict[st
         kind=saved[sides[0][0]].tensors[name][0],
         name=name,
         sides=sides,
-        seen=tuple(_look(tensor) for tensor in tensors),
+        seen=tuple(_dtype_and_shape(tensor) for tensor in tensors),
         absent_in=absent,
         apart=tuple(one for one in apart[1:] if one is not None),
     )

@@ -42,7 +42,7 @@ class StoreWatch:
         """The attempts of the most telling probe."""
         self._host, self._port, self._torch = host, port, torch
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="ddpdoctor-store", daemon=True)
+        self._thread = threading.Thread(target=self._probe, name="ddpdoctor-store", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -51,7 +51,7 @@ class StoreWatch:
     def __exit__(self, *_: object) -> None:
         self._ended.set()  # without waiting for a probe that is under way
 
-    def _look(self) -> None:
+    def _probe(self) -> None:
         pause_s = FIRST_AFTER_S
         while not self._ended.wait(pause_s):
             pause_s = EVERY_S

@@ -80,18 +80,18 @@ class Arrivals:
         try:
             number = self._bucket_of.get(i)
             if number is None:
-                self._look([i])
+                self._check([i])
                 return
             left = self._left[number]
             left.discard(i)
             if not left:
-                self._look(self._buckets[number])
+                self._check(self._buckets[number])
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             self.awake = False
             here.failed("gradients", error)
 
     @quietly
-    def _look(self, indexes: Sequence[int]) -> None:
+    def _check(self, indexes: Sequence[int]) -> None:
         grads = [(i, self._parameters[i].grad) for i in indexes]
         dense = [(i, grad._values() if grad.is_sparse else grad) for i, grad in grads if grad is not None]
         if any(grad.is_cuda for _, grad in dense):

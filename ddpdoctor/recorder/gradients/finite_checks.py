@@ -148,10 +148,10 @@ class Sound:
     def __init__(self, named: List[Tuple[str, Any]]) -> None:
         self._named = named
         self._at_first: Any = None
-        self._look()
+        self._check()
 
     @quietly
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Check all parameters. Results from GPUs are read later, on demand."""
         if any(tensor.is_cuda for _, tensor in self._named):
             self._at_first = Maxima(samples_of([tensor.detach() for _, tensor in self._named]))

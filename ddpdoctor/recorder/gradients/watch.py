@@ -144,7 +144,7 @@ class GradientWatch:
             return
         if self._arrivals is not None:
             self._arrivals.begin(ddp)
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._look(backward))
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._check(backward))
 
     @quietly
     def _pass_over(self, backward: Backward) -> None:
@@ -161,7 +161,7 @@ class GradientWatch:
             self._arrivals = Arrivals(dict(enumerate(self._parameters)))
             self._late, self._pieces = [], []
 
-    def _look(self, backward: Backward) -> None:
+    def _check(self, backward: Backward) -> None:
         self._task = -1
         try:
             if not self._spoilt:

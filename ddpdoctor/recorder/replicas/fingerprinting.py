@@ -52,7 +52,7 @@ class Steps:
         return True
 
 
-def may_look() -> bool:
+def may_fingerprint() -> bool:
     """Return whether tensors can be read now: not while torch compiles or a CUDA graph is captured."""
     torch: Any = sys.modules["torch"]
     return not torch.compiler.is_compiling() and not is_capturing()
@@ -123,24 +123,24 @@ class StepFingerprints:
         version, place = self._left
         return bool(sample.data_ptr() != place or sample._version - version > self._between)
 
-    def look_first(self) -> None:
+    def take_first(self) -> None:
         """Write the parameters as they are before the first step."""
         values = dict(model_values(self.replica, [], []), steps=0, forwards=0, unreduced_forwards=0)
         rows = tensors.parameter_rows(tensors.named_parameters(self.replica))
         _write_rows(self._own_files(), 0, values, rows)
 
-    def look_before(self, optimizer: Any) -> None:
+    def take_before(self, optimizer: Any) -> None:
         """Fingerprint the gradients as the optimizer gets them."""
         self._gradients = tensors.gradient_rows(self._named(optimizer))
         self._taken = fingerprints_of(self._gradients)
 
-    def look_after(self, number: int, optimizer: Any, optimizers: List[Any], frame: Any) -> None:
+    def take_after(self, number: int, optimizer: Any, optimizers: List[Any], frame: Any) -> None:
         """Write the record of step ``number``.
 
         If a closure computed the gradients within the step, they are fingerprinted here.
         """
         if self._taken is None:
-            self.look_before(optimizer)
+            self.take_before(optimizer)
         rows, gradients = self._gradients, self._taken
         self._gradients, self._taken = [], None
         replica = self.replica
@@ -157,7 +157,7 @@ class StepFingerprints:
         )
         values.update(optimizer_values(optimizer))
         before, taken = gradients.value(), fingerprints_of(after).value()
-        values.update(self._untrained.look(named, taken, optimizer, optimizers))
+        values.update(self._untrained.find(named, taken, optimizer, optimizers))
         write(self._own_files(), number, values, rows + after, before + taken)
 
     def _own_files(self) -> FingerprintFiles:
@@ -180,7 +180,7 @@ class ModelFingerprints:
         self._forwards = 0
         self._unreduced = 0
 
-    def look_at_forward(self, optimizers: List[Any], frame: Any) -> None:
+    def take_at_forward(self, optimizers: List[Any], frame: Any) -> None:
         """Write parameters, and buffers that DDP does not broadcast, at a forward."""
         replica = self.replica
         if self._forward_files is None:
@@ -191,7 +191,7 @@ class ModelFingerprints:
         self._forwards = replica.forwards
         self._unreduced = replica.unreduced_forwards
 
-    def look_after_sync(self) -> None:
+    def take_after_sync(self) -> None:
         """Write the buffers that DDP has just broadcast."""
         replica = self.replica
         if self._sync_files is None:
@@ -199,7 +199,7 @@ class ModelFingerprints:
         values = {"steps": 0, "reductions": replica.reductions, "forwards": 0, "unreduced_forwards": 0}
         _write_rows(self._sync_files, replica.reductions, values, tensors.buffer_rows(replica))
 
-    def look_at_end(self, steps: int) -> None:
+    def take_at_end(self, steps: int) -> None:
         """Write the model as training left it, after ``steps`` steps. The optimizers may be gone already."""
         replica = self.replica
         files = FingerprintFiles(_about(replica, fingerprint_layout.END), most_records=1)

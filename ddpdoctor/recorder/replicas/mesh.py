@@ -19,7 +19,7 @@ from ..storage import fingerprint_layout
 from ..wrappers import wraps
 from . import tensors
 from .files import FingerprintFiles
-from .fingerprinting import Steps, fingerprints_of, may_look, write
+from .fingerprinting import Steps, fingerprints_of, may_fingerprint, write
 from .tensors import Rows
 from .values import optimizer_values
 
@@ -62,7 +62,7 @@ def before_step(optimizer: Any, *unused: Any) -> None:
     stepper = _steppers.get(optimizer)
     if stepper is None:
         stepper = _steppers[optimizer] = _Stepper()
-    if stepper.is_due() and may_look():
+    if stepper.is_due() and may_fingerprint():
         for sharing, named in _shared(stepper, optimizer):
             rows = _local(tensors.gradient_rows([(name, p) for name, p in named if _has_gradient(p)]))
             stepper.gradients[sharing] = (rows, fingerprints_of(rows))
@@ -74,7 +74,7 @@ def after_step(optimizer: Any) -> None:
     stepper = _steppers.get(optimizer) if _modules else None
     if stepper is None or not stepper.ended():
         return
-    if may_look():
+    if may_fingerprint():
         for sharing, named in _shared(stepper, optimizer):
             _write(stepper, sharing, named, optimizer)
     stepper.gradients = {}

@@ -77,7 +77,7 @@ class Untrained:
         self._still: Dict[str, Tuple[bytes, int]] = {}
         """By name: the parameter's fingerprint, and at how many checks in a row it was the same."""
 
-    def look(self, named: List[Tuple[str, Any]], taken: bytes, optimizer: Any, others: List[Any]) -> Dict[str, Any]:
+    def find(self, named: List[Tuple[str, Any]], taken: bytes, optimizer: Any, others: List[Any]) -> Dict[str, Any]:
         """Return the names of such parameters, first those that came after the optimizer that steps now.
 
         ``taken`` starts with the parameters' fingerprints, in the order of ``named``.

@@ -14,7 +14,7 @@ from typing import Any, List, Optional
 from ..state import check_every, guarded, here
 from . import ddp_models, unwrapped
 from .ddp_models import Replica
-from .fingerprinting import ModelFingerprints, StepFingerprints, Steps, gpu_is_idle, may_look, next_due
+from .fingerprinting import ModelFingerprints, StepFingerprints, Steps, gpu_is_idle, may_fingerprint, next_due
 from .tensors import held_by
 
 MAX_STREAMS = 4
@@ -52,11 +52,11 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     is_due = stepper.is_due()
     if is_due or stepper.seen != ddp_models.version():
         _find_models(stepper, optimizer)
-    looks = is_due and not _has_closure(args, kwargs) and may_look()
+    is_taken = is_due and not _has_closure(args, kwargs) and may_fingerprint()
     for model in stepper.models:
         model.begins()
-        if looks:
-            model.look_before(optimizer)
+        if is_taken:
+            model.take_before(optimizer)
 
 
 def _is_watched() -> bool:
@@ -72,9 +72,9 @@ def after_step(optimizer: Any) -> None:
         return
     _thread.running = None
     try:
-        if stepper.ended() and may_look():
+        if stepper.ended() and may_fingerprint():
             for model in stepper.models:
-                model.look_after(stepper.steps, optimizer, list(_steppers), sys._getframe(1))
+                model.take_after(stepper.steps, optimizer, list(_steppers), sys._getframe(1))
     finally:
         for model in stepper.models:
             model.ended(stepper.steps)
@@ -132,9 +132,9 @@ def _find_unwrapped(stepper: Stepper, optimizer: Any) -> None:
     """Fingerprint what an optimizer holds besides DDP's parameters, starting before its first step."""
     known = {id(tensor) for replica in ddp_models.all_replicas() for tensor in replica.module().parameters()}
     found = unwrapped.find(held_by(optimizer), known)
-    if found is not None and may_look():
+    if found is not None and may_fingerprint():
         model = StepFingerprints(found, optimizer)
-        model.look_first()
+        model.take_first()
         stepper.models.append(model)
 
 
@@ -161,8 +161,8 @@ def forward_begins(ddp: Any, *unused: Any, **also_unused: Any) -> None:
     if replica.reductions < own.forward_due:
         return
     own.forward_due = next_due(replica.reductions, check_every())
-    if not _step_fingerprints_of(replica) and may_look():
-        own.look_at_forward(list(_steppers), sys._getframe(1))
+    if not _step_fingerprints_of(replica) and may_fingerprint():
+        own.take_at_forward(list(_steppers), sys._getframe(1))
 
 
 @guarded("replica buffers")
@@ -175,9 +175,9 @@ def buffers_synced(ddp: Any) -> None:
     if replica is None or hasattr(ddp, "buffer_hook"):
         return
     own = _model_fingerprints(replica)
-    if replica.reductions >= own.sync_due and may_look():
+    if replica.reductions >= own.sync_due and may_fingerprint():
         own.sync_due = next_due(replica.reductions, check_every())
-        own.look_after_sync()
+        own.take_after_sync()
 
 
 @guarded("replica ends")
@@ -190,8 +190,8 @@ def model_ended(replica: Replica) -> None:
     replica.ended = True
     if (last is not None and last.is_edited()) or (replica.on_gpu and not gpu_is_idle()):
         return
-    if may_look():
-        _model_fingerprints(replica).look_at_end(last.steps if last is not None else 0)
+    if may_fingerprint():
+        _model_fingerprints(replica).take_at_end(last.steps if last is not None else 0)
 
 
 @guarded("replicas end")

@@ -113,8 +113,8 @@ class Sampler:
             if ring is None:
                 return
             ring.set("heartbeat_ns", time.monotonic_ns())
-            self.look_at_main(ring)
-            self.look_at_imports(ring)
+            self.sample_main(ring)
+            self.sample_imports(ring)
             dump.check()
             request = ring_layout.CELL.unpack_from(self.control, ring_layout.CONTROL_REQUEST)[0] if self.control else 0
             if request != self.answered:
@@ -124,7 +124,7 @@ class Sampler:
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed("sampler", error)
 
-    def look_at_main(self, ring: Any) -> None:
+    def sample_main(self, ring: Any) -> None:
         """Write the user's current line, and count changes of the user's innermost function."""
         stack = frames.of_thread(here.main_thread)
         code, line = next((one for one in stack if frames.is_user_file(one[0].co_filename)), (None, 0))
@@ -146,7 +146,7 @@ class Sampler:
                 self.seen.add(function)
                 ring.set("new_functions", ring.get("new_functions") + 1)
 
-    def look_at_imports(self, ring: Any) -> None:
+    def sample_imports(self, ring: Any) -> None:
         """Count imports as a new function: DDP's first constructor imports hundreds of modules in one line."""
         modules = len(sys.modules)
         if modules != self.modules:
@@ -159,20 +159,20 @@ class Sampler:
         The first sample goes to disk at once, and both are there before torch is asked. torch may never return, or
         never release the GIL.
         """
-        looks = [take_look()]
-        self.write(request, looks, {})
+        samples = [take_sample()]
+        self.write(request, samples, {})
         extra = {name: _described(name, describe) for name, describe in describers.items()}
         self.rests(LOOKS_APART_S)
-        looks.append(take_look())
-        self.write(request, looks, extra)
+        samples.append(take_sample())
+        self.write(request, samples, extra)
         if here.is_rank:  # in a rank's forked child the locks of torch and CUDA may be held forever
             extra.update((name, _described(name, query)) for name, query in queries.items())
-        self.write(request, looks, dict(extra, complete=1))
+        self.write(request, samples, dict(extra, complete=1))
 
-    def write(self, request: int, looks: List[Any], extra: Dict[str, Any]) -> None:
+    def write(self, request: int, samples: List[Any], extra: Dict[str, Any]) -> None:
         """Put the answer in place whole, so that no reader sees half of it."""
         name = os.path.join(here.folder, "evidence", "%d-%d-%d.json" % (os.getpid(), here.ticks, request))
-        body = dict(extra, looks=looks, pid=os.getpid(), request=request)
+        body = dict(extra, looks=samples, pid=os.getpid(), request=request)
         write_quietly(name + ".part", to_json(body).encode())
         os.replace(name + ".part", name)
         if self.answer_path not in ("", name):  # a long job is asked many times, and only the last answer is read
@@ -203,7 +203,7 @@ def _described(name: str, describe: Callable[[], Any]) -> Any:
         return None
 
 
-def take_look() -> Dict[str, Any]:
+def take_sample() -> Dict[str, Any]:
     """Return the stacks of all threads except our own."""
     threads = dict(getattr(sys.modules.get("threading"), "_active", ()))
     mine = _thread.get_ident()

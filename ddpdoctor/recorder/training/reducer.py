@@ -139,14 +139,14 @@ def _numbers_in(text: str) -> List[int]:
 
 def _variables_of(traceback: Any, wanted: Set[int]) -> List[str]:
     """Return the script's first variable that was computed from ``wanted`` parameters. The loss did not use it."""
-    looked = 0
+    visited = 0
     while traceback is not None and wanted:
         frame = traceback.tb_frame
         if frames.is_user_file(frame.f_code.co_filename):
             for name, value in list(frame.f_locals.items()):
                 for label, tensor in tensors_in(value, name):
-                    looked += 1
-                    if looked > MAX_VARIABLES:
+                    visited += 1
+                    if visited > MAX_VARIABLES:
                         return []
                     if tensor.grad_fn is not None and _comes_from(tensor.grad_fn, wanted):
                         return [label[:MAX_NAME]]

@@ -85,9 +85,9 @@ def why_gradients_differ(sighting: Sighting) -> DriftCause:
     """Return the likely cause of gradients that differ after the reduction."""
     if sighting.replica.mesh_dims:
         return _apart_in_mesh(sighting)
-    looks = (_bypassed, _under_no_sync, added_after_wrapping, _unfinished, _by_hook, _scaled_apart, _accumulated_after)
-    for look in looks:
-        cause = look(sighting)
+    checks = (_bypassed, _under_no_sync, added_after_wrapping, _unfinished, _by_hook, _scaled_apart, _accumulated_after)
+    for check in checks:
+        cause = check(sighting)
         if cause is not None:
             return cause
     return _changed_after(sighting)

@@ -48,7 +48,7 @@ _DECOUPLED = frozenset({"AdamW"})
 
 def why_parameters_differ(sighting: Sighting) -> DriftCause:
     """Return the likely cause of parameters that differ."""
-    for look in (
+    for check in (
         _follows_gradients,
         _uneven_steps,
         _some_steps_unreduced,
@@ -57,7 +57,7 @@ def why_parameters_differ(sighting: Sighting) -> DriftCause:
         _line_search,
         _state,
     ):
-        cause = look(sighting)
+        cause = check(sighting)
         if cause is not None:
             return cause
     return _written_on_one_rank(sighting)

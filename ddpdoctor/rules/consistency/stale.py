@@ -90,9 +90,9 @@ def _finding(job: Job, replica: Replica, stream: Stream) -> Problem | None:
     if stream.last_number is None or not values:
         return None
     last = step_of(stream, stream.last_number)
-    looks = (_replaced_part, _added_part, _left_out)
+    checks = (_replaced_part, _added_part, _left_out)
     stale = _whole_model(job, stream, values, last) or next(
-        filter(None, (look(stream, values, last) for look in looks)), None
+        filter(None, (check(stream, values, last) for check in checks)), None
     )
     ranks = tuple(each.rank for each in values)
     evidence = () if stale is None else (*stale.evidence, *model_words(job, replica))

@@ -60,7 +60,7 @@ def line_at(state: State) -> Frame | None:
     """Return the user's line that a rank is at: that of its call, else of its stack, else the last one seen."""
     if state.waiting and state.call is not None and state.call.site is not None:
         return state.call.site
-    seen = lines_seen(state.rank.looks)
+    seen = lines_seen(state.rank.samples)
     if seen and state.doing not in (Doing.ENDED, Doing.FAILED, Doing.MISSING):
         return seen[0]
     return state.rank.last_place
@@ -165,7 +165,7 @@ def process_words(job: JobState, blamed: Iterable[int]) -> list[str]:
         if rank.proc_state is not None and rank.life is Life.RUNNING:
             words = _STATES.get(rank.proc_state, f"in state {rank.proc_state}")
             said[words + _cpu_words(rank)].append(number)
-        if rank.recorded and not rank.answered and rank.looks and rank.looks[-1].by == "signal":
+        if rank.recorded and not rank.answered and rank.samples and rank.samples[-1].by == "signal":
             found.append(f"no thread of rank {number} got the GIL: a call into C holds it")
         if rank.lost:
             found.append(f"not all of rank {number} could be recorded: {rank.lost}")

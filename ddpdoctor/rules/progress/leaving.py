@@ -94,12 +94,14 @@ def _takes_itself_down(rank: Rank, since_ns: int) -> bool:
     """Return whether the interpreter has joined its threads, including ddpdoctor's, and still computes."""
     share = rank.cpu_share or 0.0
     at_work = rank.proc_state == "R" or share > AT_WORK_SHARE
-    return at_work and not rank.looks and share * since_ns / 1e9 < TEARDOWN_CPU_S
+    return at_work and not rank.samples and share * since_ns / 1e9 < TEARDOWN_CPU_S
 
 
 def _since_end(rank: Rank) -> Rank:
     """Return a rank without what was seen of it while its script still ran."""
-    return replace(rank, looks=tuple(look for look in rank.looks if look.time_ns >= (rank.main_ended_ns or 0)))
+    return replace(
+        rank, samples=tuple(sample for sample in rank.samples if sample.time_ns >= (rank.main_ended_ns or 0))
+    )
 
 
 def _exit_fix(rank: Rank) -> str:
@@ -113,7 +115,7 @@ def _exit_places(rank: Rank) -> tuple[Place, ...]:
     rank = _since_end(rank)
     threads = [stack for stack in other_threads(rank, skip_idle=False) if not stack.is_daemon]
     lines: list[Frame | None] = [innermost_user(stack.frames) for stack in threads]
-    lines += [frame for frame in lines_seen(rank.looks) if frame.user]
+    lines += [frame for frame in lines_seen(rank.samples) if frame.user]
     lines += [innermost_user(main_frames(child)) for child in rank.children]
     return places(rank.rank, lines)
 

@@ -41,19 +41,19 @@ def is_file(frame: Frame, *parts: str) -> bool:
 
 def main_frames(rank: Rank | Child) -> tuple[Frame, ...]:
     """Return the main thread's frames from the last sample that has any, the innermost last."""
-    stacks = (stack for look in reversed(rank.looks) for stack in look.stacks if stack.is_main)
+    stacks = (stack for sample in reversed(rank.samples) for stack in sample.stacks if stack.is_main)
     return next((stack.frames for stack in stacks if stack.frames), ())
 
 
-def without_stale_looks(rank: Rank) -> Rank:
+def without_stale_samples(rank: Rank) -> Rank:
     """Return a rank without the samples that its main thread's last call came after.
 
     On crowded cores a rank may not answer in time, so its last answer may belong to an earlier request.
     """
     calls = (*rank.open_calls, *rank.recent_calls[-1:])
     last = max((call.started_ns for call in calls if call.thread_is_main), default=0)
-    fresh = tuple(look for look in rank.looks if look.time_ns >= last)
-    return rank if len(fresh) == len(rank.looks) else replace(rank, looks=fresh)
+    fresh = tuple(sample for sample in rank.samples if sample.time_ns >= last)
+    return rank if len(fresh) == len(rank.samples) else replace(rank, samples=fresh)
 
 
 def innermost_user(frames: Sequence[Frame]) -> Frame | None:
@@ -77,9 +77,9 @@ def to_place(rank: int, frame: Frame) -> Place:
     return Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
 
 
-def lines_seen(looks: tuple[StackSample, ...]) -> tuple[Frame, ...]:
+def lines_seen(samples: tuple[StackSample, ...]) -> tuple[Frame, ...]:
     """Return up to two lines of the function that the main thread was last in, the most frequent first."""
-    stacks = [stack for look in looks for stack in look.stacks if stack.is_main]
+    stacks = [stack for sample in samples for stack in sample.stacks if stack.is_main]
     frames = [frame for stack in stacks if (frame := innermost_own(stack.frames)) is not None]
     if not frames:
         return ()
@@ -97,15 +97,15 @@ def _busy_children(rank: Rank) -> tuple[Frame, ...]:
 
 def other_threads(rank: Rank, *, skip_idle: bool = True) -> tuple[Stack, ...]:
     """Return the threads other than the main one that run the user's code, except those that wait for work."""
-    if not rank.looks:
+    if not rank.samples:
         return ()
-    stacks = [s for s in rank.looks[-1].stacks if not s.is_main and innermost_user(s.frames) is not None]
+    stacks = [s for s in rank.samples[-1].stacks if not s.is_main and innermost_user(s.frames) is not None]
     return tuple(s for s in stacks if not (skip_idle and waits_in_library(s.frames)))
 
 
 def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
     """Return where a rank is that others wait for: its own line, and the line of the thread or child it waits for."""
-    own = lines_seen(rank.looks)
+    own = lines_seen(rank.samples)
     if not own and rank.last_place is not None:
         own = (rank.last_place,)
     stack = main_frames(rank)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import PHASES, POINT_TO_POINT, Call, Job, Life, Raised, Rank
 
-from .places import is_file, main_frames, waits_in_library, without_stale_looks
+from .places import is_file, main_frames, waits_in_library, without_stale_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -146,7 +146,7 @@ def settle(rank: Rank) -> Rank:
 
     A rank that asked for an error status and was aborted while it ended becomes one that left with that status.
     """
-    rank = without_stale_looks(rank)
+    rank = without_stale_samples(rank)
     asked = rank.exit_asked
     if asked is None or asked in GOOD_EXITS or not aborted_at_exit(rank):
         return rank

@@ -14,7 +14,7 @@ from tests.fingerprints import FakeRank, only_stream, row, write_job
 
 def compare(folder: Path, ranks: Sequence[FakeRank], allowed: tuple[str, ...] = ()) -> Consistency:
     comparer = Comparer(folder, check_every=50, allowed=allowed)
-    comparer.look([rank.process() for rank in ranks])
+    comparer.compare([rank.process() for rank in ranks])
     return comparer.close()
 
 
@@ -123,7 +123,7 @@ def test_a_rank_that_never_steps_is_unpaired_and_the_others_are_compared(tmp_pat
             rank.write(number, number)
     comparer = Comparer(tmp_path, check_every=1)
     for _ in range(3):
-        comparer.look([rank.process() for rank in ranks])
+        comparer.compare([rank.process() for rank in ranks])
     streams = {stream.clock: stream for stream in comparer.consistency().streams}
     assert (streams[StreamClock.STEP].ranks, streams[StreamClock.STEP].unpaired) == ((0, 1), (2,))
     assert streams[StreamClock.STEP].compared > MAX_AHEAD, "while the third lives, it is not waited for without end"
@@ -142,7 +142,7 @@ def test_ranks_of_one_group_that_live_elsewhere_are_not_waited_for(tmp_path: Pat
     for rank in ranks:
         rank.write(1, rank.rank)
     comparer = Comparer(tmp_path, check_every=50)
-    assert comparer.look([rank.process() for rank in ranks])
+    assert comparer.compare([rank.process() for rank in ranks])
     assert only_stream(comparer.consistency()).unpaired == ()
 
 
@@ -152,10 +152,10 @@ def test_a_late_rank_is_waited_for_while_it_lives(tmp_path: Path) -> None:
     writers = [rank.process() for rank in ranks]
     ranks[0].write(1, "w")
     ranks[1].write(1, "v")
-    assert not comparer.look(writers)
+    assert not comparer.compare(writers)
     ranks[2].write(1, "w")
-    assert comparer.look(writers)
-    assert not comparer.look(writers), "a difference is told once"
+    assert comparer.compare(writers)
+    assert not comparer.compare(writers), "a difference is told once"
     assert only_stream(comparer.consistency()).differences[0].splits[0].sides == ((0, 2), (1,))
 
 
@@ -164,7 +164,7 @@ def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     ranks[0].write(1, "w")
     ranks[1].write(1, "v")
     comparer = Comparer(tmp_path, check_every=50)
-    assert comparer.look([ranks[0].process(), ranks[1].process(), ranks[2].process(ended_ns=5)])
+    assert comparer.compare([ranks[0].process(), ranks[1].process(), ranks[2].process(ended_ns=5)])
 
 
 def test_a_rank_that_has_not_made_its_file_yet_is_waited_for(tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_a_rank_that_has_not_made_its_file_yet_is_waited_for(tmp_path: Path) -> 
     for rank in ranks[:2]:
         rank.open(["w"]).write(1, rank.rank)
     comparer = Comparer(tmp_path, check_every=50)
-    assert not comparer.look([rank.process() for rank in ranks])
+    assert not comparer.compare([rank.process() for rank in ranks])
     ranks[2].open(["w"]).write(1, 1)
-    assert comparer.look([rank.process() for rank in ranks])
+    assert comparer.compare([rank.process() for rank in ranks])
     assert only_stream(comparer.consistency()).differences[0].splits[0].sides == ((1, 2), (0,))
 
 
@@ -219,7 +219,7 @@ def test_little_is_kept_of_a_long_job(tmp_path: Path) -> None:
         for rank in ranks:
             rank.write(number, number)
         if number % 20 == 0:
-            assert not comparer.look([rank.process() for rank in ranks])
+            assert not comparer.compare([rank.process() for rank in ranks])
     stream = only_stream(comparer.close())
     assert (stream.compared, len(stream.values), stream.unchanged) == (1000, 2, 0)
 
@@ -260,11 +260,11 @@ def test_ranks_of_a_job_that_ended_before_are_not_compared_with_those_of_the_nex
     for rank in first:
         rank.write(1, "of the first job")
     comparer = Comparer(tmp_path, check_every=50)
-    comparer.look([rank.process(began_ns=1) for rank in first])
+    comparer.compare([rank.process(began_ns=1) for rank in first])
     for rank in second:
         rank.write(1, "of the second")
     writers = [rank.process(began_ns=1, ended_ns=2) for rank in first] + [r.process(began_ns=3) for r in second]
-    comparer.look(writers)
+    comparer.compare(writers)
     stream = only_stream(comparer.close())
     assert (stream.compared, stream.differences) == (1, ())
 
@@ -296,7 +296,7 @@ def test_files_are_removed_when_asked_to(tmp_path: Path) -> None:
     ranks = write_job(tmp_path, {1: [("w",)] * 2}, ["w"])
     (tmp_path / "999-1-0.prints").write_bytes(b"of another")
     comparer = Comparer(tmp_path, check_every=50)
-    comparer.look([rank.process() for rank in ranks])
+    comparer.compare([rank.process() for rank in ranks])
     comparer.remove_files()
     assert [path.name for path in tmp_path.iterdir()] == ["999-1-0.prints"]
     assert only_stream(comparer.close()).compared == 1

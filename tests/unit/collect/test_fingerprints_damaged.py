@@ -27,7 +27,7 @@ def write_three(folder: Path) -> list[FakeRank]:
 
 def compare(folder: Path, ranks: list[FakeRank]) -> Consistency:
     comparer = Comparer(folder, check_every=50)
-    comparer.look([rank.process() for rank in ranks])
+    comparer.compare([rank.process() for rank in ranks])
     return comparer.close()
 
 
@@ -110,9 +110,9 @@ def test_a_file_that_its_rank_is_making_is_read_once_it_is_there(tmp_path: Path)
     whole = path.read_bytes()
     path.write_bytes(bytes(len(whole)))
     comparer = Comparer(tmp_path, check_every=50)
-    comparer.look([rank.process() for rank in ranks])
+    comparer.compare([rank.process() for rank in ranks])
     path.write_bytes(whole)
-    comparer.look([rank.process() for rank in ranks])
+    comparer.compare([rank.process() for rank in ranks])
     found = comparer.close()
     assert (found.streams[0].ranks, found.unread) == ((0, 1, 2), ())
 
@@ -120,7 +120,7 @@ def test_a_file_that_its_rank_is_making_is_read_once_it_is_there(tmp_path: Path)
 def test_a_file_that_is_gone_while_it_is_read_is_told(tmp_path: Path) -> None:
     ranks = write_three(tmp_path)
     comparer = Comparer(tmp_path, check_every=50)
-    comparer.look([rank.process() for rank in ranks])
+    comparer.compare([rank.process() for rank in ranks])
     (tmp_path / f"101-{TICKS}-0.prints").unlink()
     ranks[0].write(4, "w", "g")
     ranks[2].write(4, "w", "g")

@@ -39,7 +39,7 @@ class FakeNode:
         self.look()
 
     def look(self) -> None:
-        self.comparer.look([rank.process() for rank in self.ranks])
+        self.comparer.compare([rank.process() for rank in self.ranks])
 
     def report(self) -> tuple[StreamRoot, ...]:
         return tuple(decode(StreamRoot, json.loads(json.dumps(encode(one)))) for one in self.index.report())
@@ -80,7 +80,7 @@ class FakeJob:
         self.now_s += 3.0
         for member, node in enumerate(self.nodes[1:], 1):
             self.joint.hear(member, node.report(), self.now_s)
-        self.news |= self.joint.look(self.now_s)
+        self.news |= self.joint.compare(self.now_s)
         word = self.joint.word()
         for member, node in enumerate(self.nodes[1:], 1):
             for name, upto in word.settled.items():
@@ -88,7 +88,7 @@ class FakeJob:
             if word.wanted:
                 self.asked.append(member)
                 self.joint.answered(member, node.kept(word.wanted))
-        self.news |= self.joint.look(self.now_s)
+        self.news |= self.joint.compare(self.now_s)
 
     def united(self, joint: Joint | None = None) -> Consistency:
         found = [node.save(joint if number == 0 else None) for number, node in enumerate(self.nodes)]
@@ -243,8 +243,8 @@ def test_contents_that_are_damaged_or_do_not_come_end_nothing(tmp_path: Path) ->
     wanted = job.joint.word().wanted
     text = json.dumps(encode(job.nodes[1].kept(wanted))).replace('"table": 0', '"table": 9')
     job.joint.answered(1, decode(NodeStreams, json.loads(text)))
-    assert not job.joint.look(1), "the other is waited for"
-    assert not job.joint.look(ANSWER_LIMIT_S + 1)
+    assert not job.joint.compare(1), "the other is waited for"
+    assert not job.joint.compare(ANSWER_LIMIT_S + 1)
     assert 1 in job.joint.unread
     assert job.joint.word().wanted == ()
     job.now_s = 100
@@ -302,5 +302,5 @@ def test_a_stream_that_two_processes_write_as_one_rank_is_left_out(tmp_path: Pat
     node.write(1, "w", "b")
     twin = FakeRank(tmp_path / "prints", 0, range(2), pid=900).open(list(NAMES))
     twin.write(1, "w", "b")
-    node.comparer.look([node.ranks[0].process(), twin.process()])
+    node.comparer.compare([node.ranks[0].process(), twin.process()])
     assert (node.report(), node.kept()) == ((), NodeStreams())

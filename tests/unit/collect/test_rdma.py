@@ -1,6 +1,6 @@
 import pytest
 
-from ddpdoctor.collect.network.rdma import BETWEEN_LOOKS_S, parse_rate, read_rdma
+from ddpdoctor.collect.network.rdma import BETWEEN_READS_S, parse_rate, read_rdma
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
@@ -70,7 +70,7 @@ def test_counters_are_read_twice(tmp_path):
 
     port = read_rdma(system, PLAN, meanwhile).devices[2].ports[0]
     assert (port.counters["link_downed"], port.counters_later["link_downed"]) == (0, 1)
-    assert waits == [BETWEEN_LOOKS_S]
+    assert waits == [BETWEEN_READS_S]
 
 
 def test_nobody_waits_for_ports_that_are_down(tmp_path):

@@ -98,7 +98,7 @@ def test_a_first_that_leaves_after_its_word_is_obeyed_all_the_same(pair: Pair, t
     first.tell(NOTHING, stop=True, place="node0:/run")
     first.close()
     assert wait_for(lambda: other.alone_since_ns is not None)
-    looked = examining.look()
+    looked = examining.examine()
     assert looked is not None
     assert (looked.stop, examining.judged_at) == (True, "node0:/run")
 
@@ -113,7 +113,7 @@ def test_a_first_that_went_while_the_launcher_here_went_on_has_the_last_word_whe
     found = Finding(code="DD603", kind="early-exit", severity=severity, confidence=Confidence.HIGH, summary="rank 1")
     first.tell(Judgement(findings=(found,), checks=(), certain=True), stop=False, place="node0:/run")
     assert wait_for(lambda: other.verdict is not None)
-    assert examining.look() is None
+    assert examining.examine() is None
     first.close()
     ended = examining.judge_end(0, lambda: False)
     assert ended.findings == ((found,) if severity is Severity.ERROR else ())

@@ -11,12 +11,12 @@ import torch
 from ddpdoctor.model.checkpoint import Checksums, Form, Part, State
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.checkpoint.distributed import read_distributed
-from ddpdoctor.probes.checkpoint.files import Looks, read_file
+from ddpdoctor.probes.checkpoint.files import Extent, read_file
 from ddpdoctor.probes.checkpoint.pickles import walk_tensors
 from ddpdoctor.probes.checkpoint.session import Wanted, read_checkpoints
 from ddpdoctor.probes.checkpoint.zips import read_archive
 
-EVERYTHING = Looks(digests=True)
+EVERYTHING = Extent(digests=True)
 
 
 def model():

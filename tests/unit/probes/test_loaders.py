@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.data.contents import digest_leaves
-from ddpdoctor.probes.data.loaders import look_at
+from ddpdoctor.probes.data.loaders import draw_from
 
 
 class Numbers(Dataset):
@@ -40,11 +40,11 @@ class Broken(Numbers):
 
 
 def look(made, epochs=2, *, set_epoch=True):
-    return look_at(made, "data:make", 0, epochs, set_epoch=set_epoch)[0]
+    return draw_from(made, "data:make", 0, epochs, set_epoch=set_epoch)[0]
 
 
 def maps(made, epochs=2):
-    return look_at(made, "data:make", 0, epochs, set_epoch=True)[1]
+    return draw_from(made, "data:make", 0, epochs, set_epoch=True)[1]
 
 
 def numbers(looked):

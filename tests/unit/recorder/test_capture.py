@@ -184,7 +184,7 @@ def test_results_that_nobody_waits_for_do_not_look_pending_for_ever(tmp_path, mo
 @capturing
 def test_no_tensor_is_looked_at_while_a_graph_is_captured(captures):
     with captures():
-        assert not fingerprinting.may_look()
+        assert not fingerprinting.may_fingerprint()
         assert finite_checks.is_observed()
 
 

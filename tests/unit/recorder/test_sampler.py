@@ -67,12 +67,12 @@ def test_stacks_of_a_thread_that_runs_are_read_without_harm() -> None:
 def test_an_import_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, os.getpid(), 1)
     sampler = Sampler(1.0)
-    sampler.look_at_imports(ring)
+    sampler.sample_imports(ring)
     before = ring.get("new_functions")
-    sampler.look_at_imports(ring)
+    sampler.sample_imports(ring)
     assert ring.get("new_functions") == before
     monkeypatch.setitem(sys.modules, "a_module_of_the_test", types.ModuleType("a_module_of_the_test"))
-    sampler.look_at_imports(ring)
+    sampler.sample_imports(ring)
     assert ring.get("new_functions") == before + 1
 
 
