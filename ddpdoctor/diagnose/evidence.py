@@ -81,7 +81,7 @@ def _about(state: RunState) -> dict[str, Any]:
         "run": state.run.name,
         "world_size": state.world,
         "seen_ranks": sorted(state.seen),
-        "moves": state.ended_well and not state.all(Finished),
+        "moves": state.ended_well and state.moves,
         "notes": list(hints)[:MOST_HINTS],
         "unclear": state.ruling.reason,
         "collect": list(state.ruling.collect),

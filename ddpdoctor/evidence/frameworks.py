@@ -7,6 +7,7 @@ and symptoms of any stall (vLLM's "No available shared memory broadcast block") 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.launches import begins_run
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 MOST_STREAMS = 4096
 """Our choice: the progress of so many writers is kept."""
+STEADY = 4
+"""Our choice: a job that logs so many steps after an error has caught it. If a rank is lost, the others stop."""
 _PROGRESS = (
     re.compile(r"\biteration\s+(?P<step>\d+)\s*/\s*\d+ \|"),  # Megatron, NeMo
     re.compile(r"\b(?:global[_ ])?(?:[Ss]tep|STEP|[Ii]ter(?:ation)?)\s*[:=#]?\s*\[?(?P<step>\d+)\b(?!\.\d)"),
@@ -30,7 +33,7 @@ _PROGRESS = (
 )
 _WORDS = ("tep", "STEP", "ter", "%|", "poch", "loss'")
 _NOT_PROGRESS = re.compile(
-    r"rror|[Tt]imeout|timed out|Traceback|xception|NCCL|WARN|StepId|\bFile \"|SeqNum|[Rr]esum|[Rr]estor"
+    r"^#|rror|[Tt]imeout|timed out|Traceback|xception|NCCL|WARN|StepId|\bFile \"|SeqNum|[Rr]esum|[Rr]estor"
     r"|[Ll]oad(?:ed|ing).{0,40}(?:from|[Cc]heckpoint)|from checkpoint|--\w|[Nn]um[_ ]|[Mm]ax[_ ]|[Cc]onfig"
 )
 """A line with one of these may name a step for another reason."""
@@ -39,7 +42,10 @@ _ENDS = (
     re.compile(r"\bTraining completed\. Do not forget to share your model"),  # Hugging Face
     re.compile(r"\{'train_runtime': "),
     re.compile(r"\[after training is done\]|exiting program at iteration \d+"),  # Megatron
+    re.compile(r"\b[Tt]raining (?:is |has )?(?:completed?|finished|done|ended)\b(?! *[:=])"),
 )
+_PROCESS_ENDS = "destroy_process_group() was not called before program exit"  # torch
+_END_WORDS = ("raining", "Trainer.fit", "train_runtime", "exiting program")
 _SPAWNED = re.compile(r"\[launch\.py:\d+:\w+\] process (?P<pid>\d+) spawned with command: (?P<command>.+)")
 _EXITS = re.compile(r"\[launch\.py:\d+:\w+\] (?P<command>\[.{0,16000}\]) exits with return code = (?P<code>-?\d+)")
 _NODES = re.compile(r"\] nnodes=(\d{1,6}), num_local_procs=")
@@ -50,6 +56,28 @@ _SIGNALS = {
 }  # fmt: skip
 
 
+@dataclass(slots=True)
+class _Progress:
+    """The progress of one writer."""
+
+    line: Line
+    step: int | None = None
+    recent: list[tuple[object, int]] = field(default_factory=list)
+    """The last different steps, with their lines."""
+
+    def add(self, step: int | None, line: Line) -> None:
+        """Take in the next line about progress."""
+        self.line, self.step = line, step
+        key = step if step is not None else line.text
+        if not self.recent or self.recent[-1][0] != key:
+            self.recent = [*self.recent[1 - STEADY :], (key, line.number)]
+
+    @property
+    def steady_from(self) -> int | None:
+        """The line from which on there are several steps."""
+        return self.recent[0][1] if len(self.recent) >= STEADY else None
+
+
 class FrameworkReader:
     """Reads progress and ends. Of progress, only the last word of each writer is kept."""
 
@@ -58,7 +86,7 @@ class FrameworkReader:
 
     def __init__(self) -> None:
         self._several_nodes = False
-        self._last: dict[tuple[Any, ...], tuple[int | None, Line]] = {}
+        self._last: dict[tuple[Any, ...], _Progress] = {}
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts of one line."""
@@ -67,10 +95,10 @@ class FrameworkReader:
             return tuple(self.end())
         if "[launch.py:" in text:
             return tuple(self._launcher(line))
-        if ("raining" in text or "Trainer.fit" in text or "train_runtime" in text or "exiting program" in text) and any(
-            end.search(text) for end in _ENDS
-        ):
+        if any(words in text for words in _END_WORDS) and any(end.search(text) for end in _ENDS):
             return (Finished(who=line.who, spot=line.spot(), time=line.time, said=quote(text)),)
+        if _PROCESS_ENDS in text:
+            return (Finished(who=line.who, spot=line.spot(), time=line.time, said=quote(text), process_only=True),)
         if "Invalidate trace cache" in text and (found := _TRACE.search(text)) is not None:
             words = (
                 f"ZeRO-3 saw modules in another order than before at step {found['step']}: do all ranks call the same?"
@@ -83,9 +111,12 @@ class FrameworkReader:
     def end(self) -> Iterable[Fact]:
         """Return the last progress of each writer."""
         facts = [
-            Moving(who=line.who, spot=line.spot(), time=line.time, said=quote(line.text), step=step)
-            for step, line in self._last.values()
-        ]
+            Moving(
+                who=one.line.who, spot=one.line.spot(), time=one.line.time, said=quote(one.line.text), step=one.step,
+                logged=True, steady_from=one.steady_from,
+            )
+            for one in self._last.values()
+        ]  # fmt: skip
         self._last.clear()
         return facts
 
@@ -98,7 +129,7 @@ class FrameworkReader:
                 if not _NOT_PROGRESS.search(line.text):
                     step = found.groupdict().get("step")
                     number = int(step) if step is not None and len(step) < 12 else None
-                    self._last[line.stream] = (number, line)
+                    self._last.setdefault(line.stream, _Progress(line)).add(number, line)
                 return
 
     def _launcher(self, line: Line) -> Iterator[Fact]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.model.evidence import Hint, Trouble
+from ddpdoctor.model.evidence import Finished, Hint, Trouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,7 +71,8 @@ class NcclTestsReader:
         if (found := _AVERAGE.match(text)) is not None:
             best = f", at most {self._best[0]:g} at {self._best[1]} bytes" if self._best[1] else ""
             words = f"{self._program}: bus bandwidth {float(found['busbw']):g} GB/s on average{best}"
-            return (Hint(who=line.who, spot=line.spot(), said=quote(text), words=words, kind="nccl-tests"),)
+            common: dict[str, Any] = {"who": line.who, "spot": line.spot(), "said": quote(text)}
+            return (Hint(words=words, kind="nccl-tests", **common), Finished(**common))
         return ()
 
 

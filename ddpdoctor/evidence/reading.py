@@ -174,8 +174,10 @@ class _Log:
         name, known = self._file.name, self._file.who
         for raw in text.removesuffix("\n").split("\n") if text else ():
             self.lines += 1
+            writer = known
             for part in parts_of(raw.removesuffix("\r")):
-                line = split_line(part, self.lines, name, known)
+                line = split_line(part, self.lines, name, writer)
+                writer = line.who  # a prefix stands once before all states of a bar
                 for reader in self._readers:
                     if facts := reader.read(line):
                         self.keeper.keep(reader.name, facts)

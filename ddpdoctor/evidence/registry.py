@@ -31,6 +31,7 @@ def line_readers() -> tuple[LineReader, ...]:
     from ddpdoctor.evidence.collective_errors import CollectiveErrorReader
     from ddpdoctor.evidence.crashes import CrashReader
     from ddpdoctor.evidence.frameworks import FrameworkReader
+    from ddpdoctor.evidence.horovod import HorovodReader
     from ddpdoctor.evidence.launches import LaunchReader
     from ddpdoctor.evidence.machines import KernelReader, KubernetesReader
     from ddpdoctor.evidence.nccl_log import NcclLogReader
@@ -43,6 +44,6 @@ def line_readers() -> tuple[LineReader, ...]:
 
     return (
         WatchdogReader(), CollectiveErrorReader(), TracebackReader(), CrashReader(), TorchrunReader(), NcclLogReader(),
-        RasReader(), SlurmReader(), KernelReader(), KubernetesReader(), FrameworkReader(), NcclTestsReader(),
-        LaunchReader(),
+        RasReader(), SlurmReader(), KernelReader(), KubernetesReader(), FrameworkReader(), HorovodReader(),
+        NcclTestsReader(), LaunchReader(),
     )  # fmt: skip

@@ -164,7 +164,8 @@ def _read_bare(line: Line) -> list[Fact]:
         return []
     reading = classify(match["type"], match["message"])
     is_ranks = "[rank" in line.raw_prefix  # torch writes this before an exception that ends the script
-    if reading.nature in {Nature.PEER_LOST, Nature.TIMED_OUT} or (is_ranks and reading.nature is not Nature.FOLLOWS):
+    tells = {Nature.PEER_LOST, Nature.TIMED_OUT} | ({Nature.OWN, Nature.STOPPED} if is_ranks else {Nature.FOLLOWS})
+    if reading.nature in tells:
         raised = Raised(type=match["type"], lines=[match["message"]])
         return failure_facts(raised, (), reading, who=line.who, spot=line.spot(), time=time_of(line))
     return []

@@ -158,6 +158,8 @@ class Absent(Fact):
     """False if the source only suspects it."""
     moves: bool = False
     """It makes progress elsewhere: it may only be slow."""
+    expected: bool = False
+    """The source holds the lines of several ranks, so that those of this one should be there too."""
 
 
 class Nature(str, Enum):
@@ -328,12 +330,19 @@ class Stopped(Fact):
 class Finished(Fact):
     """The training, or one rank of it, ended well, or says that it ends."""
 
+    process_only: bool = False
+    """Its process ended in order. Whether the training did is not said."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moving(Fact):
     """The job made progress up to this point: a step, an epoch, or two samples that differ."""
 
     step: int | None = None
+    logged: bool = False
+    """A log says so: nothing tells what came after its end. False: it was seen in two samples."""
+    steady_from: int | None = None
+    """The line of the log from which on it shows several steps; None: it shows too few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from ddpdoctor.model.evidence import (
     Hint,
     Inside,
     Link,
+    Moving,
     Nature,
     ProcessState,
     Stacked,
@@ -115,7 +116,7 @@ def _absent(state: RunState) -> Ruling | None:
     ranks = {fact.who.rank for fact in absent if fact.who.rank is not None}
     samples = last_samples(state.facts)
     roots = sorted(rank for rank in ranks if not _waits(state, rank, samples.get(rank))) or sorted(ranks)
-    known = [rank for rank in roots if rank in state.seen or _is_certain(absent, rank)]
+    known = [rank for rank in roots if rank in state.seen or _is_known(absent, rank)]
     if not known or (set(roots) - set(known)):
         return Ruling(reason=words.unseen_suspects(roots), collect=collect(state))
     roots = _least_able(known, samples)
@@ -127,8 +128,9 @@ def _absent(state: RunState) -> Ruling | None:
     return Ruling(kind=kind, problem=words.absence(state, roots, those, samples, kind=kind, confidence=sure))
 
 
-def _is_certain(absent: Iterable[Absent], rank: int) -> bool:
-    return any(fact.certain for fact in absent if fact.who.rank == rank)
+def _is_known(absent: Iterable[Absent], rank: int) -> bool:
+    """Return whether a rank is absent for sure, or its lines are lacking where those of the others stand."""
+    return any(fact.certain or fact.expected for fact in absent if fact.who.rank == rank)
 
 
 def _waits(state: RunState, rank: int, sample: Stacked | None) -> bool:
@@ -219,6 +221,8 @@ def _cannot_tell(state: RunState) -> Ruling:
     elif state.all(ProcessState):
         where = "no rank was seen to wait for another" if state.all(Stacked) else "no stack of a rank was seen"
         reason = f"the job was not seen to move, and {where}"
+    elif state.all(Moving) and not state.went_wrong:
+        reason = "the log ends while the job makes progress, and does not say whether it went on, ended or hangs since"
     else:
         reason = "nothing wrong was found, but nothing shows that the job ended well either"
     return Ruling(reason=reason, collect=collect(state))

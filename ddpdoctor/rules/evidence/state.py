@@ -32,6 +32,7 @@ from ddpdoctor.model.evidence import (
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.evidence.calls import compare_calls
 from ddpdoctor.rules.evidence.flight import compare_flight
+from ddpdoctor.rules.evidence.handled import set_apart_handled
 from ddpdoctor.rules.evidence.identity import resolve, world_of
 from ddpdoctor.rules.evidence.stacks import compare_stacks
 from ddpdoctor.rules.evidence.watchdog import compare_waits
@@ -117,19 +118,28 @@ class RunState:
 
     @property
     def ended_well(self) -> bool:
-        """The last thing that the evidence says of the job is that it made progress or ended."""
+        """The job ended, or was seen making progress in two samples, and nothing went wrong before."""
+        return (bool(self.all(Finished)) or self.moves) and not self.went_wrong
+
+    @property
+    def moves(self) -> bool:
+        """Two samples show progress. What a log says of steps ends with the log."""
+        return any(not fact.logged for fact in self.all(Moving))
+
+    @property
+    def went_wrong(self) -> bool:
+        """Something tells of a failure, a wait or a difference."""
         bad = (Failed, Exited, Waiting, Trouble, Stopped, *_OF_OTHERS)
-        good = [fact for fact in self.facts if isinstance(fact, Finished | Moving)]
         if any(isinstance(fact, Link) for fact in self.facts) and not self.all(Finished):
-            return False  # connections also close where a job ends well, but then it says so
-        return bool(good) and not any(isinstance(fact, bad) for fact in self.facts)
+            return True  # connections also close where a job ends well, but then it says so
+        return any(isinstance(fact, bad) for fact in self.facts)
 
 
 def build_run_state(evidence: Evidence) -> RunState:
     """Join the facts of the last run, and compare its ranks."""
     run = evidence.runs[-1]
     world = world_of(run)
-    read = resolve(run.facts, world)
+    read = set_apart_handled(resolve(run.facts, world))
     compared = [
         *compare_stacks(read, world), *compare_waits(read, world), *compare_calls(read),
         *compare_flight(run.dumps, world),

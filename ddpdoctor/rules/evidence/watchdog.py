@@ -74,9 +74,10 @@ def compare_waits(facts: Sequence[Fact], world: int | None = None) -> list[Fact]
             part = group.part(ranks)
             if part.waits:
                 size = _size(part.waits.values())
-                members = members_of(part.places, listed.get(group.key), size if group.key else world or size)
+                least = max(seen | part.waits.keys()) + 1
+                members = members_of(part.places, listed.get(group.key), size if group.key else world or size or least)
                 if part.is_default and not members:
-                    members = tuple(range(max(seen | part.waits.keys()) + 1))
+                    members = tuple(range(least))
                 is_whole = size is not None or (group.key in listed) or (part.is_default and world is not None)
                 found += _compare(part, members, seen, is_whole=is_whole)
     return [*found, *_compare_numberless(facts, seen, world)]
@@ -185,9 +186,11 @@ def _absent(group: _Group, target: Waiting, members: Sequence[int], seen: frozen
     silent = [rank for rank in others if rank not in group.reached and rank in seen]
     unseen = [rank for rank in others if rank not in group.reached and rank not in seen]
     sources = {wait.spot.source for wait in group.waits.values()}
-    if not silent and len(sources) == 1 and len(unseen) < len(group.waits):
-        silent = unseen
-    return [_absence(group, rank, target, target, certain=False) for rank in silent]
+    expected = not silent and len(sources) == 1 and len(unseen) < len(group.waits)
+    return [
+        _absence(group, rank, target, target, certain=False, expected=expected)
+        for rank in (unseen if expected else silent)
+    ]
 
 
 def _is_behind(reached: Reached, number: int) -> bool:
@@ -200,10 +203,15 @@ def _is_inside(reached: Reached, target: Waiting) -> bool:
     return reached.enqueued is not None and reached.enqueued >= number > completed
 
 
-def _absence(group: _Group, rank: int, target: Waiting, shown_by: Fact, *, certain: bool) -> Absent:
+def _absence(
+    group: _Group, rank: int, target: Waiting, shown_by: Fact, *, certain: bool, expected: bool = False
+) -> Absent:
     waiters = tuple(sorted(group.waits))
     operation = target.operation
-    return Absent(who=Who(rank=rank), operation=operation, waiters=waiters, certain=certain, **_where(shown_by))
+    return Absent(
+        who=Who(rank=rank), operation=operation, waiters=waiters, certain=certain, expected=expected,
+        **_where(shown_by),
+    )  # fmt: skip
 
 
 def _differ(group: _Group) -> Differ | None:

@@ -404,8 +404,11 @@ def slow_suspects(state: RunState, ranks: Sequence[int], samples: dict[int, Stac
 
 
 def _steps(state: RunState) -> list[str]:
-    steps = [fact.step for fact in state.all(Moving) if fact.step is not None]
-    return [f"the last step that was logged: {max(steps)}"] if steps else []
+    logged = [fact for fact in state.all(Moving) if fact.step is not None]
+    if not logged:
+        return []
+    last = max(logged, key=lambda fact: fact.step or 0)
+    return [f"the last step that was logged: {last.step} ({quote(last)})"]
 
 
 def _coverage(state: RunState) -> list[str]:

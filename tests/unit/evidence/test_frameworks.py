@@ -59,7 +59,6 @@ SILENT = [
     "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default",
     "[rank1]:[W309 ProcessGroupNCCL.cpp:4115] [PG ID 0 PG GUID 0 Rank 1]  using GPU 1 as device used by this process is "
     "currently unknown. This can potentially cause a hang if this rank to GPU mapping is incorrect.",
-    "Warning: WARNING: destroy_process_group() was not called before program exit, which can leak resources.",
     "UserWarning: Grad strides do not match bucket view strides. This may indicate grad was not created",
     "Warning: find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters",
     "n1:1:1 [0] NCCL INFO NET/Plugin: No plugin found (libnccl-net.so), using internal implementation",
@@ -132,7 +131,8 @@ TABLE = """\
 
 
 def test_a_good_table_is_a_note() -> None:
-    (fact,) = read_text(NcclTestsReader(), TABLE.format(wrong=0, bounds="0 OK"))
+    fact, end = read_text(NcclTestsReader(), TABLE.format(wrong=0, bounds="0 OK"))
+    assert isinstance(end, Finished)
     assert isinstance(fact, Hint)
     assert fact.words == "all_reduce_perf: bus bandwidth 106.678 GB/s on average, at most 119.29 at 16777216 bytes"
 
@@ -144,3 +144,16 @@ def test_wrong_results_are_a_fault(text: str) -> None:
     (fact, *_) = read_text(NcclTestsReader(), text)
     assert isinstance(fact, Trouble)
     assert (fact.kind, "8388608 bytes" in fact.problem) == ("wrong-data", True)
+
+
+def test_the_end_of_a_process_is_no_end_of_the_training() -> None:
+    (fact,) = read("Warning: WARNING: destroy_process_group() was not called before program exit, which can leak.\n")
+    assert isinstance(fact, Finished)
+    assert fact.process_only
+
+
+def test_from_which_line_on_there_is_steady_progress() -> None:
+    facts = [fact for fact in read("".join(f"step {n}\n" for n in range(10))) if isinstance(fact, Moving)]
+    assert [fact.steady_from for fact in facts] == [7]
+    facts = [fact for fact in read("step 3\nstep 3\nstep 4\nstep 5\n") if isinstance(fact, Moving)]
+    assert [fact.steady_from for fact in facts] == [None]

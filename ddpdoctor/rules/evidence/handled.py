@@ -1,0 +1,43 @@
+"""Tells the errors that a job has caught and logged from those that ended a rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.evidence import Absent, Failed, Finished, Hint, Moving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddpdoctor.model.evidence import Fact
+
+
+def set_apart_handled(facts: Sequence[Fact]) -> tuple[Fact, ...]:
+    """Return the facts, with notes in place of the errors after which the same writer went on or ended well."""
+    signs = [
+        fact for fact in facts if isinstance(fact, Moving) or (isinstance(fact, Finished) and not fact.process_only)
+    ]
+    return tuple(_note(fact) if _went_on(fact, signs) else fact for fact in facts)
+
+
+def _went_on(fact: Fact, signs: Iterable[Moving | Finished]) -> bool:
+    """Return whether the writer of an error went on, or the job after somebody was late."""
+    if not isinstance(fact, Failed) and not (isinstance(fact, Absent) and fact.expected):
+        return False
+    return any(
+        sign.spot.source == fact.spot.source
+        and (sign.who == fact.who or isinstance(fact, Absent))
+        and _is_after(sign, fact)
+        for sign in signs
+    )
+
+
+def _is_after(sign: Moving | Finished, fact: Fact) -> bool:
+    line = sign.steady_from if isinstance(sign, Moving) else sign.spot.line
+    return line is not None and fact.spot.line is not None and line > fact.spot.line
+
+
+def _note(fact: Fact) -> Hint:
+    words = f"{fact.type} was caught: {fact.message}" if isinstance(fact, Failed) else f"somebody was late: {fact.said}"
+    words = f"{words.rstrip(': ')}; the job went on"
+    return Hint(who=fact.who, spot=fact.spot, time=fact.time, said=fact.said, words=words, kind="handled")
