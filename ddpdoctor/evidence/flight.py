@@ -6,6 +6,7 @@ unpickler looks up no name, so that nothing in a dump can be called, and its mem
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import pickle
@@ -42,6 +43,10 @@ class FlightPickleReader:
 
     def read(self, document: Document) -> Found:
         """Return the calls that the dump holds. Of a file that is cut off it returns those before the cut."""
+        with _no_collector():
+            return self._read(document)
+
+    def _read(self, document: Document) -> Found:
         problem = "cut off" if document.cut else ""
         try:
             body = _unpickle(document.body)
@@ -99,6 +104,18 @@ class _PlainUnpickler(pickle.Unpickler):
 def _unpickle(body: bytes) -> Any:
     with _memory_limit():
         return _PlainUnpickler(io.BytesIO(body)).load()
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Keep the garbage collector from going through the values of a dump again and again. They have no cycles."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager

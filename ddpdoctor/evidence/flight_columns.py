@@ -7,6 +7,7 @@ import re
 from array import array
 from dataclasses import dataclass, field
 from math import prod
+from operator import itemgetter, lt
 from typing import TYPE_CHECKING, Any, cast
 
 from ddpdoctor.evidence.foreign_frames import foreign_frame
@@ -34,6 +35,19 @@ _MOST_MEMBERS = 2**20
 _DEFAULT = "default_pg"
 
 
+_TYPES: dict[str, frozenset[type]] = {
+    "process_group": frozenset({tuple, list}), "profiling_name": frozenset({str}), "state": frozenset({str}),
+    "collective_seq_id": frozenset({int}), "record_id": frozenset({int}), "time_created_ns": frozenset({int}),
+    "input_sizes": frozenset({list, tuple}), "output_sizes": frozenset({list, tuple}),
+    "input_dtypes": frozenset({list, tuple}),
+}  # fmt: skip
+"""What an entry must have. Recorders before 2.7 lack some of it."""
+_DEFAULTS = {"collective_seq_id": 0, "record_id": 0, "time_created_ns": 0, "input_sizes": [], "output_sizes": [],
+             "input_dtypes": []}  # fmt: skip
+_pick = itemgetter(*_TYPES)
+_pick_call = itemgetter("profiling_name", "input_sizes", "output_sizes", "input_dtypes")
+
+
 @dataclass(slots=True)
 class _Gathered:
     """The entries of one group."""
@@ -56,8 +70,7 @@ def build_dump(body: _Entry, rank: int | None, source: str, problem: str) -> Fli
     if not body.keys() & {"entries", "pg_config"}:
         return None
     config = _config(body.get("pg_config"))
-    entries = [entry for entry in _list(body.get("entries")) if _is_sound(entry)]
-    entries.sort(key=lambda entry: cast("int", entry["record_id"]))
+    entries = _sound(_list(body.get("entries")))
     one_counter = _is_torchcomms(body, entries)
     gathered = _gather(entries)
     groups = [_build_group(group, config.get(group.name), one_counter=one_counter) for group in gathered]
@@ -90,19 +103,41 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _is_sound(entry: object) -> bool:
-    """Return whether an entry has what the columns need. Recorders before 2.7 lack some keys."""
-    if not isinstance(entry, dict):
-        return False
-    group, name = entry.get("process_group"), entry.get("profiling_name")
-    texts = isinstance(name, str) and isinstance(entry.get("state"), str) and isinstance(group, list | tuple)
-    if not texts or not group or not all(isinstance(part, str) for part in group):
-        return False
-    for key in ("collective_seq_id", "record_id", "time_created_ns"):
-        number = entry.setdefault(key, entry.get("seq_id", 0) if key == "collective_seq_id" else 0)
-        if type(number) is not int or not -1 <= number < 2**63:
-            return False
-    return True
+def _sound(plain: list[Any]) -> list[_Entry]:
+    """Return the entries that have what the columns need, oldest first."""
+    entries = [entry for entry in plain if isinstance(entry, dict)]
+    try:
+        rows = list(map(_pick, entries))
+    except KeyError:
+        entries = [{**_DEFAULTS, **entry} for entry in entries if entry.keys() >= {"process_group", "profiling_name"}]
+        rows = [tuple(map(entry.get, _TYPES)) for entry in entries]
+    columns = zip(*rows, strict=True)
+    if not all(set(map(type, column)) <= types for column, types in zip(columns, _TYPES.values(), strict=False)):
+        entries = [entry for entry, row in zip(entries, rows, strict=True) if _fits(row)]
+    entries = _with_group_names(entries)
+    return entries if _is_rising(_column(entries, "record_id")) else sorted(entries, key=itemgetter("record_id"))
+
+
+def _fits(row: Iterable[object]) -> bool:
+    return all(type(value) in types for value, types in zip(row, _TYPES.values(), strict=True))
+
+
+def _with_group_names(entries: list[_Entry]) -> list[_Entry]:
+    """Return the entries whose group is a name and perhaps a description."""
+    found = []
+    for entry in entries:
+        group = entry["process_group"]
+        if group and isinstance(group[0], str) and isinstance(group[-1], str):
+            found.append(entry)
+    return found
+
+
+def _column(entries: Sequence[_Entry], name: str) -> list[Any]:
+    return [entry[name] for entry in entries]
+
+
+def _is_rising(numbers: Sequence[int]) -> bool:
+    return all(map(lt, numbers, numbers[1:]))
 
 
 def _config(plain: object) -> dict[str, tuple[str, tuple[int, ...] | None]]:
@@ -134,22 +169,24 @@ def _is_torchcomms(body: _Entry, entries: Sequence[_Entry]) -> bool:
     config = body.get("pg_config")
     texts = [one.get("ranks") for one in (config.values() if isinstance(config, dict) else ()) if isinstance(one, dict)]
     plain = [text for text in texts if isinstance(text, str) and "," in text]
-    unnamed = any(_TRANSFER.fullmatch(_op(entry)) and " " not in _op(entry) for entry in entries)
+    unnamed = any(name.rpartition(":")[2] in ("send", "recv") for name in set(_column(entries, "profiling_name")))
     dense = bool(plain) and not any(", " in text for text in plain)
     return (dense or unnamed) and not body.get("pg_status") and not any(entry.get("is_p2p") for entry in entries)
 
 
 def _gather(entries: Iterable[_Entry]) -> list[_Gathered]:
     found: dict[str, _Gathered] = {}
+    is_transfer: dict[str, bool] = {}
     for entry in entries:
-        name, *rest = entry["process_group"]
-        group = found.get(name)
-        if group is None:
-            group = found[name] = _Gathered(name, rest[0] if rest else "")
-        if entry.get("is_p2p") or _TRANSFER.fullmatch(_op(entry)):
-            group.transfers.append(entry)
-        else:
-            group.collectives.append(entry)
+        group = entry["process_group"]
+        those = found.get(group[0])
+        if those is None:
+            those = found[group[0]] = _Gathered(group[0], group[1] if len(group) > 1 else "")
+        name = entry["profiling_name"]
+        transfer = is_transfer.get(name)
+        if transfer is None:
+            transfer = is_transfer[name] = _TRANSFER.fullmatch(_op(entry)) is not None
+        (those.transfers if transfer or entry.get("is_p2p") else those.collectives).append(entry)
     return list(found.values())
 
 
@@ -171,22 +208,26 @@ def _build_group(
     group: _Gathered, config: tuple[str, tuple[int, ...] | None] | None, *, one_counter: bool
 ) -> FlightGroup:
     entries = group.collectives
-    blocks = [[entry] for entry in entries] if one_counter else _blocks(entries)
-    seqs = range(1, len(blocks) + 1) if one_counter else (block[0]["collective_seq_id"] for block in blocks)
-    calls: dict[tuple[FlightCall, ...], int] = {}
-    known: dict[bytes, int] = {}
-    which = array("I", (_which(block, calls, known) for block in blocks))
-    done, knows_ends, timed_out = _progress([block[-1] for block in blocks])
-    pending = blocks[done][0] if done < len(blocks) else None
+    numbers = [*range(1, len(entries) + 1)] if one_counter else _column(entries, "collective_seq_id")
+    if _is_rising(numbers):
+        calls, which = _calls(entries)
+        ends = firsts = entries
+    else:
+        blocks = _blocks(entries)
+        calls, which = _block_calls(blocks)
+        firsts, ends = [block[0] for block in blocks], [block[-1] for block in blocks]
+        numbers = _column(firsts, "collective_seq_id")
+    done, knows_ends, timed_out = _progress(ends)
+    pending = firsts[done] if done < len(firsts) else None
     pending_transfers, made = _transfers(group.transfers)
     limit_ms = pending.get("timeout_ms") if pending is not None else None
     return FlightGroup(
         name=group.name,
         desc=group.desc or (config[0] if config else ""),
         members=config[1] if config else None,
-        calls=tuple(calls),
+        calls=calls,
         which=which,
-        seq=array("q", seqs),
+        seq=array("q", numbers),
         done=done,
         knows_ends=knows_ends,
         timed_out=timed_out,
@@ -213,20 +254,22 @@ def _blocks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
     return blocks
 
 
-def _which(block: list[_Entry], calls: dict[tuple[FlightCall, ...], int], known: dict[bytes, int]) -> int:
-    """Return the index of a block's call. Equal entries are found by their bytes, without building the call again."""
-    if len(block) > 1:
-        parts = [one for one in block if _op(one) != _ENDS[0]] or block
-        call = tuple(sorted(_call(one) for one in parts))
-        return calls.setdefault(call, len(calls))
-    entry = block[0]
-    key = marshal.dumps((
-        entry["profiling_name"], entry.get("input_sizes"), entry.get("output_sizes"), entry.get("input_dtypes")
-    ), 2)  # fmt: skip
-    found = known.get(key)
-    if found is None:
-        found = known[key] = calls.setdefault((_call(entry),), len(calls))
-    return found
+def _calls(entries: Sequence[_Entry]) -> tuple[tuple[tuple[FlightCall, ...], ...], array[int]]:
+    """Return the different calls, and which of them each entry is. Equal entries are found by their bytes."""
+    ids: dict[bytes, int] = {}
+    which = array("I", [ids.setdefault(marshal.dumps(_pick_call(entry), 2), len(ids)) for entry in entries])
+    firsts = {number: entry for entry, number in zip(reversed(entries), reversed(which), strict=True)}
+    return tuple((_call(firsts[number]),) for number in range(len(ids))), which
+
+
+def _block_calls(blocks: Sequence[Sequence[_Entry]]) -> tuple[tuple[tuple[FlightCall, ...], ...], array[int]]:
+    """Return the different blocks, and which of them each number is. The order within a block is free."""
+    ids: dict[tuple[FlightCall, ...], int] = {}
+    which = array("I")
+    for block in blocks:
+        parts = [entry for entry in block if _op(entry) != _ENDS[0]] or block
+        which.append(ids.setdefault(tuple(sorted(map(_call, parts))), len(ids)))
+    return tuple(ids), which
 
 
 def _call(entry: _Entry) -> FlightCall:
@@ -259,8 +302,8 @@ def _progress(entries: Sequence[_Entry]) -> tuple[int, bool, bool]:
     The collectives of one group complete in order on a device, so all before a completed one have completed too.
     "Retired and not completed" means that the watchdog gave up on it, save where a backend marks the end only so.
     """
-    ends = [at for at, entry in enumerate(entries) if entry["state"] == "completed"]
-    after = ends[-1] + 1 if ends else 0
+    states = _column(entries, "state")
+    after = next((at + 1 for at in range(len(states) - 1, -1, -1) if states[at] == "completed"), 0)
     rest = entries[after:]
     if not rest:
         return after, True, False

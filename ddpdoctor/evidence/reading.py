@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import lzma
+import os
 import re
+import sys
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -18,7 +20,7 @@ from ddpdoctor.model.evidence import Launched, Moving, Reached, Restarted
 from ddpdoctor.model.evidence_runs import Evidence, Read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ddpdoctor.evidence.files import EvidenceFile
     from ddpdoctor.evidence.reader import DocumentReader, LineReader
@@ -32,6 +34,9 @@ FUNNEL = (
     b"nitializing d", b"elastic", b"terminate called", b"egmentation fault", b"core dumped",
 )  # fmt: skip
 """Every trigger of a reader contains one of these. They are few, because each costs a search of the whole log."""
+MANY_FILES = 64
+"""Our choice: with fewer files, starting processes takes longer than they save."""
+MOST_PROCESSES = 32
 MOST_ALIKE = 16
 """Our choice: so many facts of one kind about one process that differ in numbers only are kept."""
 _DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
@@ -75,9 +80,7 @@ def read_evidence(paths: Sequence[str]) -> Evidence:
     """
     parts: list[Part] = []
     read: list[Read] = []
-    readers = document_readers()
-    for file in find_files(paths):
-        part, what = _read_file(file, readers)
+    for part, what in _read_files(list(find_files(paths))):
         read.append(what)
         if part is not None:
             parts.append(part)
@@ -87,7 +90,20 @@ def read_evidence(paths: Sequence[str]) -> Evidence:
     return Evidence(runs=runs, read=tuple(read), counts=counts)
 
 
-def _read_file(file: EvidenceFile, readers: Sequence[DocumentReader]) -> tuple[Part | None, Read]:
+def _read_files(files: Sequence[EvidenceFile]) -> Iterator[tuple[Part | None, Read]]:
+    """Read the files in order, on all cores if there are many."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    if len(files) < MANY_FILES or cores == 1 or any(file.path is None for file in files):
+        yield from map(_read_file, files)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(min(cores, MOST_PROCESSES), get_context("fork")) as pool:
+        yield from pool.map(_read_file, files, chunksize=8)
+
+
+def _read_file(file: EvidenceFile) -> tuple[Part | None, Read]:
     if file.problem:
         return None, Read(source=file.name, formats=(), problem=file.problem)
     try:
@@ -96,7 +112,7 @@ def _read_file(file: EvidenceFile, readers: Sequence[DocumentReader]) -> tuple[P
         return None, Read(source=file.name, formats=(), problem=_reason(error))
     with stream:
         part = Part(source=file.name, attempt=file.attempt, modified=modified)
-        reader = next((one for one in readers if one.recognizes(head)), None)
+        reader = next((one for one in document_readers() if one.recognizes(head)), None)
         if reader is not None:
             return _read_document(reader, file, stream, head, part)
         if not head or b"\0" in head:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddpdoctor.evidence.reader import DocumentReader, LineReader
 
 
+@cache
 def document_readers() -> tuple[DocumentReader, ...]:
     """Return the readers of whole files. The first that recognizes a file reads it."""
     from ddpdoctor.evidence.attached import AttachReader
