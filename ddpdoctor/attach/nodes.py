@@ -46,6 +46,8 @@ class Way:
 
     name: str
     """"srun" or "kubectl exec"."""
+    noun: str
+    """What is asked: "node" or "pod"."""
     remedy: Callable[[str], str]
     """What to do about a node that sent nothing for a reason; NODE stands for its name."""
     env: Mapping[str, str] | None = None
@@ -102,14 +104,14 @@ def ask_nodes(
     if not any(one.folder for one in answers):
         folder.rmdir()
         raise UserError(
-            f"{_of_all(len(answers))} sent what it saw", help="\n".join(one.line() for one in asked.unseen())
+            f"{_of_all(len(answers), way.noun)} sent what it saw", help="\n".join(one.line() for one in asked.unseen())
         )
     save_nodes(folder, asked)
     return folder
 
 
-def _of_all(count: int) -> str:
-    return "the only node that was asked has not" if count == 1 else f"none of {count_of(count, 'node')}"
+def _of_all(count: int, noun: str) -> str:
+    return f"the only {noun} has not" if count == 1 else f"none of {count_of(count, noun)}"
 
 
 def _ask_all(way: Way, commands: Mapping[str, Sequence[str]], folder: Path, limit_s: float) -> list[NodeAnswer]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.attach.nodes import LIMIT_S, Way, ask_nodes, collector
 from ddpdoctor.collect.child import start_program, wait_for_program
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:
@@ -51,10 +52,12 @@ def attach_slurm(
     """Have every node of a job look at its ranks, and return the folder. Raises UserError if that is impossible."""
     row = _find(job)
     nodes = _list_nodes(row)
-    tell(f"asking {len(nodes)} nodes of job {row.shown}: {row.nodes}")
+    tell(f"asking {count_of(len(nodes), 'node')} of job {row.shown}: {row.nodes}")
     command = collector(python, name or f"slurm-{row.number}")
     commands = {node: (*_step(row.number, node), *command) for node in nodes}
-    return ask_nodes(Way(name="srun", remedy=_remedy, env=_environment()), commands, output, limit_s=limit_s)
+    return ask_nodes(
+        Way(name="srun", noun="node", remedy=_remedy, env=_environment()), commands, output, limit_s=limit_s
+    )
 
 
 def _step(job: str, node: str) -> tuple[str, ...]:

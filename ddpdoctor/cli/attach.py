@@ -39,9 +39,21 @@ class Options:
     slurm: Annotated[
         str | None, Option(panel=NODES, metavar="JOBID", help="Look at all nodes of this Slurm job, by srun --overlap.")
     ] = None
+    kubectl: Annotated[
+        str | None,
+        Option(panel=NODES, metavar="SELECTOR", help="Look into all pods with these labels, by kubectl exec."),
+    ] = None
+    namespace: Annotated[str | None, Option(panel=NODES, metavar="NAME", help="The namespace of the pods.")] = None
+    container: Annotated[
+        str | None, Option(panel=NODES, metavar="NAME", help="The container of each pod where the ranks are.")
+    ] = None
     python: Annotated[
         str | None,
-        Option(panel=NODES, metavar="PATH", help="The Python on the nodes that has ddpdoctor.  [default: this one]"),
+        Option(
+            panel=NODES,
+            metavar="PATH",
+            help="The Python there that has ddpdoctor.  [default: this one; with --kubectl, python]",
+        ),
     ] = None
     node_only: Annotated[
         bool, Option(panel=NODES, help="Look at this machine and save what was seen; judge nothing.")
@@ -77,22 +89,31 @@ def _check(options: Options) -> None:
     """Raise ``UserError`` if options exclude each other."""
     from ddpdoctor.model.errors import UserError
 
-    one_machine = {"--pid": options.pid is not None, "--node-only": options.node_only}
-    for name, given in one_machine.items():
-        if given and options.slurm is not None:
-            raise UserError(f"{name} is for one machine, and --slurm for all nodes of a job", help="Leave one out.")
+    several = {"--slurm": options.slurm, "--kubectl": options.kubectl}
+    one = {"--pid": options.pid, "--node-only": options.node_only or None}
+    given = [name for name, value in (several | one).items() if value is not None]
+    if len(given) > 1 and set(given) & several.keys():
+        raise UserError(f"{given[0]} and {given[1]} exclude each other", help="Leave one out.")
+    if options.kubectl is None and (options.namespace or options.container):
+        raise UserError("--namespace and --container are for --kubectl", help="Give the pods: --kubectl SELECTOR.")
     if options.folder == STDOUT and not options.node_only:
         raise UserError("--folder - is for --node-only", help="Give a folder.")
 
 
 def _look(options: Options) -> Path:
     """Return the folder with what was seen."""
+    from ddpdoctor.cli.output import say
+
+    tell = partial(say, sys.stderr)
     if options.slurm is not None:
         from ddpdoctor.attach.slurm import attach_slurm
-        from ddpdoctor.cli.output import say
 
-        python = options.python or sys.executable
-        return attach_slurm(options.slurm, options.folder, python, options.job, partial(say, sys.stderr))
+        return attach_slurm(options.slurm, options.folder, options.python or sys.executable, options.job, tell)
+    if options.kubectl is not None:
+        from ddpdoctor.attach.kubernetes import Pods, attach_kubectl
+
+        pods = Pods(selector=options.kubectl, namespace=options.namespace, container=options.container)
+        return attach_kubectl(pods, options.folder, options.python or "python", options.job, tell)
     return _look_here(options, options.folder)
 
 

@@ -147,7 +147,7 @@ def test_a_job_that_does_not_run(slurm):
         pytest.param(("--slurm", "train"), {}, "train is no number of a Slurm job", id="no number"),
         pytest.param(("--slurm", "1"), {"PATH": "/nowhere"}, "squeue is not on PATH", id="no Slurm here"),
         pytest.param(("--slurm", "1"), {"SLURM_CONF": "/nowhere"}, "Slurm does not answer", id="no controller"),
-        pytest.param(("--slurm", "1", "--pid", "1"), {}, "--pid is for one machine", id="and a process"),
+        pytest.param(("--slurm", "1", "--pid", "1"), {}, "--slurm and --pid exclude each other", id="and a process"),
     ],
 )
 def test_what_is_asked_is_refused(slurm, options, env, words):

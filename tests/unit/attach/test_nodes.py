@@ -14,7 +14,7 @@ from ddpdoctor.model.attached import AskedNodes
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.errors import UserError
 
-WAY = Way(name="srun", remedy=lambda _reason: "see NODE")
+WAY = Way(name="srun", noun="node", remedy=lambda _reason: "see NODE")
 FILES = {"attach.json": b"{}\n", "look_1/rank_0_pid_7.json": b"\xff" * 5000, "look_2/fr_dump_pid_7_rank_0": b""}
 
 
