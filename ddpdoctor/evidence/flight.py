@@ -103,7 +103,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def _unpickle(body: bytes) -> Any:
     with _memory_limit():
-        return _PlainUnpickler(io.BytesIO(body)).load()
+        # With peek() the unpickler reads ahead; with read() alone it asks for each opcode.
+        return _PlainUnpickler(io.BufferedReader(io.BytesIO(body), len(body))).load()
 
 
 @contextmanager
