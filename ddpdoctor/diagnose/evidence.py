@@ -75,6 +75,7 @@ def _about(state: RunState) -> dict[str, Any]:
              "problem": one.problem, "left_out": one.left_out}
             for one in evidence.read[:MOST_SOURCES]
         ],
+        "not_read": evidence.lacking(),
         "formats": list(dict.fromkeys(name for one in evidence.read for name in one.formats)),
         "unknown_files": sum(not one.formats and not one.problem for one in evidence.read),
         "runs": len(evidence.runs),

@@ -46,7 +46,7 @@ class AttachReader:
                 facts = [_refused(refusal, Who(), spot) for refusal in read.unseen()]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, WrongValue) as error:
             return Found(problem=f"damaged ({type(error).__name__})")
-        return Found(facts=facts)
+        return Found(facts=facts, attached=read if isinstance(read, AttachedJob | AskedNodes) else None)
 
 
 def _of_job(job: AttachedJob, spot: Spot) -> Iterator[Fact]:

@@ -24,11 +24,16 @@ def choose_dumps(dumps: Sequence[FlightDump]) -> tuple[list[FlightDump], dict[st
         newest = max(those, key=lambda dump: (_last(dump), dump.has_frames))
         kept += those if rank is None else [newest]
         for dump in those if rank is not None else ():
-            if dump is not newest:
+            if dump is not newest and _second_look(dump) != newest.spot.source:
                 left_out[dump.spot.source] = (
                     f"left out: another dump of rank {rank}; {newest.spot.source} is the newest"
                 )
     return kept, left_out
+
+
+def _second_look(dump: FlightDump) -> str:
+    """Return the file in which `attach` has the same rank's later dump. Both are of one look at the job."""
+    return dump.spot.source.replace("look_1/", "look_2/")
 
 
 def _last(dump: FlightDump) -> int:

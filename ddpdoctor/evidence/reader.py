@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from ddpdoctor.model.attached import AskedNodes, AttachedJob
     from ddpdoctor.model.evidence import Fact, Time
     from ddpdoctor.model.flight import FlightDump
 
@@ -93,6 +94,8 @@ class Found:
     problem: str = ""
     """Why it could not be read to its end; empty: it could."""
     lines: int = 0
+    attached: AttachedJob | AskedNodes | None = None
+    """What folder of ``attach`` it belongs to, for the choice between several."""
 
 
 class DocumentReader(Protocol):

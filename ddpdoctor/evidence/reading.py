@@ -134,6 +134,7 @@ def _read_document(
     found = reader.read(document)
     part.facts = found.facts
     part.dumps = found.dumps
+    part.attached = found.attached
     problem = found.problem or problem
     return part, Read(source=file.name, formats=(reader.name,), lines=found.lines, bytes=len(body), problem=problem)
 

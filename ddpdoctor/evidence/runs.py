@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ddpdoctor.evidence.attach_folders import leave_out_folders
 from ddpdoctor.evidence.dump_choice import choose_dumps
 from ddpdoctor.model.evidence import Exited, Failed, Finished, Launched, Restarted, Stopped, Waiting
 from ddpdoctor.model.evidence_runs import EvidenceRun
@@ -13,6 +14,7 @@ from ddpdoctor.model.evidence_runs import EvidenceRun
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddpdoctor.model.attached import AskedNodes, AttachedJob
     from ddpdoctor.model.evidence import Fact
     from ddpdoctor.model.flight import FlightDump
 
@@ -29,6 +31,7 @@ class Part:
     modified: float | None
     facts: list[Fact] = field(default_factory=list)
     dumps: list[FlightDump] = field(default_factory=list)
+    attached: AttachedJob | AskedNodes | None = None
 
 
 def gather_runs(parts: Sequence[Part]) -> tuple[tuple[EvidenceRun, ...], dict[str, str]]:
@@ -36,6 +39,9 @@ def gather_runs(parts: Sequence[Part]) -> tuple[tuple[EvidenceRun, ...], dict[st
 
     The runs of several files are counted from their ends: a file with one run belongs to the last run.
     """
+    folders = {part.source: part.attached for part in parts if part.attached is not None}
+    left_out = leave_out_folders(folders, [part.source for part in parts])
+    parts = [part for part in parts if part.source not in left_out]
     by_job: dict[tuple[int, int], list[tuple[Part, list[list[Fact]]]]] = {}
     newest = max((_job(part) for part in parts), default=0)
     last_attempt = max((part.attempt or 0 for part in parts), default=0)
@@ -44,7 +50,6 @@ def gather_runs(parts: Sequence[Part]) -> tuple[tuple[EvidenceRun, ...], dict[st
         attempt = last_attempt if part.attempt is None else part.attempt
         by_job.setdefault((job, attempt), []).append((part, _split(part.facts)))
     runs: list[EvidenceRun] = []
-    left_out: dict[str, str] = {}
     for (job, attempt), those in sorted(by_job.items()):
         most = max(len(pieces) for _, pieces in those)
         for back in range(most, 0, -1):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.rank_words import first_names
+from ddpdoctor.model.sides import grouped
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -48,3 +51,8 @@ class Evidence:
     read: tuple[Read, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
     """How many lines, files and bytes were read, recognized and left out."""
+
+    def lacking(self) -> list[str]:
+        """Return what could not be read or was left out, a line for all files with one reason."""
+        alike = grouped((one.problem or one.left_out, one.source) for one in self.read)
+        return [f"{first_names(names, 1)}: {why}" for why, names in alike.items() if why]

@@ -53,12 +53,7 @@ def _read_section(about: dict[str, Any]) -> Section:
     world = about.get("world_size")
     of = f" of {world}" if isinstance(world, int) else ""
     ranks = f"{len(seen)}{of}: {format_numbers(seen)}" if seen else "none is named"
-    sources = [one for one in about.get("sources") or () if isinstance(one, dict)]
-    problems = [
-        f"{one.get('source')}: {one.get('problem') or one.get('left_out')}"
-        for one in sources
-        if one.get("problem") or one.get("left_out")
-    ]
+    problems = [str(one) for one in about.get("not_read") or ()]
     unknown = _number(about, "unknown_files")
     facts = (
         Fact(label="read", texts=(", ".join(map(str, about.get("formats") or ())),)),

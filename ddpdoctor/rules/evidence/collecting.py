@@ -73,9 +73,8 @@ def collect(state: RunState) -> tuple[str, ...]:
 
 def about(state: RunState) -> tuple[str, ...]:
     """Return what could not be read or was left out, and the notes of what was read."""
-    lacking = [f"{one.source}: {one.problem or one.left_out}" for one in state.evidence.read]
-    lacking = [words for words in lacking if not words.endswith(": ")]
-    more = [f"and {len(lacking) - MOST_TOLD} more files"] if len(lacking) > MOST_TOLD else []
+    lacking = state.evidence.lacking()
+    more = [f"and {len(lacking) - MOST_TOLD} more reasons"] if len(lacking) > MOST_TOLD else []
     refused = (one.words(ranks) for one, ranks in state.refusals())
     notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all(Hint))]))
     return (*lacking[:MOST_TOLD], *more, *notes[:MOST_TOLD])

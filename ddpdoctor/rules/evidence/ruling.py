@@ -211,7 +211,8 @@ def _cannot_tell(state: RunState) -> Ruling:
     if told:
         reason = told[0]
     elif waiting:
-        reason = f"{rank_list(waiting)} waited for others, and nothing that was given says for whom"
+        lacking = f"; of {rank_list(state.unseen)} nothing was given" if state.unseen else ""
+        reason = f"{rank_list(waiting)} waited for others, and nothing that was given says for whom{lacking}"
     elif lost:
         reason = "the evidence holds only errors of ranks that lost another rank, and not the failure itself"
     elif state.all(Link):

@@ -39,10 +39,11 @@ def stacks(function, file):
     return [{"pid": 1, "thread_name": "MainThread", "os_thread_id": 1, "active": False, "frames": frames}]
 
 
-def save(folder, host, ranks, identity=IDENTITY, wall_ns=10**18, world_size=4, **more):
+def save(folder, host, ranks, *, identity=IDENTITY, wall_ns=10**18, world_size=4, restart_count=0):
     """Save a folder of ``attach``; ``ranks`` are the stacks, or the refusal, of each rank."""
     folder.mkdir(parents=True)
-    seen = {rank: replace(seen_rank(100 + rank, rank), world_size=world_size) for rank in ranks}
+    known = {"world_size": world_size, "restart_count": restart_count}
+    seen = {rank: replace(seen_rank(100 + rank, rank), **known) for rank in ranks}
     for number in (1, 2):
         (folder / f"look_{number}").mkdir()
         for rank, what in ranks.items():
@@ -54,7 +55,7 @@ def save(folder, host, ranks, identity=IDENTITY, wall_ns=10**18, world_size=4, *
             (folder / f"look_{number}" / f"rank_{rank}_pid_{100 + rank}.json").write_text(json.dumps(encode(look)))
     job = AttachedJob(
         host=host, wall_ns=wall_ns, job=identity, world_size=world_size, ranks=tuple(seen.values()), looks=2,
-        gap_s=3.0, movement=Movement.STILL, movements=(), refused=(), files=(), **more,
+        gap_s=3.0, movement=Movement.STILL, movements=(), refused=(), files=(),
     )  # fmt: skip
     (folder / "attach.json").write_text(json.dumps(encode(job)))
     return folder
@@ -103,3 +104,59 @@ def test_if_all_nodes_sent_what_they_saw_nothing_is_noted(tmp_path):
     report, evidence = about(tmp_path)
     assert (report.verdict.code, report.verdict.ranks, report.verdict.hosts) == ("DD601", (3,), ("n2",))
     assert (evidence["notes"], evidence["collect"]) == ([], [])
+
+
+def left_out(evidence):
+    return {one["source"]: one["left_out"] for one in evidence["sources"] if one["left_out"]}
+
+
+def test_folders_of_several_nodes_are_one_job(tmp_path):
+    """Also if they have one host name, and if another job of this name runs on one of them."""
+    save(tmp_path / "a", "localhost", {0: WAITING, 1: WAITING})
+    longer = replace(IDENTITY, name="job@29500")
+    save(tmp_path / "b", "localhost", {2: WAITING, 3: AT_FAULT}, identity=longer, wall_ns=10**18 + 10**12)
+    report, evidence = about(tmp_path / "a", tmp_path / "b")
+    assert (report.verdict.code, report.verdict.ranks) == ("DD601", (3,))
+    assert (evidence["seen_ranks"], evidence["world_size"], left_out(evidence)) == ([0, 1, 2, 3], 4, {})
+
+
+def test_ranks_of_nodes_without_a_folder_are_unseen(tmp_path):
+    save(tmp_path / "a", "n1", {0: WAITING, 1: WAITING})
+    save(tmp_path / "b", "n2", {4: WAITING, 5: WAITING}, world_size=8)
+    report, evidence = about(tmp_path)
+    assert report.verdict is None
+    assert evidence["unclear"].endswith("says for whom; of ranks 2, 3, 6, 7 nothing was given")
+    assert [step for step in evidence["collect"] if "on the nodes of the other ranks (ranks 2, 3, 6, 7)" in step]
+
+
+def test_a_folder_of_another_job_is_left_out_by_name(tmp_path):
+    other = replace(IDENTITY, name="yesterday", master_port=29600)
+    save(tmp_path / "a", "n1", {0: WAITING, 1: AT_FAULT}, identity=other, wall_ns=10**18 - 10**15, world_size=2)
+    save(tmp_path / "b", "n1", {0: AT_FAULT, 1: WAITING}, world_size=2)
+    report, evidence = about(tmp_path)
+    assert (report.verdict.ranks, evidence["seen_ranks"], evidence["world_size"]) == ((0,), [0, 1], 2)
+    assert set(left_out(evidence)) == {str(path) for path in (tmp_path / "a").rglob("*.json")}
+    assert evidence["not_read"] == [
+        f"{tmp_path}/a/attach.json and 4 more: left out: of another job, yesterday, of 2 ranks; "
+        "the one looked at last is job"
+    ]
+
+
+def test_an_earlier_look_at_the_same_ranks_is_left_out_with_the_nodes_that_it_did_not_reach(tmp_path):
+    save(tmp_path / "1" / "n1", "n1", {0: AT_FAULT, 1: WAITING}, wall_ns=10**18 - 600 * 10**9, world_size=2)
+    lost = NodeAnswer(node="n2", folder="", reached=False, reason="no answer", remedy="see NODE")
+    save_nodes(tmp_path / "1", AskedNodes(wall_ns=10**18, asked_by="srun", nodes=(lost,)))
+    save(tmp_path / "2" / "n1", "n1", {0: WAITING, 1: AT_FAULT}, world_size=2)
+    report, evidence = about(tmp_path)
+    assert (report.verdict.ranks, evidence["notes"]) == ((1,), [])
+    assert evidence["not_read"] == [
+        f"{tmp_path}/1/nodes.json and 5 more: left out: ranks 0 and 1 were looked at again 10 minutes later"
+    ]
+
+
+def test_ranks_of_an_earlier_start_of_the_job_are_not_mixed_with_those_of_the_last(tmp_path):
+    save(tmp_path / "a", "n1", {0: AT_FAULT, 1: WAITING}, wall_ns=10**18 - 10**12, restart_count=0)
+    save(tmp_path / "b", "n2", {2: WAITING, 3: WAITING}, restart_count=1)
+    report, evidence = about(tmp_path)
+    assert (report.verdict, evidence["seen_ranks"]) == (None, [2, 3])
+    assert set(left_out(evidence).values()) == {"left out: of an earlier start of the job"}
