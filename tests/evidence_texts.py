@@ -110,7 +110,7 @@ def watchdog(
 
 
 def dump_signal(rank: int, source: int, enqueued: int, completed: int) -> list[str]:
-    """What a rank says that is told to dump. The numbers are those of the default group."""
+    """What a rank says that is asked to dump. The numbers are those of the default group."""
     head = f"[rank{rank}]:[E309 14:12:13.000000076 ProcessGroupNCCL.cpp:1743] [{DEFAULT} Rank {rank}] "
     return [
         f"{head}Observed flight recorder dump signal from another rank via TCPStore.",

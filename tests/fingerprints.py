@@ -23,7 +23,7 @@ def fingerprint_of(content: object) -> bytes:
 
 
 class FakeRank:
-    """One rank that writes fingerprints; its pid is 100 and its rank, unless told otherwise."""
+    """One rank that writes fingerprints; its pid is 100 and its rank, unless set otherwise."""
 
     def __init__(self, folder: Path, rank: int, ranks: Sequence[int], pid: int | None = None) -> None:
         self.folder, self.rank, self.ranks = folder, rank, ranks

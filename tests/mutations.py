@@ -97,8 +97,8 @@ def _spoil_journal(dice: random.Random, data: bytes) -> bytes:
     lines = data.split(b"\n")
     inside = [number for number, line in enumerate(lines) if line.startswith(b"{") and line.endswith(b"}")]
     for number in dice.sample(inside, min(len(inside), dice.choice([1, 3, 20]))):
-        told = json.dumps(_mangle_one(dice, json.loads(lines[number]))).encode()
-        lines[number] = told[: len(lines[number])].ljust(len(lines[number]))
+        reported = json.dumps(_mangle_one(dice, json.loads(lines[number]))).encode()
+        lines[number] = reported[: len(lines[number])].ljust(len(lines[number]))
     return b"\n".join(lines)
 
 

@@ -362,7 +362,7 @@ def raised(tape: Tape, launched: int) -> dict[str, Any]:
         frame(SCRIPT, LINES["world"], "main", 1),
         frame(f"{TORCH}/distributed/distributed_c10d.py", 3000, "all_reduce"),
     ]
-    told = {
+    reported = {
         "type": "RuntimeError",
         "text": "Connection closed by peer",
         "at": at + S,
@@ -370,8 +370,8 @@ def raised(tape: Tape, launched: int) -> dict[str, Any]:
         "frames": lost,
     }
     if not tape.failed:
-        told = {"type": "ValueError", "text": "invalid literal for int()", "at": at, "call": None, "frames": own}
-    return {"k": "raised", "main": 1, "uncaught": 1, "child": 0, "groups": [], **told}
+        reported = {"type": "ValueError", "text": "invalid literal for int()", "at": at, "call": None, "frames": own}
+    return {"k": "raised", "main": 1, "uncaught": 1, "child": 0, "groups": [], **reported}
 
 
 def pack_steps(job: Job, group: int, launched: int) -> bytes:

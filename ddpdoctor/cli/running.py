@@ -65,8 +65,8 @@ def run_and_show(options: WrapOptions) -> Outcome:
         show=show,
         go_on=partial(_go_on, options),
         withdraw=partial(_withdraw, options),
-        tell_of_crash=partial(_tell_of_crash, options),
-        tell_of_replicas=partial(_tell_of_replicas, options),
+        report_crash=partial(_report_crash, options),
+        report_replicas=partial(_report_replicas, options),
     )
     outcome = Session(options, _load_judge, notifier).run()
     failure = outcome.failure
@@ -135,7 +135,7 @@ def _patience_note(hang_timeout_s: float) -> str | None:
     )
 
 
-def _tell_of_crash(options: WrapOptions, what: str) -> None:
+def _report_crash(options: WrapOptions, what: str) -> None:
     """Say that judging a running job fails, as when ddpdoctor was updated after the job had started."""
     if not options.quiet:
         say(
@@ -145,7 +145,7 @@ def _tell_of_crash(options: WrapOptions, what: str) -> None:
         )
 
 
-def _tell_of_replicas(options: WrapOptions, folder: Path) -> bool:
+def _report_replicas(options: WrapOptions, folder: Path) -> bool:
     """Say in one line what is wrong with the replicas of a running job. Return whether anything is wrong."""
     if options.quiet:
         return True
@@ -173,7 +173,7 @@ def _show(options: WrapOptions, outcome: Outcome) -> None:
 
 def _go_on(options: WrapOptions, outcome: Outcome, is_known: bool) -> None:
     """Show a hang of a job that is not stopped, and what happens next. A hang shown before gets only one line."""
-    found = _told_hangs(options, outcome.judgement)
+    found = _reported_hangs(options, outcome.judgement)
     if not found:
         return
     if is_known:
@@ -186,14 +186,14 @@ def _go_on(options: WrapOptions, outcome: Outcome, is_known: bool) -> None:
 def _withdraw(options: WrapOptions, judgement: Judgement) -> None:
     """Say that a reported hang is over, and remove its report, because a running job has none."""
     options.report_file.unlink(missing_ok=True)
-    found = _told_hangs(options, judgement)
+    found = _reported_hangs(options, judgement)
     if found:
         ranks = found[0].ranks
         who = f"{rank_list(ranks)} {'moves' if len(ranks) == 1 else 'move'} again" if ranks else "the job moves again"
         say(sys.stderr, f"{who}: the report of {_title(found[0])} is withdrawn")
 
 
-def _told_hangs(options: WrapOptions, judgement: Judgement) -> list[Finding]:
+def _reported_hangs(options: WrapOptions, judgement: Judgement) -> list[Finding]:
     return [finding for finding in hangs(judgement) if finding.code not in options.ignore]
 
 

@@ -53,9 +53,9 @@ def read_record(kind: type[Kind], entry: Any, **known: Any) -> Kind:
         WrongValue: a field that has neither a default nor an empty value is damaged.
     """
     written = entry if isinstance(entry, dict) else {}
-    keys = KEYS.get(kind, {})
+    keys = _keys(kind)  # type: ignore[arg-type]
     found = {
-        name: _read_or(hint, written.get(keys.get(name, name), MISSING), default)
+        name: _read_or(hint, written.get(keys[name], MISSING), default)
         for name, (hint, default) in _fields(kind).items()  # type: ignore[arg-type]
         if name not in known
     }
@@ -84,12 +84,10 @@ def dicts(value: Any) -> list[dict[str, Any]]:
 
 
 def damaged_fields(kind: Any, entry: dict[str, Any]) -> list[str]:
-    """Return the names of the fields whose values are damaged."""
-    return [
-        name
-        for name, (hint, _) in _fields(kind).items()
-        if name in entry and _read_or(hint, entry[name], MISSING) is MISSING
-    ]
+    """Return the keys whose values are damaged."""
+    keys = _keys(kind)
+    hints = {keys[name]: hint for name, (hint, _) in _fields(kind).items()}
+    return [key for key, hint in hints.items() if key in entry and _read_or(hint, entry[key], MISSING) is MISSING]
 
 
 def _read_or(hint: Any, value: Any, default: Any) -> Any:
@@ -126,6 +124,12 @@ def _fields(kind: Any) -> dict[str, tuple[Any, Any]]:
     """Return the type and the default of each field; the default is ``WrongValue`` if there is none."""
     hints = field_hints(kind)
     return {one.name: (hints[one.name], _default(one, hints[one.name])) for one in fields(kind)}
+
+
+@cache
+def _keys(kind: Any) -> dict[str, str]:
+    known = KEYS.get(kind, {})
+    return {one.name: known.get(one.name, one.metadata.get("json", one.name)) for one in fields(kind)}
 
 
 def _default(field: Field[Any], hint: Any) -> Any:

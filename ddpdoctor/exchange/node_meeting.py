@@ -18,7 +18,7 @@ from ddpdoctor.exchange.forwarding import Forwarder, MailboxClient
 from ddpdoctor.exchange.heartbeats import MAX_NOTICE_BYTES
 from ddpdoctor.exchange.protocol import LENGTH, Operation, pack_request
 from ddpdoctor.exchange.racing import Runner, race
-from ddpdoctor.exchange.reach import tell
+from ddpdoctor.exchange.reach import describe_failures
 from ddpdoctor.exchange.server import Server
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.exchange.store_mailbox import StoreInbox, StoreOutbox
@@ -195,7 +195,7 @@ def find_meeting(ways: Sequence[Way], token: bytes, limit_s: float) -> FoundMeet
 
 def _tried(way: Way, runner: Runner, seen: Failures) -> Tried:
     attempts = tuple(seen.values())
-    words = tell(seen) or ("no answer in time" if runner.error is None else str(runner.error))
+    words = describe_failures(seen) or ("no answer in time" if runner.error is None else str(runner.error))
     return Tried(way=way.name, words=words, attempts=attempts)
 
 

@@ -88,7 +88,7 @@ def reach(
         left_s = started + limit_s - time.monotonic()
         # Do not start an attempt without time for it: its failure would hide the previous, real one.
         if left_s <= pause_s:
-            raise StoreError(f"tried for {time.monotonic() - started:.0f} s; {tell(failures)}")
+            raise StoreError(f"tried for {time.monotonic() - started:.0f} s; {describe_failures(failures)}")
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
 
@@ -180,7 +180,7 @@ def describe(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def tell(failures: Failures) -> str:
+def describe_failures(failures: Failures) -> str:
     """Describe all failures as a phrase."""
     # Another thread may be adding failures, so copy them first.
     return "; ".join(f"{place}: {_words(failure)}" for place, failure in list(failures.items()))

@@ -50,9 +50,9 @@ class Notifier:
     """Show a hang of a job that is not stopped. The flag is True if the same hang was shown and withdrawn before."""
     withdraw: Callable[[Judgement], None]
     """Announce that a report no longer holds, and remove it."""
-    tell_of_crash: Callable[[str], None]
+    report_crash: Callable[[str], None]
     """Say that a check crashed while the job runs, and which."""
-    tell_of_replicas: Callable[[Path], bool]
+    report_replicas: Callable[[Path], bool]
     """Read a run folder, print one line if its replicas differ, and return whether it printed one."""
 
 

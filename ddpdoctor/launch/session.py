@@ -80,8 +80,8 @@ class Session:
         """All hangs that were reported."""
         self.attempt = 0
         self.shown: tuple[Any, ...] = ()
-        self.told_of_replicas = False
-        self.told_of_crash = False
+        self.has_reported_replicas = False
+        self.has_reported_crash = False
         self.failure: Exception | None = None
         self.shared = None if options.placement.alone else SharedReplicas(options.allow_different)
         self.exchange: ReplicaExchange | None = None
@@ -149,7 +149,7 @@ class Session:
             try:
                 self.judge = self.load_judge()
             except Exception as error:
-                self._tell_of_crash(repr(error))
+                self._report_crash(repr(error))
                 raise
 
     def _judge(self, folder: Path, attempt: int | None) -> Judgement:
@@ -157,17 +157,17 @@ class Session:
         try:
             judgement = self.judge(folder, attempt)
         except Exception as error:
-            self._tell_of_crash(repr(error))
+            self._report_crash(repr(error))
             raise
         for check in judgement.checks:
             if check.outcome is CheckOutcome.CRASHED:
-                self._tell_of_crash(f"{check.code} {check.id}: {check.seen}")
+                self._report_crash(f"{check.code} {check.id}: {check.seen}")
         return judgement
 
-    def _tell_of_crash(self, what: str) -> None:
-        if not self.told_of_crash and self.launcher.poll() is None:
-            self.told_of_crash = True
-            self.notifier.tell_of_crash(what)
+    def _report_crash(self, what: str) -> None:
+        if not self.has_reported_crash and self.launcher.poll() is None:
+            self.has_reported_crash = True
+            self.notifier.report_crash(what)
 
     def _watch_to_the_end(self) -> int:
         while (status := self.launcher.poll()) is None:
@@ -179,20 +179,20 @@ class Session:
                 self._react()
             if self.watch.replicas.has_news:
                 with self._job_goes_first():
-                    self._tell_of_replicas()
+                    self._report_replicas()
         # A signal may have ended the launcher before the next check. So may a warning, if the script has no handler.
         self.signals += [(number, at_ns) for number, at_ns in self.warnings if status == -number][:1]
         if self.signals and self._note_interruption():
             self.watch.stopping_since_ns = self.watch.interrupted_ns
         return status
 
-    def _tell_of_replicas(self) -> None:
+    def _report_replicas(self) -> None:
         """Report once that replicas differ, as soon as the rules find it wrong, without waiting for the job's end."""
         self.watch.replicas.has_news = False
-        if not self.told_of_replicas:
+        if not self.has_reported_replicas:
             self.watch.replicas.save()
             self.examining.save_nodes()
-            self.told_of_replicas = self.notifier.tell_of_replicas(self.folder)
+            self.has_reported_replicas = self.notifier.report_replicas(self.folder)
 
     def _react(self) -> None:
         if self.signals:
@@ -240,13 +240,13 @@ class Session:
             # Ranks here fail if other nodes stop theirs sooner, so save first that the job is being stopped.
             self.watch.stopping_since_ns = time.monotonic_ns()
             self.watch.save(ended=False, launcher_status=None)
-            self.examining.tell(examined, stop=True)
+            self.examining.announce(examined, stop=True)
             self.hang = examined.judgement
             self._save(self._outcome(None))
-            self.watch.evidence.tell_of_stop()
+            self.watch.evidence.announce_stop()
             stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
         elif has_errors(examined.judgement):
-            self.examining.tell(examined, stop=False)
+            self.examining.announce(examined, stop=False)
             self.examining.stand_by()
             self._report(examined.judgement)
         else:

@@ -328,7 +328,7 @@ def _by_json_kind(hint: Any) -> dict[type, Any]:
             continue
         for kind in _json_kinds(member):
             if kind in by_json:
-                raise TypeError(f"{hint!r}: JSON cannot tell {by_json[kind]!r} from {member!r}")
+                raise TypeError(f"{hint!r}: JSON cannot distinguish {by_json[kind]!r} from {member!r}")
             by_json[kind] = member
     return by_json
 

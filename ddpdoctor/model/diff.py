@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -85,5 +85,5 @@ class DiffFacts:
     values: int
     unequal: tuple[Unequal, ...] = ()
     """In the order of the files."""
-    untold: tuple[str, ...] = ()
+    incomparable: tuple[str, ...] = field(default=(), metadata={"json": "untold"})
     """Names of tensors that cannot be compared because of their type."""

@@ -75,9 +75,9 @@ def read_node_count(process: Process) -> NodeCount | None:
     world, local = process.number("WORLD_SIZE"), process.number("LOCAL_WORLD_SIZE")
     if world is not None and local is not None and 0 < local <= world:
         return NodeCount(nodes=-(-world // local), source=f"WORLD_SIZE is {world} and LOCAL_WORLD_SIZE is {local}")
-    told = nodes_range(text_of(process, "PET_NNODES"))
-    if told is not None:
-        return NodeCount(nodes=told[1], source=f"PET_NNODES is {text_of(process, 'PET_NNODES')}")
+    given = nodes_range(text_of(process, "PET_NNODES"))
+    if given is not None:
+        return NodeCount(nodes=given[1], source=f"PET_NNODES is {text_of(process, 'PET_NNODES')}")
     nodes = process.number("SLURM_NNODES")
     if in_slurm_step(process) and nodes is not None:
         return NodeCount(nodes=nodes, source=f"SLURM_NNODES is {nodes}")

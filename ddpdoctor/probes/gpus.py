@@ -51,7 +51,7 @@ class Gpu:
 
 
 def nccl_host(env: Mapping[str, str], host: str) -> str:
-    """Return the name by which NCCL tells hosts apart."""
+    """Return the name by which NCCL distinguishes hosts."""
     return env.get(HOST_ID, host)
 
 

@@ -42,7 +42,7 @@ def _file(number: int, one: SavedFile) -> str:
 def _headline(facts: DiffFacts, report: Report) -> str:
     if report.verdict is not None:
         return report.verdict.summary
-    return f"equal in all {count_of(facts.tensors - len(facts.untold), 'tensor')} that were compared, bit by bit"
+    return f"equal in all {count_of(facts.tensors - len(facts.incomparable), 'tensor')} that were compared, bit by bit"
 
 
 def _table(facts: DiffFacts) -> tuple[Section, ...]:

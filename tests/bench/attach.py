@@ -67,8 +67,8 @@ def time_of_hung(folder: Path) -> float:
         began = time.monotonic()
         seen = attach(Options(pid=pid, output=folder))
         took_s = time.monotonic() - began
-        told = f"{len(seen.job.ranks)} ranks, {seen.job.movement.value}"
-        print(f"{told}: {took_s:.1f} s, of which {GAP_S:.0f} s between the looks")
+        reported = f"{len(seen.job.ranks)} ranks, {seen.job.movement.value}"
+        print(f"{reported}: {took_s:.1f} s, of which {GAP_S:.0f} s between the looks")
         os.close(os.open(folder / "release", os.O_WRONLY))
     return took_s
 

@@ -4,7 +4,7 @@
 
 Nothing may raise, hang, take more than 300 MiB above what is there, or show a control or bidi character in any
 format. Each input is made by SEED and its number, so that ``fuzz 1 SEED NUMBER`` repeats it. Inputs run in forked
-children, 200 in each: one that dies costs no more than its batch, and is told.
+children, 200 in each: one that dies costs no more than its batch, and is reported.
 """
 
 import os

@@ -45,9 +45,9 @@ def run(hosts: Hosts) -> tuple[float, list[dict[str, object]]]:
     for number, member in enumerate(members):
         stdout, stderr = member.communicate(timeout=LIMIT_S)
         assert member.returncode == 0, stderr
-        told = json.loads(stdout)
-        seconds.append(told["seconds"])
-        pairs = told["pairs"] if number == 0 else pairs
+        reported = json.loads(stdout)
+        seconds.append(reported["seconds"])
+        pairs = reported["pairs"] if number == 0 else pairs
     return max(seconds), pairs
 
 

@@ -120,10 +120,10 @@ def test_an_interrupted_run_says_by_what_and_that_it_is_partial():
 
 
 def test_what_could_not_be_judged_never_reads_like_passed():
-    check = Check(id="slow-rank", code="DD402", outcome=Outcome.INCONCLUSIVE, reason="2 ranks cannot be told apart")
+    check = Check(id="slow-rank", code="DD402", outcome=Outcome.INCONCLUSIVE, reason="2 ranks cannot be distinguished")
     text = draw(replace(benches.report(), checks=(check,)))
 
-    assert "could not tell  DD402 slow-rank: 2 ranks cannot be told apart" in text
+    assert "could not tell  DD402 slow-rank: 2 ranks cannot be distinguished" in text
 
 
 def test_reasons_stand_as_an_explanation_only_beside_a_low_number():
@@ -197,7 +197,7 @@ def test_a_plot_that_cannot_be_drawn_is_an_error_before_anything_is_shown(tmp_pa
     assert "a plot cannot be written as a.pdf" in ran.stderr
 
 
-def test_what_could_not_be_told_does_not_read_as_no_problem():
+def test_what_could_not_be_determined_does_not_read_as_no_problem():
     untold = Check(id="slow-node", outcome=Outcome.INCONCLUSIVE, reason="it takes two hosts")
     healthy = benches.report(verdict=None, findings=())
 

@@ -45,7 +45,7 @@ def test_nonsense_is_an_error_that_says_what_is_wrong(run, options, message):
     ("model", "message"),
     [("train.py", "--model is 'train.py'"), ("nowhere:build", "there is no module nowhere")],
 )
-def test_a_model_that_is_not_there_is_told_once_by_one_rank(run, model, message):
+def test_a_model_that_is_not_there_is_reported_once_by_one_rank(run, model, message):
     done = run("--model", model, "--nproc-per-node", "1")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count(message) == 1
@@ -86,12 +86,12 @@ def test_files_are_compared_without_ranks_and_the_verdict_comes_last(diff, tmp_p
     for rank, weight in enumerate((1.0, 1.0, 1.5)):
         save(tmp_path / f"ckpt_rank{rank}.pt", weight, 0.0)
 
-    status, told = diff("ckpt_rank0.pt", "ckpt_rank1.pt")
+    status, reported = diff("ckpt_rank0.pt", "ckpt_rank1.pt")
     assert status == 0
-    assert "\nddpdoctor: 2 files: equal in all 2 tensors" in told
+    assert "\nddpdoctor: 2 files: equal in all 2 tensors" in reported
 
-    status, told = diff("ckpt_rank0.pt", "ckpt_rank1.pt", "ckpt_rank2.pt", report_dir=tmp_path / "kept")
-    *rest, last = told.splitlines()
+    status, reported = diff("ckpt_rank0.pt", "ckpt_rank1.pt", "ckpt_rank2.pt", report_dir=tmp_path / "kept")
+    *rest, last = reported.splitlines()
     (row,) = [line.split() for line in rest if line.startswith("  model.0.weight")]
     assert status == 1
     assert "0.weight differs in ckpt_rank2.pt" in last

@@ -62,7 +62,7 @@ def test_checks_are_chosen_by_kind_code_and_beginning(run, names, expected):
         (("--timeout", "soon"), "--timeout is 'soon'", "30"),
     ],
 )
-def test_wrong_use_is_told_with_what_to_do(run, args, message, hint):
+def test_wrong_use_is_reported_with_what_to_do(run, args, message, hint):
     done = run(*args)
 
     assert done.returncode == 2

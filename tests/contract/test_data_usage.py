@@ -106,7 +106,7 @@ def test_a_loader_is_asked_without_a_launcher_and_its_lines_stay_off_stdout(run,
     assert report["data"]["drawn"]["passes"][0]["unique"] == 30
 
 
-def test_checkpoints_are_told_apart(run, tmp_path):
+def test_checkpoints_are_distinguished(run, tmp_path):
     (tmp_path / "save.py").write_text(SAVE)
     assert forking.run("save.py", cwd=tmp_path).returncode == 0
     (tmp_path / "model.py").write_text(MODEL)

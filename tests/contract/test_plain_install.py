@@ -65,8 +65,8 @@ def test_nothing_of_the_extras_is_there(python, tmp_path):
 
 def test_wrap_and_its_report(python, tmp_path):
     options = ("--nproc-per-node=2", f"--master-port={free_port()}", "--hang-timeout=60", "--report-dir=run")
-    told = run(python, tmp_path, "wrap", *options, str(JOBS / "early_step.py"), status=1)
-    assert "DD604 crash" in told
+    reported = run(python, tmp_path, "wrap", *options, str(JOBS / "early_step.py"), status=1)
+    assert "DD604 crash" in reported
     for form in ("text", "json", "junit", "markdown"):
         assert "DD604" in run(python, tmp_path, "report", "run", "--format", form)
 

@@ -103,16 +103,16 @@ DRIFT = Difference(what=What.PARAMETER, number=50, last_equal=32, splits=(), dif
 EQUAL = "  replicas equal: 17 checks up to optimizer step 800 (160 tensors, 4 ranks)"
 
 
-def test_replicas_that_stayed_equal_are_told_in_one_line():
-    status, told = render(with_streams(stream(), stream(StreamClock.SYNC, 3, 60))).splitlines()
+def test_replicas_that_stayed_equal_are_reported_in_one_line():
+    status, reported = render(with_streams(stream(), stream(StreamClock.SYNC, 3, 60))).splitlines()
     assert status.startswith("ddpdoctor: finished, 2 ranks, no findings")
-    assert told == EQUAL
+    assert reported == EQUAL
     assert render(with_streams(stream()), width=80).splitlines()[-1] == EQUAL
     assert "\x1b" not in render(with_streams(stream()), width=120, color=True)
 
 
 @pytest.mark.parametrize(
-    ("streams", "told"),
+    ("streams", "reported"),
     [
         ((stream(compared=1, last=1, tensors=1, ranks=(0, 1)),), "1 check up to optimizer step 1 (1 tensor, 2 ranks)"),
         (
@@ -123,8 +123,8 @@ def test_replicas_that_stayed_equal_are_told_in_one_line():
         ((stream(), stream(model=2)), "34 checks up to optimizer step 800 (2 models, 320 tensors, 4 ranks)"),
     ],
 )
-def test_what_was_compared_is_counted_by_the_best_clock(streams, told):
-    assert render(with_streams(*streams)).splitlines()[-1] == f"  replicas equal: {told}"
+def test_what_was_compared_is_counted_by_the_best_clock(streams, reported):
+    assert render(with_streams(*streams)).splitlines()[-1] == f"  replicas equal: {reported}"
 
 
 def test_differences_that_no_rule_holds_for_wrong_do_not_read_like_equal():
@@ -146,7 +146,7 @@ def test_a_note_takes_nothing_from_replicas_that_are_equal():
     assert EQUAL in render(with_streams(stream(), findings=(note,))).splitlines()
 
 
-def test_damaged_facts_of_replicas_are_told():
+def test_damaged_facts_of_replicas_are_reported():
     with pytest.raises(UserError, match="replicas cannot be read"):
         render(replace(FINISHED, data={"consistency": {"check_every": "x"}}))
 

@@ -22,7 +22,7 @@ def test_sleeper_detail(ran: Ran) -> None:
 
 @pytest.mark.gpu_job("pending_oldest")
 def test_pending_oldest(ran: Ran) -> None:
-    """Rank 0 is 150 reductions ahead: the oldest pending one, number 1, is told, and not one of the last."""
+    """Rank 0 is 150 reductions ahead: the oldest pending one, number 1, is reported, and not one of the last."""
     verdict = assert_blamed(ran("pending_oldest"), "stuck", [1], "pending_oldest")
     assert any("all_reduce of float32[1]," in said for said in verdict["evidence"]), verdict["evidence"]
 
@@ -47,7 +47,7 @@ def test_mismatch(ran: Ran) -> None:
 
 @pytest.mark.gpu_job("early_exit")
 def test_early_exit(ran: Ran) -> None:
-    """Rank 1 leaves with status 0. The hang timeout is longer than the job may take: it is told without it."""
+    """Rank 1 leaves with status 0. The hang timeout is longer than the job may take: it is reported without it."""
     assert_blamed(ran("early_exit"), "early-exit", [1], "early_exit")
 
 

@@ -30,8 +30,8 @@ def test_nothing_is_crashed_or_timed_out(ran: Ran, *, dry: bool) -> None:
 
 
 @pytest.mark.gpu_job("check_env_hidden")
-def test_a_hidden_gpu_is_told_and_no_fault(ran: Ran) -> None:
-    """CUDA_VISIBLE_DEVICES that hides the GPU is told, as no fault."""
+def test_a_hidden_gpu_is_reported_and_no_fault(ran: Ran) -> None:
+    """CUDA_VISIBLE_DEVICES that hides the GPU is reported, as no fault."""
     done = ran("check_env_hidden")
     (finding,) = report_of(done)["findings"]
     assert (done.status, finding["severity"]) == (0, "info")

@@ -1,4 +1,4 @@
-"""Parts of the recorder on a GPU: where waits are read, how gradients and replicas are told, and that nobody waits."""
+"""The recorder on a GPU: where waits are read, how gradients and replicas are judged, and that nobody waits."""
 
 import math
 
@@ -14,8 +14,8 @@ def test_flight_source(ran: Ran, *, dry: bool) -> None:
     done = ran("flight_source")
     assert_silent(done)
     pending, completed = done.result["pending"], done.result["completed"]
-    sources = {name: told.get("reductions") for name, told in pending["torch"].items()}
-    if dry:  # Gloo's are never told apart: none is pending, and ours leaves them out
+    sources = {name: reported.get("reductions") for name, reported in pending["torch"].items()}
+    if dry:  # Gloo's are never distinguished: none is pending, and ours leaves them out
         assert sources["any"] == completed["torch"]["any"]["reductions"] == 8
         return
     assert 8 in sources.values(), pending["torch"]
@@ -26,7 +26,7 @@ def test_flight_source(ran: Ran, *, dry: bool) -> None:
 
 @pytest.mark.gpu_job("maxima_dtypes")
 def test_maxima_dtypes(ran: Ran, *, dry: bool) -> None:
-    """One batch of tensors of each dtype, with NaN, inf, nothing, or the largest number in them, is told right."""
+    """One batch of tensors of each dtype, with NaN, inf, nothing, or the largest number in them, is reported right."""
     done = ran("maxima_dtypes")
     assert done.status == 0, done.stderr[-3000:]
     assert done.result
@@ -64,7 +64,7 @@ def test_no_sync(ran: Ran, *, dry: bool) -> None:
 
 @pytest.mark.gpu_job("straggler")
 def test_straggler(ran: Ran) -> None:
-    """A rank that is late to each step is told by the times of NCCL's kernels, where torch takes them."""
+    """A rank that is late to each step is reported by the times of NCCL's kernels, where torch takes them."""
     report = report_of(ran("straggler"))
     found = [finding for finding in report["findings"] if finding["kind"] == "straggler"]
     assert [finding["ranks"] for finding in found] == [[1]], report["checks"]

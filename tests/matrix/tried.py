@@ -42,10 +42,10 @@ def read_hooks(folder: Path) -> dict[str, list[str]]:
     notes = [note for ring in (folder / "rings").glob("*.ring") for note in ring_reading.read_ring_file(ring).notes]
     log = folder / "agent.jsonl"
     notes += [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    told = [note for note in notes if note.get("k") == "hooks"]
+    reported = [note for note in notes if note.get("k") == "hooks"]
     return {
-        "found": sorted({hook for note in told for hook in note["found"]}),
-        "lacks": sorted({hook for note in told for hook in note["lacks"]}),
+        "found": sorted({hook for note in reported for hook in note["found"]}),
+        "lacks": sorted({hook for note in reported for hook in note["lacks"]}),
         "failures": sorted({f"{note['hook']}: {note['error']}" for note in notes if note.get("k") == "defect"}),
     }
 

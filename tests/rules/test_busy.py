@@ -1,4 +1,4 @@
-"""A rank that works is busy, told with what it does; whoever waits in vain is not, whatever else its process does."""
+"""A rank that works is busy, shown with what it does; whoever waits in vain is not, whatever else its process does."""
 
 import pytest
 

@@ -140,8 +140,8 @@ def test_the_cause_of_a_stuck_rank_is_named(name):
     frames, causes, said, fix = STUCK[name]
     finding = stuck(frames, **causes)
     assert (finding.kind, finding.ranks) == ("stuck", (1,))
-    told = [text for text in finding.evidence if text.startswith("rank 1: ")]
-    assert said in told[0] if said else not told, finding.evidence
+    reported = [text for text in finding.evidence if text.startswith("rank 1: ")]
+    assert said in reported[0] if said else not reported, finding.evidence
     assert fix in finding.fix, finding.fix
 
 
@@ -224,7 +224,7 @@ HELD_OUTSIDE = {
 
 
 @pytest.mark.parametrize("name", HELD_OUTSIDE)
-def test_a_lock_of_another_job_is_told_in_time_and_nobody_is_stopped(name):
+def test_a_lock_of_another_job_is_reported_in_time_and_nobody_is_stopped(name):
     def judged(since_ns):
         causes = ProcessCauses(**HELD_OUTSIDE[name])
         more = {"initialized": False, "groups": (), "causes": causes, "last_progress_ns": NOW - since_ns}
@@ -247,7 +247,7 @@ def test_a_loop_of_the_scripts_own_is_less_sure():
     assert finding.confidence is Confidence.MEDIUM
 
 
-def test_what_several_ranks_share_is_told_once():
+def test_what_several_ranks_share_is_reported_once():
     causes = ProcessCauses(blocked=SLEEP)
     samples = (sample(stack(line(12, "load"))),)
     finding = judge(job(*(in_user(n, samples=samples, causes=causes) for n in range(3)))).findings[0]
@@ -335,6 +335,6 @@ def test_a_rank_that_died_of_memory_says_what_was_measured(name):
     rank, host, said, fix = DEAD[name]
     finding = died(rank, **host)
     assert finding.kind in {"killed", "crash"}
-    told = [text for text in finding.evidence if text.startswith("rank 0: ")]
-    assert any(said in text for text in told) if said else not told, finding.evidence
+    reported = [text for text in finding.evidence if text.startswith("rank 0: ")]
+    assert any(said in text for text in reported) if said else not reported, finding.evidence
     assert fix in finding.fix, finding.fix

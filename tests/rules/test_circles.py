@@ -78,7 +78,7 @@ def test_the_ranks_on_the_circle_are_named_and_no_others(name):
     assert found.certain
 
 
-def test_the_circle_is_told_in_words():
+def test_the_circle_is_reported_in_words():
     summary = judge(job(*CIRCLES["a pair and the group of all, a third waits with one of them"][0])).findings[0].summary
     assert summary == (
         "ranks 0 and 1 wait for each other: rank 0 waits in all_reduce of the group of all ranks for rank 1, "
@@ -86,19 +86,19 @@ def test_the_circle_is_told_in_words():
     )
 
 
-def test_groups_of_the_same_members_are_told_apart():
+def test_groups_of_the_same_members_are_distinguished():
     summary = judge(job(*CIRCLES["two groups in opposite order"][0])).findings[0].summary
     assert "the group of all ranks (1)" in summary
     assert "the group of all ranks (2)" in summary
 
 
-def test_a_long_circle_is_told_in_short():
+def test_a_long_circle_is_reported_in_short():
     found = judge(job(*[peer(n, "recv", (n - 1) % 40, 40) for n in range(40)])).findings[0]
     assert found.ranks == tuple(range(40))
     assert "over 34 more ranks" in found.summary
 
 
-def test_a_transfer_of_which_both_halves_have_come_is_told_and_the_job_goes_on():
+def test_a_transfer_of_which_both_halves_have_come_is_reported_and_the_job_goes_on():
     found = judge(job(peer(0, "send", 1, 3), peer(1, "recv", 0, 3), peer(2, "recv", 0, 3)))
     assert [(f.kind, f.ranks, f.confidence) for f in found.findings] == [("deadlock", (0, 1), Confidence.LOW)]
     assert "rank 0 waits in send for rank 1, which waits in recv for rank 0" in found.findings[0].summary

@@ -140,7 +140,7 @@ def test_an_error_that_was_caught_leads_to_its_handler(tmp_path: Path) -> None:
     assert [found.condition, found.jump] == lines_of(text, "decides")
 
 
-def test_several_ways_are_all_told(tmp_path: Path) -> None:
+def test_several_ways_are_all_reported(tmp_path: Path) -> None:
     text = textwrap.dedent(
         """
         for batch in loader:

@@ -140,14 +140,14 @@ def test_a_healthy_job_is_left_alone(name):
 
 
 @pytest.mark.parametrize("peers", [(bucket(1), bucket(2)), (on_device(1), on_device(2))])
-def test_torchs_names_for_what_it_alone_tells_of_make_no_mismatch(peers):
+def test_torchs_names_for_what_it_alone_reports_make_no_mismatch(peers):
     judged = judge(job(on_device(0, pending(native=True), recent=()), *peers))
     assert [f.kind for f in judged.findings] == ["transport"]
 
 
 def test_a_call_whose_time_is_not_known_has_not_waited_since_the_machine_started():
-    told = judge(job(*(on_device(n, pending(started_ns=0)) for n in range(3)))).findings
-    assert not any(" h " in text for one in told for text in one.evidence)
+    shown = judge(job(*(on_device(n, pending(started_ns=0)) for n in range(3)))).findings
+    assert not any(" h " in text for one in shown for text in one.evidence)
 
 
 def aborted(number, *calls, after_s=LIMIT_S, outside=True, **more):
@@ -166,7 +166,7 @@ ABORTS = {
     "one rank was missed, and has gone with the job": (
         [aborted(0, pending()), replace(asleep(1), after_stop=True), on_device(2)], "stuck", (1,),
     ),
-    "one rank was missed, and told by the others' watchdogs to end": (
+    "one rank was missed, and reported by the others' watchdogs to end": (
         [aborted(0, pending()), aborted(1, recent_calls=SIX, open_calls=(), groups=(nccl(6),), fatal_place=line(12)),
          aborted(2, pending())],
         "stuck", (1,),
@@ -211,8 +211,8 @@ def test_an_abort_of_the_scripts_own_stays_the_cause(outside, after_s):
     assert (found.kind, found.ranks, found.confidence) == ("killed", (0,), Confidence.HIGH)
 
 
-@pytest.mark.parametrize(("hang_timeout_s", "told"), [(10, False), (700, True)])
-def test_a_hang_timeout_above_torchs_limit_is_told(hang_timeout_s, told):
+@pytest.mark.parametrize(("hang_timeout_s", "shown"), [(10, False), (700, True)])
+def test_a_hang_timeout_above_torchs_limit_is_reported(hang_timeout_s, shown):
     ranks = [aborted(0, pending()), asleep(1), aborted(2, pending())]
     found = judge(job(*ranks, ended=True, launcher_status=1, hang_timeout_s=hang_timeout_s)).findings[0]
-    assert any("use a --hang-timeout below 10 min" in text for text in found.evidence) is told
+    assert any("use a --hang-timeout below 10 min" in text for text in found.evidence) is shown

@@ -161,7 +161,7 @@ def test_the_rank_that_departs_is_blamed(name, world, odd):
 
 
 @pytest.mark.parametrize(
-    ("usual", "odd", "told"),
+    ("usual", "odd", "reported"),
     [
         ({"op": "broadcast", "peer": 0}, {"op": "broadcast", "peer": 1}, ("from rank 0", "from rank 1")),
         ({"op": "reduce", "peer": 0}, {"op": "reduce", "peer": 2}, ("to rank 0", "to rank 2")),
@@ -170,12 +170,12 @@ def test_the_rank_that_departs_is_blamed(name, world, odd):
         ({"op": "all_gather", "dtype": "torch.float32"}, {"op": "all_gather", "dtype": "torch.int64"}, ("int64[",)),
     ],
 )
-def test_root_reduction_and_dtype_have_to_agree_and_are_told(usual, odd, told):
+def test_root_reduction_and_dtype_have_to_agree_and_are_reported(usual, odd, reported):
     found = judge(
         one_differs(3, 1, alternating, lambda s: s.collective(31, **odd), lambda s: s.collective(31, **usual))
     )
     assert [(f.kind, f.ranks) for f in found.findings] == [("mismatch", (1,))]
-    assert all(words in found.findings[0].summary for words in told)
+    assert all(words in found.findings[0].summary for words in reported)
     assert "with one root" in found.findings[0].fix
 
 
@@ -224,7 +224,7 @@ def test_without_a_history_both_of_two_are_named():
     assert (verdict.ranks, verdict.confidence) == ((0, 1), Confidence.LOW)
 
 
-def test_how_many_batches_each_rank_had_is_told():
+def test_how_many_batches_each_rank_had_is_reported():
     found = one_differs(2, 1, trained, lambda s: s.collective(20, "barrier"), lambda s: s.step())
     ranks = [replace(found.ranks[0], steps=16, batches=16), replace(found.ranks[1], steps=12, batches=12)]
     verdict = judge(job(*ranks)).findings[0]
@@ -256,10 +256,10 @@ def test_the_caller_is_named_where_an_innocent_receiver_was_aborted():
         1, "SIGABRT", recent_calls=victim.recent_calls, open_calls=victim.open_calls, samples=(), main_ended_ns=None,
         groups=(group(found[1].begun - 1, 3),),
     )  # fmt: skip
-    told = replace(lost, groups=tuple(replace(g, backend="") for g in lost.groups))
+    reported = replace(lost, groups=tuple(replace(g, backend="") for g in lost.groups))
     broken = failed_in(2, "backward", site=14, groups=(group(16, 3),), at=LONG_AGO + 2 * S)
     broken = replace(broken, recent_calls=_failing(found[2].step().calls))
-    report = judge(job(found[0].waits(), told, broken, ended=True, stopping_since_ns=LONG_AGO + 3 * S))
+    report = judge(job(found[0].waits(), reported, broken, ended=True, stopping_since_ns=LONG_AGO + 3 * S))
     errors = [f for f in report.findings if f.severity is Severity.ERROR]
     assert [(f.kind, f.ranks, [p.line for p in f.where]) for f in errors] == [("mismatch", (0,), [16])]
 

@@ -107,7 +107,7 @@ FAILED = {
         (crashed(0, exit_call=line(99)), failed_in(1, "backward", exit_call=line(99)), in_backward(2)),
         ("crash", [0], [7, 99]),
     ),
-    "crash: a loader worker's end is told in the middle of a collective": (
+    "crash: a loader worker's end is reported in the middle of a collective": (
         (
             crashed(
                 0,
@@ -299,7 +299,7 @@ def test_abort_at_exit_after_an_exception_is_a_crash():
     assert [(f.kind, f.ranks) for f in found.findings] == [("crash", (1,))]
 
 
-def test_the_oom_killer_is_told():
+def test_the_oom_killer_is_reported():
     found = judge(job(in_call(0), killed(1, oom_killed=True), in_call(2), ended=True))
     assert "OOM killer" in found.findings[0].summary
     assert "memory" in found.findings[0].fix

@@ -26,9 +26,9 @@ class Build:
     backend: str
     timed: bool = False
 
-    def state(self, told):
+    def state(self, reported):
         """nccl2 never says that a kernel has started, nor does ProcessGroupNCCL without timing."""
-        return "scheduled" if told == "started" and not self.timed else told
+        return "scheduled" if reported == "started" and not self.timed else reported
 
 
 BUILDS = {
@@ -38,10 +38,10 @@ BUILDS = {
 TIMED = [name for name, build in BUILDS.items() if build.timed]
 
 
-def entry(build, seq, op="all_reduce", told="completed", *, group="0", at_ns=LONG_AGO, **more):
+def entry(build, seq, op="all_reduce", reported="completed", *, group="0", at_ns=LONG_AGO, **more):
     """One entry. A completed one of nccl2 was retired before its state was looked at."""
-    done = told == "completed"
-    state = "scheduled" if done and build.backend == "nccl2" else build.state(told)
+    done = reported == "completed"
+    state = "scheduled" if done and build.backend == "nccl2" else build.state(reported)
     return {
         "record_id": seq, "pg_id": int(group), "process_group": [group, "undefined"], "collective_seq_id": seq,
         "p2p_seq_id": 0, "op_id": seq, "profiling_name": f"{build.backend}:{op}", "time_created_ns": WALL + at_ns + seq,
@@ -51,13 +51,13 @@ def entry(build, seq, op="all_reduce", told="completed", *, group="0", at_ns=LON
     }  # fmt: skip
 
 
-def p2p(build, name, told="scheduled"):
-    return entry(build, 7, name, told, is_p2p=True, p2p_seq_id=1)
+def p2p(build, name, reported="scheduled"):
+    return entry(build, 7, name, reported, is_p2p=True, p2p_seq_id=1)
 
 
-def run(build, done, *rest, told="started"):
+def run(build, done, *rest, reported="started"):
     """The entries of a rank of which so many all_reduces are complete, one is under way and the rest are queued."""
-    states = (told, *["scheduled"] * len(rest))
+    states = (reported, *["scheduled"] * len(rest))
     later = [entry(build, done + 1 + n, op, states[n]) for n, op in enumerate(rest)]
     return [*(entry(build, n) for n in range(1, done + 1)), *later]
 
@@ -83,9 +83,9 @@ def reduces(count):
     return made(*["all_reduce"] * count)
 
 
-def waits(build, number, ahead=0, told="started", **more):
+def waits(build, number, ahead=0, reported="started", **more):
     rest = ["all_reduce"] * (1 + ahead)
-    return seen(build, number, run(build, 6, *rest, told=told), reduces(7 + ahead), **more)
+    return seen(build, number, run(build, 6, *rest, reported=reported), reduces(7 + ahead), **more)
 
 
 def sleeps(build, number, **more):
@@ -180,7 +180,7 @@ def test_only_kernels_that_run_make_it_certain_that_data_do_not_get_through(buil
 
 @pytest.mark.parametrize("build", TIMED)
 def test_a_device_that_has_not_come_to_the_collective_is_named(build):
-    ranks = [waits(BUILDS[build], n, told="scheduled" if n == 2 else "started") for n in range(3)]
+    ranks = [waits(BUILDS[build], n, reported="scheduled" if n == 2 else "started") for n in range(3)]
     judged = judge(job(*ranks))
     assert [(f.kind, f.ranks) for f in judged.findings] == [("stuck", (2,))]
     assert not judged.certain
@@ -225,7 +225,7 @@ def test_the_rank_with_the_shortest_kernels_came_last(build, durations_ms, count
 
 
 def slow_kernel(b):
-    return [moving(waits(b, n, ahead=150, told="scheduled")) for n in range(3)]
+    return [moving(waits(b, n, ahead=150, reported="scheduled")) for n in range(3)]
 
 
 def compiles(b):

@@ -388,7 +388,7 @@ def test_an_exit_function_of_the_users_is_not_pythons_own():
     assert own == ["Python itself stands in wait at threading.py:324 in rank 0"]
 
 
-def test_a_queue_that_nobody_reads_is_told():
+def test_a_queue_that_nobody_reads_is_reported():
     queues = "/usr/lib/python3.11/multiprocessing/queues.py"
     joins = Frame(file=queues, line=201, function="_finalize_join", user=False)
     stays = rank(0, main_ended_ns=LONG_AGO, samples=(sample(stack(joins, LOCK)),))
@@ -418,7 +418,7 @@ def test_interrupted_job_without_a_proven_hang_has_no_verdict():
     assert found.findings == ()
 
 
-def test_a_rank_that_could_not_be_recorded_is_told():
+def test_a_rank_that_could_not_be_recorded_is_reported():
     found = judge(job(*[moving(in_user(n)) for n in range(2)], moving(in_user(2, recorded=False, lost="no space"))))
     assert [(f.kind, f.ranks, f.severity) for f in found.findings] == [("not-recorded", (2,), Severity.INFO)]
 

@@ -1,4 +1,4 @@
-"""Known errors: real messages of torch and Python are told apart, and those of somebody else's code are left alone."""
+"""Known errors: real messages of torch and Python are distinguished, those of other code are left alone."""
 
 import os
 import pickle
@@ -108,7 +108,7 @@ def test_errors_of_other_code_are_left_alone(text):
     assert find_known(text) is None
 
 
-def test_each_has_a_source_and_can_be_told_from_those_before_it():
+def test_each_has_a_source_and_can_be_distinguished_from_those_before_it():
     assert len(KNOWN_ERRORS) >= 30
     assert all(known.source and known.fix and known.means for known in KNOWN_ERRORS)
     assert (

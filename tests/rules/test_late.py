@@ -34,8 +34,8 @@ def found(*ranks):
 
 
 def test_the_rank_that_came_too_late_is_named_by_its_work():
-    told, (finding,) = found(came(0, 8.5), gave_up(1), gave_up(2))
-    assert told == [("stuck", (0,), [12])]
+    reported, (finding,) = found(came(0, 8.5), gave_up(1), gave_up(2))
+    assert reported == [("stuck", (0,), [12])]
     assert finding.confidence is Confidence.HIGH
     assert finding.summary == (
         "rank 0 came to all_reduce when ranks 1 and 2 had given up waiting there after 8 s; "
@@ -49,8 +49,8 @@ def test_an_error_that_the_script_handled_for_long_counts_from_when_the_call_fai
 
 
 def test_without_its_lines_the_call_is_named():
-    told, (finding,) = found(came(0, 8.5, lines=()), gave_up(1), gave_up(2))
-    assert told == [("stuck", (0,), [20])]
+    reported, (finding,) = found(came(0, 8.5, lines=()), gave_up(1), gave_up(2))
+    assert reported == [("stuck", (0,), [20])]
     assert finding.confidence is Confidence.MEDIUM
 
 
@@ -59,5 +59,5 @@ def test_who_came_in_time_is_not_late():
 
 
 def test_who_was_thrown_out_before_the_limit_did_not_give_up():
-    told, _ = found(came(0, 8.5, limit_s=1800.0), gave_up(1, limit_s=1800.0), gave_up(2, limit_s=1800.0))
-    assert ("stuck", (0,), [12]) not in told
+    reported, _ = found(came(0, 8.5, limit_s=1800.0), gave_up(1, limit_s=1800.0), gave_up(2, limit_s=1800.0))
+    assert ("stuck", (0,), [12]) not in reported

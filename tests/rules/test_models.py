@@ -78,7 +78,7 @@ def test_rows_that_found_no_room_leave_the_name_open():
     assert "rank 2 has 5 parameters and buffers" in verdict.evidence
 
 
-def test_a_job_that_goes_on_with_different_models_is_told_and_not_stopped():
+def test_a_job_that_goes_on_with_different_models_is_reported_and_not_stopped():
     ranks = [moving(in_user(n, models=(model(*(USUAL[1:] if n == 1 else USUAL)),))) for n in range(3)]
     found = judge(job(*ranks))
     assert [(f.code, f.ranks) for f in found.findings] == [("DD506", (1,))]

@@ -234,7 +234,7 @@ def test_a_node_lost_since_the_job_was_stopped_is_no_cause():
     assert errors(found) == []
 
 
-def test_a_node_that_left_badly_and_told_nothing():
+def test_a_node_that_left_badly_and_reported_nothing():
     here = [failed_in(n, "backward", world=4) for n in (0, 1)]
     found = judge(of_nodes(*here, nodes=(node(0), node(1, LEFT, gathered=False, status=1)), ended=True))
     assert "node 1 (node1) ended with status 1" in verdict(found).summary
@@ -295,7 +295,7 @@ def test_a_stuck_rank_on_another_node_is_named_with_its_host():
     assert found.certain
 
 
-def test_where_every_node_has_told_a_collective_that_all_are_in_does_not_complete():
+def test_where_every_node_has_reported_a_collective_that_all_are_in_does_not_complete():
     ranks = [*waiting(0, 1), *waiting(2, 3, host="node1")]
     found = judge(of_nodes(*ranks, nodes=(node(0), node(1))))
     assert (verdict(found).kind, verdict(found).hosts) == ("transport", ("node0", "node1"))
@@ -306,7 +306,7 @@ def test_a_healthy_job_of_two_nodes():
     assert errors(judge(of_nodes(*ranks, nodes=(node(0), node(1))))) == []
 
 
-def test_ranks_of_a_node_that_told_nothing_are_not_held_for_missing():
+def test_ranks_of_a_node_that_reported_nothing_are_not_held_for_missing():
     found = judge(of_nodes(*waiting(0, 1), nodes=(node(0), node(1, gathered=False))))
     assert (errors(found), found.certain) == ([], False)
 
@@ -326,14 +326,14 @@ def test_a_rank_killed_on_another_node():
 
 
 @pytest.mark.parametrize(("there", "advised"), [(LEFT, False), (SILENT, False), (ABSENT, True)])
-def test_nobody_is_told_to_start_wrap_where_it_was_heard_of(there, advised):
+def test_nobody_is_asked_to_start_wrap_where_it_was_heard_of(there, advised):
     ranks = (failed_in(0, "all_reduce", 5), failed_in(1, "all_reduce", 5))
     found = judge(of_nodes(*ranks, nodes=(node(0), node(1, there, gathered=False)), own=0))
     assert any("start `ddpdoctor wrap` there" in finding.summary for finding in found.findings) is advised
 
 
 @pytest.mark.parametrize("other", [node(1, SILENT, ranks=(2, 3)), node(1, gathered=False)])
-def test_nobody_is_told_to_watch_a_node_that_was_heard_of(other):
+def test_nobody_is_asked_to_watch_a_node_that_was_heard_of(other):
     found = judge(of_nodes(*waiting(0, 1), nodes=(node(0), other)))
     assert [finding for finding in found.findings if finding.kind == "not-recorded"] == []
 

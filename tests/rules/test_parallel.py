@@ -56,7 +56,7 @@ def two_by_two(inner="tp", outer="dp"):
         ),
     ],
 )
-def test_waits_are_told_by_dimension(dims, summary, seen) -> None:
+def test_waits_are_reported_by_dimension(dims, summary, seen) -> None:
     verdict = judge(job(*two_by_two(*dims))).findings[0]
     assert (verdict.kind, verdict.ranks) == ("stuck", (3,))
     assert verdict.summary.endswith(summary)
@@ -75,7 +75,7 @@ def test_a_receive_says_from_whom() -> None:
     assert any("in irecv of float32[16] from rank 1, " in sentence for sentence in found.evidence), found.evidence
 
 
-def told_of(number, of_ranks, at, **more):
+def heard_of(number, of_ranks, at, **more):
     """A rank on which a distributed checkpoint raised the collection of errors."""
     text = f"CheckpointException ranks:dict_keys({list(of_ranks)})"
     return crashed(number, error("CheckpointException", text, at, (line(30), C10D), of_ranks=of_ranks, **more))
@@ -86,21 +86,21 @@ def told_of(number, of_ranks, at, **more):
     [
         pytest.param(
             (
-                told_of(0, (1,), LONG_AGO),
+                heard_of(0, (1,), LONG_AGO),
                 crashed(1, error(at=LONG_AGO + S, of_ranks=(1,), passed_on_as="CheckpointException")),
-                told_of(2, (1,), LONG_AGO),
+                heard_of(2, (1,), LONG_AGO),
             ),
             (1,),
             id="the rank whose error it was raised last",
         ),
         pytest.param(
-            (told_of(0, (0, 1), LONG_AGO), told_of(1, (0, 1), LONG_AGO), told_of(2, (0, 1), LONG_AGO)),
+            (heard_of(0, (0, 1), LONG_AGO), heard_of(1, (0, 1), LONG_AGO), heard_of(2, (0, 1), LONG_AGO)),
             (0, 1, 2),
             id="all at one line, with errors of several",
         ),
     ],
 )
-def test_who_was_only_told_of_an_error_is_not_blamed(ranks, blamed) -> None:
+def test_who_only_heard_of_an_error_is_not_blamed(ranks, blamed) -> None:
     verdict = judge(job(*ranks)).findings[0]
     assert (verdict.kind, verdict.ranks) == ("crash", blamed)
 

@@ -62,7 +62,7 @@ NEVER_GO_ON = {
         in_call(0), in_user(1, proc_state="T", frozen_since_ns=FROZEN_NS), in_call(2),
     ),
     "torch's own limit has passed": (waiting(0, 20.0), in_user(1), waiting(2, 20.0)),
-    "torch's own limit has passed, told by a peer": (waiting(0), in_user(1), waiting(2, 20.0)),
+    "torch's own limit has passed, as a peer reports": (waiting(0), in_user(1), waiting(2, 20.0)),
     "all inside one collective, beyond torch's own limit": (waiting(0, 20.0), waiting(1, 20.0), waiting(2, 20.0)),
 }  # fmt: skip
 
@@ -113,12 +113,12 @@ def test_what_may_resume_is_not(name):
         (50.0, "torch's own time limit for this wait in all_reduce is 50 s; it has passed"),
     ],
 )
-def test_the_limit_is_told_with_what_is_left_of_it(timeout_s, words):
+def test_the_limit_is_reported_with_what_is_left_of_it(timeout_s, words):
     (finding,) = judge(job(waiting(0, timeout_s), in_user(1), in_call(2))).findings
     assert words in finding.evidence
 
 
-def test_a_limit_that_nobody_told_is_not_made_up():
+def test_a_limit_that_nobody_gave_is_not_made_up():
     (finding,) = judge(job(in_call(0), in_user(1), in_call(2))).findings
     assert not any("time limit" in sentence for sentence in finding.evidence)
     assert GroupState(name="0", ranks=(), backend="", enqueued=0).timeout_s is None

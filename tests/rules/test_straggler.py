@@ -318,11 +318,11 @@ def test_whoever_the_others_could_outrun_is_slow(shares):
     assert straggler(fetching(trained(*BEHIND), *shares)).ranks == (0,)
 
 
-def test_a_few_batches_of_workers_tell_nothing():
+def test_a_few_batches_of_workers_show_nothing():
     assert straggler(fetching(trained(*BEHIND), 1.0, 1.0, 1.0, batches=5)).ranks == (0,)
 
 
-def test_what_workers_take_for_a_batch_is_told():
+def test_what_workers_take_for_a_batch_is_reported():
     found = fetching(trained(*BEHIND), 1.0, 0.5, 0.5)
     assert straggler(found).evidence[-1] == (
         "a loader worker of rank 0 takes 85 ms to make a batch and is at work 100% of the time, those of the others "

@@ -24,11 +24,11 @@ def connected(rank, end, *stalled):
 
 def over(backend, *ranks, **more):
     """A job in which all ranks are inside one collective of a backend."""
-    told = [
+    reported = [
         replace(rank, groups=(GroupState(name="0", ranks=(0, 1), backend=backend, enqueued=7),), host=f"node{number}")
         for number, rank in enumerate(ranks or (in_call(0, world=2), in_call(1, world=2)))
     ]
-    return job(*told, **more)
+    return job(*reported, **more)
 
 
 def on_one_host(backend, *ranks, **more):
@@ -72,7 +72,7 @@ def test_data_that_nobody_acknowledges_name_the_ranks_and_the_way():
     assert finding.confidence is Confidence.MEDIUM
 
 
-def test_only_lost_packets_tell_a_collective_of_ddp_from_one_that_is_slow():
+def test_only_lost_packets_distinguish_a_collective_of_ddp_from_one_that_is_slow():
     slow = (in_backward(0, world=2), in_backward(1, world=2))
     lost = (connected(slow[0], "10.0.0.4:4000", LOST), connected(slow[1], "10.0.0.4:5000"))
     assert judge(on_one_host("gloo", *slow)).certain is False
@@ -95,7 +95,7 @@ MACHINES = {
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_what_the_machine_shows_is_told(name):
+def test_what_the_machine_shows_is_reported(name):
     seen, variables, said, fix = MACHINES[name]
     first = node(network=seen).processes[0]
     machine = node(processes=(replace(first, variables=variables),), network=seen)

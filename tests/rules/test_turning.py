@@ -1,4 +1,4 @@
-"""The line that made a rank differ is named, and the place where it showed is told."""
+"""The line that made a rank differ is named, and the place where it showed is reported."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -149,7 +149,7 @@ def test_evaluations_without_gradients_are_no_parting(flow: ControlFlow) -> None
     assert [place.line for place in report.where] == LEAVES_LOOP
 
 
-def test_how_a_rank_came_to_leave_early_is_told(flow: ControlFlow) -> None:
+def test_how_a_rank_came_to_leave_early_is_reported(flow: ControlFlow) -> None:
     found = started(3)
     gone = steps(found[2].phase("ddp_forward", FORWARD, 0), 2)
     site = line(18)

@@ -53,7 +53,7 @@ def test_a_rank_that_others_here_wait_for_is_stuck_whoever_is_elsewhere():
 
 
 @pytest.mark.parametrize("waiting", [True, False])
-def test_nodes_that_the_user_told_of_are_named_only_where_something_is_wrong(waiting):
+def test_nodes_that_the_user_named_are_named_only_where_something_is_wrong(waiting):
     here = [in_call(n, world=4) if waiting else rank(n, 4, life=Life.EXITED, exit_code=0) for n in (0, 1)]
     found = judge(job(*here, world_size=4, nnodes=2, may_run_elsewhere=True))
     assert bool(of_kind(found, "not-recorded")) is waiting
@@ -84,7 +84,7 @@ def test_several_missing_hooks_are_one_finding_with_a_line_each():
     assert finding.ranks == (1, 2)
     assert finding.evidence == (
         "Work.wait: waits for asynchronous collectives are not recorded",
-        "a hook of later: what it tells is not known",
+        "a hook of later: what it reports is not known",
     )
 
 

@@ -74,7 +74,7 @@ FIRST = {
     "bandwidth/test_verb.py": ("test_by_itself_it_starts_ranks", "test_under_torchrun_rank_0_alone_reports"),
     "bandwidth/test_localise.py": (
         "test_three_hosts_that_are_well", "test_a_rank_that_comes_late_to_every_call",
-        "test_of_two_ranks_it_cannot_be_told_which_is_slow",
+        "test_of_two_ranks_it_cannot_be_determined_which_is_slow",
     ),
     "bandwidth/test_stops.py": (
         "test_a_rank_that_never_calls", "test_a_rank_that_is_killed_leaves_what_was_measured[False]",

@@ -125,10 +125,10 @@ def hold_to_second_judgement(folder: Path, report: dict[str, Any]) -> None:
     """Fail where the run folder alone says something else of the job than the report, which may be removed."""
     if (folder / "run.json").exists():  # a folder without room has the report alone
         again = json.loads(render_json(rebuild_report(folder)))
-        assert _told(again) == _told(report)
+        assert _reported(again) == _reported(report)
 
 
-def _told(report: dict[str, Any]) -> tuple[Any, ...]:
+def _reported(report: dict[str, Any]) -> tuple[Any, ...]:
     verdict = report["verdict"] or {"code": None, "ranks": None}
     return report["job"], report["started_at"], report["ended_at"], verdict["code"], verdict["ranks"]
 

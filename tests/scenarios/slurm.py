@@ -124,14 +124,14 @@ class Slurm:
         for node in self._nodes:
             node.kill()
             node.wait()
-        told = []
+        reported = []
         for file in self.folder.glob("*.pid"):
             if self.own_pids and file.name.startswith("slurmd."):
                 continue  # the number is one of the node's own, and somebody else's here
             with contextlib.suppress(OSError, ValueError):
                 os.kill(pid := int(file.read_text()), signal.SIGTERM)
-                told.append(pid)
-        wait_for(lambda: not any(map(_runs, told)), 20)  # they write their state in the end
+                reported.append(pid)
+        wait_for(lambda: not any(map(_runs, reported)), 20)  # they write their state in the end
 
     def _logs(self) -> str:
         return "\n".join(f"{file.name}:\n{file.read_text()[-1500:]}" for file in self.folder.glob("*.log"))

@@ -72,7 +72,7 @@ def test_models_that_differ_are_named_and_ddp_is_not_tried():
     assert report["data"]["trial"]["consistency"] is None
 
 
-def test_a_loss_times_the_world_size_and_batchnorm_are_told_by_one_process():
+def test_a_loss_times_the_world_size_and_batchnorm_are_recognized_by_one_process():
     status, report, stderr = check(
         2, "--model", "consistency_models:with_batchnorm", "--batch", "consistency_models:make_batch", "--step",
         "consistency_models:scaled_by_the_world_size", "--steps", "1", "--reference",

@@ -1,4 +1,4 @@
-"""`check-data --dataset` on real ranks: what they share is counted exactly, and told once."""
+"""`check-data --dataset` on real ranks: what they share is counted exactly, and reported once."""
 
 import json
 import subprocess

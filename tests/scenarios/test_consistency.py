@@ -67,7 +67,7 @@ def test_what_no_rank_does_unlike_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.cold
-def test_of_two_ranks_it_cannot_be_told_which(tmp_path: Path) -> None:
+def test_of_two_ranks_it_cannot_be_determined_which(tmp_path: Path) -> None:
     ran = run("replicas", tmp_path, *PATIENT, ranks=2, args=("wrong", "loaded"))
     verdict = ran.report["verdict"]
     assert (verdict["kind"], verdict["ranks"], verdict["confidence"]) == ("param-drift", [0, 1], "low"), verdict
@@ -109,11 +109,13 @@ def check(report: dict[str, Any], rows: Any) -> None:
 
 def test_models_that_nobody_wrapped_and_layers_that_no_optimizer_holds(tmp_path: Path) -> None:
     report = run("unwrapped", tmp_path, *PATIENT, ranks=2, args=("wrong", "averaged", "critic", "head", "own")).report
-    told = {(found["code"], found["tensor"]): found for found in report["findings"]}
-    assert set(told) == {("DD501", "averaged.weight"), ("DD501", "critic.weight"), ("DD508", "head.weight")}, told
-    assert "nobody has sent one rank's initial weights" in told["DD501", "averaged.weight"]["summary"]
-    assert "its gradients are not exchanged" in told["DD501", "critic.weight"]["summary"]
-    assert "after the optimizer was made" in told["DD508", "head.weight"]["summary"]
+    reported = {(found["code"], found["tensor"]): found for found in report["findings"]}
+    assert set(reported) == {("DD501", "averaged.weight"), ("DD501", "critic.weight"), ("DD508", "head.weight")}, (
+        reported
+    )
+    assert "nobody has sent one rank's initial weights" in reported["DD501", "averaged.weight"]["summary"]
+    assert "its gradients are not exchanged" in reported["DD501", "critic.weight"]["summary"]
+    assert "after the optimizer was made" in reported["DD508", "head.weight"]["summary"]
 
 
 @pytest.mark.cold

@@ -21,7 +21,7 @@ def hooks_of(folder: Path) -> tuple[set[str], set[str]]:
     return found, lacks
 
 
-def test_every_hook_is_found_and_what_it_tells_is_written_down(tmp_path: Path) -> None:
+def test_every_hook_is_found_and_what_it_reports_is_written_down(tmp_path: Path) -> None:
     ran = run("every_hook", tmp_path, *PATIENT, ranks=2)
     assert (ran.status, ran.report["findings"]) == (0, []), ran.stderr
     found, lacks = hooks_of(tmp_path)
@@ -30,7 +30,7 @@ def test_every_hook_is_found_and_what_it_tells_is_written_down(tmp_path: Path) -
     assert (lacks, LOSSES.keys() - of_agent - modules - found) == (set(), set())
 
 
-def test_a_hook_that_this_torch_lacks_is_told_once(tmp_path: Path) -> None:
+def test_a_hook_that_this_torch_lacks_is_reported_once(tmp_path: Path) -> None:
     ran = run("every_hook", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=2, args=STRIPPED)
     assert (ran.status, ran.report["verdict"]) == (0, None), ran.stderr
     (finding,) = ran.report["findings"]

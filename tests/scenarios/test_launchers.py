@@ -204,15 +204,15 @@ def test_a_command_line_that_cannot_run_starts_nothing(words: tuple[str, ...], s
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_command_gets_signals_and_its_status_is_told(number: signal.Signals, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    process = start_command(tmp_path / "run", *PYTHON, str(JOBS / "sleepy.py"), TOLD=str(told))
-    assert wait_for(lambda: told.exists() and told.read_text() == "ready\n")
+def test_a_command_gets_signals_and_its_status_is_reported(number: signal.Signals, tmp_path: Path) -> None:
+    shown = tmp_path / "signals"
+    process = start_command(tmp_path / "run", *PYTHON, str(JOBS / "sleepy.py"), SIGNALS=str(shown))
+    assert wait_for(lambda: shown.exists() and shown.read_text() == "ready\n")
     process.send_signal(signal.SIGUSR1)
-    assert wait_for(lambda: told.read_text() == "ready\nSIGUSR1\n")
+    assert wait_for(lambda: shown.read_text() == "ready\nSIGUSR1\n")
     process.send_signal(number)
     ran = finish(process, tmp_path / "run")
-    assert told.read_text() == f"ready\nSIGUSR1\n{number.name}\n"
+    assert shown.read_text() == f"ready\nSIGUSR1\n{number.name}\n"
     assert ran.status == (130 if number == signal.SIGINT else 7)
     assert ran.report["job"]["status"] == "interrupted"
 
@@ -230,8 +230,8 @@ def test_each_attempt_has_a_section_of_its_own(tmp_path: Path) -> None:
     ran = run("each_attempt", tmp_path, "--max-restarts", "2", *PATIENT, ranks=2)
     assert blamed(ran) == (1, "failed", "crash", [1])
     sections = ran.report["data"]["sections"]
-    told = [(s["attempt"], s["status"], s["verdict"]["kind"], s["verdict"]["ranks"]) for s in sections]
-    assert told == [(0, "failed", "crash", [1]), (1, "failed", "killed", [0]), (2, "failed", "crash", [1])]
+    shown = [(s["attempt"], s["status"], s["verdict"]["kind"], s["verdict"]["ranks"]) for s in sections]
+    assert shown == [(0, "failed", "crash", [1]), (1, "failed", "killed", [0]), (2, "failed", "crash", [1])]
     assert all(s["started_at"] < s["ended_at"] for s in sections)
     assert [len(s["ranks"]) for s in sections] == [2, 2, 2]
     assert {place["line"] for place in sections[0]["verdict"]["where"]} == set(marked_lines("each_attempt"))

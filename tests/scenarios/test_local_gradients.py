@@ -1,4 +1,4 @@
-"""Local gradients that hold NaN are told with rank, parameter, step and what was first; those of no harm are not."""
+"""Local gradients with NaN are reported with rank, parameter, step and what was first; harmless ones are not."""
 
 from tests.scenarios.running import PATIENT, marked_lines, run
 

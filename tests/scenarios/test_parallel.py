@@ -1,6 +1,6 @@
 """Jobs that spread a model over ranks by FSDP, tensor and pipeline parallelism, DTensor, ZeRO, or checkpoints of those.
 
-Healthy, they stay without a verdict. With a fault on the last rank, that rank is blamed, and who waits is told by the
+Healthy, they stay without a verdict. With a fault on the last rank, that rank is blamed, and waits are reported by the
 dimension of the mesh.
 """
 

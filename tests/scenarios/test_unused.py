@@ -20,5 +20,5 @@ def test_gradients_that_one_rank_leaves_out(tmp_path: Path, level: str, how: str
     assert "model(" in job[found["where"][0]["line"] - 1] or "backward()" in job[found["where"][0]["line"] - 1]
 
 
-def test_a_part_that_is_left_out_with_ddp_being_told_is_no_finding(tmp_path: Path) -> None:
-    assert run("unused", tmp_path, *PATIENT, ranks=2, args=("told",)).report["findings"] == []
+def test_a_part_that_is_left_out_as_ddp_was_set_is_no_finding(tmp_path: Path) -> None:
+    assert run("unused", tmp_path, *PATIENT, ranks=2, args=("set",)).report["findings"] == []

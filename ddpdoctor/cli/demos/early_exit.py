@@ -11,7 +11,7 @@ STEPS = 20
 
 def stop_early(step):
     if dist.get_rank() == 1 and step == 5:
-        sys.exit(0)  # the fault: rank 0 is not told
+        sys.exit(0)  # the fault: rank 0 does not know
 
 
 def main():

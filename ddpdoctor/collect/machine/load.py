@@ -59,7 +59,7 @@ def read_load(system: System, _plan: ReadingPlan) -> Load:
     """Measure for ``WINDOW_S``; raises ``NotRead`` if the kernel does not count, as in a sandbox or on a Mac."""
     before = parse_cpu_times(system.text_or("/proc/stat"))
     if not before:
-        raise NotRead(Unread(why=Why.ABSENT, reason="this system does not tell how busy its processors are"))
+        raise NotRead(Unread(why=Why.ABSENT, reason="this system does not report how busy its processors are"))
     own_before, started = read_own_times(system), time.monotonic()
     before = parse_cpu_times(system.text_or("/proc/stat"))
     time.sleep(WINDOW_S)

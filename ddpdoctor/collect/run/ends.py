@@ -73,7 +73,7 @@ def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Wa
     for source in sources:
         end = ends.get(source.pid)
         if end is not None and end.code == -SIGTERM:
-            terminated.append(watch.of(source.pid).told_ns or end.at)
+            terminated.append(watch.of(source.pid).asked_to_end_ns or end.at)
         elif end is not None and end.code != 0:
             others.append(end.at)
     terminated.sort()
@@ -98,7 +98,7 @@ def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: W
     for source in sources:
         end, row = ends.get(source.pid), watch.of(source.pid)
         if end is not None and end.code == -SIGTERM:
-            times_ns.append(min(filter(None, (row.told_ns, row.ended_ns, end.at))))
+            times_ns.append(min(filter(None, (row.asked_to_end_ns, row.ended_ns, end.at))))
     return min(time_ns for time_ns in times_ns if time_ns > noted - SAME_SIGNAL_NS)
 
 

@@ -128,7 +128,7 @@ class FirstNode:
                 self.members.note_gathered(number)
         return self.members.seen()
 
-    def tell(self, judgement: Judgement, *, stop: bool, place: str) -> None:
+    def announce(self, judgement: Judgement, *, stop: bool, place: str) -> None:
         """Send all members the verdict, whether the job is stopped, and where the report is.
 
         If the job is stopped, wait until they know why; otherwise their ranks would look as if they had failed.

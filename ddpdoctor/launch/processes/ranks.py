@@ -77,7 +77,7 @@ def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> i
     if lost:
         raise UserError(
             f"{lost}, and rank 0 waited for it in vain",
-            help="What it was doing is in its own messages, if it left any; `dmesg` tells of a kill for memory.",
+            help="What it was doing is in its own messages, if it left any; `dmesg` shows a kill for memory.",
             status=ExitStatus.INCONCLUSIVE,
         )
     statuses = [process.returncode for process in ranks.running]

@@ -71,12 +71,12 @@ class ReplicaExchange:
             if member.is_first:
                 self._hear(conversation, member.others())
             else:
-                self._tell(conversation, member.number)
+                self._report(conversation, member.number)
         except StoreError:
             if not member.is_first:
                 member.reconnect()
 
-    def _tell(self, conversation: Conversation, number: int) -> None:
+    def _report(self, conversation: Conversation, number: int) -> None:
         report = self._shared.report()
         if report != self._sent:
             conversation.send(f"{ROOTS}/{number}", report)

@@ -68,7 +68,7 @@ class Evidence:
         """Let the launcher continue."""
         ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_ACK, time.monotonic_ns())
 
-    def tell_of_stop(self) -> None:
+    def announce_stop(self) -> None:
         """Tell the launcher that ddpdoctor sends the next signal."""
         ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_STOPPING, time.monotonic_ns())
 

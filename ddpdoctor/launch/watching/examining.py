@@ -103,10 +103,10 @@ class Examining:
         self._take()
         return self._conclude()
 
-    def tell(self, examined: Examined, *, stop: bool) -> None:
+    def announce(self, examined: Examined, *, stop: bool) -> None:
         """Send the result to the other nodes if this node judges."""
         if self.nodes is not None and self.nodes.is_first:
-            self.nodes.tell(examined.judgement, stop=stop, place=self._place)
+            self.nodes.announce(examined.judgement, stop=stop, place=self._place)
 
     def judge_end(self, status: int, is_disturbed: Callable[[], bool]) -> Judgement:
         """Judge a job whose launcher has ended here, by the records of all nodes."""
@@ -116,7 +116,9 @@ class Examining:
         if nodes.is_first:
             nodes.wait_for_ends(is_disturbed)
             judgement = self._judge_all()
-            nodes.tell(judgement, stop=self._stops(judgement) and self._others_hang(nodes, status), place=self._place)
+            nodes.announce(
+                judgement, stop=self._stops(judgement) and self._others_hang(nodes, status), place=self._place
+            )
             return judgement
         nodes.say(progress=self._watch.own_progress(), ranks=self._watch.rank_range())
         nodes.leave(status, pack_folder(self._folder), is_disturbed)
@@ -161,7 +163,7 @@ class Examining:
         """Forget the current report, on all nodes."""
         self._shown_ns = self._quiet_until_ns = 0
         self._quiet_s = QUIET_S
-        self.tell(_NOTHING, stop=False)
+        self.announce(_NOTHING, stop=False)
 
     def have_moved(self) -> bool:
         """Return whether a rank without progress at the last report has moved since."""

@@ -121,7 +121,7 @@ class _Own:
 def _add_tensors(own: _Own, ddp: Any, module: Any, *, gradients: bool, buffers: bool | None) -> None:
     ignored = set(getattr(ddp, "parameters_to_ignore", None) or ())
     if ignored:
-        own.left_out.append(f"{len(ignored)} names that DDP was told to ignore")
+        own.left_out.append(f"{len(ignored)} names that DDP was set to ignore")
     own.add(row for row in parameter_rows(module) if row.name not in ignored)
     if buffers is None and getattr(ddp, "broadcast_buffers", False):
         count = sum(1 for _ in module.buffers())

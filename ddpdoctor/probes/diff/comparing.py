@@ -41,7 +41,7 @@ def compare_files(paths: Sequence[Path]) -> DiffFacts:
         tensors=len(tensors),
         values=len(values),
         unequal=tuple(one for one in found if one is not None),
-        untold=tuple(name for name in tensors if any(digest.get(name) == "" for digest in digests)),
+        incomparable=tuple(name for name in tensors if any(digest.get(name) == "" for digest in digests)),
     )
 
 

@@ -1,7 +1,7 @@
 """Connects to many addresses at the same time, and returns the result of each.
 
-The kernel resends a lost first packet after 1 s and 3 s, which is too slow to tell 20 % of loss from a firewall. So a
-new one is sent every half second, from a new port.
+The kernel resends a lost first packet after 1 s and 3 s, too slow to distinguish 20 % of loss from a firewall. So a new
+one is sent every half second, from a new port.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Pace:
 
 
 def send_large(connection: socket.socket, pace: Pace, fastest: float) -> Transfer:
-    """Send a large payload. If it was slow, send it again, to tell a slow link from a process waiting for a CPU.
+    """Send a large payload. If it was slow, send it again, to distinguish a slow link from a process waiting for a CPU.
 
     ``fastest`` is this node's best rate so far, in bytes per second. Returns the fastest payload, or the one that
     failed. Segments are counted over all payloads.

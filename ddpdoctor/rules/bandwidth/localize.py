@@ -55,7 +55,7 @@ def check_slow_rank(measured: Measured) -> Answer:
     The evidence says in what the rank is slow. A rank that is slow in bandwidth alone has a narrow path for its data
     (PCIe, network card, a rate limit). A rank that is slow in latency shares its core with something else, or runs on a
     core that sleeps. If only one pair of the rank is slow, see DD403 `slow-link`. If all ranks of a machine are slow
-    with other machines, see DD404 `slow-node`. A rank that is alone on its machine cannot be told apart from the
+    with other machines, see DD404 `slow-node`. A rank that is alone on its machine cannot be distinguished from the
     machine.
 
     *Late* is visible in every run. All ranks meet before each timed call, and how long each one waits there shows who
@@ -182,7 +182,7 @@ def _why_pairs_are_unknown(bench: Bench, who: Who) -> str:
     if not bench.pairs:
         return "no pair was measured"
     if min(len(pair.busbws_gb_s) for pair in bench.pairs) < LEAST_TURNS:
-        return "there were too few turns to tell a passing disturbance from a slow rank"
+        return "there were too few turns to distinguish a passing disturbance from a slow rank"
     return "no machine has three ranks, and between machines there are too few pairs to compare with each other"
 
 

@@ -151,7 +151,7 @@ def compare(own: Sequence[Turns], others: Sequence[Turns], rows: Rows) -> tuple[
             least = SLOW * median_without(row, costs)
             slow += len(costs) - bisect_left(costs, least) >= EVERYONE * len(costs)
         if slow >= (MOST_TURNS if len(own) > 1 else NEARLY_ALL_TURNS) * len(rows[measure]):
-            found.append(_tell(measure, own, others, slow, len(rows[measure])))
+            found.append(_slowness(measure, own, others, slow, len(rows[measure])))
     return tuple(sorted(found, key=lambda slowness: slowness.ratio, reverse=True))
 
 
@@ -200,7 +200,7 @@ def _slow_edges(edges: Sequence[Edge[End]], times: float) -> tuple[Slow[End], ..
         count = sum(_is_slow(edge.series, turn, (one[turn], other[turn]), times) for turn in range(turns))
         if turns >= LEAST_TURNS and count >= NEARLY_ALL_TURNS * turns:
             beside = [series for end in edge.ends for series in by_end[end] if series is not edge.series]
-            slowness = _tell(Measure.BANDWIDTH, [edge.series], beside, count, turns)
+            slowness = _slowness(Measure.BANDWIDTH, [edge.series], beside, count, turns)
             slow.append(Slow(ends=edge.ends, slowness=(slowness,)))
     return tuple(sorted(slow, key=_severity, reverse=True))
 
@@ -210,7 +210,7 @@ def _is_slow(series: Turns, turn: int, rows: Sequence[Sequence[float]], times: f
     return all(len(row) > 1 and cost >= times * median_without(row, (cost,)) for row in rows)
 
 
-def _tell(measure: Measure, own: Sequence[Turns], others: Sequence[Turns], slow_turns: int, turns: int) -> Slowness:
+def _slowness(measure: Measure, own: Sequence[Turns], others: Sequence[Turns], slow_turns: int, turns: int) -> Slowness:
     reached = [_middle(measure, series) for series in own]
     usual = statistics.median(_middle(measure, series) for series in others)
     return Slowness(

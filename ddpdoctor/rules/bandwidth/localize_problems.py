@@ -56,7 +56,7 @@ def slow_rank(slow: Slow[int], measured: Measured) -> Problem:
     host = _host(bench, rank)
     evidence = [*say_evidence(slow.slowness, f"the pairs of rank {rank}"), *_late_in_pairs(rank, bench)]
     if sum(member.host == host for member in bench.members) == 1:
-        evidence.append(f"it is the only rank on {host}, so it cannot be told apart from the host's network")
+        evidence.append(f"it is the only rank on {host}, so it cannot be distinguished from the host's network")
     evidence += _reasons(measured, {rank}, {host})
     summary = f"rank {rank} on {host} is slow with every other rank: {say_amount(slow.slowness[0])}"
     return _problem(summary, evidence, bench.pairs, fix=FIX_RANK, ranks=(rank,), hosts=(host,))

@@ -57,9 +57,9 @@ class Who:
 def find_who(bench: Bench) -> Who:
     """Judge pairs and nodes together, and name once what both show.
 
-    A slow rank slows its whole node, so the node is not named too. A rank that is alone on its host cannot be told
-    apart from the host: the node is named if nodes were measured. Ranks that share a GPU wait for each other, so none
-    of them is named.
+    A slow rank slows its whole node, so the node is not named too. A rank that is alone on its host cannot be
+    distinguished from the host: the node is named if nodes were measured. Ranks that share a GPU wait for each other,
+    so none of them is named.
     """
     if describe_shared_gpus(bench.members):
         return Who()

@@ -56,8 +56,8 @@ def check_wrong_data(measured: Measured) -> Answer:
 
     If one rank's result is wrong and another rank's is right, the wrong one is to blame: both took part in the same
     call. If all results are wrong, the wrong number may have come from any rank, so all are named, with low confidence.
-    For a message from one rank to another, sender and receiver cannot be told apart, unless one rank took part in every
-    wrong message.
+    For a message from one rank to another, sender and receiver cannot be distinguished, unless one rank took part in
+    every wrong message.
 
     ## What else looks like it
 
@@ -156,7 +156,7 @@ def _blame_broadcast(world: tuple[int, ...], wrongs: Sequence[Wrong]) -> WrongDa
     if len(world) > 2:
         why = f"every rank that received of rank {ROOT} has it wrong"
         return WrongDataBlame(ranks=(ROOT,), confidence=Confidence.MEDIUM, why=why)
-    return _low(world, "sender and receiver cannot be told apart")
+    return _low(world, "sender and receiver cannot be distinguished")
 
 
 def _blame_messages(bench: Bench, world: tuple[int, ...], wrongs: Sequence[Wrong]) -> WrongDataBlame:
@@ -166,7 +166,7 @@ def _blame_messages(bench: Bench, world: tuple[int, ...], wrongs: Sequence[Wrong
     if len(ends) > 1 and len(common) == 1:
         why = "it sent or received every message that arrived wrong"
         return WrongDataBlame(ranks=tuple(common), confidence=Confidence.MEDIUM, why=why)
-    return _low(tuple(sorted(set.union(*ends))), "sender and receiver cannot be told apart")
+    return _low(tuple(sorted(set.union(*ends))), "sender and receiver cannot be distinguished")
 
 
 def _sender(bench: Bench, world: tuple[int, ...], wrong: Wrong) -> int:

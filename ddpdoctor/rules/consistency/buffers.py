@@ -21,7 +21,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @rule("DD502", "buffer-drift", Severity.WARNING, "Ranks hold different buffers")
 def check_buffers(job: Job) -> Answer:
-    """Report buffers that differ between ranks after DDP sent them, or because DDP is told not to send them.
+    """Report buffers that differ between ranks after DDP sent them, or because DDP is set not to send them.
 
     ## What it means
 

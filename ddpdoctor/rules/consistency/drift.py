@@ -64,7 +64,7 @@ def check_parameters(job: Job) -> Answer:
     hybrid FSDP, where a DTensor is placed as `Replicate`, and (on a CPU) plain parameters that `parallelize_module`
     leaves. Shards are not compared.
 
-    No alarm: parameters that DDP was told to ignore, `--allow-different`, ranks inside `join`, local SGD and post-local
+    No alarm: parameters that DDP was set to ignore, `--allow-different`, ranks inside `join`, local SGD and post-local
     SGD whose parameters are averaged, and what a rank loads after training is over.
 
     A model outside DDP is checked too, before its optimizer's first step and after the same steps. It should be equal

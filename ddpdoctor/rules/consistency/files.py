@@ -35,10 +35,9 @@ FILES_FIX = {
 def check_parameter_files(facts: DiffFacts) -> Answer:
     """Report files whose parameters differ."""
     answer = _judge(facts, Kind.PARAMETER)
-    if facts.untold and not answer.problems:
-        return unknown(
-            f"{len(facts.untold)} tensors are of a kind that cannot be compared, the first {facts.untold[0]}"
-        )
+    if facts.incomparable and not answer.problems:
+        names = facts.incomparable
+        return unknown(f"{len(names)} tensors are of a kind that cannot be compared, the first {names[0]}")
     return answer
 
 

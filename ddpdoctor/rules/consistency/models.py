@@ -61,7 +61,7 @@ def check_models(job: JobState) -> Answer:
         *say.others(job, [failure.rank.rank for failure in job.failures]),
     ]
     hosts = say.hosts_of(job, difference.blamed)
-    return judged([tell_models(difference, job.world, hosts, more)], certain=certain)
+    return judged([models_problem(difference, job.world, hosts, more)], certain=certain)
 
 
 @also("DD506")
@@ -73,10 +73,10 @@ def check_built_models(job: Job) -> Answer:
         return passed()
     hosts = {rank.host for rank in job.ranks}
     blamed = tuple(dict.fromkeys(rank.host for rank in job.ranks if rank.rank in difference.blamed))
-    return judged([tell_models(difference, world, blamed if len(hosts) > 1 else ())])
+    return judged([models_problem(difference, world, blamed if len(hosts) > 1 else ())])
 
 
-def tell_models(difference: Difference, world: int, hosts: tuple[str, ...], more: Iterable[str] = ()) -> Problem:
+def models_problem(difference: Difference, world: int, hosts: tuple[str, ...], more: Iterable[str] = ()) -> Problem:
     """Return the finding for models that differ; ``more`` is further evidence about the job."""
     blamed = difference.blamed
     sites = {n: difference.models[n].site for n in blamed}

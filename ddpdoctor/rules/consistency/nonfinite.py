@@ -234,15 +234,15 @@ def _first(cause: NonFiniteStep) -> str:
     """Say what was the first to be non-finite."""
     if cause.origins == {Origin.GRADIENT}:
         return "and loss and input were finite"
-    told = [origin.value for origin in Origin if origin in cause.origins and origin is not Origin.GRADIENT]
-    return f"and its {' or '.join(told)} was not finite before"
+    names = [origin.value for origin in Origin if origin in cause.origins and origin is not Origin.GRADIENT]
+    return f"and its {' or '.join(names)} was not finite before"
 
 
 def _seen_by_rank(cause: NonFiniteStep) -> list[str]:
     """Return what each rank saw in that step."""
-    told = [_rank_words(rank, cause.by_rank[rank]) for rank in cause.ranks[:MAX_RANKS]]
+    lines = [_rank_words(rank, cause.by_rank[rank]) for rank in cause.ranks[:MAX_RANKS]]
     more = len(cause.ranks) - MAX_RANKS
-    return [*told, f"{more} more ranks likewise"] if more > 0 else told
+    return [*lines, f"{more} more ranks likewise"] if more > 0 else lines
 
 
 def _rank_words(rank: int, seen: NonFinite) -> str:
@@ -255,14 +255,14 @@ def _rank_words(rank: int, seen: NonFinite) -> str:
 
 def _rest(cause: NonFiniteStep) -> list[str]:
     """Return what is known of the group's other ranks, and how often it happened."""
-    told = []
+    lines = []
     if cause.others:
-        told.append(
+        lines.append(
             f"the gradients of {rank_list(cause.others)} were finite in step {cause.step}, before the reduction"
         )
     if cause.unseen:
-        told.append(f"the gradients of {rank_list(cause.unseen)} were not looked at")
+        lines.append(f"the gradients of {rank_list(cause.unseen)} were not looked at")
     often = max(seen.times for seen in cause.by_rank.values())
     if not cause.used and often > 1:
-        told.append(f"this was so in {often} backwards until then")
-    return told
+        lines.append(f"this was so in {often} backwards until then")
+    return lines

@@ -128,5 +128,5 @@ def _first_settings(job: Job, replica: Replica) -> Problem | None:
 
 
 def _compares_settings(replica: Replica) -> bool:
-    told = any(each.settings for each in all_values(stream for stream in replica.streams if stream.compared))
-    return told and not excuse_of_model(replica, What.PARAMETER)
+    has_settings = any(each.settings for each in all_values(stream for stream in replica.streams if stream.compared))
+    return has_settings and not excuse_of_model(replica, What.PARAMETER)

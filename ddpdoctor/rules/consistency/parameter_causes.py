@@ -76,10 +76,10 @@ def _uneven_steps(sighting: Sighting) -> DriftCause | None:
     sides = group_alike({each.rank: each.steps for each in sighting.values})
     if len(sides) < 2:
         return None
-    told = sides_words(sides, lambda steps: f"{steps} steps")
+    counts = sides_words(sides, lambda steps: f"{steps} steps")
     return DriftCause(
         name=UNEVEN_STEPS,
-        words=f"ranks have made different numbers of steps: {told}",
+        words=f"ranks have made different numbers of steps: {counts}",
         fix="call optimizer.step() on all ranks equally often: under no branch on the rank, on the loss or on the "
         "batch of one rank",
         blame=blame_outvoted([ranks for _, ranks in sides]),
@@ -115,10 +115,10 @@ def _settings(sighting: Sighting) -> DriftCause | None:
     splits = splits_of(values, kernels=True)
     if not splits:
         return None
-    told = "; ".join(split.words for split in splits[:MAX_SETTINGS])
+    texts = "; ".join(split.words for split in splits[:MAX_SETTINGS])
     return DriftCause(
         name="settings",
-        words=f"the optimizer has different settings: {told}",
+        words=f"the optimizer has different settings: {texts}",
         fix=SAME_SETTINGS,
         blame=splits[0].blame,
         at_the_step=True,
@@ -210,13 +210,13 @@ class SettingSplit:
 
 def splits_of(values: Sequence[Values], *, kernels: bool = False) -> tuple[SettingSplit, ...]:
     """Return the settings that differ between ranks. ``kernels`` includes those that only choose a kernel."""
-    told = [each for each in values if each.settings]
-    names = dict.fromkeys(name for each in told for name, _ in each.settings)
+    known = [each for each in values if each.settings]
+    names = dict.fromkeys(name for each in known for name, _ in each.settings)
     found = []
     for name in names:
         if base_name(name) in _KERNELS and not kernels:
             continue
-        sides = group_alike({each.rank: dict(each.settings).get(name, "not set") for each in told})
+        sides = group_alike({each.rank: dict(each.settings).get(name, "not set") for each in known})
         if len(sides) > 1:
             found.append(SettingSplit(name=name, sides=tuple(sides)))
     return tuple(found)

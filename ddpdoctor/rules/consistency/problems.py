@@ -67,15 +67,15 @@ def blame_of(splits: Iterable[Split]) -> DriftBlame:
     """Blame the ranks that are outvoted on any of the tensors that differ."""
     each = [blame_outvoted(split.sides) for split in splits]
     ranks = tuple(sorted({rank for blame in each for rank in blame.ranks}))
-    told = all(blame.ground is Ground.MAJORITY for blame in each)
-    return DriftBlame(ranks=ranks, ground=Ground.MAJORITY if told else Ground.NONE)
+    is_known = all(blame.ground is Ground.MAJORITY for blame in each)
+    return DriftBlame(ranks=ranks, ground=Ground.MAJORITY if is_known else Ground.NONE)
 
 
 def sides_words(sides: Sequence[tuple[Value, Sequence[int]]], words: Callable[[Value], str] = str) -> str:
     """Return "0.1 on ranks 0 and 1, 0.01 on rank 2"."""
-    told = [f"{words(what)} on {rank_list(ranks)}" for what, ranks in sides[:MAX_SIDES]]
+    shown = [f"{words(what)} on {rank_list(ranks)}" for what, ranks in sides[:MAX_SIDES]]
     more = [f"others on {len(sides) - MAX_SIDES} more sides"] if len(sides) > MAX_SIDES else []
-    return ", ".join([*told, *more])
+    return ", ".join([*shown, *more])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,9 +55,9 @@ def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Surve
 
 def ruling(job: Job, survey_: Survey, findings: Iterable[Problem], noun: str) -> Answer:
     """Return the findings, or "passed", or why nothing can be said. ``noun`` names what was to be compared."""
-    told = tuple(findings)
-    if told:
-        return judged(told)
+    found = tuple(findings)
+    if found:
+        return judged(found)
     if survey_.excuses and not survey_.compared:
         return skipped("; ".join(survey_.excuses))
     return passed() if survey_.compared else skipped(why_nothing(job, noun))

@@ -84,14 +84,14 @@ def _judge(replicas: Replicas, shared: Shared) -> Answer:
     reason = _unfit(replicas, shared)
     if reason:
         return skipped(reason)
-    told = False
+    is_certain = False
     for number, found in shared.passes().items():
         passes = {rank: epoch for rank, epoch in found.items() if was_trained(epoch) or not replicas.trained_only}
         seen, certain = _same_in(shared, number, passes)
         if seen is not None:
             return judged([_finding(replicas, shared, seen)])
-        told = told or certain
-    if told:
+        is_certain = is_certain or certain
+    if is_certain:
         return passed()
     return skipped(f"{words.name_of(shared.first())}: what ranks drew could not be compared")
 

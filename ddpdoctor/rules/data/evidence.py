@@ -103,14 +103,14 @@ def same_contents(loaders: tuple[LoaderSeen, LoaderSeen], passes: tuple[EpochSee
     """
     one, other = passes
     described_alike = bool(loaders[0].dataset_digest) and loaders[0].dataset_digest == loaders[1].dataset_digest
-    told = _compare(_by_leaf(one.sample_digests), _by_leaf(other.sample_digests), MIN_SAMPLES)
-    if told is None and one.first and one.first == other.first:
-        told = _compare(_numbered(one.batch_digests), _numbered(other.batch_digests), MIN_BATCHES)
-    if told is False:
+    alike = _compare(_by_leaf(one.sample_digests), _by_leaf(other.sample_digests), MIN_SAMPLES)
+    if alike is None and one.first and one.first == other.first:
+        alike = _compare(_numbered(one.batch_digests), _numbered(other.batch_digests), MIN_BATCHES)
+    if alike is False:
         return None if described_alike else False
-    if told is None and not (_has_digests(one) and _has_digests(other)):
+    if alike is None and not (_has_digests(one) and _has_digests(other)):
         return described_alike or None
-    return told
+    return alike
 
 
 def same_batches(one: EpochSeen, other: EpochSeen) -> bool:

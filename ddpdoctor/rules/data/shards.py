@@ -261,7 +261,7 @@ def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mappin
             evidence=(_sums_words(shared, found, number),),
         )
         return judged([_finding(replicas, shared, cause)])
-    return skipped(f"{name}: its sampler does not say how it shares out, and the sums do not tell")
+    return skipped(f"{name}: its sampler does not say how it shares out, and the sums do not show it")
 
 
 def _finding(replicas: Replicas, shared: Shared, cause: _ShareFault) -> Problem:

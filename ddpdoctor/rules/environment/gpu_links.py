@@ -151,7 +151,7 @@ def check_fabric(node: Node) -> Answer:
     if switches and gpus.fabric_manager is False and not problems and not _is_virtual(node):
         problems.append(_no_manager(set_up=works or bool(members)))
     manager = {True: "runs", False: "does not run", None: "cannot be seen"}[gpus.fabric_manager]
-    states = ", ".join(sorted({gpu.fabric_state or "" for gpu in members})) or "state not told"
+    states = ", ".join(sorted({gpu.fabric_state or "" for gpu in members})) or "state not reported"
     return judged(problems, f"fabric {states}, {switches} NVSwitches, nv-fabricmanager {manager}")
 
 
@@ -212,7 +212,7 @@ def check_p2p(node: Node) -> Answer:
     gpus = {gpu.index: gpu for gpu in in_use(node)}
     pairs = [pair for pair in listed(node).pairs if {pair.first, pair.second} <= gpus.keys()]
     if not pairs and not copied:
-        return skipped("there is one GPU" if len(gpus) < 2 else "NVML does not tell of pairs")
+        return skipped("there is one GPU" if len(gpus) < 2 else "NVML does not report pairs")
     linked = [pair for pair in pairs if gpus[pair.first].nvlinks and _both_linked(pair, gpus)]
     near = [pair for pair in pairs if pair.ancestor in NEAR or pair in linked]
     refused = [pair for pair in near if _refusal(node, pair, gpus) is not None]
@@ -223,7 +223,7 @@ def check_p2p(node: Node) -> Answer:
 
 
 def _both_linked(pair: GpuPair, gpus: dict[int, Gpu]) -> bool:
-    """Say whether NVLink joins a pair. On a board all are joined; for bridges only NVML's status tells."""
+    """Say whether NVLink joins a pair. On a board all are joined; for bridges only NVML's status shows it."""
     return all(is_board(gpus[index]) and _active(gpus[index]) > 0 for index in (pair.first, pair.second))
 
 

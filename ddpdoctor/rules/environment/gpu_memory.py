@@ -52,7 +52,7 @@ def check_ecc_unc(node: Node) -> Answer:
     """
     gpus = [gpu for gpu in in_use(node) if gpu.ecc_enabled is not None]
     if not gpus:
-        return skipped("no GPU here tells of ECC")
+        return skipped("no GPU here reports ECC")
     bad = [gpu for gpu in gpus if gpu.ecc_uncorrected_volatile]
     many = [gpu for gpu in gpus if (gpu.ecc_corrected_volatile or 0) > MAX_CORRECTED]
     off = [gpu for gpu in gpus if gpu.ecc_enabled is False and is_data_center(gpu)]
@@ -202,7 +202,7 @@ def check_sram_threshold(node: Node) -> Answer:
     """
     gpus = [gpu for gpu in in_use(node) if gpu.sram_threshold_exceeded is not None]
     if not gpus:
-        return skipped("no GPU or driver here tells of errors in SRAM")
+        return skipped("no GPU or driver here reports errors in SRAM")
     over = [gpu for gpu in gpus if gpu.sram_threshold_exceeded]
     what = "had more uncorrected errors in {its/their} caches than NVIDIA allows"
     problems = gpu_problem(node, over, what, detail=lambda _: "threshold exceeded", fix=REPLACE)

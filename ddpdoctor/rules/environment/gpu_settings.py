@@ -61,7 +61,7 @@ def check_app_clocks(fleet: Fleet) -> Answer:
     gpus = [(node, gpu) for node, those in readings for gpu in those.devices]
     readable = [gpu for _, gpu in gpus if gpu.app_clock_sm_mhz is not None or gpu.max_clock_sm_mhz is not None]
     if not readable:
-        return skipped("no GPU here tells its clocks")
+        return skipped("no GPU here reports its clocks")
     problems = [*_lowered(gpus), *_differing(gpus)]
     clocks = sorted({gpu.max_clock_sm_mhz for gpu in readable if gpu.max_clock_sm_mhz is not None})
     return judged(problems, f"highest clocks of {len(readable)} GPUs: {', '.join(map(str, clocks))} MHz")

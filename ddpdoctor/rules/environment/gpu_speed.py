@@ -59,7 +59,7 @@ def check_throttle(node: Node) -> Answer:
     """
     gpus = [gpu for gpu in in_use(node) if gpu.clock_event_reasons is not None]
     if not gpus:
-        return skipped("no GPU here tells why its clock is what it is")
+        return skipped("no GPU here reports why its clock is what it is")
     idle = sum(1 for gpu in gpus if (gpu.clock_event_reasons or 0) & IDLE)
     reasons = ", ".join(sorted({hex(gpu.clock_event_reasons or 0) for gpu in gpus}))
     return judged(list(_slowdowns(node, gpus)), f"reasons {reasons}; {idle} of {len(gpus)} idle")
@@ -129,7 +129,7 @@ def check_temp_power(node: Node) -> Answer:
     limited = [gpu for gpu in gpus if _is_limited(gpu)]
     readable = [gpu for gpu in gpus if None not in {gpu.temperature_c, gpu.power_limit_mw}]
     if not readable and not hot and not limited:
-        return skipped("no GPU here tells its temperature and its power limit")
+        return skipped("no GPU here reports its temperature and its power limit")
     what = f"{{is/are}} within {NEAR_SLOWDOWN_C} °C of slowing down"
     problems = gpu_problem(node, hot, what, detail=_heat, fix=COOL)
     for those, severity in (
@@ -141,7 +141,7 @@ def check_temp_power(node: Node) -> Answer:
         fix = f"sudo nvidia-smi -i {{ids}} -pl {watts}"
         problems += gpu_problem(node, those, what, detail=_power, fix=fix, severity=severity)
     temperatures = [gpu.temperature_c for gpu in gpus if gpu.temperature_c is not None]
-    seen = f"at most {max(temperatures)} °C" if temperatures else "temperatures not told"
+    seen = f"at most {max(temperatures)} °C" if temperatures else "temperatures not reported"
     return judged(problems, f"{seen}, power limits {_limits(gpus)}")
 
 
@@ -167,4 +167,4 @@ def _power(gpu: Gpu) -> str:
 
 def _limits(gpus: tuple[Gpu, ...]) -> str:
     watts = sorted({gpu.power_limit_mw // 1000 for gpu in gpus if gpu.power_limit_mw is not None})
-    return f"{', '.join(map(str, watts))} W" if watts else "not told"
+    return f"{', '.join(map(str, watts))} W" if watts else "not reported"

@@ -64,7 +64,7 @@ def check_other_procs(node: Node) -> Answer:
     """
     gpus = [gpu for gpu in in_use(node) if gpu.processes is not None or gpu.memory_used_bytes is not None]
     if not gpus:
-        return skipped("no GPU here tells what is on it")
+        return skipped("no GPU here reports what is on it")
     if listed(node).host_pids:
         return _by_process(node, gpus)
     return _by_memory(node, [gpu for gpu in gpus if not is_coherent(gpu)])
@@ -92,7 +92,7 @@ def _is_most(gpu: Gpu, size_bytes: int) -> bool:
 
 
 def _words(process: GpuProcess) -> str:
-    size = "memory not told" if process.used_bytes is None else format_memory(process.used_bytes)
+    size = "memory not reported" if process.used_bytes is None else format_memory(process.used_bytes)
     return f"pid {process.pid} ({process.name or 'name not known'}) {size}"
 
 
@@ -165,7 +165,7 @@ def check_zombie_ctx(node: Node) -> Answer:
         and not is_coherent(gpu)
     ]  # fmt: skip
     if not readable:
-        return skipped("no GPU here tells both its memory and its processes")
+        return skipped("no GPU here reports both its memory and its processes")
     held = [gpu for gpu in readable if not gpu.processes and (gpu.memory_used_bytes or 0) > UNSEEN_BYTES]
     what = "{has/have} memory in use and no process: somebody who was killed still holds it"
     fix = "sudo fuser -v /dev/nvidia*; end what is left over, else sudo nvidia-smi -r -i {ids}"

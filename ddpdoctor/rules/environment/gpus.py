@@ -110,7 +110,7 @@ def _silent(node: Node, gpus: Gpus) -> Iterator[Problem]:
 def _unlisted(gpus: Gpus) -> Iterator[Problem]:
     """Yield GPUs on the bus that should work but that NVML does not list."""
     if any(not gpu.bus_id for gpu in gpus.devices):
-        return  # one that NVML lists and that cannot tell its place would count twice
+        return  # one that NVML lists and that cannot report its place would count twice
     here = {gpu.bus_id for gpu in gpus.devices}
     others = [gpu for gpu in gpus.on_bus if gpu.bus_id not in here]
     for gpu in others:

@@ -131,7 +131,7 @@ def _host_network(names: Names | None, network: Network | None) -> Iterator[Prob
     if len(hosts) >= MANY_HOST_INTERFACES and all(is_loopback(address) for address in names.own.addresses):
         yield Problem(
             summary="the pod uses the machine's network and its /etc/hosts, in which the machine's name is loopback: "
-            "Gloo tells the other ranks an address that is their own",
+            "Gloo sends the other ranks an address that is their own",
             evidence=(f"interfaces: {', '.join(hosts[:4])}", f"its name has the address {names.own.addresses[0]}"),
             fix="correct /etc/hosts of the machine, or export GLOO_SOCKET_IFNAME="
             f"{network.default_interface or 'INTERFACE'} in the pod",

@@ -189,7 +189,7 @@ def check_somaxconn(node: Node) -> Answer:
     """
     ranks, queue = world_size(node), need(node.limits).somaxconn
     if queue is None:
-        return skipped("this system does not tell net.core.somaxconn")
+        return skipped("this system does not report net.core.somaxconn")
     if ranks is None:
         return skipped("WORLD_SIZE is not set: the size of the job is not known")
     if node.ranks and node.ranks[0] != 0:

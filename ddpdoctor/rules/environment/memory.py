@@ -175,7 +175,7 @@ def check_mem_limit(node: Node) -> Answer:
     limits = need(node.limits)
     left, of_what = _memory_left(limits)
     if left is None:
-        return skipped("this system does not tell how much memory is left")
+        return skipped("this system does not report how much memory is left")
     problems = []
     wanted = MEMORY_PER_RANK_BYTES * ranks_here(node)
     if left < wanted:

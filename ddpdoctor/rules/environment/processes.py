@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.limits import Limits
     from ddpdoctor.model.node import Fleet, Node, Process
 
-ONE_NODE = "the job has one node, as far as the launcher and the variables tell"
+ONE_NODE = "the job has one node, as far as the launcher and the variables say"
 """Many faults that are fatal between nodes do no harm on one."""
 FIRST_HOST_OF_SLURM = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 
@@ -39,7 +39,7 @@ def count_nodes(fleet: Fleet) -> NodeCount | None:
     if fleet.gathered:
         counts.append(NodeCount(nodes=len(fleet.nodes), source=f"{len(fleet.nodes)} nodes answered"))
     if fleet.nnodes is not None:
-        counts.append(NodeCount(nodes=fleet.nnodes, source=f"the launcher was told of {fleet.nnodes} nodes"))
+        counts.append(NodeCount(nodes=fleet.nnodes, source=f"the launcher was started for {fleet.nnodes} nodes"))
     return max(counts, key=lambda count: count.nodes, default=None)
 
 

@@ -150,7 +150,7 @@ def _lost_children(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator
 
 
 def _matters(child: LostChild) -> bool:
-    """Return whether the end of a child matters: not if it ended well as requested, or was told to end."""
+    """Return whether the end of a child matters: not if it ended well as requested, or was asked to end."""
     return not child.reaped or (child.signal is not None and child.signal not in _USUAL_ENDS) or bool(child.exit_code)
 
 

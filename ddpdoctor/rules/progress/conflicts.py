@@ -64,7 +64,7 @@ def find_blame(
     return Blame(
         ranks=tuple(part.rank for part in parts),
         confidence=Confidence.LOW,
-        reason="neither side is in the majority, and no earlier calls tell which one departs",
+        reason="neither side is in the majority, and no earlier calls show which one departs",
     )
 
 

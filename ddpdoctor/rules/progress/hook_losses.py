@@ -127,7 +127,7 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
         "torch.distributed.distributed_c10d",
     ),
 }
-UNKNOWN = "what it tells is not known"
+UNKNOWN = "what it reports is not known"
 """Used for a hook that only a newer recorder knows."""
 
 

@@ -352,7 +352,7 @@ KNOWN_ERRORS = (
         pattern=r"DataLoader worker .* killed by signal: Bus error|out of shared memory"
         r"|unable to allocate shared memory",
         shown="DataLoader worker (pid …) is killed by signal: Bus error",
-        means="the shared memory (/dev/shm) is full; a container has 64 MB of it unless told otherwise",
+        means="the shared memory (/dev/shm) is full; a container has 64 MB of it unless set otherwise",
         fault=MACHINE,
         fix="start the container with --ipc=host or --shm-size=16g (Kubernetes: an emptyDir of medium Memory "
         "at /dev/shm), or use fewer workers; `ddpdoctor check-env shm`",

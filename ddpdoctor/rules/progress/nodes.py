@@ -151,7 +151,7 @@ def node_words(facts: Job, nodes: Sequence[NodeSeen]) -> str:
     return f"nodes {name_list([node.host or str(node.number) for node in nodes])}"
 
 
-CHECK = "run `ddpdoctor check-rendezvous` on every node: it tells which cannot reach which"
+CHECK = "run `ddpdoctor check-rendezvous` on every node: it shows which cannot reach which"
 
 
 def attempts_at(reached: Iterable[Connecting], host: str) -> tuple[Connecting, ...]:

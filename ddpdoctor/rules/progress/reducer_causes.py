@@ -109,7 +109,7 @@ def skipped_reduction(job: JobState, conflict: Conflict) -> Problem | None:
 
 
 def option_words(job: JobState) -> list[str]:
-    """Return the ranks whose DDP was told to find unused parameters, if not all were."""
+    """Return the ranks whose DDP was set to find unused parameters, if not all were."""
     reported = {n: _finds_unused(job, n) for n in job.states}
     where, elsewhere = ([n for n, finds in reported.items() if finds is value] for value in (True, False))
     if not where or not elsewhere:
@@ -118,7 +118,7 @@ def option_words(job: JobState) -> list[str]:
 
 
 def _finds_unused(job: JobState, number: int) -> bool | None:
-    """Return whether all models of a rank (True) or none (False) were told so; None if mixed or not known."""
+    """Return whether all models of a rank (True) or none (False) were set so; None if mixed or not known."""
     reported = {model.finds_unused for model in job.rank(number).models}
     return reported.pop() if len(reported) == 1 else None
 

@@ -60,8 +60,8 @@ def check_stuck(job: JobState) -> Answer:
     others had given up, the report shows the lines at which it was seen before.
 
     A rank that works is called busy, and the report says what it does: it uses CPU time, reads, writes or receives
-    bytes, or has a child process that does so. An endless loop uses CPU time too, so ddpdoctor cannot tell it from
-    work. Ranks that are busy while nobody waits also get four times as long.
+    bytes, or has a child process that does so. An endless loop uses CPU time too, so ddpdoctor cannot distinguish it
+    from work. Ranks that are busy while nobody waits also get four times as long.
 
     ## How sure
 

@@ -131,8 +131,8 @@ def check_payloads(meeting: Meeting) -> Answer:
     loss is reported from 1 % and at least three resent segments on, unless most of them had arrived (D-SACK): then the
     way back loses packets. A large payload that stalls is a black hole (`mtu`) if no more than the first window was
     sent, and otherwise loss. A pair is slow if it has at most a fifth of the fastest pair's rate and takes a quarter of
-    a second longer. Whole columns, rows and pairs are told apart as in `mesh`. If a host is slow in one direction, its
-    pairs that are slow the other way only wait for it.
+    a second longer. Whole columns, rows and pairs are distinguished as in `mesh`. If a host is slow in one direction,
+    its pairs that are slow the other way only wait for it.
 
     ## What else looks like it
 

@@ -29,7 +29,7 @@ def told_by(dump):
     return {"reductions": sum("all_reduce" in entry["profiling_name"] for entry in entries), "entries": entries}
 
 
-def told():
+def reported():
     return {"torch": {name: told_by(dump) for name, dump in DUMPS.items()}, "ours": queries["flight_recorder"]()}
 
 
@@ -40,12 +40,12 @@ def main():
     if not DRY:
         torch.cuda._sleep(CYCLES)
     works = [dist.all_reduce(value, async_op=True) for value in values]
-    pending = told()
+    pending = reported()
     for work in works:
         work.wait()
     settle()
     time.sleep(WATCHDOG_S)
-    leave({"pending": pending, "completed": told()})
+    leave({"pending": pending, "completed": reported()})
     dist.destroy_process_group()
 
 

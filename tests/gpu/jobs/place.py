@@ -12,7 +12,7 @@ DEVICE = "cpu" if DRY else "cuda:0"
 BACKEND = "gloo" if DRY else "nccl"
 SEEDED = os.environ.get("SEEDED") == "1"
 
-# NCCL refuses two ranks on one GPU of one host. Told that they are two hosts, it uses sockets between them.
+# NCCL refuses two ranks on one GPU of one host. Set up as two hosts, it uses sockets between them.
 os.environ["NCCL_HOSTID"] = "rank" + os.environ.get("RANK", "0")
 os.environ["NCCL_SOCKET_IFNAME"] = "lo"
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may resolve to nothing on a machine that is lent

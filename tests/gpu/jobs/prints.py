@@ -33,17 +33,17 @@ def split(found):
 
 
 def captured():
-    """Return whether a graph that was captured around a look still runs, and what the look told."""
+    """Return whether a graph that was captured around a check still runs, and what the check found."""
     if DRY:
         return {"untold": True, "right": True}
     tensor = torch.randn(9, device=DEVICE)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         double = tensor * 2
-        told = fingerprints([tensor])
+        reported = fingerprints([tensor])
     graph.replay()
     settle()
-    return {"untold": told == UNKNOWN, "right": bool((double == tensor * 2).all())}
+    return {"untold": reported == UNKNOWN, "right": bool((double == tensor * 2).all())}
 
 
 def main():

@@ -59,6 +59,6 @@ def governor(name="powersave", driver="acpi-cpufreq", preference="", cpus=2):
     return Governor(name=name, driver=driver, preference=preference, cpus=cpus)
 
 
-def told(question, seen, *nodes):
+def reported(question, seen, *nodes):
     """Return what one family of reasons says: effects by name, and texts."""
     return [(one.effect.name, one.reason) for one in question(view(seen, fleet(*nodes)))]

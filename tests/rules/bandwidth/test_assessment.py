@@ -67,7 +67,7 @@ def test_no_question_has_two_answers_of_one_algorithm():
             0.757,
             "a ring, without the reduction in the switch (NVLS), gives 363 GB/s",
         ),
-        # 10 % below is still healthy; with an interval around that it cannot be told.
+        # 10 % below is still healthy; with an interval around that it cannot be determined.
         (
             bench(sweep(scaled(upto(A100, GIB), 0.91), noise=0.03), name=A100_NAME),
             NOISY,

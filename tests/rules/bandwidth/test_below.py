@@ -11,7 +11,7 @@ from ddpdoctor.rules.bandwidth.compare import Baseline, compare
 from ddpdoctor.rules.bandwidth.curve import Measured, build_curves
 from tests.rules.bandwidth.sweeps import GIB, H200, MIB, bench, members, row, sweep, upto
 
-PASSED, FAILED, SKIPPED, UNTOLD = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED, Outcome.INCONCLUSIVE
+PASSED, FAILED, SKIPPED, UNKNOWN = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED, Outcome.INCONCLUSIVE
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 FULL = upto(H200, GIB)
 HALF = {size: gb_s / 2 for size, gb_s in FULL.items()}
@@ -62,10 +62,10 @@ def held(rows, **given):
         # --expect
         (scene(sweep(FULL), expect=400.0), PASSED, None, "healthy, 113% of --expect 400 GB/s"),
         (scene(sweep(FULL), expect=500.0), FAILED, ERROR, "10% below --expect 500 GB/s"),
-        (scene(sweep(SHORT), expect=400.0), UNTOLD, None, "all_reduce float32: No plateau reached"),
-        (scene(sweep(FLAT, noise=0.2), expect=1.0), UNTOLD, None, "all_reduce float32: Too noisy to say"),
-        (scene(sweep(FLAT, ranks=1), expect=1.0, made=bench(sweep(FLAT, ranks=1), ranks=1)), UNTOLD, None, "n/a"),
-        (scene((), expect=1.0), UNTOLD, None, "nothing was measured that --expect could be held to"),
+        (scene(sweep(SHORT), expect=400.0), UNKNOWN, None, "all_reduce float32: No plateau reached"),
+        (scene(sweep(FLAT, noise=0.2), expect=1.0), UNKNOWN, None, "all_reduce float32: Too noisy to say"),
+        (scene(sweep(FLAT, ranks=1), expect=1.0, made=bench(sweep(FLAT, ranks=1), ranks=1)), UNKNOWN, None, "n/a"),
+        (scene((), expect=1.0), UNKNOWN, None, "nothing was measured that --expect could be held to"),
         # --compare with --fail-below
         (held(sweep(FLAT), then=sweep(FLAT), fail_below=0.9), PASSED, None, "none of 2 sizes is below 90%"),
         (
@@ -76,13 +76,13 @@ def held(rows, **given):
         ),
         (
             held(sweep({MIB: 0.88, 2 * MIB: 1.0}, noise=0.03), then=sweep(FLAT), fail_below=0.9),
-            UNTOLD,
+            UNKNOWN,
             None,
             "too noisy to say of 1 of 2 sizes: all_reduce float32 throughput of 1 MiB reaches 88%",
         ),
         (
             held(sweep(FLAT), then=sweep(FLAT), fail_below=0.9, ranks_then=4),
-            UNTOLD,
+            UNKNOWN,
             None,
             "the baseline has no case in common with this run (ranks: 4 then, 8 now)",
         ),
@@ -142,7 +142,7 @@ def test_many_slower_sizes_are_one_finding_with_the_worst_first():
 def test_a_demand_that_is_open_counts_before_a_warning():
     answer = check_below(scene(sweep(HALF, noise=0.3), then=sweep(HALF), fail_below=0.9))
 
-    assert answer.outcome is UNTOLD
+    assert answer.outcome is UNKNOWN
     assert [problem.severity for problem in answer.problems] == [WARNING]
     assert "52% below the reference (8 H200" in answer.problems[0].summary
 
@@ -153,7 +153,7 @@ def test_a_hundredth_is_not_said_to_be_all_below():
     assert "2.00 GB/s from 32 KiB on: less than 1% of the reference (8 H200" in problem.summary
 
 
-def test_what_is_below_counts_beside_what_cannot_be_told():
+def test_what_is_below_counts_beside_what_cannot_be_determined():
     rows = [*sweep(FLAT), *sweep({MIB: 0.4, 2 * MIB: 0.8}, dtype="bfloat16")]
 
     answer = check_below(scene(rows, expect=5.0))
@@ -188,7 +188,7 @@ SHARED = replace(bench(sweep(FULL)), members=members(gpu_ranks=2))
 """As good as eight GPUs of their own."""
 
 
-@pytest.mark.parametrize(("expect", "outcome"), [(None, SKIPPED), (1.0, UNTOLD), (900.0, UNTOLD)])
+@pytest.mark.parametrize(("expect", "outcome"), [(None, SKIPPED), (1.0, UNKNOWN), (900.0, UNKNOWN)])
 def test_ranks_that_share_a_gpu_measure_no_link(expect, outcome):
     answer = check_below(scene((), made=SHARED, expect=expect))
 

@@ -58,7 +58,7 @@ def test_the_interval_of_the_ratio_has_the_noise_of_both_runs(then_noise, now_no
         (1.0, 0.15, False, True),
     ],
 )
-def test_below_untold_or_let_pass(ratio, noise, below, untold):
+def test_below_unknown_or_let_pass(ratio, noise, below, untold):
     now = bench([row(MIB, ratio, noise=noise)])
     (change,) = compare(now, baseline([row(MIB, 1.0, noise=noise)]), 0.9).changes
 

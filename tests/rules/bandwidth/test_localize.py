@@ -143,7 +143,7 @@ def test_who_is_slow(asked, named):
         ),
     ],
 )
-def test_what_was_asked_for_and_cannot_be_told(asked, rule, why):
+def test_what_was_asked_for_and_cannot_be_determined(asked, rule, why):
     answer = rule(asked)
 
     assert answer.outcome is Outcome.INCONCLUSIVE
@@ -165,7 +165,7 @@ def test_a_rank_with_a_narrow_way():
     assert len(problem.evidence) == 2
 
 
-def test_a_rank_that_is_slow_to_answer_with_what_its_machine_tells():
+def test_a_rank_that_is_slow_to_answer_with_what_its_machine_shows():
     own = Reason(text="others kept CPU 1 busy", source="/proc/stat", ranks=(2,))
     everybody = Reason(text="others kept CPUs busy", source="/proc/stat", ranks=(0, 1, 2))
     machine = Reason(text="all ranks are on one host", source="the host name's address", hosts=("a",))

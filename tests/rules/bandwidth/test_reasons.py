@@ -11,7 +11,7 @@ from ddpdoctor.rules.bandwidth.reasons_cpu import processor_reasons
 from ddpdoctor.rules.bandwidth.reasons_nccl import nccl_reasons
 from ddpdoctor.rules.bandwidth.reasons_network import network_reasons
 from ddpdoctor.rules.bandwidth.reasons_variables import variable_reasons
-from tests.rules.bandwidth.benches_why import bench, governor, load, log, machine, told
+from tests.rules.bandwidth.benches_why import bench, governor, load, log, machine, reported
 from tests.rules.environment.build import fleet
 from tests.rules.environment.gpu_nodes import all_named, gpus_of
 from tests.rules.environment.link_facts import NO_RDMA, hca, rdma
@@ -23,7 +23,7 @@ APART = ("node0", "node1")
 
 
 def texts(question, seen, *nodes):
-    return [f"{effect} {reason.text}" for effect, reason in told(question, seen, *nodes)]
+    return [f"{effect} {reason.text}" for effect, reason in reported(question, seen, *nodes)]
 
 
 # Order
@@ -86,7 +86,7 @@ def test_one_rank_with_less_than_a_processor():
 
 
 def test_more_ranks_than_processors_where_limits_could_not_be_read():
-    ((effect, reason),) = told(processor_reasons, bench(*TWO), machine(cpus=((0,),)))
+    ((effect, reason),) = reported(processor_reasons, bench(*TWO), machine(cpus=((0,),)))
     assert (effect, reason.source, reason.ranks) == ("LIMIT", "sched_getaffinity", (0, 1))
     assert reason.text == "2 ranks share 1 CPU: a collective waits for the rank whose turn it is not"
     assert reason.fix.startswith("start no more than 1 here")
@@ -107,12 +107,12 @@ def test_more_ranks_than_processors_where_limits_could_not_be_read():
     ],
 )
 def test_a_busy_machine(cpus, busy, expected):
-    found = told(processor_reasons, bench(*TWO), machine(cpus=cpus, load=load(busy)))
+    found = reported(processor_reasons, bench(*TWO), machine(cpus=cpus, load=load(busy)))
     assert [(effect, reason.ranks) for effect, reason in found] == [("SHARED", ranks) for ranks in expected]
 
 
 def test_the_words_of_a_busy_machine():
-    ((_, reason),) = told(processor_reasons, bench(*TWO), machine(cpus=((0,), (1,)), load=load({1: 0.96})))
+    ((_, reason),) = reported(processor_reasons, bench(*TWO), machine(cpus=((0,), (1,)), load=load({1: 0.96})))
     assert reason.text == "others kept 1.0 of 1 CPU busy (CPU 1), and no more are there for 1 rank"
     assert reason.hosts == ("node0",)
 
@@ -139,7 +139,7 @@ def test_ranks_that_did_not_look_count_where_all_have_the_same_processors():
 )
 def test_governors(one, effect):
     seen = machine(load=load(governors=[one]))
-    assert [name for name, _ in told(processor_reasons, bench(*TWO), seen)] == ([] if effect is None else [effect])
+    assert [name for name, _ in reported(processor_reasons, bench(*TWO), seen)] == ([] if effect is None else [effect])
 
 
 @pytest.mark.parametrize(("steal", "count"), [(None, 0), (0.0, 0), (0.04, 0), (0.12, 1)])
@@ -163,14 +163,14 @@ def gloo_hosts(*cards, own="10.0.0.4"):
 
 def test_gloo_on_one_host_is_no_figure_of_a_network():
     one = machine(network=network(card(speed=1000)), names=names("10.0.0.4"))
-    ((effect, reason),) = told(network_reasons, bench(*TWO, results=[3.0]), one)
+    ((effect, reason),) = reported(network_reasons, bench(*TWO, results=[3.0]), one)
     assert effect == "CONTEXT"
     assert "over eth0, whose address 10.0.0.4 is this host's own" in reason.text
 
 
 def test_gloo_on_loopback():
     one = machine(network=network(), names=names("127.0.1.1"))
-    ((_, reason),) = told(network_reasons, bench(*TWO), one)
+    ((_, reason),) = reported(network_reasons, bench(*TWO), one)
     assert "goes through the kernel, over lo; the figure is one of its CPUs and memory" in reason.text
 
 
@@ -218,7 +218,7 @@ def test_a_faster_interface_that_is_not_taken():
     hosts = gloo_hosts(
         card(speed=10_000, mtu=9000), card("ib0", "10.1.0.4/24", speed=400_000), card("eth9", "10.2.0.4/24", speed=1000)
     )
-    ((effect, reason),) = told(network_reasons, bench(*APART, results=[0.3]), *hosts)
+    ((effect, reason),) = reported(network_reasons, bench(*APART, results=[0.3]), *hosts)
     assert (effect, reason.fix) == ("LIMIT", "export GLOO_SOCKET_IFNAME=ib0 on all hosts")
     assert reason.text.endswith("; ib0 has 400 Gbit/s")
     assert reason.hosts == ("node0",)
@@ -232,7 +232,7 @@ def test_an_interface_that_cannot_be_taken_is_no_advice(other):
 
 def test_a_vpn():
     hosts = gloo_hosts(card("tailscale0", virtual=True), card("eth0", "10.9.0.4/24"))
-    ((effect, reason),) = told(network_reasons, bench(*APART), *hosts)
+    ((effect, reason),) = reported(network_reasons, bench(*APART), *hosts)
     assert (effect, reason.fix) == ("OTHER_WAY", "export GLOO_SOCKET_IFNAME=eth0 on all hosts")
 
 

@@ -65,7 +65,7 @@ def test_one_element_of_one_rank():
         ([wrong(2, collective=BROADCAST)], (2,), MEDIUM, "ranks 1 and 3 received the same data right"),
         ([wrong(n, collective=BROADCAST) for n in (1, 2, 3)], (0,), MEDIUM, "received of rank 0 has it wrong"),
         # Of the rank before, or made wrong on arrival.
-        ([wrong(2, collective=SEND_RECV)], (1, 2), LOW, "sender and receiver cannot be told apart"),
+        ([wrong(2, collective=SEND_RECV)], (1, 2), LOW, "sender and receiver cannot be distinguished"),
         ([wrong(0, collective=SEND_RECV)], (0, 3), LOW, "sender and receiver"),
         ([wrong(n, collective=SEND_RECV) for n in (1, 2)], (1,), MEDIUM, "it sent or received every message"),
         # Of 262144 elements, those from 131072 on come of rank 2.

@@ -27,7 +27,7 @@ def test_the_odd_rank_the_first_tensor_and_the_steps_are_named():
     assert found.fix
 
 
-def test_of_two_it_cannot_be_told_which():
+def test_of_two_it_cannot_be_determined_which():
     found = verdict(stream(difference(What.PARAMETER)))
     assert (found.ranks, found.confidence) == ((0, 1), Confidence.LOW)
     assert any("it is unknown which" in sentence for sentence in found.evidence)
@@ -56,7 +56,7 @@ def test_parameters_that_never_were_equal():
     assert "init_sync" not in verdict(stream(OF_THREE, ranks=3), ranks=3).summary
 
 
-def test_another_learning_rate_is_told_with_its_values():
+def test_another_learning_rate_is_reported_with_its_values():
     first = difference(What.PARAMETER, 1, None, sides=against(2))
     now = everywhere(3, 1, odd={2: {"settings": FASTER}})
     found = verdict(stream(first, ranks=3, now=now), ranks=3)
@@ -65,7 +65,7 @@ def test_another_learning_rate_is_told_with_its_values():
     assert codes(stream(first, ranks=3, now=now), ranks=3) == ["DD501", "DD505"]
 
 
-def test_of_two_learning_rates_it_cannot_be_told_which():
+def test_of_two_learning_rates_it_cannot_be_determined_which():
     first = difference(What.PARAMETER, 1, None)
     found = verdict(stream(first, now=everywhere(2, 1, odd={1: {"settings": FASTER}})))
     assert (found.ranks, found.confidence) == ((0, 1), Confidence.LOW)
@@ -102,7 +102,7 @@ LEFT_OUT = {"wrote": (), "state": (difference(What.STATE, 50, 32, sides=against(
 
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_gradients_of_steps_that_were_not_compared_may_be_the_cause(name):
-    """They are gone by the time that parameters are looked at: after every step it would be told."""
+    """They are gone by the time that parameters are looked at: after every step it would be reported."""
     seen = (difference(What.PARAMETER, 50, 32, sides=against(1)), *LEFT_OUT[name])
     for found in judged(stream(*seen, ranks=3), ranks=3)[0]:
         assert "or gradients were changed after the reduction at a step in between" in found.summary
@@ -216,7 +216,7 @@ def test_without_an_optimizer_steps_are_reductions():
     assert (found.code, found.step) == ("DD501", 8)
 
 
-def test_the_earlier_clock_is_told():
+def test_the_earlier_clock_is_reported():
     steps = stream(difference(What.PARAMETER, 50, 32))
     end = stream(difference(What.PARAMETER, 80, None), clock=StreamClock.END)
     findings = judged(end, steps)[0]

@@ -1,4 +1,4 @@
-"""Files that were compared: what is told of them, and whom it concerns."""
+"""Files that were compared: what is reported of them, and whom it concerns."""
 
 import pytest
 
@@ -33,9 +33,9 @@ def setting(name="optimizer.param_groups.0.lr", kind=Kind.SETTING, seen=("0.1", 
     return unequal(kind, name, sides, seen=seen, apart=())
 
 
-def facts(*differences, files=2, untold=(), tensors=3):
+def facts(*differences, files=2, incomparable=(), tensors=3):
     named = tuple(map(file, range(files))) if isinstance(files, int) else files
-    return DiffFacts(files=named, tensors=tensors, values=2, unequal=differences, untold=untold)
+    return DiffFacts(files=named, tensors=tensors, values=2, unequal=differences, incomparable=incomparable)
 
 
 def judge(*differences, **more):
@@ -79,7 +79,7 @@ def test_random_state_may_differ():
     assert judge(unequal(Kind.RANDOM, "rng_state"))[0] == []
 
 
-def test_two_files_are_both_named_and_it_is_said_that_it_cannot_be_told():
+def test_two_files_are_both_named_and_it_is_said_that_it_cannot_be_determined():
     found = one(unequal())
     assert found.ranks == (0, 1)
     assert found.confidence is Confidence.MEDIUM
@@ -118,17 +118,17 @@ def test_a_tensor_that_one_file_does_not_have():
     assert one(unequal(sides=((1,),), absent_in=(0, 2)), files=3).ranks == (1,)
 
 
-def test_shapes_that_differ_are_told():
+def test_shapes_that_differ_are_reported():
     found = one(unequal(seen=("float32[3]", "float32[4]"), apart=()))
     assert found.evidence[0] == "model.fc.weight: float32[3] in ckpt_rank0.pt, float32[4] in ckpt_rank1.pt"
 
 
-def test_what_is_not_finite_is_told():
+def test_what_is_not_finite_is_reported():
     found = one(unequal(apart=(apart(largest=None, relative=None, not_finite=2),)))
     assert found.evidence[0].endswith("the first at [1, 2], 2 of them inf or NaN")
 
 
-def test_settings_are_told_with_their_values():
+def test_settings_are_reported_with_their_values():
     found = one(setting())
     assert (found.code, found.tensor) == ("DD505", None)
     assert found.summary.endswith(": 0.1 in ckpt_rank0.pt, 0.2 in ckpt_rank1.pt")
@@ -159,7 +159,7 @@ def test_ranks_are_left_out_where_names_do_not_tell_them():
     assert one(unequal(), files=twice).ranks == ()
 
 
-def test_prefixes_of_some_files_are_told():
+def test_prefixes_of_some_files_are_reported():
     files = (file(0), file(1, stripped=("module.",)))
     assert (
         "names were compared without module., which they have in ckpt_rank1.pt" in one(unequal(), files=files).evidence
@@ -168,7 +168,7 @@ def test_prefixes_of_some_files_are_told():
     assert not any("names were compared" in line for line in one(unequal(), files=both).evidence)
 
 
-def test_many_tensors_and_many_files_are_told_shortly():
+def test_many_tensors_and_many_files_are_reported_shortly():
     everywhere = tuple((i,) for i in range(9))
     many = [unequal(name=f"model.{i}", sides=everywhere) for i in range(12)]
     found = one(*many, files=9)
@@ -177,5 +177,5 @@ def test_many_tensors_and_many_files_are_told_shortly():
 
 
 def test_what_could_not_be_compared_has_not_passed():
-    assert outcomes(untold=("q",))["DD501"] is Outcome.INCONCLUSIVE
+    assert outcomes(incomparable=("q",))["DD501"] is Outcome.INCONCLUSIVE
     assert set(outcomes(tensors=0).values()) == {Outcome.SKIPPED}

@@ -55,7 +55,7 @@ def test_the_minority_has_edited_its_gradients(odd):
     assert any("equal at step 32" in sentence for sentence in found.evidence)
 
 
-def test_scalers_that_have_parted_are_told_with_their_scales():
+def test_scalers_that_have_parted_are_reported_with_their_scales():
     now = everywhere(3, 50, scale=1024.0, odd={1: {"scale": 512.0}})
     found = verdict(stream(difference(What.GRADIENT, sides=against(1)), ranks=3, now=now), ranks=3)
     assert (found.code, found.ranks) == ("DD503", (1,))
@@ -65,7 +65,7 @@ def test_scalers_that_have_parted_are_told_with_their_scales():
     assert "scaler's" not in found.summary
 
 
-def test_of_two_it_cannot_be_told_which():
+def test_of_two_it_cannot_be_determined_which():
     found = verdict(stream(LATER))
     assert (found.ranks, found.confidence) == ((0, 1), Confidence.LOW)
     assert any("it is unknown which" in sentence for sentence in found.evidence)

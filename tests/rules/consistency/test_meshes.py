@@ -1,4 +1,4 @@
-"""What ranks of a device mesh hold alike: differences are told by its dimension, and DDP is not brought in."""
+"""What ranks of a device mesh hold alike: differences are reported by its dimension, and DDP is not brought in."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from .build import against, difference, everywhere, judged, stream, verdict
 MESH = {"group": "mesh tp", "optimizer": 1}
 
 
-def test_parameters_are_told_by_the_dimension() -> None:
+def test_parameters_are_reported_by_the_dimension() -> None:
     found = verdict(stream(difference(What.PARAMETER, sides=against(1)), ranks=3, **MESH), ranks=3)
     assert (found.code, found.ranks, found.tensor) == ("DD501", (1,), "0.weight")
     assert "ranks 0-2 hold the same in the tp dimension of the mesh" in found.evidence

@@ -181,7 +181,7 @@ def test_too_few_comparisons_prove_no_change():
 DROPS = everywhere(2, 100, dropout=True)
 
 
-def test_equal_random_states_with_dropout_are_told_and_are_no_verdict():
+def test_equal_random_states_with_dropout_are_reported_and_are_no_verdict():
     seen = stream(now=DROPS, same_random=8)
     findings = judged(seen, stream(now=DROPS, same_random=8, model=2))[0]
     assert [(found.code, found.severity, found.ranks) for found in findings] == [("DD507", Severity.INFO, (0, 1))]
@@ -197,7 +197,7 @@ RANDOM = {
 
 
 @pytest.mark.parametrize("name", RANDOM)
-def test_random_states_that_are_not_told(name):
+def test_random_states_that_are_not_known(name):
     seen, (expected, reason) = RANDOM[name]
     assert codes(seen) == []
     assert outcome("DD507", seen)[0] is expected

@@ -138,7 +138,7 @@ def test_hooks_on_gradients_are_named_where_the_loss_is_right():
         (replace(trial(errors()), reference=OneProcess()), "no step"),
     ],
 )
-def test_what_cannot_be_told_is_neither_passed_nor_a_finding(facts, said):
+def test_what_cannot_be_determined_is_neither_passed_nor_a_finding(facts, said):
     ruling = check_reference(facts)
     assert ruling.findings == ()
     assert ruling.checks[0].outcome is Outcome.INCONCLUSIVE

@@ -77,7 +77,7 @@ def test_the_minority_is_sure_and_of_two_it_is_said_that_nobody_is():
     assert "seeds: 0 on rank 0, 1 on rank 1 (pass 1)" in unsure.evidence
 
 
-def test_a_split_of_its_own_on_each_rank_is_told_with_what_to_do():
+def test_a_split_of_its_own_on_each_rank_is_reported_with_what_to_do():
     (found,) = gaps(replicas(*FAULTS["parts split off at random"][0])).findings
     assert "they are shares of different parts (Subset) of the dataset" in found.summary
     assert "random_split(..., generator=" in found.fix

@@ -148,7 +148,7 @@ def test_torchs_word_counts_too():
     assert finding.evidence == ("1 pairs, such as 0 and 1: torch: cannot access peer",)
 
 
-def test_cards_that_are_sold_so_are_told_only():
+def test_cards_that_are_sold_so_are_reported_only():
     _, (finding,) = ask("p2p", gpu_node(machine="workstation2"))
     assert finding.severity is INFO
     assert "as these cards are sold" in finding.summary
@@ -170,7 +170,7 @@ def pcie(ancestor, p2p, **more):
         (pcie("single", None), []),
         (gpu_node(variables={"CUDA_VISIBLE_DEVICES": "0"}), []),
     ],
-    ids=["switch", "host-bridge", "vm", "sockets-apart", "ok", "not-told", "one-gpu"],
+    ids=["switch", "host-bridge", "vm", "sockets-apart", "ok", "not-reported", "one-gpu"],
 )
 def test_pairs_on_pcie(facts, found):
     assert severities("p2p", facts) == found

@@ -41,7 +41,7 @@ def test_reasons_that_are_settings(reasons):
     assert ask("throttle", node(gpus=with_gpu(gpus_of(), 0, clock_event_reasons=reasons)))[1] == ()
 
 
-def test_nothing_is_told():
+def test_nothing_is_reported():
     gpus = gpus_of()
     for index in range(8):
         gpus = with_gpu(gpus, index, clock_event_reasons=None, temperature_c=None, power_limit_mw=None)

@@ -41,7 +41,7 @@ def test_a_leftover():
         (gpu_node(), None),
         (gpu_node(machine="workstation2"), None),
     ],
-    ids=["a-context", "more", "much", "most", "ours", "screen", "a-rank", "not-told", "child", "idle", "desktop"],
+    ids=["a-context", "more", "much", "most", "ours", "screen", "a-rank", "not-reported", "child", "idle", "desktop"],
 )
 def test_how_much(facts, severity):
     check, findings = ask("other-procs", facts)
@@ -103,7 +103,7 @@ def test_no_zombie(facts, outcome):
     assert (check.outcome, findings) == (outcome, ())
 
 
-def test_what_is_not_told():
+def test_what_is_not_reported():
     gpus = gpus_of()
     for index in range(8):
         gpus = with_gpu(gpus, index, processes=None, memory_used_bytes=None)

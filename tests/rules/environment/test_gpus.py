@@ -128,7 +128,7 @@ def test_more_ranks_than_gpus():
     assert finding.fix.startswith("--nproc-per-node=2")
 
 
-def test_fewer_ranks_than_gpus_is_told_only():
+def test_fewer_ranks_than_gpus_is_reported_only():
     finding = one_of(gpu_node(ranks=4))
     assert (finding.severity, finding.summary) == (Severity.INFO, "4 ranks for 8 GPUs: 4 stay idle")
 
@@ -170,7 +170,7 @@ def test_values_that_hide_what_they_name(value, says, fix):
 
 
 @pytest.mark.parametrize("value", ["", "-1", "NoDevFiles"])
-def test_to_hide_all_is_told_only(value):
+def test_to_hide_all_is_reported_only(value):
     finding = one_of(gpu_node(variables={CVD: value}), "cvd-valid")
     assert finding.severity is Severity.INFO
     assert "hides all 8 GPUs" in finding.summary
@@ -251,7 +251,7 @@ def test_ranks_that_nccl_takes_for_ranks_of_different_hosts(ids, severity):
     ],
     ids=["alone", "slurm-confines", "one-gpu-is-gpu-count", "no-driver"],
 )
-def test_who_is_on_which_cannot_be_told(facts):
+def test_who_is_on_which_cannot_be_determined(facts):
     assert ask("dup-gpu", facts)[0].outcome is Outcome.SKIPPED
 
 

@@ -154,7 +154,7 @@ def test_families_differ():
     assert {(finding.severity, finding.hosts) for finding in findings} == {(Severity.WARNING, ("node2",))}
 
 
-def test_the_family_that_nccl_is_told_has_no_address():
+def test_the_family_that_is_set_for_nccl_has_no_address():
     _, (finding,) = ask("v4v6", fleet(machine(1, NCCL_SOCKET_FAMILY="AF_INET6")))
     assert finding.summary == "NCCL_SOCKET_FAMILY=AF_INET6: no interface of the node has an IPv6 address"
     assert finding.fix == "unset NCCL_SOCKET_FAMILY"

@@ -132,7 +132,7 @@ def test_interfaces_in_use_are_up(facts, seen):
     assert (check.outcome, check.seen, findings) == (Outcome.PASSED, seen, ())
 
 
-def test_without_names_the_choice_of_gloo_is_not_told():
+def test_without_names_the_choice_of_gloo_is_not_known():
     facts = node(names=NO_SYSFS, network=network(), conf_files=())
     assert ask("iface-up", facts)[0].seen == "it is unknown what Gloo would use, NCCL eth0 (10.0.0.4)"
 
@@ -154,7 +154,7 @@ def test_an_interface_that_is_named_cannot_be_used(broken, state, library):
     assert finding.fix.startswith("ip link set dev eth1 up" if broken is DOWN else "ip address show dev eth1")
 
 
-def test_one_of_several_that_nccl_is_told_is_a_warning():
+def test_one_of_several_that_are_set_for_nccl_is_a_warning():
     _, (finding,) = ask("iface-up", machine(ETH0, DOWN, NCCL_SOCKET_IFNAME="eth0,eth1"))
     assert finding.severity is Severity.WARNING
 

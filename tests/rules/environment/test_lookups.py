@@ -9,7 +9,7 @@ HEAD = "gpu1.cluster.example"
 
 
 def nodes(*found, use="head", launcher=Launcher.TORCHRUN, **variables):
-    """Nodes of which the first holds rank 0; ``found`` is what each is told of the head, or of the master."""
+    """Nodes of which the first holds rank 0; ``found`` is what each is reported of the head, or of the master."""
     made = [
         node(
             f"node{n}",
@@ -62,17 +62,17 @@ def test_full_name_that_nobody_uses_is_a_warning():
 MASTER = "master.example"
 
 
-def told(*each):
+def reported(*each):
     return nodes(*(lookup(MASTER, *addresses) for addresses in each), use="master")
 
 
 @pytest.mark.parametrize(
     "facts",
     [
-        pytest.param(told(("10.9.0.1",), ("10.9.0.1",)), id="the same"),
-        pytest.param(told(("10.9.0.1", "10.9.0.2"), ("10.9.0.2", "10.9.0.1")), id="another order"),
-        pytest.param(told(("10.0.0.1",), ("fd00::1",)), id="two addresses of the first node"),
-        pytest.param(told(("127.0.1.1",), ("10.0.0.1",), ("10.0.0.1",)), id="Debian's name on the first node"),
+        pytest.param(reported(("10.9.0.1",), ("10.9.0.1",)), id="the same"),
+        pytest.param(reported(("10.9.0.1", "10.9.0.2"), ("10.9.0.2", "10.9.0.1")), id="another order"),
+        pytest.param(reported(("10.0.0.1",), ("fd00::1",)), id="two addresses of the first node"),
+        pytest.param(reported(("127.0.1.1",), ("10.0.0.1",), ("10.0.0.1",)), id="Debian's name on the first node"),
         pytest.param(nodes(lookup("10.0.0.1", "10.0.0.1"), lookup("10.0.0.1"), use="master"), id="no name"),
         pytest.param(nodes(lookup("localhost", "127.0.0.1"), use="master"), id="localhost is another check's"),
     ],
@@ -107,25 +107,25 @@ def test_master_does_not_resolve_on_the_only_node():
 
 
 def test_master_is_another_host_for_some():
-    facts = told(("10.9.0.1",), ("10.9.0.1",), ("10.9.0.7",))
+    facts = reported(("10.9.0.1",), ("10.9.0.1",), ("10.9.0.7",))
     _, (finding,) = ask("master-resolve", facts)
     assert finding.summary == f"{MASTER} resolves to 10.9.0.7 on node2, 10.9.0.1 on 2 others"
     assert (finding.severity, finding.hosts, finding.confidence) == (Severity.ERROR, ("node2",), Confidence.HIGH)
 
 
 def test_master_is_another_host_for_each():
-    _, (finding,) = ask("master-resolve", told(("10.9.0.1",), ("10.9.0.7",)))
+    _, (finding,) = ask("master-resolve", reported(("10.9.0.1",), ("10.9.0.7",)))
     assert (finding.hosts, finding.confidence) == (("node0", "node1"), Confidence.LOW)
 
 
 def test_master_means_some_others_to_one_node():
-    _, (finding,) = ask("master-resolve", told(("10.9.0.1",), ("10.9.0.1",), ("10.9.0.1", "10.9.0.7")))
+    _, (finding,) = ask("master-resolve", reported(("10.9.0.1",), ("10.9.0.1",), ("10.9.0.1", "10.9.0.7")))
     assert finding.severity is Severity.WARNING
     assert "left to chance" in finding.summary
 
 
-def test_another_node_that_finds_the_master_on_itself_is_told():
-    _, (finding,) = ask("master-resolve", told(("10.0.0.1",), ("10.0.0.1",), ("127.0.1.1",)))
+def test_another_node_that_finds_the_master_on_itself_is_reported():
+    _, (finding,) = ask("master-resolve", reported(("10.0.0.1",), ("10.0.0.1",), ("127.0.1.1",)))
     assert (finding.severity, finding.hosts) == (Severity.ERROR, ("node2",))
 
 

@@ -103,7 +103,7 @@ def test_kills_are_counted():
     assert finding.evidence[0] == "it has killed 7 times since the cgroup was made"
 
 
-def test_mem_limit_where_nothing_tells():
+def test_mem_limit_where_nothing_is_known():
     check, _ = ask("mem-limit", node(limits=limits(memory_available_bytes=None)))
     assert check.outcome is SKIPPED
 

@@ -34,7 +34,7 @@ def one(*own, launcher=Launcher.NONE, env=None, net=None, **more):
     [
         pytest.param(two("10.0.0.4"), id="own address"),
         pytest.param(two("10.0.0.4", "127.0.1.1"), id="Gloo takes the first"),
-        pytest.param(two("127.0.1.1", env={"GLOO_SOCKET_IFNAME": "eth0"}), id="Gloo is told an interface"),
+        pytest.param(two("127.0.1.1", env={"GLOO_SOCKET_IFNAME": "eth0"}), id="Gloo is reported an interface"),
         pytest.param(one("127.0.1.1"), id="Debian as it comes, one node"),
         pytest.param(one("127.0.1.1", launcher=Launcher.TORCHRUN), id="torchrun on one node"),
         pytest.param(two(), id="unresolvable is another check's"),
@@ -150,7 +150,7 @@ def test_not_local(facts, outcome):
     assert [finding.severity for finding in findings] == [Severity.ERROR] * (outcome is Outcome.FAILED)
 
 
-def test_not_local_where_gloo_is_told_and_the_ranks_have_met_is_a_warning():
+def test_not_local_where_gloo_is_set_and_the_ranks_have_met_is_a_warning():
     _, (finding,) = ask("hostname-not-local", two("203.0.113.9", env={"GLOO_SOCKET_IFNAME": "eth0"}))
     assert (finding.severity, finding.hosts) == (Severity.WARNING, ("node1",))
     assert finding.evidence == ("node1 resolves to 203.0.113.9",)

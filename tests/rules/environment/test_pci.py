@@ -63,7 +63,7 @@ def test_without_a_link_to_judge_it_is_skipped(devices):
     assert ask_pcie(*devices)[0].outcome is Outcome.SKIPPED
 
 
-def test_a_slot_with_less_than_others_is_told():
+def test_a_slot_with_less_than_others_is_reported():
     others = [
         one
         for n in range(3)
@@ -82,7 +82,7 @@ def test_a_guest_compares_its_gpus():
     assert check.outcome is Outcome.PASSED
 
 
-def test_a_gpu_that_is_slower_than_its_model_is_told():
+def test_a_gpu_that_is_slower_than_its_model_is_reported():
     gpus = [
         pci_device(f"0000:0{n}:00.0", upstream=(PORT,), speed_gt_s=speed) for n, speed in enumerate((32, 32, 32, 2.5))
     ]

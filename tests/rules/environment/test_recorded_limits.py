@@ -1,4 +1,4 @@
-"""Recorded machines as the collectors read them: a healthy one is told nothing that its owner would call false."""
+"""Recorded machines as the collectors read them: a healthy one is reported nothing that its owner would call false."""
 
 import pytest
 
@@ -11,7 +11,7 @@ FILES = ("versions", "torch_versions", "drivers", "limits", "memory", "shm", "pr
 PLAN = ReadingPlan(sections=frozenset({"software", "torch", "limits", "clock"}))
 
 
-def told(machine, **variables):
+def reported(machine, **variables):
     """Return the kinds and severities of what the rules of versions, limits and clocks find on a recorded machine."""
     ranks = [process(variables and 0, cpus=machine.calls.cpus(), **variables)]
     node = read_node(machine, PLAN, tuple(ranks))
@@ -38,10 +38,10 @@ def told(machine, **variables):
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_machine(name, states, findings, tmp_path):
-    assert told(load_machine(name, tmp_path, *states)) == findings
+    assert reported(load_machine(name, tmp_path, *states)) == findings
 
 
 def test_a_large_job_on_a_small_container(tmp_path):
     job = {"RANK": "0", "WORLD_SIZE": "1024", "LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "1"}
-    findings = told(load_machine("container-nogpu", tmp_path, "small"), **job)
+    findings = reported(load_machine("container-nogpu", tmp_path, "small"), **job)
     assert (findings["nofile"], findings["somaxconn"]) == ("error", "warning")

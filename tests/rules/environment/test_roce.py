@@ -40,7 +40,7 @@ def test_a_training_network_without_ipv4_is_an_error():
     [rdma(roce(0, gids=BARE)), rdma(roce(0, gids=BARE, rate=25.0), roce(1, rate=25.0))],
     ids=["alone", "slow"],
 )
-def test_an_everyday_card_without_ipv4_is_only_told(section):
+def test_an_everyday_card_without_ipv4_is_only_noted(section):
     _, (finding,) = ask_gid(section)
     assert finding.severity is Severity.INFO
 

@@ -323,18 +323,18 @@ def machines(count, **changed):
     ]
 
 
-def told(*nodes):
+def reported(*nodes):
     return ask("version-same", fleet(*nodes, launcher=Launcher.TORCHRUN))
 
 
 def test_equal_versions():
-    check, findings = told(*machines(16))
+    check, findings = reported(*machines(16))
     assert (check.outcome, findings) == (PASSED, ())
     assert check.seen.startswith("versions of 16 nodes: torch 2.13.0+cu130, NCCL 2.27.3, Python 3.12")
 
 
 def test_one_node_has_nothing_to_be_compared_with():
-    assert told(*machines(1))[0].outcome is SKIPPED
+    assert reported(*machines(1))[0].outcome is SKIPPED
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_one_node_has_nothing_to_be_compared_with():
     ],
 )
 def test_a_node_that_differs(changed, severity, summary):
-    check, (finding,) = told(*machines(16, node3=changed))
+    check, (finding,) = reported(*machines(16, node3=changed))
     assert (check.outcome, finding.severity, finding.summary) == (failed(severity), severity, summary)
     assert (finding.hosts, finding.confidence) == (("node3",), Confidence.HIGH)
 
@@ -369,13 +369,13 @@ def test_a_node_that_differs(changed, severity, summary):
 )
 def test_the_torch_of_the_others_is_installed_from_where_it_is(version, fix):
     nodes = [replace(one, torch=torch(version=version)) for one in machines(3)]
-    _, (finding,) = told(*nodes[:2], replace(nodes[2], torch=torch(version="2.11.0+cu130")))
+    _, (finding,) = reported(*nodes[:2], replace(nodes[2], torch=torch(version="2.11.0+cu130")))
     assert finding.fix == f"python -m pip install {fix}"
 
 
 @pytest.mark.parametrize("changed", [{"software": software(python="3.12.9")}, {"gpus": NO_DRIVER}, {"torch": SLOW}])
 def test_what_is_no_difference(changed):
-    assert told(*machines(4, node3=changed))[0].outcome is PASSED
+    assert reported(*machines(4, node3=changed))[0].outcome is PASSED
 
 
 @pytest.mark.parametrize(
@@ -388,13 +388,13 @@ def test_what_is_no_difference(changed):
 def test_two_nodes_that_differ_are_both_named(field, value, says):
     other = {"ofed": "23.04", "image": "a:2"}[field]
     nodes = machines(2, node0={"software": software(**{field: value})}, node1={"software": software(**{field: other})})
-    _, (finding,) = told(*nodes)
+    _, (finding,) = reported(*nodes)
     assert (finding.summary, finding.confidence, finding.hosts) == (says, Confidence.LOW, ("node0", "node1"))
 
 
 def test_versions_of_metadata_count_where_torch_is_not_imported():
     nodes = machines(3, node2={"software": software(torch_version="2.11.0")})
-    _, (finding,) = told(*[replace(one, torch=NO_TORCH) for one in nodes])
+    _, (finding,) = reported(*[replace(one, torch=NO_TORCH) for one in nodes])
     assert finding.summary == "torch 2.11.0 on node2, 2.13.0+cu130 on 2 others"
     assert finding.fix.startswith("python -m pip install torch==2.13.0+cu130 --index-url ")
 

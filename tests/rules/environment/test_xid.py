@@ -51,12 +51,12 @@ def test_a_gpu_of_somebody_else_is_left_out():
     assert (check.outcome, findings) == (Outcome.PASSED, ())
 
 
-def test_a_gpu_that_no_longer_tells_its_place_is_not_left_out():
+def test_a_gpu_that_no_longer_reports_its_place_is_not_left_out():
     _, (finding,) = ask("xid", gpu_node("lost", kernel_log=logged(79, "0000:61:00.0")))
     assert finding.summary == "The GPU at 0000:61:00.0 had Xid 79: it fell off the bus"
 
 
-def test_without_nvml_all_are_told():
+def test_without_nvml_all_are_reported():
     unread = Unread(why=Why.TIMEOUT, reason="NVML did not answer")
     _, (finding,) = ask("xid", node(gpus=unread, kernel_log=logged(79)))
     assert finding.summary.startswith("The GPU at 0000:43:00.0")

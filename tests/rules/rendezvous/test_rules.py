@@ -285,7 +285,7 @@ def test_severities():
     assert (hole.severity, loss.severity) == (Severity.ERROR, Severity.WARNING)
 
 
-def test_what_was_not_looked_at_is_skipped_or_cannot_be_told():
+def test_what_was_not_looked_at_is_skipped_or_cannot_be_determined():
     bare = replace(FOUR, visits=tuple(replace(one, store_view=None) for one in FOUR.visits), pairs=(), trials=())
     _, checks = judge_rendezvous(bare)
     assert {check.outcome for check in checks} == {Outcome.SKIPPED}

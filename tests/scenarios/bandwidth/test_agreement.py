@@ -29,7 +29,7 @@ def test_a_rank_with_another_version_is_named(tmp_path):
     assert "0.0.7 on rank 1" in done.stderr
 
 
-def test_one_wrong_command_line_is_told_by_rank_0_with_the_rank():
+def test_one_wrong_command_line_is_reported_by_rank_0_with_the_rank():
     done = by_hand(QUICK, (*QUICK, "--dtype", "float3"), (*QUICK, "--max-sise", "1"))
 
     assert [one.status for one in done] == [2, 2, 2]
@@ -47,7 +47,7 @@ def test_a_rank_of_a_launcher_starts_no_ranks():
     assert done[1].stderr == ""
 
 
-def test_under_torchrun_nonsense_is_told_once():
+def test_under_torchrun_nonsense_is_reported_once():
     done = torchrun("--min-size", "5GiB", "--max-size", "1KiB")
 
     assert done.stderr.count("--min-size 5 GiB is above --max-size 1 KiB") == 1
@@ -56,7 +56,7 @@ def test_under_torchrun_nonsense_is_told_once():
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_torch_that_cannot_be_imported_is_told_once(tmp_path, ranks):
+def test_a_torch_that_cannot_be_imported_is_reported_once(tmp_path, ranks):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudnn.so.9: cannot open shared object')")
     done = bench(*QUICK, ranks=ranks, PYTHONPATH=str(tmp_path))

@@ -112,7 +112,7 @@ def test_pairs_for_which_there_is_no_time():
     )
 
 
-def test_of_two_ranks_it_cannot_be_told_which_is_slow():
+def test_of_two_ranks_it_cannot_be_determined_which_is_slow():
     ran = bench(*SMALL, "--pairs")
 
     assert ran.status == 4

@@ -117,7 +117,7 @@ def test_collectives_and_dtypes_each_have_their_rows():
 
 
 def test_a_demand_that_is_not_met_is_the_status_of_all_ranks():
-    """A curve needs a plateau to be below it: one that is asked for and cannot be told is inconclusive."""
+    """A curve needs a plateau to be below it: one that is asked for and cannot be determined is inconclusive."""
     options = (*QUICK, "--mode", "throughput", "--expect", "100000GB/s", "--format", "json")
     done = by_hand(options, options)
 

@@ -21,8 +21,8 @@ def test_an_altered_element_is_named_with_rank_index_expected_and_found(dtype):
     assert wrong["found"] == wrong["expected"] + 1
     assert {row["wrong"] for row in report["data"]["results"] if row["size_bytes"] == 2048} == {1}
     assert {row["wrong"] for row in report["data"]["results"] if row["size_bytes"] != 2048} == {0}
-    told = " ".join([verdict["summary"], *verdict["evidence"]])
-    assert all(word in told for word in ("137", "2 KiB", dtype))
+    reported = " ".join([verdict["summary"], *verdict["evidence"]])
+    assert all(word in reported for word in ("137", "2 KiB", dtype))
 
 
 def test_right_data_are_no_finding():

@@ -1,4 +1,4 @@
-"""The checks on PCI and RDMA, on this machine as it is: one without RDMA must not be told that it is ill."""
+"""The checks on PCI and RDMA, on this machine as it is: one without RDMA must not be reported that it is ill."""
 
 import json
 import resource
@@ -48,7 +48,7 @@ def test_a_machine_without_rdma_is_well_whatever_its_limits_and_variables_say():
     )
 
 
-def test_pci_of_this_machine_is_told():
+def test_pci_of_this_machine_is_reported():
     report = check_env(*PCI_CHECKS)
     assert {check["id"] for check in report["checks"]} == set(PCI_CHECKS)
     assert all(check["outcome"] in {"passed", "skipped", "failed"} for check in report["checks"])

@@ -199,8 +199,8 @@ def test_two_hosts_that_agree():
     with lent_hosts(2) as hosts:
         report = check_all(hosts)
     assert report["findings"] == []
-    told = outcomes(report)
-    assert [told[kind] for kind in ("mtu", "iface-agree", "v4v6", "hostname-loopback")] == ["passed"] * 4
+    reported = outcomes(report)
+    assert [reported[kind] for kind in ("mtu", "iface-agree", "v4v6", "hostname-loopback")] == ["passed"] * 4
 
 
 def test_two_hosts_that_differ():

@@ -49,7 +49,7 @@ def test_streams_and_status_are_those_of_torchrun(ends: str, tmp_path: Path) -> 
     assert ends != "0" or got == expected
 
 
-def test_streams_of_all_ranks_go_where_torchrun_was_told(tmp_path: Path) -> None:
+def test_streams_of_all_ranks_go_where_torchrun_was_set(tmp_path: Path) -> None:
     options = ("--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", "--redirects=3", "--tee=1")
     wrapped = job(WRAP, *options, str(JOBS / "prints_everything.py"), cwd=tmp_path, ENDS="3")
     assert wrapped.returncode == 1

@@ -137,7 +137,7 @@ def main():
         with broken(owner, name, function, ERRORS[number % 4]) as called:
             try:
                 got = train(folder / str(number))
-            except BaseException:  # noqa: BLE001 - whatever it is, it is told below
+            except BaseException:  # noqa: BLE001 - whatever it is, it is reported below
                 got = traceback.format_exc()
                 with contextlib.suppress(Exception):
                     dist.destroy_process_group()

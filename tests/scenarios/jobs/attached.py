@@ -64,8 +64,8 @@ def serve_ras(answers):
         connection, _ = server.accept()
         with connection, connection.makefile("rb") as lines:
             for answer, line in zip(answers, lines):
-                with open(FOLDER / "ras-asked", "ab") as told:
-                    told.write(line)
+                with open(FOLDER / "ras-asked", "ab") as reported:
+                    reported.write(line)
                 connection.sendall(answer)
 
 

@@ -33,17 +33,19 @@ with torch.no_grad():
     if rank == 2:
         model.module[0].bias[1] += 1e-6
         optimizer.param_groups[0]["lr"] = 0.2
-told = ddpdoctor.check_consistency(model, optimizer, raise_on_difference=False)
-last, first = told.differences[:2]
-assert (first.what, first.name, first.sides, first.ranks) == ("parameter", "0.bias", ((0, 1), (2,)), (2,)), told.text
-assert (last.what, last.name, last.values) == ("optimizer setting", "lr", ("0.1", "0.2")), told.text
+reported = ddpdoctor.check_consistency(model, optimizer, raise_on_difference=False)
+last, first = reported.differences[:2]
+assert (first.what, first.name, first.sides, first.ranks) == ("parameter", "0.bias", ((0, 1), (2,)), (2,)), (
+    reported.text
+)
+assert (last.what, last.name, last.values) == ("optimizer setting", "lr", ("0.1", "0.2")), reported.text
 if rank < 2:
     assert ddpdoctor.check_consistency(model, optimizer, group=pair).equal
 try:
     ddpdoctor.check_consistency(model, optimizer)
 except ddpdoctor.ConsistencyError as error:
     message, result = str(error), error.result
-assert result == told
+assert result == reported
 
 with torch.no_grad():
     model.module[0].bias.zero_()

@@ -1,4 +1,4 @@
-"""A process that a rank has started is never told to end."""
+"""A process that a rank has started is never asked to end."""
 
 import multiprocessing
 import time

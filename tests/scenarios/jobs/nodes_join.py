@@ -21,7 +21,7 @@ def main():
     model = DistributedDataParallel(torch.nn.Linear(4, 2))
     rate = 0.1 if os.environ["GROUP_RANK"] == "0" else 0.05
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    while not told_to_end():
+    while not asked_to_end():
         optimizer.zero_grad()
         model(torch.randn(8, 4)).square().mean().backward()
         optimizer.step()  # FAULT
@@ -32,10 +32,10 @@ def main():
     dist.destroy_process_group()
 
 
-def told_to_end():
-    told = torch.tensor([int((FOLDER / "end").exists())])
-    dist.broadcast(told, 0)
-    return bool(told)
+def asked_to_end():
+    reported = torch.tensor([int((FOLDER / "end").exists())])
+    dist.broadcast(reported, 0)
+    return bool(reported)
 
 
 main()

@@ -1,4 +1,4 @@
-"""Writes what jobs write, on both streams: bytes, a bar without an end of line, warnings; ends as it is told to."""
+"""Writes what jobs write, on both streams: bytes, a bar without an end of line, warnings; ends as it is reported to."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Waits, without torch, until it is told to end; what it was told goes to TOLD."""
+"""Waits, without torch, until it is asked to end; the signals it gets go to the file SIGNALS."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import time
 
 
 def note(number, _frame):
-    with open(os.environ["TOLD"], "a") as file:
+    with open(os.environ["SIGNALS"], "a") as file:
         file.write(signal.Signals(number).name + "\n")
     if number != signal.SIGUSR1:
         raise SystemExit(7)
@@ -14,7 +14,7 @@ def note(number, _frame):
 
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
     signal.signal(number, note)
-with open(os.environ["TOLD"], "a") as file:
+with open(os.environ["SIGNALS"], "a") as file:
     file.write("ready\n")
 while True:
     time.sleep(0.05)

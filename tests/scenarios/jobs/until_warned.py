@@ -15,9 +15,9 @@ signal.signal(signal.SIGUSR1, lambda number, frame: warned.append(number))
 def main():
     dist.init_process_group("gloo")
     while True:
-        told = torch.tensor(float(len(warned)))
-        dist.all_reduce(told)
-        if told:
+        reported = torch.tensor(float(len(warned)))
+        dist.all_reduce(reported)
+        if reported:
             break
         time.sleep(0.01)
         if dist.get_rank() == 0:

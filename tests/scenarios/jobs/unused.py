@@ -1,4 +1,4 @@
-"""A model with a part that a backward leaves out on one rank; DDP is told of it, or not."""
+"""A model with a part that a backward leaves out on one rank; DDP is reported of it, or not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Model(nn.Module):
 def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DistributedDataParallel(Model(), find_unused_parameters=HOW == "told")
+    model = DistributedDataParallel(Model(), find_unused_parameters=HOW == "set")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(dist.get_rank())
     for step in range(STEPS):

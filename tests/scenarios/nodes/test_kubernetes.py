@@ -99,13 +99,13 @@ def test_the_pods_commands_run_as_one_job(name, tmp_path):
     """On one host, with one rank a pod in place of eight."""
     port, reports = str(free_port()), tmp_path / "reports"
     here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    told = here | {f"PET_{one}": value for one, value in here.items()} | {"PET_NPROC_PER_NODE": "1"}
+    reported = here | {f"PET_{one}": value for one, value in here.items()} | {"PET_NPROC_PER_NODE": "1"}
     words = {"ddpdoctor": [sys.executable, "-m", "ddpdoctor"], "/reports/train": [str(reports)],
              "train.py": [str(JOBS / "over_nodes.py"), "nothing", "20"]}  # fmt: skip
     processes = []
     for pod in read_pods(name):
         command = [word for one in pod.command[: pod.command.index("train.py") + 1] for word in words.get(one, [one])]
-        env = clean_environment(**{**pod.variables, **told})
+        env = clean_environment(**{**pod.variables, **reported})
         processes.append(
             subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )

@@ -59,7 +59,7 @@ def read(folder: Path) -> dict[str, Any]:
     return report
 
 
-def test_a_node_that_joins_and_differs_is_told_of_at_once(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_node_that_joins_and_differs_is_reported_at_once(hosts: Hosts, tmp_path: Path) -> None:
     port, job = free_port(), ("nodes_join", str(tmp_path))
     first = start(hosts, 0, tmp_path, port, *job, each=1, nnodes="1:2")
     assert wait_for((tmp_path / "begun").exists), first.said
@@ -82,7 +82,7 @@ def test_a_node_that_joins_and_differs_is_told_of_at_once(hosts: Hosts, tmp_path
     assert report["data"]["attempts"] == len(earlier) + 1
 
 
-def test_ranks_of_both_nodes_tell_which_one_differs(hosts: Hosts, tmp_path: Path) -> None:
+def test_ranks_of_both_nodes_show_which_one_differs(hosts: Hosts, tmp_path: Path) -> None:
     report = run(hosts, tmp_path, "replicas", "wrong", "rate", "clipped")
     found = {finding["tensor"]: finding for finding in report["findings"] if finding["code"] in {"DD501", "DD503"}}
     rate, clipped = found["rate.weight"], found["clipped.weight"]

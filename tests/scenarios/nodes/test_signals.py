@@ -24,11 +24,11 @@ LIMIT_S = 250
 
 def start_ranks(folder: Path, *command: str) -> list[subprocess.Popen[str]]:
     """Start two ranks as an operator would: by variables alone, with one --report-dir."""
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    reported = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     wrap = [sys.executable, "-m", "ddpdoctor", "wrap", *PATIENT, "--report-dir", str(folder)]
     return [
         subprocess.Popen(
-            [*wrap, *command], env=clean_environment(**told, RANK=str(rank)), text=True, start_new_session=True,
+            [*wrap, *command], env=clean_environment(**reported, RANK=str(rank)), text=True, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for rank in range(2)

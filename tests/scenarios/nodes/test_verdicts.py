@@ -111,7 +111,7 @@ FAULTS = {
     "killed": (2, [1], 1),
     "straggler": (2, [1], 0),
 }
-"""By kind, which is also what the job is told to do wrong: nodes, ranks to blame, exit status of the first."""
+"""By kind, which is also what the job is reported to do wrong: nodes, ranks to blame, exit status of the first."""
 END = ("early-exit", "crash", "killed", "straggler")
 """After these a job ends by itself."""
 MAY_BE_STOPPED = ("early-exit", "exit-hang")
@@ -133,7 +133,7 @@ def test_the_culprit_on_another_node_is_named(hosts, tmp_path, kind):
     assert first.status in {status, *((124,) if kind in MAY_BE_STOPPED else ())}, first.stderr
     rows = [(row["rank"], row["host"]) for row in first.report["ranks"]]
     assert rows == [(number, f"dd{number}") for number in range(world)]
-    # What the first node found is told to all.
+    # What the first node found is reported to all.
     assert all(other.named == first.named for other in others)
 
 

@@ -120,7 +120,7 @@ def test_a_master_that_one_host_cannot_resolve(hosts):
 
 
 def test_a_master_that_resolves_differently(hosts, tmp_path):
-    """Nobody is at the address that the second host was told; they meet by a folder that they share."""
+    """Nobody is at the address that the second host was reported; they meet by a folder that they share."""
     with (
         own_hosts_file(hosts, 0, f"{hosts.address(0)} head"),
         own_hosts_file(hosts, 1, f"{hosts.address(2)} head"),
@@ -182,7 +182,7 @@ def test_an_endpoint_on_a_second_card_is_hosted_by_nobody(hosts, second_card):
         assert status == 1
 
 
-def test_an_endpoint_on_a_second_card_with_a_host_that_is_told(hosts, second_card):
+def test_an_endpoint_on_a_second_card_with_a_host_that_is_given(hosts, second_card):
     for report, status in meet(hosts, by_endpoint(second_card, conf=("is_host=1", "is_host=0"))):
         assert kinds(report) == set(), report["findings"]
         assert status == 0

@@ -57,6 +57,6 @@ def test_a_setting_from_a_variable_is_left_to_typer() -> None:
     assert read("train.py", DDPDOCTOR_QUIET="") is not None
 
 
-def test_wrong_use_is_told_as_ever() -> None:
+def test_wrong_use_is_reported_as_ever() -> None:
     with pytest.raises(UserError, match="no script"):
         read("--quiet")

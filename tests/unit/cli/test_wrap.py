@@ -29,7 +29,7 @@ def test_without_room_detail_is_for_who_asks_for_it(asked, level):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "env", "told"),
+    ("chosen", "env", "reported"),
     [
         ("AUTO", {}, "over NCCL it is off already"),
         ("DETAIL", {}, "0.3 to 1 ms"),
@@ -39,14 +39,14 @@ def test_without_room_detail_is_for_who_asks_for_it(asked, level):
         (None, {}, None),
     ],
 )
-def test_the_price_of_detail_is_told_to_who_pays_it(chosen, env, told):
+def test_the_price_of_detail_is_shown_to_who_pays_it(chosen, env, reported):
     note = debug_note(chosen, env)
-    assert note is None if told is None else told in note
+    assert note is None if reported is None else reported in note
 
 
-@pytest.mark.parametrize(("hang_timeout_s", "is_told"), [(300, False), (599, False), (600, True)])
-def test_a_hang_timeout_that_torch_does_not_wait_for_is_told_before_the_start(hang_timeout_s, is_told):
-    assert (_patience_note(hang_timeout_s) is not None) is is_told
+@pytest.mark.parametrize(("hang_timeout_s", "is_reported"), [(300, False), (599, False), (600, True)])
+def test_a_hang_timeout_that_torch_does_not_wait_for_is_reported_before_the_start(hang_timeout_s, is_reported):
+    assert (_patience_note(hang_timeout_s) is not None) is is_reported
 
 
 @pytest.mark.parametrize("is_command", [True, False])

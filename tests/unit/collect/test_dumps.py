@@ -72,7 +72,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("who", ABORTS)
-def test_a_real_abort_tells_whether_python_sent_it(who: str) -> None:
+def test_a_real_abort_shows_whether_python_sent_it(who: str) -> None:
     program = f"import faulthandler; faulthandler.enable()\n{ABORTS[who]}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     fatal = split_fatal(done.stderr)[1]

@@ -1,4 +1,4 @@
-"""How processes ended, from what is left of them; and who of those that were told to end was told by a launcher."""
+"""How processes ended, from what is left of them; and who of those that were asked to end had a launcher ask it."""
 
 import os
 import signal
@@ -65,7 +65,7 @@ def test_a_process_says_itself_how_it_left(notes, cells, code, tmp_path):
         ("100-7.term", "Stack (most recent call first):\n", -signal.SIGTERM),
     ],
 )
-def test_what_it_wrote_at_a_signal_tells_which_it_was(file, text, code, tmp_path):
+def test_what_it_wrote_at_a_signal_shows_which_it_was(file, text, code, tmp_path):
     contents = recorded(tmp_path)
     (tmp_path / "evidence").mkdir()
     (tmp_path / "evidence" / file).write_text(text)
@@ -117,7 +117,7 @@ def at(code, ms):
         ({1: at(0, 0), 2: at(-15, 100)}, None),
     ],
 )
-def test_ranks_told_to_end_after_another_failed_were_stopped_by_the_launcher(ends, stop_ms):
+def test_ranks_asked_to_end_after_another_failed_were_stopped_by_the_launcher(ends, stop_ms):
     found = stop_of_others([source(pid) for pid in ends], ends, WatchedJob())
     assert found == (None if stop_ms is None else GONE + stop_ms * MS)
 

@@ -40,7 +40,7 @@ def test_the_first_difference_is_kept_with_its_sides_and_the_last_good_moment(tm
     assert [values.rank for values in dict(stream.values)[4]] == [0, 1, 2, 3]
 
 
-def test_kinds_are_told_apart(tmp_path: Path) -> None:
+def test_kinds_are_distinguished(tmp_path: Path) -> None:
     names = [row("w", "g"), row("w"), row("w", "s", "exp_avg"), row("mean", "b")]
     points = {1: [("g", "p", "s", "m")] * 2, 2: [("g", "p", "s", "m"), ("g", "p", "t", "n")]}
     points |= {4: [("g", "p", "s", "m"), ("g", "q", "t", "n")]}
@@ -155,7 +155,7 @@ def test_a_late_rank_is_waited_for_while_it_lives(tmp_path: Path) -> None:
     assert not comparer.compare(writers)
     ranks[2].write(1, "w")
     assert comparer.compare(writers)
-    assert not comparer.compare(writers), "a difference is told once"
+    assert not comparer.compare(writers), "a difference is reported once"
     assert only_stream(comparer.consistency()).differences[0].splits[0].sides == ((0, 2), (1,))
 
 

@@ -117,7 +117,7 @@ def test_a_file_that_its_rank_is_making_is_read_once_it_is_there(tmp_path: Path)
     assert (found.streams[0].ranks, found.unread) == ((0, 1, 2), ())
 
 
-def test_a_file_that_is_gone_while_it_is_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_while_it_is_read_is_reported(tmp_path: Path) -> None:
     ranks = write_three(tmp_path)
     comparer = Comparer(tmp_path, check_every=50)
     comparer.compare([rank.process() for rank in ranks])

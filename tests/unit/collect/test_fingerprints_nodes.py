@@ -156,7 +156,7 @@ def test_the_same_two_sides_on_each_node_are_seen_whole(tmp_path: Path) -> None:
     assert difference.splits[0].sides == ((0, 2), (1, 3))
 
 
-def test_what_was_never_told_is_compared_from_the_files(tmp_path: Path) -> None:
+def test_what_was_never_reported_is_compared_from_the_files(tmp_path: Path) -> None:
     job = FakeJob(tmp_path, 2, 1)
     job.write(1, "w", "b")
     job.nodes[0].write(2, "w", "b")
@@ -165,7 +165,7 @@ def test_what_was_never_told_is_compared_from_the_files(tmp_path: Path) -> None:
     assert (difference.number, difference.last_equal, difference.splits[0].sides) == (2, 1, ((0,), (1,)))
 
 
-def test_what_was_told_goes_before_what_the_files_add(tmp_path: Path) -> None:
+def test_what_was_reported_goes_before_what_the_files_add(tmp_path: Path) -> None:
     job = FakeJob(tmp_path, 2, 1)
     for number in (1, 2):
         job.write(number, "w", "b")
@@ -223,7 +223,7 @@ def test_random_states_are_the_same_only_where_they_are_on_all_nodes(tmp_path: P
         assert (stream.compared, stream.same_random) == (3, 3 if seeds[1] == "r" else 0)
 
 
-def test_streams_of_one_node_alone_are_not_told_and_stay(tmp_path: Path) -> None:
+def test_streams_of_one_node_alone_are_not_reported_and_stay(tmp_path: Path) -> None:
     job = FakeJob(tmp_path, 2, 2)
     for node in job.nodes:
         for rank in node.ranks:

@@ -131,7 +131,7 @@ def test_nothing_refuses(tmp_path, nft, iptables):
     assert read(tmp_path, nft=nft, iptables=iptables) == ()
 
 
-def test_a_chain_that_both_tools_show_is_told_once(tmp_path):
+def test_a_chain_that_both_tools_show_is_reported_once(tmp_path):
     nft = "table ip filter {\n\tchain INPUT {\n\t\ttype filter hook input priority filter; policy drop;\n\t}\n}\n"
     (chain,) = read(tmp_path, nft=nft, iptables=UFW)
     assert chain.name == "iptables filter INPUT"

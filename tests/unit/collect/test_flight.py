@@ -89,7 +89,7 @@ def test_of_several_groups_the_oldest_pending_is_the_innermost_call() -> None:
         ("scheduled", True, "nccl2:all_reduce", DeviceState.UNKNOWN),
     ],
 )
-def test_queued_and_running_are_told_apart_only_where_torch_can(
+def test_queued_and_running_are_distinguished_only_where_torch_can(
     *, state: str, timed: bool, name: str, expected: DeviceState
 ) -> None:
     (found,) = pending([entry(3, state, name=name)], timed=timed)
@@ -108,7 +108,7 @@ def test_what_is_older_than_a_completed_one_of_its_group_is_done() -> None:
 @pytest.mark.parametrize(
     ("name", "op", "peer"), [("recv 1<-0", "recv", 0), ("send 1->3", "send", 3), ("recv 1<-?", "recv", None)]
 )
-def test_point_to_point_is_told_by_its_name(name: str, op: str, peer: int | None) -> None:
+def test_point_to_point_is_recognized_by_its_name(name: str, op: str, peer: int | None) -> None:
     (found,) = pending([p2p(1, name)])
     assert (found.op, found.peer, found.seq, found.native) == (op, peer, None, True)
 
@@ -138,7 +138,7 @@ def test_a_batch_of_collectives_without_parts_is_pending_by_itself() -> None:
     assert (found.op, found.site) == ("all_gather", SITE)
 
 
-def test_entries_of_nccl2_on_torch_2_15_tell_groups_reducer_and_point_to_point() -> None:
+def test_entries_of_nccl2_on_torch_2_15_show_groups_reducer_and_point_to_point() -> None:
     entries = json.loads((DATA / "nccl2-2.15.json").read_text())["entries"]
     found = pending(entries, call(1), call(2, "broadcast"))
     assert [(one.group, one.op, one.seq, one.peer, one.dtype, one.shape) for one in found] == [

@@ -155,6 +155,6 @@ def test_a_rank_that_does_not_know_all_is_none(missing):
         ({"MASTER_ADDR": "n0"}, None),
     ],
 )
-def test_on_one_host_the_rank_is_the_number_on_the_host_unless_it_is_told(more, local_rank):
+def test_on_one_host_the_rank_is_the_number_on_the_host_unless_it_is_given(more, local_rank):
     env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", **more}
     assert seen_ranks(env).local_rank == local_rank

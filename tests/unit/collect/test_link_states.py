@@ -108,7 +108,7 @@ def test_ranks_of_one_socket_are_far_from_half_of_the_gpus():
 
 
 @pytest.mark.parametrize("kind", CHECKS)
-def test_a_container_without_gpu_is_told_why_nothing_was_checked(kind):
+def test_a_container_without_gpu_is_given_the_reason_why_nothing_was_checked(kind):
     check, _ = ask(kind, read_machine("container-nogpu"))
     assert check.outcome is Outcome.SKIPPED
     assert check.reason

@@ -86,7 +86,7 @@ def test_what_the_hypervisor_took():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (None, "this system does not tell how busy its processors are"),
+        (None, "this system does not report how busy its processors are"),
         (HEAD + "cpu0 0 0 0 0 0 0 0 0 0 0", "/proc/stat stands still here, as in a sandbox"),
     ],
 )

@@ -72,7 +72,7 @@ def test_a_process_of_another_host_may_live(tmp_path: Path) -> None:
     assert (found.named_pid, found.named_lives, found.named_host) == (ENDED, None, "some-other-host")
 
 
-def test_a_lock_of_the_kernel_is_told_by_its_holder(tmp_path: Path) -> None:
+def test_a_lock_of_the_kernel_is_recognized_by_its_holder(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     code = (
         "import fcntl,sys; f=open(sys.argv[1],'w'); fcntl.flock(f,fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"

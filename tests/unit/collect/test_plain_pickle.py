@@ -22,11 +22,11 @@ PLAIN = {"a": [1, -2, 2**40, 1.5, True, None, ()], "b": {"c": (1, 2, 3, 4)}, "d"
 
 
 def test_a_dump_of_torch_holds_what_its_json_does() -> None:
-    told = parse_plain_pickle(DUMP)
+    reported = parse_plain_pickle(DUMP)
     expected = json.loads((DATA / "nccl2-2.15.json").read_text())
     names = [entry["profiling_name"] for entry in expected["entries"]]
-    assert [entry["profiling_name"] for entry in told["entries"]] == names
-    assert told["version"] == expected["version"]
+    assert [entry["profiling_name"] for entry in reported["entries"]] == names
+    assert reported["version"] == expected["version"]
 
 
 def test_plain_values_come_back_as_they_were() -> None:

@@ -92,7 +92,7 @@ def test_of_two_trainings_one_after_the_other_the_last_counts():
     assert found(*rings, watched=watched) == [(0, 30), (1, 31)]
 
 
-def test_two_living_processes_of_one_number_are_both_told():
+def test_two_living_processes_of_one_number_are_both_reported():
     assert found(ring(20, RANK=0, joined=0), ring(21, RANK=0, joined=0)) == [(0, 20), (0, 21)]
 
 

@@ -63,7 +63,7 @@ def test_a_name_that_is_hidden_does_not_hide_a_tool(tmp_path):
     assert [one.wchan for one in find_stuck(system, no_wait)] == [""]
 
 
-def test_the_stack_tells_what_the_name_does_not(tmp_path):
+def test_the_stack_shows_what_the_name_does_not(tmp_path):
     system = load_machine("nvlink8", tmp_path, "stuck")
     (tmp_path / "proc/778/stack").write_text("[<0>] rwsem_down_write_slowpath\n[<0>] uvm_ioctl+0x1/0x2 [nvidia_uvm]\n")
     assert [one.pid for one in find_stuck(system, no_wait)] == [777, 778]

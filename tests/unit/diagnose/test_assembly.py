@@ -120,7 +120,7 @@ def test_the_first_readers_clock_counts():
     assert assemble(launch(2), [ahead, facts(0, reads=True)]).nodes[0].clock == CLOCK
 
 
-def test_other_versions_of_ddpdoctor_are_told():
+def test_other_versions_of_ddpdoctor_are_reported():
     fleet = assemble(launch(), [*TWO_HOSTS[1:3], facts(1, version="9.1"), facts(3, "b", version="9.1")])
     assert fleet.problems == (f"ranks 1 and 3: ddpdoctor 9.1, and {ddpdoctor.__version__} on rank 0",)
 

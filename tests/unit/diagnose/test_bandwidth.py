@@ -95,7 +95,7 @@ def test_nothing_measured_is_a_report_too():
         (bench(SLOW), BenchReportOptions(use_reference=False), Severity.WARNING, 0),
         (bench(SLOW), BenchReportOptions(expect_gb_s=400.0), Severity.ERROR, 1),
         (bench(SLOW), BenchReportOptions(expect_gb_s=400.0), None, 0),
-        # What was demanded and cannot be told
+        # What was demanded and cannot be determined
         (cpus(NOISY), BenchReportOptions(expect_gb_s=1.0), Severity.ERROR, 4),
         (cpus(NOISY), BenchReportOptions(expect_gb_s=1.0), None, 4),
         (cpus(NOISY), BenchReportOptions(expect_gb_s=1.0), Severity.INFO, 1),

@@ -83,7 +83,7 @@ def test_a_desktop_whose_cards_have_no_peer_access():
     assert sources(node, logs=logs) == ["DD323 p2p", "NCCL's log"]
 
 
-def test_gloo_on_one_host_is_told_what_it_is():
+def test_gloo_on_one_host_is_named_as_what_it_is():
     node = node_of("container-nogpu", ranks=range(2))
     (reason,) = find_reasons(bench_of(node, backend="gloo"), Fleet(nodes=(node,)))
     assert "of no network" in reason.text
@@ -226,4 +226,4 @@ def test_what_is_read_by_itself_comes_last(tmp_path):
 
     assert isinstance(node.limits, Limits)
     assert isinstance(node.load, Unread)
-    assert node.load.reason == "this system does not tell how busy its processors are"
+    assert node.load.reason == "this system does not report how busy its processors are"

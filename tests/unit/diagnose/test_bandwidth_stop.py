@@ -179,7 +179,7 @@ def test_a_bench_that_a_user_ended_has_nobody_to_blame(error):
     assert stop_findings(bench(*positions, ending=Ending.INTERRUPTED, signal="SIGINT")) == ()
 
 
-def test_a_user_who_ends_a_bench_that_hangs_is_told_why():
+def test_a_user_who_ends_a_bench_that_hangs_gets_the_reason():
     positions = (position(0), between(1), position(2))
     (finding,) = stop_findings(bench(*positions, ending=Ending.INTERRUPTED, signal="SIGINT"))
     assert (finding.kind, finding.ranks) == ("stuck", (1,))

@@ -72,7 +72,7 @@ def raise_not_read(why):
     return check_one
 
 
-def test_a_missing_fact_is_skipped_and_a_broken_one_could_not_be_told():
+def test_a_missing_fact_is_skipped_and_a_broken_one_could_not_be_determined():
     for why, outcome in {
         Why.ABSENT: Outcome.SKIPPED, Why.DENIED: Outcome.SKIPPED, Why.NOT_ASKED: Outcome.SKIPPED,
         Why.NEEDLESS: Outcome.SKIPPED, Why.TIMEOUT: Outcome.INCONCLUSIVE, Why.ERROR: Outcome.INCONCLUSIVE,

@@ -24,7 +24,7 @@ JOBS = {
 }
 
 
-def told(report: Report) -> tuple[object, ...]:
+def reported(report: Report) -> tuple[object, ...]:
     """Return what a report says first: status, exit status, and the verdict with its sentence and lines."""
     assert report.job is not None
     verdict = report.verdict
@@ -42,10 +42,10 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_a_report_that_was_removed_is_drawn_as_it_was(saved: Path) -> None:
     before = read_run(saved)
-    assert told(before)[:4] == JOBS[saved.name]
+    assert reported(before)[:4] == JOBS[saved.name]
     (saved / "report.json").unlink()
     again = read_run(saved)
-    assert told(again) == told(before)
+    assert reported(again) == reported(before)
     assert status_line(again) == status_line(before)
 
 
@@ -76,4 +76,4 @@ def test_a_damaged_end_is_passed_over(tmp_path: Path, text: str) -> None:
     before = read_run(tmp_path / "killed")
     (tmp_path / "killed" / "report.json").unlink()
     (tmp_path / "killed" / "end.json").write_text(text)
-    assert told(read_run(tmp_path / "killed")) == told(before)
+    assert reported(read_run(tmp_path / "killed")) == reported(before)

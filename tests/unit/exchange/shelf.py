@@ -6,7 +6,7 @@ from ddpdoctor.exchange.store import StoreError
 
 
 class Shelf:
-    """A ``Store`` that keeps everything it was ever told to set."""
+    """A ``Store`` that keeps everything it was ever asked to set."""
 
     def __init__(self):
         self.values = {}

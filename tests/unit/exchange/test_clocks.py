@@ -30,9 +30,9 @@ class FarServer:
     def now(self):
         there, back = next(self._trips)
         self.now_ns += there
-        told = Times(self.now_ns + 10**18 - self._wall_ahead_ns, self.now_ns - self._ahead_ns)
+        reported = Times(self.now_ns + 10**18 - self._wall_ahead_ns, self.now_ns - self._ahead_ns)
         self.now_ns += back
-        return told
+        return reported
 
 
 @pytest.mark.parametrize("ahead_ns", [-7_000_000_000, 0, 123_456_789])

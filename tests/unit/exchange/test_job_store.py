@@ -48,11 +48,11 @@ def put(torchs, key, value):
 
 
 def test_a_reader_sees_all_keys_and_has_no_way_to_write(agent, torchs):
-    put(torchs, "key", "told")
+    put(torchs, "key", "value")
     reader = open_store_reader("127.0.0.1", agent[1], 60)
     keys = reader.list_keys()
     assert PREFIX + "key" in keys
-    assert (reader.get(PREFIX + "key"), reader.get(PREFIX + "none")) == (b"told", None)
+    assert (reader.get(PREFIX + "key"), reader.get(PREFIX + "none")) == (b"value", None)
     assert reader.list_keys() == keys
     assert sorted(torchs.list_keys()) == sorted(keys)
     assert {name for name in vars(StoreReader) if not name.startswith("_")} == {"get", "has", "list_keys", "close"}
@@ -64,8 +64,8 @@ def test_torch_and_we_read_what_the_other_wrote(agent, torchs):
     ours.set("key", value)
     assert ours.get("key") == value  # our own set is through, too
     assert torchs.get(PREFIX + "key") == value
-    put(torchs, "theirs", "told")
-    assert (ours.get("theirs"), ours.get("nothing"), ours.get("the launcher's")) == (b"told", None, None)
+    put(torchs, "theirs", "value")
+    assert (ours.get("theirs"), ours.get("nothing"), ours.get("the launcher's")) == (b"value", None, None)
     put(torchs, "empty", "")
     assert ours.get("empty") == b""
     assert [ours.add("count", n) for n in (0, 3, -1)] == [0, 3, 2]
@@ -105,7 +105,7 @@ def test_a_value_over_the_limit_is_not_read(agent, torchs):
         ours.get("large")
 
 
-def test_a_store_that_ends_is_told(agent):
+def test_a_store_that_ends_is_reported(agent):
     process, _ = agent
     ours = opened(agent)
     assert ours.add("count", 1) == 1

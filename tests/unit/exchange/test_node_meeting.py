@@ -100,7 +100,7 @@ def test_the_way_that_is_wanted_first_is_taken_where_all_get_through(ways):
     assert find_meeting([*ways.values()][::-1], TOKEN, LIMIT_S).way == "folder"
 
 
-def test_what_the_blocked_ways_saw_is_told_and_typed(ways):
+def test_what_the_blocked_ways_saw_is_reported_and_typed(ways):
     port = blocked_port()
     found = find_meeting([port, ways["folder"]], TOKEN, LIMIT_S)
 
@@ -117,11 +117,11 @@ def test_where_no_way_gets_through_each_says_what_it_saw(tmp_path):
         raise StoreError("it refuses")
 
     nowhere = OwnPort(("no-such-host.invalid",), 1)
-    with pytest.raises(NoMeeting) as told:
+    with pytest.raises(NoMeeting) as reported:
         find_meeting([nowhere, OverStore(closed), Folder(tmp_path)], TOKEN, BRIEFLY_S)
-    assert str(told.value).startswith("by own port: no-such-host.invalid:1: the name does not resolve")
-    assert str(told.value).endswith("; by store: it refuses; by folder: nobody serves it")
-    assert [attempt.contact for attempt in told.value.tried[0].attempts] == [Contact.UNRESOLVED]
+    assert str(reported.value).startswith("by own port: no-such-host.invalid:1: the name does not resolve")
+    assert str(reported.value).endswith("; by store: it refuses; by folder: nobody serves it")
+    assert [attempt.contact for attempt in reported.value.tried[0].attempts] == [Contact.UNRESOLVED]
 
 
 def test_without_any_way_there_is_no_meeting():
@@ -129,7 +129,7 @@ def test_without_any_way_there_is_no_meeting():
         find_meeting([], TOKEN, 0.1)
 
 
-def test_what_answers_and_is_no_ddpdoctor_is_told():
+def test_what_answers_and_is_no_ddpdoctor_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
@@ -138,9 +138,9 @@ def test_what_answers_and_is_no_ddpdoctor_is_told():
                     server.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         threading.Thread(target=serve, daemon=True).start()
-        with pytest.raises(NoMeeting, match="something answers that is not ddpdoctor") as told:
+        with pytest.raises(NoMeeting, match="something answers that is not ddpdoctor") as reported:
             find_meeting([OwnPort(("127.0.0.1",), server.getsockname()[1])], TOKEN, BRIEFLY_S)
-    assert told.value.tried[0].attempts[0].contact is Contact.NO_STORE
+    assert reported.value.tried[0].attempts[0].contact is Contact.NO_STORE
 
 
 def test_a_meeting_that_opens_later_is_waited_for(tmp_path):
@@ -188,9 +188,9 @@ def test_a_meeting_that_has_closed_says_so(tmp_path):
 
 
 def test_who_does_not_hold_the_token_gets_in_by_no_way(meeting, ways):
-    with pytest.raises(NoMeeting) as told:
+    with pytest.raises(NoMeeting) as reported:
         find_meeting([*ways.values()], b"another", BRIEFLY_S)
-    assert all("does not hold the same token" in tried.words for tried in told.value.tried)
+    assert all("does not hold the same token" in tried.words for tried in reported.value.tried)
     assert meeting.strangers >= 1
     assert meeting.heard() == {}
 

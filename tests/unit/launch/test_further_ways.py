@@ -133,9 +133,9 @@ def test_a_word_of_very_many_addresses_starts_no_thread_for_each(store, taken, t
         )
         assert opened.get(SECOND_PORT) is not None
     way = next(way for way in further_ways(place(1, taken, port), tmp_path) if isinstance(way, OtherPort))
-    with pytest.raises(StoreError) as told:
+    with pytest.raises(StoreError) as reported:
         open_meeting(way, b"secret", 3.0)
-    assert str(told.value).count("connection refused") == MOST_ADDRESSES
+    assert str(reported.value).count("connection refused") == MOST_ADDRESSES
 
 
 def test_the_addresses_of_the_interface_that_the_job_uses_come_first(monkeypatch):

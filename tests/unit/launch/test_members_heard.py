@@ -43,7 +43,7 @@ def test_presence(case):
     assert members(make()).seen().nodes[1].presence is expected
 
 
-def test_who_never_came_is_absent_under_the_name_that_was_told():
+def test_who_never_came_is_absent_under_the_name_that_was_given():
     node = members().seen().nodes[1]
     assert (node.presence, node.host, node.heard_ns) == (Presence.ABSENT, "dd1", None)
 
@@ -53,7 +53,7 @@ def test_the_last_word_is_a_status(left, status):
     assert members(heard(left=left)).seen().nodes[1].status == status
 
 
-def test_a_greeting_gives_name_and_clocks_and_tells_of_a_number_that_two_have():
+def test_a_greeting_gives_name_and_clocks_and_reports_a_number_that_two_have():
     made = members(heard())
     assert made.unknown() == [1]
     made.greet(1, Greeting(host="h", pid=1, started_as=0, wall_offset_s=0.5, clock_offset_ns=7, clock_error_ns=2))

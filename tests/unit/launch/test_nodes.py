@@ -68,7 +68,7 @@ def test_clocks_are_measured_anew_with_each_answer(pair: Pair, tmp_path: Path):
 
 def test_a_job_that_is_stopped_has_all_know_before(pair: Pair):
     first, other = pair
-    first.tell(NOTHING, stop=True, place="node0:/run")
+    first.announce(NOTHING, stop=True, place="node0:/run")
     verdict = other.take_verdict()
     assert verdict is not None
     assert (verdict.stop, verdict.place, verdict.judgement) == (True, "node0:/run", NOTHING)
@@ -95,7 +95,7 @@ def test_a_first_that_leaves_after_its_word_is_obeyed_all_the_same(pair: Pair, t
     first, other = pair
     examining = Examining(cast("Watch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, "auto", "node1:/run")
     examining.nodes = other
-    first.tell(NOTHING, stop=True, place="node0:/run")
+    first.announce(NOTHING, stop=True, place="node0:/run")
     first.close()
     assert wait_for(lambda: other.alone_since_ns is not None)
     looked = examining.examine()
@@ -111,7 +111,7 @@ def test_a_first_that_went_while_the_launcher_here_went_on_has_the_last_word_whe
     examining = Examining(cast("Watch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, "auto", "node1:/run")
     examining.nodes = other
     found = Finding(code="DD603", kind="early-exit", severity=severity, confidence=Confidence.HIGH, summary="rank 1")
-    first.tell(Judgement(findings=(found,), checks=(), certain=True), stop=False, place="node0:/run")
+    first.announce(Judgement(findings=(found,), checks=(), certain=True), stop=False, place="node0:/run")
     assert wait_for(lambda: other.verdict is not None)
     assert examining.examine() is None
     first.close()
@@ -126,7 +126,7 @@ def test_members_that_look_for_another_way_still_are_waited_for_before_a_job_is_
     other = OtherNode(place(1, port), "node1", (OwnPort(("127.0.0.1",), port),))
     late = threading.Timer(1.0, other.start)
     late.start()
-    first.tell(NOTHING, stop=True, place="node0:/run")
+    first.announce(NOTHING, stop=True, place="node0:/run")
     verdict = other.take_verdict()
     late.join()
     other.close()

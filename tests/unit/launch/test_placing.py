@@ -156,7 +156,7 @@ def test_the_first_task_serves_the_store() -> None:
         ("--nnodes 2 t.py", {"SLURM_RESTART_COUNT": "3"}, ("c10d", "slurm-12.0-3", "n1:29044", "is_host=0")),
     ],
 )
-def test_what_the_user_told_torchrun_is_left_alone(line: str, env: dict[str, str], added: tuple[str, ...]) -> None:
+def test_what_the_user_set_for_torchrun_is_left_alone(line: str, env: dict[str, str], added: tuple[str, ...]) -> None:
     found = placed(line, step(**env))
     assert tuple(one.partition("=")[2] for one in found.torchrun_args) == added
     assert found.number == 1
@@ -171,9 +171,9 @@ def test_several_tasks_a_node_become_ranks() -> None:
     }  # fmt: skip
     assert found.names == ("n1",) * 8 + ("n2",) * 8
     assert found.note is None
-    told = placed("train.py", ranks_step(SLURM_PROCID="0", SLURM_NODEID="0", SLURMD_NODENAME="n1")).note
-    assert told is not None
-    assert "16 Slurm tasks on 2 nodes" in told
+    reported = placed("train.py", ranks_step(SLURM_PROCID="0", SLURM_NODEID="0", SLURMD_NODENAME="n1")).note
+    assert reported is not None
+    assert "16 Slurm tasks on 2 nodes" in reported
 
 
 def test_tasks_that_are_dealt_out_in_turn_have_no_known_hosts() -> None:
@@ -212,10 +212,10 @@ def test_tasks_of_one_node_meet_there() -> None:
     ],
 )
 def test_a_torchrun_in_each_of_several_tasks_a_node_is_refused(line: str, env: dict[str, str], named: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as reported:
         placed(line, ranks_step(**env))
-    assert f"16 tasks on 2 nodes, and {named} makes each" in told.value.message
-    assert "--ntasks-per-node=1" in str(told.value.help)
+    assert f"16 tasks on 2 nodes, and {named} makes each" in reported.value.message
+    assert "--ntasks-per-node=1" in str(reported.value.help)
 
 
 def test_a_torchrun_a_task_where_the_user_counts_them_so() -> None:
@@ -229,14 +229,14 @@ def test_a_command_in_a_step_is_run_as_it_stands() -> None:
     assert (found.variables, found.torchrun_args, found.note) == ((), (), None)
 
 
-def test_nodes_that_the_step_does_not_have_are_told() -> None:
+def test_nodes_that_the_step_does_not_have_are_reported() -> None:
     note = placed("--nnodes 3 t.py", step(SLURM_PROCID="0")).note
     assert note is not None
     assert "--nnodes is 3, and this Slurm step has 2 tasks" in note
     assert placed("--nnodes 2:4 t.py", step(SLURM_PROCID="0")).note is None
 
 
-def test_a_batch_script_that_leaves_nodes_idle_is_told() -> None:
+def test_a_batch_script_that_leaves_nodes_idle_is_reported() -> None:
     shell = {"SLURM_JOB_ID": "12", "SLURM_NNODES": "4", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
     found = placed("train.py", shell)
     assert found.alone

@@ -38,5 +38,5 @@ def test_rank_0_decides_while_it_can(statuses, status):
         ((-signal.SIGKILL, 1), ""),
     ],
 )
-def test_ranks_that_fail_in_silence_are_told_where_rank_0_waits_for_them(statuses, words):
+def test_ranks_that_fail_in_silence_are_reported_where_rank_0_waits_for_them(statuses, words):
     assert describe_lost(statuses) == words

@@ -53,20 +53,20 @@ def raises(*_: Any) -> Judgement:
 def test_a_job_that_cannot_be_judged_goes_on_and_that_is_said_once(
     load_judge: Any, said: str, tmp_path: Path, *, fails: bool
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     saved: list[Outcome] = []
     release = tmp_path / "release"
 
     def hear(what: str) -> None:
-        told.append(what)
+        reported.append(what)
         release.touch()
 
-    ignore = {name: lambda *_: None for name in ("show", "go_on", "withdraw", "tell_of_replicas")}
-    notifier = Notifier(save=saved.append, tell_of_crash=hear, **ignore)  # type: ignore[arg-type]
+    ignore = {name: lambda *_: None for name in ("show", "go_on", "withdraw", "report_replicas")}
+    notifier = Notifier(save=saved.append, report_crash=hear, **ignore)  # type: ignore[arg-type]
     command = (sys.executable, "-c", WAITS_FOR_A_FILE.format(file=str(release)))
     folder = tmp_path / "run"
     folder.mkdir()
     outcome = Session(options(folder, *command), load_judge, notifier).run()
-    assert told == [said]
+    assert reported == [said]
     assert outcome.exit_status == 7
     assert (outcome.failure is not None) == fails

@@ -27,7 +27,7 @@ def test_a_slice_is_packed_as_well(part: slice) -> None:
     assert tuple(pack_calls(CALLS)[part]) == CALLS[part]
 
 
-def test_open_calls_are_told_from_those_that_have_ended() -> None:
+def test_open_calls_are_distinguished_from_those_that_have_ended() -> None:
     log = pack_calls(CALLS)
     assert log.open() == (CALLS[3],)
     assert tuple(log.ended()) == (*CALLS[:3], *CALLS[4:])

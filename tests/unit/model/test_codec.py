@@ -172,7 +172,7 @@ def test_the_codec_imports_only_the_modules_whose_records_it_meets():
     assert done.stdout.strip() == "False"
 
 
-def test_unread_is_told_from_a_section():
+def test_unread_is_distinguished_from_a_section():
     unread = Unread(why=Why.DENIED, reason="no")
     node = Node(host="n", limits=unread, conf_files=())
     assert there_and_back(node) == node

@@ -60,9 +60,9 @@ def test_nodes_range(text, nodes):
         ({"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "1", "PET_NNODES": "4"}, 1),
     ],
 )
-def test_nodes_told(variables, nodes):
-    told = read_node_count(process(0, **variables))
-    assert (told.nodes if told is not None else None) == nodes
+def test_nodes_given(variables, nodes):
+    given = read_node_count(process(0, **variables))
+    assert (given.nodes if given is not None else None) == nodes
 
 
 @pytest.mark.parametrize(

@@ -218,17 +218,17 @@ def test_those_that_did_not_come_are_named():
         (("", "bad", "worse"), 3, "rank 1: bad"),
     ],
 )
-def test_a_wrong_command_line_is_told_with_its_rank_unless_all_have_it(problems, world_size, message):
+def test_a_wrong_command_line_is_reported_with_its_rank_unless_all_have_it(problems, world_size, message):
     proposals = [proposal(rank, problem=problem) for rank, problem in enumerate(problems)]
 
     assert refusal(proposals, world_size).problem == message
 
 
 @pytest.mark.parametrize(
-    ("problems", "told"),
+    ("problems", "reported"),
     [(("", "bad"), ["rank 1: bad"]), (("bad", ""), ["rank 0: bad"]), (("bad", "bad"), ["bad"]), (("", ""), [])],
 )
-def test_rank_0_tells_why_nothing_runs_and_all_ranks_end_alike(problems, told):
+def test_rank_0_says_why_nothing_runs_and_all_ranks_end_alike(problems, reported):
     launch = Launch(launcher=Launcher.ENVIRONMENT, run="", world_size=2)
     talk, shown, ran = Conversation(LocalStore()), [[], []], []
 
@@ -245,8 +245,8 @@ def test_rank_0_tells_why_nothing_runs_and_all_ranks_end_alike(problems, told):
     with ThreadPoolExecutor() as pool:
         statuses = list(pool.map(take_part, range(2)))
 
-    assert (statuses, shown) == ([2 if told else 0] * 2, [told, []])
-    assert [(backend, len(members)) for backend, members in ran] == ([] if told else [("gloo", 2)] * 2)
+    assert (statuses, shown) == ([2 if reported else 0] * 2, [reported, []])
+    assert [(backend, len(members)) for backend, members in ran] == ([] if reported else [("gloo", 2)] * 2)
 
 
 def test_what_the_chosen_backend_cannot_reduce_is_refused():

@@ -1,4 +1,4 @@
-"""Real files of torch.save, damaged byte by byte: what is told of them, and that nothing in them is run."""
+"""Real files of torch.save, damaged byte by byte: what is reported of them, and that nothing in them is run."""
 
 import argparse
 import os
@@ -121,7 +121,7 @@ def test_any_changed_byte_of_the_data_is_found_and_none_raises(tmp_path):
             assert seen.damaged, place
 
 
-def test_any_length_of_what_is_left_is_told(tmp_path):
+def test_any_length_of_what_is_left_is_reported(tmp_path):
     content = save(tmp_path, training()).read_bytes()
     path = tmp_path / "cut.pt"
     lost = []

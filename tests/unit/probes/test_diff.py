@@ -37,13 +37,13 @@ def unequal(folder, *contents):
 def test_files_of_one_state_are_equal_and_everything_was_compared(tmp_path):
     facts = compare_files(saved(tmp_path, state(), state(), state()))
     assert facts.unequal == ()
-    assert facts.untold == ()
+    assert facts.incomparable == ()
     assert facts.tensors == 7 + 4 * 3 + 1
     assert [one.rank for one in facts.files] == [0, 1, 2]
     assert facts.files[0].size_bytes == (tmp_path / "ckpt_rank0.pt").stat().st_size
 
 
-def test_every_kind_is_told_with_its_name(tmp_path):
+def test_every_kind_is_reported_with_its_name(tmp_path):
     other = state()
     other["model"]["0.weight"][1, 2] += 0.5
     other["model"]["1.running_mean"][0] = 9
@@ -134,7 +134,7 @@ def test_names_that_only_some_files_have(tmp_path):
     assert found == {"model.0.bias": (((0,),), (1,)), "epoch": (((0,),), (1,))}
 
 
-def test_prefixes_of_wrappers_are_taken_off_and_told(tmp_path):
+def test_prefixes_of_wrappers_are_taken_off_and_reported(tmp_path):
     plain = state()
     wrapped = {**state(), "model": {f"module._orig_mod.{name}": one for name, one in plain["model"].items()}}
     part = {**state(), "model": {name.replace("0.", "0._orig_mod."): one for name, one in plain["model"].items()}}
@@ -267,7 +267,7 @@ def test_one_file_is_not_enough(tmp_path):
         compare_files(saved(tmp_path, state()))
 
 
-def test_tensors_that_cannot_be_told_are_named(tmp_path):
+def test_tensors_that_cannot_be_compared_are_named(tmp_path):
     quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
     facts = compare_files(saved(tmp_path, {"q": quantized, "w": torch.ones(1)}, {"q": quantized, "w": torch.ones(1)}))
-    assert (facts.unequal, facts.untold) == ((), ("q",))
+    assert (facts.unequal, facts.incomparable) == ((), ("q",))

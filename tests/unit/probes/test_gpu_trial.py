@@ -1,4 +1,4 @@
-"""The work that GPUs are given, done by the processor: exact when it is right, and told when it is wrong."""
+"""The work that GPUs are given, done by the processor: exact when it is right, and reported when it is wrong."""
 
 import pytest
 import torch

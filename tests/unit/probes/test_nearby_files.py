@@ -10,7 +10,7 @@ LIKE = {"epoch1.pt": 1000, "epoch2.pt": 1010, "epoch10.pt": 990}
 
 
 @pytest.mark.parametrize(
-    ("name", "others", "told"),
+    ("name", "others", "reported"),
     [
         ("epoch1.pt", {}, []),
         ("epoch1.pt", {"epoch11.pt.tmp": 5, "other.pt.tmp": 5}, ["epoch11.pt.tmp"]),
@@ -24,12 +24,12 @@ LIKE = {"epoch1.pt": 1000, "epoch2.pt": 1010, "epoch10.pt": 990}
         ("x.ckpt.tmp", {"x.ckpt.tmp": 4}, ["x.ckpt.tmp"]),
     ],
 )  # fmt: skip
-def test_unfinished_writes(name, others, told):
+def test_unfinished_writes(name, others, reported):
     found = find_leftovers(Path("runs") / name, {**LIKE, **others}, of_folder=False)
-    assert [Path(one.path).name for one in found] == told
+    assert [Path(one.path).name for one in found] == reported
 
 
-def test_of_a_folder_every_temporary_file_is_told():
+def test_of_a_folder_every_temporary_file_is_reported():
     found = find_leftovers(Path("a.pt"), {"a.pt": 1, "b.safetensors.incomplete": 2}, of_folder=True)
     assert [one.detail for one in found] == ["2 bytes; there is no b.safetensors"]
 

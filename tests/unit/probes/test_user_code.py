@@ -1,4 +1,4 @@
-"""The user's own functions: found, called, and told of where they fail."""
+"""The user's own functions: found, called, and reported of where they fail."""
 
 import sys
 
@@ -58,7 +58,7 @@ def test_functions_and_methods_of_the_working_directory_are_found():
         ("users_leaving:make", "it ended the process (SystemExit: 2)", "users_leaving.py:1"),
     ],
 )
-def test_what_cannot_be_found_is_told_with_what_to_do(name, message, hint):
+def test_what_cannot_be_found_is_reported_with_what_to_do(name, message, hint):
     with pytest.raises(UserError) as raised:
         load_callable(name, "--dataset")
     assert message in raised.value.message
@@ -71,7 +71,7 @@ def test_what_cannot_be_found_is_told_with_what_to_do(name, message, hint):
 @pytest.mark.parametrize(
     ("name", "message"), [("fail", "it failed: ValueError: no such folder"), ("leave", "SystemExit: 4")]
 )
-def test_an_error_is_told_by_its_first_line_and_the_users_own(name, message):
+def test_an_error_is_reported_by_its_first_line_and_the_users_own(name, message):
     function = load_callable(f"users_module:{name}", "--dataset")
     with pytest.raises(UserError, match="it failed") as raised, users_turn("it failed"):
         function()

@@ -30,5 +30,5 @@ def test_times_are_noted_where_torch_has_them(timing: str, rows: list[Any] | Non
     done = subprocess.run(
         [sys.executable, "-c", program], input=json.dumps(build), capture_output=True, text=True, check=True, env=env
     )
-    told = [json.loads(text)["rows"] for text in done.stdout.splitlines()]
-    assert told == ([rows] if rows else [])
+    reported = [json.loads(text)["rows"] for text in done.stdout.splitlines()]
+    assert reported == ([rows] if rows else [])

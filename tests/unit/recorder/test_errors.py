@@ -37,15 +37,15 @@ def read_shard() -> None:
     raise ValueError("bad shard")
 
 
-def test_the_error_that_the_main_thread_handles_is_told(monkeypatch) -> None:
+def test_the_error_that_the_main_thread_handles_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(here, "main_thread", threading.get_ident())
     assert asked_from_another_thread() is None
     try:
         read_shard()
     except ValueError:
-        told = asked_from_another_thread()
-    assert (told["type"], told["text"]) == ("ValueError", "bad shard")
-    assert told["frames"][-1]["n"] == "read_shard"
+        reported = asked_from_another_thread()
+    assert (reported["type"], reported["text"]) == ("ValueError", "bad shard")
+    assert reported["frames"][-1]["n"] == "read_shard"
     assert asked_from_another_thread() is None
 
 

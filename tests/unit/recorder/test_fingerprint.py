@@ -394,7 +394,7 @@ class Broken(torch.Tensor):
         raise RuntimeError("not now")
 
 
-def test_what_cannot_be_told_says_so_and_costs_the_others_nothing():
+def test_what_cannot_be_fingerprinted_says_so_and_costs_the_others_nothing():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     plain = torch.randn(3000)
@@ -419,7 +419,7 @@ def test_what_cannot_be_told_says_so_and_costs_the_others_nothing():
     assert found[-2] == ABSENT
 
 
-def test_a_shard_is_not_told(tmp_path):
+def test_a_shard_is_not_fingerprinted(tmp_path):
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import distribute_tensor
@@ -501,7 +501,7 @@ def test_nothing_of_the_caller_changes():
     assert torch.equal(weight.grad, torch.full_like(weight, 2))
 
 
-def test_in_a_compiled_function_it_is_told_or_not_and_never_something_else():
+def test_in_a_compiled_function_it_is_right_or_unknown_and_never_something_else():
     @torch.compile(backend="eager", fullgraph=False)
     def step(tensor):
         return tensor * 2, fingerprints([tensor])

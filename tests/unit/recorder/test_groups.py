@@ -61,18 +61,18 @@ def recorded(folder: Path, config: str) -> tuple[list[tuple[str, int]], list[tup
     """Return group and number of each call, and the groups that the evidence tells of."""
     command = [sys.executable, "-c", PROGRAM, str(folder), config]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={"DDPDOCTOR_RUN": str(folder)})
-    path, told = json.loads(done.stdout)
+    path, reported = json.loads(done.stdout)
     slots = read_ring_file(path).slots
-    return [(slot.group, slot.seq) for slot in map(slots.__getitem__, range(len(slots)))], told
+    return [(slot.group, slot.seq) for slot in map(slots.__getitem__, range(len(slots)))], reported
 
 
 def test_gloos_calls_in_a_group_with_nccl_have_numbers_of_their_own(tmp_path: Path) -> None:
-    calls, told = recorded(tmp_path, "cpu:gloo,cuda:nccl")
+    calls, reported = recorded(tmp_path, "cpu:gloo,cuda:nccl")
     assert calls == [("0", 1), ("0:gloo", 1), ("0:gloo", 2), ("0:gloo", 3), ("0", 2)]
-    assert told == [["0", 2, [0, 1]], ["0:gloo", 3, [0, 1]]]
+    assert reported == [["0", 2, [0, 1]], ["0:gloo", 3, [0, 1]]]
 
 
 def test_a_group_of_one_backend_has_one_counter(tmp_path: Path) -> None:
-    calls, told = recorded(tmp_path, "nccl")
+    calls, reported = recorded(tmp_path, "nccl")
     assert calls == [("0", 1), ("0", 2), ("0", 3), ("0", 4), ("0", 5)]
-    assert told == [["0", 5, [0, 1]]]
+    assert reported == [["0", 5, [0, 1]]]

@@ -1,4 +1,4 @@
-"""A rank that is told to end leaves its stack, and nothing that a script can see or do is different for it."""
+"""A rank that is asked to end leaves its stack, and nothing that a script can see or do is different for it."""
 
 import os
 import signal
@@ -28,11 +28,11 @@ wait()
 LOOP = """
 import asyncio
 async def main():
-    told = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
     print('there', flush=True)
-    await told.wait()
-    print('told', flush=True)
+    await asked.wait()
+    print('asked', flush=True)
 asyncio.run(main())
 """
 FORK = """
@@ -77,7 +77,7 @@ def test_where_torchruns_agent_pauses_nothing_is_registered(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "status", "said"),
-    [(WAIT + OWN, 4, ["there", "own"]), (WAIT + LOOP, 0, ["there", "told"])],
+    [(WAIT + OWN, 4, ["there", "own"]), (WAIT + LOOP, 0, ["there", "asked"])],
 )
 def test_a_handler_of_the_scripts_own_stays(text, status, said, tmp_path):
     assert end(tmp_path, text) == (status, said, "")

@@ -27,10 +27,10 @@ CASES = (
 
 @dataclass
 class Ran:
-    """A job that has run: its loaders by the case that used them, and what the cases told."""
+    """A job that has run: its loaders by the case that used them, and what the cases printed."""
 
     loaders: dict[str, list[LoaderSeen]]
-    told: dict[str, Any]
+    reported: dict[str, Any]
     noted_bytes: int
     defects: list[dict[str, Any]]
 
@@ -61,7 +61,7 @@ def run(folder: Path, cases: tuple[str, ...], every: str) -> Ran:
     noted = [note for note in notes if note["k"] in ("loader", "pass")]
     return Ran(
         loaders=loaders,
-        told=json.loads(stdout),
+        reported=json.loads(stdout),
         noted_bytes=sum(len(json.dumps(note, separators=(",", ":"))) for note in noted),
         defects=[note for note in notes if note["k"] == "defect"],
     )
@@ -98,7 +98,7 @@ def test_the_same_data_have_the_same_prints_however_they_are_loaded(ran: Ran) ->
     assert ran.one("plain").dataset_digest == ran.one("persistent").dataset_digest != ""
 
 
-def test_a_part_of_a_dataset_is_told_from_another_and_what_it_is_a_part_of_is_not(ran: Ran) -> None:
+def test_a_part_of_a_dataset_is_distinguished_from_another_and_what_it_is_a_part_of_is_not(ran: Ran) -> None:
     one, again, other = ran.loaders["split"]
     assert one.part == again.part != other.part
     assert one.part_of == other.part_of == ran.one("plain").dataset_digest
@@ -167,12 +167,12 @@ def test_a_sampler_inside_a_sampler_of_batches_is_found(ran: Ran) -> None:
     assert loader.batch_size == 5
 
 
-def test_a_leaf_that_is_the_same_all_over_tells_nothing(ran: Ran) -> None:
+def test_a_leaf_that_is_the_same_all_over_shows_nothing(ran: Ran) -> None:
     assert ran.passes("constant")[0].batch_digests == ()
 
 
 def test_an_error_reads_as_it_would_without_us(ran: Ran) -> None:
-    assert not [file for file in ran.told["failing"] if str(BOOTSTRAP.parent) in file]
+    assert not [file for file in ran.reported["failing"] if str(BOOTSTRAP.parent) in file]
 
 
 def test_however_many_loaders_there_are_their_notes_are_bounded(ran: Ran) -> None:
@@ -188,4 +188,4 @@ def test_of_many_passes_the_first_and_the_last_are_noted(ran: Ran) -> None:
 def test_nothing_is_noted_or_touched_where_consistency_is_off(ran: Ran, tmp_path: Path) -> None:
     off = run(tmp_path, ("words_as_indices",), "0")
     assert off.loaders == {}
-    assert off.told["words_as_indices"] == ran.told["words_as_indices"]
+    assert off.reported["words_as_indices"] == ran.reported["words_as_indices"]

@@ -107,7 +107,7 @@ def test_a_parameter_is_named_with_its_step(make, options):
     assert found.where.function == "backward"
 
 
-def test_what_was_first_is_told(make):
+def test_what_was_first_is_reported(make):
     job = make()
     bad = torch.ones(4, 8)
     bad[0, :3] = NAN
@@ -159,7 +159,7 @@ def test_a_step_that_its_optimizer_skips_by_itself_uses_nothing(make):
     assert job.found() == ()
 
 
-def test_overflow_under_a_scaler_is_told_only_when_it_does_not_end(make):
+def test_overflow_under_a_scaler_is_reported_only_when_it_does_not_end(make):
     job = make()
     for _ in range(LONG_ROW - 1):
         job.backward(factor=INF, scaled=True)
@@ -173,7 +173,7 @@ def test_overflow_under_a_scaler_is_told_only_when_it_does_not_end(make):
     assert (found.scaled, found.used, found.in_a_row) == (True, False, LONG_ROW)
 
 
-def test_nan_from_the_input_is_told_under_a_scaler_too(make):
+def test_nan_from_the_input_is_reported_under_a_scaler_too(make):
     job = make()
     job.backward(torch.full((4, 8), NAN), scaled=True)
     assert [(found.scaled, found.origin) for found in job.found()] == [(True, Origin.INPUT)]

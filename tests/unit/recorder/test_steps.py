@@ -123,7 +123,7 @@ def test_a_ring_keeps_the_last_steps(tmp_path: Path) -> None:
     assert [column[0] for column in times.waits_us] == [0, 0, 0, 45]
 
 
-def test_a_ring_without_steps_tells_none(tmp_path: Path) -> None:
+def test_a_ring_without_steps_shows_none(tmp_path: Path) -> None:
     assert read_steps(read(make(tmp_path))) is None
     child = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=43)
     child.step(1, 1, 0, 0, [0] * 4, [0] * 4)

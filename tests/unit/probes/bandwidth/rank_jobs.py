@@ -209,15 +209,15 @@ def share_memory(group: Group) -> dict[str, Any]:
 
 
 def sweep(group: Group, settings: Settings) -> dict[str, Any]:
-    log, told = Log(settings, members_of(group)), []
-    run_sweep(group, settings, hosts_of(group), log, lambda *news: told.append(news))
+    log, reported = Log(settings, members_of(group)), []
+    run_sweep(group, settings, hosts_of(group), log, lambda *news: reported.append(news))
     return {
         "results": [encode(one) for one in log.results],
         "left_out": [encode(one) for one in log.left_out],
         "wrong": [encode(one) for one in log.wrong],
         "arrivals": [encode(one) for one in log.arrivals],
         "notes": log.notes,
-        "told": told,
+        "reported": reported,
         "inside": group.tracker.inside,
         "phase": group.tracker.phase,
     }

@@ -60,7 +60,7 @@ def test_a_call_that_moves_no_data_is_wrong_on_every_rank(checked, fault, ranks)
     assert all(one["count"] > 1000 for one in wrong)
 
 
-def test_the_slots_of_other_ranks_are_told_apart(checked):
+def test_the_slots_of_other_ranks_are_distinguished(checked):
     (wrong,) = checked[0]["seeded"]["slots of others"]
 
     assert (wrong["rank"], wrong["index"]) == (0, 0)

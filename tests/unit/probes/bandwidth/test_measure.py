@@ -50,7 +50,7 @@ def test_the_first_rank_decides_how_many_calls_are_made(measured):
 
 
 @pytest.mark.parametrize("where", ["barrier", "all_reduce"])
-def test_a_rank_that_comes_late_is_told_before_the_barrier_and_after_it(measured, where):
+def test_a_rank_that_comes_late_is_reported_before_the_barrier_and_after_it(measured, where):
     late = measured[0]["late"][where]
 
     assert late[1]["late_us"] > 0.8 * LATE_S * 1e6

@@ -26,7 +26,7 @@ def test_every_case_is_checked_and_measured_from_small_to_large(swept):
 def test_all_ranks_have_the_same_in_their_logs(swept):
     for name, first in swept[0].items():
         second = swept[1][name]
-        assert {**first, "told": None} == {**second, "told": None}, name
+        assert {**first, "reported": None} == {**second, "reported": None}, name
 
 
 def test_what_there_is_no_time_for_is_left_out_and_said(swept):
@@ -78,12 +78,12 @@ def test_arrivals_are_those_of_all_ranks_by_the_calls_with_a_barrier(swept):
 
 
 def test_progress_says_what_is_measured_how_far_it_is_and_what_is_left(swept):
-    told = swept[0]["few"]["told"]
+    reported = swept[0]["few"]["reported"]
 
-    assert told[0][0] == "all_reduce float32 1 KiB"
-    assert told[0][2] is None
-    assert told[-1][0] == "send_recv float32 4 KiB"
-    assert all(0 <= share <= 1 and (left_s is None or left_s >= 0) for _, share, left_s in told)
+    assert reported[0][0] == "all_reduce float32 1 KiB"
+    assert reported[0][2] is None
+    assert reported[-1][0] == "send_recv float32 4 KiB"
+    assert all(0 <= share <= 1 and (left_s is None or left_s >= 0) for _, share, left_s in reported)
 
 
 def test_a_rank_is_inside_no_call_when_all_is_done(swept):

@@ -28,10 +28,10 @@ class Ranks:
     def __init__(self, folder, faults, hang_timeout_s=LONG_S):
         self.folder = folder
         self.hub = Server(0, NO_TOKEN, one_host=True)
-        told = [str(len(faults)), str(self.hub.port), str(hang_timeout_s)]
+        reported = [str(len(faults)), str(self.hub.port), str(hang_timeout_s)]
         self.processes = [
             subprocess.Popen(
-                [sys.executable, RANK, folder, str(rank), *told, fault],
+                [sys.executable, RANK, folder, str(rank), *reported, fault],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(),
             )
             for rank, fault in enumerate(faults)
@@ -103,7 +103,7 @@ def test_what_takes_long_is_no_hang(start, fault):
     assert ranks.reports() == {}
 
 
-def test_a_rank_that_does_not_come_is_told_with_its_line(start):
+def test_a_rank_that_does_not_come_is_reported_with_its_line(start):
     ranks = start("none", "stuck", "none", hang_timeout_s=3)
     assert ranks.end(0, 1, 2) == ([REPORTED] * 3, "")
     reporter, stop = only_report(ranks)
@@ -118,7 +118,7 @@ def test_a_rank_that_does_not_come_is_told_with_its_line(start):
     assert sorted(path.name for path in ranks.folder.glob("clean-*")) == ["clean-0", "clean-1", "clean-2"]
 
 
-def test_a_stopped_rank_does_not_answer_and_its_state_is_told(start):
+def test_a_stopped_rank_does_not_answer_and_its_state_is_reported(start):
     ranks = start("none", "stop", "none", hang_timeout_s=3)
     assert ranks.end(0, 2) == ([REPORTED] * 2, "")
     _, stop = only_report(ranks)
@@ -150,14 +150,14 @@ def test_a_killed_rank_is_noticed_at_once(start, victim):
     assert by_rank(stop)[reporter].ends == {str(victim): "SIGKILL"}
 
 
-def test_a_rank_that_leaves_with_an_error_status_is_told(start):
+def test_a_rank_that_leaves_with_an_error_status_is_reported(start):
     ranks = start("none", "exit")
     assert ranks.end(0) == ([REPORTED], "")
     _, stop = only_report(ranks)
     assert (stop.ending, by_rank(stop)[0].ends) == (Ending.FAILED, {"1": "exit status 3"})
 
 
-def test_an_exception_is_told_with_its_line(start):
+def test_an_exception_is_reported_with_its_line(start):
     ranks = start("none", "raise", "none")
     assert ranks.end(0, 1, 2) == ([REPORTED] * 3, "")
     _, stop = only_report(ranks)

@@ -30,7 +30,7 @@ def test_what_is_kept_is_a_copy():
     assert bool((kept["weight"] == 1).all())
 
 
-def test_a_reference_that_takes_too_long_is_told_as_such():
+def test_a_reference_that_takes_too_long_is_reported_as_such():
     process = ReferenceProcess(TrialSettings(model="m:f", limit_s=0.001), 1, torch.device("cpu"), 0)
     try:
         with pytest.raises(UserError) as error:

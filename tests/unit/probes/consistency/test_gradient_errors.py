@@ -93,20 +93,20 @@ def test_gradients_that_are_nothing_but_rounding_excuse_no_other(batches):
         (lambda parts: {name: one * 1.0001 for name, one in mean(parts).items()}, "1.0001 times the mean"),
     ],
 )
-def test_what_is_wrong_with_the_reduction_is_found_and_told(model, batches, wrong, said):
+def test_what_is_wrong_with_the_reduction_is_found_and_reported(model, batches, wrong, said):
     step = compared(model, nn.functional.mse_loss, batches, wrong)
     assert not right(step)
     assert said in explain(OneProcess(), step).summary
 
 
-def test_a_sum_over_samples_is_told(model, batches):
+def test_a_sum_over_samples_is_reported(model, batches):
     step = compared(model, lambda x, y: nn.functional.mse_loss(x, y, reduction="sum"), batches, mean)
     assert not right(step)
     assert "sum over samples" in explain(OneProcess(), step).summary
     assert step.weights == pytest.approx((1.0,) * RANKS)
 
 
-def test_ranks_with_different_numbers_of_samples_are_told_by_their_weights(model):
+def test_ranks_with_different_numbers_of_samples_are_recognized_by_their_weights(model):
     batches = [(torch.randn(n, 16), torch.randn(n, 1)) for n in (2, 4, 8, 2)]
     step = compared(model, nn.functional.mse_loss, batches, mean)
     assert "mean of means" in explain(OneProcess(), step).summary

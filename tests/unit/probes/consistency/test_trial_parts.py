@@ -82,7 +82,7 @@ def test_batches_that_do_not_go_together_say_why(batches, said):
         (nn.Linear(1, 1).requires_grad_(requires_grad=False), "no parameter trains"),
     ],
 )
-def test_what_is_no_model_is_told(made, said):
+def test_what_is_no_model_is_reported(made, said):
     with pytest.raises(UserError, match=said):
         build(lambda: made, "m:f", CPU)
 
@@ -110,9 +110,9 @@ def test_a_loss_is_taken_from_where_there_is_one():
     alone = Steps("", None)
     assert alone.run(model, x, "step 1") == pytest.approx(model(x).square().mean().item())
     assert "as no loss was given" in alone.words
-    with pytest.raises(UserError, match="not \\(input, target\\)") as told:
+    with pytest.raises(UserError, match="not \\(input, target\\)") as reported:
         steps.run(model, x, "step 1")
-    assert told.value.status == 4
+    assert reported.value.status == 4
 
 
 def test_a_step_that_has_called_backward_itself_is_not_made_to_do_so_again():
@@ -145,8 +145,8 @@ def record(rank, step, synced=None, **values):
         for what in (What.GRADIENT, What.PARAMETER)
         for name in ("a", "b")
     )
-    told = Values(rank=rank, steps=step, reductions=step, forwards=1, unreduced_forwards=0, random=f"r{rank}")
-    return StepRecord(step=step, tensors=tensors, synced=synced, values=told, loss=1.0, batch="x")
+    reported = Values(rank=rank, steps=step, reductions=step, forwards=1, unreduced_forwards=0, random=f"r{rank}")
+    return StepRecord(step=step, tensors=tensors, synced=synced, values=reported, loss=1.0, batch="x")
 
 
 def test_the_first_difference_of_each_kind_is_kept_with_the_last_moment_of_equality():
@@ -189,7 +189,7 @@ def test_a_second_run_is_compared_tensor_by_tensor_and_the_batch_comes_first():
     assert merge_reruns([later, found, compare_runs(first, first, 2)]) == found
 
 
-def test_places_are_told_together_and_the_silent_are_named():
+def test_places_are_reported_together_and_the_silent_are_named():
     places = [Place(rank=n, phase="step 2", line="", waits=True) for n in (0, 2)]
     places.append(Place(rank=1, phase="step 2", line="m.py:3 in f", waits=False))
     assert describe_places(places, 4) == [

@@ -104,7 +104,7 @@ def test_a_node_that_does_not_come_to_the_mesh():
 
 
 def test_nobody_speaks_for_others():
-    """Node 2 has told of a pair of node 1's."""
+    """Node 2 has reported a pair of node 1's."""
     publications = [publication(n) for n in range(3)]
     store = LocalStore()
     honest = run_nodes(publications)[0]

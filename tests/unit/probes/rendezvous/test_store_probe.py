@@ -94,7 +94,7 @@ def test_a_torch_that_cannot_be_imported(tmp_path):
     with TorchProcess({**os.environ, "PYTHONPATH": paths}) as torch, listening() as port:
         with pytest.raises(NoTorch, match=r"libcudart\.so\.13"):
             torch.serve(port)
-        # What answers cannot be told to be a store, nor to be none.
+        # What answers cannot be determined to be a store, nor to be none.
         (seen,) = knock("127.0.0.1", port, torch)
     assert seen.contact is Contact.CONNECTED
 
@@ -115,7 +115,7 @@ def seen(contact):
 
 
 @pytest.mark.parametrize(
-    ("earlier", "later", "told"),
+    ("earlier", "later", "reported"),
     [
         (Contact.CONNECTED, Contact.REFUSED, Contact.CONNECTED),
         (Contact.REFUSED, Contact.CONNECTED, Contact.CONNECTED),
@@ -123,8 +123,8 @@ def seen(contact):
         (Contact.UNRESOLVED, Contact.REFUSED, Contact.REFUSED),
     ],
 )
-def test_of_two_looks_the_one_that_says_more_counts(earlier, later, told):
-    assert more_telling(seen(earlier), seen(later)) == seen(told)
+def test_of_two_looks_the_one_that_says_more_counts(earlier, later, reported):
+    assert more_telling(seen(earlier), seen(later)) == seen(reported)
 
 
 def test_no_look_says_nothing():

@@ -1,4 +1,4 @@
-"""The process that makes a real start: how its end is told."""
+"""The process that makes a real start: how its end is reported."""
 
 import os
 import signal
