@@ -147,8 +147,8 @@ def test_a_hidden_gpu_of_the_real_environment(driver, monkeypatch):
 
 HANGS = """
 import ctypes, os, sys
+print("started", flush=True)
 ctypes.CDLL(None).prctl(15, b"nvidia-smi", 0, 0, 0)
-print("named", flush=True)
 # The child opens a pipe that nobody writes to before it becomes another program; until then the kernel keeps its parent
 # in state D, as posix_spawn waits as vfork does.
 os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
@@ -175,7 +175,7 @@ def test_a_process_that_the_kernel_does_not_wake_is_found(tmp_path):
     os.mkfifo(pipe)
     with subprocess.Popen([sys.executable, "-c", HANGS, str(pipe)], stdout=subprocess.PIPE, text=True) as hung:
         try:
-            assert hung.stdout.readline() == "named\n"
+            assert hung.stdout.readline() == "started\n"
             until_it_hangs(hung.pid)
             ran = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=200, check=True)
             assert f"({hung.pid}, 'nvidia-smi')" in ran.stdout, ran.stdout + ran.stderr
@@ -193,8 +193,9 @@ def test_a_child_that_no_signal_ends_is_left_behind(tmp_path):
     try:
         until_it_hangs(child._process.pid)
         ended = child.wait(1.0)
-        assert (ended.out, ended.status) == ("named\n", None)
-        assert child._process.poll() is None, "it was killed, so that it did not hang in the kernel"
+        assert (ended.out, ended.status) == ("started\n", None)
+        # This one dies of the signal sooner or later; one that hangs in a driver does not.
+        assert child._process.returncode is None, "its end was waited for"
     finally:
         os.close(os.open(pipe, os.O_WRONLY))
         child._process.communicate(timeout=200)
