@@ -12,7 +12,7 @@ from ddpdoctor.evidence.natures import numbers
 from ddpdoctor.evidence.store_errors import MARKS as STORE_MARKS
 from ddpdoctor.evidence.store_errors import StoreErrors
 from ddpdoctor.evidence.torch_heads import origin_of
-from ddpdoctor.model.evidence import Absent, Differ, Failed, Nature, Operation, Waiting, Who
+from ddpdoctor.model.evidence import Absent, Differ, Failed, Nature, Operation, Shown, Waiting, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -97,7 +97,7 @@ def _monitored_barrier(line: Line) -> list[Fact]:
     absent = [
         Absent(
             who=Who(rank=one) if of_world else Who(group="unknown", group_rank=one), operation=operation,
-            waiters=(rank,), **common,
+            waiters=(rank,), shown=Shown.WORDS, **common,
         )
         for one in late
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.evidence.natures import numbers
 from ddpdoctor.evidence.nccl_ops import python_name
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.model.evidence import Absent, Differ, Operation, Who
+from ddpdoctor.model.evidence import Absent, Differ, Operation, Shown, Who
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -136,7 +136,7 @@ def _absent(line: Line, report: _Report, ranks: str, operation: Operation, *, ce
     return [
         Absent(
             who=Who(rank=rank) if not own.group else Who(group=own.group, group_rank=rank),
-            operation=operation, waiters=waiters, certain=certain, **common,
+            operation=operation, waiters=waiters, certain=certain, shown=Shown.WORDS, **common,
         )
         for rank in numbers(ranks)
     ]  # fmt: skip

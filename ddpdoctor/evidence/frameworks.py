@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.launches import begins_run
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.model.evidence import Exited, Finished, Hint, Moving, Seen, Who
+from ddpdoctor.model.evidence import Exited, Finished, Hint, Launched, Moving, Seen, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -104,9 +104,7 @@ class FrameworkReader:
                 f"ZeRO-3 saw modules in another order than before at step {found['step']}: do all ranks call the same?"
             )
             return (Hint(who=line.who, spot=line.spot(), said=quote(text), words=words, kind="zero3-order"),)
-        if any(word in text for word in _WORDS):
-            self._progress(line)
-        return ()
+        return self._progress(line) if any(word in text for word in _WORDS) else ()
 
     def end(self) -> Iterable[Fact]:
         """Return the last progress of each writer."""
@@ -120,17 +118,20 @@ class FrameworkReader:
         self._last.clear()
         return facts
 
-    def _progress(self, line: Line) -> None:
+    def _progress(self, line: Line) -> Iterable[Fact]:
+        """Take in a line about progress. If its step has fallen, a new run may have begun."""
         if line.stream not in self._last and len(self._last) >= MOST_STREAMS:
-            return
-        for pattern in _PROGRESS:
-            found = pattern.search(line.text)
-            if found is not None:
-                if not _NOT_PROGRESS.search(line.text):
-                    step = found.groupdict().get("step")
-                    number = int(step) if step is not None and len(step) < 12 else None
-                    self._last.setdefault(line.stream, _Progress(line)).add(number, line)
-                return
+            return ()
+        found = next((match for pattern in _PROGRESS if (match := pattern.search(line.text)) is not None), None)
+        if found is None or _NOT_PROGRESS.search(line.text):
+            return ()
+        digits = found.groupdict().get("step")
+        step = int(digits) if digits is not None and len(digits) < 12 else None
+        former = self._last.get(line.stream)
+        has_fallen = former is not None and (former.step or 0) > 2 * (step or 0) and step is not None
+        facts = (*self.end(), Launched(who=line.who, spot=line.spot(), by_step=True)) if has_fallen else ()
+        self._last.setdefault(line.stream, _Progress(line)).add(step, line)
+        return facts
 
     def _launcher(self, line: Line) -> Iterator[Fact]:
         """Read DeepSpeed's launcher. The process that it names first ended by itself, the others were killed."""

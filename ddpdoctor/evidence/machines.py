@@ -29,6 +29,8 @@ _OFF_BUS = re.compile(
 _NO_HANDLE = re.compile(
     r"Unable to determine the device handle for (?:GPU|gpu)\s?(?:\d+: )?(?P<bus>[0-9A-Fa-f:.]+): (?P<why>[^\n]+)"
 )
+_AER = re.compile(r"(?P<device>[0-9A-Fa-f:.]{7,12}): AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error")
+"""A device on PCIe that failed for good. Errors that PCIe corrected, or that are not fatal, are daily business."""
 _CAUSES = frozenset({94})
 """Xids that end a process, although the rule of `check-env` only warns of them afterwards."""
 MEMORY_FIX = (
@@ -40,7 +42,7 @@ class KernelReader:
     """Reads lines of the kernel's log, in dmesg, syslog or journal form."""
 
     name = "kernel log"
-    triggers = (b"NVRM: Xid", b"ut of memory: Killed", b"oom-kill:", b": Unknown Error")
+    triggers = (b"NVRM: Xid", b"ut of memory: Killed", b"oom-kill:", b": Unknown Error", b") error received")
 
     def __init__(self) -> None:
         self._asked: dict[tuple[str, int], tuple[str, Line]] = {}
@@ -53,6 +55,8 @@ class KernelReader:
             return _gpu_error(line)
         if "device handle" in text:
             return _no_handle(line)
+        if "AER: " in text:
+            return _pcie_error(line)
         if "out of memory: Kill" not in text and "Out of memory" not in text and "oom-kill:" not in text:
             return ()
         if (found := _KILLED.search(text)) is not None:
@@ -113,6 +117,20 @@ def _no_handle(line: Line) -> list[Fact]:
     if found is None:
         return []
     return [_lost(short_bus(found["bus"]), f"nvidia-smi cannot reach it ({quote(found['why'].strip())})", line)]
+
+
+def _pcie_error(line: Line) -> list[Fact]:
+    found = _AER.search(line.text)
+    if found is None:
+        return []
+    device = found["device"]
+    return [
+        Trouble(
+            who=Who(host=line.who.host), spot=line.spot(), time=line.time, said=quote(line.text), kind="pcie",
+            problem=f"a device behind the PCIe port {device} failed (AER: an uncorrected fatal error)",
+            fix=f"`lspci -tv` shows what is behind {device}: a GPU or an adapter; reseat or replace it, and reboot",
+        )
+    ]  # fmt: skip
 
 
 def _lost(bus: str, why: str, line: Line) -> Trouble:

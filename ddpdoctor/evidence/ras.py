@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.ras_report import Counted, Lost, Process, RasCommunicator, Report, Reports, split_node
 from ddpdoctor.evidence.reader import Found
-from ddpdoctor.model.evidence import Absent, Spot, Who
+from ddpdoctor.model.evidence import Absent, Shown, Spot, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -102,7 +102,8 @@ class RasReader:
         if found is not None and len(self._deaths) < MOST_PROCESSES:
             host, address = split_node(found["node"])
             who = Who(host=host, address=address, pid=int(found["pid"]))
-            self._deaths.append(Absent(who=who, spot=line.spot(), time=line.time, said=quote(line.text)))
+            said = quote(line.text)
+            self._deaths.append(Absent(who=who, spot=line.spot(), time=line.time, said=said, shown=Shown.COUNTS))
 
 
 def _take(state: _Text, report: Report, text: str, line: Line) -> None:

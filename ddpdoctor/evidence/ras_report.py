@@ -18,6 +18,7 @@ from ddpdoctor.model.evidence import (
     Nature,
     Operation,
     Reached,
+    Shown,
     Size,
     Waiting,
     Who,
@@ -228,6 +229,7 @@ class _Comm:
                 operation=self._operation("", None),
                 waiters=waiters,
                 certain="has not this communicator" not in said,
+                shown=Shown.COUNTS,
             )
 
     def _errors(self) -> Iterator[Fact]:
@@ -252,7 +254,7 @@ class _Comm:
                 if one.status in {"FINALIZE", "NOCOMM"}:
                     yield Absent(
                         who=who, spot=one.spot, said=one.said, operation=self._operation("", None),
-                        in_init=one.status == "NOCOMM", certain=False,
+                        in_init=one.status == "NOCOMM", certain=False, shown=Shown.COUNTS,
                     )  # fmt: skip
                 else:
                     yield Hint(who=who, spot=one.spot, said=one.said, words=one.said, kind="ras-status")
@@ -308,7 +310,15 @@ class _Comm:
                 group_words=operation.group_words, enqueued=low.number,
             )  # fmt: skip
             said = _said(low, high)
-            yield Absent(who=who, spot=low.spot, said=said, operation=operation, waiters=waiters, certain=sure)
+            yield Absent(
+                who=who,
+                spot=low.spot,
+                said=said,
+                operation=operation,
+                waiters=waiters,
+                certain=sure,
+                shown=Shown.COUNTS,
+            )
         if not low.ranks:
             yield Hint(
                 spot=low.spot, said=low.said, kind="ras-unnamed",
@@ -437,4 +447,4 @@ def _lost(lost: Lost, report: Report, names: _Names) -> Iterator[Fact]:
     if len(report.lost) == 1 and len(set(missing)) == 1:
         return  # "The missing rank: 21" is this process
     words = f"{lost.said} (considered dead)" if lost.dead else lost.said
-    yield Absent(who=who, spot=lost.spot, said=words)
+    yield Absent(who=who, spot=lost.spot, said=words, shown=Shown.COUNTS)

@@ -16,7 +16,7 @@ from ddpdoctor.evidence.lines import parts_of, split_line
 from ddpdoctor.evidence.reader import Document
 from ddpdoctor.evidence.registry import document_readers, line_readers
 from ddpdoctor.evidence.runs import Part, gather_runs
-from ddpdoctor.model.evidence import Launched, Moving, Reached, Restarted
+from ddpdoctor.model.evidence import Exited, Finished, Launched, Moving, Reached, Restarted, Stopped, Waiting
 from ddpdoctor.model.evidence_runs import Evidence, Read
 
 if TYPE_CHECKING:
@@ -50,13 +50,19 @@ class _Keeper:
     facts: list[Fact] = field(default_factory=list)
     counts: Counter[object] = field(default_factory=Counter)
     formats: dict[str, None] = field(default_factory=dict)
+    ended: bool = False
+    """The processes of a run have ended."""
 
     def keep(self, name: str, facts: Iterable[Fact]) -> None:
         """Add what a reader of this name found."""
         for fact in facts:
+            if isinstance(fact, Launched) and fact.by_step and not self.ended:
+                continue
             self.formats[name] = None
+            self.ended = self.ended or _ends(fact)
             if isinstance(fact, Launched | Restarted):
                 self.counts.clear()
+                self.ended = False
             key = (type(fact), fact.who, _DIGITS.sub("", fact.said))
             self.counts[key] += 1
             if self.counts[key] <= MOST_ALIKE:
@@ -198,6 +204,10 @@ class _Log:
                 for reader in self._readers:
                     if facts := reader.read(line):
                         self.keeper.keep(reader.name, facts)
+
+
+def _ends(fact: Fact) -> bool:
+    return isinstance(fact, Exited | Stopped | Finished) or (isinstance(fact, Waiting) and fact.timed_out)
 
 
 def _cut(block: bytes) -> tuple[bytes, bytes]:

@@ -39,6 +39,7 @@ def line_readers() -> tuple[LineReader, ...]:
     from ddpdoctor.evidence.nccl_log import NcclLogReader
     from ddpdoctor.evidence.nccl_tests import NcclTestsReader
     from ddpdoctor.evidence.ras import RasReader
+    from ddpdoctor.evidence.sacct import SacctReader
     from ddpdoctor.evidence.slurm import SlurmReader
     from ddpdoctor.evidence.torchrun import TorchrunReader
     from ddpdoctor.evidence.tracebacks import TracebackReader
@@ -46,6 +47,6 @@ def line_readers() -> tuple[LineReader, ...]:
 
     return (
         WatchdogReader(), CollectiveErrorReader(), TracebackReader(), CrashReader(), TorchrunReader(), NcclLogReader(),
-        RasReader(), SlurmReader(), KernelReader(), KubernetesReader(), FrameworkReader(), HorovodReader(),
-        NcclTestsReader(), LaunchReader(),
+        RasReader(), SlurmReader(), SacctReader(), KernelReader(), KubernetesReader(), FrameworkReader(),
+        HorovodReader(), NcclTestsReader(), LaunchReader(),
     )  # fmt: skip

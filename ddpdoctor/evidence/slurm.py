@@ -91,7 +91,7 @@ class SlurmReader:
             for host in _hosts(found["hosts"]):
                 yield Trouble(
                     who=Who(host=host), spot=spot, time=line.time, said=said, kind="node-failure",
-                    problem="Slurm lost the node", fix=_NODE_FIX,
+                    problem="Slurm lost the node", fix=NODE_FIX,
                 )  # fmt: skip
 
     def _tasks(self, found: re.Match[str], line: Line) -> Iterator[Fact]:
@@ -108,7 +108,7 @@ class SlurmReader:
             )  # fmt: skip
 
 
-_NODE_FIX = "sinfo -R and scontrol show node say why; exclude the node (sbatch --exclude) and start again"
+NODE_FIX = "sinfo -R and scontrol show node say why; exclude the node (sbatch --exclude) and start again"
 
 
 def _cancelled(found: re.Match[str], line: Line) -> Fact:
@@ -117,7 +117,7 @@ def _cancelled(found: re.Match[str], line: Line) -> Fact:
     spot, said = line.spot(), quote(line.text)
     if "NODE FAIL" in why:  # the host in the line is the one that runs the step's script, not the one that failed
         problem = "Slurm ended the job because a node failed, which it does not name here"
-        fix = f"sacct -j {found['id'].partition('.')[0]} -o JobID,State,NodeList; {_NODE_FIX}"
+        fix = f"sacct -j {found['id'].partition('.')[0]} -o JobID,State,NodeList; {NODE_FIX}"
         return Trouble(spot=spot, time=time, said=said, kind="node-failure", problem=problem, fix=fix)
     by = next((words for text, words in _STOPPED.items() if text in why), "cancelled")
     return Stopped(spot=spot, time=time, said=said, by=by)
@@ -129,6 +129,11 @@ def _time(text: str, host: str) -> Time | None:
         return Time(seconds=timegm((*numbers, 0, 0, 0)), clock=host) if len(numbers) == 6 else None
     except (ValueError, OverflowError):
         return None
+
+
+def signal_of(digits: str) -> str:
+    """Return the name of a signal that Slurm gives as a number; empty if it is none that ends a job."""
+    return _BY_NUMBER.get(int(digits), "") if digits.isdigit() and len(digits) < 4 else ""
 
 
 def _numbers(text: str) -> Iterator[int]:

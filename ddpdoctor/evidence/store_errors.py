@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.lines import MOST_RANKS
 from ddpdoctor.evidence.torch_heads import origin_of
-from ddpdoctor.model.evidence import Absent, Link, Operation, Size, Trouble, Waiting, Who
+from ddpdoctor.model.evidence import Absent, Link, Operation, Shown, Size, Trouble, Waiting, Who
 
 if TYPE_CHECKING:
     from ddpdoctor.evidence.reader import Line
@@ -120,10 +120,18 @@ def _key_facts(line: Line, keys: re.Match[str] | None, asks: re.Match[str] | Non
         ranks = {int(asks["rank"])}  # of a group that is not named: of the first one, most likely
     common.pop("who")
     found += [
-        Absent(who=Who(rank=rank), waiters=waiters, in_init=True, certain=certain, **common)
+        Absent(
+            who=Who(rank=rank),
+            waiters=waiters,
+            in_init=True,
+            certain=certain,
+            expected=bool(asks),
+            shown=Shown.WORDS,
+            **common,
+        )
         for rank in sorted(ranks)
         if rank < MOST_RANKS and rank != line.who.rank
-    ]
+    ]  # fmt: skip
     return found
 
 
@@ -136,7 +144,7 @@ def _clients(line: Line, clients: re.Match[str]) -> list[Fact]:
         found.append(Size(ranks=world, **common))
     if came == 1 and world == 2:  # the server counts itself, and serves as rank 0
         common.pop("who")
-        found.append(Absent(who=Who(rank=1), waiters=(0,), in_init=True, **common))
+        found.append(Absent(who=Who(rank=1), waiters=(0,), in_init=True, shown=Shown.WORDS, **common))
     return found
 
 

@@ -146,6 +146,19 @@ class Reached(Fact):
     completed: int | None = None
 
 
+class Shown(int, Enum):
+    """What shows that a rank is absent, the weakest source first."""
+
+    NUMBERS = 0
+    """What torch's watchdog writes of other ranks."""
+    COUNTS = 1
+    """NCCL's RAS."""
+    RECORDER = 2
+    STACKS = 3
+    WORDS = 4
+    """An error of another rank names it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absent(Fact):
     """A source says that this rank has not come to where others wait for it. ``who`` is the absent one."""
@@ -158,6 +171,7 @@ class Absent(Fact):
     """False if the source only suspects it."""
     moves: bool = False
     """It makes progress elsewhere: it may only be slow."""
+    shown: Shown = Shown.RECORDER
     expected: bool = False
     """The source holds the lines of several ranks, so that those of this one should be there too."""
 
@@ -267,7 +281,9 @@ class Differ(Fact):
     odd: tuple[int, ...] | None = None
     """The ranks that differ from the majority; None if it cannot be told who is wrong."""
     aspect: str = ""
-    """What differs: "operation", "shape", "dtype", "order", "number"."""
+    """What differs: "operation", "shape", "dtype", "order", "number", "place"."""
+    certain: bool = True
+    """False: they wait at different places, and may be right to do so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,6 +367,8 @@ class Launched(Fact):
 
     starts_several: bool = False
     """It starts all ranks of a node: Slurm's tasks are nodes then."""
+    by_step: bool = False
+    """All that shows it is a step with a lower number than the one before. It counts only after the end of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

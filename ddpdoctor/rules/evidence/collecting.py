@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Exited, Hint, Inside, Link, ProcessState, Stacked, Waiting
+from ddpdoctor.model.evidence import Doing, Exited, Hint, Inside, Link, ProcessState, Stacked, Waiting
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.evidence.lost import lost_by
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.evidence.state import RunState
 
 MOST_TOLD = 12
+EARLY = 3
+"""Our choice: a job that fails at so low a number has not exchanged anything yet."""
 _OTHERS = (
     "give the logs and flight recorder dumps of {those}: "
     "`ddpdoctor analyze LOGS... ~/.cache/torch/comm_lib_trace_rank_* /tmp/nccl_trace_rank_*` on every node"
@@ -22,16 +24,23 @@ _OTHER_NODES = (
     "type `ddpdoctor attach --folder DIR` on the nodes of {those}, and give all folders: `ddpdoctor analyze DIR`"
 )
 SAMPLE_AGAIN = "look again in a minute, with `ddpdoctor attach` or py-spy: a rank that is only slow will be elsewhere"
-_RUNNING = "if the job still runs, type `ddpdoctor attach` on every node"
+_RUNNING = "if the job still runs, type `ddpdoctor attach` on every node, or `py-spy dump --pid PID` for all ranks"
+_WORKERS = "take the stacks of the workers too, twice: `py-spy dump --subprocesses --pid PID` for all ranks"
+_FIRST = (
+    "the first collectives never ended: start it with NCCL_P2P_DISABLE=1; if it runs then, switch PCIe ACS and the "
+    "IOMMU off or to pass-through"
+)
+_NEWER = "torch 2.5 or newer names the group of each number"
 _INSIDE = (
-    "collect on every node: `dmesg -T | grep -i xid`, `nvidia-smi -q`, `ncclras -v` while it hangs, and a run with "
-    "NCCL_DEBUG=INFO; test the links with `torchrun ... -m ddpdoctor allreduce-bench --pairs`"
+    "collect on every node: `dmesg -T | grep -i xid`, `nvidia-smi -q`, while it hangs `ncclras -v` and "
+    "`py-spy dump --native --pid PID` of all ranks, and a run with NCCL_DEBUG=INFO; "
+    "test the links with `torchrun ... -m ddpdoctor allreduce-bench --pairs`"
 )
 _DUMPS = (
     "for the next run set TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1, "
     "so that each rank leaves a flight recorder dump"
 )
-_KILLED = "`dmesg -T | grep -i kill` on the host, `sacct -j JOB -o JobID,State,ExitCode,MaxRSS`, `kubectl describe pod`"
+KILLED = "`dmesg -T | grep -i kill` on the host, `sacct -j JOB -o JobID,State,ExitCode,MaxRSS`, `kubectl describe pod`"
 _STDERR = "the standard error of each rank: `torchrun --redirects 3 --tee 3 ...`"
 
 
@@ -60,15 +69,30 @@ def collect(state: RunState) -> tuple[str, ...]:
         found.append(_INSIDE)
     if any(fact.kind in _OF_RAS for fact in state.all(Hint)):
         found.append(_RAS)
-    if any(fact.timed_out for fact in state.all(Waiting)) and not state.run.dumps:
-        found.append(_DUMPS)
+    found += _for_waits(state)
     if state.all(Exited):
-        found += [_STDERR, _KILLED]
+        found += [_STDERR, KILLED]
     if state.all(Stacked) and (whole or not looked):
         found.append(_STACKS)
     elif not looked and not any(fact.timed_out for fact in state.all(Waiting)):
         found.append(_RUNNING)
     return tuple(found) or (SAMPLE_AGAIN if looked else _RUNNING,)
+
+
+def _for_waits(state: RunState) -> list[str]:
+    """Return what to collect where ranks ran into a time limit or wait for data."""
+    found = []
+    limits = [fact for fact in state.all(Waiting) if fact.timed_out]
+    if limits and not state.run.dumps:
+        found.append(_DUMPS)
+    numbered = [fact for fact in limits if fact.operation.seq is not None]
+    if numbered and not any(fact.operation.group_words for fact in numbered):
+        found.append(_NEWER)
+    if numbered and all((fact.operation.seq or 0) < EARLY for fact in numbered):
+        found.append(_FIRST)
+    if any(fact.doing is Doing.DATA for fact in state.all(Stacked)):
+        found.append(_WORKERS)
+    return found
 
 
 def about(state: RunState) -> tuple[str, ...]:

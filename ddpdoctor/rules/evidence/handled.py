@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Absent, Failed, Finished, Hint, Moving
+from ddpdoctor.model.evidence import Absent, Exited, Failed, Finished, Hint, Moving
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,7 +17,17 @@ def set_apart_handled(facts: Sequence[Fact]) -> tuple[Fact, ...]:
     signs = [
         fact for fact in facts if isinstance(fact, Moving) or (isinstance(fact, Finished) and not fact.process_only)
     ]
-    return tuple(_note(fact) if _went_on(fact, signs) else fact for fact in facts)
+    exits = [fact for fact in facts if isinstance(fact, Exited) and fact.code is not None]
+    return tuple(
+        _note(fact) if _went_on(fact, signs) and not any(_explains(fact, one) for one in exits) else fact
+        for fact in facts
+    )
+
+
+def _explains(fact: Fact, exited: Exited) -> bool:
+    """Return whether a process may have ended by this error. What it had still to print may come after the error."""
+    ranks = {fact.who.rank, exited.who.rank}
+    return isinstance(fact, Failed) and (len(ranks) == 1 or None in ranks)
 
 
 def _went_on(fact: Fact, signs: Iterable[Moving | Finished]) -> bool:

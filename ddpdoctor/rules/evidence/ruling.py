@@ -11,13 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import (
-    Absent,
     Circle,
     Differ,
     Doing,
     Exited,
     Failed,
-    Finished,
     Hint,
     Inside,
     Link,
@@ -28,13 +26,14 @@ from ddpdoctor.model.evidence import (
     Stopped,
     Waiting,
 )  # fmt: skip
-from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.evidence import words
-from ddpdoctor.rules.evidence.collecting import SAMPLE_AGAIN, collect
+from ddpdoctor.rules.evidence.absent import find_absent
+from ddpdoctor.rules.evidence.collecting import collect
 from ddpdoctor.rules.evidence.lost import lost_by
 from ddpdoctor.rules.evidence.roots import find_roots, precedes
 from ddpdoctor.rules.evidence.state import Ruling, last_samples
+from ddpdoctor.rules.progress.words import verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -53,6 +52,10 @@ _KINDS = {
 """For faults of a machine: the kind of the rule of `check-env` that a user would look for."""
 
 
+_ENDS_PROCESSES = frozenset({"oom", "node-failure"})
+"""Faults of a machine by which processes die at once."""
+
+
 def decide(state: RunState) -> Ruling:
     """Return what the evidence of a run amounts to."""
     if state.ended_well:
@@ -63,7 +66,7 @@ def decide(state: RunState) -> Ruling:
         return Ruling(kind="mismatch", problem=words.mismatch(state, differ))
     if roots and roots[0].is_plain:
         return _failure(state, roots)
-    for found in (_frozen, _circle, _absent, _silent_exit(roots), _link, _stopped, _inside, _lost):
+    for found in (_frozen, _circle, find_absent, _unlike_places, _silent_exit(roots), _link, _stopped, _inside, _lost):
         ruling = found(state)
         if ruling is not None:
             return ruling
@@ -78,16 +81,22 @@ def _is_older(root: Root, differ: Iterable[Differ]) -> bool:
 
 
 def _differences(state: RunState) -> list[Differ]:
-    return state.all(Differ)
+    return [fact for fact in state.all(Differ) if fact.certain]
+
+
+def _unlike_places(state: RunState) -> Ruling | None:
+    """Return a ruling if all ranks wait, and not in the same call."""
+    differ = [fact for fact in state.all(Differ) if not fact.certain]
+    return Ruling(kind="mismatch", problem=words.mismatch(state, differ)) if differ else None
 
 
 def _failure(state: RunState, roots: list[Root]) -> Ruling:
     root = roots[0]
     killed = not root.failed and (any(one.signal for one in root.exited) or root.memory)
-    machine = next((one.kind for one in root.troubles if one.kind in _KINDS), "")
+    machine = next((one.kind for one in root.troubles if one.kind not in _ENDS_PROCESSES), "")
     if not root.failed and not root.exited and machine:
         problem = words.machine(state, root)
-        return Ruling(kind="crash", problem=replace(problem, kind=_KINDS[machine]))
+        return Ruling(kind="crash", problem=replace(problem, kind=_KINDS.get(machine)))
     if any(one.kind == "node-failure" for one in root.troubles):
         killed = True
     problem = words.failure(state, root, roots[1:], killed=killed)
@@ -106,62 +115,6 @@ def _frozen(state: RunState) -> Ruling | None:
 def _circle(state: RunState) -> Ruling | None:
     circles = state.all(Circle)
     return Ruling(kind="deadlock", problem=words.circle(state, circles)) if circles else None
-
-
-def _absent(state: RunState) -> Ruling | None:
-    """Return a ruling about ranks that did not come to where others wait, and wait for nobody themselves."""
-    absent = [fact for fact in state.all(Absent) if fact.who.rank is not None]
-    if not absent:
-        return None
-    ranks = {fact.who.rank for fact in absent if fact.who.rank is not None}
-    samples = last_samples(state.facts)
-    roots = sorted(rank for rank in ranks if not _waits(state, rank, samples.get(rank))) or sorted(ranks)
-    known = [rank for rank in roots if rank in state.seen or _is_known(absent, rank)]
-    if not known or (set(roots) - set(known)):
-        return Ruling(reason=words.unseen_suspects(roots), collect=collect(state))
-    roots = _least_able(known, samples)
-    those = [fact for fact in absent if fact.who.rank in roots]
-    if all(fact.moves for fact in those):
-        return Ruling(reason=words.slow_suspects(state, roots, samples), collect=(SAMPLE_AGAIN,))
-    kind = _absence_kind(state, roots, those, samples)
-    sure = _sureness(state, roots, those)
-    return Ruling(kind=kind, problem=words.absence(state, roots, those, samples, kind=kind, confidence=sure))
-
-
-def _is_known(absent: Iterable[Absent], rank: int) -> bool:
-    """Return whether a rank is absent for sure, or its lines are lacking where those of the others stand."""
-    return any(fact.certain or fact.expected for fact in absent if fact.who.rank == rank)
-
-
-def _waits(state: RunState, rank: int, sample: Stacked | None) -> bool:
-    """Return whether a rank that did not come waits elsewhere for others."""
-    if sample is not None:
-        return sample.doing in {Doing.COLLECTIVE, Doing.DEVICE}
-    return any(not fact.in_init for fact in state.of(rank, Waiting))
-
-
-def _least_able(ranks: list[int], samples: dict[int, Stacked]) -> list[int]:
-    """Return the ranks that are seen in their own code, a loader or at their exit, if some are; else all of them."""
-    elsewhere = [
-        rank for rank in ranks if rank in samples and samples[rank].doing in {Doing.OWN, Doing.DATA, Doing.EXIT}
-    ]
-    return elsewhere or ranks
-
-
-def _absence_kind(state: RunState, ranks: list[int], absent: list[Absent], samples: dict[int, Stacked]) -> str:
-    finished = all(state.of(rank, Finished) for rank in ranks)
-    exiting = all(rank in samples and samples[rank].doing is Doing.EXIT for rank in ranks)
-    if finished or exiting:
-        return "early-exit"
-    return "missing" if all(fact.in_init for fact in absent) and not any(rank in samples for rank in ranks) else "stuck"
-
-
-def _sureness(state: RunState, ranks: list[int], absent: list[Absent]) -> Confidence:
-    """High only if the absent rank is seen doing something else in two samples; low if ranks were not seen."""
-    if any(not fact.certain for fact in absent) or state.unseen:
-        return Confidence.LOW
-    twice = all(len(state.of(rank, Stacked)) > 1 for rank in ranks)
-    return Confidence.HIGH if twice else Confidence.MEDIUM
 
 
 def _silent_exit(roots: list[Root]) -> Callable[[RunState], Ruling | None]:
@@ -219,6 +172,8 @@ def _cannot_tell(state: RunState) -> Ruling:
         reason = "the evidence holds only connections that the other side closed, and not why it did"
     elif state.all(Exited):
         reason = "the evidence says that ranks were stopped, and not why"
+    elif data := _wait_for_data(state):
+        reason = f"{rank_list(data)} {verb(data, 'waits', 'wait')} for workers of a DataLoader"
     elif state.all(ProcessState):
         where = "no rank was seen to wait for another" if state.all(Stacked) else "no stack of a rank was seen"
         reason = f"the job was not seen to move, and {where}"
@@ -227,3 +182,9 @@ def _cannot_tell(state: RunState) -> Ruling:
     else:
         reason = "nothing wrong was found, but nothing shows that the job ended well either"
     return Ruling(reason=reason, collect=collect(state))
+
+
+def _wait_for_data(state: RunState) -> list[int]:
+    """Return the ranks that wait for workers of their DataLoaders, if all ranks do."""
+    samples = last_samples(state.facts)
+    return sorted(samples) if all(one.doing is Doing.DATA for one in samples.values()) else []

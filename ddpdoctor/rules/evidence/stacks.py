@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Absent, Doing, Hint, Inside, Moving, Operation, Stacked
-from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.evidence import Absent, Differ, Doing, Hint, Inside, Moving, Operation, Shown, Stacked
+from ddpdoctor.model.sides import group_alike, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ def _silent(facts: Sequence[Fact], last: dict[int, Stacked]) -> Iterator[Absent]
         if isinstance(fact, Hint) and fact.kind == NO_ANSWER and waiters and fact.who.rank not in last:
             yield Absent(
                 who=fact.who, spot=fact.spot, said=fact.words, operation=_operation_of(waiters),
-                waiters=tuple(waiters), certain=False,
+                waiters=tuple(waiters), certain=False, shown=Shown.STACKS,
             )  # fmt: skip
 
 
@@ -55,15 +55,39 @@ def _compare(last: dict[int, Stacked], moved: AbstractSet[int], world: int | Non
         operation = _operation_of(waiters)
         for rank, stack in {**others, **inits}.items():
             yield Absent(
-                who=stack.who, spot=stack.spot, operation=operation, waiters=tuple(waiters), moves=rank in moved
+                who=stack.who, spot=stack.spot, operation=operation, waiters=tuple(waiters), moves=rank in moved,
+                shown=Shown.STACKS,
             )  # fmt: skip
+        if not others and not inits and (differ := _places(waiters)) is not None:
+            yield differ
         if not others and not inits and len(waiters) > 1 and _are_alike(waiters):
             spot = next(iter(waiters.values())).spot
             complete = world is None or len(last) >= world
             yield Inside(operation=operation, ranks=tuple(waiters), spot=spot, complete=complete)
     elif inits:
         for rank, stack in others.items():
-            yield Absent(who=stack.who, spot=stack.spot, waiters=tuple(inits), in_init=True, moves=rank in moved)
+            yield Absent(
+                who=stack.who,
+                spot=stack.spot,
+                waiters=tuple(inits),
+                in_init=True,
+                moves=rank in moved,
+                shown=Shown.STACKS,
+            )
+
+
+def _places(waiters: dict[int, Stacked]) -> Differ | None:
+    """Return that ranks wait in different calls, if the stacks of all name the call."""
+    if any(stack.doing is not Doing.COLLECTIVE or stack.operation is None for stack in waiters.values()):
+        return None
+    sides = group_alike({rank: stack.operation for rank, stack in waiters.items() if stack.operation is not None})
+    if len(sides) < 2:
+        return None
+    odd = tuple(sorted(rank for _, ranks in sides[1:] for rank in ranks))
+    told = tuple((ranks, operation) for operation, ranks in sides)
+    is_plain = len(sides[0][1]) > len(sides[1][1])
+    spot = waiters[odd[0]].spot
+    return Differ(sides=told, odd=odd if is_plain else None, aspect="place", certain=False, spot=spot)
 
 
 def _operation_of(stacks: dict[int, Stacked]) -> Operation:

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.evidence import Absent, Differ, Fact, Inside, Operation, Reached, Size, Waiting, Who
+from ddpdoctor.model.evidence import Absent, Differ, Fact, Inside, Operation, Reached, Shown, Size, Waiting, Who
 from ddpdoctor.model.sides import group_alike
 from ddpdoctor.rules.evidence.group_members import members_of, split_group
 
@@ -210,6 +210,7 @@ def _absence(
     operation = target.operation
     return Absent(
         who=Who(rank=rank), operation=operation, waiters=waiters, certain=certain, expected=expected,
+        shown=Shown.NUMBERS,
         **_where(shown_by),
     )  # fmt: skip
 

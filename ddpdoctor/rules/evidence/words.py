@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Doing, Moving, Reached, Stacked, Waiting
 from ddpdoctor.model.findings import Confidence, Place, Severity
+from ddpdoctor.model.nccl_warnings import SHM_FIX
 from ddpdoctor.model.rank_words import count_of, format_numbers, name_list, rank_list
 from ddpdoctor.rules.answers import Problem
-from ddpdoctor.rules.evidence.collecting import collect
+from ddpdoctor.rules.evidence.collecting import KILLED, collect
 from ddpdoctor.rules.evidence.roots import victims_of
 from ddpdoctor.rules.evidence.stacks import innermost
 from ddpdoctor.rules.progress.known_errors import find_known
@@ -106,7 +108,7 @@ def _killed_words(root: Root, who: str) -> str:
     if lost is not None:
         return f"{who}: {lost.problem}"
     by = f" by {', '.join(signals)}" if signals else ""
-    why = "; memory ran out" if root.memory else ""
+    why = "; memory ran out" if root.memory else _FULL if signals == ["SIGBUS"] else ""
     trouble = next((one.problem for one in root.troubles if one.kind != "oom"), "")
     return f"{who} was killed{by}{why}" + (f"; {trouble}" if trouble else "")
 
@@ -127,10 +129,14 @@ def _known(root: Root) -> list[str]:
 def _failure_fix(root: Root, *, killed: bool, frame: Frame | None) -> str:
     known = find_known(f"{root.failed[0].type}: {root.failed[0].message}") if root.failed else None
     if known is not None:
-        return known.fix
+        return (
+            f"{known.fix}; {KILLED}" if root.failed[0].in_worker and "Killed" in root.failed[0].message else known.fix
+        )
     if root.memory:
         return _MORE_MEMORY if killed else _LESS_DEVICE_MEMORY
     fix = next((one.fix for one in root.troubles if one.fix), "")
+    if not fix and any(one.signal == "SIGBUS" for one in root.exited):
+        fix = SHM_FIX
     if fix or killed:
         return fix or _FIND_SENDER
     at = place_words(frame) if frame is not None else "that the traceback names"
@@ -141,7 +147,8 @@ _MORE_MEMORY = "use less memory a rank (fewer loader workers, smaller batches), 
 _LESS_DEVICE_MEMORY = (
     "use less memory of the device: a smaller batch, gradient checkpointing, or sharded optimizer state"
 )
-_FIND_SENDER = "find out who sent the signal: `dmesg -T | grep -i kill` on that host, the scheduler's log, a watchdog"
+_FULL = "; that is a full /dev/shm most of the time, or a mapped file that was cut short"
+_FIND_SENDER = f"find out who sent the signal: {KILLED}, the scheduler's log"
 _KEEP_STDERR = (
     "keep the standard error of that rank: `torchrun --redirects 3 --tee 3 ...`, or decorate main with @record"
 )
@@ -175,13 +182,21 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
     words = "; ".join(f"{rank_list(ranks)}: {what}" for what, ranks in sides)
     return Problem(
         summary=f"ranks made different calls where all must make the same: {words}",
-        confidence=Confidence.HIGH if odd and len(odd) < sum(len(ranks) for _, ranks in sides) else Confidence.MEDIUM,
+        confidence=_difference_sureness(odd, sides, differ),
         ranks=odd,
         hosts=state.hosts_of(odd),
         evidence=(*quotes(differ), *_aspects(differ), *victim_words(state, odd), *_coverage(state)),
         fix="let all ranks take the same path to this call, with equal shapes and dtypes; "
         "look at branches that depend on the rank or its data",
     )
+
+
+def _difference_sureness(
+    odd: tuple[int, ...], sides: list[tuple[str, list[int]]], differ: Sequence[Differ]
+) -> Confidence:
+    if not all(fact.certain for fact in differ):
+        return Confidence.LOW
+    return Confidence.HIGH if odd and len(odd) < sum(len(ranks) for _, ranks in sides) else Confidence.MEDIUM
 
 
 def _joined_sides(differ: Sequence[Differ]) -> list[tuple[str, list[int]]]:
@@ -226,22 +241,29 @@ def circle(state: RunState, circles: Sequence[Circle]) -> Problem:
     )
 
 
-def absence(
-    state: RunState,
-    ranks: list[int],
-    absent: Sequence[Absent],
-    samples: dict[int, Stacked],
-    *,
-    kind: str,
-    confidence: Confidence,
-) -> Problem:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absence:
+    """Ranks that did not come to where others wait."""
+
+    ranks: list[int]
+    facts: Sequence[Absent]
+    """What says so."""
+    kind: str
+    """What became of them."""
+    confidence: Confidence
+    contradicted: Sequence[Absent] = ()
+    """What weaker sources say of other ranks."""
+
+
+def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Problem:
     """Return the problem of ranks that did not come to where others wait."""
+    ranks, absent, kind = one.ranks, one.facts, one.kind
     operation = absent[0].operation
     waiters = sorted({rank for fact in absent for rank in fact.waiters} - set(ranks)) or [
         rank for rank in state.waiting if rank not in ranks
     ]
     frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
-    where = places(frames)
+    where = (*places(frames), *_worker_places(state, samples, ranks))
     target = "init_process_group" if absent[0].in_init else operation.words()
     did = {"early-exit": "has ended", "missing": "never came"}.get(kind, "did not come")
     at = f"; it is {place_words(where[0])}" if where and kind == "stuck" else ""
@@ -250,13 +272,14 @@ def absence(
         summary=f"{who_words(state, ranks)} {did} to {target}, where {wait} for it{at}".replace(
             "has ended to", "has ended before"
         ),
-        confidence=confidence,
+        confidence=one.confidence,
         ranks=tuple(ranks),
         hosts=state.hosts_of(ranks),
         where=where,
         evidence=(
             *_doing_words(state, samples, ranks),
             *quotes(absent),
+            *(f"against it, from a weaker source: {words}" for words in quotes(one.contradicted)),
             *quotes(fact for fact in state.all(Waiting) if fact.who.rank in waiters),
             *_waiter_places(state, samples, waiters),
             *_reached_words(state, ranks),
@@ -276,6 +299,14 @@ def _doing_words(state: RunState, samples: dict[int, Stacked], ranks: Iterable[i
             twice = " in every sample" if len(state.of(rank, Stacked)) > 1 else ""
             found.append(f"rank {rank} {_STATES[sample.doing]}, {at}{twice} ({quote(sample)})")
     return found
+
+
+def _worker_places(state: RunState, samples: dict[int, Stacked], ranks: Iterable[int]) -> tuple[Place, ...]:
+    """Return where the workers are that a rank's loader waits for."""
+    loading = [rank for rank in ranks if rank in samples and samples[rank].doing is Doing.DATA]
+    workers = [fact for rank in loading for fact in state.of(rank, Stacked) if fact.worker]
+    found = places((fact.who.rank or 0, innermost(fact.frames)) for fact in workers if fact.who.rank is not None)
+    return tuple(dict.fromkeys(found))[:MOST_QUOTES]
 
 
 def _waiter_places(state: RunState, samples: dict[int, Stacked], waiters: Iterable[int]) -> list[str]:
@@ -360,7 +391,8 @@ def stopped(state: RunState, facts: Sequence[Stopped]) -> Problem:
         summary=f"the job was stopped from outside: {facts[0].by}; nothing shows that a rank failed before",
         evidence=(*quotes(facts), *_steps(state), *_coverage(state)),
         fix=_STOP_FIXES.get(
-            facts[0].by, "find out who stopped it: the scheduler's log, a person, another node's launcher"
+            facts[0].by,
+            "find out who stopped it: a time limit, the scheduler, a person, another node's launcher: `sacct -j JOB`",
         ),
     )
 

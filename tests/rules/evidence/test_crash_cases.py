@@ -414,3 +414,21 @@ def test_the_victims_came_first_in_the_file(tmp_path):
         "c_rank1.log": text(raised(ZERO, 1)),
     }
     hold(tmp_path, files, crash(1, says=("ZeroDivisionError",)))
+
+
+def test_a_second_run_that_only_its_steps_show(tmp_path):
+    """The steps fall to the checkpoint: what failed before is over."""
+    first = [
+        *steps(60),
+        *raised("OSError: [Errno 5] Input/output error", 0),
+        *agent(1, 0, 801, [802]),
+        *table((0, 1, 801, "")),
+    ]
+    second = [*steps(9, 20), *closed_by(0), *raised(ZERO, 1), *agent(1, 1, 902, [901]), *table((1, 1, 902, ""))]
+    hold(tmp_path, text([*first, *second]), crash(1, says=("ZeroDivisionError",)))
+
+
+def test_what_a_dying_rank_had_still_to_print(tmp_path):
+    """Into a pipe Python prints in blocks: the steps come out after the error that ended the process."""
+    log = text([*raised("KeyError: 'labels'", None), *steps(30), "srun: error: n1: task 0: Exited with exit code 1"])
+    hold(tmp_path, log, Truth(kinds=("crash",), says=("KeyError",)))

@@ -297,3 +297,54 @@ def test_torchrun_on_one_node_died_and_the_others_hang(tmp_path):
         ),
     }
     hold(tmp_path, files, Truth(kinds=("killed",), hosts=("n2",), says=("memory",), not_ranks=(0, 1)))
+
+
+SACCT = """\
+JobID             State ExitCode     MaxRSS
+------------ ---------- -------- ----------
+4711         {:>10} {:>8}
+4711.batch   {:>10} {:>8}    123456K
+4711.extern   COMPLETED      0:0          0
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (("OUT_OF_ME+", "0:125", "OUT_OF_ME+", "0:125"), "memory"),
+        (("TIMEOUT", "0:0", "CANCELLED", "0:15"), "time limit"),
+        (("PREEMPTED", "0:0", "CANCELLED", "0:15"), "preemption"),
+        (("FAILED", "0:15", "FAILED", "0:15"), "stopped from outside"),
+        (("NODE_FAIL", "1:0", "CANCELLED", "0:15"), "node"),
+        (("FAILED", "0:9", "FAILED", "0:9"), "SIGKILL"),
+    ],
+)
+def test_slurms_accounting(tmp_path, rows, says):
+    given = {"sacct.txt": SACCT.format(*rows), "job.log": text(steps(30))}
+    hold(tmp_path, given, Truth(kinds=("killed",), ranks=(), hosts=(), says=(says,)))
+
+
+def test_slurms_accounting_with_bars(tmp_path):
+    table = "JobID|JobName|State|ExitCode|MaxRSS|\n4711|train|TIMEOUT|0:0||\n4711.batch|batch|CANCELLED|0:15|12K|\n"
+    hold(
+        tmp_path,
+        {"sacct.txt": table, "job.log": text(steps(30))},
+        Truth(kinds=("killed",), ranks=(), says=("time limit",)),
+    )
+
+
+def test_slurms_accounting_of_a_good_end(tmp_path):
+    given = {"sacct.txt": SACCT.format("COMPLETED", "0:0", "COMPLETED", "0:0"), "job.log": text(steps(30))}
+    hold(tmp_path, given, Truth(silent=True))
+
+
+def test_a_device_that_pcie_lost(tmp_path):
+    kernel = "[Mon Mar  9 14:02:18 2026] pcieport 0000:3a:00.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0\n"
+    files = {"job.log": interleaved(gloo_timeout(0), gloo_timeout(1)), "dmesg.txt": kernel}
+    hold(tmp_path, files, Truth(kinds=("crash",), ranks=(), says=("AER",)))
+
+
+def test_errors_that_pcie_corrected(tmp_path):
+    kernel = "[Mon Mar  9 14:02:18 2026] pcieport 0000:3a:00.0: AER: Corrected error received: 0000:3b:00.0\n"
+    files = {"job.log": interleaved(gloo_timeout(0), raised("ValueError: NaN in loss", 1)), "dmesg.txt": kernel}
+    hold(tmp_path, files, Truth(kinds=("crash",), ranks=(1,), says=("NaN",)))

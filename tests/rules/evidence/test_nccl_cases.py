@@ -376,3 +376,52 @@ def test_only_info_is_nothing_wrong(tmp_path):
     """nccl 541. Whether the job hangs cannot be told."""
     report = hold(tmp_path, interleaved(*started()), Truth(or_cannot_tell=True))
     assert report.verdict is None
+
+
+def behind(rank: int, number: int) -> str:
+    return ras(
+        nodes=2,
+        per=4,
+        warnings=f"""\
+#0-0 (6e1f2c9a7d001122) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  7 ranks have launched up to operation {number + 1}
+  Rank {rank} has launched up to operation {number} -- GPU 3 managed by process 41207 on node 10.0.3.2
+""",
+    )
+
+
+def test_two_files_of_ras_of_a_job_that_moves(tmp_path):
+    hold(tmp_path, {"ras_1.txt": behind(7, 5119), "ras_2.txt": behind(3, 5190)}, Truth(silent=True))
+
+
+def test_two_files_of_ras_of_which_the_second_is_fine(tmp_path):
+    hold(tmp_path, {"ras_1.txt": behind(7, 5119), "ras_2.txt": ras("OK", nodes=2, per=4)}, Truth(silent=True))
+
+
+def test_two_files_of_ras_of_a_job_that_stands(tmp_path):
+    truth = Truth(kinds=ABSENT, ranks=(7,), confidence=("medium", "high"))
+    hold(tmp_path, {"ras_1.txt": behind(7, 5119), "ras_2.txt": behind(7, 5119)}, truth)
+
+
+def test_two_files_of_ras_of_which_the_first_is_fine(tmp_path):
+    """It hangs since."""
+    hold(
+        tmp_path,
+        {"ras_1.txt": ras("OK", nodes=2, per=4), "ras_2.txt": behind(7, 5119)},
+        Truth(kinds=ABSENT, ranks=(7,)),
+    )
+
+
+def test_all_ran_into_the_limit_and_one_never_launched(tmp_path):
+    """DSpark 132: torch has it in its queue on all ranks; the device of rank 3 did not come to it."""
+    files = {"ras.txt": behind(3, 70), "job.log": interleaved(*(watchdog(rank, work(71)) for rank in range(8)))}
+    hold(tmp_path, files, Truth(kinds=ABSENT, ranks=(3,)))
+
+
+def test_ras_and_the_watchdog_contradict_each_other(tmp_path):
+    """Counts of launches are stronger than the silence of a watchdog; both are told."""
+    logs = [watchdog(rank, work(71)) for rank in range(8) if rank != 2]
+    logs.append([f"[rank2]: {line}" for line in steps(3)])
+    truth = Truth(kinds=ABSENT, ranks=(5,), confidence=("low",), says=("against it",))
+    hold(tmp_path, {"ras.txt": behind(5, 70), "job.log": interleaved(*logs)}, truth)

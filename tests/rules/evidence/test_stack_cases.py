@@ -71,12 +71,7 @@ def test_two_places_where_all_wait(tmp_path):
     hold(
         tmp_path,
         files(IN_BACKWARD, IN_ALL_REDUCE, IN_BACKWARD, IN_BACKWARD),
-        Truth(
-            kinds=("mismatch", "deadlock", "stuck", "transport"),
-            or_cannot_tell=True,
-            confidence=("low", "medium"),
-            not_ranks=(0, 2, 3),
-        ),
+        Truth(kinds=("mismatch",), ranks=(1,), confidence=("low",)),
     )
 
 
@@ -102,7 +97,12 @@ def test_a_worker_that_is_stuck_is_its_ranks(tmp_path):
     )
     given = files(IN_BACKWARD, LOADER, IN_BACKWARD)
     given["rank1.txt"] += pyspy(600, *worker).replace("Python v", "Parent Process 521: python train.py\nPython v")
-    hold(tmp_path, given, Truth(kinds=("stuck",), ranks=(1,)))
+    hold(tmp_path, given, Truth(kinds=("stuck",), ranks=(1,), where="shards.py:9"))
+
+
+def test_all_wait_for_their_workers(tmp_path):
+    """ray 52641: the stacks of the workers are needed."""
+    hold(tmp_path, files(LOADER, LOADER), Truth(collect=("subprocesses",)))
 
 
 def as_json(pid: int, stack: tuple[str, ...]) -> str:
