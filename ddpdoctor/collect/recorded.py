@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typing
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.model.causes import AtError, StoreSought
@@ -105,8 +105,8 @@ def _read(hint: Any, value: Any) -> Any:
     if is_right and (hint is not int or value in INTEGERS):
         return hint(value)
     members = typing.get_args(hint)
-    if hint is Frame and isinstance(value, list) and len(value) == 3:
-        return decode(Frame, {**dict(zip(("file", "line", "function"), value, strict=True)), "user": True})
+    if hint is Frame and (frame := _written_frame(value)) is not None:
+        return frame
     if is_dataclass(hint) and isinstance(value, list) and len(value) == len(_fields(hint)):  # type: ignore[arg-type]
         value = dict(zip(_fields(hint), value, strict=True))  # type: ignore[arg-type]
     if is_dataclass(hint) and isinstance(value, dict) and value:
@@ -117,6 +117,21 @@ def _read(hint: Any, value: Any) -> Any:
     if type(None) in members:
         return None if value is None else _read(members[0], value)
     return decode(hint, value)
+
+
+def _written_frame(value: Any) -> Frame | None:
+    """Return the frame in a list of three, or in a dict without damage; None for anything else."""
+    if isinstance(value, list) and len(value) == 3:
+        return decode(Frame, {**dict(zip(("file", "line", "function"), value, strict=True)), "user": True})
+    parts = [value.get(key) for key in KEYS[Frame].values()] if isinstance(value, dict) else []
+    is_sound = [*map(type, parts)] == [str, int, str, int] and parts[1] in INTEGERS
+    return _share_frame(*parts) if is_sound else None
+
+
+@lru_cache(maxsize=4096)
+def _share_frame(file: str, line: int, function: str, user: int) -> Frame:
+    """Return a frame; thousands of ranks have equal ones."""
+    return Frame(file=file, line=line, function=function, user=bool(user))
 
 
 @cache

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cached_property
-from itertools import compress, count
-from operator import not_
+from itertools import compress
 from typing import TYPE_CHECKING, Any, overload
 
 from ddpdoctor.model.facts import PHASES, Call, CallKind
@@ -108,7 +107,13 @@ class CallLog(Sequence[Call]):
 
     @cached_property
     def _open_places(self) -> list[int]:
-        return list(compress(count(), map(not_, self._ended_ns)))
+        ended_ns = self._ended_ns if isinstance(self._ended_ns, array) else array("q", self._ended_ns)
+        found: list[int] = []
+        try:
+            while True:
+                found.append(ended_ns.index(0, found[-1] + 1 if found else 0))
+        except ValueError:
+            return found
 
     @cached_property
     def counts(self) -> dict[CallKind, int]:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
     Timed = TypeVar("Timed", Job, Rank)
 
-TIMED: tuple[Any, ...] = (
+TIMED: frozenset[Any] = frozenset({
     BeforeCall, Call, Child, EpochCall, EpochSeen, Job, LoaderSeen, Raised, Rank, StackSample, StepTimes,
-)  # fmt: skip
+})  # fmt: skip
 """The records with times, or with records that have times. Times are their fields that end in "_ns"."""
+_HOLDERS = TIMED | {CallLog, tuple}
 
 
 def shift_times(record: Timed, ahead_ns: int) -> Timed:
@@ -33,14 +34,12 @@ def shift_times(record: Timed, ahead_ns: int) -> Timed:
 def _shift(value: Any, ahead_ns: int) -> Any:
     if isinstance(value, CallLog):
         return value.shifted(ahead_ns)
-    if isinstance(value, tuple) and value and isinstance(value[0], TIMED):
-        return tuple(_shift(one, ahead_ns) for one in value)
-    if not isinstance(value, TIMED):
-        return value
-    old = {name: getattr(value, name) for name in _names(type(value))}  # type: ignore[arg-type]
-    new = {
-        name: _shift_time(one, ahead_ns) if name.endswith("_ns") else _shift(one, ahead_ns) for name, one in old.items()
-    }
+    if isinstance(value, tuple):
+        return tuple(_shift(one, ahead_ns) for one in value) if value and type(value[0]) in TIMED else value
+    times, others = _names(type(value))  # type: ignore[arg-type]
+    old = {name: getattr(value, name) for name in (*times, *others)}
+    new = {name: _shift_time(old[name], ahead_ns) for name in times}
+    new |= {name: _shift(old[name], ahead_ns) for name in others if type(old[name]) in _HOLDERS}
     return replace(value, **{name: one for name, one in new.items() if one is not old[name]})
 
 
@@ -54,5 +53,8 @@ def _shift_time(time_ns: Any, ahead_ns: int) -> Any:
 
 
 @cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(kind))
+def _names(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of a record's times, and of its other fields."""
+    names = [one.name for one in fields(kind)]
+    times = tuple(name for name in names if name.endswith("_ns"))
+    return times, tuple(name for name in names if name not in times)

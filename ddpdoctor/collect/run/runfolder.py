@@ -295,7 +295,10 @@ def share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
     shared = {ranks: ranks for ranks in members.values()}  # otherwise a thousand ranks keep a thousand equal tuples
 
     def complete(group: GroupState) -> GroupState:
-        ranks = group.ranks or members.get(group.name, ())
+        known = members.get(group.name, ())
+        if group.ranks is known:
+            return group
+        ranks = group.ranks or known
         return replace(group, ranks=shared.get(ranks, ranks))
 
     return tuple(replace(rank, groups=tuple(complete(group) for group in rank.groups)) for rank in found)

@@ -29,6 +29,10 @@ class Group:
     members: tuple[int, ...]
     mesh_dim: str = field(default="", compare=False)
 
+    def __hash__(self) -> int:
+        """Return a hash that costs the same for any number of members."""
+        return hash((self.name, self.members[:2], len(self.members)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
