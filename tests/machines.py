@@ -124,7 +124,7 @@ class RecordedCalls:
             return CommandResult(status=int(status), output="", error=text)
         return CommandResult(status=0, output=self._answer(name).replace("\\n", "\n"), error="")
 
-    def clock_unsynchronised(self):
+    def clock_unsynchronized(self):
         return self._answer("clock") == "unsynchronised"
 
 

@@ -164,7 +164,7 @@ class Calls:
             raise TimeoutError(errno.ETIMEDOUT, f"{command[0]} did not answer within {limit_s:.0f} s")
         return CommandResult(status=ended.status, output=ended.out, error=ended.err)
 
-    def clock_unsynchronised(self) -> bool:
+    def clock_unsynchronized(self) -> bool:
         """Return whether the kernel considers the wall clock unsynchronized (STA_UNSYNC in adjtimex)."""
         return bool(_read_clock_status() & _STA_UNSYNC)
 

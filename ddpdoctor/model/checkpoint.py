@@ -152,7 +152,7 @@ class Leftover:
 
     path: str
     kind: str
-    """A phrase: "a temporary file", "10 % of the size of its neighbours"."""
+    """A phrase: "a temporary file", "10 % of the size of its neighbors"."""
     detail: str = ""
 
 

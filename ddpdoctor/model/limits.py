@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Limits:
 class Clock:
     """The wall clock."""
 
-    synchronised: bool | None
+    synchronized: bool | None = field(metadata={"json": "synchronised"})
     """The kernel's state (STA_UNSYNC), or None if it cannot be read."""
     offset_s: float | None
     """Offset from the clock of rank 0, positive if this clock is ahead. None on rank 0's node and without gathering."""

@@ -93,7 +93,7 @@ class TorchBuild:
     nccl_found_by: str | None = None
     """LD_PRELOAD or LD_LIBRARY_PATH if one of them selected the mapped libnccl."""
     cuda_library: str | None = None
-    """The libcuda that was mapped when CUDA was initialised."""
+    """The libcuda that was mapped when CUDA was initialized."""
 
 
 def release(version: str | None) -> tuple[int, ...]:

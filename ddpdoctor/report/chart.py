@@ -70,8 +70,8 @@ def _legend(lines: Sequence[Line], reference: Line | None) -> list[str]:
 
 
 def _frame(grid: list[list[str]], up: _Scale) -> list[str]:
-    labelled = {0, ROWS // 2, ROWS - 1}
-    labels = [f"{up.value(row):.3g}" if row in labelled else "" for row in range(ROWS)]
+    labeled = {0, ROWS // 2, ROWS - 1}
+    labels = [f"{up.value(row):.3g}" if row in labeled else "" for row in range(ROWS)]
     return [f"{labels[row].rjust(LABEL_WIDTH)} |{''.join(grid[row])}".rstrip() for row in reversed(range(ROWS))]
 
 

@@ -28,7 +28,7 @@ FIRST = {
     "test_unused.py": ALL,
     "test_local_gradients.py": ("test_a_sample_that_holds_nan",),
     "test_consistency.py": (
-        "test_gradients_that_are_not_synchronised", "test_what_no_rank_does_unlike_the_others",
+        "test_gradients_that_are_not_synchronized", "test_what_no_rank_does_unlike_the_others",
         "test_the_same_done_right_stays_silent", "test_models_that_nobody_wrapped",
     ),
     "test_data.py": (
@@ -72,7 +72,7 @@ FIRST = {
     "nodes/test_slurm.py": ("test_a_hang_of_tasks_that_are_ranks",),
     "nodes/test_signals.py": ("test_two_processes_become_the_ranks",),
     "bandwidth/test_verb.py": ("test_by_itself_it_starts_ranks", "test_under_torchrun_rank_0_alone_reports"),
-    "bandwidth/test_localise.py": (
+    "bandwidth/test_localize.py": (
         "test_three_hosts_that_are_well", "test_a_rank_that_comes_late_to_every_call",
         "test_of_two_ranks_it_cannot_be_determined_which_is_slow",
     ),

@@ -14,7 +14,7 @@ from tests.scenarios.running import JOBS, PATIENT, run
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 NO_SYNC = "all forwards since the step before ran under no_sync()"
-SYNCHRONISATION = (
+SYNCHRONIZATION = (
     ("bypassed", "DD503", [0, 1, 2], 1, "the model was trained past DDP"),
     ("accumulated", "DD503", [0, 1, 2], 1, NO_SYNC),
     ("unfrozen", "DD503", [0, 1, 2], 1, "added, replaced or unfrozen after the model was wrapped"),
@@ -32,12 +32,12 @@ ALL = (
 )  # fmt: skip
 
 
-def test_gradients_that_are_not_synchronised(tmp_path: Path) -> None:
+def test_gradients_that_are_not_synchronized(tmp_path: Path) -> None:
     names = ("bypassed", "accumulated", "forward_only", "unfrozen", "clipped")
     ran = run("replicas", tmp_path, *PATIENT, ranks=3, args=("wrong", *names))
     report = ran.report
     assert ran.status == 0  # without --fail-on
-    check(report, SYNCHRONISATION)
+    check(report, SYNCHRONIZATION)
     found = finding(report, "accumulated")
     assert any("likewise" in sentence and "forward_only.weight" in sentence for sentence in found["evidence"]), found
     assert (report["verdict"]["kind"], report["verdict"]["step"]) == ("grad-drift", 1)

@@ -94,10 +94,10 @@ def _memory_elsewhere() -> tuple[int, int, int]:
 def read_clock(system: System, plan: ReadingPlan) -> Clock:  # noqa: ARG001 - all collectors get both
     """Return whether the clock is synchronized, from adjtimex; the node that gathers facts measures the offset."""
     try:
-        unsynchronised = system.calls.clock_unsynchronised()
+        unsynchronized = system.calls.clock_unsynchronized()
     except OSError:
-        return Clock(synchronised=None, offset_s=None)
-    return Clock(synchronised=not unsynchronised, offset_s=None)
+        return Clock(synchronized=None, offset_s=None)
+    return Clock(synchronized=not unsynchronized, offset_s=None)
 
 
 def read_tasks(system: System) -> Tasks | None:

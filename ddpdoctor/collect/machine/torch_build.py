@@ -62,7 +62,7 @@ def _how_it_ended(status: int | None, err: str) -> str:
 
 def _how_cuda_ended(status: int | None, limit_s: float) -> str:
     if status is None:
-        return f"CUDA was not initialised within {limit_s:.0f} s"
+        return f"CUDA was not initialized within {limit_s:.0f} s"
     if status < 0:
-        return f"the process was killed by {signal_name(-status)} while it initialised CUDA"
-    return f"the process ended with status {status} while it initialised CUDA"
+        return f"the process was killed by {signal_name(-status)} while it initialized CUDA"
+    return f"the process ended with status {status} while it initialized CUDA"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ddpdoctor.report.bandwidth.plotted import Plotted
     from ddpdoctor.report.bandwidth.reading import Bandwidth
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Most color-blind people can tell these apart: Okabe and Ito, https://jfly.uni-koeln.de/color/."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLES = {Mode.THROUGHPUT: "-", Mode.LATENCY: "--"}
@@ -104,8 +104,8 @@ def _styled(lines: Sequence[Plotted]) -> list[tuple[Plotted, str, str]]:
     number = -1
     for line in lines:
         number += not line.baseline
-        again = number // len(COLOURS)
-        styled.append((line, COLOURS[number % len(COLOURS)], MARKERS[(number + again) % len(MARKERS)]))
+        again = number // len(COLORS)
+        styled.append((line, COLORS[number % len(COLORS)], MARKERS[(number + again) % len(MARKERS)]))
     return styled
 
 

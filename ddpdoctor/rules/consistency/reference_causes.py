@@ -165,7 +165,7 @@ def _unknown(step: ReferenceStep) -> Problem:
     )
     return Problem(
         summary="the reason is unknown",
-        fix="look for what joins samples of one batch (contrastive losses, normalisation over the batch), for branches "
+        fix="look for what joins samples of one batch (contrastive losses, normalization over the batch), for branches "
         "on the rank, and for hooks on gradients",
         confidence=Confidence.MEDIUM,
         evidence=(seen,),

@@ -129,7 +129,7 @@ def _single(shares: Shares, ranks: tuple[int, ...]) -> Problem:
         severity=Severity.WARNING,
         ranks=ranks,
         summary=f"the last batch of {_whose(shares, ranks)} has 1 sample: BatchNorm1d raises at it in training, and "
-        "other layers that normalise over the batch have one sample to go by",
+        "other layers that normalize over the batch have one sample to go by",
         fix="set drop_last=True in the DataLoader, or choose another batch size",
     )
 

@@ -80,7 +80,7 @@ def check_clock(fleet: Fleet) -> Answer:
 
 def _is_loose(node: Node) -> bool:
     clock = known(node.clock)
-    return clock is not None and clock.synchronised is False
+    return clock is not None and clock.synchronized is False
 
 
 def _hosts(offsets: Offsets) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ def _hosts(offsets: Offsets) -> tuple[str, ...]:
 
 def _kernel_says(clock: Clock) -> str:
     words = {True: "yes", False: "no", None: "not known"}
-    return words[clock.synchronised]
+    return words[clock.synchronized]
 
 
 def _offsets(read: Sequence[tuple[Node, Clock]]) -> Offsets:

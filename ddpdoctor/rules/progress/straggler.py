@@ -53,7 +53,7 @@ _WORDS = {
     Phase.BACKWARD: "in backward",
 }
 _SAME_WORK = (
-    "give all ranks inputs of the same size; where the work is the same, look for a throttled GPU or a neighbour on "
+    "give all ranks inputs of the same size; where the work is the same, look for a throttled GPU or a neighbor on "
     "its cores: ddpdoctor check-env"
 )
 _FIXES = {

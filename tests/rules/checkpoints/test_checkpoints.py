@@ -181,7 +181,7 @@ def test_copies_under_other_names_and_copies_that_cannot_be_read_in_full(left, r
     assert problems(ask(*files, copies=((0, 1),), same_asked=True)).get("DD717", []) == found
 
 
-def test_neighbours_are_reported():
+def test_neighbors_are_reported():
     left = Leftover(path="x.pt.tmp", kind="a temporary file of a write", detail="5 bytes; there is no x.pt")
     gap = Gap(pattern="s2_rank*.pt", missing=("s2_rank1.pt",), why="files of other steps have them")
     found = problems(ask(seen(), leftovers=(left,), gaps=(gap,)))

@@ -15,7 +15,7 @@ ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
 
 def clocks(*offsets, loose=(), nnodes=None):
     nodes = [
-        node(f"node{n}", index=n, processes=[process(n)], clock=Clock(synchronised=n not in loose, offset_s=offset))
+        node(f"node{n}", index=n, processes=[process(n)], clock=Clock(synchronized=n not in loose, offset_s=offset))
         for n, offset in enumerate(offsets)
     ]
     return fleet(*nodes, launcher=Launcher.TORCHRUN, nnodes=nnodes or len(nodes))
@@ -83,7 +83,7 @@ def test_some_far_off_and_some_a_little():
 
 def test_two_containers_of_one_name_are_two_clocks():
     pair = [
-        node("box", index=n, clock=Clock(synchronised=None, offset_s=offset)) for n, offset in enumerate((None, 20))
+        node("box", index=n, clock=Clock(synchronized=None, offset_s=offset)) for n, offset in enumerate((None, 20))
     ]
     check, (finding,) = ask("clock", fleet(*pair, launcher=Launcher.TORCHRUN))
     assert (finding.severity, finding.hosts) == (ERROR, ("box",))
@@ -92,7 +92,7 @@ def test_two_containers_of_one_name_are_two_clocks():
 
 def test_of_two_nodes_of_one_name_the_one_without_time_keeping_is_off():
     pair = [
-        node("box", index=n, clock=Clock(synchronised=n == 0, offset_s=offset)) for n, offset in enumerate((None, 20))
+        node("box", index=n, clock=Clock(synchronized=n == 0, offset_s=offset)) for n, offset in enumerate((None, 20))
     ]
     _, (finding,) = ask("clock", fleet(*pair, launcher=Launcher.TORCHRUN))
     assert (finding.confidence, finding.summary.partition(":")[0]) == (
@@ -103,7 +103,7 @@ def test_of_two_nodes_of_one_name_the_one_without_time_keeping_is_off():
 def test_a_clock_that_was_not_read():
     unread = Unread(why=Why.TIMEOUT, reason="clock did not answer within 2 s")
     assert ask("clock", node(clock=unread))[0].outcome is Outcome.INCONCLUSIVE
-    check, _ = ask("clock", node(clock=Clock(synchronised=None, offset_s=None)))
+    check, _ = ask("clock", node(clock=Clock(synchronized=None, offset_s=None)))
     assert check.seen == "one node only; whether the kernel keeps its clock synchronized: not known"
 
 

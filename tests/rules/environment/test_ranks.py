@@ -71,7 +71,7 @@ def test_no_host_is_guessed(more):
     assert finding.hosts == ()
 
 
-def test_neighbours_tell_the_host():
+def test_neighbors_tell_the_host():
     facts = fleet(
         node("a", processes=[process(rank) for rank in (0, 2)]), node("b", index=1, processes=[process(3)]),
         launcher=Launcher.TORCHRUN, world_size=4, missing=(1,),

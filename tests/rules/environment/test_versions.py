@@ -221,7 +221,7 @@ CU126 = "upgrade the driver to 580 or newer, or /venv/bin/python -m pip install 
         (torch(**UNAVAILABLE), "580.95.05", PASSED, ""),
         (torch(**UNAVAILABLE), "535.161.08", FAILED, CU126),
         (torch(**UNAVAILABLE, cuda_library="/usr/local/cuda/compat/libcuda.so.580.65.06"), "535.161.08", FAILED, CU126),
-        # cuda-compat at work: CUDA could be initialised.
+        # cuda-compat at work: CUDA could be initialized.
         (torch(cuda_library="/usr/local/cuda/compat/libcuda.so.580.65.06"), "535.161.08", PASSED, ""),
         (torch(cuda="12.6", **UNAVAILABLE), "525.60.13", PASSED, ""),
         (

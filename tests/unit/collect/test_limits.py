@@ -141,7 +141,7 @@ def test_a_system_without_proc_and_sys(tmp_path):
 
     assert (seen.nofile, seen.nproc, seen.shm) == (Limit(soft=256, hard=None), None, None)
     assert (seen.cpus_online, seen.somaxconn, seen.numa_nodes, seen.user_processes) == (10, None, 0, None)
-    assert read_clock(machine, PLAN) == Clock(synchronised=None, offset_s=None)
+    assert read_clock(machine, PLAN) == Clock(synchronized=None, offset_s=None)
     software = read_software(machine, PLAN)
     assert (software.platform, software.os_name, software.container, software.driver) == ("darwin", "", None, None)
 
@@ -156,9 +156,9 @@ def test_this_machine():
 
 
 def test_the_clock_of_this_machine_and_of_a_recorded_one(tmp_path):
-    assert read_clock(System(), PLAN).synchronised in {True, False}
-    assert read_clock(load_machine("nvlink8", tmp_path / "a"), PLAN).synchronised is True
-    assert read_clock(load_machine("container-nogpu", tmp_path / "b"), PLAN).synchronised is False
+    assert read_clock(System(), PLAN).synchronized in {True, False}
+    assert read_clock(load_machine("nvlink8", tmp_path / "a"), PLAN).synchronized is True
+    assert read_clock(load_machine("container-nogpu", tmp_path / "b"), PLAN).synchronized is False
 
 
 def test_write_speed_is_measured_and_leaves_nothing(tmp_path):

@@ -117,7 +117,7 @@ def test_what_is_printed_beside_does_no_harm(tmp_path):
     assert (build.cuda_available, build.cuda_error) == (False, None)
 
 
-def test_cuda_that_cannot_be_initialised(tmp_path):
+def test_cuda_that_cannot_be_initialized(tmp_path):
     text = (
         WORKS
         + r"""
@@ -134,9 +134,9 @@ def test_cuda_that_cannot_be_initialised(tmp_path):
 @pytest.mark.parametrize(
     ("how", "limit_s", "error"),
     [
-        ("time.sleep(600)", 1.0, "CUDA was not initialised within 1 s"),
-        ("os.kill(os.getpid(), 11)", 60.0, "the process was killed by SIGSEGV while it initialised CUDA"),
-        ("os._exit(1)", 60.0, "the process ended with status 1 while it initialised CUDA"),
+        ("time.sleep(600)", 1.0, "CUDA was not initialized within 1 s"),
+        ("os.kill(os.getpid(), 11)", 60.0, "the process was killed by SIGSEGV while it initialized CUDA"),
+        ("os._exit(1)", 60.0, "the process ended with status 1 while it initialized CUDA"),
     ],
 )
 def test_cuda_that_hangs_or_crashes_leaves_what_was_known(how, limit_s, error, tmp_path):

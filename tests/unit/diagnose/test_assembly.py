@@ -10,7 +10,7 @@ from ddpdoctor.model.node import SECTIONS, Launcher, Node
 from ddpdoctor.model.reading import Unread, Why
 from tests.rules.environment.build import process
 
-CLOCK = Clock(synchronised=True, offset_s=None)
+CLOCK = Clock(synchronized=True, offset_s=None)
 
 
 def launch(world_size=4, nnodes=2):
@@ -116,7 +116,7 @@ def test_two_launchers_on_one_host_are_one_node():
 
 def test_the_first_readers_clock_counts():
     late = facts(1, reads=True)
-    ahead = replace(late, node=Node(host="a", clock=Clock(synchronised=True, offset_s=0.1)))
+    ahead = replace(late, node=Node(host="a", clock=Clock(synchronized=True, offset_s=0.1)))
     assert assemble(launch(2), [ahead, facts(0, reads=True)]).nodes[0].clock == CLOCK
 
 

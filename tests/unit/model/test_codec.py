@@ -90,7 +90,7 @@ def test_all_sections_of_a_node_are_among_them():
 
 
 def test_a_float_that_is_no_number_arrives():
-    sent = Clock(synchronised=None, offset_s=math.nan)
+    sent = Clock(synchronized=None, offset_s=math.nan)
     assert math.isnan(there_and_back(sent).offset_s)
 
 

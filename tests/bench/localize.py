@@ -1,6 +1,6 @@
 """How often the slow one is named, and nobody else: each fault is made for real, run after run, the healthy between.
 
-python -m tests.bench.localise [RUNS]      as root, with iproute2; ten runs of each by default, about twenty minutes
+python -m tests.bench.localize [RUNS]      as root, with iproute2; ten runs of each by default, about twenty minutes
 
 Three hosts are network namespaces of this machine, with one rank each and Gloo between them.
 """
