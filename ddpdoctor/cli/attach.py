@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import (
     FAIL_ON,
@@ -19,6 +19,9 @@ from ddpdoctor.cli.options import (
     ReportFormat,
     settings_of,
 )
+
+if TYPE_CHECKING:
+    from ddpdoctor.attach.session import Attached
 
 STDOUT = Path("-")
 
@@ -72,6 +75,7 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
     from ddpdoctor.cli.output import say
     from ddpdoctor.diagnose.evidence import analyze
+    from ddpdoctor.diagnose.wrapped import use_own_records
     from ddpdoctor.model.findings import now
 
     _check(options)
@@ -80,9 +84,11 @@ def run(options: Options) -> int:
     outputs = settings_of(options, Outputs)
     check_outputs(outputs)
     started_at = now()
-    folder = _look(options)
+    here = _look_here(options, options.folder) if options.slurm is None and options.kubectl is None else None
+    folder = here.folder if here is not None else _look_elsewhere(options)
     say(sys.stderr, f"what was seen is in {folder}")
-    return deliver_check(analyze([str(folder)], tuple(sys.argv), started_at, verb="attach"), outputs)
+    report = analyze([str(folder)], tuple(sys.argv), started_at, verb="attach")
+    return deliver_check(use_own_records(report, here.job) if here is not None else report, outputs)
 
 
 def _check(options: Options) -> None:
@@ -100,8 +106,8 @@ def _check(options: Options) -> None:
         raise UserError("--folder - is for --node-only", help="Give a folder.")
 
 
-def _look(options: Options) -> Path:
-    """Return the folder with what was seen."""
+def _look_elsewhere(options: Options) -> Path:
+    """Return the folder with what all nodes or pods saw."""
     from ddpdoctor.cli.output import say
 
     tell = partial(say, sys.stderr)
@@ -109,19 +115,17 @@ def _look(options: Options) -> Path:
         from ddpdoctor.attach.slurm import attach_slurm
 
         return attach_slurm(options.slurm, options.folder, options.python or sys.executable, options.job, tell)
-    if options.kubectl is not None:
-        from ddpdoctor.attach.kubernetes import Pods, attach_kubectl
+    from ddpdoctor.attach.kubernetes import Pods, attach_kubectl
 
-        pods = Pods(selector=options.kubectl, namespace=options.namespace, container=options.container)
-        return attach_kubectl(pods, options.folder, options.python or "python", options.job, tell)
-    return _look_here(options, options.folder)
+    pods = Pods(selector=options.kubectl or "", namespace=options.namespace, container=options.container)
+    return attach_kubectl(pods, options.folder, options.python or "python", options.job, tell)
 
 
-def _look_here(options: Options, folder: Path) -> Path:
+def _look_here(options: Options, folder: Path) -> Attached:
     from ddpdoctor.attach.session import Options as Wanted
     from ddpdoctor.attach.session import attach
 
-    return attach(Wanted(pid=options.pid, job=options.job, output=folder)).folder
+    return attach(Wanted(pid=options.pid, job=options.job, output=folder))
 
 
 def _look_only(options: Options) -> int:
@@ -131,6 +135,6 @@ def _look_only(options: Options) -> int:
     if options.folder == STDOUT:
         from ddpdoctor.attach.stream import send_look
 
-        return send_look(partial(_look_here, options), sys.stdout.buffer)
-    print(_look_here(options, options.folder))
+        return send_look(lambda folder: _look_here(options, folder).folder, sys.stdout.buffer)
+    print(_look_here(options, options.folder).folder)
     return ExitStatus.OK

@@ -9,7 +9,7 @@ from ddpdoctor.evidence.reader import Found
 from ddpdoctor.evidence.stacks import stacks_of_json
 from ddpdoctor.model.attached import FORMAT, AskedNodes, AttachedJob, Movement, RankLook, SeenRank
 from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.evidence import Moving, ProcessState, Refused, Seen, Size, Spot, Who
+from ddpdoctor.model.evidence import Hint, Moving, ProcessState, Refused, Seen, Size, Spot, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +58,9 @@ def _of_job(job: AttachedJob, spot: Spot) -> Iterator[Fact]:
         # Not only by its stacks: a rank may be seen at one line twice, in two different steps.
         for rank in job.ranks:
             yield Moving(who=_who(rank, job.host), spot=spot)
+    for folder in dict.fromkeys(rank.wrap_folder for rank in job.ranks):
+        if folder is not None:
+            yield Hint(spot=spot, words=f"the job runs under `ddpdoctor wrap`; its run folder is {folder}", kind="wrap")
     for refusal in job.refused:
         yield _refused(refusal, Who(host=job.host), spot)
 

@@ -59,6 +59,7 @@ FIRST = {
     "attach/test_verb.py": ALL,
     "attach/test_slurm.py": ("test_all_nodes_are_judged_together",),
     "attach/test_kubectl.py": ("test_all_pods_are_judged_together", "test_what_is_asked_is_refused"),
+    "attach/test_wrapped.py": ("test_the_rank_at_fault", "test_a_wrapped_job_that_moves"),
     "attach/test_rights.py": ("test_the_job_of_another_user", "test_without_the_right_to_trace"),
     "attach/test_found.py": ("test_of_several_jobs", "test_a_process_that_is_no_rank"),
     "harmless/test_scripts.py": ALL,
