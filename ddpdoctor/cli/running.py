@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.launch.outcome import Outcome
     from ddpdoctor.launch.session import Judge
-    from ddpdoctor.model.findings import Finding, Judgement, Report
+    from ddpdoctor.model.findings import Finding, Judgment, Report
 
 NCCL_LIMIT_S = 600
 """torch's ``default_pg_nccl_timeout``. That of other backends is 30 min."""
@@ -103,7 +103,7 @@ def outcome_report(outcome: Outcome) -> Report:
     """Build the report of an outcome, without the findings that the user ignores."""
     from ddpdoctor.diagnose.build import build_report
 
-    return build_report(outcome.folder, outcome.judgement, outcome.end)
+    return build_report(outcome.folder, outcome.judgment, outcome.end)
 
 
 def keep_errors(report: Report) -> Report | None:
@@ -173,7 +173,7 @@ def _show(options: WrapOptions, outcome: Outcome) -> None:
 
 def _go_on(options: WrapOptions, outcome: Outcome, is_known: bool) -> None:
     """Show a hang of a job that is not stopped, and what happens next. A hang shown before gets only one line."""
-    found = _reported_hangs(options, outcome.judgement)
+    found = _reported_hangs(options, outcome.judgment)
     if not found:
         return
     if is_known:
@@ -183,18 +183,18 @@ def _go_on(options: WrapOptions, outcome: Outcome, is_known: bool) -> None:
         say(sys.stderr, GOES_ON[options.on_hang])
 
 
-def _withdraw(options: WrapOptions, judgement: Judgement) -> None:
+def _withdraw(options: WrapOptions, judgment: Judgment) -> None:
     """Say that a reported hang is over, and remove its report, because a running job has none."""
     options.report_file.unlink(missing_ok=True)
-    found = _reported_hangs(options, judgement)
+    found = _reported_hangs(options, judgment)
     if found:
         ranks = found[0].ranks
         who = f"{rank_list(ranks)} {'moves' if len(ranks) == 1 else 'move'} again" if ranks else "the job moves again"
         say(sys.stderr, f"{who}: the report of {_title(found[0])} is withdrawn")
 
 
-def _reported_hangs(options: WrapOptions, judgement: Judgement) -> list[Finding]:
-    return [finding for finding in hangs(judgement) if finding.code not in options.ignore]
+def _reported_hangs(options: WrapOptions, judgment: Judgment) -> list[Finding]:
+    return [finding for finding in hangs(judgment) if finding.code not in options.ignore]
 
 
 def _title(finding: Finding) -> str:

@@ -9,7 +9,7 @@ from ddpdoctor.collect.run.nodes import job_of
 from ddpdoctor.collect.run.runfolder import JUDGED_ATTEMPTS
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
-from ddpdoctor.model.findings import Attempt, Finding, JobStatus, Judgement, Severity
+from ddpdoctor.model.findings import Attempt, Finding, JobStatus, Judgment, Severity
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ def last_number(job: Job) -> int:
 
 
 def _restarted(
-    number: int, job: Job, judgement: Judgement, run: Run, ignore: tuple[str, ...]
+    number: int, job: Job, judgment: Judgment, run: Run, ignore: tuple[str, ...]
 ) -> Attempt:  # fmt: skip
-    findings = tuple(finding for finding in judgement.findings if finding.code not in ignore)
-    failed = any(finding.severity is Severity.ERROR for finding in judgement.findings)
+    findings = tuple(finding for finding in judgment.findings if finding.code not in ignore)
+    failed = any(finding.severity is Severity.ERROR for finding in judgment.findings)
     return _section(number, job, JobStatus.FAILED if failed else JobStatus.INTERRUPTED, findings, run)
 
 

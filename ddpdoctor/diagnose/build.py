@@ -1,4 +1,4 @@
-"""Builds the report of a job from its run folder and the judgement."""
+"""Builds the report of a job from its run folder and the judgment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpdoctor.diagnose.rows import pace_rows, rank_row
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import Job, Life, shell_status
-from ddpdoctor.model.findings import JobStatus, JobSummary, Judgement, Severity, as_earlier, now
+from ddpdoctor.model.findings import JobStatus, JobSummary, Judgment, Severity, as_earlier, now
 from ddpdoctor.model.run import JobEnd, Run
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Attempt, Report
 
 
-def build_report(folder: Path, judgement: Judgement, end: JobEnd) -> Report:
+def build_report(folder: Path, judgment: Judgment, end: JobEnd) -> Report:
     """Return the report of a job that was judged while it ran.
 
     Raises:
         UserError: the folder is no run folder.
     """
     saved = read_saved_run(folder)
-    return _build(saved, job_of(saved), judgement, end)
+    return _build(saved, job_of(saved), judgment, end)
 
 
 def rebuild_report(folder: Path) -> Report:
@@ -41,14 +41,14 @@ def rebuild_report(folder: Path) -> Report:
     """
     saved = read_saved_run(folder)
     job = job_of(saved)
-    judgement = judge_job(job)
-    return _build(saved, job, judgement, saved.own.end or _infer_end(saved.own.run, job, judgement))
+    judgment = judge_job(job)
+    return _build(saved, job, judgment, saved.own.end or _infer_end(saved.own.run, job, judgment))
 
 
-def _infer_end(run: Run, job: Job, judgement: Judgement) -> JobEnd:
+def _infer_end(run: Run, job: Job, judgment: Judgment) -> JobEnd:
     """Infer how a job ended if its watcher did not record it. If the launcher still ran, it counts as interrupted."""
     status = job.launcher_status if job.ended else None
-    hung = status is None and job.stopping_since_ns is not None and judgement.certain
+    hung = status is None and job.stopping_since_ns is not None and judgment.certain
     return JobEnd(
         hung=hung,
         interrupted=job.interrupted_by is not None or (status is None and not hung),
@@ -66,11 +66,11 @@ def _infer_status(status: int | None, interrupted_by: str | None, *, hung: bool)
     return None if status is None else shell_status(status)
 
 
-def _build(saved: SavedRun, job: Job, judgement: Judgement, end: JobEnd) -> Report:
+def _build(saved: SavedRun, job: Job, judgment: Judgment, end: JobEnd) -> Report:
     """Return the report of a job. Each attempt of a restarted job has its own section."""
     run = saved.own.run
-    status = job_status(job, judgement, hung=end.hung, interrupted=end.interrupted)
-    shown = tuple(finding for finding in judgement.findings if finding.code not in end.ignore)
+    status = job_status(job, judgment, hung=end.hung, interrupted=end.interrupted)
+    shown = tuple(finding for finding in judgment.findings if finding.code not in end.ignore)
     earlier = judge_earlier(saved, last_number(job), end.ignore)
     before = [finding for attempt in earlier for finding in as_earlier(attempt)]
     sections = (*earlier, last_attempt(run, job, status, shown)) if earlier else ()
@@ -81,13 +81,13 @@ def _build(saved: SavedRun, job: Job, judgement: Judgement, end: JobEnd) -> Repo
         job=JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=end.exit_status),
         findings=shown,
         earlier=before,
-        checks=judgement.checks,
+        checks=judgment.checks,
         ranks=(rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks),
         data=_data(run, job, sections),
     )
 
 
-def job_status(job: Job, judgement: Judgement, *, hung: bool, interrupted: bool) -> JobStatus:
+def job_status(job: Job, judgment: Judgment, *, hung: bool, interrupted: bool) -> JobStatus:
     """Return how the job ended. An abort at exit, after the script has finished, is not a failure of the job."""
     if hung:
         return JobStatus.HUNG
@@ -97,8 +97,8 @@ def job_status(job: Job, judgement: Judgement, *, hung: bool, interrupted: bool)
         return JobStatus.FINISHED
     if job.launcher_status is None and any(rank.life is Life.RUNNING for rank in job.ranks):
         return JobStatus.HUNG
-    only_at_exit = bool(judgement.findings) and all(f.severity is Severity.INFO for f in judgement.findings)
-    if only_at_exit and any(f.kind == "exit-abort" for f in judgement.findings):
+    only_at_exit = bool(judgment.findings) and all(f.severity is Severity.INFO for f in judgment.findings)
+    if only_at_exit and any(f.kind == "exit-abort" for f in judgment.findings):
         return JobStatus.FINISHED
     return JobStatus.FAILED if job.ranks else JobStatus.NOT_RUN
 

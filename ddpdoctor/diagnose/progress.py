@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Job
-from ddpdoctor.model.findings import Check, Judgement, Outcome
+from ddpdoctor.model.findings import Check, Judgment, Outcome
 from ddpdoctor.rules.data.shared import Replicas, replicas_of
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.progress.job_state import JobState, build_job_state
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 
-def judge_folder(folder: Path, attempt: int | None = None) -> Judgement:
+def judge_folder(folder: Path, attempt: int | None = None) -> Judgment:
     """Judge one attempt (by default the last) of the job in a run folder.
 
     An unreadable folder becomes a crashed check, because errors must not affect a watched job.
@@ -37,7 +37,7 @@ def judge_folder(folder: Path, attempt: int | None = None) -> Judgement:
             job = read_job(folder, attempt)
         except UserError as error:
             check = Check(id="run-folder", outcome=Outcome.CRASHED, reason=error.message)
-            return Judgement(findings=(), checks=(check,), certain=False)
+            return Judgment(findings=(), checks=(check,), certain=False)
         return judge_job(job)
 
 
@@ -49,7 +49,7 @@ def judge_replicas(folder: Path) -> tuple[Finding, ...]:
         return ()
 
 
-def judge_job(job: Job) -> Judgement:
+def judge_job(job: Job) -> Judgment:
     """Judge a job with all rules about progress, replicas and data."""
     rules = rules_of("progress", "consistency", "data")
     state = _attempt(lambda: build_job_state(job))

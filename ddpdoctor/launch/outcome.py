@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ddpdoctor.model.findings import Finding, Judgement
+    from ddpdoctor.model.findings import Finding, Judgment
     from ddpdoctor.model.run import JobEnd
 
 
@@ -22,7 +22,7 @@ class Outcome:
     folder: Path
     """The folder with the record: the run folder, unless that is on a shared file system or full."""
     run_dir: Path
-    judgement: Judgement
+    judgment: Judgment
     end: JobEnd
     failure: Exception | None
     """The first error in watching or judging. It does not change the job's own exit status."""
@@ -48,7 +48,7 @@ class Notifier:
     """Show an outcome."""
     go_on: Callable[[Outcome, bool], None]
     """Show a hang of a job that is not stopped. The flag is True if the same hang was shown and withdrawn before."""
-    withdraw: Callable[[Judgement], None]
+    withdraw: Callable[[Judgment], None]
     """Announce that a report no longer holds, and remove it."""
     report_crash: Callable[[str], None]
     """Say that a check crashed while the job runs, and which."""
@@ -56,15 +56,15 @@ class Notifier:
     """Read a run folder, print one line if its replicas differ, and return whether it printed one."""
 
 
-def hangs(judgement: Judgement) -> tuple[Finding, ...]:
+def hangs(judgment: Judgment) -> tuple[Finding, ...]:
     """Return the findings that mean a hang, the worst first; empty if nothing keeps the job from continuing.
 
     Findings about replicas and data are no reason to stop a job.
     """
     kinds = ("DD6", "DD506")
-    return tuple(f for f in judgement.findings if f.severity is Severity.ERROR and f.code.startswith(kinds))
+    return tuple(f for f in judgment.findings if f.severity is Severity.ERROR and f.code.startswith(kinds))
 
 
-def cause_of(judgement: Judgement) -> Cause:
+def cause_of(judgment: Judgment) -> Cause:
     """Return the codes and ranks of a hang. Two reports with the same ones are the same hang."""
-    return tuple((finding.code, finding.ranks) for finding in hangs(judgement))
+    return tuple((finding.code, finding.ranks) for finding in hangs(judgment))

@@ -27,7 +27,7 @@ from ddpdoctor.launch.watching.examining import Examining, has_errors
 from ddpdoctor.launch.watching.watch import Watch
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import shell_status
-from ddpdoctor.model.findings import Judgement, Severity, now
+from ddpdoctor.model.findings import Judgment, Severity, now
 from ddpdoctor.model.findings import Outcome as CheckOutcome
 from ddpdoctor.model.run import END_NAME, JobEnd
 from ddpdoctor.recorder.storage.files import write_whole
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command.options import WrapOptions
     from ddpdoctor.launch.outcome import Cause, Notifier
 
-    Judge = Callable[[Path, int | None], Judgement]
+    Judge = Callable[[Path, int | None], Judgment]
     """Judges an attempt from its run folder, by default the last one. The launch package itself knows no rules."""
 
 LOOK_EVERY_S = 0.1
@@ -72,9 +72,9 @@ class Session:
         self.warnings: list[tuple[signal.Signals, int]] = []
         """The same for signals passed on to the launcher, with which a batch system may warn of the coming end."""
         self.answered_warnings = 0
-        self.hang: Judgement | None = None
+        self.hang: Judgment | None = None
         """The hang for which the job was stopped."""
-        self.reported: Judgement | None = None
+        self.reported: Judgment | None = None
         """The hang that was reported and still holds, while the job continues."""
         self.reported_causes: set[Cause] = set()
         """All hangs that were reported."""
@@ -152,17 +152,17 @@ class Session:
                 self._report_crash(repr(error))
                 raise
 
-    def _judge(self, folder: Path, attempt: int | None) -> Judgement:
+    def _judge(self, folder: Path, attempt: int | None) -> Judgment:
         """Judge a run folder. If that fails while the job runs, say so once, because a hang may go unreported."""
         try:
-            judgement = self.judge(folder, attempt)
+            judgment = self.judge(folder, attempt)
         except Exception as error:
             self._report_crash(repr(error))
             raise
-        for check in judgement.checks:
+        for check in judgment.checks:
             if check.outcome is CheckOutcome.CRASHED:
                 self._report_crash(f"{check.code} {check.id}: {check.seen}")
-        return judgement
+        return judgment
 
     def _report_crash(self, what: str) -> None:
         if not self.has_reported_crash and self.launcher.poll() is None:
@@ -241,29 +241,29 @@ class Session:
             self.watch.stopping_since_ns = time.monotonic_ns()
             self.watch.save(ended=False, launcher_status=None)
             self.examining.announce(examined, stop=True)
-            self.hang = examined.judgement
+            self.hang = examined.judgment
             self._save(self._outcome(None))
             self.watch.evidence.announce_stop()
             stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
-        elif has_errors(examined.judgement):
+        elif has_errors(examined.judgment):
             self.examining.announce(examined, stop=False)
             self.examining.stand_by()
-            self._report(examined.judgement)
+            self._report(examined.judgment)
         else:
             self._withdraw()
 
-    def _report(self, judgement: Judgement) -> None:
+    def _report(self, judgment: Judgment) -> None:
         """Show once what is wrong with a job that continues. Save a hang too: the job may never end by itself."""
-        outcome = self._outcome(None, judgement)
-        found = tuple((finding.code, finding.ranks) for finding in judgement.findings)
-        if not hangs(judgement):
+        outcome = self._outcome(None, judgment)
+        found = tuple((finding.code, finding.ranks) for finding in judgment.findings)
+        if not hangs(judgment):
             if found != self.shown:
                 self.notifier.show(outcome)
             self.shown = found
             return
-        cause = cause_of(judgement)
+        cause = cause_of(judgment)
         if self.reported is None or cause_of(self.reported) != cause:
-            self.reported = judgement
+            self.reported = judgment
             copy_back(self.folder, self.run_dir)
             self._save(outcome)
             self.notifier.go_on(outcome, cause in self.reported_causes)
@@ -285,8 +285,8 @@ class Session:
             with contextlib.suppress(OSError):  # the report comes first on a nearly full disk
                 save(folder / END_NAME, outcome.end)
 
-    def _settle(self, judged: Judgement, status: int | None) -> Judgement:
-        """Return the final judgement: the one at the end, or the reported hang if the job was ended during it."""
+    def _settle(self, judged: Judgment, status: int | None) -> Judgment:
+        """Return the final judgment: the one at the end, or the reported hang if the job was ended during it."""
         if self.reported is None or hangs(judged) or self.examining.judged_at is not None:
             return judged
         if status != 0 or self.watch.interrupted_by is not None:
@@ -330,8 +330,8 @@ class Session:
         """Save a report from this node's evidence, because a scheduler's grace time may end before the job does."""
         with self._job_goes_first():
             copy_back(self.folder, self.run_dir)
-            judgement = self._settle(self.examining.judge_now(), None)
-            self._save(self._outcome(None, judgement))
+            judgment = self._settle(self.examining.judge_now(), None)
+            self._save(self._outcome(None, judgment))
 
     def _has_heard(self, number: signal.Signals, began_ns: int) -> bool:
         """Return whether the launcher needs no signal: it already stops its ranks, or got the terminal's Ctrl-C itself.
@@ -354,10 +354,10 @@ class Session:
         with self._job_goes_first():
             self._close_record(status)
         known = len(self.signals)
-        judgement = self.hang or self._settle(
+        judgment = self.hang or self._settle(
             self.examining.judge_end(status, lambda: len(self.signals) > known), status
         )
-        outcome = self._outcome(status, judgement)
+        outcome = self._outcome(status, judgment)
         with self._job_goes_first():  # the findings are shown even if saving fails
             copy_back(self.folder, self.run_dir)
             self._save(outcome)
@@ -373,14 +373,14 @@ class Session:
             self.watch.evidence.forget_kept()
             self.watch.save(ended=True, launcher_status=status)
 
-    def _outcome(self, status: int | None, judgement: Judgement | None = None) -> Outcome:
+    def _outcome(self, status: int | None, judgment: Judgment | None = None) -> Outcome:
         hung = self.hang is not None
         exit_status = ExitStatus.HUNG if hung else shell_status(status or 0)
         if self.watch.interrupted_by == "SIGINT":
             exit_status = ExitStatus.INTERRUPTED
-        found = judgement or self.hang or Judgement(findings=(), checks=(), certain=False)
+        found = judgment or self.hang or Judgment(findings=(), checks=(), certain=False)
         return Outcome(
-            folder=self.watch.readable(), run_dir=self.run_dir, judgement=found,
+            folder=self.watch.readable(), run_dir=self.run_dir, judgment=found,
             end=JobEnd(
                 hung=hung, interrupted=self.watch.interrupted_by is not None, exit_status=exit_status,
                 started_at=self.started_at, ended_at=now(), ignore=self.options.ignore,
@@ -402,6 +402,6 @@ def _handling(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameTy
             signal.signal(number, former)
 
 
-def _judge_nothing(_folder: Path, _attempt: int | None) -> Judgement:
+def _judge_nothing(_folder: Path, _attempt: int | None) -> Judgment:
     """Stand in for rules that are not loaded yet, or cannot be."""
-    return Judgement(findings=(), checks=(), certain=False)
+    return Judgment(findings=(), checks=(), certain=False)

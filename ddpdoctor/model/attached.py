@@ -1,4 +1,4 @@
-"""What ``attach`` saw of a running job: the records that its folder holds as JSON. No judgement, no I/O.
+"""What ``attach`` saw of a running job: the records that its folder holds as JSON. No judgment, no I/O.
 
 ``docs/design/0012-attach.md`` describes the folder. Every file begins with ``format`` and ``kind``, so that a reader
 recognizes it by its content:

@@ -1,4 +1,4 @@
-"""Facts about checkpoint files: their form, damage, contents by name, and neighboring files. No judgement."""
+"""Facts about checkpoint files: their form, damage, contents by name, and neighboring files. No judgment."""
 
 from __future__ import annotations
 

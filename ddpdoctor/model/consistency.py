@@ -1,4 +1,4 @@
-"""Facts about the states of replicas: where ranks differ, and which gradients are not finite. No judgement.
+"""Facts about the states of replicas: where ranks differ, and which gradients are not finite. No judgment.
 
 Ranks record 16 bytes per tensor at the same points of training. Any process that can read the records of several ranks
 compares them. Tensor names are those of the wrapped module, without ``module.``. Steps are counted from 1.

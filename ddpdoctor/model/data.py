@@ -1,4 +1,4 @@
-"""Facts about how data is split over ranks: samplers, loaders, and what each rank drew. No judgement.
+"""Facts about how data is split over ranks: samplers, loaders, and what each rank drew. No judgment.
 
 ``sharing`` predicts what ranks draw, and ``Drawn`` has what they really drew, counted index by index.
 

@@ -1,9 +1,9 @@
-"""The facts that logs, dumps and stacks hold about a job that nobody watched. No judgement, no I/O.
+"""The facts that logs, dumps and stacks hold about a job that nobody watched. No judgment, no I/O.
 
 A reader of one format yields ``Fact`` objects. Each one says about whom it is, where it was found, and when it happened
 as far as the source says so. Facts of all sources about one run of a job make a ``model.evidence_runs.EvidenceRun``.
 
-Comparing facts of several ranks is judgement: see ``rules/evidence``.
+Comparing facts of several ranks is judgment: see ``rules/evidence``.
 """
 
 from __future__ import annotations

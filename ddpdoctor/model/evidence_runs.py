@@ -1,4 +1,4 @@
-"""What was read of a job that nobody watched, sorted by its runs. No judgement, no I/O."""
+"""What was read of a job that nobody watched, sorted by its runs. No judgment, no I/O."""
 
 from __future__ import annotations
 

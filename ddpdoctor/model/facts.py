@@ -1,4 +1,4 @@
-"""The facts about a job: its ranks, their calls and stacks, and how they ended. No judgement, no I/O.
+"""The facts about a job: its ranks, their calls and stacks, and how they ended. No judgment, no I/O.
 
 All times are nanoseconds of CLOCK_MONOTONIC, which the processes of one host share.
 ``None`` means "not known". An empty tuple means "checked, and there was none".

@@ -97,7 +97,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Judgment:
     """The result of the progress rules for a job."""
 
     findings: tuple[Finding, ...]

@@ -1,4 +1,4 @@
-"""What torch's flight recorder dumped of one rank: the calls of each group, in columns. No judgement, no I/O."""
+"""What torch's flight recorder dumped of one rank: the calls of each group, in columns. No judgment, no I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that torch's C++ gives to operations and dtypes, and those by which Python knows them. No judgement, no I/O."""
+"""Names that torch's C++ gives to operations and dtypes, and those by which Python knows them. No judgment, no I/O."""
 
 from __future__ import annotations
 

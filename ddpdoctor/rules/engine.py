@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from ddpdoctor.model.findings import Check, Finding, Judgement, Outcome, Severity
+from ddpdoctor.model.findings import Check, Finding, Judgment, Outcome, Severity
 from ddpdoctor.model.node import Fleet, Node
 from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.rules.answers import Answer
@@ -28,7 +28,7 @@ WORST_FIRST = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PA
 _GROUPS = [group.value for group in Group]
 
 
-def judge(rules: Iterable[Rule], facts: Facts) -> Judgement:
+def judge(rules: Iterable[Rule], facts: Facts) -> Judgment:
     """Ask every rule that takes facts of these types, and return what they say together.
 
     A rule that takes several types gets the first one in ``facts``. If a rule raises, its check is crashed, and the
@@ -47,7 +47,7 @@ def judge(rules: Iterable[Rule], facts: Facts) -> Judgement:
         findings += _draw_findings(rule, heard)
         checks.append(_draw_check(rule, heard))
     certain = [answer for answer in answers if answer.certain and answer.problems]
-    return Judgement(
+    return Judgment(
         findings=order_findings(findings),
         checks=tuple(checks),
         certain=bool(certain),

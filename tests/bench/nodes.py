@@ -1,4 +1,4 @@
-"""How long it takes from the first alarm to the judgement of a job on many nodes: python -m tests.bench.nodes [NODES]
+"""How long it takes from the first alarm to the judgment of a job on many nodes: python -m tests.bench.nodes [NODES]
 
 64 nodes of 8 ranks, 2,000 records each, by default. Their run folders are made beforehand. The first node is the real
 one, in this process; the others are real members in a second process, which packs for all of them, one after the other,
@@ -69,7 +69,7 @@ def wait_until(is_so, what: str) -> None:
 
 
 def measure(folder: Path, nodes: int, situation: str) -> None:
-    """Print what one situation takes, from the request for evidence to the judgement."""
+    """Print what one situation takes, from the request for evidence to the judgment."""
     world = nodes * RANKS_A_NODE
     folders = write_hosts(folder, Job(world=world, steps=steps_for(world, RECORDS), situation=situation), nodes)
     first = FirstNode(placement(0, nodes, 0), "node0", folders[0])
@@ -90,10 +90,10 @@ def measure(folder: Path, nodes: int, situation: str) -> None:
     seen = first.save(folders[0])
     save_nodes(folders[0], seen)
     saved = time.perf_counter()
-    judgement = judge_folder(folders[0])
+    judgment = judge_folder(folders[0])
     judged, judged_cpu = time.perf_counter(), time.process_time()
     found = (
-        ", ".join(f"{one.kind} {list(one.hosts[:4])} {list(one.ranks[:4])}" for one in judgement.findings[:1])
+        ", ".join(f"{one.kind} {list(one.hosts[:4])} {list(one.ranks[:4])}" for one in judgment.findings[:1])
         or "nothing"
     )
     print(

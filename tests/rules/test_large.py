@@ -29,7 +29,7 @@ from .build import (  # fmt: skip
 
 
 def count_entries(ranks, code=None):
-    """Return how many Python functions a judgement enters: a measure of its cost that no busy machine disturbs.
+    """Return how many Python functions a judgment enters: a measure of its cost that no busy machine disturbs.
 
     With ``code`` only that function counts.
     """

@@ -48,13 +48,13 @@ def waiting(*numbers, world=4, host="node0", **more):
     return on(host, *(in_call(n, world=world, **more) for n in numbers))
 
 
-def errors(judgement):
-    return [finding for finding in judgement.findings if finding.severity is Severity.ERROR]
+def errors(judgment):
+    return [finding for finding in judgment.findings if finding.severity is Severity.ERROR]
 
 
-def verdict(judgement):
-    found = errors(judgement)
-    assert found, [check.reason for check in judgement.checks]
+def verdict(judgment):
+    found = errors(judgment)
+    assert found, [check.reason for check in judgment.checks]
     return found[0]
 
 

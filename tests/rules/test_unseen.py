@@ -10,8 +10,8 @@ from ddpdoctor.model.findings import Confidence
 from tests.rules.build import in_call, in_user, job, phase, rank
 
 
-def of_kind(judgement, kind):
-    return [finding for finding in judgement.findings if finding.kind == kind]
+def of_kind(judgment, kind):
+    return [finding for finding in judgment.findings if finding.kind == kind]
 
 
 def in_init(number, world):

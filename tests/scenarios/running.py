@@ -117,11 +117,11 @@ def finish(process: Any, folder: Path) -> Ran:
     report = json.loads(path.read_text()) if path.exists() else {}
     if report:
         hold_to_schema(report)
-        hold_to_second_judgement(folder, report)
+        hold_to_second_judgment(folder, report)
     return Ran(process.returncode, stdout, stderr, report, folder)
 
 
-def hold_to_second_judgement(folder: Path, report: dict[str, Any]) -> None:
+def hold_to_second_judgment(folder: Path, report: dict[str, Any]) -> None:
     """Fail where the run folder alone says something else of the job than the report, which may be removed."""
     if (folder / "run.json").exists():  # a folder without room has the report alone
         again = json.loads(render_json(rebuild_report(folder)))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ddpdoctor.model.findings import Check, Finding, Judgement, Report
+    from ddpdoctor.model.findings import Check, Finding, Judgment, Report
     from ddpdoctor.model.reaching import NodePair, Rendezvous, Transfer
 
 PAIRS_SHOWN = 32 * 31
@@ -44,12 +44,12 @@ def judge(rendezvous: Rendezvous, started_at: str, ended_at: str) -> Sentence:
     )
 
 
-def judge_machines(rendezvous: Rendezvous) -> Judgement:
+def judge_machines(rendezvous: Rendezvous) -> Judgment:
     """Judge the machines and how the job is launched on them."""
     return ask(chosen_rules(), fleet_facts(rendezvous.fleet))
 
 
-def judge_meeting(rendezvous: Rendezvous, judged: Judgement) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
+def judge_meeting(rendezvous: Rendezvous, judged: Judgment) -> tuple[tuple[Finding, ...], tuple[Check, ...]]:
     """Add the results of the rendezvous rules. Each rule gets the findings of the rules before it."""
     findings = judged.findings
     checks: list[Check] = []

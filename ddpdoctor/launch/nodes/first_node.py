@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.launch.command.placement import Placement
-    from ddpdoctor.model.findings import Judgement
+    from ddpdoctor.model.findings import Judgment
     from ddpdoctor.model.nodes import NodesSeen
 
 HEAR_EVERY_S = 0.1
@@ -128,13 +128,13 @@ class FirstNode:
                 self.members.note_gathered(number)
         return self.members.seen()
 
-    def announce(self, judgement: Judgement, *, stop: bool, place: str) -> None:
+    def announce(self, judgment: Judgment, *, stop: bool, place: str) -> None:
         """Send all members the verdict, whether the job is stopped, and where the report is.
 
         If the job is stopped, wait until they know why; otherwise their ranks would look as if they had failed.
         """
         number = self._board.verdict + 1
-        verdict = Verdict(judgement=judgement, stop=stop, place=place)
+        verdict = Verdict(judgment=judgment, stop=stop, place=place)
         try:
             self._conversation.send(f"{VERDICT}/{number}", verdict)
         except StoreError as error:

@@ -18,7 +18,7 @@ from ddpdoctor.model.nodes import NodeSeen, Presence
 
 if TYPE_CHECKING:
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.model.findings import Judgement
+    from ddpdoctor.model.findings import Judgment
 
 Message = TypeVar("Message")
 
@@ -93,9 +93,9 @@ class Roster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The first member's judgement of everybody's evidence."""
+    """The first member's judgment of everybody's evidence."""
 
-    judgement: Judgement
+    judgment: Judgment
     stop: bool
     """Whether the job certainly hangs and is stopped."""
     place: str

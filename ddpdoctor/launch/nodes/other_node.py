@@ -159,7 +159,7 @@ class OtherNode:
         gone_ns, last = self.alone_since_ns, self._last
         if last is None or gone_ns is None or gone_ns - self._last_ns > LAST_WORD_NS:
             return None
-        wrong = any(finding.severity is Severity.ERROR for finding in last.judgement.findings)
+        wrong = any(finding.severity is Severity.ERROR for finding in last.judgment.findings)
         return last if wrong else None
 
     def leave(self, status: int, packed: bytes, is_disturbed: Callable[[], bool]) -> None:

@@ -44,7 +44,7 @@ _KNOWN = re.compile(
     r"|evidence/\d+-\d+(-\d+\.json|\.(dump|term|held|flight\d+))"
     r"|nccl/[\w.%-]{1,200}\.log"
 )
-"""The files of a run folder that a judgement reads."""
+"""The files of a run folder that a judgment reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class _Packed:
 
 
 def pack_folder(folder: Path) -> bytes:
-    """Pack the files of a run folder that a judgement reads.
+    """Pack the files of a run folder that a judgment reads.
 
     Files that do not fit are left out, the largest first. Raises OSError if the folder is gone.
     """

@@ -11,7 +11,7 @@ from ddpdoctor.launch.nodes.packing import pack_folder
 from ddpdoctor.launch.watching.machine import note_control_flow, note_machine
 from ddpdoctor.launch.watching.reached import note_reached, try_places
 from ddpdoctor.launch.watching.suspicion import Suspicion, suspicion_of
-from ddpdoctor.model.findings import Judgement, Severity
+from ddpdoctor.model.findings import Judgment, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,18 +33,18 @@ QUIET_S = 2.0
 class Examined:
     """The result of a check."""
 
-    judgement: Judgement
+    judgment: Judgment
     """Has no error if an earlier report no longer holds."""
     stop: bool
     """Whether to stop the job."""
 
 
-_NOTHING = Examined(judgement=Judgement(findings=(), checks=(), certain=False), stop=False)
+_NOTHING = Examined(judgment=Judgment(findings=(), checks=(), certain=False), stop=False)
 
 
-def has_errors(judgement: Judgement) -> bool:
-    """Return whether a judgement contains an error."""
-    return any(finding.severity is Severity.ERROR for finding in judgement.findings)
+def has_errors(judgment: Judgment) -> bool:
+    """Return whether a judgment contains an error."""
+    return any(finding.severity is Severity.ERROR for finding in judgment.findings)
 
 
 def _still(progress: list[NodeProgress]) -> int:
@@ -55,7 +55,7 @@ class Examining:
     """Decides when to check, takes this node's evidence, requests that of the others, and has all of it judged."""
 
     def __init__(
-        self, watch: Watch, judge: Callable[[Path, int | None], Judgement], hang_timeout_s: float, on_hang: OnHang,
+        self, watch: Watch, judge: Callable[[Path, int | None], Judgment], hang_timeout_s: float, on_hang: OnHang,
         place: str,
     ) -> None:  # fmt: skip
         """Take this node's watch, the rules, and the place of the report."""
@@ -106,20 +106,18 @@ class Examining:
     def announce(self, examined: Examined, *, stop: bool) -> None:
         """Send the result to the other nodes if this node judges."""
         if self.nodes is not None and self.nodes.is_first:
-            self.nodes.announce(examined.judgement, stop=stop, place=self._place)
+            self.nodes.announce(examined.judgment, stop=stop, place=self._place)
 
-    def judge_end(self, status: int, is_disturbed: Callable[[], bool]) -> Judgement:
+    def judge_end(self, status: int, is_disturbed: Callable[[], bool]) -> Judgment:
         """Judge a job whose launcher has ended here, by the records of all nodes."""
         nodes = self.nodes
         if nodes is None:
             return self._judge_all()
         if nodes.is_first:
             nodes.wait_for_ends(is_disturbed)
-            judgement = self._judge_all()
-            nodes.announce(
-                judgement, stop=self._stops(judgement) and self._others_hang(nodes, status), place=self._place
-            )
-            return judgement
+            judgment = self._judge_all()
+            nodes.announce(judgment, stop=self._stops(judgment) and self._others_hang(nodes, status), place=self._place)
+            return judgment
         nodes.say(progress=self._watch.own_progress(), ranks=self._watch.rank_range())
         nodes.leave(status, pack_folder(self._folder), is_disturbed)
         verdict = nodes.take_verdict() or nodes.last_word
@@ -127,9 +125,9 @@ class Examining:
             return self._judge_all()
         self.save_nodes()
         self.judged_at = verdict.place
-        return verdict.judgement
+        return verdict.judgment
 
-    def judge_now(self) -> Judgement:
+    def judge_now(self) -> Judgment:
         """Judge the job by what is saved here so far, without asking other nodes."""
         return self._judge(self._folder, None)
 
@@ -143,14 +141,14 @@ class Examining:
         """The error in the communication between nodes, if any."""
         return self.nodes.failure if self.nodes is not None else None
 
-    def _judge_all(self) -> Judgement:
-        """Judge the job by everything saved; if the judgement asks for more facts, collect them and judge again."""
+    def _judge_all(self) -> Judgment:
+        """Judge the job by everything saved; if the judgment asks for more facts, collect them and judge again."""
         self.save_nodes()
-        judgement = self._judge(self._folder, None)
-        knows_more = note_machine(self._folder, judgement) | note_control_flow(self._folder, judgement)
+        judgment = self._judge(self._folder, None)
+        knows_more = note_machine(self._folder, judgment) | note_control_flow(self._folder, judgment)
         if self.nodes is not None and self._seen is not None:
-            knows_more |= note_reached(self._folder, judgement, self._seen, self.nodes.placement)
-        return self._judge(self._folder, None) if knows_more else judgement
+            knows_more |= note_reached(self._folder, judgment, self._seen, self.nodes.placement)
+        return self._judge(self._folder, None) if knows_more else judgment
 
     def stand_by(self) -> None:
         """Delay the next check, because the result has been shown and the job continues."""
@@ -197,7 +195,7 @@ class Examining:
             return None
         self.save_nodes()
         self.judged_at = verdict.place
-        return Examined(judgement=verdict.judgement, stop=self._on_hang != "report")
+        return Examined(judgment=verdict.judgment, stop=self._on_hang != "report")
 
     def _others_hang(self, nodes: FirstNode, status: int) -> bool:
         """Return whether the other nodes wait in vain. After a failure here, torch may end them by itself."""
@@ -205,9 +203,9 @@ class Examining:
         own = replace(own, ended_s=None) if status else own
         return suspicion_of([own, *nodes.members.progress()], self._hang_timeout_s) is Suspicion.STRONG
 
-    def _stops(self, judgement: Judgement) -> bool:
-        """Return whether to stop a job with this judgement."""
-        return {"auto": judgement.proven, "kill": judgement.certain, "report": False}[self._on_hang]
+    def _stops(self, judgment: Judgment) -> bool:
+        """Return whether to stop a job with this judgment."""
+        return {"auto": judgment.proven, "kill": judgment.certain, "report": False}[self._on_hang]
 
     def _progress_of_all(self) -> list[NodeProgress]:
         others = self.nodes.members.progress() if self.nodes is not None and self.nodes.is_first else []
@@ -243,14 +241,14 @@ class Examining:
 
     def _conclude(self) -> Examined | None:
         """Judge the evidence; return None if a rank has moved, or if all is well and no report must be withdrawn."""
-        judgement = self._judge_all()
-        is_wrong = has_errors(judgement)
+        judgment = self._judge_all()
+        is_wrong = has_errors(judgment)
         if not is_wrong or self._has_moved():
             self._watch.evidence.forget_kept()
             self._next_look_ns = time.monotonic_ns() + int(self._patience_s * 1e9)
             self._patience_s = min(self._patience_s * 2, max(1.0, self._hang_timeout_s / 4))
             return _NOTHING if not is_wrong and self.have_moved() else None
-        return Examined(judgement=judgement, stop=self._stops(judgement))
+        return Examined(judgment=judgment, stop=self._stops(judgment))
 
     def _has_moved(self) -> bool:
         """Return whether a rank has made progress meanwhile, so that its evidence is out of date.

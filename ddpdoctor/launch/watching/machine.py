@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddpdoctor.model.findings import Judgement
+    from ddpdoctor.model.findings import Judgment
 
 
 CODE = "DD611"
@@ -19,9 +19,9 @@ FRESH_S = 60.0
 """Our choice: facts younger than this are not read again for the next check."""
 
 
-def note_machine(folder: Path, judgement: Judgement) -> bool:
-    """Save the machine's facts if the judgement needs them; return whether there are new facts to judge by."""
-    if not any(finding.code == CODE for finding in judgement.findings):
+def note_machine(folder: Path, judgment: Judgment) -> bool:
+    """Save the machine's facts if the judgment needs them; return whether there are new facts to judge by."""
+    if not any(finding.code == CODE for finding in judgment.findings):
         return False
     from ddpdoctor.collect.run.machine import FILE, save_machine
     from ddpdoctor.collect.run.nccl_warnings import keep_users_logs
@@ -47,9 +47,9 @@ CODES = frozenset({"DD602", "DD603"})
 """The rules that use the control flow."""
 
 
-def note_control_flow(folder: Path, judgement: Judgement) -> bool:
-    """Save the control flow if the judgement needs it; return whether there are new facts to judge by."""
-    if not any(finding.code in CODES for finding in judgement.findings):
+def note_control_flow(folder: Path, judgment: Judgment) -> bool:
+    """Save the control flow if the judgment needs it; return whether there are new facts to judge by."""
+    if not any(finding.code in CODES for finding in judgment.findings):
         return False
     from ddpdoctor.collect.run.control_flow import FILE, save_control_flow
     from ddpdoctor.collect.run.nodes import read_job

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.launch.command.placement import Placement
-    from ddpdoctor.model.findings import Judgement
+    from ddpdoctor.model.findings import Judgment
     from ddpdoctor.model.nodes import NodesSeen
     from ddpdoctor.model.reaching import Connecting
 
@@ -34,9 +34,9 @@ Place = tuple[str, int]
 """Host and port."""
 
 
-def note_reached(folder: Path, judgement: Judgement, seen: NodesSeen, placement: Placement) -> bool:
-    """Try the missing nodes if the judgement needs it; return whether there are new facts to judge by."""
-    if not any(finding.code in CODES for finding in judgement.findings):
+def note_reached(folder: Path, judgment: Judgment, seen: NodesSeen, placement: Placement) -> bool:
+    """Try the missing nodes if the judgment needs it; return whether there are new facts to judge by."""
+    if not any(finding.code in CODES for finding in judgment.findings):
         return False
     places = places_to_try(seen, placement)
     return bool(places) and try_places(folder, places)

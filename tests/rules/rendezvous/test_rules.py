@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.diagnose.rendezvous.judging import judge_meeting
-from ddpdoctor.model.findings import Confidence, Judgement, Outcome, Severity
+from ddpdoctor.model.findings import Confidence, Judgment, Outcome, Severity
 from ddpdoctor.model.reaching import Contact, StartTrial
 from tests.rules.rendezvous.build import (
     LARGE,
@@ -185,7 +185,7 @@ TABLE = {
 
 
 def judge_rendezvous(facts, found=()):
-    before = Judgement(findings=tuple(found), checks=(), certain=False)
+    before = Judgment(findings=tuple(found), checks=(), certain=False)
     findings, checks = judge_meeting(facts, before)
     return list(findings[len(before.findings) :]), checks
 

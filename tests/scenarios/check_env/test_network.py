@@ -261,7 +261,7 @@ print(json.dumps(said))
 """
 
 
-def test_the_judgement_of_gloos_variable_is_torchs_own():
+def test_the_judgment_of_gloos_variable_is_torchs_own():
     values = ["lo", "lo,", "^docker", "=lo", " lo", "l", "", "loo", "lo,nowhere0", "lo,,lo"]
     command = [sys.executable, "-c", GLOO, json.dumps(values)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200, env=os.environ.copy())

@@ -12,8 +12,8 @@ from tests.synthetic import SITUATIONS, Job, S, write_folder, write_gathered
 HOUR = 3600 * S
 
 
-def named(judgement):
-    return [(finding.kind, finding.ranks) for finding in judgement.findings]
+def named(judgment):
+    return [(finding.kind, finding.ranks) for finding in judgment.findings]
 
 
 def change(path, **fields):

@@ -49,9 +49,9 @@ def test_groups_in_opposite_order_are_a_deadlock(tmp_path: Path) -> None:
 
 
 def test_a_job_that_ended_well_has_no_finding(tmp_path: Path) -> None:
-    judgement = judge_folder(folder_of(tmp_path, "healthy"))
-    assert judgement.findings == ()
-    assert {check.outcome for check in judgement.checks} <= {Outcome.PASSED, Outcome.SKIPPED}
+    judgment = judge_folder(folder_of(tmp_path, "healthy"))
+    assert judgment.findings == ()
+    assert {check.outcome for check in judgment.checks} <= {Outcome.PASSED, Outcome.SKIPPED}
 
 
 @pytest.mark.parametrize("situation", ["stuck", "short"])

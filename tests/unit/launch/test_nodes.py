@@ -15,10 +15,10 @@ from ddpdoctor.launch.nodes.packing import pack_folder
 from ddpdoctor.launch.watching.examining import Examining
 from ddpdoctor.launch.watching.suspicion import NodeProgress
 from ddpdoctor.launch.watching.watch import Watch
-from ddpdoctor.model.findings import Confidence, Finding, Judgement, Severity
+from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
 from tests.scenarios.running import free_port, wait_for
 
-NOTHING = Judgement(findings=(), checks=(), certain=True)
+NOTHING = Judgment(findings=(), checks=(), certain=True)
 Pair = tuple[FirstNode, OtherNode]
 
 
@@ -71,7 +71,7 @@ def test_a_job_that_is_stopped_has_all_know_before(pair: Pair):
     first.announce(NOTHING, stop=True, place="node0:/run")
     verdict = other.take_verdict()
     assert verdict is not None
-    assert (verdict.stop, verdict.place, verdict.judgement) == (True, "node0:/run", NOTHING)
+    assert (verdict.stop, verdict.place, verdict.judgment) == (True, "node0:/run", NOTHING)
     assert other.take_verdict() is None
 
 
@@ -111,7 +111,7 @@ def test_a_first_that_went_while_the_launcher_here_went_on_has_the_last_word_whe
     examining = Examining(cast("Watch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, "auto", "node1:/run")
     examining.nodes = other
     found = Finding(code="DD603", kind="early-exit", severity=severity, confidence=Confidence.HIGH, summary="rank 1")
-    first.announce(Judgement(findings=(found,), checks=(), certain=True), stop=False, place="node0:/run")
+    first.announce(Judgment(findings=(found,), checks=(), certain=True), stop=False, place="node0:/run")
     assert wait_for(lambda: other.verdict is not None)
     assert examining.examine() is None
     first.close()

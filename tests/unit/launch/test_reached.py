@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.launch.command.placement import Placement
 from ddpdoctor.launch.watching.reached import note_reached, places_to_try, try_places
-from ddpdoctor.model.findings import Confidence, Finding, Judgement, Severity
+from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
 from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 from ddpdoctor.model.reaching import Connecting, Contact
 from ddpdoctor.model.run import REACHED_NAME as FILE
@@ -63,7 +63,7 @@ def test_a_damaged_file_holds_nothing(tmp_path, text):
 @pytest.mark.parametrize(("code", "is_tried"), [("DD607", True), ("DD605", True), ("DD601", False)])
 def test_nobody_knocks_unless_a_node_may_be_missing(tmp_path, code, is_tried):
     found = Finding(code=code, kind="any", severity=Severity.ERROR, confidence=Confidence.HIGH, summary="")
-    judgement = Judgement(findings=(found,), checks=(), certain=False)
+    judgment = Judgment(findings=(found,), checks=(), certain=False)
     placement = Placement(port=1, store=("127.0.0.1", 1))
-    assert note_reached(tmp_path, judgement, seen(HERE, HERE), placement) is is_tried
+    assert note_reached(tmp_path, judgment, seen(HERE, HERE), placement) is is_tried
     assert bool(load(tuple[Connecting, ...], tmp_path / FILE)) is is_tried

@@ -12,7 +12,7 @@ from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.outcome import Notifier, Outcome
 from ddpdoctor.launch.session import Session
-from ddpdoctor.model.findings import Check, Judgement
+from ddpdoctor.model.findings import Check, Judgment
 from ddpdoctor.model.findings import Outcome as CheckOutcome
 from ddpdoctor.recorder.settings import Settings
 
@@ -32,12 +32,12 @@ def cannot_import() -> None:
     raise ImportError("code was replaced")
 
 
-def crashes(*_: Any) -> Judgement:
+def crashes(*_: Any) -> Judgment:
     check = Check(id="stuck", code="DD603", outcome=CheckOutcome.CRASHED, seen="ImportError: code was replaced")
-    return Judgement(findings=(), checks=(check, check), certain=False)
+    return Judgment(findings=(), checks=(check, check), certain=False)
 
 
-def raises(*_: Any) -> Judgement:
+def raises(*_: Any) -> Judgment:
     raise ImportError("code was replaced")
 
 
