@@ -46,7 +46,7 @@ _PASSED = re.compile(r"Rank (?P<rank>\d{1,9}): Completed store-based barrier")
 MARKS = (
     "ait timeout after", "Timeout waiting for key", "retrieving ncclUniqueId", "waiting for clients. ",
     "client socket has timed out", "server socket has failed to", " failed on SocketImpl", "store based barrier",
-    "store-based barrier",
+    "store-based barrier", "waitForInput: poll for socket",
 )  # fmt: skip
 
 
@@ -67,10 +67,15 @@ class StoreErrors:
             return _key_facts(line, keys, asks)
         if (clients := _CLIENTS.search(text)) is not None:
             return _clients(line, clients)
-        if (client := _CLIENT.search(text)) is not None:
-            return _unreached(line, client)
+        client = _CLIENT.search(text)
+        return _unreached(line, client) if client is not None else self._socket(line)
+
+    def _socket(self, line: Line) -> list[Fact]:
+        text = line.text
         if "failed on SocketImpl" in text:
             return _lost(line)
+        if "waitForInput" in text:
+            return [_waiting(None, in_init=False, **origin_of(line))] if "likely a timeout" in text else []
         return _port_in_use(line)
 
     def end(self) -> list[Fact]:

@@ -226,6 +226,8 @@ class Exited(Fact):
     """The source says that memory ran out: the kernel's OOM killer or the scheduler ended it."""
     first: bool = False
     """The source calls it the first failure (torchrun's root cause)."""
+    frames: tuple[Frame, ...] = ()
+    """Where it was at its end, outermost first; empty if that is not said."""
 
 
 class Doing(str, Enum):

@@ -55,8 +55,14 @@ _NAME = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]{0,63})([\"']?\s{0,2}(?:=>|:=|=|
 _VALUE = re.compile(
     r"\"[^\"\n]{0,2048}\"|'[^'\n]{0,2048}'|(?:Bearer|Basic|Token)\s+[^\s,;&\"']{1,2048}|[^\s,;&\"'(){}]{1,2048}"
 )
+_OPTION = re.compile(
+    r"(?<![\w-])(--?[A-Za-z][\w.-]{1,63})(=|[ \t]{1,8}|[\"'],\s{0,2}(?=[\"']))"
+    r"(\"[^\"\n]{0,2048}\"|'[^'\n]{0,2048}'|[^\s\"',;&]{1,2048})"
+)
+"""An option with its value, as they stand in a command line or in a printed list of its words."""
 _SPOKEN = re.compile(
-    r"\b((?:wandb\s+login|(?:api|access|secret)[ _-]?key|password|token)\s+(?:is\s+|was\s+)?)([A-Za-z0-9_\-+/=.]{16,})"
+    r"\b((?:wandb\s+login|(?:api|access|secret)[ _-]?key|secret|password|token)\s+(?:is\s+|was\s+)?)"
+    r"([A-Za-z0-9_\-+/=.]{16,})"
 )
 _BEARER = re.compile(r"\b(bearer|basic)(\s+)([A-Za-z0-9._~+/=-]{8,})", re.IGNORECASE)
 _SHAPES = re.compile(
@@ -70,7 +76,7 @@ _SHAPES = re.compile(
 _HOOKS = re.compile(r"(hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks)/[\w/-]+")
 _PEM = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _RUN = re.compile(r"(?<![A-Za-z0-9_/])[A-Za-z0-9]{20,}(?![A-Za-z0-9])")
-_SOME = re.compile(r"[:=@]|-----BEGIN|://|[A-Za-z0-9_-]{16}|bearer|basic", re.IGNORECASE)
+_SOME = re.compile(r"[:=@]|(?:^|\s)--?[a-z]|-----BEGIN|://|[A-Za-z0-9_/+-]{16}|bearer|basic", re.IGNORECASE)
 """Matches every text that can hold a secret. Most texts do not match, and need no more work."""
 
 
@@ -100,6 +106,7 @@ def hide_in_text(text: str) -> str:
     text = _URL_USER.sub(rf"\1:{HIDDEN}@", text)
     text = _HOOKS.sub(rf"\1/{HIDDEN}", text)
     text = _SHAPES.sub(HIDDEN, text)
+    text = _OPTION.sub(_option_shown, text)
     text = _hide_pairs(text)
     text = _SPOKEN.sub(lambda found: found[1] + (HIDDEN if _is_mixed(found[2]) else found[2]), text)
     text = _BEARER.sub(lambda found: found[1] + found[2] + (HIDDEN if _is_mixed(found[3]) else found[3]), text)
@@ -129,6 +136,14 @@ def _word_shown(word: str, program: str) -> str:
     if sep and "://" not in name and re.fullmatch(r"[-+]*[\w.@/-]+", name) and _is_secret(name, value):
         return f"{name}={HIDDEN}"
     return hide_in_text(word)
+
+
+def _option_shown(found: re.Match[str]) -> str:
+    name, sep, value = found.groups()
+    mark = value[0] if value[0] in "\"'" else ""
+    bare = value.strip("\"'")
+    hides = not bare.startswith("-") and _is_secret(name, bare)
+    return f"{name}{sep}{mark}{HIDDEN}{mark}" if hides else found[0]
 
 
 def _hide_pairs(text: str) -> str:

@@ -66,6 +66,7 @@ def find_roots(state: RunState) -> list[Root]:
         if _is_own_exit(state, exited, stopped=stopped):
             _add(roots, _key(exited), exited).exited.append(exited)
     _attach_bare_errors(roots)
+    _attach_bare_ends(roots)
     for trouble in state.all(Trouble):
         if trouble.fatal:
             _add_trouble(roots, trouble, state)
@@ -146,6 +147,17 @@ def _attach_bare_errors(roots: dict[object, Root]) -> None:
         root.failed.extend(bare[0].failed[:1])
     for root in bare:
         root.failed.clear()
+
+
+def _attach_bare_ends(roots: dict[object, Root]) -> None:
+    """Give a signal without a rank to the one rank that it ended: both the rank and its launcher tell of it."""
+    bare = [root for root in roots.values() if root.exited and not root.ranks and not root.hosts]
+    for root in bare:
+        signals = {one.signal for one in root.exited}
+        same = [one for one in roots.values() if one.ranks and any(end.signal in signals for end in one.exited)]
+        if len(same) == 1 and signals != {""}:
+            same[0].exited.extend(root.exited)
+            root.exited.clear()
 
 
 def _add_trouble(roots: dict[object, Root], trouble: Trouble, state: RunState) -> None:

@@ -13,27 +13,19 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.evidence import (
     Circle,
     Differ,
-    Doing,
-    Exited,
-    Failed,
-    Hint,
     Inside,
     Link,
-    Moving,
-    Nature,
     ProcessState,
-    Stacked,
     Stopped,
     Waiting,
 )  # fmt: skip
-from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.evidence import words
 from ddpdoctor.rules.evidence.absent import find_absent
 from ddpdoctor.rules.evidence.collecting import collect
 from ddpdoctor.rules.evidence.lost import lost_by
 from ddpdoctor.rules.evidence.roots import find_roots, precedes
-from ddpdoctor.rules.evidence.state import Ruling, last_samples
-from ddpdoctor.rules.progress.words import verb
+from ddpdoctor.rules.evidence.state import Ruling
+from ddpdoctor.rules.evidence.unclear import why_unclear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,8 +33,6 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.evidence.roots import Root
     from ddpdoctor.rules.evidence.state import RunState
 
-_TELLING = frozenset({"ras-ahead", "ras-unnamed", "damaged"})
-"""Notes that say why the cause cannot be told."""
 _FROZEN = frozenset({"T", "t"})
 
 _KINDS = {
@@ -70,7 +60,7 @@ def decide(state: RunState) -> Ruling:
         ruling = found(state)
         if ruling is not None:
             return ruling
-    return _cannot_tell(state)
+    return Ruling(reason=why_unclear(state), collect=collect(state))
 
 
 def _is_older(root: Root, differ: Iterable[Differ]) -> bool:
@@ -155,36 +145,3 @@ def _lost(state: RunState) -> Ruling | None:
     if lost is None or lost.voters < 2:
         return None
     return Ruling(kind="crash", problem=words.lost(state, lost))
-
-
-def _cannot_tell(state: RunState) -> Ruling:
-    waiting = state.waiting
-    told = [fact.words for fact in state.all(Hint) if fact.kind in _TELLING]
-    lost = [fact for fact in state.all(Failed) if fact.nature is Nature.PEER_LOST]
-    if told:
-        reason = told[0]
-    elif waiting:
-        lacking = f"; of {rank_list(state.unseen)} nothing was given" if state.unseen else ""
-        reason = f"{rank_list(waiting)} waited for others, and nothing that was given says for whom{lacking}"
-    elif lost:
-        reason = "the evidence holds only errors of ranks that lost another rank, and not the failure itself"
-    elif state.all(Link):
-        reason = "the evidence holds only connections that the other side closed, and not why it did"
-    elif state.all(Exited):
-        reason = "the evidence says that ranks were stopped, and not why"
-    elif data := _wait_for_data(state):
-        reason = f"{rank_list(data)} {verb(data, 'waits', 'wait')} for workers of a DataLoader"
-    elif state.all(ProcessState):
-        where = "no rank was seen to wait for another" if state.all(Stacked) else "no stack of a rank was seen"
-        reason = f"the job was not seen to move, and {where}"
-    elif state.all(Moving) and not state.went_wrong:
-        reason = "the log ends while the job makes progress, and does not say whether it went on, ended or hangs since"
-    else:
-        reason = "nothing wrong was found, but nothing shows that the job ended well either"
-    return Ruling(reason=reason, collect=collect(state))
-
-
-def _wait_for_data(state: RunState) -> list[int]:
-    """Return the ranks that wait for workers of their DataLoaders, if all ranks do."""
-    samples = last_samples(state.facts)
-    return sorted(samples) if all(one.doing is Doing.DATA for one in samples.values()) else []

@@ -69,7 +69,8 @@ def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool
     """Return the problem of a rank that failed or was killed by itself."""
     ranks = tuple(sorted(root.ranks))
     hosts = tuple(sorted(root.hosts)) or state.hosts_of(ranks)
-    frame = next((found for one in root.failed if (found := innermost(one.frames)) is not None), None)
+    stacks = [one.frames for one in root.failed] + [one.frames for one in root.exited]
+    frame = next((found for frames in stacks if (found := innermost(frames)) is not None), None)
     who = who_words(state, ranks, hosts)
     return Problem(
         summary=_killed_words(root, who) if killed else _failed_words(root, who, frame),
@@ -138,7 +139,8 @@ def _failure_fix(root: Root, *, killed: bool, frame: Frame | None) -> str:
     if not fix and any(one.signal == "SIGBUS" for one in root.exited):
         fix = SHM_FIX
     if fix or killed:
-        return fix or _FIND_SENDER
+        native = any(one.signal in _NATIVE for one in root.exited)
+        return fix or (_FIND_NATIVE if native else _FIND_SENDER)
     at = place_words(frame) if frame is not None else "that the traceback names"
     return f"fix the error {at}; the errors of the other ranks follow from it" if root.failed else _KEEP_STDERR
 
@@ -148,6 +150,11 @@ _LESS_DEVICE_MEMORY = (
     "use less memory of the device: a smaller batch, gradient checkpointing, or sharded optimizer state"
 )
 _FULL = "; that is a full /dev/shm most of the time, or a mapped file that was cut short"
+_NATIVE = frozenset({"SIGSEGV", "SIGFPE", "SIGILL", "SIGABRT"})
+_FIND_NATIVE = (
+    "native code of that rank failed, in a library or an extension: `python -X faulthandler` shows the line, a core "
+    "file (`ulimit -c unlimited`, gdb) the library"
+)
 _FIND_SENDER = f"find out who sent the signal: {KILLED}, the scheduler's log"
 _KEEP_STDERR = (
     "keep the standard error of that rank: `torchrun --redirects 3 --tee 3 ...`, or decorate main with @record"

@@ -432,3 +432,68 @@ def test_what_a_dying_rank_had_still_to_print(tmp_path):
     """Into a pipe Python prints in blocks: the steps come out after the error that ended the process."""
     log = text([*raised("KeyError: 'labels'", None), *steps(30), "srun: error: n1: task 0: Exited with exit code 1"])
     hold(tmp_path, log, Truth(kinds=("crash",), says=("KeyError",)))
+
+
+def test_a_segmentation_fault_with_its_stack(tmp_path):
+    fatal = [
+        "Fatal Python error: Segmentation fault",
+        "",
+        "Thread 0x00007f12 (most recent call first):",
+        '  File "/usr/lib/python3.12/threading.py", line 355 in wait',
+        "",
+        "Current thread 0x00007f11 (most recent call first):",
+        '  File "/opt/venv/lib/python3.12/site-packages/flash_attn/ops.py", line 88 in run',
+        '  File "/workspace/run/model.py", line 40 in forward',
+        '  File "/workspace/run/train.py", line 99 in <module>',
+        "",
+        "Extension modules: numpy, torch._C (total: 2)",
+    ]
+    log = interleaved(closed_by(0), fatal) + text([*agent(-11, 1, 802, [801]), *table((1, -11, 802, ""))])
+    hold(tmp_path, log, Truth(kinds=("killed", "crash"), ranks=(1,), where="model.py:40", says=("SIGSEGV",)))
+
+
+def test_an_abort_is_how_a_victim_ends(tmp_path):
+    """faulthandler tells of the watchdog's abort too."""
+    fatal = [
+        "Fatal Python error: Aborted",
+        "",
+        "Current thread 0x00007f11 (most recent call first):",
+        "  <no Python frame>",
+    ]
+    logs = [[*watchdog(0, work(71)), *fatal], raised(ZERO, 1)]
+    hold(tmp_path, interleaved(*logs), crash(1, says=("ZeroDivisionError",)))
+
+
+def test_a_rendezvous_that_nobody_else_joined(tmp_path):
+    own = (f"{SITE}/torch/distributed/run.py", 892, "main", "run(args)")
+    log = text(traceback("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError", own))
+    hold(tmp_path, log, Truth(collect=("RendezvousTimeoutError",)))
+
+
+def test_ctrl_c_is_no_cause(tmp_path):
+    log = text([*steps(9), *traceback("KeyboardInterrupt", MAIN)])
+    hold(tmp_path, log, Truth(kinds=("killed",), ranks=(), or_cannot_tell=True, collect=("told to stop",)))
+
+
+SECRETS = (
+    "hunter2",
+    "hf_AbCdEfGhIjKlMnOpQrSt",
+    "s3cr3tpw",
+    "0123456789abcdef0123456789abcdef01234567",
+    "AKIAIOSFODNN7EXAMPLE",
+)
+
+
+def test_secrets_come_out_nowhere(tmp_path):
+    error = f"OSError: cannot open https://alice:{SECRETS[2]}@data.example.com/x with --password {SECRETS[0]}, HF_TOKEN={SECRETS[1]}"
+    command = f"['/opt/venv/bin/python', '-u', 'train.py', '--local_rank=1', '--wandb_key', '{SECRETS[3]}']"
+    log = text(
+        [
+            f"WANDB_API_KEY={SECRETS[3]} torchrun train.py",
+            f"[2026-03-09 14:02:11,111] [INFO] [launch.py:256:main] process 901 spawned with command: {command}",
+            f"step 3 loss 2.1 key {SECRETS[4]}",
+            *raised(error, 1),
+            f"[2026-03-09 14:02:19,111] [ERROR] [launch.py:325:sigkill_handler] {command} exits with return code = 1",
+        ]
+    )
+    hold(tmp_path, log, crash(1, says=("OSError",), never_says=SECRETS))

@@ -99,6 +99,11 @@ def test_a_credential_is_known_by_its_form(token: str) -> None:
         ("posted to https://hooks.slack.com/services/T0/B0/abc", "posted to https://hooks.slack.com/services/***"),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
          "-----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY-----"),
+        ("failed: mysql --password=abc --port 3306", "failed: mysql --password=*** --port 3306"),
+        ("--hf-token abc123 --max-tokens 5", "--hf-token *** --max-tokens 5"),
+        ("['t.py', '--wandb_key', '0123456789abcdef', '--lr', '0.1']", "['t.py', '--wandb_key', '***', '--lr', '0.1']"),
+        ("t.py --password='a b' -x", "t.py --password='***' -x"),
+        ("bad secret wJalrXUtnFEMI/K7MDENG/bPxRfiCYEX1", "bad secret ***"),
     ],
 )  # fmt: skip
 def test_secrets_in_a_text_are_hidden(text: str, stored: str) -> None:

@@ -1,0 +1,70 @@
+"""Says why the evidence does not name a cause."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.evidence import Doing, Exited, Failed, Hint, Link, Moving, Nature, ProcessState, Stacked
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.rules.evidence import words
+from ddpdoctor.rules.evidence.state import last_samples
+from ddpdoctor.rules.progress.words import verb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddpdoctor.rules.evidence.state import RunState
+
+_TELLING = frozenset({"ras-ahead", "ras-unnamed", "damaged"})
+"""Notes that say why the cause cannot be told."""
+
+
+def why_unclear(state: RunState) -> str:
+    """Return the most exact reason."""
+    return next((reason for find in (_of_waits, _of_ends, _of_looks) for reason in find(state)), _NOTHING)
+
+
+_NOTHING = "nothing wrong was found, but nothing shows that the job ended well either"
+
+
+def _of_waits(state: RunState) -> Iterator[str]:
+    yield from (fact.words for fact in state.all(Hint) if fact.kind in _TELLING)
+    waiting = state.waiting
+    if waiting:
+        lacking = f"; of {rank_list(state.unseen)} nothing was given" if state.unseen else ""
+        yield f"{rank_list(waiting)} waited for others, and nothing that was given says for whom{lacking}"
+
+
+def _of_ends(state: RunState) -> Iterator[str]:
+    failed = {fact.nature: fact for fact in reversed(state.all(Failed))}
+    if Nature.PEER_LOST in failed:
+        yield "the evidence holds only errors of ranks that lost another rank, and not the failure itself"
+    if Nature.TIMED_OUT in failed:
+        said = words.quote(failed[Nature.TIMED_OUT])
+        yield f"a wait for others ran into its limit, and nothing says for whom: {said}"
+    if Nature.STOPPED in failed:
+        yield f"processes were told to stop, and nothing shows why: {words.quote(failed[Nature.STOPPED])}"
+    if Nature.FOLLOWS in failed:
+        said = words.quote(failed[Nature.FOLLOWS])
+        yield f"the evidence holds only reports of a failure, and not the failure itself: {said}"
+    if state.all(Link):
+        yield "the evidence holds only connections that the other side closed, and not why it did"
+    if state.all(Exited):
+        yield "the evidence says that ranks were stopped, and not why"
+
+
+def _of_looks(state: RunState) -> Iterator[str]:
+    data = _wait_for_data(state)
+    if data:
+        yield f"{rank_list(data)} {verb(data, 'waits', 'wait')} for workers of a DataLoader"
+    if state.all(ProcessState):
+        where = "no rank was seen to wait for another" if state.all(Stacked) else "no stack of a rank was seen"
+        yield f"the job was not seen to move, and {where}"
+    if state.all(Moving) and not state.went_wrong:
+        yield "the log ends while the job makes progress, and does not say whether it went on, ended or hangs since"
+
+
+def _wait_for_data(state: RunState) -> list[int]:
+    """Return the ranks that wait for workers of their DataLoaders, if all ranks do."""
+    samples = last_samples(state.facts)
+    return sorted(samples) if all(one.doing is Doing.DATA for one in samples.values()) else []
