@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 @pytest.mark.parametrize(("level", "how", "code"), [("OFF", "silent", "DD604"), ("DETAIL", "logged", "DD602")])
 def test_gradients_that_one_rank_leaves_out(tmp_path: Path, level: str, how: str, code: str) -> None:
-    report = run("unused", tmp_path, "--debug-level", level, ranks=2, args=(how,)).report
+    report = run("unused", tmp_path, "--debug-level", level, *PATIENT, ranks=2, args=(how,)).report
     (found,) = report["findings"]
     assert (found["code"], found["ranks"], found["confidence"]) == (code, [1], "high"), found
     assert "extra.weight, extra.bias (2 of 6 parameters)" in found["summary"]
