@@ -24,6 +24,8 @@ SUDO = 'sudo -E env "PATH=$PATH" ddpdoctor attach'
 """sudo has a PATH of its own, on which a virtual environment is not."""
 DEBUG_POD = "kubectl debug POD -it --profile=sysadmin --target=CONTAINER --image=IMAGE"
 _REFUSED = ("permission denied", "operation not permitted", "eperm")
+_ITS_REMEDY = ": Try running again with"
+"""py-spy says sudo here, which helps only some of those who read it."""
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
@@ -44,7 +46,8 @@ def read_stacks(pid: int) -> tuple[Any, Refusal | None]:
             return threads, None
         error = " ".join(end.err.split()) or f"py-spy ended with status {end.status}"
         if any(word in error.lower() for word in _REFUSED):
-            return None, Refusal(source=SOURCE, reason=hide_in_text(error)[:300], remedy=_remedy())
+            reason = hide_in_text(error.partition(_ITS_REMEDY)[0])[:300]
+            return None, Refusal(source=SOURCE, reason=reason, remedy=_remedy())
     # A process that ends may have no Python line any more.
     return threads, None if threads is not None else Refusal(source=SOURCE, reason=hide_in_text(error)[:300])
 

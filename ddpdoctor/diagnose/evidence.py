@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.evidence.reading import read_evidence
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.evidence import Doing, Exited, Failed, Finished, Hint, Inside, Nature, Reached, Waiting
+from ddpdoctor.model.evidence import (
+    Doing,
+    Exited,
+    Failed,
+    Finished,
+    Hint,
+    Inside,
+    Nature,
+    ProcessState,
+    Reached,
+    Waiting,
+)
 from ddpdoctor.model.findings import Place, RankRow
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.rank_words import count_of, name_list
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.evidence.ruling import decide
 from ddpdoctor.rules.evidence.stacks import innermost
@@ -20,6 +31,7 @@ from ddpdoctor.rules.registry import rules_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddpdoctor.model.attached import AttachedJob
     from ddpdoctor.model.evidence import Fact, Stacked
     from ddpdoctor.model.evidence_runs import Evidence
     from ddpdoctor.model.findings import Report
@@ -76,6 +88,7 @@ def _about(state: RunState) -> dict[str, Any]:
             for one in evidence.read[:MOST_SOURCES]
         ],
         "not_read": evidence.lacking(),
+        "job": _job_words(evidence.attached),
         "formats": list(dict.fromkeys(name for one in evidence.read for name in one.formats)),
         "unknown_files": sum(not one.formats and not one.problem for one in evidence.read),
         "runs": len(evidence.runs),
@@ -87,6 +100,17 @@ def _about(state: RunState) -> dict[str, Any]:
         "unclear": state.ruling.reason,
         "collect": list(state.ruling.collect),
     }  # fmt: skip
+
+
+def _job_words(attached: Sequence[AttachedJob]) -> str:
+    """Return the job that `attach` looked at, in words: "slurm-4711, srun, 16 ranks on k01 and k02"; else nothing."""
+    if not attached:
+        return ""
+    hosts = list(dict.fromkeys(one.host for one in attached))
+    ranks = [rank for one in attached for rank in one.ranks]
+    launchers = dict.fromkeys(rank.launcher for rank in ranks)
+    on = f"{count_of(len(ranks), 'rank')} on {name_list(hosts)}"
+    return ", ".join((attached[0].job.name, *launchers, on))
 
 
 def _rows(state: RunState) -> list[RankRow]:
@@ -143,6 +167,12 @@ def _state_words(
     return _weak_words(facts, failed, exited)
 
 
+_LETTERS = {
+    "R": "runs", "S": "sleeps", "D": "waits in the kernel", "T": "is stopped", "t": "is stopped", "Z": "has ended",
+}  # fmt: skip
+"""What the state of a process says of its rank."""
+
+
 def _weak_words(facts: list[Fact], failed: Failed | None, exited: Exited | None) -> str:
     if failed is not None:
         return {Nature.PEER_LOST: "lost another rank", Nature.STOPPED: "was stopped"}.get(failed.nature, "failed")
@@ -151,4 +181,7 @@ def _weak_words(facts: list[Fact], failed: Failed | None, exited: Exited | None)
     if any(isinstance(fact, Finished) for fact in facts):
         return "ended well"
     reached = next((fact for fact in reversed(facts) if isinstance(fact, Reached) and fact.enqueued is not None), None)
-    return f"had begun collective #{reached.enqueued}" if reached is not None else "seen"
+    if reached is not None:
+        return f"had begun collective #{reached.enqueued}"
+    process = next((fact for fact in reversed(facts) if isinstance(fact, ProcessState)), None)
+    return _LETTERS.get(process.letter, "seen") if process is not None else "seen"

@@ -72,6 +72,10 @@ def _of_look(look: RankLook, spot: Spot, source: str) -> Iterator[Fact]:
         yield ProcessState(who=who, spot=spot, letter=look.process.state)
     if isinstance(look.stacks, list):
         yield from stacks_of_json(look.stacks, who, source)
+    for child in look.process.children if look.process is not None else ():
+        if isinstance(child.stacks, list):
+            # Other children of a rank, such as compile workers, hold up nobody.
+            yield from (one for one in stacks_of_json(child.stacks, who, source) if one.worker)
     for refusal in look.refused:
         yield _refused(refusal, who, spot)
 

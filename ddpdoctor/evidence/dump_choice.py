@@ -24,16 +24,16 @@ def choose_dumps(dumps: Sequence[FlightDump]) -> tuple[list[FlightDump], dict[st
         newest = max(those, key=lambda dump: (_last(dump), dump.has_frames))
         kept += those if rank is None else [newest]
         for dump in those if rank is not None else ():
-            if dump is not newest and _second_look(dump) != newest.spot.source:
+            if dump is not newest and _of_both_looks(dump) != _of_both_looks(newest):
                 left_out[dump.spot.source] = (
                     f"left out: another dump of rank {rank}; {newest.spot.source} is the newest"
                 )
     return kept, left_out
 
 
-def _second_look(dump: FlightDump) -> str:
-    """Return the file in which `attach` has the same rank's later dump. Both are of one look at the job."""
-    return dump.spot.source.replace("look_1/", "look_2/")
+def _of_both_looks(dump: FlightDump) -> str:
+    """Return what the files have in common in which `attach` saved a rank's dumps of its two looks."""
+    return dump.spot.source.replace("look_2/", "look_1/")
 
 
 def _last(dump: FlightDump) -> int:

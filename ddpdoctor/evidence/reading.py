@@ -16,6 +16,7 @@ from ddpdoctor.evidence.lines import parts_of, split_line
 from ddpdoctor.evidence.reader import Document
 from ddpdoctor.evidence.registry import document_readers, line_readers
 from ddpdoctor.evidence.runs import Part, gather_runs
+from ddpdoctor.model.attached import AttachedJob
 from ddpdoctor.model.evidence import Exited, Finished, Launched, Moving, Reached, Restarted, Stopped, Waiting
 from ddpdoctor.model.evidence_runs import Evidence, Read
 
@@ -93,7 +94,9 @@ def read_evidence(paths: Sequence[str]) -> Evidence:
     counts = {"files": len(read), "lines": sum(one.lines for one in read), "bytes": sum(one.bytes for one in read)}
     runs, left_out = gather_runs(parts)
     read = [replace(one, left_out=left_out[one.source]) if one.source in left_out else one for one in read]
-    return Evidence(runs=runs, read=tuple(read), counts=counts)
+    seen = (part.attached for part in parts if part.source not in left_out)
+    attached = tuple(one for one in seen if isinstance(one, AttachedJob))
+    return Evidence(runs=runs, read=tuple(read), attached=attached, counts=counts)
 
 
 def _read_files(files: Sequence[EvidenceFile]) -> Iterator[tuple[Part | None, Read]]:

@@ -11,6 +11,7 @@ from ddpdoctor.model.sides import grouped
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddpdoctor.model.attached import AttachedJob
     from ddpdoctor.model.evidence import Fact
     from ddpdoctor.model.flight import FlightDump
 
@@ -49,6 +50,8 @@ class Evidence:
 
     runs: tuple[EvidenceRun, ...]
     read: tuple[Read, ...]
+    attached: tuple[AttachedJob, ...] = ()
+    """What `attach` saw of the job, one for each node, without folders that were left out."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """How many lines, files and bytes were read, recognized and left out."""
 

@@ -31,6 +31,8 @@ def evidence_content(report: Report) -> Content:
 
 
 def _status(about: dict[str, Any]) -> str:
+    if about.get("job"):
+        return str(about["job"])
     lines = _number(about, "lines")
     read = count_of(_number(about, "files"), "file") + (f", {count_of(lines, 'line')}" if lines else "")
     runs = _number(about, "runs")
@@ -59,7 +61,7 @@ def _read_section(about: dict[str, Any]) -> Section:
         Fact(label="read", texts=(", ".join(map(str, about.get("formats") or ())),)),
         Fact(label="ranks", texts=(ranks,)),
         Fact(label="run", texts=(str(about.get("run")),) if _number(about, "runs") > 1 else ()),
-        Fact(label="not read", texts=tuple(problems[:MOST_PROBLEMS])),
+        Fact(label="skipped", texts=tuple(problems[:MOST_PROBLEMS])),
         Fact(label="unknown", texts=(count_of(unknown, "file"),) if unknown else ()),
     )
     return (Facts(facts=facts, width=LABEL_WIDTH),)

@@ -96,5 +96,5 @@ def _sureness(state: RunState, ranks: list[int], absent: Sequence[Absent]) -> Co
     counted = all(fact.shown is Shown.COUNTS for fact in absent)  # RAS speaks for all ranks
     if any(not fact.certain for fact in absent) or (state.unseen and not counted):
         return Confidence.LOW
-    twice = all(len(state.of(rank, Stacked)) > 1 for rank in ranks)
+    twice = all(len(state.samples_of(rank)) > 1 for rank in ranks)
     return Confidence.HIGH if twice else Confidence.MEDIUM

@@ -87,6 +87,10 @@ class RunState:
         """Return the facts of a kind about one rank."""
         return [fact for fact in self.all(kind) if fact.who.rank == rank]
 
+    def samples_of(self, rank: int) -> list[Stacked]:
+        """Return the stacks of a rank itself, not those of its workers."""
+        return [fact for fact in self.of(rank, Stacked) if not fact.worker]
+
     @property
     def unseen(self) -> tuple[int, ...]:
         """The ranks of the world of which no evidence was given; empty if the size of the world is unknown."""

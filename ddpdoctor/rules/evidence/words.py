@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Doing, Moving, Reached, Stacked, Waiting
+from ddpdoctor.model.evidence import Doing, Moving, ProcessState, Reached, Stacked, Waiting
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.nccl_warnings import SHM_FIX
 from ddpdoctor.model.rank_words import count_of, format_numbers, name_list, rank_list
@@ -14,6 +14,7 @@ from ddpdoctor.rules.answers import Problem
 from ddpdoctor.rules.evidence.collecting import KILLED, collect
 from ddpdoctor.rules.evidence.roots import victims_of
 from ddpdoctor.rules.evidence.stacks import innermost
+from ddpdoctor.rules.evidence.state import last_samples
 from ddpdoctor.rules.progress.known_errors import find_known
 from ddpdoctor.rules.progress.words import place_words, verb
 
@@ -270,7 +271,8 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
         rank for rank in state.waiting if rank not in ranks
     ]
     frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
-    where = (*places(frames), *_worker_places(state, samples, ranks))
+    workers = _workers(state, samples, ranks)
+    where = (*places(frames), *_worker_places(workers))
     target = "init_process_group" if absent[0].in_init else operation.words()
     did = {"early-exit": "has ended", "missing": "never came"}.get(kind, "did not come")
     at = f"; it is {place_words(where[0])}" if where and kind == "stuck" else ""
@@ -285,6 +287,7 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
         where=where,
         evidence=(
             *_doing_words(state, samples, ranks),
+            *_worker_words(workers),
             *quotes(absent),
             *(f"against it, from a weaker source: {words}" for words in quotes(one.contradicted)),
             *quotes(fact for fact in state.all(Waiting) if fact.who.rank in waiters),
@@ -293,7 +296,7 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
             *_steps(state),
             *_coverage(state),
         ),
-        fix=_absence_fix(ranks, where),
+        fix=_absence_fix(ranks, where, workers),
     )
 
 
@@ -303,17 +306,29 @@ def _doing_words(state: RunState, samples: dict[int, Stacked], ranks: Iterable[i
         if rank in samples:
             sample = samples[rank]
             at = place_words(innermost(sample.frames))
-            twice = " in every sample" if len(state.of(rank, Stacked)) > 1 else ""
+            twice = " in every sample" if len(state.samples_of(rank)) > 1 else ""
             found.append(f"rank {rank} {_STATES[sample.doing]}, {at}{twice} ({quote(sample)})")
     return found
 
 
-def _worker_places(state: RunState, samples: dict[int, Stacked], ranks: Iterable[int]) -> tuple[Place, ...]:
-    """Return where the workers are that a rank's loader waits for."""
+def _workers(state: RunState, samples: dict[int, Stacked], ranks: Iterable[int]) -> list[Stacked]:
+    """Return the last stacks of the workers that a rank's loader waits for."""
     loading = [rank for rank in ranks if rank in samples and samples[rank].doing is Doing.DATA]
-    workers = [fact for rank in loading for fact in state.of(rank, Stacked) if fact.worker]
-    found = places((fact.who.rank or 0, innermost(fact.frames)) for fact in workers if fact.who.rank is not None)
-    return tuple(dict.fromkeys(found))[:MOST_QUOTES]
+    found = {fact.who.pid: fact for rank in loading for fact in state.of(rank, Stacked) if fact.worker}
+    return list(found.values())[:MOST_QUOTES]
+
+
+def _worker_places(workers: Iterable[Stacked]) -> tuple[Place, ...]:
+    return tuple(dict.fromkeys(places((fact.who.rank or 0, innermost(fact.frames)) for fact in workers)))
+
+
+def _worker_words(workers: Iterable[Stacked]) -> list[str]:
+    found = [(fact, innermost(fact.frames)) for fact in workers]
+    return [
+        f"the worker of rank {fact.who.rank} with pid {fact.who.pid} is {place_words(frame)}"
+        for fact, frame in found
+        if frame is not None and fact.who.pid is not None
+    ]
 
 
 def _waiter_places(state: RunState, samples: dict[int, Stacked], waiters: Iterable[int]) -> list[str]:
@@ -336,7 +351,9 @@ def _reached_words(state: RunState, ranks: Iterable[int]) -> list[str]:
     return list(dict.fromkeys(found))[:MOST_QUOTES]
 
 
-def _absence_fix(ranks: list[int], where: tuple[Place, ...]) -> str:
+def _absence_fix(ranks: list[int], where: tuple[Place, ...], workers: Sequence[Stacked]) -> str:
+    if workers and (frame := innermost(workers[0].frames)) is not None:
+        return f"look at what the DataLoader workers of {rank_list(ranks)} do {place_words(frame)}"
     if where:
         return f"look at what {rank_list(ranks)} does {place_words(where[0])}, and why the other ranks do not"
     its = "its" if len(ranks) == 1 else "their"
@@ -348,13 +365,18 @@ def _absence_fix(ranks: list[int], where: tuple[Place, ...]) -> str:
 
 def frozen(state: RunState, ranks: list[int]) -> Problem:
     """Return the problem of ranks whose processes are stopped."""
+    samples = last_samples(state.facts)
+    pids = sorted({fact.who.pid for rank in ranks for fact in state.of(rank, ProcessState) if fact.who.pid})
+    where = " ".join(map(str, pids)) if pids else "PID"
+    on = f" on {name_list(state.hosts_of(ranks))}" if pids and state.hosts_of(ranks) else ""
     return Problem(
         summary=f"{who_words(state, ranks)}: the process is stopped (state T), and the others wait for it",
         confidence=Confidence.HIGH,
         ranks=tuple(ranks),
         hosts=state.hosts_of(ranks),
+        where=places((rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples),
         evidence=tuple(_coverage(state)),
-        fix="continue it: `kill -CONT PID`; find out who stopped it: a debugger, Ctrl-Z, a suspended job",
+        fix=f"continue it: `kill -CONT {where}`{on}; find out who stopped it: a debugger, Ctrl-Z, a suspended job",
     )
 
 

@@ -1,21 +1,24 @@
 """What the command says of a job that hangs, and of one that moves."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 
-from tests.scenarios.attach.running import marked, running
+from tests.scenarios.attach.running import ROOT, marked, running
 from tests.scenarios.running import clean_environment
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 
-def attached(job, folder):
+def attached(job, folder, python=sys.executable, **env):
     command = ["attach", "--pid", str(job.pids[1]), "--folder", str(folder), "--format", "json"]
     return subprocess.run(
-        [sys.executable, "-m", "ddpdoctor", *command], env=clean_environment(), capture_output=True, text=True,
+        [python, "-m", "ddpdoctor", *command], env=clean_environment(**env), capture_output=True, text=True,
         timeout=100, check=False,
     )  # fmt: skip
 
@@ -36,3 +39,78 @@ def test_a_job_that_moves_has_no_verdict(tmp_path):
         assert job.ends_well()
 
     assert (done.returncode, json.loads(done.stdout)["verdict"]) == (0, None)
+
+
+def test_a_stopped_rank_is_named_with_the_command_that_continues_it(tmp_path):
+    with running("plain", tmp_path / "job") as job:
+        os.kill(job.pids[1], signal.SIGSTOP)
+        done = attached(job, tmp_path)
+        os.kill(job.pids[1], signal.SIGCONT)
+        assert job.ends_well()
+
+    verdict = json.loads(done.stdout)["verdict"]
+    assert (done.returncode, verdict["code"], verdict["ranks"]) == (1, "DD606", [1])
+    assert f"`kill -CONT {job.pids[1]}`" in verdict["fix"]
+    assert [place["line"] for place in verdict["where"]] == [marked("FAULT")]
+
+
+def test_of_a_rank_that_waits_for_its_loader_the_line_of_the_worker_is_told(tmp_path):
+    with running("loader", tmp_path / "job") as job:
+        done = attached(job, tmp_path)
+        assert job.ends_well()
+
+    verdict = json.loads(done.stdout)["verdict"]
+    assert (done.returncode, verdict["code"], verdict["ranks"]) == (1, "DD601", [1])
+    at_fault = f"in wait_for_the_test at attached.py:{marked('FAULT')}"
+    assert [
+        line for line in verdict["evidence"] if line.startswith("the worker of rank 1 with pid ") and at_fault in line
+    ]
+    assert verdict["fix"] == f"look at what the DataLoader workers of rank 1 do {at_fault}"
+
+
+def test_a_rank_that_holds_the_gil_is_named(tmp_path):
+    with running("gil", tmp_path / "job") as job:
+        done = attached(job, tmp_path)
+        assert job.ends_well()
+
+    verdict = json.loads(done.stdout)["verdict"]
+    assert (done.returncode, verdict["code"], verdict["ranks"]) == (1, "DD601", [1])
+    assert "hold_the_gil" in verdict["summary"]
+
+
+def without_py_spy(tmp_path, *, refuses=False):
+    """Return the environment of a Python beside which there is no py-spy; if it ``refuses``, there is one on PATH."""
+    found = tmp_path / "bin" / "py-spy"
+    found.parent.mkdir()
+    if refuses:
+        found.write_text(
+            "#!/bin/sh\necho 'Permission Denied: Try running again with elevated permissions' >&2; exit 1\n"
+        )
+        found.chmod(0o755)
+    return {"PATH": f"{found.parent}:/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{sysconfig.get_path('purelib')}"}
+
+
+def test_without_py_spy_the_jobs_own_server_gives_the_stacks(tmp_path, other_python):
+    with running("plain", tmp_path / "job", by_hand=True) as job:
+        done = attached(job, tmp_path, other_python, **without_py_spy(tmp_path))
+        assert job.ends_well()
+
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["verdict"]["code"], report["verdict"]["ranks"]) == (1, "DD601", [1])
+    assert report["data"]["evidence"]["notes"] == [
+        "py-spy of ranks 0 and 1: py-spy is not installed; pip install 'ddpdoctor[attach]'"
+    ]
+
+
+def test_without_the_right_to_trace_nobody_is_named_and_the_way_to_it_is_told(tmp_path, other_python):
+    with running("plain", tmp_path / "job") as job:
+        done = attached(job, tmp_path, other_python, **without_py_spy(tmp_path, refuses=True))
+        assert job.ends_well()
+
+    report = json.loads(done.stdout)
+    evidence = report["data"]["evidence"]
+    assert (done.returncode, report["verdict"]) == (4, None)
+    assert evidence["unclear"] == "the job was not seen to move, and no stack of a rank was seen"
+    (step,) = evidence["collect"]
+    assert "SYS_PTRACE" in step
+    assert [rank["state"] for rank in report["ranks"]] == ["sleeps", "sleeps"]

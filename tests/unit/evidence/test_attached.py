@@ -106,6 +106,13 @@ def test_if_all_nodes_sent_what_they_saw_nothing_is_noted(tmp_path):
     assert (evidence["notes"], evidence["collect"]) == ([], [])
 
 
+def test_the_job_is_shown_with_its_launcher_and_hosts(tmp_path):
+    save(tmp_path / "a", "n1", {0: WAITING, 1: WAITING})
+    save(tmp_path / "b", "n2", {2: WAITING, 3: AT_FAULT})
+    _, evidence = about(tmp_path)
+    assert evidence["job"] == "job, torchrun, 4 ranks on n1 and n2"
+
+
 def left_out(evidence):
     return {one["source"]: one["left_out"] for one in evidence["sources"] if one["left_out"]}
 
