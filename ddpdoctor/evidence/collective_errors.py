@@ -47,7 +47,10 @@ class CollectiveErrorReader:
     """Finds errors of collectives, of the store and of the rendezvous."""
 
     name = "errors of collectives"
-    triggers = (b"rror", b"rank", b"Rank", b"imeout", b"imed out", b"c10d")
+    triggers = (
+        b"rror", b"imeout", b"imed out", b"onitoredBarrier", b"server socket has failed", b"failed on SocketImpl",
+        b"store based barrier", b"store-based barrier",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._mismatches = Mismatches()

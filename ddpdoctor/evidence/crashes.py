@@ -45,7 +45,7 @@ class CrashReader:
     """Finds the ends of processes that C++ or a signal brought about."""
 
     name = "crash"
-    triggers = (b"terminate called", b"egmentation fault", b"us error", b"core dumped", b"illed", b"rror")
+    triggers = (b"terminate called", b"egmentation fault", b"us error", b"core dumped", b"Killed", b"rror")
 
     def __init__(self) -> None:
         self._thrown: dict[Hashable, tuple[int, str]] = {}

@@ -82,7 +82,7 @@ class FrameworkReader:
     """Reads progress and ends. Of progress, only the last word of each writer is kept."""
 
     name = "trainer"
-    triggers = (b"exits with return code", b"rank: 0")
+    triggers = (b"exits with return code", b"Invalidate trace cache")
 
     def __init__(self) -> None:
         self._several_nodes = False

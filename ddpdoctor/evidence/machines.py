@@ -42,7 +42,14 @@ class KernelReader:
     """Reads lines of the kernel's log, in dmesg, syslog or journal form."""
 
     name = "kernel log"
-    triggers = (b"NVRM: Xid", b"ut of memory: Killed", b"oom-kill:", b": Unknown Error", b") error received")
+    triggers = (
+        b"NVRM: ",
+        b"device handle",
+        b"ut of memory: Killed",
+        b"oom-kill:",
+        b": Unknown Error",
+        b") error received",
+    )
 
     def __init__(self) -> None:
         self._asked: dict[tuple[str, int], tuple[str, Line]] = {}

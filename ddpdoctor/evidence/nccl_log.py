@@ -42,11 +42,24 @@ _REMOTE = 6
 """ncclRemoteError. Further up it becomes 3, internal error, so the first code of a process counts."""
 
 
+NCCL_INFO = b"NCCL INFO"
+
+
+def is_nccl_info(text: str) -> bool:
+    """Return whether a line is one that only ``NcclLogReader`` reads: with NCCL_DEBUG=INFO they are most of a log."""
+    return " NCCL INFO " in text and "NCCL version " not in text
+
+
+def is_read_info(text: str) -> bool:
+    """Return whether such a line has something to read."""
+    return _WANTED.search(text) is not None
+
+
 class NcclLogReader:
     """Reads NCCL's warnings, and what its INFO lines say about processes, communicators, transports and calls."""
 
     name = "NCCL log"
-    triggers = (b"NCCL WARN", b"NCCL INFO", b"NCCL version")
+    triggers = (b"NCCL WARN", NCCL_INFO, b"NCCL version")
 
     def __init__(self) -> None:
         self._begin()

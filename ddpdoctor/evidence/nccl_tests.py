@@ -29,7 +29,7 @@ class NcclTestsReader:
     """Reads the tables of all programs of nccl-tests."""
 
     name = "nccl-tests"
-    triggers = (b"#  Rank ",)
+    triggers = (b"# Collective test starting", b"# Using devices", b"# Out of bounds values", b"# Avg bus bandwidth")
 
     def __init__(self) -> None:
         self._begin("nccl-tests")

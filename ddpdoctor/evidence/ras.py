@@ -59,7 +59,7 @@ class RasReader:
     """Finds RAS's text in logs and files."""
 
     name = "NCCL RAS report"
-    triggers = (b"Ranks ", b"ranks have launched", b"Rank ")
+    triggers = (b"Job summary", b"Communicators...", b"managing GPU", b"managed by process")
 
     def __init__(self) -> None:
         self._report: Report | None = None

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING
 
 from ddpdoctor.evidence.files import HEAD_BYTES, MOST_UNPACKED, find_files, open_file, read_rest
+from ddpdoctor.evidence.funnel import condense, condensed_triggers
 from ddpdoctor.evidence.lines import parts_of, split_line
+from ddpdoctor.evidence.nccl_log import NCCL_INFO, is_nccl_info, is_read_info
 from ddpdoctor.evidence.reader import Document
 from ddpdoctor.evidence.registry import document_readers, line_readers
 from ddpdoctor.evidence.runs import Part, gather_runs
@@ -29,12 +31,6 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 64 * 2**10
 """A log is searched for triggers in blocks of this size. A block without any is only counted."""
-FUNNEL = (
-    b"rror", b"NCCL", b"raceback", b"rank", b"Rank", b"imeout", b"imed out", b"SIG", b"ignal", b"Xid", b"slurmstepd",
-    b"srun", b"oom", b"OOM", b"illed", b"Thread ", b"OMP_NUM", b"c10d", b"FAILED", b"xit",
-    b"nitializing d", b"elastic", b"terminate called", b"egmentation fault", b"core dumped",
-)  # fmt: skip
-"""Every trigger of a reader contains one of these. They are few, because each costs a search of the whole log."""
 MANY_FILES = 64
 """Our choice: with fewer files, starting processes takes longer than they save."""
 MOST_PROCESSES = 32
@@ -167,6 +163,8 @@ class _Log:
         self.bytes = 0
         self._file = file
         self._readers = readers
+        self._info_readers = [one for one in readers if NCCL_INFO in one.triggers]
+        self._triggers = condensed_triggers(readers)
         self._goes_on = True
         """The block before this one was read line by line: what it began may end here."""
 
@@ -188,7 +186,8 @@ class _Log:
         return problem or ("longer than 64 GiB" if self.bytes >= MOST_UNPACKED else "")
 
     def _take(self, block: bytes, *, last: bool) -> None:
-        wanted = any(trigger in block for trigger in FUNNEL)
+        text = condense(block)
+        wanted = any(trigger in text for trigger in self._triggers)
         if wanted or self._goes_on or last:
             self._read_lines(block)
         else:
@@ -202,9 +201,12 @@ class _Log:
             self.lines += 1
             writer = known
             for part in parts_of(raw.removesuffix("\r")):
+                is_info = is_nccl_info(part)
+                if is_info and not is_read_info(part):
+                    continue
                 line = split_line(part, self.lines, name, writer)
                 writer = line.who  # a prefix stands once before all states of a bar
-                for reader in self._readers:
+                for reader in self._info_readers if is_info else self._readers:
                     if facts := reader.read(line):
                         self.keeper.keep(reader.name, facts)
 

@@ -52,7 +52,7 @@ class SlurmReader:
     """Reads the lines of srun and slurmstepd."""
 
     name = "Slurm"
-    triggers = (b"slurmstepd: ", b"srun: ")
+    triggers = (b"slurmstepd: ", b"srun: error", b"Job step aborted", b"First task exited")
 
     def __init__(self) -> None:
         self._stopping = False

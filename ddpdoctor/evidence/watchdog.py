@@ -81,7 +81,7 @@ class WatchdogReader:
     """Finds what ProcessGroupNCCL says when collectives do not end."""
 
     name = "NCCL watchdog"
-    triggers = (b"NCCL", b"imeout", b"ranks [")
+    triggers = (b"NCCL", b"imeout")
 
     def __init__(self) -> None:
         self._open: dict[Hashable, list[_Wait]] = {}

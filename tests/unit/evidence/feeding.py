@@ -5,12 +5,14 @@ from __future__ import annotations
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ddpdoctor.evidence.funnel import condense, condensed_triggers
 from ddpdoctor.evidence.lines import parts_of, split_line
+from ddpdoctor.evidence.reader import LineReader
+from ddpdoctor.model.evidence import Finished, Moving
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.evidence.reader import LineReader
     from ddpdoctor.model.evidence import Fact
 
 Kind = TypeVar("Kind", bound="Fact")
@@ -22,7 +24,16 @@ def feed(reader: LineReader, text: str, source: str = "job.log") -> list[Fact]:
     for number, raw in enumerate(dedent(text).strip("\n").split("\n"), 1):
         for part in parts_of(raw):
             found += reader.read(split_line(part, number, source))
-    return [*found, *reader.end()]
+    found += reader.end()
+    check_funnel(reader, text, found)
+    return found
+
+
+def check_funnel(reader: LineReader, text: str, facts: Iterable[Fact]) -> None:
+    """Check that a text with facts is read in a large log too. Progress and good ends count at its end only."""
+    if any(not isinstance(fact, Moving | Finished) for fact in facts):
+        condensed = condense(text.encode())
+        assert any(trigger in condensed for trigger in condensed_triggers([reader])), f"no trigger of {reader.name}"
 
 
 def only(kind: type[Kind], facts: Iterable[Fact]) -> list[Kind]:
