@@ -30,6 +30,7 @@ _NEVER_COMPLETED = frozenset({"gloo", "nccl2", "nccl-lazy", "c10d"})
 """Backends whose entries are only marked as retired when they have ended."""
 _HELPER_NUMELS = frozenset({1, 3, 7})
 """With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch compares fingerprints of this size in groups of its own."""
+_MOST_NUMBER = 2**63
 _MOST_FRAMES = 100
 _MOST_MEMBERS = 2**20
 _DEFAULT = "default_pg"
@@ -111,15 +112,18 @@ def _sound(plain: list[Any]) -> list[_Entry]:
     except KeyError:
         entries = [{**_DEFAULTS, **entry} for entry in entries if entry.keys() >= {"process_group", "profiling_name"}]
         rows = [tuple(map(entry.get, _TYPES)) for entry in entries]
-    columns = zip(*rows, strict=True)
-    if not all(set(map(type, column)) <= types for column, types in zip(columns, _TYPES.values(), strict=False)):
+    columns = list(zip(*rows, strict=True))
+    typed = all(set(map(type, column)) <= types for column, types in zip(columns, _TYPES.values(), strict=False))
+    if not typed or any(max(column) >= _MOST_NUMBER or min(column) < -1 for column in columns[3:6]):
         entries = [entry for entry, row in zip(entries, rows, strict=True) if _fits(row)]
     entries = _with_group_names(entries)
     return entries if _is_rising(_column(entries, "record_id")) else sorted(entries, key=itemgetter("record_id"))
 
 
 def _fits(row: Iterable[object]) -> bool:
-    return all(type(value) in types for value, types in zip(row, _TYPES.values(), strict=True))
+    values = tuple(row)
+    fitting = all(type(value) in types for value, types in zip(values, _TYPES.values(), strict=True))
+    return fitting and all(isinstance(number, int) and -1 <= number < _MOST_NUMBER for number in values[3:6])
 
 
 def _with_group_names(entries: list[_Entry]) -> list[_Entry]:
@@ -350,7 +354,8 @@ def _transfers(entries: Sequence[_Entry]) -> tuple[tuple[FlightTransfer, ...], d
 
 
 def _block_of(entry: _Entry) -> tuple[object, object]:
-    return entry.get("p2p_seq_id"), entry["collective_seq_id"]
+    number = entry.get("p2p_seq_id")
+    return number if isinstance(number, int) else 0, entry["collective_seq_id"]
 
 
 def _frames(entry: _Entry | None) -> tuple[Frame, ...]:

@@ -61,8 +61,8 @@ def _contradiction(cluster: Cluster) -> Moving | None:
             continue
         for other, ahead in cluster.parts.items():
             if part.last < ahead.last_done and ahead.knows_ends and ahead.done:
-                blocks = [cluster.block(other, number) for number in range(part.last + 1, ahead.last_done + 1)]
-                if any(block is not None and not _from_root(block) for block in blocks):
+                done = zip(ahead.seq[: ahead.done], ahead.which, strict=False)
+                if any(number > part.last and not _from_root(ahead.calls[call]) for number, call in done):
                     return Moving(who=Who(rank=other), spot=cluster.dumps[other].spot)
     return None
 

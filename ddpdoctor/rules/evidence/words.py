@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Doing, Moving, ProcessState, Reached, Stacked, Waiting
+from ddpdoctor.model.evidence import Doing, Failed, Moving, ProcessState, Reached, Stacked, Waiting
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.nccl_warnings import SHM_FIX
 from ddpdoctor.model.rank_words import count_of, format_numbers, name_list, rank_list
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.evidence.state import RunState
 
 MOST_QUOTES = 4
+MOST_PLACES = 16
 MOST_MESSAGE = 300
 _STATES = {
     Doing.OWN: "is in its own code", Doing.DATA: "waits for a DataLoader worker", Doing.EXIT: "is ending",
@@ -193,6 +194,7 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
         confidence=_difference_sureness(odd, sides, differ),
         ranks=odd,
         hosts=state.hosts_of(odd),
+        where=places((rank, _line_of(state, rank)) for rank in odd[:MOST_PLACES]),
         evidence=(*quotes(differ), *_aspects(differ), *victim_words(state, odd), *_coverage(state)),
         fix="let all ranks take the same path to this call, with equal shapes and dtypes; "
         "look at branches that depend on the rank or its data",
@@ -205,6 +207,13 @@ def _difference_sureness(
     if not all(fact.certain for fact in differ):
         return Confidence.LOW
     return Confidence.HIGH if odd and len(odd) < sum(len(ranks) for _, ranks in sides) else Confidence.MEDIUM
+
+
+def _line_of(state: RunState, rank: int) -> Frame | None:
+    """Return the user's line at which a rank waits or failed."""
+    stacks = [fact.frames for fact in state.of(rank, Stacked)]
+    stacks += [fact.frames for fact in state.of(rank, Waiting)] + [fact.frames for fact in state.of(rank, Failed)]
+    return next((innermost(frames) for frames in stacks if frames), None)
 
 
 def _joined_sides(differ: Sequence[Differ]) -> list[tuple[str, list[int]]]:

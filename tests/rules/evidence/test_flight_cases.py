@@ -303,3 +303,28 @@ def test_a_hostile_dump_runs_nothing(tmp_path):
 )
 def test_the_rank_is_in_the_name_of_the_file(tmp_path, prefix):
     hold(tmp_path, files_of([one.body() for one in behind()], prefix), Truth(kinds=ABSENT, ranks=(2,)))
+
+
+def test_a_pipeline_waits_for_the_stage_that_waits_for_nobody(tmp_path):
+    """Stage 2 is stuck: stage 3 waits for its activations, stage 1 for its gradients, and stage 0 for those of stage 1."""
+    found = recorders(4)
+    for batch in range(3):
+        for one in found[:-1]:
+            last = batch == 2 and one.rank == 2
+            if not last:
+                one.transfer("send", one.rank + 1)
+                if not (batch == 2 and one.rank == 1):
+                    found[one.rank + 1].transfer("recv", one.rank)
+    found[2].transfer("recv", 1)
+    found[3].transfer("recv", 2, state="started", line=61)
+    found[1].transfer("recv", 2, state="started", line=65)
+    found[0].transfer("recv", 1, state="started", line=65)
+    hold(tmp_path, files_of([one.body() for one in found]), Truth(kinds=ABSENT, ranks=(2,), says=("recv",)))
+
+
+def test_a_mismatch_names_the_line_of_the_odd_rank(tmp_path):
+    found = recorders(3)
+    for one in found:
+        one.call(size=(64 if one.rank else 65,), state="started", line=40 if one.rank else 44)
+    truth = Truth(kinds=("mismatch",), ranks=(0,), where="train.py:44")
+    hold(tmp_path, files_of([one.body() for one in found]), truth)
