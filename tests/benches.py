@@ -6,6 +6,7 @@ from ddpdoctor.model.bandwidth import (
     Advice,
     Arrival,
     Assessment,
+    BenchSettings,
     Change,
     Collective,
     Comparison,
@@ -21,7 +22,6 @@ from ddpdoctor.model.bandwidth import (
     Pair,
     Reason,
     Reference,
-    Settings,
     Stop,
 )
 from ddpdoctor.model.codec import encode
@@ -201,7 +201,7 @@ def report(
     curves = (curve(), latency_curve()) if curves is None else curves
     found = {
         "verb": "allreduce-bench",
-        "settings": encode(settings or Settings(backend=backend)),
+        "settings": encode(settings or BenchSettings(backend=backend)),
         "members": [encode(one) for one in members(ranks, hosts, device=device, name=name)],
         "results": [encode(one) for one in rows],
         "curves": [encode(one) for one in curves],

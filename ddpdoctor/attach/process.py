@@ -16,7 +16,7 @@ from ddpdoctor.model.attached import ChildFacts, Peer, ProcessFacts, ThreadFacts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.collect.process.connections import Row
+    from ddpdoctor.collect.process.connections import Socket
     from ddpdoctor.collect.process.proc import Process
     from ddpdoctor.model.attached import SeenRank
 
@@ -31,14 +31,14 @@ _STATES = {ESTABLISHED: "established", ASKING: "syn-sent", CLOSE_WAIT: "close-wa
 class HostView:
     """What is read once for all ranks in a look: a table of connections can be long."""
 
-    rows: Mapping[str, tuple[Row, ...]]
+    rows: Mapping[str, tuple[Socket, ...]]
     """The TCP sockets of each network namespace, by its link in /proc."""
     received: Mapping[int, int]
     """The bytes that came over connections of this network namespace, by the inode of the socket."""
     children: dict[int, list[Process]]
     """From ``by_parent``."""
 
-    def sockets_of(self, pid: int) -> list[Row] | None:
+    def sockets_of(self, pid: int) -> list[Socket] | None:
         """Return the TCP sockets of a process, with those that listen, or None if we may not read them."""
         inodes = read_sockets(pid)
         return None if inodes is None else [row for row in self.rows.get(_network(pid), ()) if row.inode in inodes]
@@ -104,7 +104,7 @@ def _network(pid: int | str) -> str:
     return read_link(PROC / str(pid) / "ns/net")
 
 
-def _peers(sockets: list[Row] | None, received: Mapping[int, int]) -> tuple[Peer, ...] | None:
+def _peers(sockets: list[Socket] | None, received: Mapping[int, int]) -> tuple[Peer, ...] | None:
     if sockets is None:
         return None
     rows = [row for row in sockets if row.state not in {LISTENING, TIME_WAIT}]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ddpdoctor.cli.progress import ShownProgress
     from ddpdoctor.diagnose.bandwidth.report import BenchReportOptions
     from ddpdoctor.diagnose.fleet import MachineReader
-    from ddpdoctor.model.bandwidth import Bench, Settings
+    from ddpdoctor.model.bandwidth import Bench, BenchSettings
     from ddpdoctor.model.launch import Launch
 
 ALL = "all"
@@ -179,7 +179,7 @@ def run(options: Options) -> int:
     return run_in_ranks(options.nproc_per_node, env, partial(_prepare, options), partial(_take_part, options, env))
 
 
-def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[Settings, BenchReportOptions]:
+def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[BenchSettings, BenchReportOptions]:
     """Check everything that is possible before ranks meet. Only rank 0 checks files, because they are on its host."""
     from ddpdoctor.cli.delivery import Outputs, check_outputs
 
@@ -190,10 +190,10 @@ def _prepare(options: Options, launch: Launch, world_size: int) -> tuple[Setting
     return settings, replace(wanted, baseline=read_compared(options.compare, world_size))
 
 
-def read_settings(options: Options) -> Settings:
+def read_settings(options: Options) -> BenchSettings:
     """Return the settings. The backend may still be open. Raises ``UserError``, which says what is possible."""
     from ddpdoctor.model.amounts import format_size
-    from ddpdoctor.model.bandwidth import Mode, Settings
+    from ddpdoctor.model.bandwidth import BenchSettings, Mode
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.probes.bandwidth.cases import DTYPES, REDOPS, check_possible
     from ddpdoctor.probes.gpus import AUTO
@@ -206,7 +206,7 @@ def read_settings(options: Options) -> Settings:
         )
     settings = settings_of(
         options,
-        Settings,
+        BenchSettings,
         collectives=_read_collectives(options.collective),
         dtypes=_choose(options.dtype, DTYPES, "--dtype") or ("float32",),
         redop=_choose((options.op.lower(),), REDOPS, "--op")[0],
@@ -272,17 +272,17 @@ def _choose(given: tuple[str, ...], possible: Sequence[str] | Mapping[str, int],
 
 
 def _take_part(
-    options: Options, env: Mapping[str, str], launch: Launch, prepared: tuple[Settings, BenchReportOptions]
+    options: Options, env: Mapping[str, str], launch: Launch, prepared: tuple[BenchSettings, BenchReportOptions]
 ) -> int:
     from ddpdoctor.cli.output import show_error
     from ddpdoctor.cli.progress import ShownProgress
     from ddpdoctor.diagnose.fleet import MachineReader
-    from ddpdoctor.probes.bandwidth.session import Job, run_rank
+    from ddpdoctor.probes.bandwidth.session import BenchTask, run_rank
 
     settings, wanted = prepared
     reader = MachineReader(launch, env)
     with ShownProgress(sys.stderr, wanted=launch.rank == 0) as progress:
-        job = Job(
+        job = BenchTask(
             launch=launch,
             env=env,
             settings=settings,

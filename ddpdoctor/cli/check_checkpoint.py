@@ -46,11 +46,13 @@ def run(options: Options) -> int:
     from ddpdoctor.cli.progress import ShownProgress
     from ddpdoctor.diagnose.checkpoints import checkpoint_report
     from ddpdoctor.model.findings import now
-    from ddpdoctor.probes.checkpoint.session import Wanted, read_checkpoints
+    from ddpdoctor.probes.checkpoint.session import CheckpointOptions, read_checkpoints
 
     outputs = settings_of(options, Outputs)
     check_outputs(outputs)
     started_at = now()
     with ShownProgress(sys.stderr, wanted=True) as progress:
-        found = read_checkpoints(settings_of(options, Wanted), lambda path: progress.show(f"reading {path}", 0.0, None))
+        found = read_checkpoints(
+            settings_of(options, CheckpointOptions), lambda path: progress.show(f"reading {path}", 0.0, None)
+        )
     return deliver_check(checkpoint_report(found, tuple(sys.argv), started_at), outputs)

@@ -143,10 +143,10 @@ def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
 def _take_part(options: Options, env: Mapping[str, str], launch: Launch, settings: TrialSettings) -> int:
     from ddpdoctor.cli.output import show_error
     from ddpdoctor.model.findings import now
-    from ddpdoctor.probes.consistency.session import Job, run_rank
+    from ddpdoctor.probes.consistency.session import TrialTask, run_rank
 
     report = partial(_report, options, now())
-    return run_rank(Job(launch=launch, env=env, settings=settings, report=report, show_error=show_error))
+    return run_rank(TrialTask(launch=launch, env=env, settings=settings, report=report, show_error=show_error))
 
 
 def _report(options: Options, started_at: str, trial: Trial) -> int:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.cli.delivery import Outputs
-    from ddpdoctor.model.sharing import Plan, Sharing
-    from ddpdoctor.probes.data.session import Heard
+    from ddpdoctor.model.sharing import SamplingPlan, Sharing
+    from ddpdoctor.probes.data.session import GatheredDraws
 
 EXAMPLES = (
     "The arithmetic alone: ddpdoctor check-data --samples 455 --world-size 2 --batch-size 8\n"
@@ -108,10 +108,10 @@ def run(options: Options) -> int:
     return deliver_check(plan_report(plan, tuple(sys.argv)), outputs)
 
 
-def read_plan(options: Options) -> Plan:
+def read_plan(options: Options) -> SamplingPlan:
     """Return the settings of the arithmetic. Raises ``UserError`` for missing or conflicting options."""
     from ddpdoctor.model.errors import UserError
-    from ddpdoctor.model.sharing import Plan, Sharing
+    from ddpdoctor.model.sharing import SamplingPlan, Sharing
 
     if options.samples is None:
         raise UserError("check-data needs --samples, or --dataset", help=EXAMPLES)
@@ -120,7 +120,7 @@ def read_plan(options: Options) -> Plan:
     sharing = _read_sharing(options)
     if options.sampler_drop_last and sharing is not Sharing.SAMPLER:
         raise UserError("--sampler-drop-last is an option of the sampler, and there is none", help="Leave one out.")
-    return settings_of(options, Plan, batch_size=options.batch_size or 1, sharing=sharing)
+    return settings_of(options, SamplingPlan, batch_size=options.batch_size or 1, sharing=sharing)
 
 
 def _read_sharing(options: Options) -> Sharing:
@@ -157,7 +157,7 @@ def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.model.findings import now
     from ddpdoctor.model.node import Launcher
-    from ddpdoctor.probes.data.session import Wanted, run_rank
+    from ddpdoctor.probes.data.session import CheckDataOptions, run_rank
 
     launch = find_launch(env)
     if launch.rank == 0:
@@ -173,8 +173,8 @@ def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[
         )
     started_at = now()
 
-    def report(heard: Heard) -> int:
+    def report(heard: GatheredDraws) -> int:
         made = drawn_report(heard.drawn, heard.ranks, tuple(sys.argv), started_at, options.accumulation)
         return deliver_check(made, outputs)
 
-    return run_rank(settings_of(options, Wanted, function=function), launch, env, report)
+    return run_rank(settings_of(options, CheckDataOptions, function=function), launch, env, report)

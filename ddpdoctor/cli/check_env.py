@@ -81,10 +81,10 @@ def run(options: Options) -> int:
     # If the user chose checks, they may not need torch, or their names may be wrong.
     early = not (options.checks or options.skip or options.show_list or options.no_torch)
     torch_child = start_torch_early(os.environ) if early else None
-    from ddpdoctor.diagnose.check_env import Wanted, check_environment, list_checks
+    from ddpdoctor.diagnose.check_env import CheckEnvOptions, check_environment, list_checks
 
     wanted = settings_of(
-        options, Wanted, use_torch=not options.no_torch, command=tuple(sys.argv), torch_child=torch_child
+        options, CheckEnvOptions, use_torch=not options.no_torch, command=tuple(sys.argv), torch_child=torch_child
     )
     if options.show_list:
         from ddpdoctor.cli.output import write

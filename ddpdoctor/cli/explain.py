@@ -10,7 +10,7 @@ from ddpdoctor.cli.options import LIST, Argument
 from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnose.pages import Page
+    from ddpdoctor.diagnose.pages import RulePage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ def run(options: Options) -> int:
     return ExitStatus.OK
 
 
-def render_list(pages: tuple[Page, ...]) -> str:
+def render_list(pages: tuple[RulePage, ...]) -> str:
     """Render one line per rule: code, kind, severity, summary."""
     width = max((len(page.kind) for page in pages), default=0)
     return "".join(f"{page.code}  {page.kind:<{width}}  {page.severity:<7}  {page.summary}\n" for page in pages)
@@ -54,7 +54,7 @@ def render_error(title: str, texts: dict[str, str], width: int | None) -> str:
     return "\n".join([title, "", *lines]) + "\n"
 
 
-def render_page(page: Page) -> str:
+def render_page(page: RulePage) -> str:
     """Render a rule's page below a title. The page is Markdown, which is readable as plain text."""
     title = f"{page.code} {page.kind} ({page.severity})"
     return f"{title}\n{'=' * len(title)}\n\n{page.text.strip()}\n"

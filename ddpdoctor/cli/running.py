@@ -22,7 +22,7 @@ from ddpdoctor.model.rank_words import rank_list
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddpdoctor.launch.outcome import Outcome
+    from ddpdoctor.launch.outcome import JobOutcome
     from ddpdoctor.launch.session import Judge
     from ddpdoctor.model.findings import Finding, Judgment, Report
 
@@ -54,7 +54,7 @@ def run_under_outer(options: WrapOptions) -> NoReturn:
     become_launcher(options)
 
 
-def run_and_show(options: WrapOptions) -> Outcome:
+def run_and_show(options: WrapOptions) -> JobOutcome:
     """Run the job, then write its report to stderr. stdout belongs to the script."""
     from ddpdoctor.launch.session import Session
 
@@ -87,7 +87,7 @@ def _load_judge() -> Judge:
     return judge_folder
 
 
-def _say_failure(failure: Exception, outcome: Outcome) -> None:
+def _say_failure(failure: Exception, outcome: JobOutcome) -> None:
     """Say that the job was not fully watched or judged. If the run folder was removed, say only that."""
     if not (outcome.folder / "run.json").exists():
         say(sys.stderr, f"there is no report: the run folder {outcome.run_dir} was removed while the job ran")
@@ -99,7 +99,7 @@ def _say_failure(failure: Exception, outcome: Outcome) -> None:
         show_defect(failure)
 
 
-def outcome_report(outcome: Outcome) -> Report:
+def outcome_report(outcome: JobOutcome) -> Report:
     """Build the report of an outcome, without the findings that the user ignores."""
     from ddpdoctor.diagnose.build import build_report
 
@@ -160,7 +160,7 @@ def _report_replicas(options: WrapOptions, folder: Path) -> bool:
     return bool(found)
 
 
-def _show(options: WrapOptions, outcome: Outcome) -> None:
+def _show(options: WrapOptions, outcome: JobOutcome) -> None:
     if outcome.judged_at is not None and options.format == "text":
         _show_elsewhere(options, outcome)
         return
@@ -171,7 +171,7 @@ def _show(options: WrapOptions, outcome: Outcome) -> None:
         show_report(shown, options.format, sys.stderr, outcome.run_dir if file.name == REPORT_NAME else file)
 
 
-def _go_on(options: WrapOptions, outcome: Outcome, is_known: bool) -> None:
+def _go_on(options: WrapOptions, outcome: JobOutcome, is_known: bool) -> None:
     """Show a hang of a job that is not stopped, and what happens next. A hang shown before gets only one line."""
     found = _reported_hangs(options, outcome.judgment)
     if not found:
@@ -201,7 +201,7 @@ def _title(finding: Finding) -> str:
     return f"{finding.code} {finding.kind}"
 
 
-def _show_elsewhere(options: WrapOptions, outcome: Outcome) -> None:
+def _show_elsewhere(options: WrapOptions, outcome: JobOutcome) -> None:
     """Say in one line what is wrong if another node writes the report. With one wrap per rank, only blamed ranks do."""
     from ddpdoctor.report.names import title_of
 
@@ -214,7 +214,7 @@ def _show_elsewhere(options: WrapOptions, outcome: Outcome) -> None:
         say(sys.stderr, f"{title_of(verdict)}: {verdict.summary}; {where}")
 
 
-def _save(options: WrapOptions, outcome: Outcome) -> None:
+def _save(options: WrapOptions, outcome: JobOutcome) -> None:
     file, report = options.report_file, outcome_report(outcome)
     if not save_report(file.parent, report, file.name) and outcome.folder != outcome.run_dir:
         save_report(outcome.folder, report)

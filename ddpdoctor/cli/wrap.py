@@ -35,7 +35,7 @@ from ddpdoctor.launch.command.script import check_command, check_script, choose_
 from ddpdoctor.launch.folders.member_folder import MemberFolder, Starter, make_member_folder
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 from ddpdoctor.launch.nodes.own_host import number_first
-from ddpdoctor.recorder.settings import Settings
+from ddpdoctor.recorder.settings import RecorderSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -160,7 +160,7 @@ def prepare(
     placement = number_first(place(split, env, options.exchange_port))
     by_torchrun = placement.style is Style.TORCHRUN
     nproc_args, note = choose_ranks(split.torchrun, source, env) if by_torchrun else ((), None)
-    ranks = settings_of(options, Settings, check_every=_read_check_every(options, outer))
+    ranks = settings_of(options, RecorderSettings, check_every=_read_check_every(options, outer))
     member = _make_member(options, placement, env, command) if outer is None else _under(outer)
     return settings_of(
         options,

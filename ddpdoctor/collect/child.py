@@ -38,7 +38,7 @@ class ChildEnd:
         return [json.loads(line) for line in self.out.splitlines() if line.startswith("{") and line.endswith("}")]
 
 
-class Child:
+class ChildProcess:
     """A Python program of ours that runs in the background."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
@@ -75,12 +75,12 @@ def wait_for_program(process: subprocess.Popen[bytes], limit_s: float) -> ChildE
 
 def run_child(module: str, arguments: Sequence[str], env: Mapping[str, str], limit_s: float) -> ChildEnd:
     """Run ``python -m module`` until it ends, at most for ``limit_s``; raises OSError."""
-    return Child(("-m", module, *arguments), env).wait(limit_s)
+    return ChildProcess(("-m", module, *arguments), env).wait(limit_s)
 
 
-def start_torch_child(env: Mapping[str, str]) -> Child:
+def start_torch_child(env: Mapping[str, str]) -> ChildProcess:
     """Start a Python that imports torch; callers do so before their own heavy imports. Raises OSError."""
-    return Child(("-m", TORCH_PROBE), env)
+    return ChildProcess(("-m", TORCH_PROBE), env)
 
 
 def _text(data: bytes | None) -> str:

@@ -15,7 +15,7 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ddpdoctor.collect.child import Child
+    from ddpdoctor.collect.child import ChildProcess
     from ddpdoctor.collect.system import System
     from ddpdoctor.model.node import Process
 
@@ -37,7 +37,7 @@ class ReadingPlan:
     """If False, torch is not imported, and versions come from package metadata."""
     head: str | None = None
     """The full name of rank 0's host, if known."""
-    torch_child: Child | None = None
+    torch_child: ChildProcess | None = None
     """A child that was started earlier; if None, the collector starts one."""
     limit_s: float | None = None
     """Upper limit for every section; if None, each section has only its own limit."""

@@ -1,7 +1,7 @@
 """Access to a machine: the files below a root folder, and system calls.
 
 Collectors read files and make calls only through a ``System``. So the same code reads this machine and a recorded one,
-which is a folder of files with a table of answers in place of ``Calls``.
+which is a folder of files with a table of answers in place of ``SystemCalls``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class InterfaceState:
     """Megabits per second; 0 if unknown."""
 
 
-class Calls:
+class SystemCalls:
     """Calls to the kernel and the C library for facts that are in no file. All raise OSError if they fail."""
 
     def platform(self) -> str:
@@ -175,7 +175,7 @@ class System:
 
     root: Path = Path("/")
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    calls: Calls = field(default_factory=Calls)
+    calls: SystemCalls = field(default_factory=SystemCalls)
 
     @property
     def live(self) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.diagnose.reports import check_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import now
-from ddpdoctor.model.sharing import Plan, RankShare, Shares, share_out
+from ddpdoctor.model.sharing import RankShare, SamplingPlan, Shares, share_out
 from ddpdoctor.rules.data.shared import Replicas
 from ddpdoctor.rules.registry import rules_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 VERB = "check-data"
 
 
-def plan_report(plan: Plan, command: tuple[str, ...]) -> Report:
+def plan_report(plan: SamplingPlan, command: tuple[str, ...]) -> Report:
     """Return the report of the arithmetic only."""
     started_at = now()
     shares = share_out(plan)
@@ -57,7 +57,7 @@ def _shares(drawn: Drawn, accumulation: int) -> Shares | None:
     if drawn.batch_size is None or not drawn.passes or not all(row.complete for row in drawn.passes[0].ranks):
         return None
     rows = drawn.passes[0].ranks
-    plan = Plan(
+    plan = SamplingPlan(
         samples=drawn.samples or sum(row.drawn for row in rows),
         world_size=drawn.world_size,
         batch_size=drawn.batch_size,

@@ -19,14 +19,14 @@ from ddpdoctor.rules.engine import fleet_facts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.collect.child import Child
+    from ddpdoctor.collect.child import ChildProcess
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.registry import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class CheckEnvOptions:
     """The user's options."""
 
     checks: tuple[str, ...] = ()
@@ -40,11 +40,11 @@ class Wanted:
     master_addr: str | None = None
     master_port: int | None = None
     command: tuple[str, ...] = ()
-    torch_child: Child | None = None
+    torch_child: ChildProcess | None = None
     """A child process that has already started to import torch."""
 
 
-def list_checks(wanted: Wanted) -> list[str]:
+def list_checks(wanted: CheckEnvOptions) -> list[str]:
     """Return a line for each chosen check: code, kind, severity, group, and what it reads.
 
     Raises ``UserError`` for unknown names.
@@ -57,7 +57,7 @@ def list_checks(wanted: Wanted) -> list[str]:
     ]
 
 
-def check_environment(wanted: Wanted, env: Mapping[str, str]) -> Report | None:
+def check_environment(wanted: CheckEnvOptions, env: Mapping[str, str]) -> Report | None:
     """Check this machine, or all machines of the job under a launcher. Return None on ranks that do not report.
 
     Raises ``UserError`` for unknown checks, and if the other ranks cannot be reached.
@@ -79,7 +79,7 @@ def check_environment(wanted: Wanted, env: Mapping[str, str]) -> Report | None:
 
 
 def build_checkup(
-    fleet: Fleet, rules: Iterable[Rule], wanted: Wanted, started_at: str, env: Mapping[str, str]
+    fleet: Fleet, rules: Iterable[Rule], wanted: CheckEnvOptions, started_at: str, env: Mapping[str, str]
 ) -> Report:
     """Judge a fleet and build its report."""
     report = check_report(rules, fleet_facts(fleet), _data(fleet), wanted.command, started_at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.diagnose.reports import check_report
-from ddpdoctor.model.checkpoint import Checkpoints, State
+from ddpdoctor.model.checkpoint import Checkpoints, ReadState
 from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _about(one: FileSeen) -> dict[str, Any]:
         "path": one.path,
         "size_bytes": one.size_bytes,
         "form": one.form.value,
-        "state": "damaged" if one.damaged and one.state is State.WHOLE else one.state.value,
+        "state": "damaged" if one.damaged and one.state is ReadState.WHOLE else one.state.value,
         "checksums": one.checksums.value,
         "tensors": None if contents is None else len(contents.tensors),
         "parts": [] if contents is None else [part.value for part in contents.parts],

@@ -17,7 +17,7 @@ LIST_HINT = "`ddpdoctor explain --list` names them all."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class RulePage:
     """The page of a rule. ``text`` is the rule's docstring, in Markdown."""
 
     code: str
@@ -27,14 +27,14 @@ class Page:
     text: str
 
 
-def read_pages() -> tuple[Page, ...]:
+def read_pages() -> tuple[RulePage, ...]:
     """Return the pages of all rules, in the order of their codes."""
     from ddpdoctor.rules.registry import all_rules
 
     return tuple(map(_page, all_rules()))
 
 
-def read_page(name: str) -> Page:
+def read_page(name: str) -> RulePage:
     """Return the page of a rule by its code or kind. Raises ``UserError`` like ``find_page``."""
     from ddpdoctor.rules.registry import find_rule
 
@@ -42,8 +42,8 @@ def read_page(name: str) -> Page:
     return find_page(name, read_pages()) if rule is None else _page(rule)
 
 
-def _page(rule: Rule) -> Page:
-    return Page(code=rule.code, kind=rule.kind, severity=rule.severity.value, summary=rule.summary, text=rule.page)
+def _page(rule: Rule) -> RulePage:
+    return RulePage(code=rule.code, kind=rule.kind, severity=rule.severity.value, summary=rule.summary, text=rule.page)
 
 
 def find_error(text: str) -> tuple[str, dict[str, str]] | None:
@@ -63,7 +63,7 @@ def find_error(text: str) -> tuple[str, dict[str, str]] | None:
     }  # fmt: skip
 
 
-def find_page(name: str, pages: tuple[Page, ...]) -> Page:
+def find_page(name: str, pages: tuple[RulePage, ...]) -> RulePage:
     """Find a page by code or kind, ignoring case. Raises ``UserError`` with near matches if there is none."""
     by_name = {key.lower(): page for page in pages for key in (page.kind, page.code)}
     page = by_name.get(name.lower())

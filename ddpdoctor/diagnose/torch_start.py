@@ -9,12 +9,12 @@ from ddpdoctor.collect.child import start_torch_child
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.collect.child import Child
+    from ddpdoctor.collect.child import ChildProcess
 
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID")
 
 
-def start_torch_early(env: Mapping[str, str]) -> Child | None:
+def start_torch_early(env: Mapping[str, str]) -> ChildProcess | None:
     """Start the child if this process will read the machine: it is alone or first on its node. Else return None."""
     first = all(env.get(name, "0") == "0" for name in LOCAL_RANKS)
     if not first:

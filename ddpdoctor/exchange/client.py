@@ -17,7 +17,7 @@ from ddpdoctor.exchange.protocol import (
     NONCE_BYTES,
     PROOF_BYTES,
     TIMES,
-    Operation,
+    RequestType,
     Status,
     pack_request,
     prove,
@@ -37,7 +37,7 @@ BEAT_EVERY_S = 1.0
 """Our choice: a member counts as silent after 10 s, so a few beats may be late or lost."""
 
 
-class Times(NamedTuple):
+class ClockTimes(NamedTuple):
     """The time on one host's clocks, in nanoseconds."""
 
     wall_ns: int
@@ -61,15 +61,15 @@ class Client(ABC):
 
     def set(self, key: str, value: bytes) -> None:
         """Store a value under a key."""
-        self._call(Operation.SET, key, value)
+        self._call(RequestType.SET, key, value)
 
     def get(self, key: str) -> bytes | None:
         """Return the value of a key, or None if it has none yet."""
-        return self._call(Operation.LOOK, key, b"")
+        return self._call(RequestType.LOOK, key, b"")
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which starts at 0, and return the sum."""
-        answer = self._call(Operation.ADD, key, b"%d" % amount)
+        answer = self._call(RequestType.ADD, key, b"%d" % amount)
         try:
             return int(answer or b"0")
         except ValueError:
@@ -77,22 +77,22 @@ class Client(ABC):
 
     def forget(self, key: str) -> None:
         """Remove a value, to free the server's memory."""
-        self._call(Operation.FORGET, key, b"")
+        self._call(RequestType.FORGET, key, b"")
 
-    def now(self) -> Times:
+    def now(self) -> ClockTimes:
         """Return the server's clocks, read at some time during this call."""
-        answer = self._call(Operation.NOW, "now", b"")
+        answer = self._call(RequestType.NOW, "now", b"")
         if answer is None or len(answer) != TIMES.size:
             raise self._misled("now")
-        return Times(*TIMES.unpack(answer))
+        return ClockTimes(*TIMES.unpack(answer))
 
     def beat(self, member: str, said: bytes = b"") -> bytes:
         """Send a member's heartbeat with a few bytes; return the notice that the server shows to all members."""
-        return self._call(Operation.BEAT, member, said) or b""
+        return self._call(RequestType.BEAT, member, said) or b""
 
     def leave(self, member: str, word: bytes = b"") -> None:
         """Report that a member ends, so that its silence raises no alarm."""
-        self._call(Operation.LEAVE, member, word)
+        self._call(RequestType.LEAVE, member, word)
 
     @abstractmethod
     def close(self) -> None:
@@ -102,7 +102,7 @@ class Client(ABC):
     def ask(self, request: bytes) -> bytes:
         """Return the answer to a request, both without their length prefix; raises ``StoreError``."""
 
-    def _call(self, operation: Operation, key: str, value: bytes) -> bytes | None:
+    def _call(self, operation: RequestType, key: str, value: bytes) -> bytes | None:
         if len(value) > MAX_VALUE_BYTES or len(key.encode()) > MAX_KEY_BYTES:
             raise StoreError(f"{key[:MAX_KEY_BYTES]} is over the limit of what a message may hold")
         answer = self.ask(pack_request(operation, key, value)[LENGTH.size :])
@@ -117,9 +117,9 @@ class Client(ABC):
         return StoreError(f"{self._served_by} sent an answer to {key} that is none")
 
 
-def read_times() -> Times:
+def read_times() -> ClockTimes:
     """Read the clocks of this host."""
-    return Times(time.time_ns(), time.monotonic_ns())
+    return ClockTimes(time.time_ns(), time.monotonic_ns())
 
 
 class ServerClient(Client):

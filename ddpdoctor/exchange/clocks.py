@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.exchange.client import Times, read_times
+from ddpdoctor.exchange.client import ClockTimes, read_times
 from ddpdoctor.exchange.store import StoreError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ClockOffset:
     """Half of the shortest round trip: the largest possible error of the offsets."""
 
 
-def measure_clocks(client: Client, read: Callable[[], Times] = read_times) -> ClockOffset:
+def measure_clocks(client: Client, read: Callable[[], ClockTimes] = read_times) -> ClockOffset:
     """Return the offset measured in the shortest of several round trips; raises ``StoreError``."""
     began = read().monotonic_ns
     best: ClockOffset | None = None
@@ -55,7 +55,7 @@ def measure_clocks(client: Client, read: Callable[[], Times] = read_times) -> Cl
     return best
 
 
-def _measure_once(client: Client, read: Callable[[], Times]) -> tuple[ClockOffset, int]:
+def _measure_once(client: Client, read: Callable[[], ClockTimes]) -> tuple[ClockOffset, int]:
     before = read()
     theirs = client.now()
     after = read()

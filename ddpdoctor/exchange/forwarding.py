@@ -35,7 +35,7 @@ _HEADER = struct.Struct(f"!{LINE_BYTES}sQ32s")
 MAX_MESSAGE_BYTES = _HEADER.size + MAX_REQUEST_BYTES
 
 
-class Side(Enum):
+class Sender(Enum):
     """Who wrote a message."""
 
     CLIENT = b"client"
@@ -83,12 +83,12 @@ class Inbox(Protocol):
         """Remove the announcement and the messages, and disconnect."""
 
 
-def seal(message: Message, side: Side, meeting: bytes, token: bytes) -> bytes:
+def seal(message: Message, side: Sender, meeting: bytes, token: bytes) -> bytes:
     """Return the signed bytes of a message."""
     return _HEADER.pack(message.line, message.number, _sign(message, side, meeting, token)) + message.text
 
 
-def unseal(sealed: bytes, side: Side, meeting: bytes, token: bytes) -> Message:
+def unseal(sealed: bytes, side: Sender, meeting: bytes, token: bytes) -> Message:
     """Check the signature and return the message; raises ``BadMessage`` if another side or meeting wrote it."""
     if not _HEADER.size < len(sealed) <= MAX_MESSAGE_BYTES:
         raise BadMessage("a message that is cut short or over the limit")
@@ -99,7 +99,7 @@ def unseal(sealed: bytes, side: Side, meeting: bytes, token: bytes) -> Message:
     return message
 
 
-def _sign(message: Message, side: Side, meeting: bytes, token: bytes) -> bytes:
+def _sign(message: Message, side: Sender, meeting: bytes, token: bytes) -> bytes:
     head = b"ddpdoctor message\0" + side.value + meeting + _HEADER.pack(message.line, message.number, b"")
     return hmac.new(token, head + message.text, hashlib.sha256).digest()
 
@@ -150,7 +150,7 @@ class Forwarder:
         for sealed in self._inbox.messages():
             came = True
             try:
-                message = unseal(sealed, Side.CLIENT, self._meeting, self._token)
+                message = unseal(sealed, Sender.CLIENT, self._meeting, self._token)
             except BadMessage:
                 continue
             if message.number > self._answered.get(message.line, 0):
@@ -163,7 +163,7 @@ class Forwarder:
         if len(self._answered) > MAX_LINES:
             del self._answered[next(iter(self._answered))]
         answer = Message(line=message.line, number=message.number, text=self._ask_server(message.text))
-        self._inbox.reply(message.line, seal(answer, Side.SERVER, self._meeting, self._token))
+        self._inbox.reply(message.line, seal(answer, Sender.SERVER, self._meeting, self._token))
 
     def _ask_server(self, request: bytes) -> bytes:
         try:
@@ -199,7 +199,7 @@ class MailboxClient(Client):
         with self._lock:
             self._number += 1
             message = Message(line=self._line, number=self._number, text=request)
-            sealed = seal(message, Side.CLIENT, self._meeting, self._token)
+            sealed = seal(message, Sender.CLIENT, self._meeting, self._token)
             deadline = time.monotonic() + limit_s
             while (left_s := deadline - time.monotonic()) > 0:
                 self._outbox.post(self._line, sealed)
@@ -211,7 +211,7 @@ class MailboxClient(Client):
     def _read(self) -> bytes | None:
         sealed = self._outbox.answer(self._line)
         try:
-            answer = None if sealed is None else unseal(sealed, Side.SERVER, self._meeting, self._token)
+            answer = None if sealed is None else unseal(sealed, Sender.SERVER, self._meeting, self._token)
         except BadMessage:
             return None
         return answer.text if answer is not None and answer.number == self._number else None

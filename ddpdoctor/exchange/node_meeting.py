@@ -16,7 +16,7 @@ from ddpdoctor.exchange.client import ServerClient, open_client
 from ddpdoctor.exchange.folder_mailbox import FolderInbox, FolderOutbox
 from ddpdoctor.exchange.forwarding import Forwarder, MailboxClient
 from ddpdoctor.exchange.heartbeats import MAX_NOTICE_BYTES
-from ddpdoctor.exchange.protocol import LENGTH, Operation, pack_request
+from ddpdoctor.exchange.protocol import LENGTH, RequestType, pack_request
 from ddpdoctor.exchange.racing import Runner, race
 from ddpdoctor.exchange.reach import describe_failures
 from ddpdoctor.exchange.server import Server
@@ -225,7 +225,7 @@ def _knock(outbox: Outbox, token: bytes, limit_s: float) -> MailboxClient:
     The announcement may be of a meeting that has ended, so it is read again after each failure.
     """
     deadline = time.monotonic() + limit_s
-    request = pack_request(Operation.NOW, "now", b"")[LENGTH.size :]
+    request = pack_request(RequestType.NOW, "now", b"")[LENGTH.size :]
     seen = "nobody serves it"
     while (left_s := deadline - time.monotonic()) > 0:
         shown = outbox.meeting()

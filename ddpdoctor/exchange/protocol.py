@@ -26,7 +26,7 @@ TIMES = struct.Struct("!qq")
 _REQUEST = struct.Struct("!BH")
 
 
-class Operation(IntEnum):
+class RequestType(IntEnum):
     """The request types."""
 
     SET = 1
@@ -60,17 +60,17 @@ def prove(token: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) -
     return hmac.new(token, side + b"\0" + server_nonce + client_nonce, hashlib.sha256).digest()
 
 
-def pack_request(operation: Operation, key: str, value: bytes) -> bytes:
+def pack_request(operation: RequestType, key: str, value: bytes) -> bytes:
     """Pack a request with its length prefix."""
     name = key.encode()
     return LENGTH.pack(_REQUEST.size + len(name) + len(value)) + _REQUEST.pack(operation, len(name)) + name + value
 
 
-def parse_request(rest: bytes) -> tuple[Operation, str, bytes]:
+def parse_request(rest: bytes) -> tuple[RequestType, str, bytes]:
     """Return the operation, key and value of a request; raises ``BadRequest``."""
     try:
         number, length = _REQUEST.unpack_from(rest)
-        operation = Operation(number)
+        operation = RequestType(number)
         name = rest[_REQUEST.size : _REQUEST.size + length].decode()
     except (struct.error, ValueError):
         raise BadRequest("a malformed request") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpdoctor.exchange.client import read_times
 from ddpdoctor.exchange.heartbeats import Heartbeats
-from ddpdoctor.exchange.protocol import MAX_VALUE_BYTES, TIMES, BadRequest, Operation, Status, pack_answer
+from ddpdoctor.exchange.protocol import MAX_VALUE_BYTES, TIMES, BadRequest, RequestType, Status, pack_answer
 
 MAX_KEYS = 65_536
 MAX_DIGITS = 20
@@ -21,7 +21,7 @@ class RequestHandler:
         self._values: dict[str, bytes] = {}
         self._total_bytes = 0
 
-    def answer(self, operation: Operation, key: str, value: bytes) -> bytes:
+    def answer(self, operation: RequestType, key: str, value: bytes) -> bytes:
         """Return the packed answer to a request."""
         try:
             found = self._answer(operation, key, value)
@@ -29,18 +29,18 @@ class RequestHandler:
             return pack_answer(Status.REFUSED, str(bad).encode())
         return pack_answer(Status.NOTHING) if found is None else pack_answer(Status.DONE, found)
 
-    def _answer(self, operation: Operation, key: str, value: bytes) -> bytes | None:
-        if operation is Operation.LOOK:
+    def _answer(self, operation: RequestType, key: str, value: bytes) -> bytes | None:
+        if operation is RequestType.LOOK:
             return self._values.get(key)
-        if operation is Operation.ADD:
+        if operation is RequestType.ADD:
             return b"%d" % self._add(key, value)
-        if operation is Operation.NOW:
+        if operation is RequestType.NOW:
             return TIMES.pack(*read_times())
-        if operation is Operation.BEAT:
+        if operation is RequestType.BEAT:
             return self.heartbeats.beat(key, value)
-        if operation is Operation.LEAVE:
+        if operation is RequestType.LEAVE:
             self.heartbeats.leave(key, value)
-        elif operation is Operation.SET:
+        elif operation is RequestType.SET:
             self._keep(key, value)
         else:
             self._total_bytes -= len(self._values.pop(key, b""))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 from ddpdoctor.exchange.protocol import BadRequest
 from ddpdoctor.exchange.reach import describe
 from ddpdoctor.exchange.requests import RequestHandler
-from ddpdoctor.exchange.server_connection import Peer, WrongToken
+from ddpdoctor.exchange.server_connection import ConnectionState, WrongToken
 from ddpdoctor.exchange.store import StoreError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Server:
         """The number of connections that did not hold the token."""
         self._token, self._clock, self._max_peers = token, clock, max_peers
         self._handler = RequestHandler()
-        self._peers: dict[socket.socket, Peer] = {}
+        self._peers: dict[socket.socket, ConnectionState] = {}
         self._one_host = one_host
         self._listeners = [] if port is None else [_listen(port, one_host=one_host)]
         self.port = _port_of(self._listeners[0]) if self._listeners else 0
@@ -86,7 +86,7 @@ class Server:
         """Return a connection from this process, which needs no port; raises ``StoreError`` if the server is closed."""
         ours, theirs = socket.socketpair()
         theirs.settimeout(0)
-        self._hand_over(partial(self._add, Peer.own(theirs, self._clock()), selectors.EVENT_READ))
+        self._hand_over(partial(self._add, ConnectionState.own(theirs, self._clock()), selectors.EVENT_READ))
         return ours
 
     def listen_also(self) -> int:
@@ -136,7 +136,7 @@ class Server:
         while not self._tasks.empty():
             self._tasks.get()()
 
-    def _add(self, peer: Peer, event: int) -> None:
+    def _add(self, peer: ConnectionState, event: int) -> None:
         self._peers[peer.connection] = peer
         self._selector.register(peer.connection, event)
 
@@ -169,7 +169,7 @@ class Server:
         # A host that was switched off never closes its connection, which would stay here forever.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-        self._add(Peer(connection, self._token, now_s), selectors.EVENT_WRITE)
+        self._add(ConnectionState(connection, self._token, now_s), selectors.EVENT_WRITE)
 
     def _drop_a_stranger(self) -> bool:
         """Drop the oldest connection without proof, so that strangers cannot keep members out."""
@@ -178,7 +178,7 @@ class Server:
             self._drop(stranger)
         return stranger is not None
 
-    def _move(self, peer: Peer, mask: int) -> None:
+    def _move(self, peer: ConnectionState, mask: int) -> None:
         now_s = self._clock()
         try:
             if mask & selectors.EVENT_WRITE:
@@ -202,7 +202,7 @@ class Server:
         for peer in [peer for peer in self._peers.values() if peer.deadline is not None and now_s > peer.deadline]:
             self._drop(peer)
 
-    def _drop(self, peer: Peer) -> None:
+    def _drop(self, peer: ConnectionState) -> None:
         self._selector.unregister(peer.connection)
         del self._peers[peer.connection]
         peer.connection.close()

@@ -13,7 +13,7 @@ from ddpdoctor.exchange.protocol import (
     NONCE_BYTES,
     PROOF_BYTES,
     BadRequest,
-    Operation,
+    RequestType,
     parse_request,
     prove,
 )
@@ -36,7 +36,7 @@ class WrongToken(BadRequest):
     """The peer does not hold this job's token."""
 
 
-class Peer:
+class ConnectionState:
     """The state of a connection. It is dropped at ``deadline``, which is None while nothing is pending."""
 
     def __init__(self, connection: socket.socket, token: bytes, now_s: float) -> None:
@@ -87,7 +87,7 @@ class Peer:
         if request is None:
             return False
         operation, key, value = parse_request(request)
-        if operation in {Operation.BEAT, Operation.LEAVE}:
+        if operation in {RequestType.BEAT, RequestType.LEAVE}:
             self.member = key
         self._outbox += handler.answer(operation, key, value)
         return True

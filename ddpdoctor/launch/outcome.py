@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class JobOutcome:
     """How a wrapped job ended, or its state so far."""
 
     folder: Path
@@ -42,11 +42,11 @@ Cause = tuple[tuple[str, tuple[int, ...]], ...]
 class Notifier:
     """Callbacks that inform the user."""
 
-    save: Callable[[Outcome], None]
+    save: Callable[[JobOutcome], None]
     """Write report.json."""
-    show: Callable[[Outcome], None]
+    show: Callable[[JobOutcome], None]
     """Show an outcome."""
-    go_on: Callable[[Outcome, bool], None]
+    go_on: Callable[[JobOutcome, bool], None]
     """Show a hang of a job that is not stopped. The flag is True if the same hang was shown and withdrawn before."""
     withdraw: Callable[[Judgment], None]
     """Announce that a report no longer holds, and remove it."""

@@ -16,19 +16,18 @@ from ddpdoctor.launch.folders.report_dir import refuse
 from ddpdoctor.launch.folders.run_file import write_run_file
 from ddpdoctor.launch.folders.shared_folder import choose_folder, copy_back
 from ddpdoctor.launch.nodes.joining import join_nodes
-from ddpdoctor.launch.outcome import Outcome, cause_of, hangs
+from ddpdoctor.launch.outcome import JobOutcome, cause_of, hangs
 from ddpdoctor.launch.processes.guardian import Guardian
 from ddpdoctor.launch.processes.starting import job_mark, start_launcher
 from ddpdoctor.launch.processes.stopping import STOP_GRACE_S, is_in_foreground, stop_job, stop_tree
-from ddpdoctor.launch.replicas.comparing import Replicas
+from ddpdoctor.launch.replicas.comparing import LiveComparison
 from ddpdoctor.launch.replicas.exchange import ReplicaExchange
 from ddpdoctor.launch.replicas.shared import SharedReplicas
 from ddpdoctor.launch.watching.examining import Examining, has_errors
-from ddpdoctor.launch.watching.watch import Watch
+from ddpdoctor.launch.watching.watch import JobWatch
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import shell_status
-from ddpdoctor.model.findings import Judgment, Severity, now
-from ddpdoctor.model.findings import Outcome as CheckOutcome
+from ddpdoctor.model.findings import Judgment, Outcome, Severity, now
 from ddpdoctor.model.run import END_NAME, JobEnd
 from ddpdoctor.recorder.storage.files import write_whole
 
@@ -89,19 +88,19 @@ class Session:
         place = f"{socket.gethostname()}:{options.report_file.resolve().parent}"
         self.examining = Examining(self.watch, self._judge, options.hang_timeout_s, options.on_hang, place)
 
-    def _start_record(self) -> Watch:
+    def _start_record(self) -> JobWatch:
         options, launched_ns = self.options, time.monotonic_ns()
-        replicas = Replicas(self.folder, options.ranks.check_every, options.allow_different, self.shared)
+        replicas = LiveComparison(self.folder, options.ranks.check_every, options.allow_different, self.shared)
         try:
             write_run_file(self.folder, options, self.started_at, launched_ns)
-            watch = Watch(self.folder, options.hang_timeout_s, launched_ns, replicas)
+            watch = JobWatch(self.folder, options.hang_timeout_s, launched_ns, replicas)
         except OSError as error:
             raise refuse(self.folder, error) from error
         if options.placement.expected < options.placement.most:
             watch.restart_patience_s = ELASTIC_RESTART_S
         return watch
 
-    def run(self) -> Outcome:
+    def run(self) -> JobOutcome:
         """Run the job to its end."""
         guardian = Guardian(self.folder, job_mark(self.folder), partial(copy_back, self.folder, self.run_dir))
         try:
@@ -111,7 +110,7 @@ class Session:
                 status = self._watch_and_leave_nobody()
         finally:
             guardian.dismiss()
-        outcome: Outcome | None = None
+        outcome: JobOutcome | None = None
         with self._job_goes_first():
             outcome = self._finish(status)
         with self._job_goes_first():
@@ -160,7 +159,7 @@ class Session:
             self._report_crash(repr(error))
             raise
         for check in judgment.checks:
-            if check.outcome is CheckOutcome.CRASHED:
+            if check.outcome is Outcome.CRASHED:
                 self._report_crash(f"{check.code} {check.id}: {check.seen}")
         return judgment
 
@@ -278,7 +277,7 @@ class Session:
                 (folder / END_NAME).unlink(missing_ok=True)
             self.notifier.withdraw(reported)
 
-    def _save(self, outcome: Outcome) -> None:
+    def _save(self, outcome: JobOutcome) -> None:
         """Save the report, and then the job's end or state in the run folder so that it can be judged again."""
         self.notifier.save(outcome)
         for folder in dict.fromkeys((outcome.folder, outcome.run_dir)):
@@ -350,7 +349,7 @@ class Session:
             LAUNCHER_TAKES_OVER_S, 0.02,
         )  # fmt: skip
 
-    def _finish(self, status: int) -> Outcome:
+    def _finish(self, status: int) -> JobOutcome:
         with self._job_goes_first():
             self._close_record(status)
         known = len(self.signals)
@@ -373,13 +372,13 @@ class Session:
             self.watch.evidence.forget_kept()
             self.watch.save(ended=True, launcher_status=status)
 
-    def _outcome(self, status: int | None, judgment: Judgment | None = None) -> Outcome:
+    def _outcome(self, status: int | None, judgment: Judgment | None = None) -> JobOutcome:
         hung = self.hang is not None
         exit_status = ExitStatus.HUNG if hung else shell_status(status or 0)
         if self.watch.interrupted_by == "SIGINT":
             exit_status = ExitStatus.INTERRUPTED
         found = judgment or self.hang or Judgment(findings=(), checks=(), certain=False)
-        return Outcome(
+        return JobOutcome(
             folder=self.watch.readable(), run_dir=self.run_dir, judgment=found,
             end=JobEnd(
                 hung=hung, interrupted=self.watch.interrupted_by is not None, exit_status=exit_status,

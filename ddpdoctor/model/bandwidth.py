@@ -43,7 +43,7 @@ class Mode(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class BenchSettings:
     """What to measure. All ranks need equal settings: ``difference`` in the agreement names the ranks that differ."""
 
     collectives: tuple[Collective, ...] = (Collective.ALL_REDUCE,)
@@ -101,7 +101,7 @@ def describe_shared_gpus(members: Sequence[Member]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
+class CallGroup:
     """The calls that are compared with each other over all sizes."""
 
     collective: Collective
@@ -113,7 +113,7 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case(Calls):
+class Case(CallGroup):
     """One thing to measure."""
 
     size_bytes: int
@@ -297,7 +297,7 @@ class NcclLog:
 class Bench:
     """Everything that a bench measured. A field is empty if its part was not measured."""
 
-    settings: Settings
+    settings: BenchSettings
     members: tuple[Member, ...]
     results: tuple[Measurement, ...] = ()
     wrong: tuple[Wrong, ...] = ()
@@ -354,7 +354,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve(Calls):
+class Curve(CallGroup):
     """One collective, dtype and mode over all sizes, with an assessment."""
 
     plateau_gb_s: float | None
@@ -377,7 +377,7 @@ class Curve(Calls):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change(Calls):
+class Change(CallGroup):
     """One size compared with a baseline: the ratio of bus bandwidths, with an interval from the two p50."""
 
     size_bytes: int

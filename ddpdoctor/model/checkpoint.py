@@ -19,7 +19,7 @@ class Form(str, Enum):
     FOREIGN = "no checkpoint"
 
 
-class State(str, Enum):
+class ReadState(str, Enum):
     """How far a file could be read."""
 
     WHOLE = "whole"
@@ -114,7 +114,7 @@ class FileSeen:
     path: str
     size_bytes: int
     form: Form
-    state: State
+    state: ReadState
     detail: str = ""
     """A phrase about what was not read."""
     checksums: Checksums = Checksums.NOT_READ

@@ -106,7 +106,7 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class TensorSplit:
     """One tensor whose contents differ between ranks."""
 
     row: TensorRow
@@ -125,7 +125,7 @@ class Difference:
     """Number of this point by the clock of its stream."""
     last_equal: int | None
     """Number of the last earlier point at which all tensors of this kind were equal, or None if there was none."""
-    splits: tuple[Split, ...]
+    splits: tuple[TensorSplit, ...]
     """The first tensors that differ, in the order of the model."""
     differing: int
     """How many tensors differ in all."""

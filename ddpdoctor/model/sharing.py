@@ -21,7 +21,7 @@ class Sharing(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SamplingPlan:
     """The settings that determine how the samples of one epoch are split over ranks."""
 
     samples: int
@@ -63,7 +63,7 @@ class RankShare:
 class Shares:
     """What all ranks get in an epoch. A count is None if it depends on the shuffle."""
 
-    plan: Plan
+    plan: SamplingPlan
     ranks: tuple[RankShare, ...]
     delivered: int
     unique: int | None
@@ -85,14 +85,14 @@ class Shares:
         return tuple(sorted({one.batches for one in self.ranks}, reverse=True))
 
 
-def share_out(plan: Plan) -> Shares:
+def share_out(plan: SamplingPlan) -> Shares:
     """Return what each rank gets in an epoch."""
     ranks = tuple(_share(plan, rank) for rank in range(plan.world_size))
     delivered = sum(one.delivered for one in ranks)
     return Shares(plan=plan, ranks=ranks, delivered=delivered, unique=_unique(plan, ranks, delivered))
 
 
-def _share(plan: Plan, rank: int) -> RankShare:
+def _share(plan: SamplingPlan, rank: int) -> RankShare:
     drawn = _drawn(plan, rank)
     batches, rest = divmod(drawn, plan.batch_size)
     short = bool(rest) and not plan.drop_last
@@ -105,7 +105,7 @@ def _share(plan: Plan, rank: int) -> RankShare:
     )  # fmt: skip
 
 
-def _drawn(plan: Plan, rank: int) -> int:
+def _drawn(plan: SamplingPlan, rank: int) -> int:
     if plan.sharing is Sharing.NONE:
         return plan.samples
     even, rest = divmod(plan.samples, plan.world_size)
@@ -114,13 +114,13 @@ def _drawn(plan: Plan, rank: int) -> int:
     return even if plan.sampler_drop_last else even + bool(rest)
 
 
-def _positions_beyond(plan: Plan, rank: int, drawn: int) -> int:
+def _positions_beyond(plan: SamplingPlan, rank: int, drawn: int) -> int:
     """Count the draws beyond the end of the samples. The sampler gives rank r the positions r, r + W, r + 2 W, ..."""
     inside = max(0, -(-(plan.samples - rank) // plan.world_size))
     return max(0, drawn - inside)
 
 
-def _unique(plan: Plan, ranks: tuple[RankShare, ...], delivered: int) -> int | None:
+def _unique(plan: SamplingPlan, ranks: tuple[RankShare, ...], delivered: int) -> int | None:
     """Count different samples.
 
     After equally many draws, the ranks together have the first positions of one list. Its position p holds sample p

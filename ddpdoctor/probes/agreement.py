@@ -16,7 +16,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.model.sides import grouped
-from ddpdoctor.probes.gpus import AUTO, Gpu, choose_backend, choose_devices, read_gpu
+from ddpdoctor.probes.gpus import AUTO, RankGpu, choose_backend, choose_devices, read_gpu
 from ddpdoctor.probes.member import name_member, read_member
 from ddpdoctor.probes.ranks import meet_ranks
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.model.bandwidth import Member, Settings
+    from ddpdoctor.model.bandwidth import BenchSettings, Member
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.trial import TrialSettings
     from ddpdoctor.probes.ranks import Ranks
@@ -56,7 +56,7 @@ class Proposal:
     asked: dict[str, str] = field(default_factory=dict)
     """What must be the same on all ranks, in words, by the name that the user knows."""
     backend: str = AUTO
-    gpu: Gpu | None = None
+    gpu: RankGpu | None = None
     """The GPU that it would use, or None if it has none for NCCL."""
     problem: str = ""
     """What is wrong with its command line, or "" if nothing is."""
@@ -64,7 +64,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class StartDecision:
     """Rank 0's decision for all ranks: on what they run, or why they do not."""
 
     backend: str = ""
@@ -74,7 +74,7 @@ class Verdict:
     status: int = ExitStatus.WRONG_USE
 
 
-def propose(launch: Launch, env: Mapping[str, str], settings: Settings | TrialSettings) -> Proposal:
+def propose(launch: Launch, env: Mapping[str, str], settings: BenchSettings | TrialSettings) -> Proposal:
     """Return this rank's proposal. Imports torch."""
     member = read_member(launch, env)
     return Proposal(
@@ -124,7 +124,7 @@ def run_wrong_rank(
 
 def _agree(
     conversation: Conversation, own: Proposal, world_size: int, limit_s: float, check: Callable[[str], None]
-) -> Verdict:
+) -> StartDecision:
     rank = own.member.rank
     if conversation.add(f"come/{rank}", 1) > 1:
         raise UserError(f"another process says that it is rank {rank}", help="Give each a RANK of its own.")
@@ -137,12 +137,12 @@ def _agree(
     else:
         conversation.send(f"proposal/{rank}", own)
     # Rank 0 may itself start up to limit_s later than this rank, and then waits limit_s for the slowest.
-    return conversation.agree(Verdict, "verdict", verdict, 2 * limit_s)
+    return conversation.agree(StartDecision, "verdict", verdict, 2 * limit_s)
 
 
 def judge(
     proposals: Sequence[Proposal], world_size: int, limit_s: float, check: Callable[[str], None] = lambda _: None
-) -> Verdict:
+) -> StartDecision:
     """Return what all ranks do. ``proposals`` are of the ranks that came, in rank order."""
     try:
         _check_problems(proposals, world_size)
@@ -152,8 +152,8 @@ def judge(
         backend = choose_backend(proposals[0].backend, gpus)
         check(backend)
     except UserError as error:
-        return Verdict(problem=error.message, help=error.help, status=error.status)
-    return Verdict(backend=backend, members=choose_devices([one.member for one in proposals], gpus, backend))
+        return StartDecision(problem=error.message, help=error.help, status=error.status)
+    return StartDecision(backend=backend, members=choose_devices([one.member for one in proposals], gpus, backend))
 
 
 def _check_problems(proposals: Sequence[Proposal], world_size: int) -> None:
@@ -202,7 +202,7 @@ def _side(value: str, ranks: list[int], hosts: dict[int, str]) -> str:
     return f"{value} on {rank_list(ranks)}{where}"
 
 
-def describe_settings(settings: Settings | TrialSettings) -> dict[str, str]:
+def describe_settings(settings: BenchSettings | TrialSettings) -> dict[str, str]:
     """Return each setting in words, by its option: "64 MiB", "float32,bfloat16", "no", "30 s", "not set"."""
     names = [one.name for one in fields(settings)]
     return {NAMES.get(name, f"--{name.replace('_', '-')}"): _describe(name, getattr(settings, name)) for name in names}

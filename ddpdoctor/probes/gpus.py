@@ -36,7 +36,7 @@ SHARES_SINCE = (2, 30, 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class RankGpu:
     """The GPU that a rank would use."""
 
     index: int
@@ -61,7 +61,7 @@ def lets_share(env: Mapping[str, str], version: tuple[int, ...]) -> bool:
     return version >= SHARES_SINCE and number is not None and int(number[1], 16) != 0
 
 
-def read_gpu(local_rank: int, env: Mapping[str, str]) -> Gpu | None:
+def read_gpu(local_rank: int, env: Mapping[str, str]) -> RankGpu | None:
     """Return the GPU that this rank would use with NCCL, or None if it has none."""
     with _asking_cuda() as possible:
         return _ask_for_gpu(local_rank, env) if possible else None
@@ -79,7 +79,7 @@ def _asking_cuda() -> Iterator[bool]:
         yield torch.cuda.is_available()
 
 
-def _ask_for_gpu(local_rank: int, env: Mapping[str, str]) -> Gpu | None:
+def _ask_for_gpu(local_rank: int, env: Mapping[str, str]) -> RankGpu | None:
     import torch
 
     count = torch.cuda.device_count()
@@ -88,7 +88,7 @@ def _ask_for_gpu(local_rank: int, env: Mapping[str, str]) -> Gpu | None:
     if index >= count:
         return None
     properties, host = torch.cuda.get_device_properties(index), os.uname().nodename
-    return Gpu(
+    return RankGpu(
         index=index,
         name=str(properties.name),
         uuid=str(getattr(properties, "uuid", f"{host}:{index}")),
@@ -105,7 +105,7 @@ def read_nccl_version() -> str | None:
         return ".".join(str(part) for part in torch.cuda.nccl.version()[:3]) if possible else None
 
 
-def choose_backend(asked: str, gpus: Mapping[int, Gpu | None]) -> str:
+def choose_backend(asked: str, gpus: Mapping[int, RankGpu | None]) -> str:
     """Return the user's choice, else NCCL if every rank has its own GPU, else Gloo. Raises ``UserError``."""
     if asked == AUTO:
         alone = all(count == 1 for count in count_sharers(gpus).values())
@@ -115,7 +115,7 @@ def choose_backend(asked: str, gpus: Mapping[int, Gpu | None]) -> str:
     return asked
 
 
-def choose_devices(members: Sequence[Member], gpus: Mapping[int, Gpu | None], backend: str) -> tuple[Member, ...]:
+def choose_devices(members: Sequence[Member], gpus: Mapping[int, RankGpu | None], backend: str) -> tuple[Member, ...]:
     """Return the members with the devices that they use."""
     sharers = count_sharers(gpus)
     return tuple(
@@ -126,13 +126,13 @@ def choose_devices(members: Sequence[Member], gpus: Mapping[int, Gpu | None], ba
     )
 
 
-def count_sharers(gpus: Mapping[int, Gpu | None]) -> dict[int, int]:
+def count_sharers(gpus: Mapping[int, RankGpu | None]) -> dict[int, int]:
     """Return for each rank how many ranks use its GPU, 0 for a rank without a GPU."""
     users = Counter(gpu.uuid for gpu in gpus.values() if gpu is not None)
     return {rank: 0 if gpu is None else users[gpu.uuid] for rank, gpu in gpus.items()}
 
 
-def check_nccl(gpus: Mapping[int, Gpu | None]) -> None:
+def check_nccl(gpus: Mapping[int, RankGpu | None]) -> None:
     """Raise ``UserError`` if NCCL cannot run on these GPUs, which are keyed by rank."""
     lacking = [rank for rank, gpu in gpus.items() if gpu is None]
     if lacking:
@@ -151,7 +151,7 @@ def check_nccl(gpus: Mapping[int, Gpu | None]) -> None:
         )
 
 
-def _refused(gpus: Mapping[int, Gpu | None]) -> list[int]:
+def _refused(gpus: Mapping[int, RankGpu | None]) -> list[int]:
     """Return the ranks that NCCL does not let share. Each rank checks all pairs, so all ranks need the variable."""
     known = {rank: gpu for rank, gpu in gpus.items() if gpu is not None}
     if all(gpu.may_share for gpu in known.values()):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 PREFIX = "DDPDOCTOR_"
 
 
-class Settings:
+class RecorderSettings:
     """The settings, with their defaults."""
 
     __slots__ = ("check_every",)
@@ -28,9 +28,9 @@ class Settings:
         return {PREFIX + name.upper(): str(int(v) if isinstance(v, bool) else v) for name, v in values.items()}
 
 
-def read_settings(env: Mapping[str, str]) -> Settings:
+def read_settings(env: Mapping[str, str]) -> RecorderSettings:
     """Return the settings of this rank. A setting keeps its default if its variable does not fit the type."""
-    settings = Settings()
+    settings = RecorderSettings()
     for name in settings.__slots__:
         text = env.get(PREFIX + name.upper(), "")
         kind = type(getattr(settings, name))

@@ -64,7 +64,7 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
+class FactEntry:
     """A label with one or more paragraphs."""
 
     label: str
@@ -76,10 +76,10 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class FactList:
     """A list of facts. A fact without texts is left out."""
 
-    facts: tuple[Fact, ...]
+    facts: tuple[FactEntry, ...]
     width: int = 0
     """Width of the labels including the gap, so that several lists align. 0: use the longest label."""
 
@@ -112,7 +112,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ChartLine:
     """A named line of a chart: (x, y) points, all above 0."""
 
     name: str
@@ -124,8 +124,8 @@ class Series:
     """Lines over a common x, with both axes logarithmic. The reference is a level to compare them with."""
 
     title: str
-    lines: tuple[Line, ...]
-    reference: Line | None = None
+    lines: tuple[ChartLine, ...]
+    reference: ChartLine | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class Places:
     classes: tuple[RankClass, ...]
 
 
-Block = Heading | Text | Items | Facts | Table | Series | Places
+Block = Heading | Text | Items | FactList | Table | Series | Places
 Section = tuple[Block, ...]
 """Blocks that belong together. Formats separate sections."""
 

@@ -11,7 +11,7 @@ from ddpdoctor.model.amounts import format_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.report.blocks import Line, Series
+    from ddpdoctor.report.blocks import ChartLine, Series
 
 ROWS = 9
 MAX_COLUMNS = 72
@@ -58,13 +58,13 @@ def draw_chart(series: Series, width: int) -> list[str]:
     return [title, *_legend(drawn, reference), *_frame(grid, up), _bottom(across)]
 
 
-def _draw_reference(grid: list[list[str]], reference: Line, across: _Scale, up: _Scale) -> None:
+def _draw_reference(grid: list[list[str]], reference: ChartLine, across: _Scale, up: _Scale) -> None:
     (first, height), (last, _) = reference.points[0], reference.points[-1]
     for column in range(across.place(first), across.place(last) + 1):
         grid[up.place(height)][column] = REFERENCE
 
 
-def _legend(lines: Sequence[Line], reference: Line | None) -> list[str]:
+def _legend(lines: Sequence[ChartLine], reference: ChartLine | None) -> list[str]:
     names = [f"{mark} {line.name}" for mark, line in zip(MARKS, lines, strict=False)]
     return [*names, *([f"{REFERENCE} {reference.name}"] if reference else [])]
 

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.report.blocks import Column, Table
-    from ddpdoctor.report.page import Page
+    from ddpdoctor.report.page import TextPage
 
 GAP = 2
 """Number of blanks between two columns."""
 
 
-def draw_table(table: Table, page: Page) -> list[str] | None:
+def draw_table(table: Table, page: TextPage) -> list[str] | None:
     """Return the lines of a table, headers first, or None if it is too wide and has a replacement."""
     room = None if page.width is None else page.width - table.indent
     cleaned = [

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.rank_words import count_of, format_numbers
-from ddpdoctor.report.blocks import Content, Fact, Facts, items
+from ddpdoctor.report.blocks import Content, FactEntry, FactList, items
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, count_findings
 
@@ -58,13 +58,13 @@ def _read_section(about: dict[str, Any]) -> Section:
     problems = [str(one) for one in about.get("not_read") or ()]
     unknown = _number(about, "unknown_files")
     facts = (
-        Fact(label="read", texts=(", ".join(map(str, about.get("formats") or ())),)),
-        Fact(label="ranks", texts=(ranks,)),
-        Fact(label="run", texts=(str(about.get("run")),) if _number(about, "runs") > 1 else ()),
-        Fact(label="skipped", texts=tuple(problems[:MOST_PROBLEMS])),
-        Fact(label="unknown", texts=(count_of(unknown, "file"),) if unknown else ()),
+        FactEntry(label="read", texts=(", ".join(map(str, about.get("formats") or ())),)),
+        FactEntry(label="ranks", texts=(ranks,)),
+        FactEntry(label="run", texts=(str(about.get("run")),) if _number(about, "runs") > 1 else ()),
+        FactEntry(label="skipped", texts=tuple(problems[:MOST_PROBLEMS])),
+        FactEntry(label="unknown", texts=(count_of(unknown, "file"),) if unknown else ()),
     )
-    return (Facts(facts=facts, width=LABEL_WIDTH),)
+    return (FactList(facts=facts, width=LABEL_WIDTH),)
 
 
 def _notes(about: dict[str, Any]) -> tuple[Section, ...]:
@@ -77,8 +77,8 @@ def _lacking(about: dict[str, Any]) -> tuple[Section, ...]:
     if not about.get("unclear"):
         return ()
     steps = tuple(str(step) for step in about.get("collect") or ())
-    facts = (Fact(label="unclear", texts=(str(about["unclear"]),)), Fact(label="to do", texts=steps))
-    return ((Facts(facts=facts, width=LABEL_WIDTH),),)
+    facts = (FactEntry(label="unclear", texts=(str(about["unclear"]),)), FactEntry(label="to do", texts=steps))
+    return ((FactList(facts=facts, width=LABEL_WIDTH),),)
 
 
 def _number(about: dict[str, Any], name: str) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.rank_words import count_of
-from ddpdoctor.report.blocks import Fact, Facts, Heading, Tone
+from ddpdoctor.report.blocks import FactEntry, FactList, Heading, Tone
 from ddpdoctor.report.names import format_hosts, merge_places, title_of
 
 if TYPE_CHECKING:
@@ -66,20 +66,20 @@ def verdict_section(verdict: Finding) -> Section:
     return (Heading(text=title, tone=TONES[verdict.severity]), _facts(verdict, "wrong", more, explain=True))
 
 
-def _facts(finding: Finding, label: str, more_places: tuple[str, ...], *, explain: bool) -> Facts:
+def _facts(finding: Finding, label: str, more_places: tuple[str, ...], *, explain: bool) -> FactList:
     # A command with inserted line breaks could not be pasted, so the terminal wraps it.
     is_command = COMMAND.match(finding.fix) is not None
     facts = (
-        Fact(label=label, texts=(finding.summary,)),
-        Fact(label="where", texts=(*merge_places(finding.where), *more_places)),
-        Fact(label="seen", texts=finding.evidence),
-        Fact(label="to do", texts=(finding.fix,) if finding.fix else (), whole=is_command),
-        Fact(label="more", texts=(f"ddpdoctor explain {finding.code}",) if explain else ()),
+        FactEntry(label=label, texts=(finding.summary,)),
+        FactEntry(label="where", texts=(*merge_places(finding.where), *more_places)),
+        FactEntry(label="seen", texts=finding.evidence),
+        FactEntry(label="to do", texts=(finding.fix,) if finding.fix else (), whole=is_command),
+        FactEntry(label="more", texts=(f"ddpdoctor explain {finding.code}",) if explain else ()),
     )
-    return Facts(facts=facts, width=LABEL_WIDTH)
+    return FactList(facts=facts, width=LABEL_WIDTH)
 
 
-def findings_in_short(findings: Iterable[Finding]) -> Facts:
+def findings_in_short(findings: Iterable[Finding]) -> FactList:
     """Return each finding in one line. Errors and warnings also say where and what to do."""
     facts = []
     for finding in findings:
@@ -87,8 +87,8 @@ def findings_in_short(findings: Iterable[Finding]) -> Facts:
         fix = [f"to do: {finding.fix}"] if finding.fix else []
         more = [] if finding.severity is Severity.INFO else [*places, *fix]
         texts = (f"{title_of(finding)}: {finding.summary}", *more)
-        facts.append(Fact(label=finding.severity.value, texts=texts, tone=TONES[finding.severity]))
-    return Facts(facts=tuple(facts), width=LABEL_WIDTH)
+        facts.append(FactEntry(label=finding.severity.value, texts=texts, tone=TONES[finding.severity]))
+    return FactList(facts=tuple(facts), width=LABEL_WIDTH)
 
 
 def name_check(check: Check) -> str:

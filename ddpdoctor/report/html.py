@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from ddpdoctor.report.blocks import Facts, Heading, Items, Places, Series, Table, Text
+from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Series, Table, Text
 from ddpdoctor.report.classes import PLACE_HEADS, place_rows
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import CHECK_HEADS, check_rows, headline
@@ -66,7 +66,7 @@ def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
             return f"<p>{_text(block.text)}</p>"
         case Items():
             return _list([item.text if not item.fix else f"{item.text}: {item.fix}" for item in block.items])
-        case Facts():
+        case FactList():
             return _write_facts(block)
         case Table():
             return _write_table(block)
@@ -76,7 +76,7 @@ def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
             return ""  # in the picture
 
 
-def _write_facts(block: Facts) -> str:
+def _write_facts(block: FactList) -> str:
     rows = [
         f"<dt>{_text(fact.label)}</dt>" + "".join(f"<dd>{_text(text)}</dd>" for text in fact.texts)
         for fact in block.facts

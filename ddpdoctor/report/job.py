@@ -9,7 +9,7 @@ from ddpdoctor.model.consistency import Consistency, StreamClock, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Attempt, Outcome, Severity, as_earlier
 from ddpdoctor.model.rank_words import count_of
-from ddpdoctor.report.blocks import Content, Fact, Facts, Heading, Text
+from ddpdoctor.report.blocks import Content, FactEntry, FactList, Heading, Text
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES
 from ddpdoctor.report.names import merge_places, title_of
@@ -100,11 +100,11 @@ def _verdict_section(verdict: Finding | None) -> Section:
     if verdict is None:
         return (Text(text="no cause found", indent=2),)
     facts = (
-        Fact(label="wrong", texts=(verdict.summary,)),
-        Fact(label="where", texts=merge_places(verdict.where)),
+        FactEntry(label="wrong", texts=(verdict.summary,)),
+        FactEntry(label="where", texts=merge_places(verdict.where)),
     )
     title = Text(text=title_of(verdict, hosts=False), tone=TONES[verdict.severity], indent=2)
-    return (title, Facts(facts=facts, width=LABEL_WIDTH))
+    return (title, FactList(facts=facts, width=LABEL_WIDTH))
 
 
 def replica_words(report: Report) -> str | None:

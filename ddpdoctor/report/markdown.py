@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ddpdoctor.report.blocks import Facts, Heading, Items, Places, Series, Table, Text
+from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Series, Table, Text
 from ddpdoctor.report.classes import PLACE_HEADS, place_rows
 from ddpdoctor.report.columns import fit_columns
 from ddpdoctor.report.contents import read_content
@@ -48,7 +48,7 @@ def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
             return _inline(block.text)
         case Items():
             return "\n".join(_write_item(item.text, [item.fix] if item.fix else []) for item in block.items)
-        case Facts():
+        case FactList():
             facts = [fact for fact in block.facts if fact.texts]
             return "\n".join(_write_item(f"{fact.label}: {fact.texts[0]}", fact.texts[1:]) for fact in facts)
         case Table():

@@ -29,7 +29,7 @@ STYLES = {
 
 
 @dataclass(kw_only=True)
-class Page:
+class TextPage:
     """The lines so far. Each is plain text with one style for its first characters."""
 
     width: int | None
@@ -61,7 +61,7 @@ def width_of(text: str) -> int:
     return cell_len(text)
 
 
-def draw(page: Page, *, color: bool) -> str:
+def draw(page: TextPage, *, color: bool) -> str:
     """Let Rich add only colors: no wrapping, no markup, no highlighting."""
     console = Console(
         file=io.StringIO(),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.data import Pass, RankPass
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.sharing import Plan, RankShare
+    from ddpdoctor.model.sharing import RankShare, SamplingPlan
     from ddpdoctor.report.blocks import Content
 
 SHARES_HEAD = ("ranks", "samples", "repeated", "batches", "last batch", "left out")
@@ -53,7 +53,7 @@ def drawn_content(report: Report) -> Content:
     )
 
 
-def _describe_plan(plan: Plan) -> str:
+def _describe_plan(plan: SamplingPlan) -> str:
     flags = [
         *(["sampler drop_last=True"] if plan.sampler_drop_last else []),
         *(["drop_last=True"] if plan.drop_last else []),

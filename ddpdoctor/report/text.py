@@ -23,7 +23,7 @@ from ddpdoctor.report.findings import (
     name_check,
     verdict_section,
 )
-from ddpdoctor.report.page import Page, draw
+from ddpdoctor.report.page import TextPage, draw
 from ddpdoctor.report.text_blocks import add_sections
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def render_text(
     Paths below ``cwd`` are shown relative to it. Raises ``UserError`` if the report is damaged.
     """
     content = read_content(report)
-    page = Page(width=width, cwd=cwd)
+    page = TextPage(width=width, cwd=cwd)
     if content.ends_with_verdict:
         _add_job(page, report, content, run_dir)
     else:
@@ -59,7 +59,7 @@ def render_text(
     return draw(page, color=color)
 
 
-def _add_job(page: Page, report: Report, content: Content, run_dir: Path | None) -> None:
+def _add_job(page: TextPage, report: Report, content: Content, run_dir: Path | None) -> None:
     """Add a report whose verdict comes last, so that it stays visible on the screen."""
     if report.verdict is not None:
         _add_status(page, content, "", run_dir)
@@ -75,7 +75,7 @@ def _add_job(page: Page, report: Report, content: Content, run_dir: Path | None)
         _add_status(page, content, "", run_dir)
 
 
-def _add_checkup(page: Page, report: Report, content: Content, run_dir: Path | None, *, verbose: bool) -> None:
+def _add_checkup(page: TextPage, report: Report, content: Content, run_dir: Path | None, *, verbose: bool) -> None:
     """Add a report with its findings, the worst last, followed by the status."""
     add_sections(page, (*content.about, *content.sections))
     if verbose:
@@ -91,7 +91,7 @@ def _add_checkup(page: Page, report: Report, content: Content, run_dir: Path | N
     _add_status(page, content, f"; checks: {count_checks(report)}{details}" if content.is_checklist else "", run_dir)
 
 
-def _add_status(page: Page, content: Content, counts: str, run_dir: Path | None) -> None:
+def _add_status(page: TextPage, content: Content, counts: str, run_dir: Path | None) -> None:
     page.gap()
     where = "" if run_dir is None else f"; report in {run_dir}"
     page.add(f"ddpdoctor: {content.status}{counts}{where}")
@@ -99,7 +99,7 @@ def _add_status(page: Page, content: Content, counts: str, run_dir: Path | None)
         page.add(remark, first="  ")
 
 
-def _add_groups(page: Page, report: Report) -> None:
+def _add_groups(page: TextPage, report: Report) -> None:
     """Add every check and what it found, by group."""
     groups = grouped((check.group, check) for check in report.checks)
     width = max((len(check.id) for check in report.checks), default=0)
@@ -112,7 +112,7 @@ def _add_groups(page: Page, report: Report) -> None:
             page.add(check_words(check), first=head, tone=tone, styled=2 + len(word))
 
 
-def _add_unknown(page: Page, checks: Sequence[Check]) -> None:
+def _add_unknown(page: TextPage, checks: Sequence[Check]) -> None:
     """Add the checks without an answer. They must not read like "passed"."""
     unknown = [check for check in checks if check.outcome in UNKNOWN]
     if unknown:
@@ -125,7 +125,7 @@ def _add_unknown(page: Page, checks: Sequence[Check]) -> None:
         _add_skipped(page, checks)
 
 
-def _add_skipped(page: Page, checks: Sequence[Check]) -> None:
+def _add_skipped(page: TextPage, checks: Sequence[Check]) -> None:
     """Add the reasons for skipped checks. Called only if all checks were skipped."""
     reasons = Counter(check.reason for check in checks)
     for reason, times in reasons.most_common(MAX_REASONS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.report.blocks import Facts, Heading, Items, Places, Series, Table, Text, Tone
+from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Series, Table, Text, Tone
 from ddpdoctor.report.chart import draw_chart
 from ddpdoctor.report.columns import draw_table
 from ddpdoctor.report.names import format_ranks
@@ -13,8 +13,8 @@ from ddpdoctor.report.page import width_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.report.blocks import Block, Fact, RankClass, Section
-    from ddpdoctor.report.page import Page
+    from ddpdoctor.report.blocks import Block, FactEntry, RankClass, Section
+    from ddpdoctor.report.page import TextPage
 
 MAX_CLASSES = 40
 """More rows than this do not help on a screen. The report file has all of them."""
@@ -22,7 +22,7 @@ MAX_RANKS_WIDTH = 28
 """A longer list of ranks gets its own lines."""
 
 
-def add_sections(page: Page, sections: Iterable[Section]) -> None:
+def add_sections(page: TextPage, sections: Iterable[Section]) -> None:
     """Add sections, each separated from the previous one."""
     for section in sections:
         before = len(page.lines)
@@ -33,7 +33,7 @@ def add_sections(page: Page, sections: Iterable[Section]) -> None:
             del page.lines[before:]
 
 
-def add_blocks(page: Page, blocks: Iterable[Block]) -> None:
+def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:
     """Add blocks one below the other."""
     for block in blocks:
         match block:
@@ -43,7 +43,7 @@ def add_blocks(page: Page, blocks: Iterable[Block]) -> None:
                 page.add(block.text, first=" " * block.indent, tone=block.tone)
             case Items():
                 _add_items(page, block)
-            case Facts():
+            case FactList():
                 _add_facts(page, block)
             case Table():
                 _add_table(page, block)
@@ -53,26 +53,26 @@ def add_blocks(page: Page, blocks: Iterable[Block]) -> None:
                 _add_places(page, block)
 
 
-def _add_items(page: Page, block: Items) -> None:
+def _add_items(page: TextPage, block: Items) -> None:
     for item in block.items:
         page.add(item.text, first=block.mark)
         if item.fix:
             page.add(item.fix, first=f"{' ' * len(block.mark)}to do: ", whole=True)
 
 
-def _add_facts(page: Page, block: Facts) -> None:
+def _add_facts(page: TextPage, block: FactList) -> None:
     width = block.width or max((width_of(fact.label) for fact in block.facts), default=0) + 2
     for fact in block.facts:
         _add_fact(page, fact, f"  {fact.label.ljust(width)}")
 
 
-def _add_fact(page: Page, fact: Fact, head: str) -> None:
+def _add_fact(page: TextPage, fact: FactEntry, head: str) -> None:
     for number, text in enumerate(fact.texts):
         first, tone = (" " * len(head), Tone.PLAIN) if number else (head, fact.tone)
         page.add(text, first=first, tone=tone, styled=len(head), whole=fact.whole)
 
 
-def _add_table(page: Page, table: Table) -> None:
+def _add_table(page: TextPage, table: Table) -> None:
     lines = draw_table(table, page)
     if lines is None:
         add_blocks(page, table.instead)
@@ -84,13 +84,13 @@ def _add_table(page: Page, table: Table) -> None:
         page.add(line, first="  ")
 
 
-def _add_series(page: Page, block: Series) -> None:
+def _add_series(page: TextPage, block: Series) -> None:
     """Draw curves only on a terminal, because nobody looks at them in a pipe."""
     for line in draw_chart(block, page.width) if page.width is not None else ():
         page.add(line, whole=True)
 
 
-def _add_places(page: Page, block: Places) -> None:
+def _add_places(page: TextPage, block: Places) -> None:
     """Add ranks, one row per place. ">" marks the ranks that the verdict blames."""
     shown = block.classes[:MAX_CLASSES]
     names = [_name(page, one) for one in shown]
@@ -102,12 +102,12 @@ def _add_places(page: Page, block: Places) -> None:
         page.add(f"and {len(block.classes) - len(shown)} more rows in report.json", first="  ")
 
 
-def _name(page: Page, one: RankClass) -> str:
+def _name(page: TextPage, one: RankClass) -> str:
     ranks = format_ranks(one.ranks)
     return f"{ranks} on {page.clean(one.host)}" if one.host else ranks
 
 
-def _add_class(page: Page, one: RankClass, name: str, state_width: int) -> None:
+def _add_class(page: TextPage, one: RankClass, name: str, state_width: int) -> None:
     mark, tone = ("> ", Tone.STRONG) if one.blamed else ("  ", Tone.PLAIN)
     state = page.clean(one.state)
     padding = " " * (state_width - width_of(state))

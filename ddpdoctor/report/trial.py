@@ -9,7 +9,7 @@ from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.trial import Trial
-from ddpdoctor.report.blocks import Column, Content, Fact, Facts, Heading, Table, Text, Tone, items
+from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, Heading, Table, Text, Tone, items
 from ddpdoctor.report.findings import count_findings
 from ddpdoctor.report.names import format_ranks
 
@@ -89,9 +89,9 @@ def _compared_sections(trial: Trial) -> tuple[Section, ...]:
     if trial.consistency is None:
         return ()
     facts = tuple(
-        Fact(label=name, texts=(text,), tone=Tone.PLAIN) for name, text in _compared(trial.consistency.streams)
+        FactEntry(label=name, texts=(text,), tone=Tone.PLAIN) for name, text in _compared(trial.consistency.streams)
     )
-    return ((Heading(text=f"after each of {count_of(trial.settings.steps, 'step')}"), Facts(facts=facts)),)
+    return ((Heading(text=f"after each of {count_of(trial.settings.steps, 'step')}"), FactList(facts=facts)),)
 
 
 def _reference_sections(trial: Trial) -> tuple[Section, ...]:

@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Check, Finding, Judgment, Outcome, Severity
 from ddpdoctor.model.node import Fleet, Node
 from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.rules.answers import Answer
-from ddpdoctor.rules.registry import Group, find_rule
+from ddpdoctor.rules.registry import CheckGroup, find_rule
 from ddpdoctor.rules.verdict import order_findings
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ them."""
 
 WORST_FIRST = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PASSED, Outcome.SKIPPED)
 """If a rule has several answers, the check's outcome is the first of these."""
-_GROUPS = [group.value for group in Group]
+_GROUPS = [group.value for group in CheckGroup]
 
 
 def judge(rules: Iterable[Rule], facts: Facts) -> Judgment:

@@ -9,7 +9,7 @@ MARKS = "^="
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ListEntry:
     """One entry of the list: ``NAME[:PORT[:RAIL[:PLANE]]]``."""
 
     name: str
@@ -28,14 +28,14 @@ class NcclList:
     """The value begins with ^: all but these."""
     exact: bool
     """The value has =, after any ^: whole names, not beginnings."""
-    entries: tuple[Entry, ...]
+    entries: tuple[ListEntry, ...]
 
     def takes(self, name: str, port: int | None = None) -> bool:
         """Say whether NCCL would use this interface or port if it were up. An empty list means every name."""
         listed = not self.entries or any(self.matches(entry, name, port) for entry in self.entries)
         return listed is not self.exclude
 
-    def matches(self, entry: Entry, name: str, port: int | None = None) -> bool:
+    def matches(self, entry: ListEntry, name: str, port: int | None = None) -> bool:
         """Say whether an entry matches, by the whole name or by its beginning. An interface has no port."""
         same = name == entry.name if self.exact else name.startswith(entry.name)
         return same and (port is None or entry.port in {None, port})
@@ -57,9 +57,9 @@ def parse_nccl_list(text: str) -> NcclList:
     return NcclList(exclude=text.startswith("^"), exact=rest.startswith("="), entries=entries)
 
 
-def _parse_entry(text: str) -> Entry:
+def _parse_entry(text: str) -> ListEntry:
     """Read the port as C's atoi does: leading digits, else 0; an empty field means all ports."""
     name, _, more = text.partition(":")
     port = more.partition(":")[0]
     digits = re.match(r"\s*(\d+)", port)
-    return Entry(name=name, port=(int(digits[1]) if digits else 0) if port else None)
+    return ListEntry(name=name, port=(int(digits[1]) if digits else 0) if port else None)

@@ -28,7 +28,7 @@ SUBJECTS = frozenset({
 """What a rule can be asked about: the type of its argument. CONTRIBUTING.md says which family has which."""
 
 
-class Group(str, Enum):
+class CheckGroup(str, Enum):
     """The groups, in the order in which `check-env` shows its checks."""
 
     VERSIONS = "versions"
@@ -75,7 +75,7 @@ def rule(  # noqa: PLR0913 - all properties of a rule, each under its name
     summary: str,
     *,
     after: tuple[str, ...] = (),
-    group: Group | None = None,
+    group: CheckGroup | None = None,
     needs: tuple[str, ...] = (),
     reads: str = "",
 ) -> Callable[[Check], Check]:

@@ -62,7 +62,7 @@ _WITH_UNIT = re.compile(r"\s*(\d+)\s*([KMG])(?:i?B)?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrongValue:
+class ValueFlaw:
     """Why a value is wrong."""
 
     what: str
@@ -74,7 +74,7 @@ class WrongValue:
     sure: bool = True
 
 
-def check_value(variable: Variable, value: str) -> WrongValue | None:
+def check_value(variable: Variable, value: str) -> ValueFlaw | None:
     """Return what is wrong with the value of a variable, or None. An empty value is wrong only for torch."""
     kind, _, rest = variable.type.partition(":")
     if value and value == variable.default:
@@ -103,23 +103,23 @@ def _reader(variable: Variable) -> str:
     return READERS.get(variable.component, "its reader")
 
 
-def _check_ends(value: str) -> WrongValue | None:
+def _check_ends(value: str) -> ValueFlaw | None:
     """Find what a shell would have removed, but a settings file or `docker --env-file` does not."""
     if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
-        return WrongValue(what="the quotation marks are part of the value", instead=value[1:-1])
+        return ValueFlaw(what="the quotation marks are part of the value", instead=value[1:-1])
     text, comment, _ = value.partition(" #")
     if comment:
-        return WrongValue(what="the comment is part of the value", instead=text.strip())
+        return ValueFlaw(what="the comment is part of the value", instead=text.strip())
     if value != value.strip():
-        return WrongValue(what="the white space at its end is part of the value", instead=value.strip())
+        return ValueFlaw(what="the white space at its end is part of the value", instead=value.strip())
     return None
 
 
-def _check_number(variable: Variable, value: str, limits: str) -> WrongValue | None:
+def _check_number(variable: Variable, value: str, limits: str) -> ValueFlaw | None:
     found = _NUMBER.match(value)
     number = read_number(value)
     if found is None or not _is_end(value[found.end() :]):
-        return WrongValue(
+        return ValueFlaw(
             what=f"{_reader(variable)} takes a whole number, and reads this as {_reading(variable, found, number)}",
             instead=_meant_number(value),
         )
@@ -146,16 +146,16 @@ def _meant_number(value: str) -> str:
     return str(int(unit[1]) * UNITS[unit[2].upper()]) if unit else ""
 
 
-def _check_range(variable: Variable, number: int, limits: str) -> WrongValue | None:
+def _check_range(variable: Variable, number: int, limits: str) -> ValueFlaw | None:
     low, _, high = limits.partition("..")
     if (not low or number >= int(low)) and (not high or number <= int(high)):
         return None
     span = f"{low} to {high}" if high else f"{low} or more"
     span = "0 or 1" if limits == "0..1" else span
-    return WrongValue(what=f"{_reader(variable)} takes {span}", sure=False)
+    return ValueFlaw(what=f"{_reader(variable)} takes {span}", sure=False)
 
 
-def _check_torch_bool(variable: Variable, value: str, _: str) -> WrongValue | None:
+def _check_torch_bool(variable: Variable, value: str, _: str) -> ValueFlaw | None:
     word = value.lower()
     if word in TRUE_WORDS | FALSE_WORDS:
         return None
@@ -163,63 +163,63 @@ def _check_torch_bool(variable: Variable, value: str, _: str) -> WrongValue | No
     return _refused(variable, "takes 1 or 0, true or false, yes or no", meant)
 
 
-def _check_torch_int(variable: Variable, value: str, limits: str) -> WrongValue | None:
+def _check_torch_int(variable: Variable, value: str, limits: str) -> ValueFlaw | None:
     found = re.match(r"\s*[+-]?\d+", value)
     if found is None:
         return _refused(variable, "takes a whole number", _meant_number(value))
     return _check_range(variable, int(found[0]), limits)
 
 
-def _refused(variable: Variable, takes: str, meant: str) -> WrongValue:
+def _refused(variable: Variable, takes: str, meant: str) -> ValueFlaw:
     text = f'torch {takes}, and stops with "Invalid value for environment variable: {variable.name}"'
-    return WrongValue(what=text, instead=meant, stops=True)
+    return ValueFlaw(what=text, instead=meant, stops=True)
 
 
-def _check_zero_one(_variable: Variable, value: str, _: str) -> WrongValue | None:
+def _check_zero_one(_variable: Variable, value: str, _: str) -> ValueFlaw | None:
     if value in {"0", "1"}:
         return None
-    return WrongValue(what="torch takes 0 or 1 here, and passes over anything else", instead=_meant_number(value))
+    return ValueFlaw(what="torch takes 0 or 1 here, and passes over anything else", instead=_meant_number(value))
 
 
-def _check_one(variable: Variable, value: str, _: str) -> WrongValue | None:
+def _check_one(variable: Variable, value: str, _: str) -> ValueFlaw | None:
     if value == "1" or value.strip().lower() not in ON_WORDS:
         return None
-    return WrongValue(what=f"{_reader(variable)} takes 1 alone for on, and this for off", instead="1")
+    return ValueFlaw(what=f"{_reader(variable)} takes 1 alone for on, and this for off", instead="1")
 
 
-def _check_python_int(variable: Variable, value: str, limits: str) -> WrongValue | None:
+def _check_python_int(variable: Variable, value: str, limits: str) -> ValueFlaw | None:
     try:
         number = int(value)
     except ValueError:
         what = f"{_reader(variable)} takes a whole number, and stops with a ValueError"
-        return WrongValue(what=what, instead=_meant_number(value), stops=True)
+        return ValueFlaw(what=what, instead=_meant_number(value), stops=True)
     return _check_range(variable, number, limits)
 
 
-def _check_threads(variable: Variable, value: str, _: str) -> WrongValue | None:
+def _check_threads(variable: Variable, value: str, _: str) -> ValueFlaw | None:
     parts = [part.strip() for part in value.split(",")]
     if all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
         return None
-    return WrongValue(what=f"{_reader(variable)} takes a number from 1, and uses all CPUs otherwise")
+    return ValueFlaw(what=f"{_reader(variable)} takes a number from 1, and uses all CPUs otherwise")
 
 
-def _check_words(variable: Variable, value: str, words: str) -> WrongValue | None:
+def _check_words(variable: Variable, value: str, words: str) -> ValueFlaw | None:
     same = value.strip().upper() in words.upper().split("|")
     return None if same else _no_such_word(variable, value, words.split("|"))
 
 
-def _check_exact(variable: Variable, value: str, words: str) -> WrongValue | None:
+def _check_exact(variable: Variable, value: str, words: str) -> ValueFlaw | None:
     return None if value in words.split("|") else _no_such_word(variable, value, words.split("|"))
 
 
-def _check_level(variable: Variable, value: str, words: str) -> WrongValue | None:
+def _check_level(variable: Variable, value: str, words: str) -> ValueFlaw | None:
     return None if value[:1].isdecimal() else _check_exact(variable, value, words)
 
 
-def _no_such_word(variable: Variable, value: str, known: list[str]) -> WrongValue:
+def _no_such_word(variable: Variable, value: str, known: list[str]) -> ValueFlaw:
     reader = _reader(variable)
     otherwise = OTHERWISE.get(variable.name, "any other word is passed over")
-    return WrongValue(
+    return ValueFlaw(
         what=f"{reader} takes {', '.join(known[:-1])} or {known[-1]}; {otherwise}",
         instead=_meant_word(value, known),
         stops=variable.name in STOPPING,
@@ -234,13 +234,13 @@ def _meant_word(value: str, known: list[str]) -> str:
     return same[0] if same else (find_meant(word.upper(), known) or "")
 
 
-def _check_elements(variable: Variable, value: str, words: str) -> WrongValue | None:
+def _check_elements(variable: Variable, value: str, words: str) -> ValueFlaw | None:
     known = words.split("|")
     plain = {_plain(word) for word in known}
     wrong = [word for word in value.strip().removeprefix("^").split(",") if word and _plain(word) not in plain]
     if not wrong:
         return None
-    return WrongValue(what=f"{_reader(variable)} knows no {wrong[0]}: it takes {', '.join(known)}", sure=False)
+    return ValueFlaw(what=f"{_reader(variable)} knows no {wrong[0]}: it takes {', '.join(known)}", sure=False)
 
 
 def _plain(word: str) -> str:
@@ -248,54 +248,54 @@ def _plain(word: str) -> str:
     return word.strip().upper().replace("_", "")
 
 
-def _check_per_collective(variable: Variable, value: str, words: str) -> WrongValue | None:
+def _check_per_collective(variable: Variable, value: str, words: str) -> ValueFlaw | None:
     for part in value.strip().split(";"):
         collective, colon, elements = part.rpartition(":")
         if colon and _plain(collective) not in {_plain(name) for name in COLLECTIVES}:
-            return WrongValue(what=f"NCCL knows no collective {collective.strip()}", sure=False)
+            return ValueFlaw(what=f"NCCL knows no collective {collective.strip()}", sure=False)
         wrong = _check_elements(variable, elements, words)
         if wrong is not None:
             return wrong
     return None
 
 
-def _check_debug_level(_variable: Variable, value: str, _: str) -> WrongValue | None:
+def _check_debug_level(_variable: Variable, value: str, _: str) -> ValueFlaw | None:
     known = ["OFF", "INFO", "DETAIL"]
     if value.upper() in known:
         return None
     text = 'torch stops with "The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL" when it is imported'
-    return WrongValue(what=text, instead=_meant_word(value, known), stops=True)
+    return ValueFlaw(what=text, instead=_meant_word(value, known), stops=True)
 
 
-def _check_path(_variable: Variable, value: str, _: str) -> WrongValue | None:
+def _check_path(_variable: Variable, value: str, _: str) -> ValueFlaw | None:
     if not value.startswith("~"):
         return None
-    return WrongValue(what='"~" is not expanded: this is a folder of that very name')
+    return ValueFlaw(what='"~" is not expanded: this is a folder of that very name')
 
 
-def _check_port(variable: Variable, value: str, _: str) -> WrongValue | None:
+def _check_port(variable: Variable, value: str, _: str) -> ValueFlaw | None:
     text = value.strip()
     if text.isascii() and text.isdecimal() and 0 < int(text) < 2**16:
         return None
-    return WrongValue(what=f"{_reader(variable)} takes a port from 1 to 65535")
+    return ValueFlaw(what=f"{_reader(variable)} takes a port from 1 to 65535")
 
 
-def _check_host_port(variable: Variable, value: str, _: str) -> WrongValue | None:
+def _check_host_port(variable: Variable, value: str, _: str) -> ValueFlaw | None:
     _, colon, port = value.rpartition(":")
     if colon:
         return _check_port(variable, port, "")
-    return WrongValue(what=f"{_reader(variable)} takes host:port, or [address]:port for IPv6")
+    return ValueFlaw(what=f"{_reader(variable)} takes host:port, or [address]:port for IPv6")
 
 
-def _check_cidr(variable: Variable, value: str, _: str) -> WrongValue | None:
+def _check_cidr(variable: Variable, value: str, _: str) -> ValueFlaw | None:
     try:
         ipaddress.ip_network(value.strip(), strict=False)
     except ValueError:
-        return WrongValue(what=f"{_reader(variable)} takes a range of addresses, such as 10.0.0.0/8")
+        return ValueFlaw(what=f"{_reader(variable)} takes a range of addresses, such as 10.0.0.0/8")
     return None
 
 
-_CHECKS: dict[str, Callable[[Variable, str, str], WrongValue | None]] = {
+_CHECKS: dict[str, Callable[[Variable, str, str], ValueFlaw | None]] = {
     "number": _check_number,
     "torch-bool": _check_torch_bool,
     "torch-int": _check_torch_int,

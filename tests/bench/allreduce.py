@@ -110,11 +110,11 @@ def run_rank(rank, sizes, store):
     import torch.distributed as dist
 
     from ddpdoctor.model.amounts import format_size
-    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.group import RankGroup
     from ddpdoctor.probes.bandwidth.tracker import Tracker
 
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    group = Group(None, tuple(range(RANKS)), torch.device("cpu"), "gloo", Tracker())
+    group = RankGroup(None, tuple(range(RANKS)), torch.device("cpu"), "gloo", Tracker())
     for mode in ("latency", "throughput"):
         for size in sizes:
             pairs, calls = compare(group, mode, size)

@@ -83,10 +83,10 @@ def _write_reports(folder):
 
 
 def test_readable_defaults_are_those_of_the_settings():
-    from ddpdoctor.model.bandwidth import Settings
+    from ddpdoctor.model.bandwidth import BenchSettings
 
     declared = {one.field: one for one in declared_by(Options)}
-    shared = [name for name in Settings.__slots__ if name in declared and name != "backend"]
+    shared = [name for name in BenchSettings.__slots__ if name in declared and name != "backend"]
     defaults = {name: declared[name].default for name in shared}
     readable = {name: declared[name].parse(text) if isinstance(text, str) else text for name, text in defaults.items()}
-    assert readable == {name: getattr(Settings(), name) for name in shared}
+    assert readable == {name: getattr(BenchSettings(), name) for name in shared}

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from ddpdoctor.model.codec import decode, encode
-from ddpdoctor.model.consistency import Consistency, Difference, Split, Stream, StreamClock, TensorRow, What
+from ddpdoctor.model.consistency import Consistency, Difference, Stream, StreamClock, TensorRow, TensorSplit, What
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import (
     Check,
@@ -96,7 +96,7 @@ def test_what_is_written_fits_the_schema_and_reads_back_the_same(validator, repo
 
 def test_what_was_found_of_replicas_fits_the_schema(validator):
     row = TensorRow(what=What.STATE, name="w", part="exp_avg", shape=(2, 3), dtype="float32")
-    split = Split(row=row, sides=((0, 2), (1,)), absent_on=(1,))
+    split = TensorSplit(row=row, sides=((0, 2), (1,)), absent_on=(1,))
     difference = Difference(what=What.STATE, number=2, last_equal=None, splits=(split,), differing=1, of=4)
     compared = Stream(
         clock=StreamClock.SYNC, group="0", model=1, optimizer=0, ranks=(0, 1, 2), compared=2, last_number=2,

@@ -57,7 +57,7 @@ def open_source(path: Path, rows_read: RowsRead) -> OpenFile:
     return source
 
 
-class Column:
+class RankColumn:
     """The records of one rank in one stream, in the order of writing."""
 
     def __init__(self, writer: Writer) -> None:

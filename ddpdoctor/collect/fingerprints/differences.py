@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.consistency import Split, TensorRow, What
+from ddpdoctor.model.consistency import TensorRow, TensorSplit, What
 from ddpdoctor.model.sides import group_alike
 from ddpdoctor.recorder.storage import fingerprint_layout
 
@@ -54,7 +54,7 @@ def are_equal(seen: Mapping[int, Written], what: What) -> bool:
     return all(one.fingerprints[run] == first.fingerprints[run] for run in runs for one in others)
 
 
-def find_splits(seen: Mapping[int, Written], what: What, most: int) -> tuple[tuple[Split, ...], int, int]:
+def find_splits(seen: Mapping[int, Written], what: What, most: int) -> tuple[tuple[TensorSplit, ...], int, int]:
     """Return the first ``most`` differing tensors of a kind, how many differ, and how many exist on any rank."""
     found = list(_differing(seen, what))
     present = sum(any(tokens.values()) for _, tokens in _tokens(seen, what))
@@ -90,6 +90,6 @@ def _token(fingerprints: bytes, kind: KindRows | None, name: Name) -> Token:
     return None if contents == fingerprint_layout.ABSENT else (contents, row.shape, row.dtype)
 
 
-def _split(row: TensorRow, tokens: Mapping[int, Token]) -> Split:
+def _split(row: TensorRow, tokens: Mapping[int, Token]) -> TensorSplit:
     sides = group_alike(tokens)
-    return Split(row=row, sides=tuple(ranks for _, ranks in sides), absent_on=dict(sides).get(None, ()))
+    return TensorSplit(row=row, sides=tuple(ranks for _, ranks in sides), absent_on=dict(sides).get(None, ()))

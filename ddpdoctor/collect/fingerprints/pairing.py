@@ -9,7 +9,7 @@ from ddpdoctor.collect.fingerprints.streams import StreamSeen
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.collect.fingerprints.columns import Column
+    from ddpdoctor.collect.fingerprints.columns import RankColumn
     from ddpdoctor.collect.fingerprints.differences import Written
     from ddpdoctor.collect.fingerprints.index import NodeIndex
     from ddpdoctor.model.consistency import Stream
@@ -28,7 +28,7 @@ class Paired:
         self.key = key
         self._index = index
         self.seen = StreamSeen(key)
-        self.columns: dict[int, Column] = {}
+        self.columns: dict[int, RankColumn] = {}
         self._pending: dict[int, dict[int, Written]] = {}
         self._settled = -1
         self._left: set[int] = set()

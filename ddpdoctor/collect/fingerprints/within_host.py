@@ -6,7 +6,7 @@ import contextlib
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.fingerprints.columns import DAMAGED, Column, Writer, open_source
+from ddpdoctor.collect.fingerprints.columns import DAMAGED, RankColumn, Writer, open_source
 from ddpdoctor.collect.fingerprints.pairing import Paired
 from ddpdoctor.collect.fingerprints.tables import RowsRead
 from ddpdoctor.model.consistency import Consistency
@@ -155,7 +155,7 @@ class Comparer:
             self._unread[f"{source.file.pid}"] = f"several processes at a time are rank {source.rank}"
             return
         self._ranks[who] = source.rank
-        paired.columns.setdefault(source.rank, Column(writer)).add(source)
+        paired.columns.setdefault(source.rank, RankColumn(writer)).add(source)
 
     def _all_unread(self) -> dict[str, str]:
         columns = (column for paired in self._streams.values() for column in paired.columns.values())

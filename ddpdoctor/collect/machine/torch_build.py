@@ -13,7 +13,7 @@ from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.model.software import TorchBuild
 
 if TYPE_CHECKING:
-    from ddpdoctor.collect.child import Child
+    from ddpdoctor.collect.child import ChildProcess
     from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
@@ -35,7 +35,7 @@ def read_torch(system: System, plan: ReadingPlan) -> TorchBuild:
     return wait_for_torch(child, CHILD_LIMIT_S)
 
 
-def wait_for_torch(child: Child, limit_s: float) -> TorchBuild:
+def wait_for_torch(child: ChildProcess, limit_s: float) -> TorchBuild:
     """Wait for a started child, and turn its output into facts."""
     ended = child.wait(limit_s)
     out, err, status = ended.out, ended.err, ended.status

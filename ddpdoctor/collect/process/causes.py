@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.process.blocked import read_blocked, read_kernel_function
-from ddpdoctor.collect.process.connections import Row, find_listener, read_connections, read_rows
+from ddpdoctor.collect.process.connections import Socket, find_listener, read_connections, read_rows
 from ddpdoctor.collect.process.file_locks import LockLine, awaited_lock, locks_of_others, read_lines
 from ddpdoctor.collect.process.proc import read_command, read_environment
 from ddpdoctor.model.causes import Blocked, LockFile, LostChild, Owner, ProcessCauses
@@ -22,19 +22,19 @@ PYTHON_NAMES = ("python", "pt_data_worker", "pt_main_thread", "resource_tracke")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostView:
+class HostFacts:
     """What we read only once for all ranks."""
 
     family: frozenset[int] = frozenset()
     """The processes of the job."""
     locks: tuple[LockLine, ...] = field(default_factory=read_lines)
-    connections: tuple[Row, ...] = ()
+    connections: tuple[Socket, ...] = ()
     """The connections of the network that all ranks share; if empty, each rank's own network is read."""
     lock_files: dict[int, LockFile] = field(default_factory=dict)
     """The lock files that ranks poll for, by the rank's pid."""
 
 
-def read_causes(pid: int, below: tuple[Process, ...], host: HostView) -> ProcessCauses:
+def read_causes(pid: int, below: tuple[Process, ...], host: HostFacts) -> ProcessCauses:
     """Return what we can see of one living process; ``below`` are its descendants."""
     awaited = awaited_lock(pid, host.locks)
     blocked = read_blocked(pid)
@@ -53,7 +53,7 @@ def read_causes(pid: int, below: tuple[Process, ...], host: HostView) -> Process
     )
 
 
-def _listener(blocked: Blocked | None, rows: tuple[Row, ...]) -> Owner | None:
+def _listener(blocked: Blocked | None, rows: tuple[Socket, ...]) -> Owner | None:
     """Return the process on this host that serves the connection that another process sleeps in, or None."""
     pid = find_listener(blocked.remote, rows) if blocked is not None and blocked.remote else None
     return None if pid is None else Owner(pid=pid, command=read_command(pid))

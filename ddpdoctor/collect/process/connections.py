@@ -33,7 +33,7 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Socket:
     """A TCP connection, or a listening socket."""
 
     inode: int
@@ -50,17 +50,17 @@ class Row:
         return int(self.local.rpartition(":")[2])
 
 
-def read_rows(pid: int, proc: Path = PROC) -> tuple[Row, ...]:
+def read_rows(pid: int, proc: Path = PROC) -> tuple[Socket, ...]:
     """Return the TCP sockets in the network namespace of a process."""
     return tuple(row for table in ("tcp", "tcp6") for row in parse_rows(read_text(proc / str(pid) / "net" / table)))
 
 
-def read_own_rows(system: System) -> tuple[Row, ...]:
+def read_own_rows(system: System) -> tuple[Socket, ...]:
     """Return the TCP sockets in the network namespace of this process."""
     return tuple(row for table in ("tcp", "tcp6") for row in parse_rows(system.text_or(f"/proc/net/{table}")))
 
 
-def parse_rows(table: str) -> Iterator[Row]:
+def parse_rows(table: str) -> Iterator[Socket]:
     """Read "sl local remote state tx:rx timer:when retries uid timeout inode"; queues and retries are hexadecimal."""
     for line in table.splitlines()[1:]:
         fields = line.split()
@@ -68,13 +68,13 @@ def parse_rows(table: str) -> Iterator[Row]:
             continue
         local, remote = parse_end(fields[1]), parse_end(fields[2])
         if local is not None and remote is not None:
-            yield Row(
+            yield Socket(
                 inode=int(fields[9]), uid=int(fields[7]), state=fields[3], local=local, remote=remote,
                 unsent_bytes=int(fields[4].partition(":")[0], 16), retries=int(fields[6], 16),
             )  # fmt: skip
 
 
-def read_connections(pid: int, rows: tuple[Row, ...], proc: Path = PROC) -> Connections | None:
+def read_connections(pid: int, rows: tuple[Socket, ...], proc: Path = PROC) -> Connections | None:
     """Return the connections of one process, or None if we may not read its open files."""
     inodes = read_sockets(pid, proc)
     if inodes is None:
@@ -95,7 +95,7 @@ def read_connections(pid: int, rows: tuple[Row, ...], proc: Path = PROC) -> Conn
     )
 
 
-def find_listener(remote: str, rows: tuple[Row, ...]) -> int | None:
+def find_listener(remote: str, rows: tuple[Socket, ...]) -> int | None:
     """Return the pid that listens at a connection's remote end, or None if that is elsewhere or not visible."""
     if all(row.local != remote for row in rows):
         return None

@@ -13,7 +13,7 @@ from ddpdoctor.recorder.storage import ring_layout, ring_reading
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddpdoctor.recorder.storage.slots import Slot, Slots
+    from ddpdoctor.recorder.storage.slots import CallSlot, Slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def read_log(slots: Slots) -> CallLog:
     )
 
 
-def _read_kind(slot: Slot) -> CallKind:
+def _read_kind(slot: CallSlot) -> CallKind:
     return CallKind(
         op=slot.op,
         api=slot.api or slot.op,

@@ -18,7 +18,7 @@ MOST_ATTEMPTS = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class WorkerStart:
     """The start of a worker."""
 
     pid: int
@@ -48,7 +48,7 @@ class Closing:
     """In nanoseconds."""
 
 
-RECORDS: dict[Any, type[Start | End | Closing]] = {"rank": Start, "end": End, "closing": Closing}
+RECORDS: dict[Any, type[WorkerStart | End | Closing]] = {"rank": WorkerStart, "end": End, "closing": Closing}
 """The records that lines of the log hold, by the kind of line. Other kinds only name hooks or a meeting."""
 
 
@@ -57,7 +57,7 @@ class AgentLog:
     """What torch's elastic agent logged about one attempt."""
 
     attempt: int = -1
-    started: dict[int, Start] = field(default_factory=dict)
+    started: dict[int, WorkerStart] = field(default_factory=dict)
     """By pid."""
     ends: dict[int, End] = field(default_factory=dict)
     """By pid."""
@@ -86,7 +86,7 @@ def log_of(entries: Sequence[dict[str, Any]], attempt: int | None = None) -> Age
     mine = [e for e in entries if e.get("attempt") == wanted]
     return AgentLog(
         attempt=wanted,
-        started={e["pid"]: decode(Start, e) for e in mine if e.get("k") == "rank"},
+        started={e["pid"]: decode(WorkerStart, e) for e in mine if e.get("k") == "rank"},
         ends={e["pid"]: decode(End, e) for e in mine if e.get("k") == "end"},
         closing_ns=next((e["at"] for e in mine if e.get("k") == "closing"), None),
         lacks=read_lacks(entries),

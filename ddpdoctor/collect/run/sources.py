@@ -12,7 +12,7 @@ from ddpdoctor.recorder.storage import ring_layout
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ddpdoctor.collect.run.agent_log import Start
+    from ddpdoctor.collect.run.agent_log import WorkerStart
     from ddpdoctor.collect.run.watched import WatchedJob, WatchedRank
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
@@ -38,7 +38,7 @@ class Source:
 class RankTraces:
     """The evidence by which we find the ranks."""
 
-    started: Mapping[int, Start]
+    started: Mapping[int, WorkerStart]
     """What torch's elastic agent started in this attempt, by pid; empty if another launcher starts the ranks."""
     contents: Mapping[int, RingContent]
     watch: WatchedJob

@@ -36,7 +36,7 @@ class Path(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bearing:
+class CheckEffect:
     """How a check of `check-env` affects bandwidth."""
 
     effect: Effect
@@ -48,24 +48,24 @@ class Bearing:
 
 
 CHECKS = {
-    "nvlink": Bearing(effect=Effect.OTHER_WAY, path=Path.INSIDE),
-    "p2p": Bearing(effect=Effect.OTHER_WAY, path=Path.INSIDE, infos=True),
-    "ib-disabled": Bearing(effect=Effect.OTHER_WAY, path=Path.BETWEEN),
-    "ib-hca-env": Bearing(effect=Effect.LIMIT, path=Path.BETWEEN),
-    "uverbs": Bearing(effect=Effect.OTHER_WAY, path=Path.BETWEEN),
-    "roce-gid": Bearing(effect=Effect.OTHER_WAY, path=Path.BETWEEN),
-    "pcie": Bearing(effect=Effect.LIMIT, path=Path.PCIE),
-    "acs-iommu": Bearing(effect=Effect.LIMIT, path=Path.PCIE),
-    "ib-state": Bearing(effect=Effect.LIMIT, path=Path.BETWEEN),
-    "ib-rate": Bearing(effect=Effect.LIMIT, path=Path.BETWEEN),
-    "peermem": Bearing(effect=Effect.LIMIT, path=Path.BETWEEN),
-    "mtu": Bearing(effect=Effect.LIMIT, path=Path.BETWEEN, gloo=True),
-    "throttle": Bearing(effect=Effect.LIMIT, path=Path.ALL),
-    "other-procs": Bearing(effect=Effect.SHARED, path=Path.ALL),
-    "app-clocks": Bearing(effect=Effect.SMALL, path=Path.ALL),
-    "ib-flap": Bearing(effect=Effect.SMALL, path=Path.BETWEEN),
-    "numa": Bearing(effect=Effect.SMALL, path=Path.PCIE),
-    "numa-balancing": Bearing(effect=Effect.SMALL, path=Path.ALL, gloo=True),
+    "nvlink": CheckEffect(effect=Effect.OTHER_WAY, path=Path.INSIDE),
+    "p2p": CheckEffect(effect=Effect.OTHER_WAY, path=Path.INSIDE, infos=True),
+    "ib-disabled": CheckEffect(effect=Effect.OTHER_WAY, path=Path.BETWEEN),
+    "ib-hca-env": CheckEffect(effect=Effect.LIMIT, path=Path.BETWEEN),
+    "uverbs": CheckEffect(effect=Effect.OTHER_WAY, path=Path.BETWEEN),
+    "roce-gid": CheckEffect(effect=Effect.OTHER_WAY, path=Path.BETWEEN),
+    "pcie": CheckEffect(effect=Effect.LIMIT, path=Path.PCIE),
+    "acs-iommu": CheckEffect(effect=Effect.LIMIT, path=Path.PCIE),
+    "ib-state": CheckEffect(effect=Effect.LIMIT, path=Path.BETWEEN),
+    "ib-rate": CheckEffect(effect=Effect.LIMIT, path=Path.BETWEEN),
+    "peermem": CheckEffect(effect=Effect.LIMIT, path=Path.BETWEEN),
+    "mtu": CheckEffect(effect=Effect.LIMIT, path=Path.BETWEEN, gloo=True),
+    "throttle": CheckEffect(effect=Effect.LIMIT, path=Path.ALL),
+    "other-procs": CheckEffect(effect=Effect.SHARED, path=Path.ALL),
+    "app-clocks": CheckEffect(effect=Effect.SMALL, path=Path.ALL),
+    "ib-flap": CheckEffect(effect=Effect.SMALL, path=Path.BETWEEN),
+    "numa": CheckEffect(effect=Effect.SMALL, path=Path.PCIE),
+    "numa-balancing": CheckEffect(effect=Effect.SMALL, path=Path.ALL, gloo=True),
 }
 """Checks by kind. These are left out: checks for crashes and hangs (memlock, shm, iface-agree, fabric), because the
 bench would not have got this far; costs at start only (persistence); checks that do not affect a collective (omp,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ddpdoctor.diagnose.bandwidth.reasons import find_reasons
 from ddpdoctor.diagnose.bandwidth.stop import describe_rank, stop_findings
 from ddpdoctor.diagnose.reports import make_report
-from ddpdoctor.model.bandwidth import Ending, Measurement, Member, Settings
+from ddpdoctor.model.bandwidth import BenchSettings, Ending, Measurement, Member
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus, report_status
@@ -171,7 +171,7 @@ def read_baseline(report: Report, name: str) -> Baseline:
             name=name,
             results=_decode_all(Measurement, data.get("results")),
             members=_decode_all(Member, data.get("members")),
-            settings=decode(Settings, data.get("settings")),
+            settings=decode(BenchSettings, data.get("settings")),
         )
     except WrongValue as error:
         raise UserError(f"--compare {name} cannot be read: {error}", help=_HELP) from error

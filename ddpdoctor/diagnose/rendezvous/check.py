@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.diagnose.rendezvous.judging import RendezvousOptions
-    from ddpdoctor.diagnose.rendezvous.member import Member
+    from ddpdoctor.diagnose.rendezvous.member import OwnNode
     from ddpdoctor.model.reaching import Connecting
 
 
@@ -56,7 +56,7 @@ def check_rendezvous(wanted: RendezvousOptions, env: Mapping[str, str]) -> Rende
             return check_alone(visit, str(error))
 
 
-def _stand_by(member: Member, wanted: RendezvousOptions) -> None:
+def _stand_by(member: OwnNode, wanted: RendezvousOptions) -> None:
     """Send this process's variables, and leave the checks to the process that reads the node."""
     with NodeMeeting(member.launch, member.env, wanted.folder) as meeting:
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import ddpdoctor
-from ddpdoctor.diagnose.rendezvous.messages import Arrived, Roster, Seat, SentFacts
+from ddpdoctor.diagnose.rendezvous.messages import Arrived, Seat, SeatList, SentFacts
 from ddpdoctor.model.node import SECTIONS, Fleet, Launcher, Node
 from ddpdoctor.model.reaching import JobSettings, Visit
 from ddpdoctor.model.reading import Unread, Why
@@ -98,11 +98,11 @@ def seat_nodes(arrivals: Arrivals, judge: int, most: int) -> tuple[Seat, ...]:
     )
 
 
-def make_roster(arrivals: Arrivals, judge: int, most: int) -> Roster:
+def make_roster(arrivals: Arrivals, judge: int, most: int) -> SeatList:
     """Return the list of joined nodes for all. The judging node is first among the publications."""
     seats = [seat for seat in seat_nodes(arrivals, judge, most) if seat.arrival in arrivals.seen]
     found = {seat: arrivals.seen[seat.arrival].publication for seat in sorted(seats, key=lambda s: s.arrival != judge)}
-    return Roster(
+    return SeatList(
         seats=tuple(seats),
         publications=tuple(replace(one, number=seat.number) for seat, one in found.items() if one is not None),
         servers=tuple(seat.arrival for seat in seats if arrivals.seen[seat.arrival].serves),

@@ -40,7 +40,7 @@ STAND_IN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class JoinedMeeting:
     """This node has met the others."""
 
     conversation: Conversation
@@ -93,7 +93,7 @@ class NodeMeeting:
         """Whether the store's address belongs to this host, or None if unknown."""
         return is_own(self._launch.host, self._launch.port)
 
-    def enter(self, limit_s: float) -> Entry:
+    def enter(self, limit_s: float) -> JoinedMeeting:
         """Serve the meeting or find it. Raises ``StoreError`` (``NoMeeting``) if no way works in time."""
         if not self._may_serve():
             return self._find_or_stand_in(limit_s)
@@ -109,7 +109,7 @@ class NodeMeeting:
         if self._hosted is not None:
             self._hosted.serve_over(store)
 
-    def _find_or_stand_in(self, limit_s: float) -> Entry:
+    def _find_or_stand_in(self, limit_s: float) -> JoinedMeeting:
         """Find the meeting. If nobody serves one, the lowest node among those that share a folder serves it."""
         try:
             return self.find(limit_s)
@@ -140,7 +140,7 @@ class NodeMeeting:
         elsewhere = not is_loopback(launch.host) and self.has_own_address is False
         return launch.most > 1 and elsewhere and not launch.is_host
 
-    def _serve(self) -> Entry:
+    def _serve(self) -> JoinedMeeting:
         launch = self._launch
         hosted = HostedMeeting(launch.launch.port, self._token or NO_TOKEN, one_host=launch.most == 1)
         self._hosted = self._open.enter_context(hosted)
@@ -154,18 +154,18 @@ class NodeMeeting:
             hosted.serve_folder(self._folder)
         return self._entry(hosted.store(), serves=True, way="own port")
 
-    def find(self, limit_s: float) -> Entry:
+    def find(self, limit_s: float) -> JoinedMeeting:
         """Find a meeting that another node serves. Raises ``NoMeeting``."""
         found = find_meeting(self._ways(), self._token or NO_TOKEN, limit_s)
         self._open.callback(found.store.close)
         return self._entry(found.store, serves=False, way=found.way)
 
-    def _entry(self, client: Client, *, serves: bool, way: str) -> Entry:
+    def _entry(self, client: Client, *, serves: bool, way: str) -> JoinedMeeting:
         conversation = Conversation(
             client, self._token, first="the node that judges", member="arrival",
             turned_away=lambda: 0 if self._hosted is None else self._hosted.strangers,
         )  # fmt: skip
-        return Entry(conversation=conversation, client=client, serves=serves, way=way)
+        return JoinedMeeting(conversation=conversation, client=client, serves=serves, way=way)
 
     def _ways(self) -> tuple[Way, ...]:
         launch = self._launch.launch

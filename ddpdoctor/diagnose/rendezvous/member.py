@@ -17,14 +17,14 @@ from ddpdoctor.model.reaching import Publication
 from ddpdoctor.model.reading import Unread, known
 from ddpdoctor.rules.environment.rendezvous import takes_itself_for
 from ddpdoctor.rules.interface_choice import choose
-from ddpdoctor.rules.registry import Group, rules_of
+from ddpdoctor.rules.registry import CheckGroup, rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddpdoctor.collect.launch.this_process import Identity
     from ddpdoctor.collect.system import System
-    from ddpdoctor.diagnose.rendezvous.meeting import Entry
+    from ddpdoctor.diagnose.rendezvous.meeting import JoinedMeeting
     from ddpdoctor.model.launch import NodeLaunch
     from ddpdoctor.model.node import Node, Process
     from ddpdoctor.rules.registry import Rule
@@ -36,7 +36,7 @@ FQDN_LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class OwnNode:
     """This node's identity and launch."""
 
     launch: NodeLaunch
@@ -64,20 +64,20 @@ class Member:
         )
 
 
-def make_member(launch: NodeLaunch, system: System) -> Member:
+def make_member(launch: NodeLaunch, system: System) -> OwnNode:
     """Return this node as a participant."""
     local_rank = launch.launch.local_rank
     process = read_process(system, rank=launch.settings.node_rank, local_rank=0 if local_rank is None else local_rank)
-    return Member(launch=launch, system=system, process=process, identity=read_identity(system))
+    return OwnNode(launch=launch, system=system, process=process, identity=read_identity(system))
 
 
 def chosen_rules() -> tuple[Rule, ...]:
     """Return the rules about machines and launches that concern how nodes meet."""
-    groups = {Group.NETWORK, Group.LAUNCH}
+    groups = {CheckGroup.NETWORK, CheckGroup.LAUNCH}
     return tuple(rule for rule in rules_of("environment") if rule.group in groups or rule.kind in BESIDE)
 
 
-def read_own_node(member: Member, entry: Entry | None) -> Node:
+def read_own_node(member: OwnNode, entry: JoinedMeeting | None) -> Node:
     """Read this node. ``entry`` is None if it has not met the others.
 
     Every node looks up the name of the first host, which torchrun's c10d publishes.
@@ -92,7 +92,7 @@ def read_own_node(member: Member, entry: Entry | None) -> Node:
     return replace(node, clock=replace(node.clock, offset_s=offset_s))
 
 
-def _head(member: Member, entry: Entry) -> str | None:
+def _head(member: OwnNode, entry: JoinedMeeting) -> str | None:
     """Return the full name of the first host. Only torchrun's c10d rendezvous publishes it."""
     if not entry.serves:
         head = entry.conversation.wait(Head, "head", HEAD_LIMIT_S, "the node that judges")
@@ -102,7 +102,7 @@ def _head(member: Member, entry: Entry) -> str | None:
     return fqdn
 
 
-def seen_by(member: Member, node: Node, arrival: int, *, own_address: bool) -> SentFacts:
+def seen_by(member: OwnNode, node: Node, arrival: int, *, own_address: bool) -> SentFacts:
     """Return the facts that this node sends. ``own_address``: the store's address belongs to this node."""
     return SentFacts(
         process=member.process,

@@ -57,7 +57,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roster:
+class SeatList:
     """The joined nodes and their tasks."""
 
     seats: tuple[Seat, ...]

@@ -20,7 +20,7 @@ from ddpdoctor.diagnose.rendezvous.gathering import (
     seat_nodes,
 )
 from ddpdoctor.diagnose.rendezvous.judging import RendezvousChecked, build_report, is_whole, judge, rendezvous_data
-from ddpdoctor.diagnose.rendezvous.messages import Roster, Sentence, Trials
+from ddpdoctor.diagnose.rendezvous.messages import SeatList, Sentence, Trials
 from ddpdoctor.diagnose.rendezvous.visit import TRIAL_LIMIT_S, seat_of, stored, wait_for_judge
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.codec import encode
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ddpdoctor.diagnose.rendezvous.meeting import Entry
+    from ddpdoctor.diagnose.rendezvous.meeting import JoinedMeeting
     from ddpdoctor.diagnose.rendezvous.messages import Seat
     from ddpdoctor.diagnose.rendezvous.visit import OwnVisit
     from ddpdoctor.exchange.conversation import Conversation
@@ -46,7 +46,7 @@ STEP_LIMIT_S = 600.0
 """Our choice: the mesh of hundreds of nodes takes minutes. If the judging node dies, its connection shows it."""
 
 
-def lead(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
+def lead(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
     """Gather the facts of all nodes, judge them, and send the verdict. Nodes that are lost on the way are named."""
     conversation, launch = entry.conversation, visit.member.launch
     began = time.monotonic()
@@ -76,7 +76,7 @@ class _Gathered:
 
     visit: OwnVisit
     arrivals: Arrivals
-    roster: Roster
+    roster: SeatList
     seats: tuple[Seat, ...]
     """Includes nodes that sent nothing after they joined."""
     store_views: Mapping[int, StoreView]
@@ -84,7 +84,7 @@ class _Gathered:
     pairs: tuple[NodePair, ...]
 
 
-def _gather_views(conversation: Conversation, roster: Roster) -> dict[int, StoreView]:
+def _gather_views(conversation: Conversation, roster: SeatList) -> dict[int, StoreView]:
     arrivals = [seat.arrival for seat in roster.seats]
     return conversation.gather(StoreView, "store-view", lambda: arrivals, STORE_VIEW_LIMIT_S)
 
@@ -163,11 +163,11 @@ def _visit(meeting: _Gathered, seat: Seat) -> Visit:
     )
 
 
-def follow(visit: OwnVisit, entry: Entry) -> RendezvousChecked:
+def follow(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
     """Take part. Raises ``StoreError`` if the meeting is lost or this node joins too late."""
     conversation = entry.conversation
     arrival = visit.come_in(entry)
-    roster = wait_for_judge(conversation, Roster, "roster", visit.wanted.timeout_s + FACTS_LIMIT_S + GRACE_S)
+    roster = wait_for_judge(conversation, SeatList, "roster", visit.wanted.timeout_s + FACTS_LIMIT_S + GRACE_S)
     seat = seat_of(roster, arrival)
     visit.view_store(conversation, roster, arrival)
     visit.run_mesh(conversation, roster, seat)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import threading
 
     from ddpdoctor.diagnose.rendezvous.judging import RendezvousOptions
-    from ddpdoctor.diagnose.rendezvous.meeting import Entry, NodeMeeting
-    from ddpdoctor.diagnose.rendezvous.member import Member
-    from ddpdoctor.diagnose.rendezvous.messages import Roster, Seat, SentFacts
+    from ddpdoctor.diagnose.rendezvous.meeting import JoinedMeeting, NodeMeeting
+    from ddpdoctor.diagnose.rendezvous.member import OwnNode
+    from ddpdoctor.diagnose.rendezvous.messages import Seat, SeatList, SentFacts
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.launch import NodeLaunch
     from ddpdoctor.model.reaching import NodePair
@@ -38,7 +38,7 @@ class OwnVisit:
     """This node's part of the meeting."""
 
     def __init__(
-        self, *, member: Member, wanted: RendezvousOptions, torch: TorchProcess, meeting: NodeMeeting, started_at: str
+        self, *, member: OwnNode, wanted: RendezvousOptions, torch: TorchProcess, meeting: NodeMeeting, started_at: str
     ) -> None:
         """Take this node's identity and tools."""
         self.member, self.wanted, self.torch, self.meeting = member, wanted, torch, meeting
@@ -48,7 +48,7 @@ class OwnVisit:
         self.way = ""
         self._serving: Serving | None = None
 
-    def come_in(self, entry: Entry) -> int:
+    def come_in(self, entry: JoinedMeeting) -> int:
         """Join, read this node, and send its facts. Return the number of arrival."""
         conversation = entry.conversation
         self.way = entry.way
@@ -57,7 +57,7 @@ class OwnVisit:
         conversation.send(f"facts/{arrival}", self.read(entry, arrival))
         return arrival
 
-    def read(self, entry: Entry | None, arrival: int) -> SentFacts:
+    def read(self, entry: JoinedMeeting | None, arrival: int) -> SentFacts:
         """Read this node, then start serving the store. Reading comes first to detect another program on the port."""
         launch = self.member.launch
         node = read_own_node(self.member, entry)
@@ -65,7 +65,7 @@ class OwnVisit:
         self._serving = Serving(launch, self.torch, self.meeting, serves=self.seen.serves)
         return self.seen
 
-    def view_store(self, conversation: Conversation | None, roster: Roster | None, arrival: int) -> StoreView:
+    def view_store(self, conversation: Conversation | None, roster: SeatList | None, arrival: int) -> StoreView:
         """Check the store from this node, after the serving nodes have said that they serve it."""
         assert self.seen is not None
         assert self._serving is not None
@@ -88,14 +88,14 @@ class OwnVisit:
             conversation.send(f"store-view/{arrival}", self.store_view)
         return self.store_view
 
-    def run_mesh(self, conversation: Conversation, roster: Roster, seat: Seat) -> tuple[NodePair, ...]:
+    def run_mesh(self, conversation: Conversation, roster: SeatList, seat: Seat) -> tuple[NodePair, ...]:
         """Connect to every other node, while all others do the same. Only the judging node gets all pairs."""
         if len(roster.publications) < 2:
             return ()
         limits = MeshLimits(port_range=self.wanted.port_range)
         return run_mesh(conversation.part("mesh/"), seat.number, roster.publications, limits)
 
-    def try_start(self, roster: Roster, seat: Seat) -> StartTrial:
+    def try_start(self, roster: SeatList, seat: Seat) -> StartTrial:
         """Run a real start with one rank per node, at the same time as all other nodes."""
         launch, number = self.member.launch, seat.number
         try:
@@ -122,7 +122,7 @@ def wait_for_judge(conversation: Conversation, kind: type[Kind], key: str, limit
     return found
 
 
-def seat_of(roster: Roster, arrival: int) -> Seat:
+def seat_of(roster: SeatList, arrival: int) -> Seat:
     """Return the seat of an arrival. Raises ``StoreError`` if it has none."""
     for seat in roster.seats:
         if seat.arrival == arrival:
@@ -172,7 +172,7 @@ def _plain(error: str) -> str:
     return f"{found[2].rstrip('.')} ({found[1]})" if found is not None else error
 
 
-def wait_for_store(conversation: Conversation, roster: Roster) -> None:
+def wait_for_store(conversation: Conversation, roster: SeatList) -> None:
     """Wait until the nodes that serve the store have said that they do, or why they cannot."""
     deadline = time.monotonic() + SERVED_LIMIT_S
     for arrival in roster.servers:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.launch.command.placement import Placement
-    from ddpdoctor.recorder.settings import Settings
+    from ddpdoctor.recorder.settings import RecorderSettings
 
 OnHang = Literal["auto", "kill", "report"]
 """When to stop a job that hangs: once it can never continue (auto), at the first report (kill), never (report)."""
@@ -39,7 +39,7 @@ class WrapOptions:
     quiet: bool
     ignore: tuple[str, ...]
     """Codes of rules whose findings are left out."""
-    ranks: Settings
+    ranks: RecorderSettings
     """The settings of each rank's recorder."""
     allow_different: tuple[str, ...]
     """Name patterns of tensors that may differ between ranks."""

@@ -24,8 +24,8 @@ from ddpdoctor.launch.nodes.node_messages import (
     VERDICT,
     Board,
     Greeting,
-    Roster,
-    Verdict,
+    JobVerdict,
+    MemberList,
     find,
     write_board,
 )
@@ -134,7 +134,7 @@ class FirstNode:
         If the job is stopped, wait until they know why; otherwise their ranks would look as if they had failed.
         """
         number = self._board.verdict + 1
-        verdict = Verdict(judgment=judgment, stop=stop, place=place)
+        verdict = JobVerdict(judgment=judgment, stop=stop, place=place)
         try:
             self._conversation.send(f"{VERDICT}/{number}", verdict)
         except StoreError as error:
@@ -207,6 +207,6 @@ class FirstNode:
         nodes = self.members.seen().nodes
         key = [(node.number, node.host, node.presence, node.ranks) for node in nodes]
         if key != self._roster:
-            self._conversation.send(ROSTER, Roster(nodes=nodes))
+            self._conversation.send(ROSTER, MemberList(nodes=nodes))
             self._roster = key
             self._post(roster=self._board.roster + 1)

@@ -85,14 +85,14 @@ class Greeting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roster:
+class MemberList:
     """All members as the first sees them, with times by the first member's clock."""
 
     nodes: tuple[NodeSeen, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class JobVerdict:
     """The first member's judgment of everybody's evidence."""
 
     judgment: Judgment

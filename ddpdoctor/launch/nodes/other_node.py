@@ -29,9 +29,9 @@ from ddpdoctor.launch.nodes.node_messages import (
     VERDICT,
     Board,
     Greeting,
+    JobVerdict,
+    MemberList,
     Pulse,
-    Roster,
-    Verdict,
     find,
     own_node,
     read_board,
@@ -82,7 +82,7 @@ class OtherNode:
         self.failure: Exception | None = None
         self.number = placement.number
         """If it was started without a number, this is None until the meeting assigns one."""
-        self.verdict: Verdict | None = None
+        self.verdict: JobVerdict | None = None
         """The first member's last verdict, until ``take_verdict`` takes it."""
         self.placement, self._host, self._ways = placement, host, ways
         self._token = placement.token
@@ -93,7 +93,7 @@ class OtherNode:
         self._roster: tuple[NodeSeen, ...] = ()
         self._answered = 0
         self._heard_verdict = 0
-        self._last: Verdict | None = None
+        self._last: JobVerdict | None = None
         self._last_ns = 0
         self._clocks: ClockOffset | None = None
         self._clocks_at = 0.0
@@ -145,13 +145,13 @@ class OtherNode:
         self._answered = request
         self._tasks.put(lambda: self._send(request, packed, moved=moved))
 
-    def take_verdict(self) -> Verdict | None:
+    def take_verdict(self) -> JobVerdict | None:
         """Return the first member's verdict if one arrived since the last call, else None."""
         verdict, self.verdict = self.verdict, None
         return verdict
 
     @property
-    def last_word(self) -> Verdict | None:
+    def last_word(self) -> JobVerdict | None:
         """The first member's final verdict: it left right after this one, which found an error. Else None.
 
         It may arrive while the launcher here still runs; torchrun, for example, waits for the others at its end.
@@ -279,12 +279,12 @@ class OtherNode:
             self._tasks.put(self._look_at_verdict)
 
     def _look_at_roster(self) -> None:
-        roster = find(self._talk(), Roster, ROSTER)
+        roster = find(self._talk(), MemberList, ROSTER)
         self._roster = roster.nodes if roster is not None else self._roster
 
     def _look_at_verdict(self) -> None:
         number = self._board.verdict
-        self.verdict = self._last = find(self._talk(), Verdict, f"{VERDICT}/{number}")
+        self.verdict = self._last = find(self._talk(), JobVerdict, f"{VERDICT}/{number}")
         self._last_ns = time.monotonic_ns()
         self._heard_verdict = number
         self._say_now(heard=number)

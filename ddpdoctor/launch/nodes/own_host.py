@@ -49,13 +49,13 @@ def own_addresses() -> tuple[str, ...]:
 
     Next come the addresses of its host name, which Gloo publishes, and then all except loopback and link-local ones.
     """
-    from ddpdoctor.collect.system import Calls
+    from ddpdoctor.collect.system import SystemCalls
     from ddpdoctor.exchange.reach import look_up
 
     wanted = tuple(
         name.lstrip("=") for variable in INTERFACE_VARIABLES for name in os.environ.get(variable, "").split(",") if name
     )
-    by_name = Calls().interface_addresses()
+    by_name = SystemCalls().interface_addresses()
     chosen = [one for name, addresses in by_name.items() if name.startswith(wanted) for one in addresses if wanted]
     named: list[str] = []
     with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Consistency
 
 
-class Replicas:
+class LiveComparison:
     """Compares the replicas of each attempt of a job, one attempt after another.
 
     The comparing code is imported after the launcher has started, so that no rank waits for it.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.machine import memory
 from ddpdoctor.collect.process import causes
-from ddpdoctor.collect.process.connections import Row, read_rows
+from ddpdoctor.collect.process.connections import Socket, read_rows
 from ddpdoctor.collect.process.file_locks import read_lines
 from ddpdoctor.collect.process.lock_files import read_lock_files
 from ddpdoctor.launch.watching.work import WorkSeen
@@ -74,7 +74,7 @@ class CausesSeen:
         """
         shared = _network(pid for pid, _ in alive)
         locks = read_lines()
-        host = causes.HostView(
+        host = causes.HostFacts(
             family=frozenset(family), locks=locks, connections=shared, lock_files=read_lock_files(answers, locks)
         )
         receiving = receptions.of({pid: (pid, *(c.pid for c in below)) for (pid, _), below in alive.items()})
@@ -109,7 +109,7 @@ def _add(old: Memory | None, used: int) -> Memory:
     return Memory(used_bytes=used or old.used_bytes, most_bytes=max(used, old.most_bytes))
 
 
-def _network(pids: Iterable[int]) -> tuple[Row, ...]:
+def _network(pids: Iterable[int]) -> tuple[Socket, ...]:
     """Read the connections once if all ranks share one network namespace, as they do outside of containers."""
     pids = list(pids)
     spaces = {_namespace(pid) for pid in pids}

@@ -34,7 +34,7 @@ HELD_S = 3.0
 """If a live process has had no heartbeat for this long, C code holds the GIL."""
 
 
-class Evidence:
+class EvidenceTaker:
     """Asks the processes of one run for evidence, and saves it in the run's folder."""
 
     def __init__(self, folder: Path) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.nodes.first_node import FirstNode
     from ddpdoctor.launch.nodes.other_node import OtherNode
     from ddpdoctor.launch.watching.suspicion import NodeProgress
-    from ddpdoctor.launch.watching.watch import Watch
+    from ddpdoctor.launch.watching.watch import JobWatch
     from ddpdoctor.model.nodes import NodesSeen
 
 LOOK_AGAIN_S = 1.5
@@ -55,7 +55,7 @@ class Examining:
     """Decides when to check, takes this node's evidence, requests that of the others, and has all of it judged."""
 
     def __init__(
-        self, watch: Watch, judge: Callable[[Path, int | None], Judgment], hang_timeout_s: float, on_hang: OnHang,
+        self, watch: JobWatch, judge: Callable[[Path, int | None], Judgment], hang_timeout_s: float, on_hang: OnHang,
         place: str,
     ) -> None:  # fmt: skip
         """Take this node's watch, the rules, and the place of the report."""

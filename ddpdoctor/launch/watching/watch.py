@@ -14,7 +14,7 @@ from ddpdoctor.collect.rank.answers import find_answers, read_answer
 from ddpdoctor.collect.run.agent_log import AgentLog, read_agent_log
 from ddpdoctor.launch.watching import progress
 from ddpdoctor.launch.watching.causes import CausesSeen
-from ddpdoctor.launch.watching.evidence import Evidence, describe
+from ddpdoctor.launch.watching.evidence import EvidenceTaker, describe
 from ddpdoctor.launch.watching.holdups import HoldUps
 from ddpdoctor.launch.watching.suspicion import read_progress
 from ddpdoctor.launch.watching.unrecorded import Strangers
@@ -27,7 +27,7 @@ from ddpdoctor.recorder.storage.files import remove
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddpdoctor.launch.replicas.comparing import Replicas
+    from ddpdoctor.launch.replicas.comparing import LiveComparison
     from ddpdoctor.launch.watching.suspicion import NodeProgress
 
 FOLLOW_EVERY_S = 0.5
@@ -43,16 +43,16 @@ WANTED_SHARE = 0.3
 choice: a waiting launcher is runnable for a hundredth of the time, or 0.1 to 0.2 with a load of twenty per core."""
 
 
-class Watch:
+class JobWatch:
     """The watcher's knowledge of one job. Times are CLOCK_MONOTONIC."""
 
-    def __init__(self, folder: Path, hang_timeout_s: float, launched_ns: int, replicas: Replicas) -> None:
+    def __init__(self, folder: Path, hang_timeout_s: float, launched_ns: int, replicas: LiveComparison) -> None:
         """Prepare ``folder``, where the recorders write."""
         self.folder = folder
         self.replicas = replicas
         self.hang_timeout_s = hang_timeout_s
         self.launched_ns = launched_ns
-        self.evidence = Evidence(folder)
+        self.evidence = EvidenceTaker(folder)
         self.followed: dict[int, progress.Followed] = {}
         self.agent = AgentLog()
         self.stopping_since_ns: int | None = None
@@ -226,7 +226,7 @@ class Watch:
         return not ranks
 
     def readable(self) -> Path:
-        """Return the folder to judge by (see ``Evidence.readable``)."""
+        """Return the folder to judge by (see ``EvidenceTaker.readable``)."""
         return self.evidence.readable()
 
     def take_evidence(self, *, keep_rings: bool = False) -> None:

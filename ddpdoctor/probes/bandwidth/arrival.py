@@ -16,7 +16,7 @@ MOST_KEPT = 200
 """Our choice: calls kept per case. Enough for a median, and small even with a thousand ranks."""
 
 
-class Arrivals:
+class BarrierWaits:
     """Collects the waits of all cases measured with barriers."""
 
     def __init__(self, hosts: Sequence[str]) -> None:

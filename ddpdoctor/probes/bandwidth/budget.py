@@ -122,7 +122,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class TimeSlot:
     """The time that the next step may take."""
 
     seconds: dict[Mode, float]
@@ -131,7 +131,7 @@ class Slot:
     """The expected time of this and all later steps, or None if unknown."""
 
 
-def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> Slot | None:
+def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> TimeSlot | None:
     """Return what the first of the remaining steps may take, or None if there is no time for it.
 
     Smaller sizes get the least number of calls first. The remaining time is divided equally.
@@ -144,7 +144,7 @@ def share_out(steps: Sequence[Step], forecast: Forecast, left_s: float) -> Slot 
     extra_s = 0.0 if forecast.iterations is not None else (left_s - needed_s) / len(cases)
     first = fitting[0]
     taken_s = needed_s + sum(min(extra_s, MOST_CALLS * forecast.call_s(step, mode)) for step, mode in cases)
-    return Slot(
+    return TimeSlot(
         seconds={case.mode: forecast.timed_s(first, case.mode, multiple) + extra_s for case in first.cases},
         left_s=taken_s if all(map(forecast.knows, fitting)) else None,
     )

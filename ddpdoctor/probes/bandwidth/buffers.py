@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from ddpdoctor.model.bandwidth import Case
-    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.group import RankGroup
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 COLD_FACTOR = 2
@@ -32,7 +32,7 @@ class Buffers:
     target: torch.Tensor
 
 
-def make_sets(group: Group, case: Case, most: int = 1) -> tuple[Buffers, ...]:
+def make_sets(group: RankGroup, case: Case, most: int = 1) -> tuple[Buffers, ...]:
     """Return the buffers that calls use in turn.
 
     There are enough sets to exceed the cache, but at most ``most``: 1 if they may be warm, else the number of calls.
@@ -40,7 +40,7 @@ def make_sets(group: Group, case: Case, most: int = 1) -> tuple[Buffers, ...]:
     return tuple(make_buffers(group, case) for _ in range(count_sets(group.device, case, group.size, most)))
 
 
-def make_buffers(group: Group, case: Case) -> Buffers:
+def make_buffers(group: RankGroup, case: Case) -> Buffers:
     """Return one set of zeros.
 
     Zeros stay zeros under every operator. Other values would overflow in repeated sums, and arithmetic on non-finite

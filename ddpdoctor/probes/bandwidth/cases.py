@@ -13,7 +13,7 @@ from ddpdoctor.model.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.bandwidth import Settings
+    from ddpdoctor.model.bandwidth import BenchSettings
 
 DTYPES: dict[str, int] = {
     "float64": 8,
@@ -44,7 +44,7 @@ NEVER_IN_PLACE = frozenset({Collective.ALL_TO_ALL, Collective.SEND_RECV})
 """nccl-tests does not check these in place either: it prints N/A."""
 
 
-def list_cases(settings: Settings, world_size: int) -> tuple[Case, ...]:
+def list_cases(settings: BenchSettings, world_size: int) -> tuple[Case, ...]:
     """Return the cases to measure, small sizes first, and for each size one collective and dtype after the other.
 
     Sizes are rounded so that they can be divided among the ranks. Equal results are merged. The settings must satisfy
@@ -68,7 +68,7 @@ def list_cases(settings: Settings, world_size: int) -> tuple[Case, ...]:
     return tuple(dict.fromkeys(cases))
 
 
-def list_impossible(settings: Settings, world_size: int) -> tuple[LeftOut, ...]:
+def list_impossible(settings: BenchSettings, world_size: int) -> tuple[LeftOut, ...]:
     """Return the cases that are impossible with ``world_size`` ranks, and why."""
     sizes = tuple(list_sizes(settings.min_size_bytes, settings.max_size_bytes, settings.factor))
     return tuple(
@@ -109,7 +109,7 @@ def is_in_place(collective: Collective, *, asked: bool) -> bool:
     return asked and collective not in NEVER_IN_PLACE
 
 
-def check_possible(settings: Settings) -> None:
+def check_possible(settings: BenchSettings) -> None:
     """Raise ``UserError`` if the backend cannot reduce a dtype with the operator."""
     if not any(collective.reduces for collective in settings.collectives):
         return

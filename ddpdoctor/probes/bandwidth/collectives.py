@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Case
     from ddpdoctor.probes.bandwidth.buffers import Buffers
-    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.group import RankGroup
 
     Call = Callable[[bool], Any]
 
@@ -33,7 +33,7 @@ def bus_factor(collective: Collective, size: int) -> float | None:
     return 1.0
 
 
-def make_call(group: Group, case: Case, buffers: Buffers) -> Call:
+def make_call(group: RankGroup, case: Case, buffers: Buffers) -> Call:
     """Return a function that makes the call: ``call(False)`` waits for it, ``call(True)`` returns a work object.
 
     With Gloo, waiting means until the call is done. With NCCL, only the current stream waits. The function is looked up
@@ -42,7 +42,7 @@ def make_call(group: Group, case: Case, buffers: Buffers) -> Call:
     return _MAKERS[case.collective](group, case, buffers)
 
 
-def _all_reduce(group: Group, case: Case, buffers: Buffers) -> Call:
+def _all_reduce(group: RankGroup, case: Case, buffers: Buffers) -> Call:
     import torch.distributed as dist
 
     tensor, op, handle = buffers.target, _operator(case), group.handle
@@ -50,21 +50,21 @@ def _all_reduce(group: Group, case: Case, buffers: Buffers) -> Call:
     return lambda async_op: dist.all_reduce(tensor, op, handle, async_op)
 
 
-def _reduce(group: Group, case: Case, buffers: Buffers) -> Call:
+def _reduce(group: RankGroup, case: Case, buffers: Buffers) -> Call:
     import torch.distributed as dist
 
     tensor, op, handle, root = buffers.target, _operator(case), group.handle, group.ranks[0]
     return lambda async_op: dist.reduce(tensor, dst=root, op=op, group=handle, async_op=async_op)
 
 
-def _broadcast(group: Group, case: Case, buffers: Buffers) -> Call:  # noqa: ARG001 - as the other makers
+def _broadcast(group: RankGroup, case: Case, buffers: Buffers) -> Call:  # noqa: ARG001 - as the other makers
     import torch.distributed as dist
 
     tensor, handle, root = buffers.target, group.handle, group.ranks[0]
     return lambda async_op: dist.broadcast(tensor, src=root, group=handle, async_op=async_op)
 
 
-def _all_gather(group: Group, case: Case, buffers: Buffers) -> Call:  # noqa: ARG001 - as the other makers
+def _all_gather(group: RankGroup, case: Case, buffers: Buffers) -> Call:  # noqa: ARG001 - as the other makers
     import torch.distributed as dist
 
     # torch 2.13 renames the function and warns about the old name.
@@ -73,7 +73,7 @@ def _all_gather(group: Group, case: Case, buffers: Buffers) -> Call:  # noqa: AR
     return lambda async_op: getattr(dist, name)(target, source, group=handle, async_op=async_op)
 
 
-def _reduce_scatter(group: Group, case: Case, buffers: Buffers) -> Call:
+def _reduce_scatter(group: RankGroup, case: Case, buffers: Buffers) -> Call:
     import torch.distributed as dist
 
     name = _first_of("reduce_scatter_single", "reduce_scatter_tensor")
@@ -81,14 +81,14 @@ def _reduce_scatter(group: Group, case: Case, buffers: Buffers) -> Call:
     return lambda async_op: getattr(dist, name)(target, source, op=op, group=handle, async_op=async_op)
 
 
-def _all_to_all(group: Group, case: Case, buffers: Buffers) -> Call:  # noqa: ARG001 - as the other makers
+def _all_to_all(group: RankGroup, case: Case, buffers: Buffers) -> Call:  # noqa: ARG001 - as the other makers
     import torch.distributed as dist
 
     source, target, handle = buffers.source, buffers.target, group.handle
     return lambda async_op: dist.all_to_all_single(target, source, group=handle, async_op=async_op)
 
 
-def _send_recv(group: Group, case: Case, buffers: Buffers) -> Call:  # noqa: ARG001 - as the other makers
+def _send_recv(group: RankGroup, case: Case, buffers: Buffers) -> Call:  # noqa: ARG001 - as the other makers
     """Send to the next rank and receive from the one before, as nccl-tests' sendrecv does."""
     import torch.distributed as dist
 
@@ -132,7 +132,7 @@ def _first_of(name: str, older: str) -> str:
     return name if hasattr(dist, name) else older
 
 
-_MAKERS: dict[Collective, Callable[[Group, Case, Buffers], Call]] = {
+_MAKERS: dict[Collective, Callable[[RankGroup, Case, Buffers], Call]] = {
     Collective.ALL_REDUCE: _all_reduce,
     Collective.ALL_GATHER: _all_gather,
     Collective.REDUCE_SCATTER: _reduce_scatter,

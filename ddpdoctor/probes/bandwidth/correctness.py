@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Case
     from ddpdoctor.probes.bandwidth.buffers import Buffers
-    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.group import RankGroup
     from ddpdoctor.probes.bandwidth.pattern import Pattern
 
 ROOT = 0
@@ -53,7 +53,7 @@ class Checked:
     """Time of the call after a barrier, on the slowest rank. It is the group's first of its collective, dtype, size."""
 
 
-def check(group: Group, case: Case, buffers: Buffers, hosts: Sequence[str]) -> Checked:
+def check(group: RankGroup, case: Case, buffers: Buffers, hosts: Sequence[str]) -> Checked:
     """Make the call once and return what is wrong on any rank. The buffers are zeros again afterwards.
 
     ``hosts`` is indexed by global rank. Nothing as large as a buffer is allocated. torch's errors propagate.
@@ -71,7 +71,7 @@ def check(group: Group, case: Case, buffers: Buffers, hosts: Sequence[str]) -> C
     )
 
 
-def _make(group: Group, case: Case, buffers: Buffers) -> float:
+def _make(group: RankGroup, case: Case, buffers: Buffers) -> float:
     call = make_call(group, case, buffers)
     group.barrier()
     group.tracker.enter(case.collective.value, group.ranks)
@@ -99,7 +99,7 @@ def _wrong(case: Case, rank: int, host: str, row: Sequence[float]) -> Wrong:
     )
 
 
-def _fill(group: Group, case: Case, buffers: Buffers) -> None:
+def _fill(group: RankGroup, case: Case, buffers: Buffers) -> None:
     """Write this rank's input. Fill an output that is not also the input with a value that no result has."""
     receives = case.collective is Collective.BROADCAST and group.index != ROOT
     if receives or buffers.target is not buffers.source:
@@ -123,7 +123,7 @@ def _write(tensor: torch.Tensor, pattern: Pattern, index: int) -> None:
         at += piece.numel()
 
 
-def _expected(group: Group, case: Case) -> list[_Part]:
+def _expected(group: RankGroup, case: Case) -> list[_Part]:
     """Return what this rank's output must hold. Patterns take no memory until they are iterated."""
     share, own = case.count // group.size, group.index
     if case.collective is Collective.ALL_REDUCE or (case.collective is Collective.REDUCE and own == ROOT):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """Some ranks of the job, including this one. Functions of ``dist`` are looked up at each call."""
 
     handle: Any

@@ -15,9 +15,9 @@ from ddpdoctor.probes.bandwidth.visits import (
     LEAST_SLOT_S,
     SMALL_BYTES,
     VISITS,
-    Plan,
     Unit,
-    Visit,
+    UnitVisit,
+    VisitPlan,
     slot_seconds,
     visit_units,
 )
@@ -25,9 +25,9 @@ from ddpdoctor.probes.bandwidth.visits import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddpdoctor.model.bandwidth import Settings
-    from ddpdoctor.probes.bandwidth.group import Group
-    from ddpdoctor.probes.bandwidth.log import Log
+    from ddpdoctor.model.bandwidth import BenchSettings
+    from ddpdoctor.probes.bandwidth.group import RankGroup
+    from ddpdoctor.probes.bandwidth.log import ResultLog
     from ddpdoctor.probes.bandwidth.visits import Progress
 
 PLATEAU_BYTES = {"gloo": 4 * 2**20, "nccl": 64 * 2**20}
@@ -47,7 +47,9 @@ class _Node(Unit):
     peer: str | None
 
 
-def run_pairs(world: Group, settings: Settings, hosts: Sequence[str], log: Log, progress: Progress) -> None:
+def run_pairs(
+    world: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
+) -> None:
     """Measure every pair of ranks separately, into ``log.pairs``."""
     if world.size < 2:
         log.note("--pairs: one rank has no pairs")
@@ -65,7 +67,9 @@ def run_pairs(world: Group, settings: Settings, hosts: Sequence[str], log: Log, 
     _note(log, plan, len(pairs), "pairs of ranks", turns, alone=alone)
 
 
-def run_nodes(world: Group, settings: Settings, hosts: Sequence[str], log: Log, progress: Progress) -> None:
+def run_nodes(
+    world: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
+) -> None:
     """Measure the ranks of every host and of every pair of hosts, into ``log.nodes``.
 
     All ranks of two hosts take part, not one of each, as in training. This also uses all cards of a host that has a
@@ -94,8 +98,8 @@ def _node(members: dict[str, list[int]], host: str, peer: str | None) -> _Node:
 
 
 def _plan(
-    phase: str, rounds: Sequence[tuple[Unit, ...]], world: Group, settings: Settings, log: Log
-) -> tuple[Plan, bool]:
+    phase: str, rounds: Sequence[tuple[Unit, ...]], world: RankGroup, settings: BenchSettings, log: ResultLog
+) -> tuple[VisitPlan, bool]:
     """Return the plan, and whether each unit runs alone.
 
     Units run alone if there is time. When run at once, they share cores, memory and network cards and can slow each
@@ -106,11 +110,11 @@ def _plan(
     slots = single if alone else tuple(rounds)
     limit = max(LEAST_BYTES, min(settings.max_size_bytes, PLATEAU_BYTES.get(settings.backend, LEAST_BYTES)))
     size = _fitting_size(limit, log, slot_seconds(settings.budget_s, VISITS * len(slots)))
-    plan = Plan(phase=phase, slots=slots, size_bytes=int(world.agree(size)), budget_s=settings.budget_s)
+    plan = VisitPlan(phase=phase, slots=slots, size_bytes=int(world.agree(size)), budget_s=settings.budget_s)
     return plan, alone or all(len(slot) == 1 for slot in slots)
 
 
-def _fitting_size(limit: int, log: Log, slot_s: float) -> int:
+def _fitting_size(limit: int, log: ResultLog, slot_s: float) -> int:
     """Return the largest size whose calls should fit into a slot, judged by the whole group's times."""
     times = [
         (result.size_bytes, result.p50_us)
@@ -125,15 +129,15 @@ def _fitting_size(limit: int, log: Log, slot_s: float) -> int:
     return max(size, LEAST_BYTES)
 
 
-def _gather_visits(world: Group, plan: Plan, progress: Progress) -> Iterator[tuple[Unit, list[Visit]]]:
-    seen: dict[Unit, list[Visit]] = {}
+def _gather_visits(world: RankGroup, plan: VisitPlan, progress: Progress) -> Iterator[tuple[Unit, list[UnitVisit]]]:
+    seen: dict[Unit, list[UnitVisit]] = {}
     for slot in visit_units(world, plan, progress):
         for unit, visit in slot:
             seen.setdefault(unit, []).append(visit)
             yield unit, seen[unit]
 
 
-def _sum_up_pair(unit: Unit, visits: Sequence[Visit], hosts: Sequence[str], *, alone: bool) -> Pair:
+def _sum_up_pair(unit: Unit, visits: Sequence[UnitVisit], hosts: Sequence[str], *, alone: bool) -> Pair:
     late_us = [statistics.median(late) for late in zip(*(visit.late_us for visit in visits), strict=True)]
     first, second = unit.ranks
     return Pair(
@@ -145,11 +149,11 @@ def _sum_up_pair(unit: Unit, visits: Sequence[Visit], hosts: Sequence[str], *, a
     )
 
 
-def _sum_up_node(unit: _Node, visits: Sequence[Visit], *, alone: bool) -> NodeResult:
+def _sum_up_node(unit: _Node, visits: Sequence[UnitVisit], *, alone: bool) -> NodeResult:
     return NodeResult(host=unit.host, peer=unit.peer, ranks=unit.ranks, alone=alone, **_sum_up(visits))
 
 
-def _sum_up(visits: Sequence[Visit]) -> dict[str, Any]:
+def _sum_up(visits: Sequence[UnitVisit]) -> dict[str, Any]:
     """Return the fields that pairs and nodes have in common."""
     latencies_us = tuple(visit.latency_us for visit in visits)
     busbws_gb_s = tuple(visit.busbw_gb_s for visit in visits)
@@ -162,7 +166,7 @@ def _sum_up(visits: Sequence[Visit]) -> dict[str, Any]:
     }
 
 
-def _note(log: Log, plan: Plan, measured: int, what: str, turns: int, *, alone: bool) -> None:
+def _note(log: ResultLog, plan: VisitPlan, measured: int, what: str, turns: int, *, alone: bool) -> None:
     total = sum(len(slot) for slot in plan.slots)
     left = "" if measured == total else f", for more of which a budget of {plan.budget_s:g} s has no time,"
     how = "one at a time" if alone else "several at once, which share cores and network cards"

@@ -11,26 +11,26 @@ from ddpdoctor.model.bandwidth import Bench
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import (
         Arrival,
+        BenchSettings,
         LeftOut,
         Measurement,
         Member,
         NcclLog,
         NodeResult,
         Pair,
-        Settings,
         Stop,
         Wrong,
     )
 
 
 @dataclass(slots=True)
-class Log:
+class ResultLog:
     """The results on one rank. All ranks keep them, because any rank may have to report. Unseen parts are empty.
 
     Each append or assignment is atomic, so a snapshot may lack the last change but is never corrupt.
     """
 
-    settings: Settings
+    settings: BenchSettings
     members: tuple[Member, ...]
     results: list[Measurement] = field(default_factory=list)
     wrong: list[Wrong] = field(default_factory=list)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Case, Member
     from ddpdoctor.model.causes import Space
-    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.group import RankGroup
 
 USABLE_SHARE = 0.8
 """Our choice: the rest is for other processes. A machine short of memory would measure its swap."""
@@ -47,7 +47,7 @@ def _readable(size_bytes: int) -> str:
     return format_size(round(size_bytes / unit) * unit)
 
 
-def find_room(group: Group, members: Sequence[Member]) -> Room:
+def find_room(group: RankGroup, members: Sequence[Member]) -> Room:
     """Return the least room of all ranks. This is collective, and no buffers may be held. ``members`` are all ranks."""
     own = read_free_bytes(group.device) / count_takers(members[group.ranks[group.index]], members)
     free = [row[0] for row in group.gather([own])]
@@ -62,7 +62,7 @@ def count_takers(own: Member, members: Sequence[Member]) -> int:
     return sum(one.host == own.host for one in members)
 
 
-def needed_bytes(case: Case, group: Group, most: int = 1) -> int:
+def needed_bytes(case: Case, group: RankGroup, most: int = 1) -> int:
     """Return the memory of a rank for a case: its buffers (``most`` is as in ``make_sets``) and working memory.
 
     The correctness pass needs a little. Gloo gathers into a copy of the output, and reduces a copy of reduce_scatter's

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.group import RankGroup
 
 FILE = "nccl.%h.%p.log"
 """NCCL replaces %h by the host's name and %p by the process id."""
@@ -68,7 +68,7 @@ class NcclLogs:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def share(self, group: Group, conversation: Conversation) -> tuple[NcclLog, ...]:
+    def share(self, group: RankGroup, conversation: Conversation) -> tuple[NcclLog, ...]:
         """Return the logs of all ranks on rank 0, and this rank's own on the others. Raises ``StoreError``."""
         if self._folder is None:
             return ()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from ddpdoctor.model.bandwidth import Case
-    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.group import RankGroup
 
 LARGEST = 127
 """The largest int8."""
@@ -81,7 +81,7 @@ class Pattern:
         return self._make(places.remainder_(self._period))
 
 
-def put_in(case: Case, group: Group, rank: int) -> Pattern:
+def put_in(case: Case, group: RankGroup, rank: int) -> Pattern:
     """Return the input of a rank. ``rank`` is its place in the group."""
     redop = case.redop
 
@@ -93,7 +93,7 @@ def put_in(case: Case, group: Group, rank: int) -> Pattern:
     return _pattern(make, case, group)
 
 
-def reduced(case: Case, group: Group) -> Pattern:
+def reduced(case: Case, group: RankGroup) -> Pattern:
     """Return the reduction over all ranks of the group, in float64 if it may be inexact."""
     import torch
 
@@ -110,7 +110,7 @@ def reduced(case: Case, group: Group) -> Pattern:
     return Pattern(make, _period(group), group.device) if tolerance(case, group) else _pattern(make, case, group)
 
 
-def tolerance(case: Case, group: Group) -> float:
+def tolerance(case: Case, group: RankGroup) -> float:
     """Return the allowed relative error of a result, 0 if it must be exact.
 
     Backends average by dividing at the end or by multiplying each value first. Both are exact if the number of ranks is
@@ -123,19 +123,19 @@ def tolerance(case: Case, group: Group) -> float:
     return 2 * float(torch.finfo(getattr(torch, case.dtype)).eps)
 
 
-def working_bytes(case: Case, group: Group) -> int:
+def working_bytes(case: Case, group: RankGroup) -> int:
     """Return the most memory that the pass takes besides the buffers. It does not depend on the number of ranks."""
     return min(case.count, _period(group)) * WORKING_BYTES
 
 
-def _pattern(make: Callable[[torch.Tensor], torch.Tensor], case: Case, group: Group) -> Pattern:
+def _pattern(make: Callable[[torch.Tensor], torch.Tensor], case: Case, group: RankGroup) -> Pattern:
     import torch
 
     dtype: torch.dtype = getattr(torch, case.dtype)
     return Pattern(lambda places: make(places).to(dtype), _period(group), group.device)
 
 
-def _period(group: Group) -> int:
+def _period(group: RankGroup) -> int:
     return PERIODS[group.device.type]
 
 

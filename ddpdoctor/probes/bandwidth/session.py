@@ -11,7 +11,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.probes.agreement import propose, run_agreed
 from ddpdoctor.probes.bandwidth.cases import check_possible
-from ddpdoctor.probes.bandwidth.log import Log
+from ddpdoctor.probes.bandwidth.log import ResultLog
 from ddpdoctor.probes.bandwidth.nccl_log import NcclLogs
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 from ddpdoctor.probes.bandwidth.watch import Watched, Watcher
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ddpdoctor.exchange.conversation import Conversation
-    from ddpdoctor.model.bandwidth import Bench, Member, Settings
+    from ddpdoctor.model.bandwidth import Bench, BenchSettings, Member
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.probes.ranks import Ranks
 
@@ -29,12 +29,12 @@ LEAST_GROUP_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class BenchTask:
     """What the command line hands to a rank."""
 
     launch: Launch
     env: Mapping[str, str]
-    settings: Settings
+    settings: BenchSettings
     """The backend may be ``AUTO``."""
     timeout_s: float
     """How long to wait for the slowest rank."""
@@ -46,7 +46,7 @@ class Job:
     progress: Callable[[str, float, float | None], None]
 
 
-def run_rank(job: Job) -> int:
+def run_rank(job: BenchTask) -> int:
     """Take part in a bench and return the exit status, which is the same on all ranks.
 
     Raises ``UserError`` if the ranks cannot meet.
@@ -58,11 +58,11 @@ def run_rank(job: Job) -> int:
         raise _unreachable(job.launch, error) from error
 
 
-def _take_part(job: Job, ranks: Ranks) -> int:
+def _take_part(job: BenchTask, ranks: Ranks) -> int:
     own = propose(job.launch, job.env, job.settings)
 
     def run(backend: str, members: tuple[Member, ...]) -> int:
-        return _run(job, ranks, Log(replace(job.settings, backend=backend), members))
+        return _run(job, ranks, ResultLog(replace(job.settings, backend=backend), members))
 
     def check(backend: str) -> None:
         check_possible(replace(job.settings, backend=backend))
@@ -70,7 +70,7 @@ def _take_part(job: Job, ranks: Ranks) -> int:
     return run_agreed(ranks, own, job.timeout_s, job.show_error, run, check=check)
 
 
-def _run(job: Job, ranks: Ranks, log: Log) -> int:
+def _run(job: BenchTask, ranks: Ranks, log: ResultLog) -> int:
     tracker, nccl_logs = Tracker(), NcclLogs(log.settings.backend)
     with Watcher(_watched(job, ranks.conversation, log, tracker, nccl_logs)):
         _read_machines(job, ranks.conversation, log)
@@ -78,7 +78,9 @@ def _run(job: Job, ranks: Ranks, log: Log) -> int:
     return ranks.end(lambda: job.report(log.bench()))
 
 
-def _watched(job: Job, conversation: Conversation, log: Log, tracker: Tracker, nccl_logs: NcclLogs) -> Watched:
+def _watched(
+    job: BenchTask, conversation: Conversation, log: ResultLog, tracker: Tracker, nccl_logs: NcclLogs
+) -> Watched:
     return Watched(
         rank=job.launch.rank,
         members=log.members,
@@ -90,18 +92,18 @@ def _watched(job: Job, conversation: Conversation, log: Log, tracker: Tracker, n
     )
 
 
-def _read_machines(job: Job, conversation: Conversation, log: Log) -> None:
+def _read_machines(job: BenchTask, conversation: Conversation, log: ResultLog) -> None:
     try:
         job.read_machines(conversation)
     except StoreError as error:
         log.note(f"the machines could not be read: {error}")
 
 
-def _measure(job: Job, ranks: Ranks, log: Log, tracker: Tracker, nccl_logs: NcclLogs) -> None:
+def _measure(job: BenchTask, ranks: Ranks, log: ResultLog, tracker: Tracker, nccl_logs: NcclLogs) -> None:
     import torch
     from torch import distributed
 
-    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.group import RankGroup
     from ddpdoctor.probes.bandwidth.localize import run_nodes, run_pairs
     from ddpdoctor.probes.bandwidth.sweep import run_sweep
 
@@ -115,7 +117,7 @@ def _measure(job: Job, ranks: Ranks, log: Log, tracker: Tracker, nccl_logs: Nccl
         group_limit_s = max(LEAST_GROUP_LIMIT_S, ABOVE_OURS * log.settings.hang_timeout_s)
         store = ranks.open_process_group(log.settings.backend, member.device, job.timeout_s, group_limit_s)
         tracker.leave()
-        group = Group(None, everybody, torch.device(member.device), log.settings.backend, tracker)
+        group = RankGroup(None, everybody, torch.device(member.device), log.settings.backend, tracker)
         run_sweep(group, log.settings, hosts, log, job.progress)
         if log.settings.pairs:
             run_pairs(group, log.settings, hosts, log, job.progress)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.probes.bandwidth.collectives import Call
-    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.group import RankGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Spans:
         )
 
 
-def time_calls(group: Group, op: str, calls: Iterator[Call], count: int) -> Spans:
+def time_calls(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:
     """Time ``count`` single calls, each after a barrier."""
     with _no_collections():
         if group.device.type == "cuda":
@@ -48,7 +48,7 @@ def time_calls(group: Group, op: str, calls: Iterator[Call], count: int) -> Span
         return _time_calls_on_host(group, op, calls, count)
 
 
-def time_batches(group: Group, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
+def time_batches(group: RankGroup, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
     """Time ``batches`` batches of ``count`` calls, each batch after a barrier."""
     with _no_collections():
         if group.device.type == "cuda":
@@ -56,7 +56,7 @@ def time_batches(group: Group, op: str, calls: Iterator[Call], batches: int, cou
         return _time_batches_on_host(group, op, calls, batches, count)
 
 
-def _time_calls_on_host(group: Group, op: str, calls: Iterator[Call], count: int) -> Spans:
+def _time_calls_on_host(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:
     import torch.distributed as dist
 
     clock, tracker, ranks, handle = time.perf_counter_ns, group.tracker, group.ranks, group.handle
@@ -83,7 +83,7 @@ def _time_calls_on_host(group: Group, op: str, calls: Iterator[Call], count: int
     return Spans(times_us=tuple(times_us), host_us=tuple(times_us), waits_us=tuple(waits_us))
 
 
-def _time_batches_on_host(group: Group, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
+def _time_batches_on_host(group: RankGroup, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
     clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
     times_us, waits_us = [], []
     for _ in range(batches):
@@ -98,7 +98,7 @@ def _time_batches_on_host(group: Group, op: str, calls: Iterator[Call], batches:
     return Spans(times_us=tuple(times_us), host_us=tuple(times_us), waits_us=tuple(waits_us))
 
 
-def _time_calls_on_stream(group: Group, op: str, calls: Iterator[Call], count: int) -> Spans:
+def _time_calls_on_stream(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:
     clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
     before, after = _events()
     times_us, host_us, waits_us = [], [], []
@@ -119,7 +119,7 @@ def _time_calls_on_stream(group: Group, op: str, calls: Iterator[Call], count: i
     return Spans(times_us=tuple(times_us), host_us=tuple(host_us), waits_us=tuple(waits_us))
 
 
-def _time_batches_on_stream(group: Group, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
+def _time_batches_on_stream(group: RankGroup, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
     clock, tracker, ranks = time.perf_counter_ns, group.tracker, group.ranks
     before, after = _events()
     times_us, host_us, waits_us = [], [], []

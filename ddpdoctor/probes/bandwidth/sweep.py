@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.bandwidth import LeftOut
-from ddpdoctor.probes.bandwidth.arrival import Arrivals
-from ddpdoctor.probes.bandwidth.budget import Forecast, Slot, Step, share_out
+from ddpdoctor.probes.bandwidth.arrival import BarrierWaits
+from ddpdoctor.probes.bandwidth.budget import Forecast, Step, TimeSlot, share_out
 from ddpdoctor.probes.bandwidth.buffers import make_sets
 from ddpdoctor.probes.bandwidth.cases import is_in_place, list_cases, list_impossible
 from ddpdoctor.probes.bandwidth.correctness import check
@@ -20,11 +20,11 @@ from ddpdoctor.probes.bandwidth.timing import Effort, measure, most_calls
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddpdoctor.model.bandwidth import Case, Settings
+    from ddpdoctor.model.bandwidth import BenchSettings, Case
     from ddpdoctor.probes.bandwidth.buffers import Buffers
     from ddpdoctor.probes.bandwidth.correctness import Checked
-    from ddpdoctor.probes.bandwidth.group import Group
-    from ddpdoctor.probes.bandwidth.log import Log
+    from ddpdoctor.probes.bandwidth.group import RankGroup
+    from ddpdoctor.probes.bandwidth.log import ResultLog
 
     Progress = Callable[[str, float, float | None], None]
 
@@ -33,7 +33,9 @@ SLOWEST_GB_S = 0.01
 """Our choice: the slowest speed that a first call is given time for, about a 100 Mbit/s network."""
 
 
-def run_sweep(group: Group, settings: Settings, hosts: Sequence[str], log: Log, progress: Progress) -> None:
+def run_sweep(
+    group: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
+) -> None:
     """Check and measure all cases within ``settings.budget_s``. Results go to ``log`` at once, on every rank.
 
     ``hosts`` is indexed by global rank, and the group is all ranks. Cases without enough time or memory are listed in
@@ -53,7 +55,7 @@ def list_steps(cases: Sequence[Case]) -> list[Step]:
     return [Step(cases=tuple(members)) for _, members in groups]
 
 
-def _note_places(settings: Settings, log: Log) -> None:
+def _note_places(settings: BenchSettings, log: ResultLog) -> None:
     """Note the collectives that --in-place does not apply to."""
     other = [one.value for one in settings.collectives if not is_in_place(one, asked=True)]
     if settings.in_place and other:
@@ -61,14 +63,16 @@ def _note_places(settings: Settings, log: Log) -> None:
 
 
 class _Sweep:
-    def __init__(self, group: Group, settings: Settings, hosts: Sequence[str], log: Log, progress: Progress) -> None:
+    def __init__(
+        self, group: RankGroup, settings: BenchSettings, hosts: Sequence[str], log: ResultLog, progress: Progress
+    ) -> None:
         self._group = group
         self._settings = settings
         self._hosts = hosts
         self._log = log
         self._progress = progress
         self._forecast = Forecast(settings.backend, settings.iterations)
-        self._arrivals = Arrivals([hosts[rank] for rank in group.ranks])
+        self._arrivals = BarrierWaits([hosts[rank] for rank in group.ranks])
         self._began_s = time.monotonic()
         self._ends_s: float | None = None
         """When the sweep is expected to end."""
@@ -86,7 +90,7 @@ class _Sweep:
         self._log.arrivals = self._arrivals.summary()
         return steps[1:]
 
-    def _refuse(self, step: Step, slot: Slot | None) -> str:
+    def _refuse(self, step: Step, slot: TimeSlot | None) -> str:
         needed = needed_bytes(step.cases[0], self._group, most_calls(self._effort()))
         reason = find_room(self._group, self._log.members).refuse(needed)
         if slot is None and not reason:
@@ -101,7 +105,7 @@ class _Sweep:
         )
         return [step for step in steps if step.curve != curve]
 
-    def _measure(self, step: Step, slot: Slot) -> None:
+    def _measure(self, step: Step, slot: TimeSlot) -> None:
         began_s = time.monotonic()
         group, forecast = self._group, self._forecast
         self._come_to("check", step, self._longest_s(step))
@@ -111,7 +115,7 @@ class _Sweep:
         timed_s = sum(self._time(step, case, slot, sets, checked) for case in step.cases)
         forecast.see_rest(step, group.agree(time.monotonic() - began_s - timed_s))
 
-    def _time(self, step: Step, case: Case, slot: Slot, sets: Sequence[Buffers], checked: Checked) -> float:
+    def _time(self, step: Step, case: Case, slot: TimeSlot, sets: Sequence[Buffers], checked: Checked) -> float:
         """Measure one mode, and return how long the timed calls took on this rank."""
         self._come_to("measure", step, max(slot.seconds[case.mode], self._longest_s(step)))
         measured = measure(self._group, case, self._effort(slot.seconds[case.mode]), sets)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Case
     from ddpdoctor.probes.bandwidth.buffers import Buffers
     from ddpdoctor.probes.bandwidth.collectives import Call
-    from ddpdoctor.probes.bandwidth.group import Group
+    from ddpdoctor.probes.bandwidth.group import RankGroup
     from ddpdoctor.probes.bandwidth.spans import Spans
 
 LEAST_CALLS = 5
@@ -60,7 +60,7 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class TimedCase:
     """The measurement of a case, the same on every rank."""
 
     measurement: Measurement
@@ -74,7 +74,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TimingPlan:
     """The number of batches, and of calls per batch. In latency mode every batch is one call."""
 
     batches: int
@@ -91,7 +91,7 @@ class _Timed:
     waits_us: tuple[tuple[float, ...], ...]
 
 
-def measure(group: Group, case: Case, effort: Effort, sets: Sequence[Buffers] = ()) -> Measured:
+def measure(group: RankGroup, case: Case, effort: Effort, sets: Sequence[Buffers] = ()) -> TimedCase:
     """Measure a case. All ranks of the group call this at once and get the same result.
 
     ``sets`` are buffers for the case if they exist already. torch's errors propagate.
@@ -101,13 +101,13 @@ def measure(group: Group, case: Case, effort: Effort, sets: Sequence[Buffers] = 
         push_out(group.device)
     first = _run(group, case, calls, 1, 1)
     plan = plan_calls(case.mode, effort, _warm_up(group, case, calls, effort, first.host_us[0] / 1e6))
-    plan = Plan(batches=_agree(group, plan.batches), calls=_agree(group, plan.calls))
+    plan = TimingPlan(batches=_agree(group, plan.batches), calls=_agree(group, plan.calls))
     began_s = time.monotonic()
     spans = _run_within(group, case, calls, effort, plan)
     timed_s = time.monotonic() - began_s
     timed = _gather(group, first, spans)
     measurement = summarize(case, timed.first_us, timed.times_us, plan.calls, group.size, warm=not effort.cold)
-    return Measured(
+    return TimedCase(
         measurement=measurement,
         waits_us=even_out(timed.waits_us, timed.host_us) if case.mode is Mode.LATENCY else (),
         timed_s=timed_s,
@@ -135,7 +135,7 @@ def most_calls(effort: Effort) -> int:
     return 1 + (MOST_WARMUP if effort.warmup is None else effort.warmup) + timed + MOST_BATCHES
 
 
-def _warm_up(group: Group, case: Case, calls: Iterator[Call], effort: Effort, first_s: float) -> float:
+def _warm_up(group: RankGroup, case: Case, calls: Iterator[Call], effort: Effort, first_s: float) -> float:
     """Make uncounted calls like the timed ones. Return the seconds per call, including its barrier if it has one."""
     count = effort.warmup
     if count is None:
@@ -151,21 +151,21 @@ def _warm_up(group: Group, case: Case, calls: Iterator[Call], effort: Effort, fi
     return _run(group, case, calls, 1, count).host_us[0] / count / 1e6
 
 
-def plan_calls(mode: Mode, effort: Effort, each_s: float) -> Plan:
+def plan_calls(mode: Mode, effort: Effort, each_s: float) -> TimingPlan:
     """Return how many calls to time if one takes ``each_s``. In throughput mode the number is rounded up."""
     each_s = max(each_s, 1e-9)
     affordable = math.floor(effort.seconds / each_s)
     if mode is Mode.LATENCY:
-        return Plan(batches=effort.iterations or max(LEAST_CALLS, min(MOST_CALLS, affordable)), calls=1)
+        return TimingPlan(batches=effort.iterations or max(LEAST_CALLS, min(MOST_CALLS, affordable)), calls=1)
     if effort.iterations is not None:
         calls = math.ceil(effort.iterations / MOST_BATCHES)
-        return Plan(batches=math.ceil(effort.iterations / calls), calls=calls)
+        return TimingPlan(batches=math.ceil(effort.iterations / calls), calls=calls)
     longest = max(math.ceil(LEAST_BATCH_S / each_s), min(affordable, MOST_CALLS) // MOST_BATCHES)
     calls = max(1, min(MOST_BATCH_CALLS, longest))
-    return Plan(batches=max(LEAST_BATCHES, min(MOST_BATCHES, affordable // calls)), calls=calls)
+    return TimingPlan(batches=max(LEAST_BATCHES, min(MOST_BATCHES, affordable // calls)), calls=calls)
 
 
-def _run_within(group: Group, case: Case, calls: Iterator[Call], effort: Effort, plan: Plan) -> Spans:
+def _run_within(group: RankGroup, case: Case, calls: Iterator[Call], effort: Effort, plan: TimingPlan) -> Spans:
     """Time the calls of the plan. If time decides, time some first, then as many more as there is time for."""
     if effort.iterations is not None:
         return _run(group, case, calls, plan.batches, plan.calls)
@@ -179,18 +179,18 @@ def _run_within(group: Group, case: Case, calls: Iterator[Call], effort: Effort,
     return spans + _run(group, case, calls, more, plan.calls) if more else spans
 
 
-def _run(group: Group, case: Case, calls: Iterator[Call], batches: int, count: int) -> Spans:
+def _run(group: RankGroup, case: Case, calls: Iterator[Call], batches: int, count: int) -> Spans:
     if case.mode is Mode.LATENCY:
         return time_calls(group, case.collective.value, calls, batches)
     return time_batches(group, case.collective.value, calls, batches, count)
 
 
-def _agree(group: Group, count: int) -> int:
+def _agree(group: RankGroup, count: int) -> int:
     """Return the first rank's number. A rank that made another number of calls would wait forever."""
     return int(group.agree(count))
 
 
-def _gather(group: Group, first: Spans, spans: Spans) -> _Timed:
+def _gather(group: RankGroup, first: Spans, spans: Spans) -> _Timed:
     count = len(spans.times_us)
     rows = group.gather([first.times_us[0], *spans.times_us, *spans.host_us, *spans.waits_us])
     return _Timed(

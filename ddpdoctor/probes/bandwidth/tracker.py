@@ -62,7 +62,7 @@ MAX_FRAMES = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class MainThreadFailure:
     """The exception that ended the main thread."""
 
     text: str
@@ -71,14 +71,14 @@ class Failure:
     """The frames from where it was caught to where it was raised, as in ``Position``."""
 
 
-def describe_failure(error: BaseException) -> Failure:
+def describe_failure(error: BaseException) -> MainThreadFailure:
     """Return an exception as the report shows it."""
     frames = list(traceback.walk_tb(error.__traceback__))[-MAX_FRAMES:]
-    return Failure(text=typed_line(error), stack=_lines(frames))
+    return MainThreadFailure(text=typed_line(error), stack=_lines(frames))
 
 
 def take_position(
-    rank: int, tracker: Tracker, failure: Failure | None, states: Mapping[int, str], ends: Mapping[int, str]
+    rank: int, tracker: Tracker, failure: MainThreadFailure | None, states: Mapping[int, str], ends: Mapping[int, str]
 ) -> Position:
     """Return where the main thread is now, or where it failed, and the states of the other processes on this host."""
     return Position(

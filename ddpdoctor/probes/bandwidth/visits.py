@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.bandwidth import Case, Collective, Mode
-from ddpdoctor.probes.bandwidth.group import Group
+from ddpdoctor.probes.bandwidth.group import RankGroup
 from ddpdoctor.probes.bandwidth.timing import Effort, measure
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class VisitPlan:
     """The order of measurement: the units of a slot at once, the slots one by one. The same on all ranks."""
 
     phase: str
@@ -60,7 +60,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
+class UnitVisit:
     """One measurement of one unit."""
 
     latency_us: float
@@ -71,7 +71,7 @@ class Visit:
     """For each of its ranks, how much later than the others it came to the barriers of the small calls."""
 
 
-def visit_units(world: Group, plan: Plan, progress: Progress) -> Iterator[list[tuple[Unit, Visit]]]:
+def visit_units(world: RankGroup, plan: VisitPlan, progress: Progress) -> Iterator[list[tuple[Unit, UnitVisit]]]:
     """Measure all units in turn, ``VISITS`` times, and yield each slot's visits on every rank.
 
     If there is no time for all slots or turns, rank 0's clock decides for all ranks.
@@ -146,9 +146,9 @@ def _own_lateness(waits_us: Sequence[Sequence[float]], index: int) -> float:
     return float(statistics.median(late))
 
 
-def _read_visit(unit: Unit, rows: Sequence[Sequence[float]]) -> Visit:
+def _read_visit(unit: Unit, rows: Sequence[Sequence[float]]) -> UnitVisit:
     _, latency_us, busbw_gb_s, _ = rows[unit.ranks[0]]
-    return Visit(
+    return UnitVisit(
         latency_us=latency_us,
         busbw_gb_s=busbw_gb_s,
         late_us=tuple(rows[rank][-1] for rank in unit.ranks),
@@ -158,12 +158,12 @@ def _read_visit(unit: Unit, rows: Sequence[Sequence[float]]) -> Visit:
 class _Groups:
     """The groups of the units. All ranks create all of them in the same order, because creating one is collective."""
 
-    def __init__(self, world: Group) -> None:
+    def __init__(self, world: RankGroup) -> None:
         self._world = world
         self._rank = world.ranks[world.index]
         self._handles: dict[tuple[int, ...], Any] = {}
 
-    def of(self, slot: Sequence[Unit]) -> list[Group]:
+    def of(self, slot: Sequence[Unit]) -> list[RankGroup]:
         """Create the groups that are not open yet, and return this rank's own group of the slot, if any."""
         for unit in slot:
             if unit.ranks not in self._handles:
@@ -198,9 +198,9 @@ class _Groups:
         self._world.tracker.leave()
         return handle
 
-    def _group(self, ranks: tuple[int, ...]) -> Group:
+    def _group(self, ranks: tuple[int, ...]) -> RankGroup:
         world = self._world
-        return Group(self._handles[ranks], ranks, world.device, world.backend, world.tracker)
+        return RankGroup(self._handles[ranks], ranks, world.device, world.backend, world.tracker)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from ddpdoctor.probes.bandwidth.stopping import (
     stop_alone,
     stop_together,
 )
-from ddpdoctor.probes.bandwidth.tracker import Failure, describe_failure, take_position
+from ddpdoctor.probes.bandwidth.tracker import MainThreadFailure, describe_failure, take_position
 from ddpdoctor.probes.lifeline import Lifeline
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Watcher:
         self._signals = CaughtSignals()
         self._lock = threading.Lock()
         self._leaving = self._stopping = False
-        self._failure: Failure | None = None
+        self._failure: MainThreadFailure | None = None
         self._ended: set[int] = set()
         self._answered = 0
         self._ask_not_before_s = 0.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ddpdoctor.model.checkpoint import Checksums, Contents, Damage, FileSeen, Form, Part, State, TensorIn, Weights
+from ddpdoctor.model.checkpoint import Checksums, Contents, Damage, FileSeen, Form, Part, ReadState, TensorIn, Weights
 from ddpdoctor.model.tensor_names import MODEL_KEYS
 from ddpdoctor.probes.checkpoint.pickles import DTYPES, MOST_ELEMENTS, Opaque, Unreadable, read_pickle
 
@@ -73,16 +73,16 @@ def read_distributed(folder: Path, *, checksums: bool) -> FileSeen:
     """Read a folder. Raises ``OSError``."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
-    seen = FileSeen(path=str(folder), size_bytes=size, form=Form.FOLDER, state=State.WHOLE)
+    seen = FileSeen(path=str(folder), size_bytes=size, form=Form.FOLDER, state=ReadState.WHOLE)
     if folder / METADATA not in files:
         detail = f"it holds {sum(path.suffix == '.distcp' for path in files)} .distcp files and no {METADATA}"
-        return replace(seen, state=State.CUT, detail=detail)
+        return replace(seen, state=ReadState.CUT, detail=detail)
     try:
         with (folder / METADATA).open("rb") as file:
             root = read_pickle(file).root
         items, tensors = tuple(_items(root)), tuple(_tensors(root))
     except Unreadable as error:
-        return replace(seen, state=State.UNREADABLE, detail=f"{METADATA}: {error}")
+        return replace(seen, state=ReadState.UNREADABLE, detail=f"{METADATA}: {error}")
     return replace(
         seen,
         checksums=Checksums.CHECKED if checksums else Checksums.NOT_READ,

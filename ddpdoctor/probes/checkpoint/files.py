@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from ddpdoctor.model.checkpoint import Checksums, Damage, FileSeen, Form, State
+from ddpdoctor.model.checkpoint import Checksums, Damage, FileSeen, Form, ReadState
 from ddpdoctor.model.errors import typed_line
 from ddpdoctor.probes.checkpoint.contents import describe, weights_of
 from ddpdoctor.probes.checkpoint.legacy import read_legacy
@@ -58,7 +58,7 @@ def read_file(path: Path, extent: Extent) -> FileSeen:
     """Read a file. Raises ``OSError`` if it cannot be opened."""
     size = path.stat().st_size
     if size == 0:
-        return _unread(path, 0, Form.FOREIGN, State.EMPTY)
+        return _unread(path, 0, Form.FOREIGN, ReadState.EMPTY)
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         if head.startswith(LOCAL_SIGNATURE):
@@ -66,11 +66,11 @@ def read_file(path: Path, extent: Extent) -> FileSeen:
         if is_safetensors(head):
             return _read_safetensors(path, file, size, extent)
         return _read_legacy(path, file, size, extent) or _unread(
-            path, size, Form.FOREIGN, State.FOREIGN, name_foreign(head)
+            path, size, Form.FOREIGN, ReadState.FOREIGN, name_foreign(head)
         )
 
 
-def _unread(path: Path, size: int, form: Form, state: State, detail: str = "") -> FileSeen:
+def _unread(path: Path, size: int, form: Form, state: ReadState, detail: str = "") -> FileSeen:
     return FileSeen(path=str(path), size_bytes=size, form=form, state=state, detail=detail)
 
 
@@ -80,7 +80,7 @@ def _read_zip(path: Path, file: BinaryIO, size: int, extent: Extent) -> FileSeen
     except zipfile.BadZipFile:
         return _read_cut_zip(path, file, size)
     if archive.loaded is None:
-        state = State.UNREADABLE if archive.damaged else State.FOREIGN
+        state = ReadState.UNREADABLE if archive.damaged else ReadState.FOREIGN
         return FileSeen(
             path=str(path),
             size_bytes=size,
@@ -96,7 +96,7 @@ def _read_zip(path: Path, file: BinaryIO, size: int, extent: Extent) -> FileSeen
         path=str(path),
         size_bytes=size,
         form=Form.ZIP,
-        state=State.WHOLE,
+        state=ReadState.WHOLE,
         checksums=_checksums(archive, extent),
         damaged=_name_damage(archive),
         contents=describe(archive.loaded.root, archive.loaded.names),
@@ -130,7 +130,7 @@ def _read_cut_zip(path: Path, file: BinaryIO, size: int) -> FileSeen:
         path=str(path),
         size_bytes=size,
         form=Form.ZIP,
-        state=State.UNREADABLE if has_end else State.CUT,
+        state=ReadState.UNREADABLE if has_end else ReadState.CUT,
         detail="the directory of its records is damaged" if has_end else zeros,
         lost=tuple(name for name, ref in tensors if ref.storage.key not in rest.whole),
         contents=None if rest.loaded is None else describe(rest.loaded.root, rest.loaded.names),
@@ -166,7 +166,7 @@ def _read_legacy(path: Path, file: BinaryIO, size: int, extent: Extent) -> FileS
         legacy = read_legacy(file, size)
     except Unreadable as error:
         # Damaged or truncated: without an index we cannot know which.
-        return _unread(path, size, Form.LEGACY, State.UNREADABLE, str(error))
+        return _unread(path, size, Form.LEGACY, ReadState.UNREADABLE, str(error))
     if legacy is None:
         return None
     tensors = tuple(walk_tensors(legacy.loaded.root))
@@ -174,7 +174,7 @@ def _read_legacy(path: Path, file: BinaryIO, size: int, extent: Extent) -> FileS
         path=str(path),
         size_bytes=size,
         form=Form.LEGACY,
-        state=State.WHOLE if legacy.is_whole else State.CUT,
+        state=ReadState.WHOLE if legacy.is_whole else ReadState.CUT,
         checksums=Checksums.NONE,
         lost=tuple(name for name, ref in tensors if ref.storage.key not in legacy.starts),
         contents=describe(legacy.loaded.root, legacy.loaded.names),
@@ -187,13 +187,13 @@ def _read_safetensors(path: Path, file: BinaryIO, size: int, extent: Extent) -> 
     try:
         read = read_safetensors(file, size)
     except Unreadable as error:
-        return _unread(path, size, Form.SAFETENSORS, State.UNREADABLE, str(error))
+        return _unread(path, size, Form.SAFETENSORS, ReadState.UNREADABLE, str(error))
     lost = tuple(name for name in read.tensors if name not in read.starts)
     seen = FileSeen(
         path=str(path),
         size_bytes=size,
         form=Form.SAFETENSORS,
-        state=State.CUT if lost else State.WHOLE,
+        state=ReadState.CUT if lost else ReadState.WHOLE,
         checksums=Checksums.NONE,
         lost=lost,
         contents=weights_of(read.tensors),
@@ -205,7 +205,7 @@ def _with_values(
     seen: FileSeen, tensors: Sequence[tuple[str, TensorRef]], starts: Mapping[str, int], extent: Extent
 ) -> FileSeen:
     """Add what the values of a whole file show."""
-    if seen.state is not State.WHOLE:
+    if seen.state is not ReadState.WHOLE:
         return seen
     with mapped(Path(seen.path)) as buffer:
         values, unseen = check_values(buffer, tensors, starts) if extent.values else (None, ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.checkpoint import Checkpoints, Expected, FileSeen, Form, Gap, Leftover, State, TensorIn
+from ddpdoctor.model.checkpoint import Checkpoints, Expected, FileSeen, Form, Gap, Leftover, ReadState, TensorIn
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.probes.checkpoint.distributed import is_distributed, read_distributed
@@ -23,7 +23,7 @@ MOST_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class CheckpointOptions:
     """What the user asked for."""
 
     paths: tuple[Path, ...]
@@ -35,7 +35,7 @@ class Wanted:
     """Whether to read only the index, without checksums and values."""
 
 
-def read_checkpoints(wanted: Wanted, progress: Callable[[str], None]) -> Checkpoints:
+def read_checkpoints(wanted: CheckpointOptions, progress: Callable[[str], None]) -> Checkpoints:
     """Read all files. ``progress`` is called with each path before it is read. Raises ``UserError``."""
     import_torch()
     paths = tuple(path for given in wanted.paths for path in _expand(given))
@@ -85,7 +85,7 @@ def _read(path: Path, extent: Extent) -> FileSeen:
     except Exception as error:  # noqa: BLE001 - collectors catch everything: a damaged file may raise anything
         form = Form.FOLDER if path.is_dir() else Form.FOREIGN
         detail = f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]
-        return FileSeen(path=str(path), size_bytes=0, form=form, state=State.UNREADABLE, detail=detail)
+        return FileSeen(path=str(path), size_bytes=0, form=form, state=ReadState.UNREADABLE, detail=detail)
 
 
 def read_expected(function: str) -> Expected:

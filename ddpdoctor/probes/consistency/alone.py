@@ -17,8 +17,8 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.consistency.batches import Batches, CannotJoin, choose_batches, join, map_tensors, sample_counts
 from ddpdoctor.probes.consistency.building import build, quiet_dropout
 from ddpdoctor.probes.consistency.gradient_errors import Gradients, compare_gradients
-from ddpdoctor.probes.consistency.losses import Steps
-from ddpdoctor.probes.consistency.reference_process import Answer, Question, Start
+from ddpdoctor.probes.consistency.losses import TrainingStep
+from ddpdoctor.probes.consistency.reference_process import Question, ReferenceAnswer, ReferenceStart
 from ddpdoctor.probes.consistency.seeds import BUILD, STEP, set_seed
 from ddpdoctor.probes.consistency.step_records import batch_digest
 from ddpdoctor.probes.consistency.training import wrap
@@ -38,10 +38,10 @@ def main() -> None:
     """Answer questions until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    start = decode(Start, json.loads(sys.stdin.readline()))
+    start = decode(ReferenceStart, json.loads(sys.stdin.readline()))
     try:
         alone: Alone | None = Alone(start)
-        answer = Answer()
+        answer = ReferenceAnswer()
     except UserError as error:
         alone, answer = None, _trouble(error)
     for line in sys.stdin:
@@ -50,8 +50,8 @@ def main() -> None:
         answers.write(json.dumps(encode(answer)) + "\n")
 
 
-def _trouble(error: UserError) -> Answer:
-    return Answer(problem=f"in one process, {error.message}" + (f" ({error.help})" if error.help else ""))
+def _trouble(error: UserError) -> ReferenceAnswer:
+    return ReferenceAnswer(problem=f"in one process, {error.message}" + (f" ({error.help})" if error.help else ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class _Copy:
 
     module: Any
     ddp: Any
-    steps: Steps
+    steps: TrainingStep
     change: Callable[[Any], Any]
     """Converts a batch's tensor to that precision."""
 
@@ -68,7 +68,7 @@ class _Copy:
 class Alone:
     """The model in one process, in its own precision and, if possible, in float64."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: ReferenceStart) -> None:
         """Build the model. Raises ``UserError``."""
         import torch
 
@@ -82,7 +82,7 @@ class Alone:
         self._plain = self._copy(built, lambda tensor: tensor)
         self._double = self._in_double(built)
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> ReferenceAnswer:
         """Return how DDP's gradients of a step compare with those of one process."""
         import torch
 
@@ -98,8 +98,8 @@ class Alone:
         except UserError as error:
             return _trouble(error)
 
-    def _reply(self, *, step: ReferenceStep | None = None, problem: str = "") -> Answer:
-        return Answer(
+    def _reply(self, *, step: ReferenceStep | None = None, problem: str = "") -> ReferenceAnswer:
+        return ReferenceAnswer(
             step=step,
             float64=self._double is not None,
             batchnorm=self._batchnorm,
@@ -188,7 +188,7 @@ class Alone:
         return _Copy(
             module=built.module,
             ddp=wrap(built.module, self._device, unused=self._settings.unused),
-            steps=Steps(self._settings.step, built.loss_fn),
+            steps=TrainingStep(self._settings.step, built.loss_fn),
             change=change,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.consistency import Difference, Split, Stream, StreamClock, TensorRow, What
+from ddpdoctor.model.consistency import Difference, Stream, StreamClock, TensorRow, TensorSplit, What
 from ddpdoctor.model.sides import group_alike, grouped
 from ddpdoctor.model.trial import Rerun
 
@@ -36,7 +36,7 @@ def compare_steps(steps: Sequence[Sequence[StepRecord]]) -> tuple[Stream, ...]:
     return tuple(found)
 
 
-def split(tensors: Mapping[int, Sequence[TensorDigest]], whats: Iterable[What]) -> list[tuple[Split, ...]]:
+def split(tensors: Mapping[int, Sequence[TensorDigest]], whats: Iterable[What]) -> list[tuple[TensorSplit, ...]]:
     """Return for each kind the tensors that differ between ranks, in the order in which the first ranks list them."""
     keyed = {rank: {(one.what, one.name, one.part): one for one in seen} for rank, seen in tensors.items()}
     order = dict.fromkeys(key for seen in keyed.values() for key in seen)
@@ -92,7 +92,7 @@ def _differences(records: Sequence[tuple[int, Mapping[int, Sequence[TensorDigest
     return tuple(found.values())
 
 
-def _split(seen: Mapping[int, TensorDigest | None]) -> Split | None:
+def _split(seen: Mapping[int, TensorDigest | None]) -> TensorSplit | None:
     """Return how one tensor differs between ranks, or None if it does not."""
     sides = group_alike(
         {rank: ("", (), "") if one is None else (one.digest, one.shape, one.dtype) for rank, one in seen.items()}
@@ -100,7 +100,7 @@ def _split(seen: Mapping[int, TensorDigest | None]) -> Split | None:
     if len(sides) == 1:
         return None
     row = next(one for one in seen.values() if one is not None and one.digest)
-    return Split(
+    return TensorSplit(
         row=TensorRow(what=row.what, name=row.name, part=row.part, shape=row.shape, dtype=row.dtype),
         sides=tuple(ranks for _, ranks in sides),
         absent_on=tuple(rank for rank, one in sorted(seen.items()) if one is None or not one.digest),

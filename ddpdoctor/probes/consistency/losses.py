@@ -15,7 +15,7 @@ FAILED = 4
 """Exit status: the steps were needed but could not be run."""
 
 
-class Steps:
+class TrainingStep:
     """One training step without the optimizer, for any copy of the model."""
 
     def __init__(self, step: str, loss_fn: Callable[..., Any] | None) -> None:

@@ -36,7 +36,7 @@ LIMIT_FACTOR = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class ReferenceStart:
     """The first message: what all steps have in common."""
 
     settings: TrialSettings
@@ -56,7 +56,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ReferenceAnswer:
     """How the gradients compare. If they cannot be compared, ``step`` is None and ``problem`` says why."""
 
     step: ReferenceStep | None = None
@@ -83,7 +83,7 @@ class ReferenceProcess:
             text=True,
             env=_environment(os.environ),
         )
-        start = Start(settings=settings, world_size=world_size, device=str(device))
+        start = ReferenceStart(settings=settings, world_size=world_size, device=str(device))
         self._send(start)
 
     def keep_state(self, module: Any) -> None:
@@ -132,7 +132,7 @@ class ReferenceProcess:
             self._process.stdout.close()
         self._folder.cleanup()
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: ReferenceAnswer) -> None:
         steps: tuple[ReferenceStep, ...] = () if answer.step is None else (answer.step,)
         self._result = replace(
             self._result,
@@ -143,13 +143,13 @@ class ReferenceProcess:
             problem=answer.problem,
         )
 
-    def _send(self, record: Start | Question) -> None:
+    def _send(self, record: ReferenceStart | Question) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # the next read reports that it ended
             self._process.stdin.write(json.dumps(encode(record)) + "\n")
             self._process.stdin.flush()
 
-    def _hear(self) -> Answer:
+    def _hear(self) -> ReferenceAnswer:
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], self._limit_s)[0]:
             raise UserError(
@@ -160,7 +160,7 @@ class ReferenceProcess:
             status = self._process.wait()
             raise UserError(f"the process that computes the reference ended (status {status})", status=FAILED)
         try:
-            return decode(Answer, json.loads(line))
+            return decode(ReferenceAnswer, json.loads(line))
         except (ValueError, WrongValue) as error:
             raise UserError(f"the process that computes the reference said {line[:80]!r}", status=FAILED) from error
 

@@ -13,7 +13,7 @@ from ddpdoctor.model.consistency import What
 from ddpdoctor.model.replicas import ConsistencyError, ConsistencyResult, TensorDifference
 from ddpdoctor.model.sides import group_alike
 from ddpdoctor.probes.consistency.step_records import (
-    Row,
+    TensorEntry,
     buffer_rows,
     digest_rows,
     gradient_rows,
@@ -106,7 +106,7 @@ class _Own:
     """The text that is compared, and the text that is shown."""
     left_out: list[str] = field(default_factory=list)
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[TensorEntry]) -> None:
         """Add tensors, except those that may differ and those that one rank cannot read alone."""
         listed = [row for row in rows if not any(fnmatchcase(row.name, pattern) for pattern in self.allow)]
         seen = digest_rows(listed)
@@ -141,7 +141,7 @@ def _add_optimizer(own: _Own, module: Any, optimizer: Any, number: int) -> None:
     if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
         own.left_out.append(f"the state{mark}, of which ZeroRedundancyOptimizer gives each rank a part")
     else:
-        own.add(Row(row.what, row.name, row.tensor, row.part + mark) for row in state_rows(module, optimizer))
+        own.add(TensorEntry(row.what, row.name, row.tensor, row.part + mark) for row in state_rows(module, optimizer))
     for name, value in read_settings(optimizer):
         group, dot, setting = name.rpartition(".")
         shown = f"group {group}: {setting}" if dot else name

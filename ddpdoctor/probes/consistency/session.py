@@ -16,12 +16,12 @@ from ddpdoctor.probes.agreement import propose, run_agreed
 from ddpdoctor.probes.consistency.batches import choose_batches
 from ddpdoctor.probes.consistency.building import build, quiet_dropout, see_model
 from ddpdoctor.probes.consistency.comparing import GROUP, RunRecord, compare_runs, compare_steps, merge_reruns, split
-from ddpdoctor.probes.consistency.losses import Steps
+from ddpdoctor.probes.consistency.losses import TrainingStep
 from ddpdoctor.probes.consistency.reference_process import ReferenceProcess
 from ddpdoctor.probes.consistency.seeds import BUILD, set_seed
 from ddpdoctor.probes.consistency.step_records import TensorDigest, buffer_rows, digest_rows, parameter_rows
-from ddpdoctor.probes.consistency.training import Setting, Training
-from ddpdoctor.probes.consistency.watch import Watch
+from ddpdoctor.probes.consistency.training import Training, TrainingSetup
+from ddpdoctor.probes.consistency.watch import TrialWatch
 from ddpdoctor.probes.ranks import ABOVE_OURS, meet_ranks, unreachable
 from ddpdoctor.probes.user_code import load_callable
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TrialTask:
     """What the command line hands to a rank."""
 
     launch: Launch
@@ -58,7 +58,7 @@ class _Built:
     tensors: tuple[TensorDigest, ...]
 
 
-def run_rank(job: Job) -> int:
+def run_rank(job: TrialTask) -> int:
     """Take part in a trial and return the exit status, which is the same on all ranks.
 
     Raises ``UserError`` if the ranks cannot meet. Ends the process if a rank fails or makes no progress.
@@ -71,7 +71,7 @@ def run_rank(job: Job) -> int:
         raise unreachable(job.launch, error) from error
 
 
-def _take_part(job: Job, ranks: Ranks) -> int:
+def _take_part(job: TrialTask, ranks: Ranks) -> int:
     own = propose(job.launch, job.env, job.settings)
     # Two builds of one version may compute other bits.
     own = replace(own, asked=own.asked | {"the version of torch": own.member.torch})
@@ -82,8 +82,8 @@ def _take_part(job: Job, ranks: Ranks) -> int:
     return run_agreed(ranks, own, job.settings.limit_s, job.show_error, run)
 
 
-def _run(job: Job, settings: TrialSettings, members: tuple[Member, ...], ranks: Ranks) -> int:
-    with Watch(ranks, job.show_error) as watch:
+def _run(job: TrialTask, settings: TrialSettings, members: tuple[Member, ...], ranks: Ranks) -> int:
+    with TrialWatch(ranks, job.show_error) as watch:
         watch.limit(settings.limit_s)
         try:
             trial = _Run(job, settings, members, ranks, watch).run()
@@ -102,7 +102,7 @@ class _Run:
     """What one rank does once all ranks have agreed."""
 
     def __init__(
-        self, job: Job, settings: TrialSettings, members: tuple[Member, ...], ranks: Ranks, watch: Watch
+        self, job: TrialTask, settings: TrialSettings, members: tuple[Member, ...], ranks: Ranks, watch: TrialWatch
     ) -> None:
         import torch
 
@@ -151,26 +151,26 @@ class _Run:
             rerun=rerun,
         )  # fmt: skip
 
-    def _build(self) -> tuple[Setting, int]:
+    def _build(self) -> tuple[TrainingSetup, int]:
         self._watch.mark("building the model")
         settings = self._settings
         set_seed(settings.seed, BUILD)
         built = build(load_callable(settings.model, "--model"), settings.model, self._device)
         dropout = quiet_dropout(built.module) if settings.reference else 0
-        setting = Setting(
+        setting = TrainingSetup(
             settings=settings,
             rank=self._launch.rank,
             world_size=self._launch.world_size,
             device=self._device,
             built=built,
             batches=choose_batches(settings, built.module, self._device),
-            steps=Steps(settings.step, built.loss_fn),
+            steps=TrainingStep(settings.step, built.loss_fn),
             mark=self._watch.mark,
         )
         return setting, dropout
 
     def _train(
-        self, setting: Setting, run: str, reference: ReferenceProcess | None
+        self, setting: TrainingSetup, run: str, reference: ReferenceProcess | None
     ) -> tuple[RunRecord, list[tuple[StepRecord, ...]] | None]:
         """Make all steps. Return this rank's record, and on rank 0 the records of all ranks, step by step."""
         module = setting.built.module
@@ -211,7 +211,7 @@ class _Run:
         reruns = self._ranks.gather("rerun", compare_runs(first, second, self._launch.rank))
         return None if reruns is None else merge_reruns(reruns)
 
-    def _trial(self, setting: Setting, models: Any) -> Trial:
+    def _trial(self, setting: TrainingSetup, models: Any) -> Trial:
         return Trial(
             settings=self._settings,
             participants=tuple(

@@ -39,7 +39,7 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TensorEntry:
     """A tensor to fingerprint; ``tensor`` is None if there is none."""
 
     what: What
@@ -48,7 +48,7 @@ class Row:
     part: str = ""
 
 
-def digest_rows(rows: Iterable[Row]) -> tuple[TensorDigest, ...]:
+def digest_rows(rows: Iterable[TensorEntry]) -> tuple[TensorDigest, ...]:
     """Return the fingerprints of rows. Tensors without values yet, or of which a rank has a shard, are left out."""
     import torch
 
@@ -61,24 +61,24 @@ def digest_rows(rows: Iterable[Row]) -> tuple[TensorDigest, ...]:
     return tuple(_digest_of(row, digest) for row, digest in zip(listed, cut, strict=True) if digest != unread)
 
 
-def gradient_rows(module: Any) -> Iterator[Row]:
+def gradient_rows(module: Any) -> Iterator[TensorEntry]:
     """Yield the gradients of the trainable parameters."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            yield Row(What.GRADIENT, name, parameter.grad)
+            yield TensorEntry(What.GRADIENT, name, parameter.grad)
 
 
-def parameter_rows(module: Any) -> Iterator[Row]:
+def parameter_rows(module: Any) -> Iterator[TensorEntry]:
     """Yield the parameters."""
-    return (Row(What.PARAMETER, name, parameter) for name, parameter in module.named_parameters())
+    return (TensorEntry(What.PARAMETER, name, parameter) for name, parameter in module.named_parameters())
 
 
-def buffer_rows(module: Any) -> Iterator[Row]:
+def buffer_rows(module: Any) -> Iterator[TensorEntry]:
     """Yield the buffers."""
-    return (Row(What.BUFFER, name, buffer) for name, buffer in module.named_buffers())
+    return (TensorEntry(What.BUFFER, name, buffer) for name, buffer in module.named_buffers())
 
 
-def state_rows(module: Any, optimizer: Any) -> Iterator[Row]:
+def state_rows(module: Any, optimizer: Any) -> Iterator[TensorEntry]:
     """Yield the tensors and numbers of an optimizer's state, under the names of their parameters."""
     import torch
 
@@ -87,9 +87,9 @@ def state_rows(module: Any, optimizer: Any) -> Iterator[Row]:
         name = names.get(id(parameter), f"parameter {place} of the optimizer")
         for part, value in sorted(optimizer.state.get(parameter, {}).items(), key=lambda item: str(item[0])):
             if isinstance(value, torch.Tensor):
-                yield Row(What.STATE, name, value, str(part))
+                yield TensorEntry(What.STATE, name, value, str(part))
             elif isinstance(value, (int, float)):
-                yield Row(What.STATE, name, torch.tensor(float(value), dtype=torch.float64), str(part))
+                yield TensorEntry(What.STATE, name, torch.tensor(float(value), dtype=torch.float64), str(part))
 
 
 def read_settings(optimizer: Any) -> tuple[tuple[str, str], ...]:
@@ -106,7 +106,7 @@ def batch_digest(batch: Any) -> str:
     """Return a digest of a batch's tensors and their places in it."""
     import torch
 
-    rows = [Row(What.BUFFER, place, leaf) for place, leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+    rows = [TensorEntry(What.BUFFER, place, leaf) for place, leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
     return hashlib.sha256(repr(digest_rows(rows)).encode()).hexdigest()[:32]
 
 
@@ -120,7 +120,7 @@ def random_digest(device: Any) -> str:
     return hashlib.sha256(b"".join(bytes(state.tolist()) for state in states)).hexdigest()[:16]
 
 
-def _digest_of(row: Row, digest: str) -> TensorDigest:
+def _digest_of(row: TensorEntry, digest: str) -> TensorDigest:
     if row.tensor is None:
         return TensorDigest(what=row.what, name=row.name, part=row.part)
     return TensorDigest(

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ddpdoctor.model.trial import TrialSettings
     from ddpdoctor.probes.consistency.batches import Batches
     from ddpdoctor.probes.consistency.building import Built
-    from ddpdoctor.probes.consistency.losses import Steps
+    from ddpdoctor.probes.consistency.losses import TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class TrainingSetup:
     """What one rank trains, and on what device and data."""
 
     settings: TrialSettings
@@ -42,7 +42,7 @@ class Setting:
     device: Any
     built: Built
     batches: Batches
-    steps: Steps
+    steps: TrainingStep
     mark: Callable[[str], None]
     """Called with the name of the next phase, so that the report can name the phase of a rank that hangs."""
 
@@ -50,7 +50,7 @@ class Setting:
 class Training:
     """The model in DDP, and counts of its forwards and reductions."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: TrainingSetup) -> None:
         """Wrap the model in DDP, which is collective. Raises ``UserError``."""
         self._setting = setting
         module = setting.built.module

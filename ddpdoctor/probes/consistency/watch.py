@@ -38,7 +38,7 @@ STATUS_LIMIT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class TrialTrouble:
     """Why a trial cannot go on."""
 
     rank: int
@@ -50,7 +50,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankPlace:
     """Where a rank was when the trial was ended."""
 
     rank: int
@@ -61,7 +61,7 @@ class Place:
     """The rank was inside torch, another installed package or ddpdoctor, not in the user's code."""
 
 
-class Watch:
+class TrialWatch:
     """A context manager. Its thread ends this rank if it makes no progress or if another rank fails."""
 
     def __init__(self, ranks: Ranks, show_error: Callable[[UserError], None]) -> None:
@@ -91,7 +91,7 @@ class Watch:
 
     def fail(self, error: UserError) -> None:
         """End all ranks because of an error here, unless another rank failed first. Does not return."""
-        self._raise(Trouble(rank=self._rank, message=error.message, help=error.help, status=error.status))
+        self._raise(TrialTrouble(rank=self._rank, message=error.message, help=error.help, status=error.status))
         self._thread.join(timeout=2 * STATUS_LIMIT_S)
         os._exit(error.status)
 
@@ -105,13 +105,13 @@ class Watch:
             if self._limit_s and time.monotonic() - self._since > self._times * self._limit_s:
                 self._raise(_standstill(self._rank, self._limit_s))
 
-    def _raise(self, trouble: Trouble) -> None:
+    def _raise(self, trouble: TrialTrouble) -> None:
         with suppress(StoreError):
             self._conversation.send(f"trouble/{self._rank}", trouble)
             self._conversation.raise_alarm(trouble)
 
     def _end(self) -> None:
-        trouble = self._conversation.alarm(Trouble)
+        trouble = self._conversation.alarm(TrialTrouble)
         if trouble.still:
             self._conversation.send(f"place/{self._rank}", self._place())
         if self._rank == 0:
@@ -122,14 +122,16 @@ class Watch:
         sys.stderr.flush()
         os._exit(trouble.status)
 
-    def _show_trouble(self, trouble: Trouble) -> None:
+    def _show_trouble(self, trouble: TrialTrouble) -> None:
         """On rank 0: show the trouble to the user, then send the others the status."""
         if trouble.still:
-            places = self._gather(Place, "place", PLACES_LIMIT_S)
+            places = self._gather(RankPlace, "place", PLACES_LIMIT_S)
             said = "; ".join([trouble.message, *describe_places(places, self._size)])
         else:
             alike = [
-                one.rank for one in self._gather(Trouble, "trouble", ALIKE_LIMIT_S) if one.message == trouble.message
+                one.rank
+                for one in self._gather(TrialTrouble, "trouble", ALIKE_LIMIT_S)
+                if one.message == trouble.message
             ]
             said = trouble.message if len(alike) == self._size else f"{rank_list(alike)}: {trouble.message}"
         self._show(UserError(said, help=trouble.help))
@@ -140,14 +142,14 @@ class Watch:
         found = self._conversation.gather(kind, name, lambda: range(self._size), limit_s)
         return [found[rank] for rank in sorted(found)]
 
-    def _place(self) -> Place:
+    def _place(self) -> RankPlace:
         frames = list(_frames(sys._current_frames().get(self._main)))  # noqa: SLF001 - the documented way to a stack
         own = next((f"{file}:{line} in {name}" for file, line, name in frames if not is_installed(file)), "")
         waits = bool(frames) and is_installed(frames[0][0])
-        return Place(rank=self._rank, phase=self._phase, line=own, waits=waits)
+        return RankPlace(rank=self._rank, phase=self._phase, line=own, waits=waits)
 
 
-def describe_places(places: Iterable[Place], size: int) -> list[str]:
+def describe_places(places: Iterable[RankPlace], size: int) -> list[str]:
     """Return where the ranks were, grouped by place, and which ranks did not answer."""
     found: dict[str, list[int]] = {}
     for one in places:
@@ -158,8 +160,8 @@ def describe_places(places: Iterable[Place], size: int) -> list[str]:
     return said + ([f"no message came from {rank_list(silent)}"] if found and silent else [])
 
 
-def _standstill(rank: int, limit_s: float) -> Trouble:
-    return Trouble(
+def _standstill(rank: int, limit_s: float) -> TrialTrouble:
+    return TrialTrouble(
         rank=rank,
         message=f"the ranks did not get on for {limit_s:g} s",
         help="Run the script under `ddpdoctor wrap`, which says who is to blame; --timeout gives slow ranks more time.",

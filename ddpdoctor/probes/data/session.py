@@ -35,7 +35,7 @@ LATE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class CheckDataOptions:
     """What the user asked for."""
 
     function: str
@@ -47,14 +47,16 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class GatheredDraws:
     """What rank 0 received from all ranks."""
 
     drawn: Drawn
     ranks: tuple[RankDraws, ...]
 
 
-def run_rank(wanted: Wanted, launch: Launch, env: Mapping[str, str], report: Callable[[Heard], int]) -> int:
+def run_rank(
+    wanted: CheckDataOptions, launch: Launch, env: Mapping[str, str], report: Callable[[GatheredDraws], int]
+) -> int:
     """Take part and return the exit status, which is the same on all ranks.
 
     ``report`` judges and shows the result on rank 0. Raises ``UserError`` on rank 0 if the user's code failed on any
@@ -67,7 +69,7 @@ def run_rank(wanted: Wanted, launch: Launch, env: Mapping[str, str], report: Cal
         raise unreachable(launch, error) from error
 
 
-def _take_part(wanted: Wanted, launch: Launch, ranks: Ranks, report: Callable[[Heard], int]) -> int:
+def _take_part(wanted: CheckDataOptions, launch: Launch, ranks: Ranks, report: Callable[[GatheredDraws], int]) -> int:
     own, maps = _inspect(wanted, launch, ranks)
     everyone = ranks.gather("drawn", own)
     count = _least_compared(everyone or ())
@@ -82,7 +84,7 @@ def _take_part(wanted: Wanted, launch: Launch, ranks: Ranks, report: Callable[[H
     )
 
 
-def _inspect(wanted: Wanted, launch: Launch, ranks: Ranks) -> tuple[RankDraws, tuple[bytes, ...]]:
+def _inspect(wanted: CheckDataOptions, launch: Launch, ranks: Ranks) -> tuple[RankDraws, tuple[bytes, ...]]:
     """Return what this rank reports, and the bitmaps of its passes if they are small enough."""
     try:
         with _process_group(ranks):
@@ -129,10 +131,13 @@ def _least_compared(everyone: Sequence[RankDraws]) -> int:
 
 
 def _decide(
-    wanted: Wanted, everyone: Sequence[RankDraws], parts: Sequence[Sequence[Indices]], report: Callable[[Heard], int]
+    wanted: CheckDataOptions,
+    everyone: Sequence[RankDraws],
+    parts: Sequence[Sequence[Indices]],
+    report: Callable[[GatheredDraws], int],
 ) -> int:
     _raise_problems(everyone)
-    return report(Heard(drawn=_count(wanted, everyone, parts), ranks=tuple(everyone)))
+    return report(GatheredDraws(drawn=_count(wanted, everyone, parts), ranks=tuple(everyone)))
 
 
 def _raise_problems(everyone: Sequence[RankDraws]) -> None:
@@ -144,7 +149,7 @@ def _raise_problems(everyone: Sequence[RankDraws]) -> None:
     raise UserError(where + wrong[0].problem, help=wrong[0].help)
 
 
-def _count(wanted: Wanted, everyone: Sequence[RankDraws], parts: Sequence[Sequence[Indices]]) -> Drawn:
+def _count(wanted: CheckDataOptions, everyone: Sequence[RankDraws], parts: Sequence[Sequence[Indices]]) -> Drawn:
     first = everyone[0]
     assert first.loader is not None
     notes = dict.fromkeys(note for one in everyone for note in one.notes)

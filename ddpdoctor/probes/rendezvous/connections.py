@@ -25,7 +25,7 @@ TRY_AGAIN_S = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
-class Attempt:
+class ConnectionAttempt:
     """The connection attempts to one address."""
 
     address: str
@@ -37,9 +37,9 @@ class Attempt:
     tries: int = 0
 
 
-def connect_all(places: Sequence[tuple[str, int]], limit_s: float) -> tuple[Attempt, ...]:
+def connect_all(places: Sequence[tuple[str, int]], limit_s: float) -> tuple[ConnectionAttempt, ...]:
     """Connect to numeric addresses and ports. ``seen`` is set in every returned attempt."""
-    attempts = tuple(Attempt(address=address, port=port) for address, port in places)
+    attempts = tuple(ConnectionAttempt(address=address, port=port) for address, port in places)
     started = time.monotonic()
     with selectors.DefaultSelector() as selector:
         try:
@@ -50,7 +50,9 @@ def connect_all(places: Sequence[tuple[str, int]], limit_s: float) -> tuple[Atte
     return attempts
 
 
-def _connect_all(attempts: Sequence[Attempt], selector: selectors.BaseSelector, started: float, limit_s: float) -> None:
+def _connect_all(
+    attempts: Sequence[ConnectionAttempt], selector: selectors.BaseSelector, started: float, limit_s: float
+) -> None:
     for number in range(max(1, round(limit_s / TRY_AGAIN_S))):
         for attempt in _open(attempts):
             _try(attempt, selector, started)
@@ -62,11 +64,11 @@ def _connect_all(attempts: Sequence[Attempt], selector: selectors.BaseSelector, 
         _end(attempt, TimeoutError(errno.ETIMEDOUT, f"no answer to {attempt.tries} first packets"), started)
 
 
-def _open(attempts: Iterable[Attempt]) -> list[Attempt]:
+def _open(attempts: Iterable[ConnectionAttempt]) -> list[ConnectionAttempt]:
     return [attempt for attempt in attempts if attempt.seen is None]
 
 
-def _try(attempt: Attempt, selector: selectors.BaseSelector, started: float) -> None:
+def _try(attempt: ConnectionAttempt, selector: selectors.BaseSelector, started: float) -> None:
     """Send one more first packet."""
     attempt.tries += 1
     try:
@@ -84,7 +86,7 @@ def _try(attempt: Attempt, selector: selectors.BaseSelector, started: float) -> 
         _drop_pending(attempt, selector)
 
 
-def _take(attempt: Attempt, connection: Any, selector: selectors.BaseSelector, started: float) -> None:
+def _take(attempt: ConnectionAttempt, connection: Any, selector: selectors.BaseSelector, started: float) -> None:
     """Record the result of one try. The first try that succeeds or fails decides."""
     if attempt.seen is not None:
         return
@@ -99,7 +101,7 @@ def _take(attempt: Attempt, connection: Any, selector: selectors.BaseSelector, s
     _drop_pending(attempt, selector)
 
 
-def _end(attempt: Attempt, error: OSError | None, started: float) -> None:
+def _end(attempt: ConnectionAttempt, error: OSError | None, started: float) -> None:
     attempt.seen = Connecting(
         host=attempt.address,
         address=attempt.address,
@@ -115,7 +117,7 @@ def _words(error: OSError) -> str:
     return error.strerror if isinstance(error, TimeoutError) and error.strerror else describe(error)
 
 
-def _drop_pending(attempt: Attempt, selector: selectors.BaseSelector) -> None:
+def _drop_pending(attempt: ConnectionAttempt, selector: selectors.BaseSelector) -> None:
     while attempt.pending:
         connection = attempt.pending.pop()
         selector.unregister(connection)

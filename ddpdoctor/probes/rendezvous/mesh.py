@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.reaching import NodePair
-from ddpdoctor.probes.rendezvous.payloads import Pace
-from ddpdoctor.probes.rendezvous.posts import Lost, Posts, PostsOpen
+from ddpdoctor.probes.rendezvous.payloads import PayloadLimits
+from ddpdoctor.probes.rendezvous.posts import LostTime, Posts, PostsOpen
 from ddpdoctor.probes.rendezvous.visits import Target, Visitor
 
 if TYPE_CHECKING:
@@ -92,15 +92,15 @@ class _Mesh:
         self.place = next(place for place, one in enumerate(publications) if one.number == own)
         total_s = limits.total_s if limits.total_s is not None else BASE_S + NODE_S * self._count
         self._deadline = time.monotonic() + total_s
-        self._pace = Pace(
+        self._pace = PayloadLimits(
             stall_s=limits.stall_s, send_s=min(LONGEST_SEND_S, max(LEAST_SEND_S, ALL_SENDS_S / self._count))
         )
-        self._lost = Lost(limit_s=FAILURES * limits.stall_s)
+        self._lost = LostTime(limit_s=FAILURES * limits.stall_s)
         self._visitor = Visitor(
             own,
             connect_s=limits.connect_s,
             pace=self._pace,
-            lost=Lost(limit_s=FAILURES * limits.stall_s),
+            lost=LostTime(limit_s=FAILURES * limits.stall_s),
             deadline=self._deadline,
         )
 

@@ -54,12 +54,12 @@ class Damaged(Exception):  # noqa: N818 - says what it is
     """The received bytes differ from the sent ones. The message is a phrase."""
 
 
-class Busy(Exception):  # noqa: N818 - says what it is
+class TargetBusy(Exception):  # noqa: N818 - says what it is
     """The target did not serve this source in time. The message is a phrase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class PayloadLimits:
     """How long payloads may take."""
 
     stall_s: float
@@ -67,7 +67,7 @@ class Pace:
     """A large payload stops after this time, at any size: a slow link shows in a short payload too."""
 
 
-def send_large(connection: socket.socket, pace: Pace, fastest: float) -> Transfer:
+def send_large(connection: socket.socket, pace: PayloadLimits, fastest: float) -> Transfer:
     """Send a large payload. If it was slow, send it again, to distinguish a slow link from a process waiting for a CPU.
 
     ``fastest`` is this node's best rate so far, in bytes per second. Returns the fastest payload, or the one that
@@ -98,7 +98,7 @@ def rate_of(transfer: Transfer) -> float:
     return transfer.size_bytes / transfer.duration_s if whole and transfer.duration_s else 0.0
 
 
-def send_payload(connection: socket.socket, size_bytes: int, pace: Pace) -> Transfer:
+def send_payload(connection: socket.socket, size_bytes: int, pace: PayloadLimits) -> Transfer:
     """Send one payload of at most ``size_bytes`` and read the answer. A failure is part of the returned result."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -142,8 +142,8 @@ def pack_hello(ticket: bytes, number: int) -> bytes:
 def greet(connection: socket.socket, hello: bytes, stall_s: float, limit_s: float) -> bytes:
     """Return the target's answer to a hello: ``GO``, ``ENOUGH``, or b"" if it closed the connection.
 
-    Raises ``TimeoutError`` if the target's kernel does not acknowledge the hello, and ``Busy`` if it does but no answer
-    comes.
+    Raises ``TimeoutError`` if the target's kernel does not acknowledge the hello, and ``TargetBusy`` if it does but
+    no answer comes.
     """
     connection.setblocking(False)  # noqa: FBT003 - its only argument
     connection.send(hello)
@@ -157,14 +157,14 @@ def greet(connection: socket.socket, hello: bytes, stall_s: float, limit_s: floa
         if now - acknowledged_at > stall_s:
             raise TimeoutError
         if now - started > limit_s:
-            raise Busy(f"the target was busy with other nodes for {limit_s:.0f} s")
+            raise TargetBusy(f"the target was busy with other nodes for {limit_s:.0f} s")
     return connection.recv(1)
 
 
 class _Sending:
     """Sends one payload."""
 
-    def __init__(self, connection: socket.socket, pace: Pace) -> None:
+    def __init__(self, connection: socket.socket, pace: PayloadLimits) -> None:
         self.connection, self._pace = connection, pace
         self.size_bytes = 0
         self.started = time.monotonic()
@@ -226,7 +226,7 @@ class StallWatch:
                 raise TimeoutError(f"it took more than {LONGEST_STALLS * self._stall_s:g} s")
 
 
-def serve_payloads(connection: socket.socket, pace: Pace) -> None:
+def serve_payloads(connection: socket.socket, pace: PayloadLimits) -> None:
     """Answer payloads until the source closes the connection. The bytes are counted and discarded.
 
     Raises ``OSError``, also if the source stalls, and ``Damaged``.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ddpdoctor.probes.rendezvous.payloads import Pace
+    from ddpdoctor.probes.rendezvous.payloads import PayloadLimits
 
 BACKLOG = 128
 """Our choice: a source may retry from other ports, and sources may share a listener."""
@@ -59,7 +59,7 @@ class PostsOpen:
 
 
 @dataclass(slots=True)
-class Lost:
+class LostTime:
     """The time lost on payloads that failed. A mesh of 512 nodes cannot wait for all of them."""
 
     limit_s: float
@@ -75,7 +75,12 @@ class Posts:
     """A context manager that listens for some sources and serves them from a thread."""
 
     def __init__(
-        self, address: str, sources: Sequence[int], port_range: tuple[int, int] | None, pace: Pace, lost: Lost
+        self,
+        address: str,
+        sources: Sequence[int],
+        port_range: tuple[int, int] | None,
+        pace: PayloadLimits,
+        lost: LostTime,
     ) -> None:
         """Listen at a numeric address, on a port for each source. Errors are in ``published``."""
         self.served: set[int] = set()

@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.errors import first_line, typed_line
-from ddpdoctor.probes.rendezvous.trial import Trial, fork_trial
+from ddpdoctor.probes.rendezvous.trial import StartProcess, fork_trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ class _Answers:
 class _Servant:
     """The store that this process serves, and the requests that it accepts."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: StartProcess) -> None:
         self._served: Any = None
         self.calls: dict[str, Callable[..., Any]] = {"serve": self.serve, "join": self.join, "start": trial.run}
 

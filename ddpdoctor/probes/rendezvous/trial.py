@@ -26,14 +26,14 @@ GRACE_S = 1.0
 """Our choice: how much longer than its own limit the process may take to report what happened."""
 
 
-def fork_trial() -> Trial:
+def fork_trial() -> StartProcess:
     """Fork a process that waits for the command to start. Call this before any thread exists."""
     there, here = os.pipe(), os.pipe()
     pid = os.fork()
     if pid:
         os.close(there[0])
         os.close(here[1])
-        return Trial(pid, there[1], here[0])
+        return StartProcess(pid, there[1], here[0])
     os.close(there[1])
     os.close(here[0])
     _end_with_parent()
@@ -41,7 +41,7 @@ def fork_trial() -> Trial:
     os._exit(0)
 
 
-class Trial:
+class StartProcess:
     """The parent's handle of the process that makes the start."""
 
     def __init__(self, pid: int, write_to: int, read_from: int) -> None:

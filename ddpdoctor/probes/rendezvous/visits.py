@@ -15,8 +15,8 @@ from ddpdoctor.probes.rendezvous.payloads import (
     ENOUGH,
     GO,
     SMALL_BYTES,
-    Busy,
-    Pace,
+    PayloadLimits,
+    TargetBusy,
     greet,
     pack_hello,
     rate_of,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.reaching import Connecting, Publication, Transfer
-    from ddpdoctor.probes.rendezvous.connections import Attempt
-    from ddpdoctor.probes.rendezvous.posts import Lost
+    from ddpdoctor.probes.rendezvous.connections import ConnectionAttempt
+    from ddpdoctor.probes.rendezvous.posts import LostTime
 
 SOURCE_FAILS = "payloads of the source had stalled often enough"
 TARGET_FAILS = "payloads to the target had stalled often enough"
@@ -52,7 +52,7 @@ class Target:
 class Visitor:
     """Visits targets in the given order."""
 
-    def __init__(self, own: int, *, connect_s: float, pace: Pace, lost: Lost, deadline: float) -> None:
+    def __init__(self, own: int, *, connect_s: float, pace: PayloadLimits, lost: LostTime, deadline: float) -> None:
         """``own`` is this node's number. Payloads that have not begun by ``deadline`` are left out."""
         self._own, self._pace, self._lost = own, pace, lost
         self._connect_s, self._deadline = connect_s, deadline
@@ -66,7 +66,7 @@ class Visitor:
         attempts = dict(zip(map(id, open_targets), connect_all(places, self._connect_s), strict=True))
         return tuple(self._visit(target, attempts.get(id(target))) for target in targets)
 
-    def _visit(self, target: Target, attempt: Attempt | None) -> NodePair:
+    def _visit(self, target: Target, attempt: ConnectionAttempt | None) -> NodePair:
         pair = self._pair(target, attempt)
         if attempt is None or attempt.connection is None:
             return pair
@@ -76,7 +76,7 @@ class Visitor:
         attempt.connection.close()
         return pair
 
-    def _pair(self, target: Target, attempt: Attempt | None) -> NodePair:
+    def _pair(self, target: Target, attempt: ConnectionAttempt | None) -> NodePair:
         return NodePair(
             source=self._own,
             target=target.publication.number,
@@ -93,7 +93,7 @@ class Visitor:
             return replace(pair, skipped=SOURCE_FAILS if self._lost.enough else NO_TIME)
         try:
             word = greet(connection, pack_hello(target.ticket, self._own), self._pace.stall_s, left_s)
-        except Busy as busy:
+        except TargetBusy as busy:
             return replace(pair, skipped=str(busy))
         except OSError as error:
             self._lost.spent_s += self._pace.stall_s * isinstance(error, TimeoutError)

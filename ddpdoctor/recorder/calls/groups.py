@@ -12,11 +12,11 @@ from ..storage import ring_layout
 
 c10d: Any = None
 """torch.distributed.distributed_c10d, once the script has imported it."""
-_known: Dict[int, Known] = {}
+_known: Dict[int, KnownGroup] = {}
 """By id of the group. An entry is removed as soon as its group is freed."""
 
 
-class Known:
+class KnownGroup:
     """What is kept about one group."""
 
     __slots__ = ("aside", "desc", "device", "id", "moved", "name", "reference", "ring")
@@ -26,7 +26,7 @@ class Known:
         self.device = device
         """In ``aside``: the device whose backend has its own counter. Empty otherwise."""
         self.name = str(group.group_name) + (":gloo" if device else "")
-        self.aside: Optional[Known] = Known(group, "cpu") if not device and _is_mixed(group) else None
+        self.aside: Optional[KnownGroup] = KnownGroup(group, "cpu") if not device and _is_mixed(group) else None
         """The Gloo part of a group with Gloo and NCCL, kept like a group of its own. torch shows only NCCL's counter,
         which does not move with Gloo's calls."""
         self.desc = str(getattr(group, "group_desc", None) or "")
@@ -38,11 +38,11 @@ class Known:
         """The interned name, in ``ring``."""
 
 
-def known(group: Any) -> Known:
+def known(group: Any) -> KnownGroup:
     """Return what is kept about a group."""
     found = _known.get(id(group))
     if found is None:
-        found = _known[id(group)] = Known(group)
+        found = _known[id(group)] = KnownGroup(group)
     return found
 
 
@@ -53,7 +53,7 @@ def _is_mixed(group: Any) -> bool:
     return "cpu:gloo" in parts and any(part.partition(":")[2].startswith("nccl") for part in parts)
 
 
-def begun_by(found: Known) -> int:
+def begun_by(found: KnownGroup) -> int:
     """Return how many collectives a group, or its Gloo part, has begun, including those from C++; -1 if not known."""
     try:
         group: Any = found.reference()
@@ -82,7 +82,7 @@ def look_up(group: Any) -> Tuple[Any, Any, int]:
         return group, found, -1
 
 
-def _forget(kept: Dict[int, Known], key: int, gone: Any) -> None:
+def _forget(kept: Dict[int, KnownGroup], key: int, gone: Any) -> None:
     """Drop what is kept about a group that is gone. A script may make thousands, and reuse a name.
 
     This can be called while the interpreter shuts down, when the globals of this module are gone.
@@ -92,7 +92,7 @@ def _forget(kept: Dict[int, Known], key: int, gone: Any) -> None:
         del kept[key]
 
 
-def name_id(ring: Any, found: Known) -> int:
+def name_id(ring: Any, found: KnownGroup) -> int:
     """Return the interned name of a group, or of its Gloo part."""
     if found.ring is not ring:
         found.id, found.ring = ring.intern(found.name), ring

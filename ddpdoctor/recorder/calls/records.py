@@ -23,7 +23,7 @@ MAX_KINDS = 1024
 """Kinds that are kept. Our choice: code whose calls have ever new shapes must not fill memory."""
 
 
-class CallKind:
+class CallTemplate:
     """What calls have in common."""
 
     __slots__ = ("packed", "reference", "site")
@@ -39,29 +39,29 @@ class CallKind:
 def kind_of(
     ring: Any, frame: FrameType, op: str, group: int = 0, dtype: Any = None, shape: Any = (), tensors: int = 0,
     redop: str = "", peer: int = ring_layout.NO_PEER, flags: int = 0,
-) -> CallKind:  # fmt: skip
+) -> CallTemplate:  # fmt: skip
     """Return the kind of the call that ``frame`` makes. ``group`` is an interned name."""
     key = (id(frame.f_code), frame.f_lasti, "", op, group, dtype, shape, tensors, redop, peer, flags)
     try:
-        kind: Optional[CallKind] = ring.kinds.get(key)
+        kind: Optional[CallTemplate] = ring.kinds.get(key)
     except TypeError:  # a size that torch traces has no hash
         return kind_of(ring, frame, op, group, str(dtype), tuple(map(int, shape)), tensors, redop, peer, flags)
     return kind if kind is not None else _kind_by_user(ring, frame, key)
 
 
-def _kind_by_user(ring: Any, frame: FrameType, given: Any) -> CallKind:
+def _kind_by_user(ring: Any, frame: FrameType, given: Any) -> CallTemplate:
     """Return the kind of a call that is new, or that a library makes on behalf of the user's line."""
     user, api = _user_frame(frame)
     code = None if user is None else user.f_code
     key = (id(code), 0 if user is None else user.f_lasti, api, *given[3:])
-    kinds: Dict[Any, CallKind] = ring.kinds
+    kinds: Dict[Any, CallTemplate] = ring.kinds
     kind = kinds.get(key)
     if kind is None:
         if len(kinds) >= MAX_KINDS:
             kinds.clear()
         site = 0 if user is None else _site(ring, user)
         reference = None if code is None else weakref.ref(code, lambda _: kinds.pop(key, None))
-        kind = kinds[key] = CallKind(_packed(ring, site, *key[2:]), site, reference)
+        kind = kinds[key] = CallTemplate(_packed(ring, site, *key[2:]), site, reference)
     return kind
 
 

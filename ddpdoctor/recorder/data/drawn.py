@@ -15,7 +15,7 @@ BULK = 4096
 _WORDS = frozenset({str, bytes, int, tuple})
 
 
-class Counted(NamedTuple):
+class IndexCounts(NamedTuple):
     """What is known about some indices."""
 
     drawn: int = 0
@@ -28,13 +28,13 @@ class Counted(NamedTuple):
     """The first ``MAX_ORDER`` indices."""
 
 
-class Drawn:
+class DrawnIndices:
     """Indices as they are drawn. Any thread may call ``counted`` at any time."""
 
     __slots__ = ("_state",)
 
     def __init__(self) -> None:
-        self._state: Tuple[Counted, List[Any]] = (Counted(), [])
+        self._state: Tuple[IndexCounts, List[Any]] = (IndexCounts(), [])
         """The counted and the waiting indices. They are replaced together, so that no reader counts an index twice."""
 
     def add(self, indices: Any) -> None:
@@ -44,7 +44,7 @@ class Drawn:
         if len(waiting) >= BULK:
             self._state = (self.counted(), [])
 
-    def counted(self) -> Counted:
+    def counted(self) -> IndexCounts:
         """Return what is known about all indices so far."""
         so_far, waiting = self._state
         if not waiting:
@@ -53,7 +53,7 @@ class Drawn:
         order = so_far.order
         if len(order) < MAX_ORDER:
             order += tuple(numbers[: MAX_ORDER - len(order)])
-        return Counted(
+        return IndexCounts(
             drawn=so_far.drawn + len(numbers),
             total=so_far.total + total,
             xor=functools.reduce(operator.xor, numbers, so_far.xor),

@@ -19,7 +19,7 @@ FETCHERS = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
 _now_ns = time.monotonic_ns
 
 
-class Times:
+class WorkerTimes:
     """What one worker has done so far."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Times:
         ring.fetched(self.count, self.busy_ns, self.idle_ns)
 
 
-times = Times()
+times = WorkerTimes()
 
 
 def note_what_is_needed(module: Any) -> None:

@@ -41,7 +41,7 @@ class Loader:
         """Batches of earlier passes after which a backward ran."""
         self.is_noted = False
         self.samples: Optional[int] = None
-        self.last: Optional[passes.Pass] = None
+        self.last: Optional[passes.LoaderPass] = None
 
     @property
     def was_trained(self) -> bool:
@@ -55,13 +55,13 @@ class Book:
     def __init__(self) -> None:
         self.loaders: Any = weakref.WeakKeyDictionary()
         """By DataLoader."""
-        self.under_way: Dict[int, Tuple[Any, Loader, passes.Pass]] = {}
+        self.under_way: Dict[int, Tuple[Any, Loader, passes.LoaderPass]] = {}
         """By id of the iterator: a weak reference to it, the loader, and its pass. It is removed with the iterator."""
         self.opening: Dict[int, Any] = {}
         """By thread: the loader and pass whose iterator is being made and may already prefetch."""
         self.reported: List[Loader] = []
         """The few loaders that are reported: those that still exist, and the latest."""
-        self.fresh: List[passes.Pass] = []
+        self.fresh: List[passes.LoaderPass] = []
         """Passes that have delivered batches, with gradients on, after which no backward has run yet."""
         self.count = 0
         self.bytes = 0
@@ -111,7 +111,7 @@ def _begin(loader: Any) -> Any:
     is_early = known.passes <= EARLY_PASSES
     given = digests.attributes(loader)
     mapped = is_early and bool(given.get("in_order", True))
-    found = passes.Pass(
+    found = passes.LoaderPass(
         known.passes, samplers.epoch_of(loader), passes.probes_of(known.samples if mapped else None), mapped
     )
     known.last = found
@@ -197,7 +197,7 @@ def exhausted(iterator: Any) -> None:
     _end(known, one)
 
 
-def _end(known: Loader, one: passes.Pass) -> None:
+def _end(known: Loader, one: passes.LoaderPass) -> None:
     """Note once that a pass has ended, complete or broken off."""
     if one.ended_ns is not None:
         return
@@ -229,13 +229,13 @@ def forward_begins(ddp: Any, args: Any, kwargs: Any) -> None:
             one.forwarded((args, kwargs))
 
 
-def _note_pass(known: Loader, one: passes.Pass, room: int) -> None:
+def _note_pass(known: Loader, one: passes.LoaderPass, room: int) -> None:
     if known.is_noted and one.noted != (one.batches, one.ended_ns):
         one.noted = (one.batches, one.ended_ns)
         _note(_entry(known, one), room)
 
 
-def _entry(known: Loader, one: passes.Pass) -> Dict[str, Any]:
+def _entry(known: Loader, one: passes.LoaderPass) -> Dict[str, Any]:
     return dict(one.entry(), l=known.number, tb=known.trained + one.backwards)
 
 

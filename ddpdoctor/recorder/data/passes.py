@@ -6,7 +6,7 @@ import time
 from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
 from . import digests
-from .drawn import Drawn, numbers_of
+from .drawn import DrawnIndices, numbers_of
 
 FIRST = 8
 """If indices are drawn one by one, this many count as the first batch."""
@@ -19,7 +19,7 @@ SPLIT_SHARE = 0.6
 ranks. Our choice: two ranks would take half each; crops and shifted tokens leave more."""
 
 
-class Pass:
+class LoaderPass:
     """What is known so far about one pass over a loader."""
 
     def __init__(self, number: int, epoch: Optional[int], probes: FrozenSet[int], mapped: bool) -> None:
@@ -35,7 +35,7 @@ class Pass:
         self.batches = self.draws = self.backwards = 0
         self.pending = 0
         """Delivered batches, with gradients on, after which no backward has run yet."""
-        self.drawn = Drawn()
+        self.drawn = DrawnIndices()
         self.first: Optional[int] = None
         """The number of indices in the first draw."""
         self.hits: Dict[int, List[Tuple[int, int, int]]] = {}

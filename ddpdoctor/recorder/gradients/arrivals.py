@@ -19,7 +19,7 @@ MOST_FAILED = 2
 the same layers or different ones each time."""
 
 
-class Arrivals:
+class ArrivingGradients:
     """The gradients of some parameters, checked in each backward as they arrive."""
 
     def __init__(self, parameters: Dict[int, Any]) -> None:

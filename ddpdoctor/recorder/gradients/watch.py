@@ -16,7 +16,7 @@ from typing import Any, Deque, Dict, List, Tuple
 from .. import frames
 from ..capture import is_capturing
 from ..state import here
-from .arrivals import Arrivals
+from .arrivals import ArrivingGradients
 from .findings import Findings, origin_of
 from .finite_checks import (
     Maxima,
@@ -100,7 +100,7 @@ class GradientWatch:
         self._parameters = [parameter for _, parameter in named]
         self.off = not all(map(is_plain, self._parameters)) or _reduces_otherwise(ddp)
         early = _reduced_in_place(ddp, self._parameters) if not self.off else {}
-        self._arrivals = Arrivals(early) if early else None
+        self._arrivals = ArrivingGradients(early) if early else None
         self._late = [i for i in range(len(named)) if i not in early]
         self._pieces = pieces_of(self._parameters[i] for i in self._late) if not self.off else []
         self._on_gpu = any(parameter.is_cuda for parameter in self._parameters)
@@ -158,7 +158,7 @@ class GradientWatch:
         """
         if self._task != -1 and self._late:
             self._spoilt = True
-            self._arrivals = Arrivals(dict(enumerate(self._parameters)))
+            self._arrivals = ArrivingGradients(dict(enumerate(self._parameters)))
             self._late, self._pieces = [], []
 
     def _check(self, backward: Backward) -> None:

@@ -32,7 +32,7 @@ def next_due(number: int, every: int) -> int:
     return power if power < every else (number // every + 1) * every
 
 
-class Steps:
+class StepCounter:
     """Counts the steps of an optimizer, and says which of them are fingerprinted."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from ..storage import fingerprint_layout
 from ..wrappers import wraps
 from . import tensors
 from .files import FingerprintFiles
-from .fingerprinting import Steps, fingerprints_of, may_fingerprint, write
+from .fingerprinting import StepCounter, fingerprints_of, may_fingerprint, write
 from .tensors import Rows
 from .values import optimizer_values
 
@@ -41,7 +41,7 @@ _steppers: Any = weakref.WeakKeyDictionary()
 _numbers = itertools.count(1)
 
 
-class _Stepper(Steps):
+class _Stepper(StepCounter):
     """What is kept about an optimizer."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, List, Optional
 from ..state import check_every, guarded, here
 from . import ddp_models, unwrapped
 from .ddp_models import Replica
-from .fingerprinting import ModelFingerprints, StepFingerprints, Steps, gpu_is_idle, may_fingerprint, next_due
+from .fingerprinting import ModelFingerprints, StepCounter, StepFingerprints, gpu_is_idle, may_fingerprint, next_due
 from .tensors import held_by
 
 MAX_STREAMS = 4
@@ -22,7 +22,7 @@ MAX_STREAMS = 4
 _OPTIMIZER_FILE = "optimizer.py"
 
 
-class Stepper(Steps):
+class Stepper(StepCounter):
     """An optimizer that has stepped."""
 
     def __init__(self, optimizer: Any) -> None:

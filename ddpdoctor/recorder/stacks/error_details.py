@@ -95,7 +95,7 @@ MAX_LINKS = 8
 """Length of the chain of causes that is followed. Our choice."""
 
 
-class Reason:
+class ErrorReason:
     """An error, where it was raised, and which ranks it concerns."""
 
     __slots__ = ("error", "frames", "passed_on", "ranks")
@@ -111,13 +111,13 @@ class Reason:
 
 def reason_of(
     error: BaseException, rank: int, frames_of: Callable[[Any], Frames], was_noted: Callable[[Any], bool]
-) -> Reason:
+) -> ErrorReason:
     """Return the error on this rank that caused ``error``, or ``error`` itself if there is none.
 
     ``was_noted`` says whether a recorded call has raised an error.
     """
     outer = type(error).__name__
-    found = Reason(error, frames_of(error.__traceback__))
+    found = ErrorReason(error, frames_of(error.__traceback__))
     reported = _reported_by_ranks(error)
     if reported:
         found.ranks = sorted(reported)

@@ -128,7 +128,7 @@ CONTROL_STOPPING = 24
 """Offset of the time at which the watcher began to stop the job, 0 before that. The watcher writes it."""
 
 
-class Shape:
+class RingShape:
     """The sizes of a ring's parts, and the offset of each."""
 
     __slots__ = ("journal_bytes", "lines", "lines_at", "slots", "slots_at", "steps", "steps_at", "total_bytes")
@@ -144,8 +144,8 @@ class Shape:
         self.total_bytes = self.lines_at + lines * LINE_SIZE
 
 
-RANK_SHAPE = Shape(journal_bytes=512 * 1024, slots=4096, steps=256, lines=256)
-CHILD_SHAPE = Shape(journal_bytes=24 * 1024, slots=32, lines=32)
+RANK_SHAPE = RingShape(journal_bytes=512 * 1024, slots=4096, steps=256, lines=256)
+CHILD_SHAPE = RingShape(journal_bytes=24 * 1024, slots=32, lines=32)
 
 
 PACKAGE_FOLDERS = ("/site-packages/", "/dist-packages/")

@@ -50,7 +50,7 @@ class RingContent(NamedTuple):
     lines: List[LineCount]
 
 
-def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, ring_layout.Shape, int, int]:
+def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, ring_layout.RingShape, int, int]:
     """Return role, shape, pid and start ticks. ``data`` is a ring, or the header of a ring of ``size`` bytes.
 
     Raises:
@@ -66,7 +66,7 @@ def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, ring_layo
         raise DamagedRingError("not a ring file")
     if version not in ring_layout.READ_VERSIONS:
         raise DamagedRingError("ring version %d, this program reads %d and %d" % (version, *ring_layout.READ_VERSIONS))
-    shape = ring_layout.Shape(journal, count, *more)
+    shape = ring_layout.RingShape(journal, count, *more)
     if (
         journal_at != ring_layout.HEADER_SIZE
         or slots_at != ring_layout.HEADER_SIZE + journal

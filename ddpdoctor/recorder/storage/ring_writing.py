@@ -45,7 +45,7 @@ class Ring:
         OSError: the file cannot be made, or there is no room for all of it.
     """
 
-    def __init__(self, folder: str, role: int, shape: ring_layout.Shape, pid: int, start_ticks: int) -> None:
+    def __init__(self, folder: str, role: int, shape: ring_layout.RingShape, pid: int, start_ticks: int) -> None:
         self.path = os.path.join(folder, "%d-%d.ring" % (pid, start_ticks))
         self._map = allocate(self.path, shape.total_bytes)
         self._shape = shape

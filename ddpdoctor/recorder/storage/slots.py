@@ -23,7 +23,7 @@ MORE_CLAIMED = 64
 """Records after the last claimed one that are read too, because concurrent threads may publish claims out of order."""
 
 
-class Slot(NamedTuple):
+class CallSlot(NamedTuple):
     """One recorded call, with its interned strings resolved."""
 
     number: int
@@ -45,11 +45,11 @@ class Slot(NamedTuple):
 class Slots:
     """The recorded calls of a ring, ordered by number. Each column has one entry per call; ``which`` indexes ``kinds``.
 
-    A kind is what calls share: a ``Slot`` whose number, times and seq are 0. ``numbers`` is a range unless records are
-    missing, because a job can have thousands of ranks with thousands of calls.
+    A kind is what calls share: a ``CallSlot`` whose number, times and seq are 0. ``numbers`` is a range unless records
+    are missing, because a job can have thousands of ranks with thousands of calls.
     """
 
-    def __init__(self, kinds: List[Slot], which: array[int], columns: Sequence[array[int]]) -> None:
+    def __init__(self, kinds: List[CallSlot], which: array[int], columns: Sequence[array[int]]) -> None:
         """``columns`` are numbers, starts, ends and seqs."""
         numbers, self.started_ns, self.ended_ns, self.seqs = columns
         self.kinds = kinds
@@ -60,13 +60,13 @@ class Slots:
         """Return how many calls there are."""
         return len(self.which)
 
-    def __getitem__(self, at: int) -> Slot:
+    def __getitem__(self, at: int) -> CallSlot:
         """Return one call."""
         return self.kinds[self.which[at]]._replace(
             number=self.numbers[at], started_ns=self.started_ns[at], ended_ns=self.ended_ns[at], seq=self.seqs[at]
         )
 
-    def __iter__(self) -> Iterator[Slot]:
+    def __iter__(self) -> Iterator[CallSlot]:
         """Yield the calls in order."""
         return map(self.__getitem__, range(len(self)))
 
@@ -113,10 +113,10 @@ def _as_range(numbers: array[int]) -> Sequence[int]:
     return range(numbers[0], numbers[-1] + 1)
 
 
-def _read_kind(rest: bytes, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]) -> Slot:
+def _read_kind(rest: bytes, strings: Dict[int, str], sites: Dict[int, Dict[str, Any]]) -> CallSlot:
     op, api, group, site, redop, dtype, peer, tensors, flags, ndim, *dims = ring_layout.KIND.unpack(rest)
     names = [strings.get(n, "") for n in (op, api, group, redop, dtype)]
     shape = tuple(dims[:ndim]) if dtype and ndim <= ring_layout.MAX_DIMS else None
-    return Slot(
+    return CallSlot(
         0, 0, 0, 0, names[0], names[1], names[2], sites.get(site), names[3], names[4], peer, tensors, flags, shape
     )

@@ -15,7 +15,7 @@ from ddpdoctor.report.bandwidth.numbers import format_share
 from ddpdoctor.report.bandwidth.reading import VERB, read_bandwidth
 from ddpdoctor.report.bandwidth.results import make_records, name_series, series_table, sort_series
 from ddpdoctor.report.bandwidth.run import describe_run, headline
-from ddpdoctor.report.blocks import Content, Heading, Item, Items, Line, Series, Text, Tone, items, titled_list
+from ddpdoctor.report.blocks import ChartLine, Content, Heading, Item, Items, Series, Text, Tone, items, titled_list
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.names import format_hosts, format_ranks
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Arrival, LeftOut, Reason
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.bandwidth.reading import Bandwidth
-    from ddpdoctor.report.bandwidth.results import Measured
+    from ddpdoctor.report.bandwidth.results import MeasuredCase
     from ddpdoctor.report.blocks import Section
 
 LATE_SHARE = 0.8
@@ -57,25 +57,25 @@ def bandwidth_content(report: Report) -> Content:
     )
 
 
-def _series_section(bench: Bandwidth, series: Measured) -> Section:
+def _series_section(bench: Bandwidth, series: MeasuredCase) -> Section:
     title = name_series(series) + (", in place" if series.in_place else "")
     return (Heading(text=title), series_table(series), curve_facts(pick_curves(bench.curves, series)))
 
 
-def _chart(bench: Bandwidth, series: tuple[Measured, ...]) -> Series:
+def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> Series:
     """Return the curves of all series. The reference is shown only if it is the same for all."""
-    lines = tuple(Line(name=name_series(one), points=_points(one)) for one in series)
+    lines = tuple(ChartLine(name=name_series(one), points=_points(one)) for one in series)
     references = {curve.reference for curve in bench.curves if curve.reference is not None}
     sizes = [size for line in lines for size, _ in line.points]
     reference = None
     if len(references) == 1:
         (known,) = references
         since = max(known.min_size_bytes, min(sizes, default=1))
-        reference = Line(name=known.text, points=((since, known.gb_s), (max([since, *sizes]), known.gb_s)))
+        reference = ChartLine(name=known.text, points=((since, known.gb_s), (max([since, *sizes]), known.gb_s)))
     return Series(title="busbw in GB/s over size", lines=lines, reference=reference)
 
 
-def _points(series: Measured) -> tuple[tuple[int, float], ...]:
+def _points(series: MeasuredCase) -> tuple[tuple[int, float], ...]:
     mode = series.modes[-1]
     rows = [row[mode] for row in series.rows if mode in row]
     return tuple((one.size_bytes, one.busbw_gb_s) for one in rows if one.busbw_gb_s and math.isfinite(one.busbw_gb_s))

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.amounts import format_about, format_rate, format_size, format_time
 from ddpdoctor.model.bandwidth import Assessment, Mode
 from ddpdoctor.report.bandwidth.numbers import format_share
-from ddpdoctor.report.blocks import Fact, Facts, Tone
+from ddpdoctor.report.blocks import FactEntry, FactList, Tone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.bandwidth import Curve, Fit
-    from ddpdoctor.report.bandwidth.results import Measured
+    from ddpdoctor.report.bandwidth.results import MeasuredCase
 
 TONES = {
     Assessment.HEALTHY: Tone.GOOD,
@@ -26,19 +26,19 @@ TONES = {
 MODE_WIDTH = max(len(mode.value) for mode in Mode)
 
 
-def pick_curves(curves: Sequence[Curve], series: Measured) -> tuple[Curve, ...]:
+def pick_curves(curves: Sequence[Curve], series: MeasuredCase) -> tuple[Curve, ...]:
     """Return the curves of a series, latency first."""
     own = [curve for curve in curves if _key(curve) == _key(series)]
     return tuple(sorted(own, key=lambda curve: list(Mode).index(curve.mode)))
 
 
-def curve_facts(curves: Sequence[Curve]) -> Facts:
+def curve_facts(curves: Sequence[Curve]) -> FactList:
     """Return the verdict of each curve, followed by the figures behind it."""
     facts = tuple(
-        Fact(label=one.mode.value, texts=(one.verdict, *describe_curve(one)), tone=TONES[one.assessment])
+        FactEntry(label=one.mode.value, texts=(one.verdict, *describe_curve(one)), tone=TONES[one.assessment])
         for one in curves
     )
-    return Facts(facts=facts, width=MODE_WIDTH + 2)
+    return FactList(facts=facts, width=MODE_WIDTH + 2)
 
 
 def describe_curve(curve: Curve) -> list[str]:
@@ -66,5 +66,5 @@ def _fit(fit: Fit | None) -> str:
     return f"t = {format_time(fit.alpha_us)} + S / {format_rate(fit.bandwidth_gb_s)} fits within {residual}"
 
 
-def _key(one: Curve | Measured) -> tuple[object, ...]:
+def _key(one: Curve | MeasuredCase) -> tuple[object, ...]:
     return one.collective, one.dtype, one.redop, one.in_place

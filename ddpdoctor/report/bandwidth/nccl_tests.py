@@ -19,7 +19,7 @@ from ddpdoctor.report.lines import clean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddpdoctor.model.bandwidth import Measurement, Member, Settings
+    from ddpdoctor.model.bandwidth import BenchSettings, Measurement, Member
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.bandwidth.reading import Bandwidth
 
@@ -82,7 +82,7 @@ def _block(bench: Bandwidth, collective: Collective) -> list[str]:
     ]
 
 
-def _describe_settings(settings: Settings, rows: Sequence[Measurement]) -> str:
+def _describe_settings(settings: BenchSettings, rows: Sequence[Measurement]) -> str:
     """Describe the settings. A setting is "auto" if the time budget chose it."""
     sizes = [row.size_bytes for row in rows]
     warmup = "auto" if settings.warmup is None else settings.warmup

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import Change, Measurement, Mode, Reference
     from ddpdoctor.report.bandwidth.reading import Bandwidth
-    from ddpdoctor.report.bandwidth.results import Measured
+    from ddpdoctor.report.bandwidth.results import MeasuredCase
 
 MAX_BOTH_MODES = 3
 """With more series than this, only one mode is drawn, because both would clutter the plot."""
@@ -61,7 +61,7 @@ def list_references(bench: Bandwidth) -> tuple[Reference, ...]:
     return tuple(dict.fromkeys(curve.reference for curve in bench.curves if curve.reference is not None))
 
 
-def _list_lines(bench: Bandwidth, series: Measured, mode: Mode, name: str) -> list[Plotted]:
+def _list_lines(bench: Bandwidth, series: MeasuredCase, mode: Mode, name: str) -> list[Plotted]:
     rows = [row[mode] for row in series.rows if mode in row]
     line = Plotted(
         label=name,

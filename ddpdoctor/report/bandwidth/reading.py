@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.bandwidth import (
     Advice,
     Arrival,
+    BenchSettings,
     Comparison,
     Curve,
     Ending,
@@ -18,7 +19,6 @@ from ddpdoctor.model.bandwidth import (
     NodeResult,
     Pair,
     Reason,
-    Settings,
     Stop,
 )
 from ddpdoctor.model.codec import WrongValue, decode
@@ -34,7 +34,7 @@ VERB = "allreduce-bench"
 class Bandwidth:
     """The data of a report of this command that the formats use."""
 
-    settings: Settings
+    settings: BenchSettings
     members: tuple[Member, ...]
     results: tuple[Measurement, ...]
     curves: tuple[Curve, ...]

@@ -45,7 +45,7 @@ def make_records(results: Iterable[Measurement]) -> Records:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredCase:
     """One collective, dtype and place (in or out), over all its sizes and measured modes."""
 
     collective: Collective
@@ -61,14 +61,14 @@ class Measured:
         return tuple(mode for mode in Mode if any(mode in row for row in self.rows))
 
 
-def sort_series(results: Iterable[Measurement]) -> tuple[Measured, ...]:
+def sort_series(results: Iterable[Measurement]) -> tuple[MeasuredCase, ...]:
     """Group measurements into series, in the order of measurement."""
     series: dict[tuple[Collective, str, str | None, bool], dict[int, dict[Mode, Measurement]]] = {}
     for one in results:
         sizes = series.setdefault((one.collective, one.dtype, one.redop, one.in_place), {})
         sizes.setdefault(one.size_bytes, {})[one.mode] = one
     return tuple(
-        Measured(
+        MeasuredCase(
             collective=collective,
             dtype=dtype,
             redop=redop,
@@ -79,18 +79,18 @@ def sort_series(results: Iterable[Measurement]) -> tuple[Measured, ...]:
     )
 
 
-def name_series(one: Measurement | Curve | Change | Measured) -> str:
+def name_series(one: Measurement | Curve | Change | MeasuredCase) -> str:
     """Name a series without its mode: "all_reduce float32 sum"."""
     return " ".join(part for part in (one.collective.value, one.dtype, one.redop) if part)
 
 
-def series_table(series: Measured) -> Table:
+def series_table(series: MeasuredCase) -> Table:
     """Return the table of a series. Rows with wrong results are highlighted."""
     wrong = [number for number, row in enumerate(series.rows) if any(one.wrong for one in row.values())]
     return Table(columns=list_columns(series), tones=dict.fromkeys(wrong, Tone.ERROR))
 
 
-def list_columns(series: Measured) -> tuple[Column, ...]:
+def list_columns(series: MeasuredCase) -> tuple[Column, ...]:
     """List all columns of a series. Their weights decide which are dropped if not all fit."""
     measured = [next(iter(row.values())) for row in series.rows]
     sizes = Column(name="size", cells=tuple(format_size(one.size_bytes) for one in measured), weight=100)

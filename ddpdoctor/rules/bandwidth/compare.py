@@ -12,7 +12,7 @@ from ddpdoctor.rules.bandwidth.sweeps import curve_of, time_bounds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ddpdoctor.model.bandwidth import Bench, Measurement, Member, Settings
+    from ddpdoctor.model.bandwidth import Bench, BenchSettings, Measurement, Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Baseline:
     """The file, as the user gave it."""
     results: tuple[Measurement, ...]
     members: tuple[Member, ...]
-    settings: Settings
+    settings: BenchSettings
 
 
 def compare(bench: Bench, baseline: Baseline, fail_below: float | None) -> Comparison:

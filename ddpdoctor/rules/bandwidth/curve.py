@@ -78,7 +78,7 @@ def _curve(sweep: Sweep, yardstick: Yardstick) -> Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CurveVerdict:
     """The assessment of a curve, its share of the reference, and one sentence."""
 
     assessment: Assessment
@@ -86,14 +86,16 @@ class Verdict:
     text: str
 
 
-def judge(sweep: Sweep, plateau: Plateau | None, yardstick: Yardstick) -> Verdict:
+def judge(sweep: Sweep, plateau: Plateau | None, yardstick: Yardstick) -> CurveVerdict:
     """Compare a curve with its reference."""
     levels = levels_of(sweep)
     if not levels:
-        return Verdict(assessment=Assessment.NOT_DEFINED, share=None, text="n/a: with one rank nothing crosses a link.")
+        return CurveVerdict(
+            assessment=Assessment.NOT_DEFINED, share=None, text="n/a: with one rank nothing crosses a link."
+        )
     reference = yardstick.reference
     if reference is None:
-        return Verdict(
+        return CurveVerdict(
             assessment=Assessment.NO_REFERENCE, share=None, text=f"{_seen(sweep, plateau)}; {yardstick.note}."
         )
     if plateau is None or plateau.to_bytes < reference.min_size_bytes:
@@ -101,34 +103,42 @@ def judge(sweep: Sweep, plateau: Plateau | None, yardstick: Yardstick) -> Verdic
     return _judge_plateau(plateau, yardstick, reference)
 
 
-def _judge_plateau(plateau: Plateau, yardstick: Yardstick, reference: Reference) -> Verdict:
+def _judge_plateau(plateau: Plateau, yardstick: Yardstick, reference: Reference) -> CurveVerdict:
     share = plateau.gb_s / reference.gb_s
     seen = f"{format_rate(plateau.gb_s)} from {format_size(plateau.from_bytes)} on"
     if plateau.high_gb_s < yardstick.least_gb_s:
-        return Verdict(assessment=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
+        return CurveVerdict(
+            assessment=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}."
+        )
     if plateau.low_gb_s >= yardstick.least_gb_s:
-        return Verdict(assessment=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
+        return CurveVerdict(
+            assessment=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}."
+        )
     interval = range_words(plateau.low_gb_s, plateau.high_gb_s)
     text = f"Too noisy to say: {interval} from {format_size(plateau.from_bytes)} on, held to {_least(yardstick)}."
-    return Verdict(assessment=Assessment.NOISY, share=share, text=text)
+    return CurveVerdict(assessment=Assessment.NOISY, share=share, text=text)
 
 
 def _judge_short(
     sweep: Sweep, levels: tuple[Level, ...], plateau: Plateau | None, yardstick: Yardstick, reference: Reference
-) -> Verdict:
+) -> CurveVerdict:
     """Judge a sweep that ends below the sizes for which the reference holds. It may be fast enough already."""
     last = levels[-1]
     share = last.gb_s / reference.gb_s
     seen = f"{format_rate(last.gb_s)} at {format_size(last.size_bytes)}"
     if last.low >= yardstick.least_gb_s:
-        return Verdict(assessment=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}.")
+        return CurveVerdict(
+            assessment=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}."
+        )
     reachable = _ceiling(sweep) if yardstick.steady else math.inf
     if max(reachable, *(level.high for level in levels)) < yardstick.least_gb_s:
-        return Verdict(assessment=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}.")
+        return CurveVerdict(
+            assessment=Assessment.BELOW, share=share, text=f"{seen}: {_below(share, yardstick, reference)}."
+        )
     why = describe_end(sweep)
     if plateau is not None:
         why = f"the reference holds from {format_size(reference.min_size_bytes)} on"
-    return Verdict(assessment=Assessment.NOT_REACHED, share=None, text=f"No plateau reached: {seen}, and {why}.")
+    return CurveVerdict(assessment=Assessment.NOT_REACHED, share=None, text=f"No plateau reached: {seen}, and {why}.")
 
 
 def _ceiling(sweep: Sweep) -> float:

@@ -24,7 +24,7 @@ from ddpdoctor.rules.registry import rule
 if TYPE_CHECKING:
     from ddpdoctor.model.bandwidth import Bench
     from ddpdoctor.rules.bandwidth.curve import Measured
-    from ddpdoctor.rules.bandwidth.localize_who import Who
+    from ddpdoctor.rules.bandwidth.localize_who import SlowParts
 
 NOT_ASKED = "neither --pairs nor --by-node was asked for"
 
@@ -172,7 +172,7 @@ def check_slow_node(measured: Measured) -> Answer:
     return unknown(unknown_why) if unknown_why else judged([], _seen(bench, who))
 
 
-def _why_pairs_are_unknown(bench: Bench, who: Who) -> str:
+def _why_pairs_are_unknown(bench: Bench, who: SlowParts) -> str:
     if who.pairs_judged:
         return ""
     if shared := describe_shared_gpus(bench.members):
@@ -186,7 +186,7 @@ def _why_pairs_are_unknown(bench: Bench, who: Who) -> str:
     return "no machine has three ranks, and between machines there are too few pairs to compare with each other"
 
 
-def _why_nodes_are_unknown(bench: Bench, who: Who) -> str:
+def _why_nodes_are_unknown(bench: Bench, who: SlowParts) -> str:
     if who.nodes_judged:
         return ""
     if shared := describe_shared_gpus(bench.members):
@@ -197,7 +197,7 @@ def _why_nodes_are_unknown(bench: Bench, who: Who) -> str:
     return "too few pairs of nodes were measured"
 
 
-def _seen(bench: Bench, who: Who) -> str:
+def _seen(bench: Bench, who: SlowParts) -> str:
     seen = [
         say_seen(results, noun)
         for results, noun in (

@@ -104,7 +104,7 @@ class Slow(Generic[End]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found(Generic[End]):
+class SlowEdges(Generic[End]):
     """The slow ends and edges among edges of one kind."""
 
     ends: tuple[Slow[End], ...] = ()
@@ -120,7 +120,7 @@ def can_judge(edges: Iterable[Edge[End]]) -> bool:
     return ends >= 3 and min(edge.series.turns for edge in known) >= LEAST_TURNS
 
 
-def find_slow(edges: Iterable[Edge[End]]) -> Found[End]:
+def find_slow(edges: Iterable[Edge[End]]) -> SlowEdges[End]:
     """Find the slow ends, the worst first, and then among the others the edges that are slow for both ends."""
     left = tuple(edges)
     ends: list[Slow[End]] = []
@@ -133,7 +133,7 @@ def find_slow(edges: Iterable[Edge[End]]) -> Found[End]:
     mild = _slow_edges(left, MILD)
     touched = {end for edge in mild for end in edge.ends}
     wired = len(mild) > 1 and len(touched) > WIDE * len(_by_end(left))
-    return Found(ends=tuple(ends), edges=() if wired else _slow_edges(left, SLOW), wiring=len(mild) if wired else 0)
+    return SlowEdges(ends=tuple(ends), edges=() if wired else _slow_edges(left, SLOW), wiring=len(mild) if wired else 0)
 
 
 def compare(own: Sequence[Turns], others: Sequence[Turns], rows: Rows) -> tuple[Slowness, ...]:

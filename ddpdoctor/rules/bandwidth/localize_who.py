@@ -11,8 +11,8 @@ from ddpdoctor.model.bandwidth import describe_shared_gpus
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.bandwidth.localize_edges import (
     Edge,
-    Found,
     Slow,
+    SlowEdges,
     Slowness,
     Turns,
     can_judge,
@@ -39,7 +39,7 @@ class SlowNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Who:
+class SlowParts:
     """All that is slow."""
 
     ranks: tuple[Slow[int], ...] = ()
@@ -54,7 +54,7 @@ class Who:
     nodes_judged: bool = False
 
 
-def find_who(bench: Bench) -> Who:
+def find_who(bench: Bench) -> SlowParts:
     """Judge pairs and nodes together, and name once what both show.
 
     A slow rank slows its whole node, so the node is not named too. A rank that is alone on its host cannot be
@@ -62,7 +62,7 @@ def find_who(bench: Bench) -> Who:
     so none of them is named.
     """
     if describe_shared_gpus(bench.members):
-        return Who()
+        return SlowParts()
     pairs, nodes = _judge_pairs(bench.pairs), _judge_nodes(bench.nodes)
     ranks_on = Counter(member.host for member in bench.members)
     host_of = {member.rank: member.host for member in bench.members}
@@ -72,7 +72,7 @@ def find_who(bench: Bench) -> Who:
         slow for slow in pairs.ranks if ranks_on[host_of[slow.ends[0]]] > 1 or host_of[slow.ends[0]] not in of_nodes
     ]
     blamed = {host_of[slow.ends[0]] for slow in ranks}
-    return Who(
+    return SlowParts(
         ranks=tuple(ranks),
         links=tuple(link for link in pairs.links if frozenset(host_of[rank] for rank in link.ends) not in linked),
         nodes=tuple(
@@ -85,7 +85,7 @@ def find_who(bench: Bench) -> Who:
     )
 
 
-def _judge_pairs(pairs: Sequence[Pair]) -> Who:
+def _judge_pairs(pairs: Sequence[Pair]) -> SlowParts:
     """Compare pairs inside a host with pairs of the same host, and pairs between hosts with each other."""
     inside = grouped((pair.hosts[0], pair) for pair in pairs if pair.hosts[0] == pair.hosts[1])
     across = [pair for pair in pairs if pair.hosts[0] != pair.hosts[1]]
@@ -96,7 +96,7 @@ def _judge_pairs(pairs: Sequence[Pair]) -> Who:
     left = [pair for pair in across if not slow_hosts & set(pair.hosts) and frozenset(pair.hosts) not in slow_links]
     kinds = [[Edge(ends=pair.ranks, series=_series(pair)) for pair in kind] for kind in (*inside.values(), left)]
     found = [find_slow(kind) for kind in kinds]
-    return Who(
+    return SlowParts(
         ranks=_once((slow for one in found for slow in one.ends), lambda slow: slow.ends[0]),
         links=tuple(slow for one in found for slow in one.edges),
         nodes=tuple(SlowNode(host=slow.ends[0], slowness=slow.slowness, inside=False) for slow in between.ends),
@@ -110,11 +110,11 @@ def _series(result: Pair | NodeResult) -> Turns:
     return Turns(busbws_gb_s=result.busbws_gb_s, latencies_us=result.latencies_us)
 
 
-def _judge_hosts(across: Sequence[Pair]) -> Found[str]:
+def _judge_hosts(across: Sequence[Pair]) -> SlowEdges[str]:
     """Judge hosts by the median of the pairs between them. If each host has one rank, ranks are judged instead."""
     between = grouped(((min(pair.hosts), max(pair.hosts)), pair) for pair in across)
     if all(len(pairs) == 1 for pairs in between.values()):
-        return Found()
+        return SlowEdges()
     return find_slow(Edge(ends=hosts, series=_middle(pairs)) for hosts, pairs in between.items())
 
 
@@ -125,12 +125,12 @@ def _middle(pairs: Sequence[Pair]) -> Turns:
     )
 
 
-def _judge_nodes(nodes: Sequence[NodeResult]) -> Who:
+def _judge_nodes(nodes: Sequence[NodeResult]) -> SlowParts:
     edges = [Edge(ends=(node.host, node.peer), series=_series(node)) for node in nodes if node.peer is not None]
     found = find_slow(edges)
     inside = _judge_inside([node for node in nodes if node.peer is None])
     outside = tuple(SlowNode(host=slow.ends[0], slowness=slow.slowness, inside=False) for slow in found.ends)
-    return Who(
+    return SlowParts(
         nodes=_once((*inside, *outside), lambda node: node.host),
         node_links=found.edges,
         wiring=found.wiring,

@@ -25,7 +25,7 @@ _Harm = tuple[Effect, str, str, "Setting"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bearing:
+class VariableEffect:
     """What a variable affects."""
 
     effect: Effect
@@ -36,18 +36,18 @@ class Bearing:
     gloo: bool = False
 
 
-_SMALL = Bearing(effect=Effect.SMALL)
+_SMALL = VariableEffect(effect=Effect.SMALL)
 DANGERS = {
-    "NCCL_P2P_DISABLE": Bearing(effect=Effect.OTHER_WAY, between=False),
-    "NCCL_P2P_LEVEL": Bearing(effect=Effect.OTHER_WAY, between=False),
-    "NCCL_SHM_DISABLE": Bearing(effect=Effect.OTHER_WAY, between=False),
-    "NCCL_ALGO": Bearing(effect=Effect.LIMIT),
-    "NCCL_PROTO": Bearing(effect=Effect.LIMIT),
-    "NCCL_NET_GDR_LEVEL": Bearing(effect=Effect.LIMIT, inside=False),
-    "NCCL_MULTI_RANK_GPU_ENABLE": Bearing(effect=Effect.LIMIT),
-    "TORCH_DISTRIBUTED_DEBUG": Bearing(effect=Effect.LIMIT, gloo=True),
-    "TORCH_NCCL_NAN_CHECK": Bearing(effect=Effect.LIMIT),
-    "NCCL_NVLS_ENABLE": Bearing(effect=Effect.SMALL, between=False),
+    "NCCL_P2P_DISABLE": VariableEffect(effect=Effect.OTHER_WAY, between=False),
+    "NCCL_P2P_LEVEL": VariableEffect(effect=Effect.OTHER_WAY, between=False),
+    "NCCL_SHM_DISABLE": VariableEffect(effect=Effect.OTHER_WAY, between=False),
+    "NCCL_ALGO": VariableEffect(effect=Effect.LIMIT),
+    "NCCL_PROTO": VariableEffect(effect=Effect.LIMIT),
+    "NCCL_NET_GDR_LEVEL": VariableEffect(effect=Effect.LIMIT, inside=False),
+    "NCCL_MULTI_RANK_GPU_ENABLE": VariableEffect(effect=Effect.LIMIT),
+    "TORCH_DISTRIBUTED_DEBUG": VariableEffect(effect=Effect.LIMIT, gloo=True),
+    "TORCH_NCCL_NAN_CHECK": VariableEffect(effect=Effect.LIMIT),
+    "NCCL_NVLS_ENABLE": VariableEffect(effect=Effect.SMALL, between=False),
     "CUDA_LAUNCH_BLOCKING": _SMALL,
     "TORCH_NCCL_BLOCKING_WAIT": _SMALL,
     "NCCL_CHECK_POINTERS": _SMALL,
@@ -86,7 +86,7 @@ def _judge(view: BenchView, place: BenchNode, process: Process) -> Iterator[_Har
         yield from _off_in_a_file(place, process)
 
 
-def _bears(bearing: Bearing, view: BenchView, place: BenchNode) -> bool:
+def _bears(bearing: VariableEffect, view: BenchView, place: BenchNode) -> bool:
     inside, between = len(place.members) > 1, view.between_hosts
     return (view.nccl or bearing.gloo) and ((bearing.inside and inside) or (bearing.between and between))
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.bandwidth import Bench
-    from ddpdoctor.model.bandwidth_references import Known
+    from ddpdoctor.model.bandwidth_references import KnownBandwidth
     from ddpdoctor.rules.bandwidth.sweeps import Sweep
 
 REFERENCE_MARGIN = 0.10
@@ -84,7 +84,7 @@ def _look_up(bench: Bench, sweep: Sweep) -> Yardstick:
     return _choose(bench, sweep, names[0], rows)
 
 
-def _choose(bench: Bench, sweep: Sweep, name: str, rows: list[Known]) -> Yardstick:
+def _choose(bench: Bench, sweep: Sweep, name: str, rows: list[KnownBandwidth]) -> Yardstick:
     ranks, nodes = len(bench.members), len({member.host for member in bench.members})
     fitting = [
         row for row in rows if row.ranks == ranks and row.nodes == nodes and row.collective is sweep.first.collective
@@ -125,7 +125,7 @@ def _rules_out_nvls(algorithms: str) -> bool:
     return False
 
 
-def _beside(row: Known, fitting: list[Known], off: str) -> str:
+def _beside(row: KnownBandwidth, fitting: list[KnownBandwidth], off: str) -> str:
     """Say what the other algorithm gives, if there are two."""
     other = next((one for one in fitting if one is not row), None)
     if other is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.checkpoint import Form, Part, State
+from ddpdoctor.model.checkpoint import Form, Part, ReadState
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import count_of, first_names
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
@@ -121,7 +121,7 @@ def check_refusal(seen: Checkpoints) -> Answer:
 
         args.pt: torch.load refuses it, because it names argparse.Namespace
     """
-    read = [one for one in seen.files if one.contents is not None and one.state is State.WHOLE]
+    read = [one for one in seen.files if one.contents is not None and one.state is ReadState.WHOLE]
     if not read:
         return skipped("no index could be read")
     problems = [problem for one in read if (problem := _refusal(one)) is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.checkpoint import Checksums, Form, State
+from ddpdoctor.model.checkpoint import Checksums, Form, ReadState
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import count_of, first_names
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
@@ -55,7 +55,7 @@ def check_foreign(seen: Checkpoints) -> Answer:
             fix="fetch the file itself again, and compare its size with the original's",
         )
         for one in seen.files
-        if one.state is State.FOREIGN
+        if one.state is ReadState.FOREIGN
     ]
     return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} of a known form")
 
@@ -90,7 +90,7 @@ def check_damaged(seen: Checkpoints) -> Answer:
 
         epoch3.pt is damaged: 1 record has a wrong checksum, in which lies model.layers.3.weight
     """
-    problems = [_damage(one) for one in seen.files if one.damaged or one.state is State.UNREADABLE]
+    problems = [_damage(one) for one in seen.files if one.damaged or one.state is ReadState.UNREADABLE]
     checked = [one for one in seen.files if one.checksums is Checksums.CHECKED]
     if problems or checked:
         without = [one for one in seen.files if one.checksums in {Checksums.NONE, Checksums.NOT_WRITTEN}]
@@ -144,13 +144,13 @@ def check_truncated(seen: Checkpoints) -> Answer:
 
         epoch4.pt is cut off: of 62 tensors 17 are lost, the first of them model.layers.9.weight
     """
-    problems = [_truncation(one) for one in seen.files if one.state in {State.CUT, State.EMPTY}]
+    problems = [_truncation(one) for one in seen.files if one.state in {ReadState.CUT, ReadState.EMPTY}]
     return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} to the end")
 
 
 def _truncation(one: FileSeen) -> Problem:
     fix = "take an earlier one; write to a temporary file, os.fsync it, and os.replace it to its name when it is whole"
-    if one.state is State.EMPTY:
+    if one.state is ReadState.EMPTY:
         return Problem(summary=f"{one.path} is empty", evidence=("0 bytes",), fix=fix)
     evidence = [f"{one.size_bytes} bytes", *([one.detail] if one.detail else [])]
     if one.form is Form.FOLDER:

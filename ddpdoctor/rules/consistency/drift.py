@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.consistency.parameter_causes import UNEVEN_STEPS, why_parameters_differ
-from ddpdoctor.rules.consistency.problems import DriftCause, Found, problems_of, seen
+from ddpdoctor.rules.consistency.problems import DriftCause, FoundDifference, problems_of, seen
 from ddpdoctor.rules.consistency.replicas import is_aligned, sightings, unwrapped_of
 from ddpdoctor.rules.consistency.survey import ruling, survey
 from ddpdoctor.rules.registry import rule
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Stream
     from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.answers import Answer
-    from ddpdoctor.rules.consistency.replicas import Replica, Sighting
+    from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
 
 MIN_EXCHANGED = 2
 """Steps with equal gradients on all ranks, before we assume that the script exchanges them. Our choice: one may be
@@ -92,7 +92,7 @@ def check_parameters(job: Job) -> Answer:
     return ruling(job, seen, problems_of(job, found, "parameters"), "parameters")
 
 
-def _since(found: Found) -> Found:
+def _since(found: FoundDifference) -> FoundDifference:
     """Return a difference with the step at which ranks first had different step counts.
 
     Such ranks are compared at the end only, after equally many backwards.
@@ -106,16 +106,16 @@ def _since(found: Found) -> Found:
     return replace(found, since=first)
 
 
-def unwrapped_drift(job: Job) -> Iterator[Found]:
+def unwrapped_drift(job: Job) -> Iterator[FoundDifference]:
     """Yield the models that differ although their use shows that they should be equal."""
     for replica in unwrapped_of(job):
         sighting = next(iter(sightings(replica, What.PARAMETER)), None)
         cause = _cause(replica, sighting) if sighting is not None else None
         if sighting is not None and cause is not None:
-            yield Found(sighting=sighting, cause=cause, since=None if sighting.step else 1)
+            yield FoundDifference(sighting=sighting, cause=cause, since=None if sighting.step else 1)
 
 
-def _cause(replica: Replica, sighting: Sighting) -> DriftCause | None:
+def _cause(replica: ReplicaStreams, sighting: Sighting) -> DriftCause | None:
     """Return why a model that should be equal differs, or None if each rank may have its own by design."""
     if _is_exchanged(sighting.stream):
         return _never_sent(replica, sighting) if sighting.last_good is None else why_parameters_differ(sighting)
@@ -137,7 +137,7 @@ def _is_trained_through(stream: Stream) -> bool:
     return bool(last) and all(each.own_steps > 0 and each.through > 0 for each in last[0])
 
 
-def _never_sent(replica: Replica, sighting: Sighting) -> DriftCause:
+def _never_sent(replica: ReplicaStreams, sighting: Sighting) -> DriftCause:
     return DriftCause(
         name="never sent",
         words="the gradients are the same on all ranks and the parameters never were: nobody has sent one rank's "

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ddpdoctor.model.facts import Job, TensorSeen
-    from ddpdoctor.rules.progress.differences import Difference
+    from ddpdoctor.rules.progress.differences import ModelDifference
 
 
 @rule("DD506", "model-differs", Severity.ERROR, "The ranks of one group give DDP different models")
@@ -76,7 +76,9 @@ def check_built_models(job: Job) -> Answer:
     return judged([models_problem(difference, world, blamed if len(hosts) > 1 else ())])
 
 
-def models_problem(difference: Difference, world: int, hosts: tuple[str, ...], more: Iterable[str] = ()) -> Problem:
+def models_problem(
+    difference: ModelDifference, world: int, hosts: tuple[str, ...], more: Iterable[str] = ()
+) -> Problem:
     """Return the finding for models that differ; ``more`` is further evidence about the job."""
     blamed = difference.blamed
     sites = {n: difference.models[n].site for n in blamed}
@@ -96,7 +98,7 @@ def models_problem(difference: Difference, world: int, hosts: tuple[str, ...], m
     )
 
 
-def _summary(difference: Difference) -> str:
+def _summary(difference: ModelDifference) -> str:
     blamed = difference.blamed
     rest = [n for n in sorted(difference.models) if n not in set(blamed)]
     if difference.tensor is None:
@@ -105,7 +107,7 @@ def _summary(difference: Difference) -> str:
     return f"the models given to DDP differ at {difference.tensor}: {_sides_words(difference, blamed)}{where}"
 
 
-def _sides_words(difference: Difference, numbers: Iterable[int]) -> str:
+def _sides_words(difference: ModelDifference, numbers: Iterable[int]) -> str:
     """Return what each rank has at the first difference."""
     return ", ".join(_have({n: _row_words(difference.rows[n]) for n in numbers}))
 
@@ -124,7 +126,7 @@ def _row_words(tensor: TensorSeen | None) -> str:
     return f"{tensor.name} of {shape}, {kind}"
 
 
-def _counts(difference: Difference) -> list[str]:
+def _counts(difference: ModelDifference) -> list[str]:
     """Return how many parameters and buffers the models have, if the counts differ."""
     have = _have({n: f"{model.count} parameters and buffers" for n, model in sorted(difference.models.items())})
     return have if len(have) > 1 else []

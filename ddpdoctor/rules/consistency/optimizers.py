@@ -25,7 +25,7 @@ from ddpdoctor.rules.registry import rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
-    from ddpdoctor.rules.consistency.replicas import Replica, Sighting
+    from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
 
 FOLLOWS = "follows"
 """Name of the cause that state differs because gradients or parameters differed earlier."""
@@ -95,7 +95,7 @@ def _follows_parameters(sighting: Sighting, of_parameters: Sighting) -> bool:
     return why_parameters_differ(of_parameters).unsynchronized or state_follows_parameters(sighting.values)
 
 
-def _first_settings(job: Job, replica: Replica) -> Problem | None:
+def _first_settings(job: Job, replica: ReplicaStreams) -> Problem | None:
     """Report the first step at which settings were seen to differ."""
     if excuse_of_model(replica, What.PARAMETER):
         return None
@@ -127,6 +127,6 @@ def _first_settings(job: Job, replica: Replica) -> Problem | None:
     return None
 
 
-def _compares_settings(replica: Replica) -> bool:
+def _compares_settings(replica: ReplicaStreams) -> bool:
     has_settings = any(each.settings for each in all_values(stream for stream in replica.streams if stream.compared))
     return has_settings and not excuse_of_model(replica, What.PARAMETER)

@@ -17,9 +17,9 @@ from ddpdoctor.rules.progress.places import to_place
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from ddpdoctor.model.consistency import Split, TensorRow, Values
+    from ddpdoctor.model.consistency import TensorRow, TensorSplit, Values
     from ddpdoctor.model.facts import Job
-    from ddpdoctor.rules.consistency.replicas import Replica, Sighting
+    from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
 
 Value = TypeVar("Value")
 MAX_SIDES = 4
@@ -63,7 +63,7 @@ def blame_outvoted(sides: Collection[Collection[int]]) -> DriftBlame:
     return DriftBlame(ranks=outvoted(sides), ground=Ground.MAJORITY if majority_of(sides) else Ground.NONE)
 
 
-def blame_of(splits: Iterable[Split]) -> DriftBlame:
+def blame_of(splits: Iterable[TensorSplit]) -> DriftBlame:
     """Blame the ranks that are outvoted on any of the tensors that differ."""
     each = [blame_outvoted(split.sides) for split in splits]
     ranks = tuple(sorted({rank for blame in each for rank in blame.ranks}))
@@ -97,7 +97,7 @@ class DriftCause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundDifference:
     """A difference that counts, and its likely cause."""
 
     sighting: Sighting
@@ -106,13 +106,13 @@ class Found:
     """The step at which it began, if known to be before the step at which it was seen."""
 
 
-def problems_of(job: Job, found: Iterable[Found], nouns: str) -> list[Problem]:
+def problems_of(job: Job, found: Iterable[FoundDifference], nouns: str) -> list[Problem]:
     """Return a finding for each cause. ``nouns`` names what differs, such as "gradients"."""
     by_cause = grouped((one.cause.name, one) for one in found)
     return [_finding(job, first, others, nouns) for first, *others in by_cause.values()]
 
 
-def blamed(found: Found) -> DriftBlame:
+def blamed(found: FoundDifference) -> DriftBlame:
     """Return the ranks that the cause itself shows, or else those that differ from the majority."""
     return found.cause.blame or blame_of(found.sighting.difference.splits)
 
@@ -127,7 +127,7 @@ def hosts_of(job: Job, ranks: Iterable[int]) -> tuple[str, ...]:
     return tuple(sorted(hosts | {node.host for node in nodes if wanted & set(node.ranks) and node.host}))
 
 
-def model_words(job: Job, replica: Replica) -> list[str]:
+def model_words(job: Job, replica: ReplicaStreams) -> list[str]:
     """Return which model it is if there are several, or the mesh dimension in which its ranks hold it alike."""
     if replica.mesh_dims:
         return [f"{rank_list(replica.members)} {_ALIKE.format(replica.mesh_dims)}"]
@@ -142,7 +142,7 @@ def row_words(row: TensorRow) -> str:
     return f"{row.part} of {row.name}" if row.part else row.name
 
 
-def _finding(job: Job, first: Found, others: Sequence[Found], nouns: str) -> Problem:
+def _finding(job: Job, first: FoundDifference, others: Sequence[FoundDifference], nouns: str) -> Problem:
     blame, sighting = blamed(first), first.sighting
     everybody = [rank for side in sighting.difference.splits[0].sides for rank in side]
     sites = {each.rank: each.site for each in sighting.values if each.site is not None and each.site.user}
@@ -211,13 +211,13 @@ def _side_words(sighting: Sighting) -> list[str]:
     return [f"{row_words(split.row)}: {sides_words(sides)}"]
 
 
-def _side_name(split: Split, side: tuple[int, ...], at: int) -> str:
+def _side_name(split: TensorSplit, side: tuple[int, ...], at: int) -> str:
     if side == split.absent_on:
         return "none"
     return "the same" if at == 0 and len(side) > 1 else "others"
 
 
-def _also_words(found: Found) -> str:
+def _also_words(found: FoundDifference) -> str:
     sighting = found.sighting
     name = row_words(sighting.difference.splits[0].row)
     if sighting.replica.mesh_dims:

@@ -15,7 +15,7 @@ from ddpdoctor.rules.registry import rule
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Stream
     from ddpdoctor.model.facts import Job
-    from ddpdoctor.rules.consistency.replicas import Replica
+    from ddpdoctor.rules.consistency.replicas import ReplicaStreams
 
 MIN_COMPARISONS = 2
 """Our choice: ranks that shared a seed only at the start have soon drawn different numbers."""
@@ -64,7 +64,7 @@ def _drops_out(stream: Stream) -> bool:
     return any(values.dropout for values in all_values([stream]))
 
 
-def _finding(job: Job, replica: Replica, stream: Stream) -> Problem:
+def _finding(job: Job, replica: ReplicaStreams, stream: Stream) -> Problem:
     return Problem(
         ranks=stream.ranks,
         summary=f"{rank_list(stream.ranks)} have the same random state while the model trains with dropout: each "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class ReplicaStreams:
     """One model that the ranks of a group keep equal, with the streams of all clocks that recorded it."""
 
     group: str
@@ -34,7 +34,7 @@ class Replica:
 class Sighting:
     """The first difference of one kind between the replicas of one model."""
 
-    replica: Replica
+    replica: ReplicaStreams
     stream: Stream
     difference: Difference
     step: int
@@ -47,7 +47,7 @@ class Sighting:
     """What they wrote at the last comparison of the same clock at which all were equal, or nothing."""
 
 
-def replicas_of(job: Job) -> tuple[Replica, ...]:
+def replicas_of(job: Job) -> tuple[ReplicaStreams, ...]:
     """Return the DDP models whose replicas were compared, in the order of their streams.
 
     Groups of different ranks may share a name.
@@ -55,7 +55,7 @@ def replicas_of(job: Job) -> tuple[Replica, ...]:
     return _models(stream for stream in _streams(job) if stream.model > 0)
 
 
-def unwrapped_of(job: Job) -> tuple[Replica, ...]:
+def unwrapped_of(job: Job) -> tuple[ReplicaStreams, ...]:
     """Return the models that optimizers train outside DDP."""
     return _models(stream for stream in _streams(job) if stream.model < 0)
 
@@ -64,15 +64,15 @@ def _streams(job: Job) -> tuple[Stream, ...]:
     return job.consistency.streams if job.consistency is not None else ()
 
 
-def _models(streams: Iterable[Stream]) -> tuple[Replica, ...]:
+def _models(streams: Iterable[Stream]) -> tuple[ReplicaStreams, ...]:
     found = grouped(((one.group, one.model, tuple(sorted({*one.ranks, *one.unpaired}))), one) for one in streams)
     return tuple(
-        Replica(group=group, model=model, members=members, streams=tuple(streams))
+        ReplicaStreams(group=group, model=model, members=members, streams=tuple(streams))
         for (group, model, members), streams in found.items()
     )
 
 
-def sightings(replica: Replica, what: What) -> list[Sighting]:
+def sightings(replica: ReplicaStreams, what: What) -> list[Sighting]:
     """Return the differences of one kind, at most one per stream, the earliest first."""
     found = [
         _sighting(replica, stream, difference)
@@ -114,7 +114,7 @@ def is_aligned(values: Iterable[Values]) -> bool:
     return len({each.reductions for each in values}) <= 1
 
 
-def _sighting(replica: Replica, stream: Stream, difference: Difference) -> Sighting:
+def _sighting(replica: ReplicaStreams, stream: Stream, difference: Difference) -> Sighting:
     step = step_of(stream, difference.number)
     return Sighting(
         replica=replica,
@@ -127,7 +127,7 @@ def _sighting(replica: Replica, stream: Stream, difference: Difference) -> Sight
     )
 
 
-def _last_good(replica: Replica, what: What, step: int) -> int | None:
+def _last_good(replica: ReplicaStreams, what: What, step: int) -> int | None:
     steps = [
         step_of(stream, number)
         for stream in replica.streams

@@ -17,7 +17,7 @@ from ddpdoctor.rules.registry import rule
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Stream, Values
     from ddpdoctor.model.facts import Job
-    from ddpdoctor.rules.consistency.replicas import Replica
+    from ddpdoctor.rules.consistency.replicas import ReplicaStreams
 
 MIN_UNCHANGED = 2
 """Comparisons in a row without any change. Our choice: a step may be skipped, or have a learning rate of 0 in a
@@ -85,7 +85,7 @@ def check_stale_optimizer(job: Job) -> Answer:
     return passed() if followed else skipped(why_nothing(job, "parameters of enough comparisons"))
 
 
-def _finding(job: Job, replica: Replica, stream: Stream) -> Problem | None:
+def _finding(job: Job, replica: ReplicaStreams, stream: Stream) -> Problem | None:
     values = values_at(stream, stream.last_number)
     if stream.last_number is None or not values:
         return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.consistency import StreamClock, What
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.consistency.problems import Found
+from ddpdoctor.rules.consistency.problems import FoundDifference
 from ddpdoctor.rules.consistency.replicas import all_values, is_aligned, replicas_of, sightings
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.facts import Job
     from ddpdoctor.rules.consistency.problems import DriftCause
-    from ddpdoctor.rules.consistency.replicas import Replica, Sighting
+    from ddpdoctor.rules.consistency.replicas import ReplicaStreams, Sighting
 
 _LOCAL_SGD = "ocalSGD"
 """Part of the names of torch's hook and optimizer, ``post_localSGD_hook`` and ``PostLocalSGDOptimizer``."""
@@ -27,7 +27,7 @@ _SHARDED = "ZeroRedundancyOptimizer"
 class Survey:
     """The differences of one kind of tensor in a job."""
 
-    found: tuple[Found, ...]
+    found: tuple[FoundDifference, ...]
     """The first difference of each model, the earliest first."""
     compared: bool
     """Whether tensors of this kind were compared at least once, in at least one model."""
@@ -37,7 +37,7 @@ class Survey:
 
 def survey(job: Job, what: What, why: Callable[[Sighting], DriftCause]) -> Survey:
     """Return the differences of a kind that count. ``why`` returns the cause of each."""
-    found: list[Found] = []
+    found: list[FoundDifference] = []
     excuses: list[str] = []
     compared = False
     for replica in replicas_of(job):
@@ -81,8 +81,8 @@ def why_nothing(job: Job, noun: str) -> str:
 
 
 def _in_model(
-    job: Job, replica: Replica, what: What, why: Callable[[Sighting], DriftCause]
-) -> tuple[list[Found], list[str]]:
+    job: Job, replica: ReplicaStreams, what: What, why: Callable[[Sighting], DriftCause]
+) -> tuple[list[FoundDifference], list[str]]:
     """Return the first difference that counts, and why those before it do not."""
     excuses: list[str] = []
     for sighting in sightings(replica, what):
@@ -90,12 +90,12 @@ def _in_model(
         cause = why(sighting)
         excuse = excuse or excuse_of_cause(sighting, cause)
         if not excuse:
-            return [Found(sighting=sighting, cause=cause)], excuses
+            return [FoundDifference(sighting=sighting, cause=cause)], excuses
         excuses.append(excuse)
     return [], excuses
 
 
-def _is_compared(replica: Replica, what: What, *, excused: bool) -> bool:
+def _is_compared(replica: ReplicaStreams, what: What, *, excused: bool) -> bool:
     """Return whether any stream found tensors equal at all times, or at least before its first difference."""
     for stream in replica.streams:
         if what not in stream.kinds:
@@ -106,7 +106,7 @@ def _is_compared(replica: Replica, what: What, *, excused: bool) -> bool:
     return False
 
 
-def excuse_of_model(replica: Replica, what: What) -> str:
+def excuse_of_model(replica: ReplicaStreams, what: What) -> str:
     """Return why tensors of a kind may differ in a model at any time, or "" if they may not."""
     values = all_values(replica.streams)
     if any(_LOCAL_SGD in name for each in values for name in (each.hook, each.optimizer)):
@@ -144,11 +144,11 @@ def excuse_of_cause(sighting: Sighting, cause: DriftCause) -> str:
     return ""
 
 
-def _joins(replica: Replica) -> bool:
+def _joins(replica: ReplicaStreams) -> bool:
     return any(each.join for each in all_values(replica.streams))
 
 
-def _ends_equal(replica: Replica) -> bool:
+def _ends_equal(replica: ReplicaStreams) -> bool:
     ends = [stream for stream in replica.streams if stream.clock is StreamClock.END and stream.compared]
     return bool(ends) and not any(one.what is What.PARAMETER for stream in ends for one in stream.differences)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.rank_words import count_of, rank_list
-from ddpdoctor.model.sharing import Plan, Sharing, share_out
+from ddpdoctor.model.sharing import SamplingPlan, Sharing, share_out
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.progress.places import to_place
 
@@ -60,7 +60,7 @@ def shared_out(loader: LoaderSeen, size: int) -> str:
     if not loader.samples or not loader.batch_size:
         return ""
     drop_last = bool(loader.sampler is not None and loader.sampler.drop_last)
-    plan = Plan(
+    plan = SamplingPlan(
         samples=loader.samples, world_size=size, batch_size=loader.batch_size, drop_last=bool(loader.drop_last),
         sampler_drop_last=drop_last, sharing=Sharing.SAMPLER,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from ddpdoctor.model.rendezvous import is_loopback, text_of
 from ddpdoctor.model.variables import must_agree
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.majority import Split, Voice, compare, describe
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +34,7 @@ MANY_SIDES = 4
 @rule(
     "DD234", "ws-same", Severity.WARNING, "A variable that must be equal on all ranks is not",
     after=("rdzv-id-same",),
-    group=Group.LAUNCH, needs=("names", "conf_files"),
+    group=CheckGroup.LAUNCH, needs=("names", "conf_files"),
     reads="WORLD_SIZE, MASTER_ADDR, MASTER_PORT, variables of NCCL and torch that must agree, NCCL's files",
 )  # fmt: skip
 def check_ws_same(fleet: Fleet) -> Answer:
@@ -177,7 +177,7 @@ def _means_first(fleet: Fleet, node: Node, process: Process) -> bool:
 @rule(
     "DD235", "rdzv-id-same", Severity.ERROR, "Nodes were given different rendezvous",
     after=("port-free", "tcp-store"),
-    group=Group.LAUNCH, needs=(), reads="TORCHELASTIC_RUN_ID, PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT",
+    group=CheckGroup.LAUNCH, needs=(), reads="TORCHELASTIC_RUN_ID, PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT",
 )  # fmt: skip
 def check_rdzv_id_same(fleet: Fleet) -> Answer:
     """Report nodes whose torchrun would join a different rendezvous, or wait for a different number of nodes.

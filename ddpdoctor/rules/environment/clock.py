@@ -11,7 +11,7 @@ from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.majority import Voice, compare, describe, voices_of
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ OFF_S = 1.0
     "clock",
     Severity.WARNING,
     "The clocks of the nodes differ",
-    group=Group.LIMITS,
+    group=CheckGroup.LIMITS,
     needs=("clock",),
     reads="the clock of every node against rank 0's, adjtimex",
 )
@@ -178,7 +178,7 @@ def _unsynchronized(loose: list[Node], spread: float | None) -> list[Problem]:
     "rootfs-same",
     Severity.INFO,
     "Nodes have different Pythons, systems or host files",
-    group=Group.VERSIONS,
+    group=CheckGroup.VERSIONS,
     needs=("software", "torch"),
     reads="the path of Python and of torch, os-release, what /etc/hosts says of other hosts",
 )

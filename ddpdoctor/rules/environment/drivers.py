@@ -12,7 +12,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.devices import driver_of, imported_torch, nvidia_gpus
 from ddpdoctor.rules.environment.processes import ranks_here
 from ddpdoctor.rules.environment.wheels import SELECTOR, cuda_wheel, install_cuda_torch
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
@@ -30,7 +30,7 @@ VERSION_MISMATCH = "LIB_RM_VERSION_MISMATCH"
     "driver-min",
     Severity.ERROR,
     "The NVIDIA driver is too old for the CUDA that torch is built for",
-    group=Group.GPUS,
+    group=CheckGroup.GPUS,
     needs=("software", "torch", "gpus"),
     reads="/proc/driver/nvidia/version or NVML, torch.version.cuda, the libcuda that is loaded",
 )
@@ -91,7 +91,7 @@ def _too_old(node: Node, driver: str, cuda: str, least: int, build: TorchBuild |
     "driver-lib-mismatch",
     Severity.ERROR,
     "The NVIDIA driver in the kernel and its libraries have different versions",
-    group=Group.GPUS,
+    group=CheckGroup.GPUS,
     needs=("software", "gpus"),
     reads="/proc/driver/nvidia/version, the names of libnvidia-ml.so.*, how NVML starts",
 )
@@ -151,7 +151,7 @@ def _mismatch(node: Node, evidence: str) -> Problem:
     "arch",
     Severity.ERROR,
     "torch has no kernels for a GPU that is here",
-    group=Group.GPUS,
+    group=CheckGroup.GPUS,
     needs=("torch", "software", "gpus"),
     reads="torch.cuda.get_arch_list(), torch.cuda.get_device_capability()",
 )

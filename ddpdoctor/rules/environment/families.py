@@ -11,7 +11,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged
 from ddpdoctor.rules.environment.interface_agreement import VARIABLES, choices_of, first_picks
 from ddpdoctor.rules.interface_choice import NCCL_FAMILIES, match_nccl
 from ddpdoctor.rules.majority import Split, Voice, compare, describe
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.settings import find_setting
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @rule(
     "DD214", "v4v6", Severity.WARNING, "Some nodes would use IPv4 and others IPv6",
-    group=Group.NETWORK, needs=("network", "names", "conf_files"),
+    group=CheckGroup.NETWORK, needs=("network", "names", "conf_files"),
     reads="the families of the chosen and the master's addresses, NCCL_SOCKET_FAMILY, disable_ipv6",
 )  # fmt: skip
 def check_v4v6(fleet: Fleet) -> Answer:

@@ -8,7 +8,7 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.reading import need
 from ddpdoctor.rules.answers import Answer, Problem, judged
 from ddpdoctor.rules.environment.devices import gpu_list, verb
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ LONG_S = 60.0
 
 @rule(
     "DD327", "gpu-alloc", Severity.ERROR, "A GPU does not do the work that it is given",
-    group=Group.GPUS, needs=("gpu_trial",), reads="memory and matrix products on every GPU",
+    group=CheckGroup.GPUS, needs=("gpu_trial",), reads="memory and matrix products on every GPU",
 )  # fmt: skip
 def check_gpu_alloc(node: Node) -> Answer:
     """Report GPUs that hang, fail or compute wrongly when they are given work (`--deep`).
@@ -72,7 +72,7 @@ def _failed(work: Sequence[GpuWork], what: str, fix: str) -> Problem:
 
 @rule(
     "DD328", "dstate", Severity.ERROR, "A process hangs inside the NVIDIA driver",
-    group=Group.GPUS, needs=("stuck_processes",), reads="/proc/PID/stat, wchan, stack, status; /dev/kmsg",
+    group=CheckGroup.GPUS, needs=("stuck_processes",), reads="/proc/PID/stat, wchan, stack, status; /dev/kmsg",
 )  # fmt: skip
 def check_dstate(node: Node) -> Answer:
     """Report processes that hang inside the driver and that no signal can end.

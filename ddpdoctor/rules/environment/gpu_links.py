@@ -17,7 +17,7 @@ from ddpdoctor.rules.environment.devices import (
     wrong_copies,
 )
 from ddpdoctor.rules.environment.pci import NVIDIA
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ def _is_virtual(node: Node) -> bool:
 
 @rule(
     "DD321", "nvlink", Severity.ERROR, "An NVLink of a GPU is down",
-    group=Group.LINKS, needs=("gpus", "pci"), reads="NVML: state and errors of each NVLink",
+    group=CheckGroup.LINKS, needs=("gpus", "pci"), reads="NVML: state and errors of each NVLink",
 )  # fmt: skip
 def check_nvlink(node: Node) -> Answer:
     """Report GPUs with fewer active NVLinks than their peers, or boards whose NVLinks are down on all GPUs.
@@ -111,7 +111,7 @@ def _links(gpu: Gpu) -> str:
 
 @rule(
     "DD322", "fabric", Severity.ERROR, "The NVSwitch fabric is not set up",
-    group=Group.LINKS, needs=("gpus", "pci", "torch"), reads="NVML: fabric state; nv-fabricmanager in /proc",
+    group=CheckGroup.LINKS, needs=("gpus", "pci", "torch"), reads="NVML: fabric state; nv-fabricmanager in /proc",
 )  # fmt: skip
 def check_fabric(node: Node) -> Answer:
     """Report GPUs behind NVSwitches that the fabric manager has not set up.
@@ -182,7 +182,7 @@ def _no_manager(*, set_up: bool) -> Problem:
 
 @rule(
     "DD323", "p2p", Severity.WARNING, "GPUs do not reach each other's memory directly, or what they copy arrives wrong",
-    group=Group.LINKS, needs=("gpus", "torch", "gpu_trial", "pci"),
+    group=CheckGroup.LINKS, needs=("gpus", "torch", "gpu_trial", "pci"),
     reads="NVML: P2P status and topology; torch.cuda.can_device_access_peer; copies with --deep",
 )  # fmt: skip
 def check_p2p(node: Node) -> Answer:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, judged, skipped
 from ddpdoctor.rules.environment.devices import gpu_problem, in_use, is_data_center
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.gpus import Gpu
@@ -25,7 +25,7 @@ REPLACE = (
 
 @rule(
     "DD307", "ecc-unc", Severity.ERROR, "GPU memory had errors that ECC could not correct",
-    group=Group.GPUS, needs=("gpus",), reads="NVML: ECC mode and error counters",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: ECC mode and error counters",
 )  # fmt: skip
 def check_ecc_unc(node: Node) -> Answer:
     """Report uncorrected memory errors since the driver was loaded, and ECC that is switched off.
@@ -80,7 +80,7 @@ def _corrected(gpu: Gpu) -> str:
 
 @rule(
     "DD308", "row-remap", Severity.ERROR, "Rows of GPU memory wait to be replaced, or cannot be",
-    group=Group.GPUS, needs=("gpus",), reads="NVML: remapped rows",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: remapped rows",
 )  # fmt: skip
 def check_row_remap(node: Node) -> Answer:
     """Report GPUs whose memory ran out of spare rows, or that need a reset to use one.
@@ -136,7 +136,7 @@ def _yes(flag: bool | None) -> str:  # noqa: FBT001 - a flag is what it words
 
 @rule(
     "DD309", "retired-pages", Severity.ERROR, "Pages of GPU memory wait to be retired, or many were",
-    group=Group.GPUS, needs=("gpus",), reads="NVML: retired pages",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: retired pages",
 )  # fmt: skip
 def check_retired_pages(node: Node) -> Answer:
     """Report GPUs before Ampere that still use a bad page of memory, or that retired very many pages.
@@ -178,7 +178,7 @@ def _pages(gpu: Gpu) -> str:
 
 @rule(
     "DD310", "sram-threshold", Severity.ERROR, "A GPU's caches had too many uncorrected errors",
-    group=Group.GPUS, needs=("gpus",), reads="NVML: SRAM ECC error status",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: SRAM ECC error status",
 )  # fmt: skip
 def check_sram_threshold(node: Node) -> Answer:
     """Report GPUs whose on-chip memories had more uncorrected errors than NVIDIA allows.

@@ -19,7 +19,7 @@ from ddpdoctor.rules.environment.devices import (
     verb,
 )
 from ddpdoctor.rules.majority import Voice, compare, describe
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ SHARING_ALLOWED = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 @rule(
     "DD314", "app-clocks", Severity.WARNING, "Application clocks are lowered, or clocks differ between GPUs",
-    group=Group.GPUS, needs=("gpus",), reads="NVML: application clocks, their default, maximum clocks",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: application clocks, their default, maximum clocks",
 )  # fmt: skip
 def check_app_clocks(fleet: Fleet) -> Answer:
     """Report GPUs whose application clock is lowered, and GPUs of one model with different maximum clocks.
@@ -108,7 +108,7 @@ def _differing(gpus: list[tuple[Node, Gpu]]) -> Iterator[Problem]:
 
 @rule(
     "DD315", "persistence", Severity.WARNING, "Persistence mode is off",
-    group=Group.GPUS, needs=("gpus",), reads="NVML: persistence mode; /run/nvidia-persistenced/socket",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: persistence mode; /run/nvidia-persistenced/socket",
 )  # fmt: skip
 def check_persistence(node: Node) -> Answer:
     """Report data-center GPUs that the driver puts to sleep when nobody uses them.
@@ -156,7 +156,7 @@ def check_persistence(node: Node) -> Answer:
 
 @rule(
     "DD316", "mig", Severity.ERROR, "GPUs are divided into MIG slices",
-    group=Group.GPUS, needs=("gpus",), reads="NVML: MIG mode; CUDA_VISIBLE_DEVICES",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: MIG mode; CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
 def check_mig(node: Node) -> Answer:
     """Report GPUs in MIG mode: a process sees one slice, and slices cannot access each other's memory.
@@ -206,7 +206,7 @@ def check_mig(node: Node) -> Answer:
 
 @rule(
     "DD317", "compute-mode", Severity.ERROR, "A GPU's compute mode keeps a rank away",
-    group=Group.GPUS, needs=("gpus",), reads="NVML: compute mode, processes on each GPU",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: compute mode, processes on each GPU",
 )  # fmt: skip
 def check_compute_mode(node: Node) -> Answer:
     """Report GPUs whose compute mode allows no process, or no second one.

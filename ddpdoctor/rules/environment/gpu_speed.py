@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, judged, skipped
 from ddpdoctor.rules.environment.devices import gpu_problem, in_use, is_data_center, is_laptop
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ COOL = "nvidia-smi -q -d TEMPERATURE -i {ids}; then cooling"
 
 @rule(
     "DD312", "throttle", Severity.ERROR, "A GPU is being slowed down right now",
-    group=Group.GPUS, needs=("gpus",), reads="NVML: clocks event reasons",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: clocks event reasons",
 )  # fmt: skip
 def check_throttle(node: Node) -> Answer:
     """Report GPUs that their hardware or driver is slowing down right now.
@@ -99,7 +99,7 @@ def _state(gpu: Gpu) -> str:
 
 @rule(
     "DD313", "temp-power", Severity.WARNING, "A GPU is nearly too hot, or its power limit is lowered",
-    group=Group.GPUS, needs=("gpus",), reads="NVML: temperature and threshold, enforced and default power limit",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: temperature and threshold, enforced and default power limit",
 )  # fmt: skip
 def check_temp_power(node: Node) -> Answer:
     """Report GPUs within 5 °C of slowing down, and GPUs whose power limit is lowered.

@@ -17,7 +17,7 @@ from ddpdoctor.rules.environment.devices import (
     listed,
     strangers,
 )
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.gpus import Gpu, GpuProcess
@@ -35,7 +35,7 @@ TRIAL_BYTES = 4 * 2**30
 
 @rule(
     "DD318", "other-procs", Severity.WARNING, "Other processes hold memory of GPUs that the job will use",
-    group=Group.GPUS, needs=("gpus",), reads="NVML: processes and memory; /proc/PID/cgroup",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: processes and memory; /proc/PID/cgroup",
 )  # fmt: skip
 def check_other_procs(node: Node) -> Answer:
     """Report memory on the job's GPUs that other processes hold.
@@ -130,7 +130,7 @@ def _own(gpu: Gpu) -> int:
 
 @rule(
     "DD319", "zombie-ctx", Severity.WARNING, "GPU memory is in use and no process is there",
-    group=Group.GPUS, needs=("gpus",), reads="NVML: memory in use, processes",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: memory in use, processes",
 )  # fmt: skip
 def check_zombie_ctx(node: Node) -> Answer:
     """Report GPU memory that is in use although no process is on the GPU.

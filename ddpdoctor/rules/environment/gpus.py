@@ -21,7 +21,7 @@ from ddpdoctor.rules.environment.devices import (
     visible_to,
 )
 from ddpdoctor.rules.environment.processes import ranks_of
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ MISMATCH = "LIB_RM_VERSION_MISMATCH"
 
 @rule(
     "DD304", "gpu-count", Severity.ERROR, "A GPU is missing or does not answer, or there are fewer than ranks",
-    group=Group.GPUS, needs=("gpus", "torch"),
+    group=CheckGroup.GPUS, needs=("gpus", "torch"),
     reads="NVML, /sys/bus/pci/devices, /proc/driver/nvidia/gpus, torch.cuda.device_count()",
 )  # fmt: skip
 def check_gpu_count(node: Node) -> Answer:
@@ -174,7 +174,7 @@ def _rank_count(node: Node, gpus: Gpus) -> Iterator[Problem]:
 
 @rule(
     "DD305", "cvd-valid", Severity.ERROR, "CUDA_VISIBLE_DEVICES hides GPUs that it names",
-    group=Group.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, NVML",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, NVML",
 )  # fmt: skip
 def check_cvd_valid(node: Node) -> Answer:
     """Report a `CUDA_VISIBLE_DEVICES` that leaves fewer GPUs visible than it names.

@@ -13,7 +13,7 @@ from ddpdoctor.rules.environment.processes import ONE_NODE, has_several_nodes
 from ddpdoctor.rules.interface_choice import choose, export, is_bridge, is_tunnel
 from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.rdma_ports import network_ports
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.settings import find_setting
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def seen_of(chosen: Chosen) -> str:
 @rule(
     "DD213", "iface-agree", Severity.ERROR, "An interface that a node would use cannot be reached by the others",
     after=("hostname-not-local",),
-    group=Group.NETWORK, needs=("network", "names", "conf_files", "rdma"),
+    group=CheckGroup.NETWORK, needs=("network", "names", "conf_files", "rdma"),
     reads="what NCCL and Gloo would use on every node: variables, interfaces, addresses, the host name",
 )  # fmt: skip
 def check_iface_agree(fleet: Fleet) -> Answer:
@@ -178,7 +178,7 @@ def _link_local(chosen: Chosen) -> Iterator[Problem]:
 @rule(
     "DD215", "mtu", Severity.WARNING, "The MTU of the interface in use differs between nodes",
     after=("iface-agree", "mesh"),
-    group=Group.NETWORK, needs=("network", "names", "conf_files"),
+    group=CheckGroup.NETWORK, needs=("network", "names", "conf_files"),
     reads="mtu of /sys/class/net, of the interfaces that NCCL and Gloo would use on every node",
 )  # fmt: skip
 def check_mtu(fleet: Fleet) -> Answer:

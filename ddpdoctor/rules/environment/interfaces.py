@@ -10,7 +10,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.environment.processes import ranks_of
 from ddpdoctor.rules.interface_choice import best_interface, choose, export, is_ignored, parse_gloo_names
 from ddpdoctor.rules.nccl_list import MARKS, parse_nccl_list
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.settings import find_setting
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ EXACT = (GLOO, TENSORPIPE)
 @rule(
     "DD211", "ifname-exists", Severity.ERROR, "A variable names a network interface that is not there",
     after=("hostname-unresolvable",),
-    group=Group.NETWORK, needs=("network", "conf_files"),
+    group=CheckGroup.NETWORK, needs=("network", "conf_files"),
     reads="NCCL_SOCKET_IFNAME (also in NCCL's files), GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, /sys/class/net",
 )  # fmt: skip
 def check_ifname_exists(node: Node) -> Answer:
@@ -150,7 +150,7 @@ def _nccl_fix(network: Network, setting: Setting) -> str:
 @rule(
     "DD212", "iface-up", Severity.ERROR, "An interface that NCCL or Gloo would use is down or has no address",
     after=("ifname-exists",),
-    group=Group.NETWORK, needs=("network", "names", "conf_files"),
+    group=CheckGroup.NETWORK, needs=("network", "names", "conf_files"),
     reads="flags, operstate, carrier of /sys/class/net, addresses, the host name's, NCCL's and Gloo's variables",
 )  # fmt: skip
 def check_iface_up(node: Node) -> Answer:

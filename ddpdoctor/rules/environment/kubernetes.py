@@ -9,7 +9,7 @@ from ddpdoctor.model.reading import known
 from ddpdoctor.model.rendezvous import by_torchrun, is_loopback, nodes_range, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.processes import ranks_of, show_variables
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ _SHOWN = (
 
 @rule(
     "DD239", "k8s", Severity.WARNING, "A Kubernetes pod is not set up for the job that runs in it",
-    group=Group.LAUNCH, needs=("names", "network"),
+    group=CheckGroup.LAUNCH, needs=("names", "network"),
     reads="KUBERNETES_SERVICE_HOST, PET_*, MASTER_ADDR, getaddrinfo, interfaces, /proc/net/tcp",
 )  # fmt: skip
 def check_k8s(node: Node) -> Answer:

@@ -9,7 +9,7 @@ from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.rendezvous import OTHER_RANK_VARIABLES, RANK_VARIABLES, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.processes import FIRST_HOST_OF_SLURM, ranks_of, show_variables
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ _MADE_UP = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_
 @rule(
     "DD231", "env-complete", Severity.ERROR, "A launch variable is missing or is no number",
     after=("fqdn-forward",),
-    group=Group.LAUNCH, needs=(), reads="RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT",
+    group=CheckGroup.LAUNCH, needs=(), reads="RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT",
 )  # fmt: skip
 def check_env_complete(node: Node) -> Answer:
     """Report a rank that has only some of the variables that `init_process_group` reads.
@@ -142,7 +142,7 @@ def _example(name: str, process: Process) -> str:
 @rule(
     "DD232", "env-range", Severity.ERROR, "A launch variable is out of range",
     after=("env-complete",),
-    group=Group.LAUNCH, needs=(), reads="RANK, LOCAL_RANK, GROUP_RANK, PET_NODE_RANK and their sizes, MASTER_PORT",
+    group=CheckGroup.LAUNCH, needs=(), reads="RANK, LOCAL_RANK, GROUP_RANK, PET_NODE_RANK and their sizes, MASTER_PORT",
 )  # fmt: skip
 def check_env_range(node: Node) -> Answer:
     """Report ranks that are out of range for their world size, and ports that do not exist.

@@ -9,7 +9,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.processes import number, ranks_here, ranks_words, world_size
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.limits import Limit, Limits, Volume
@@ -37,7 +37,7 @@ SLOW_MB_S = 20.0
     "nofile",
     Severity.WARNING,
     "The limit on open files is low",
-    group=Group.LIMITS,
+    group=CheckGroup.LIMITS,
     needs=("limits", "software"),
     reads="RLIMIT_NOFILE, WORLD_SIZE",
 )
@@ -113,7 +113,7 @@ def _raise_files(node: Node, limit: Limit) -> str:
     "nproc-pids",
     Severity.WARNING,
     "Few processes and threads are left to start",
-    group=Group.LIMITS,
+    group=CheckGroup.LIMITS,
     needs=("limits",),
     reads="RLIMIT_NPROC, the cgroup's pids.max and pids.current, OMP_NUM_THREADS",
 )
@@ -166,7 +166,7 @@ def _task_limits(limits: Limits) -> list[tuple[int, int, str, str]]:
     "somaxconn",
     Severity.WARNING,
     "The queue of waiting connections is shorter than the job has ranks",
-    group=Group.LIMITS,
+    group=CheckGroup.LIMITS,
     needs=("limits",),
     reads="/proc/sys/net/core/somaxconn, WORLD_SIZE",
 )
@@ -209,7 +209,7 @@ def check_somaxconn(node: Node) -> Answer:
     "disk",
     Severity.WARNING,
     "A file system that the job writes to is full, read-only or does not answer",
-    group=Group.LIMITS,
+    group=CheckGroup.LIMITS,
     needs=("limits",),
     reads="statvfs of $TMPDIR, /tmp, the cache and the working directory; with --deep their write speed",
 )

@@ -13,7 +13,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.processes import has_several_nodes
 from ddpdoctor.rules.interface_choice import own_ips
 from ddpdoctor.rules.majority import Voice, compare, describe
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,8 @@ FOREVER_S = 2.0
 @rule(
     "DD204", "fqdn-forward", Severity.ERROR, "Another node cannot look up the full name of rank 0's host",
     after=("master-resolve",),
-    group=Group.NETWORK, needs=("names",), reads="socket.getfqdn on rank 0's host, getaddrinfo of it on all others",
+    group=CheckGroup.NETWORK, needs=("names",),
+    reads="socket.getfqdn on rank 0's host, getaddrinfo of it on all others",
 )  # fmt: skip
 def check_fqdn_forward(fleet: Fleet) -> Answer:
     """Report nodes on which the full name of rank 0's host does not resolve, or resolves to the node itself.
@@ -100,7 +101,7 @@ def _how(lookup: Lookup) -> tuple[str, ...]:
 @rule(
     "DD207", "master-resolve", Severity.ERROR, "The name of the master does not resolve, or not to the same host",
     after=("rdzv-host",),
-    group=Group.NETWORK, needs=("names", "network"),
+    group=CheckGroup.NETWORK, needs=("names", "network"),
     reads="MASTER_ADDR or the host of PET_RDZV_ENDPOINT, getaddrinfo of it on every node",
 )  # fmt: skip
 def check_master_resolve(fleet: Fleet) -> Answer:
@@ -191,7 +192,7 @@ def _meaning(fleet: Fleet, node: Node, lookup: Lookup) -> tuple[str, ...] | None
 
 @rule(
     "DD209", "rdns-slow", Severity.WARNING, "Looking up names and addresses is slow",
-    group=Group.NETWORK, needs=("names",),
+    group=CheckGroup.NETWORK, needs=("names",),
     reads="getaddrinfo of the host name and the master, getnameinfo of own addresses",
 )  # fmt: skip
 def check_rdns_slow(node: Node) -> Answer:

@@ -13,7 +13,7 @@ from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.rendezvous import by_torchrun, endpoints, is_loopback, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.processes import FIRST_HOST_OF_SLURM, count_nodes, ranks_of
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ _NOBODY = "ranks look for the store where nobody listens"
 
 @rule(
     "DD205", "master-numeric", Severity.ERROR, "MASTER_ADDR is a bare number, which the C library takes for an address",
-    group=Group.NETWORK, needs=(), reads="MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT",
+    group=CheckGroup.NETWORK, needs=(), reads="MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT",
 )  # fmt: skip
 def check_master_numeric(node: Node) -> Answer:
     """Report a `MASTER_ADDR` that is a number, such as the id of a Slurm job.
@@ -99,7 +99,7 @@ class Given:
 @rule(
     "DD206", "master-loopback", Severity.ERROR, "MASTER_ADDR means this very host on a node that is not the first",
     after=("master-numeric",),
-    group=Group.NETWORK, needs=("names",),
+    group=CheckGroup.NETWORK, needs=("names",),
     reads="MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT, the number of nodes, getaddrinfo",
 )  # fmt: skip
 def check_master_loopback(fleet: Fleet) -> Answer:
@@ -232,7 +232,7 @@ def _right_value(fleet: Fleet, endpoint: Endpoint) -> str:
 
 @rule(
     "DD217", "port-range", Severity.INFO, "The port of the store may be taken by others",
-    group=Group.NETWORK, needs=("network",),
+    group=CheckGroup.NETWORK, needs=("network",),
     reads="MASTER_PORT, PET_MASTER_PORT, PET_RDZV_ENDPOINT, /proc/sys/net/ipv4/ip_local_port_range",
 )  # fmt: skip
 def check_port_range(node: Node) -> Answer:

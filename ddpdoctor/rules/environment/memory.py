@@ -12,7 +12,7 @@ from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.environment.devices import nvidia_gpus
 from ddpdoctor.rules.environment.processes import number, ranks_here, ranks_words
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.limits import Limits, SharedMemory
@@ -37,7 +37,7 @@ MEMORY_PER_RANK_BYTES = 2 << 30
     "shm",
     Severity.WARNING,
     "/dev/shm is small, full or may not be written to",
-    group=Group.LIMITS,
+    group=CheckGroup.LIMITS,
     needs=("limits", "software"),
     reads="statvfs of /dev/shm, the files in it, loader workers that run here; with --deep its write speed",
 )
@@ -145,7 +145,7 @@ def _stale(shm: SharedMemory) -> Problem | None:
     "mem-limit",
     Severity.WARNING,
     "Little memory is left, or the kernel has killed for memory before",
-    group=Group.LIMITS,
+    group=CheckGroup.LIMITS,
     needs=("limits",),
     reads="MemAvailable, the cgroup's memory.max, memory.current and memory.events, LOCAL_WORLD_SIZE",
 )
@@ -228,7 +228,7 @@ def _memory_words(limits: Limits) -> str:
     "numa-balancing",
     Severity.WARNING,
     "The kernel moves memory between NUMA nodes by itself",
-    group=Group.LINKS,
+    group=CheckGroup.LINKS,
     needs=("limits", "software", "gpus"),
     reads="/proc/sys/kernel/numa_balancing, /sys/devices/system/node",
 )

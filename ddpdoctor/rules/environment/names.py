@@ -12,7 +12,7 @@ from ddpdoctor.model.rendezvous import is_loopback_address
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.environment.processes import has_several_nodes
 from ddpdoctor.rules.interface_choice import best_interface, export, is_ignored, own_ips, pick_gloo
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.network import Lookup, Names, Network
@@ -24,7 +24,7 @@ READS = "gethostname, getaddrinfo, the addresses of all interfaces, GLOO_SOCKET_
 @rule(
     "DD201", "hostname-loopback", Severity.ERROR, "The host name resolves to loopback in a job of several nodes",
     after=("iface-up",),
-    group=Group.NETWORK, needs=("names", "network"), reads=READS,
+    group=CheckGroup.NETWORK, needs=("names", "network"), reads=READS,
 )  # fmt: skip
 def check_hostname_loopback(fleet: Fleet) -> Answer:
     """Report a host that resolves its own name to loopback, such as 127.0.0.1 or 127.0.1.1.
@@ -94,7 +94,7 @@ def _loopback(node: Node, own: Lookup) -> Problem:
 @rule(
     "DD202", "hostname-unresolvable", Severity.ERROR, "The host name cannot be looked up on the host itself",
     after=("rank-set",),
-    group=Group.NETWORK, needs=("names", "network"), reads=READS,
+    group=CheckGroup.NETWORK, needs=("names", "network"), reads=READS,
 )  # fmt: skip
 def check_hostname_unresolvable(fleet: Fleet) -> Answer:
     """Report a host that cannot look up its own name, or not within two seconds.
@@ -162,7 +162,7 @@ def _first_address(network: Network, name: str) -> str:
 @rule(
     "DD203", "hostname-not-local", Severity.ERROR, "The host name resolves to an address that is not one of this host",
     after=("hostname-loopback",),
-    group=Group.NETWORK, needs=("names", "network"), reads=READS,
+    group=CheckGroup.NETWORK, needs=("names", "network"), reads=READS,
 )  # fmt: skip
 def check_hostname_not_local(fleet: Fleet) -> Answer:
     """Report a host name whose addresses all belong to other hosts.

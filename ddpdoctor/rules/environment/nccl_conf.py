@@ -10,7 +10,7 @@ from ddpdoctor.model.reading import need
 from ddpdoctor.model.software import release
 from ddpdoctor.model.variables import find_variable
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.variable_flaws import (
     Flaw,
     find_danger,
@@ -33,7 +33,7 @@ QUESTIONS = (find_wrong_value, find_deprecated, find_danger, find_too_new)
 
 @rule(
     "DD115", "nccl-conf", Severity.WARNING, "A file of NCCL's sets something that is wrong",
-    group=Group.VARIABLES, needs=("conf_files", "software", "rdma"),
+    group=CheckGroup.VARIABLES, needs=("conf_files", "software", "rdma"),
     reads="/etc/nccl.conf, ~/.nccl.conf, the file that NCCL_CONF_FILE names",
 )  # fmt: skip
 def check_nccl_conf(node: Node) -> Answer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.links import Pci, PciDevice
@@ -82,7 +82,7 @@ class _Link:
     "pcie",
     Severity.ERROR,
     "A PCIe link has fewer lanes, or runs slower, than both of its ends can",
-    group=Group.LINKS,
+    group=CheckGroup.LINKS,
     needs=("pci", "rdma"),
     reads="/sys/bus/pci/devices/*/{current,max}_link_{width,speed} of GPUs, RDMA cards and the bridges above them",
 )

@@ -10,7 +10,7 @@ from ddpdoctor.model.reading import need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.environment.processes import has_several_nodes
 from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_chain
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.network import FirewallChain, Network, PortUse
@@ -24,7 +24,7 @@ _TCP = re.compile(r"\btcp\b|\bl4proto\b")
 @rule(
     "DD216", "port-free", Severity.ERROR, "Another process listens on MASTER_PORT",
     after=("env-range",),
-    group=Group.NETWORK, needs=("network",),
+    group=CheckGroup.NETWORK, needs=("network",),
     reads="bind(MASTER_PORT) with and without SO_REUSEADDR, /proc/net/tcp, /proc/*/fd, on the host of rank 0",
 )  # fmt: skip
 def check_port_free(node: Node) -> Answer:
@@ -93,7 +93,8 @@ def _another(port: int) -> int:
 
 @rule(
     "DD218", "firewall-local", Severity.WARNING, "A packet filter of the host itself keeps other nodes out",
-    group=Group.NETWORK, needs=("network",), reads="nft list ruleset, iptables-save (as root), ip_local_port_range",
+    group=CheckGroup.NETWORK, needs=("network",),
+    reads="nft list ruleset, iptables-save (as root), ip_local_port_range",
 )  # fmt: skip
 def check_firewall_local(fleet: Fleet) -> Answer:
     """Report a packet filter that refuses incoming connections from the other nodes.

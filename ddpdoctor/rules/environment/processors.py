@@ -16,7 +16,7 @@ from ddpdoctor.rules.environment.processes import (
     ranks_here,
     ranks_words,
 )
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.limits import Limits
@@ -31,7 +31,7 @@ MANY_MORE = 2
     "cpu-quota",
     Severity.WARNING,
     "Ranks and threads want more CPUs than they get",
-    group=Group.LIMITS,
+    group=CheckGroup.LIMITS,
     needs=("limits",),
     reads="the cgroup's cpu.max, sched_getaffinity, LOCAL_WORLD_SIZE, OMP_NUM_THREADS",
 )
@@ -89,7 +89,7 @@ def _is_throttled(node: Node, limits: Limits) -> bool:
     "omp",
     Severity.WARNING,
     "OMP_NUM_THREADS does not fit the CPUs that a rank has",
-    group=Group.LIMITS,
+    group=CheckGroup.LIMITS,
     needs=("limits",),
     reads="OMP_NUM_THREADS, LOCAL_WORLD_SIZE, sched_getaffinity, whether torchrun started the ranks",
 )

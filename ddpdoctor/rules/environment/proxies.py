@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rendezvous import parse_endpoint
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.variable_flaws import show
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"
 
 @rule(
     "DD116", "proxy-env", Severity.INFO, "A proxy stands between the ranks and the etcd of their rendezvous",
-    group=Group.VARIABLES, needs=(), reads="http_proxy, https_proxy, no_proxy, PET_RDZV_BACKEND, PET_RDZV_ENDPOINT",
+    group=CheckGroup.VARIABLES, needs=(),
+    reads="http_proxy, https_proxy, no_proxy, PET_RDZV_BACKEND, PET_RDZV_ENDPOINT",
 )  # fmt: skip
 def check_proxy_env(node: Node) -> Answer:
     """Report an HTTP proxy whose exceptions do not name the host of the etcd rendezvous.

@@ -12,7 +12,7 @@ from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.slurm import expand_counts, expand_hosts
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.progress.words import verb
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ SHOWN = 4
 @rule(
     "DD233", "rank-set", Severity.ERROR, "A rank is missing, or there twice",
     after=("ws-same",),
-    group=Group.LAUNCH, needs=(), reads="the ranks that answered, WORLD_SIZE, PET_NODE_RANK, SLURM_STEP_NODELIST",
+    group=CheckGroup.LAUNCH, needs=(), reads="the ranks that answered, WORLD_SIZE, PET_NODE_RANK, SLURM_STEP_NODELIST",
 )  # fmt: skip
 def check_rank_set(fleet: Fleet) -> Answer:
     """Report ranks that did not answer, that two processes claim, or that are too high for the world size.

@@ -10,7 +10,7 @@ from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.rdma_ports import VERBS_LAYERS, card, each_port, hca_filter, is_active, label, place, words
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.links import Rdma, RdmaDevice, RdmaPort
@@ -34,7 +34,7 @@ WHY = {
     "ib-state",
     Severity.ERROR,
     "An RDMA port that training would use is down",
-    group=Group.LINKS,
+    group=CheckGroup.LINKS,
     needs=("rdma", "gpus", "conf_files"),
     reads="/sys/class/infiniband/*/ports/*/state and phys_state, NCCL_IB_HCA",
 )
@@ -142,7 +142,7 @@ def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> list[Problem]
     "ib-flap",
     Severity.WARNING,
     "An RDMA link goes down and comes back, or makes errors",
-    group=Group.LINKS,
+    group=CheckGroup.LINKS,
     needs=("rdma",),
     reads="/sys/class/infiniband/*/ports/*/counters: link_downed and four error counters, twice half a second apart",
 )

@@ -10,7 +10,7 @@ from ddpdoctor.model.reading import known, need
 from ddpdoctor.model.rendezvous import read_node_count
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.rdma_ports import hca_filter, is_efa, need_rdma, network_ports, words
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.settings import find_setting
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ NO_NETWORK = "no RDMA network is up here"
     "peermem",
     Severity.WARNING,
     "RDMA cards cannot reach GPU memory directly",
-    group=Group.LINKS,
+    group=CheckGroup.LINKS,
     needs=("rdma", "gpus", "conf_files"),
     reads="/proc/modules, /sys/kernel/mm/memory_peers, /proc/driver/nvidia/version, the kernel's release",
 )
@@ -84,7 +84,7 @@ def check_peermem(node: Node) -> Answer:
     "memlock",
     Severity.ERROR,
     "The limit on locked memory is too low for RDMA",
-    group=Group.LINKS,
+    group=CheckGroup.LINKS,
     needs=("limits", "rdma", "gpus", "conf_files"),
     reads="RLIMIT_MEMLOCK, CAP_IPC_LOCK of this process, whether an RDMA network is up",
 )
@@ -171,7 +171,7 @@ def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
     "uverbs",
     Severity.ERROR,
     "RDMA devices are here, and this process cannot open them",
-    group=Group.LINKS,
+    group=CheckGroup.LINKS,
     needs=("rdma", "gpus", "conf_files"),
     reads="/dev/infiniband/uverbs*, /sys/class/infiniband_verbs",
 )

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.nccl_list import Entry, NcclList, parse_nccl_list
+from ddpdoctor.rules.nccl_list import ListEntry, NcclList, parse_nccl_list
 from ddpdoctor.rules.rdma_ports import VERBS_LAYERS, each_port, is_active, label, network_ports, words
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.settings import Setting, find_setting
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Ports = list[tuple["RdmaDevice", "RdmaPort"]]
     "ib-hca-env",
     Severity.ERROR,
     "NCCL_IB_HCA names devices that are not here, or more than were meant",
-    group=Group.LINKS,
+    group=CheckGroup.LINKS,
     needs=("rdma", "gpus", "conf_files"),
     reads="NCCL_IB_HCA (also in NCCL's files), /sys/class/infiniband",
 )
@@ -99,7 +99,7 @@ def _second_mark(wanted: NcclList) -> tuple[str, ...]:
     return (f"= and ^ stand once, before the whole list: not in {words(wanted.marked)}",) if wanted.marked else ()
 
 
-def _entry_problems(setting: Setting, wanted: NcclList, entry: Entry, ports: Ports) -> list[Problem]:
+def _entry_problems(setting: Setting, wanted: NcclList, entry: ListEntry, ports: Ports) -> list[Problem]:
     matched = [
         device.name for device, port in ports if wanted.matches(entry, device.name, port.port)
     ]  # one name for each port
@@ -112,7 +112,7 @@ def _entry_problems(setting: Setting, wanted: NcclList, entry: Entry, ports: Por
     return [_too_many(setting, wanted, entry, more)] if more else []
 
 
-def _stray(setting: Setting, wanted: NcclList, entry: Entry, ports: Ports) -> Problem:
+def _stray(setting: Setting, wanted: NcclList, entry: ListEntry, ports: Ports) -> Problem:
     return Problem(
         summary=f"{entry} in {setting} matches no RDMA device of this machine",
         evidence=(f"devices here: {words([device.name for device, _ in ports])}", *_second_mark(wanted)),
@@ -122,7 +122,7 @@ def _stray(setting: Setting, wanted: NcclList, entry: Entry, ports: Ports) -> Pr
     )
 
 
-def _too_many(setting: Setting, wanted: NcclList, entry: Entry, more: list[str]) -> Problem:
+def _too_many(setting: Setting, wanted: NcclList, entry: ListEntry, more: list[str]) -> Problem:
     mark = "^=" if wanted.exclude else "="
     listed = ",".join(str(one) for one in wanted.entries)
     what = "excludes" if wanted.exclude else "takes"
@@ -142,7 +142,7 @@ def _too_many(setting: Setting, wanted: NcclList, entry: Entry, more: list[str])
     "ib-disabled",
     Severity.WARNING,
     "A variable keeps NCCL off an RDMA network that works",
-    group=Group.LINKS,
+    group=CheckGroup.LINKS,
     needs=("rdma", "conf_files"),
     reads="NCCL_IB_DISABLE and NCCL_NET (also in NCCL's files), /sys/class/infiniband/*/ports/*/state",
 )

@@ -13,7 +13,7 @@ from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.rdma_ports import each_port, is_active, label, place, words
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ class _Link:
     "ib-rate",
     Severity.ERROR,
     "An RDMA port is slower than its peers, or a host has fewer RDMA devices than the others",
-    group=Group.LINKS,
+    group=CheckGroup.LINKS,
     needs=("rdma",),
     reads="/sys/class/infiniband/*/ports/*/rate and board_id, on every host",
 )

@@ -10,7 +10,7 @@ from ddpdoctor.model.reading import known
 from ddpdoctor.model.rendezvous import by_torchrun, endpoints, is_loopback_address, text_of
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.interface_choice import own_ips
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.network import Names
@@ -24,7 +24,7 @@ DEFAULT_PORT = 29400
 @rule(
     "DD208", "rdzv-host", Severity.ERROR, "No host, or more than one, takes itself for that of the rendezvous",
     after=("master-loopback",),
-    group=Group.NETWORK, needs=("names", "network"),
+    group=CheckGroup.NETWORK, needs=("names", "network"),
     reads="PET_RDZV_ENDPOINT, PET_RDZV_BACKEND, PET_RDZV_CONF, MASTER_ADDR, gethostname, getaddrinfo, interfaces",
 )  # fmt: skip
 def check_rdzv_host(fleet: Fleet) -> Answer:

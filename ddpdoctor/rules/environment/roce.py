@@ -9,7 +9,7 @@ from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.majority import Voice, compare, describe
 from ddpdoctor.rules.rdma_ports import chosen_ports, is_active, label, network_ports, words
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.settings import Setting, find_setting
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Ports = tuple[tuple["RdmaDevice", "RdmaPort"], ...]
     "roce-gid",
     Severity.ERROR,
     "A RoCE port has no address that routes, or NCCL_IB_GID_INDEX points to a wrong one",
-    group=Group.LINKS,
+    group=CheckGroup.LINKS,
     needs=("rdma", "conf_files"),
     reads="/sys/class/infiniband/*/ports/*/gids, gid_attrs/types and gid_attrs/ndevs, NCCL_IB_GID_INDEX",
 )

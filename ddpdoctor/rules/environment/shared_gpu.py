@@ -12,7 +12,7 @@ from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.visible_devices import VARIABLE
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.devices import device_of, keys_of, sees_its_own, visible_to
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.gpus import Gpus
@@ -35,7 +35,7 @@ class _Use:
 
 @rule(
     "DD306", "dup-gpu", Severity.ERROR, "Several ranks come to the same GPU",
-    group=Group.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, LOCAL_RANK, UUIDs of NVML",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, LOCAL_RANK, UUIDs of NVML",
 )  # fmt: skip
 def check_dup_gpu(fleet: Fleet) -> Answer:
     """Report ranks that use the same GPU.

@@ -12,7 +12,7 @@ from ddpdoctor.model.rendezvous import by_torchrun, in_slurm_step, text_of
 from ddpdoctor.model.slurm import expand_counts, expand_hosts
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.processes import ranks_of, show_variables
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ _SHOWN = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class StepShape:
     """The tasks and nodes of the step, or of the whole job if no step was started."""
 
     in_step: bool
@@ -42,7 +42,7 @@ class Shape:
     most_on_a_node: int
 
 
-def read_shape(process: Process) -> Shape | None:
+def read_shape(process: Process) -> StepShape | None:
     """Return the shape, or None if this does not run under Slurm or its numbers are missing."""
     tasks = process.number("SLURM_NTASKS") or process.number("SLURM_NPROCS")
     nodes = process.number("SLURM_NNODES")
@@ -50,7 +50,7 @@ def read_shape(process: Process) -> Shape | None:
         return None
     counts = _counts(process)
     here = process.number("SLURM_NODEID")
-    return Shape(
+    return StepShape(
         in_step=in_slurm_step(process),
         tasks=tasks,
         nodes=nodes,
@@ -80,7 +80,7 @@ def _job_nodes(process: Process) -> int | None:
 
 @rule(
     "DD236", "slurm-shape", Severity.ERROR, "The Slurm step does not fit the job that torch is to run",
-    group=Group.LAUNCH, needs=(),
+    group=CheckGroup.LAUNCH, needs=(),
     reads="SLURM_NTASKS, SLURM_NNODES, SLURM_PROCID, SLURM_STEP_TASKS_PER_NODE, SLURM_GPUS_ON_NODE, WORLD_SIZE, RANK",
 )  # fmt: skip
 def check_slurm_shape(node: Node) -> Answer:
@@ -120,7 +120,7 @@ def check_slurm_shape(node: Node) -> Answer:
     return judged(problems, show_variables(found[0][0], _SHOWN))
 
 
-def _misshapen(process: Process, shape: Shape) -> Iterator[Problem]:
+def _misshapen(process: Process, shape: StepShape) -> Iterator[Problem]:
     ranks = ranks_of([process])
     if by_torchrun(process):
         yield from _torchrun(process, shape, ranks)
@@ -136,7 +136,7 @@ def _misshapen(process: Process, shape: Shape) -> Iterator[Problem]:
         )
 
 
-def _torchrun(process: Process, shape: Shape, ranks: tuple[int, ...]) -> Iterator[Problem]:
+def _torchrun(process: Process, shape: StepShape, ranks: tuple[int, ...]) -> Iterator[Problem]:
     groups, job_nodes = process.number("GROUP_WORLD_SIZE"), shape.job_nodes or shape.nodes
     evidence: tuple[str, ...] = ()
     if groups is None:
@@ -162,7 +162,7 @@ def _torchrun(process: Process, shape: Shape, ranks: tuple[int, ...]) -> Iterato
     )
 
 
-def _task_a_rank(process: Process, shape: Shape, ranks: tuple[int, ...]) -> Iterator[Problem]:
+def _task_a_rank(process: Process, shape: StepShape, ranks: tuple[int, ...]) -> Iterator[Problem]:
     world, rank, task = process.number("WORLD_SIZE"), process.number("RANK"), process.number("SLURM_PROCID")
     for_torchrun = shape.tasks == shape.nodes and rank is None
     if world is not None and world != shape.tasks and not for_torchrun:
@@ -186,7 +186,7 @@ def _task_a_rank(process: Process, shape: Shape, ranks: tuple[int, ...]) -> Iter
         )
 
 
-def _more_ranks_than_gpus(process: Process, shape: Shape, ranks: tuple[int, ...]) -> Iterator[Problem]:
+def _more_ranks_than_gpus(process: Process, shape: StepShape, ranks: tuple[int, ...]) -> Iterator[Problem]:
     local = process.number("LOCAL_WORLD_SIZE") if by_torchrun(process) else shape.tasks_here
     gpus = process.number("SLURM_GPUS_ON_NODE")
     if local is None or gpus is None or local <= gpus or gpus < 1:
@@ -204,7 +204,7 @@ def _more_ranks_than_gpus(process: Process, shape: Shape, ranks: tuple[int, ...]
 
 @rule(
     "DD237", "srun-cpus", Severity.WARNING, "srun gave a task fewer CPUs than the job asked for",
-    group=Group.LAUNCH, needs=(), reads="SLURM_CPUS_PER_TASK, SRUN_CPUS_PER_TASK, sched_getaffinity",
+    group=CheckGroup.LAUNCH, needs=(), reads="SLURM_CPUS_PER_TASK, SRUN_CPUS_PER_TASK, sched_getaffinity",
 )  # fmt: skip
 def check_srun_cpus(node: Node) -> Answer:
     """Report tasks that may use fewer CPUs than the batch script's `--cpus-per-task`.
@@ -261,7 +261,7 @@ def _too_few_cpus(asked: int, fewest: int, those: list[Process]) -> Problem:
 
 @rule(
     "DD238", "gpus-per-task", Severity.WARNING, "Each task sees one GPU, so that cuda:LOCAL_RANK does not exist",
-    group=Group.LAUNCH, needs=("torch",),
+    group=CheckGroup.LAUNCH, needs=("torch",),
     reads="CUDA_VISIBLE_DEVICES, LOCAL_RANK, SLURM_LOCALID, torch.cuda.device_count",
 )  # fmt: skip
 def check_gpus_per_task(node: Node) -> Answer:

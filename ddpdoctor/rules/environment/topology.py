@@ -13,7 +13,7 @@ from ddpdoctor.rules.environment.devices import wrong_copies
 from ddpdoctor.rules.environment.pci import by_bus_id, describe, gpus_of, is_gpu, is_nic
 from ddpdoctor.rules.environment.processes import ranks_of
 from ddpdoctor.rules.rdma_ports import network_ports
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.links import Pci, PciDevice
@@ -28,7 +28,7 @@ SHOWN = 4
     "acs-iommu",
     Severity.WARNING,
     "GPUs cannot talk directly over PCIe: ACS or the IOMMU stands between",
-    group=Group.LINKS,
+    group=CheckGroup.LINKS,
     needs=("pci", "rdma", "gpu_trial", "conf_files"),
     reads="PCI configuration of the bridges above GPUs (root alone), /sys/class/iommu, iommu_group/type, /proc/cmdline",
 )
@@ -144,7 +144,7 @@ def _copy_words(wrong: tuple[str, ...]) -> tuple[str, ...]:
     "numa",
     Severity.WARNING,
     "A rank runs on CPUs far from its GPU, or the machine does not say where its GPUs are",
-    group=Group.LINKS,
+    group=CheckGroup.LINKS,
     needs=("pci", "gpus"),
     reads="/sys/bus/pci/devices/*/{numa_node,local_cpulist} of GPUs, sched_getaffinity of each rank",
 )

@@ -13,7 +13,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.devices import driver_of, imported_torch, nvidia_gpus
 from ddpdoctor.rules.environment.pci import AMD
 from ddpdoctor.rules.environment.wheels import SELECTOR, install_cuda_torch
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
@@ -28,7 +28,7 @@ AMD_COMPUTE_CLASSES = (0x0380, 0x1200)
     "torch-cuda-build",
     Severity.ERROR,
     "A build of torch without CUDA on a machine with GPUs",
-    group=Group.VERSIONS,
+    group=CheckGroup.VERSIONS,
     needs=("software", "torch", "gpus", "pci"),
     reads="torch.version.cuda and .hip, the GPUs that NVML lists, /dev/nvidia*, PCI",
 )
@@ -106,7 +106,7 @@ def _gpu_without_driver(node: Node) -> Answer | None:
     "nccl-loaded",
     Severity.WARNING,
     "Another NCCL is loaded than torch was built with",
-    group=Group.VERSIONS,
+    group=CheckGroup.VERSIONS,
     needs=("torch",),
     reads="torch.cuda.nccl.version(), libnccl in /proc/self/maps, its ncclGetVersion, LD_PRELOAD, LD_LIBRARY_PATH",
 )
@@ -182,7 +182,7 @@ def _use_own_nccl(build: TorchBuild) -> str:
     "hip-gpu-other",
     Severity.INFO,
     "torch is built for ROCm: checks of NVIDIA's software say nothing here",
-    group=Group.VERSIONS,
+    group=CheckGroup.VERSIONS,
     needs=("torch",),
     reads="torch.version.hip",
 )

@@ -10,7 +10,7 @@ from ddpdoctor.model.rank_words import first_names
 from ddpdoctor.model.variables import find_variable
 from ddpdoctor.rules.answers import Answer, Problem, judged
 from ddpdoctor.rules.environment.processes import ranks_of
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.variable_flaws import (
     Flaw,
     find_danger,
@@ -39,7 +39,7 @@ OF_THE_LAUNCH = frozenset({"slurm", "k8s", "mpi", "launcher", "build", "loader",
 
 @rule(
     "DD111", "env-unknown", Severity.WARNING, "A variable is set that nobody reads",
-    group=Group.VARIABLES, needs=("software",), reads="names of environment variables, NCCL's version",
+    group=CheckGroup.VARIABLES, needs=("software",), reads="names of environment variables, NCCL's version",
 )  # fmt: skip
 def check_env_unknown(node: Node) -> Answer:
     """Report variables that look like those of NCCL, torch, Gloo or torchrun, but that none of them reads.
@@ -83,7 +83,7 @@ def check_env_unknown(node: Node) -> Answer:
 
 @rule(
     "DD112", "env-value", Severity.WARNING, "A variable has a value that its reader does not take",
-    group=Group.VARIABLES, needs=(), reads="environment variables of NCCL, torch, Gloo, CUDA and OpenMP",
+    group=CheckGroup.VARIABLES, needs=(), reads="environment variables of NCCL, torch, Gloo, CUDA and OpenMP",
 )  # fmt: skip
 def check_env_value(node: Node) -> Answer:
     """Report variables whose value has the wrong form.
@@ -122,7 +122,7 @@ def check_env_value(node: Node) -> Answer:
 
 @rule(
     "DD113", "env-deprecated", Severity.WARNING, "A variable is out of use",
-    group=Group.VARIABLES, needs=("software",), reads="environment variables, versions of torch and NCCL",
+    group=CheckGroup.VARIABLES, needs=("software",), reads="environment variables, versions of torch and NCCL",
 )  # fmt: skip
 def check_env_deprecated(node: Node) -> Answer:
     """Report variables that have a new name, that are no longer read, or that never existed.
@@ -155,7 +155,7 @@ def check_env_deprecated(node: Node) -> Answer:
 
 @rule(
     "DD114", "env-danger", Severity.WARNING, "A variable is set that slows jobs down or hides their faults",
-    group=Group.VARIABLES, needs=("rdma",), reads="environment variables",
+    group=CheckGroup.VARIABLES, needs=("rdma",), reads="environment variables",
 )  # fmt: skip
 def check_env_danger(node: Node) -> Answer:
     """Report variables with a harmful value, most often leftovers of a search for a fault.

@@ -11,7 +11,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.environment.devices import driver_of
 from ddpdoctor.rules.environment.wheels import install_torch, pip, reinstall_torch, torch_package
 from ddpdoctor.rules.majority import Split, Voice, compare, describe
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ _INSTALLED = ("site-packages", "dist-packages")
     "torch-import",
     Severity.ERROR,
     "torch is missing or cannot be imported",
-    group=Group.VERSIONS,
+    group=CheckGroup.VERSIONS,
     needs=("software", "torch"),
     reads="`import torch` in a child process; with --no-torch the metadata of the package",
 )
@@ -104,7 +104,7 @@ def _mend(node: Node, build: TorchBuild, missing: str | None) -> str:
     "version-same",
     Severity.ERROR,
     "Nodes run different versions of torch, NCCL, the driver or the kernel",
-    group=Group.VERSIONS,
+    group=CheckGroup.VERSIONS,
     needs=("software", "torch", "gpus"),
     reads="versions of torch, NCCL, Python, driver, VBIOS, kernel, OFED and image, and the GPU models, of every node",
 )

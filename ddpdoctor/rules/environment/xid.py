@@ -10,7 +10,7 @@ from ddpdoctor.model.reading import Unread, Why, known, need
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
 from ddpdoctor.rules.environment.devices import ranks_on
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.gpus import Gpu, Xid
@@ -46,7 +46,7 @@ OTHER = (Severity.INFO, "an error that is not on the list here", "https://docs.n
 
 @rule(
     "DD311", "xid", Severity.ERROR, "The driver reported errors of GPUs since boot",
-    group=Group.GPUS, needs=("kernel_log", "gpus"), reads="/dev/kmsg: NVRM: Xid",
+    group=CheckGroup.GPUS, needs=("kernel_log", "gpus"), reads="/dev/kmsg: NVRM: Xid",
 )  # fmt: skip
 def check_xid(node: Node) -> Answer:
     """Report Xid errors of this node's GPUs since boot.

@@ -16,7 +16,7 @@ from .job_state import Cause, JobState
 from .node_findings import judge_missing_nodes
 from .nodes import CHECK, failing, hosts_of_nodes, never_came, node_words, ranks_of, reach_fix, reached_words
 from .places import places_held_up
-from .states import Doing
+from .states import Activity
 from .words import verb
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def check_stopped(job: JobState) -> Answer:
     """
     if job.cause not in (Cause.HANG, Cause.NONE, Cause.CONFLICT):
         return skipped(job.cause.value)
-    frozen = tuple(n for n in job.living if job.states[n].doing is Doing.STOPPED)
+    frozen = tuple(n for n in job.living if job.states[n].doing is Activity.STOPPED)
     if not frozen:
         return passed()
     blamed = tuple(n for n in frozen if n in job.quiet)
@@ -155,7 +155,7 @@ def check_missing(job: JobState) -> Answer:
     if job.cause not in (Cause.HANG, Cause.NONE):
         return skipped(job.cause.value)
     absent = job.waits.absent
-    in_init = any(state.doing is Doing.INIT for state in job.states.values())
+    in_init = any(state.doing is Activity.INIT for state in job.states.values())
     if not absent or (not job.sees_all and not in_init):
         return passed()
     if not job.waited_long():

@@ -10,7 +10,7 @@ from .clues import Clue
 from .limits import busy_fix
 from .lock_causes import lock_clues
 from .places import is_file, main_frames, waits_in_library
-from .states import Doing
+from .states import Activity
 from .words import file_name
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _compile_clue(frames: tuple[Frame, ...], commands: Iterable[tuple[int, str]]
 
 def _lost_children(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
     """Name children that have ended, if the rank waits in a queue, a pipe, a join or for its loader."""
-    waits = waits_in_library(main_frames(rank)) or job.states[rank.rank].doing is Doing.DATA
+    waits = waits_in_library(main_frames(rank)) or job.states[rank.rank].doing is Activity.DATA
     pipe = causes.blocked is not None and causes.blocked.file == "pipe"
     if not (waits or pipe):
         return

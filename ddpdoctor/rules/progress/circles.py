@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
     from .job_state import JobState
-    from .states import State
-    from .waits import Circle
+    from .states import RankState
+    from .waits import WaitCircle
 
 MOST_NAMED = 6
 """Most links of a circle, and most circles, that a sentence names."""
@@ -84,7 +84,7 @@ def check_deadlock(job: JobState) -> Answer:
     return judged([found], certain=bool(circles), may_resume=on_device)
 
 
-def _finding(job: JobState, circles: Sequence[Circle], waiters: tuple[int, ...]) -> Problem:
+def _finding(job: JobState, circles: Sequence[WaitCircle], waiters: tuple[int, ...]) -> Problem:
     blamed = tuple(sorted(n for circle in circles for n in circle.ranks)) or waiters
     summary = f"{say.who(job, blamed)} wait for each other"
     around = [_around_words(job, circle) for circle in circles[:MOST_NAMED]]
@@ -99,13 +99,13 @@ def _finding(job: JobState, circles: Sequence[Circle], waiters: tuple[int, ...])
     )
 
 
-def _lines(state: State) -> list[Frame | None]:
+def _lines(state: RankState) -> list[Frame | None]:
     """Return the line of the call, and for an asynchronous call the line that waits for it."""
     waits = [call.site for call in state.rank.open_calls if call.op == WORK_WAIT and call.thread_is_main]
     return [say.line_at(state), *waits]
 
 
-def _around_words(job: JobState, circle: Circle) -> str:
+def _around_words(job: JobState, circle: WaitCircle) -> str:
     """Return "rank 0 waits in recv for rank 1, which waits in barrier for rank 0"."""
     links = circle.links[:MOST_NAMED]
     parts = [f"waits in {_call_words(job, waiter)} for rank {awaited}" for waiter, awaited in links]

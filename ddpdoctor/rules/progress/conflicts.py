@@ -14,10 +14,10 @@ from ddpdoctor.model.call_log import kind_of
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.sides import grouped, majority_of
 
-from .groups import Group, Position, recorded_seq
+from .groups import CallPosition, Group, recorded_seq
 from .parting import find_departure
-from .states import FORWARDS, NATIVE_PHASES, Doing, State
-from .timeline import Entry, Timeline, key_of, read_timeline
+from .states import FORWARDS, NATIVE_PHASES, Activity, RankState
+from .timeline import Timeline, TimelineEntry, key_of, read_timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -46,7 +46,7 @@ class Blame:
 
 
 def find_blame(
-    parts: Sequence[Entry], lines: Sequence[Timeline], seq: int, sign: Callable[[Entry], Hashable]
+    parts: Sequence[TimelineEntry], lines: Sequence[Timeline], seq: int, sign: Callable[[TimelineEntry], Hashable]
 ) -> Blame:  # fmt: skip
     """Blame the minority; without a majority, blame the rank whose call least fits its own history."""
     most = set(majority_of(grouped((sign(part), part.rank) for part in parts).values()))
@@ -68,7 +68,7 @@ def find_blame(
     )
 
 
-def _departing(parts: Sequence[Entry], lines: Mapping[int, Timeline], seq: int) -> tuple[int, ...]:
+def _departing(parts: Sequence[TimelineEntry], lines: Mapping[int, Timeline], seq: int) -> tuple[int, ...]:
     """Return the ranks whose call is the least expected, or none if the history does not show it."""
     most = min(MAX_HISTORY, max(ALL_HISTORY // len(parts), 64))
     scores = {part.rank: _familiarity(lines[part.rank], part, seq, most) for part in parts}
@@ -78,7 +78,7 @@ def _departing(parts: Sequence[Entry], lines: Mapping[int, Timeline], seq: int) 
     return tuple(rank for rank, score in scores.items() if score == lowest)
 
 
-def _familiarity(line: Timeline, part: Entry, seq: int, most: int) -> tuple[float, bool, bool] | None:
+def _familiarity(line: Timeline, part: TimelineEntry, seq: int, most: int) -> tuple[float, bool, bool] | None:
     """Return how likely the call is by the rank's own history, and whether the rank made it before.
 
     The second value says whether the rank made it at all, the third whether with the same dtype, shape, root and
@@ -149,7 +149,7 @@ class Conflict:
 
     group: Group
     seq: int
-    parts: tuple[Entry, ...]
+    parts: tuple[TimelineEntry, ...]
     blame: Blame
     passed: bool
     """The calls matched and went through, but they shifted later calls, which then disagreed."""
@@ -157,7 +157,7 @@ class Conflict:
     """Ranks that never made such a call and whose scripts have ended."""
 
 
-def _signature(entry: Entry, shaped: AbstractSet[str]) -> Hashable:
+def _signature(entry: TimelineEntry, shaped: AbstractSet[str]) -> Hashable:
     """Return what must be equal on all ranks. The shape is part of it for the operations in ``shaped``."""
     kind = entry.kind
     if entry.native:
@@ -169,7 +169,7 @@ def _signature(entry: Entry, shaped: AbstractSet[str]) -> Hashable:
 
 
 def find_conflict(
-    states: Mapping[int, State], positions: Mapping[int, Position], shaped: AbstractSet[str] = SAME_SHAPE
+    states: Mapping[int, RankState], positions: Mapping[int, CallPosition], shaped: AbstractSet[str] = SAME_SHAPE
 ) -> Conflict | None:
     """Return the earliest disagreement in a group that a rank waits in."""
     for group in dict.fromkeys(position.group for position in positions.values()):
@@ -180,7 +180,7 @@ def find_conflict(
 
 
 def _conflict_in(
-    group: Group, states: Mapping[int, State], positions: Mapping[int, Position], shaped: AbstractSet[str]
+    group: Group, states: Mapping[int, RankState], positions: Mapping[int, CallPosition], shaped: AbstractSet[str]
 ) -> Conflict | None:
     members = [states[m] for m in group.members if m in states]
     most = min(MOST_RECORDS, max(ALL_RECORDS // max(1, len(members)), 64))
@@ -234,13 +234,13 @@ def _first_unrecorded_difference(lines: list[Timeline]) -> int | None:
     return None
 
 
-def _parts_at(lines: list[Timeline], seq: int) -> tuple[Entry, ...]:
+def _parts_at(lines: list[Timeline], seq: int) -> tuple[TimelineEntry, ...]:
     found = (line.entries.get(seq) for line in sorted(lines, key=attrgetter("rank")))
     return tuple(entry for entry in found if entry is not None)
 
 
 def _with_unnumbered(
-    lines: list[Timeline], states: Mapping[int, State], positions: Mapping[int, Position], group: Group
+    lines: list[Timeline], states: Mapping[int, RankState], positions: Mapping[int, CallPosition], group: Group
 ) -> list[Timeline]:
     """Give ranks that wait in a DDP phase without a known number an entry under the numbers the others wait for."""
     pending = {position.seq for position in positions.values() if position.group == group and position.seq is not None}
@@ -250,10 +250,10 @@ def _with_unnumbered(
         call = state.call
         mine = positions.get(line.rank)
         counts = call is not None and call.op in NATIVE_PHASES and call.begun is None
-        if state.doing is not Doing.NATIVE or call is None or not counts or mine is None or mine.group != group:
+        if state.doing is not Activity.NATIVE or call is None or not counts or mine is None or mine.group != group:
             found.append(line)
             continue
-        entry = Entry(line.rank, kind_of(call), native=True, place=call.index)
+        entry = TimelineEntry(line.rank, kind_of(call), native=True, place=call.index)
         above = recorded_seq(state.rank, group.name)
         missing = {seq: entry for seq in pending if seq > above and seq <= (mine.seq or seq)}
         found.append(replace(line, entries={**missing, **line.entries}))

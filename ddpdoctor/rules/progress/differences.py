@@ -22,7 +22,7 @@ NOWHERE = (True, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class ModelDifference:
     """Models that differ in the same construction of DDP."""
 
     group: Group
@@ -38,7 +38,9 @@ class Difference:
     """By rank: what its model has at the position of the first difference."""
 
 
-def find_difference(ranks: Sequence[Rank], table: Mapping[tuple[int, str], Group], world: int) -> Difference | None:
+def find_difference(
+    ranks: Sequence[Rank], table: Mapping[tuple[int, str], Group], world: int
+) -> ModelDifference | None:
     """Return the first model of a group that differs between its ranks. The cost grows with the size of all models."""
     found: dict[tuple[Group, int], dict[int, ModelSeen]] = defaultdict(dict)
     for rank in ranks:
@@ -52,11 +54,11 @@ def find_difference(ranks: Sequence[Rank], table: Mapping[tuple[int, str], Group
     return None
 
 
-def _difference(group: Group, number: int, models: Mapping[int, ModelSeen]) -> Difference:
+def _difference(group: Group, number: int, models: Mapping[int, ModelSeen]) -> ModelDifference:
     most, odd, *others = (ranks for _, ranks in group_alike({rank: model.digest for rank, model in models.items()}))
     mine, usual = _rows(models[odd[0]]), _rows(models[most[0]])
     place = min((at for at in mine.keys() | usual.keys() if mine.get(at) != usual.get(at)), default=NOWHERE)
-    return Difference(
+    return ModelDifference(
         group=group,
         number=number,
         models=models,

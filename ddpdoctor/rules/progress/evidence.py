@@ -10,9 +10,9 @@ from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.rank_words import name_list, rank_list
 from ddpdoctor.model.sides import grouped
 
-from .groups import Group, Position, dim_words, group_words, reached
+from .groups import CallPosition, Group, dim_words, group_words, reached
 from .places import innermost_user, lines_seen
-from .states import Doing, State, final_error
+from .states import Activity, RankState, final_error
 from .words import call_words, first_line, line_of, peer_words, place_words, seconds, verb, without_numbers
 
 if TYPE_CHECKING:
@@ -27,41 +27,41 @@ MAX_CLASSES = 8
 """Most classes of ranks that are listed. If every rank does something else, more of them would not help."""
 
 _DOING = {
-    Doing.MISSING: ("never started", "never started"),
-    Doing.ENDED: ("has ended with status 0", "have ended with status 0"),
-    Doing.FAILED: ("has failed", "have failed"),
-    Doing.STOPPED: ("is stopped", "are stopped"),
-    Doing.SHUTTING_DOWN: ("has reached the end of its script", "have reached the end of their script"),
-    Doing.INIT: ("waits in init_process_group", "wait in init_process_group"),
-    Doing.NEW_GROUP: ("waits in new_group", "wait in new_group"),
-    Doing.DATA: ("waits for its next batch", "wait for their next batch"),
-    Doing.BACKWARD: ("computes in backward", "compute in backward"),
-    Doing.USER: ("runs its own code", "run their own code"),
+    Activity.MISSING: ("never started", "never started"),
+    Activity.ENDED: ("has ended with status 0", "have ended with status 0"),
+    Activity.FAILED: ("has failed", "have failed"),
+    Activity.STOPPED: ("is stopped", "are stopped"),
+    Activity.SHUTTING_DOWN: ("has reached the end of its script", "have reached the end of their script"),
+    Activity.INIT: ("waits in init_process_group", "wait in init_process_group"),
+    Activity.NEW_GROUP: ("waits in new_group", "wait in new_group"),
+    Activity.DATA: ("waits for its next batch", "wait for their next batch"),
+    Activity.BACKWARD: ("computes in backward", "compute in backward"),
+    Activity.USER: ("runs its own code", "run their own code"),
 }
 
 
-def doing_words(state: State, *, one: bool = True) -> str:
+def doing_words(state: RankState, *, one: bool = True) -> str:
     """Return what a rank does, for a sentence about one rank or about several."""
     wait = "waits" if one else "wait"
-    if state.doing is Doing.NATIVE and state.call is not None:
+    if state.doing is Activity.NATIVE and state.call is not None:
         what = "backward (DDP's gradient reduction)" if state.call.op == "backward" else state.call.op
         return f"{wait} in {what}"
-    if state.doing in (Doing.COLLECTIVE, Doing.PEER):
+    if state.doing in (Activity.COLLECTIVE, Activity.PEER):
         return f"{wait} in {call_words(state.call)}{peer_words(state.call)}"
-    if state.doing is Doing.USER and not state.rank.recorded:
+    if state.doing is Activity.USER and not state.rank.recorded:
         return "could not be looked into"
     error = final_error(state.rank)
-    if state.doing is Doing.SHUTTING_DOWN and error is not None:
+    if state.doing is Activity.SHUTTING_DOWN and error is not None:
         return f"{'ends' if one else 'end'} with {error.type}"
     return _DOING[state.doing][0 if one else 1]
 
 
-def line_at(state: State) -> Frame | None:
+def line_at(state: RankState) -> Frame | None:
     """Return the user's line that a rank is at: that of its call, else of its stack, else the last one seen."""
     if state.waiting and state.call is not None and state.call.site is not None:
         return state.call.site
     seen = lines_seen(state.rank.samples)
-    if seen and state.doing not in (Doing.ENDED, Doing.FAILED, Doing.MISSING):
+    if seen and state.doing not in (Activity.ENDED, Activity.FAILED, Activity.MISSING):
         return seen[0]
     return state.rank.last_place
 
@@ -112,7 +112,7 @@ def waiters_words(job: JobState, blamed: Iterable[int]) -> str:
     return f"while {rank_list(waiters)} {verb(waiters, 'waits', 'wait')} for {whom}{where}"
 
 
-def _short(state: State) -> str:
+def _short(state: RankState) -> str:
     return state.call.op if state.call is not None else "a collective"
 
 
@@ -256,7 +256,7 @@ def _mesh_groups(job: JobState, ranks: Iterable[int]) -> dict[int, Group]:
     return {n: group for n, group in groups.items() if group.mesh_dim and len(group.members) < job.world}
 
 
-def _late_members(job: JobState, position: Position) -> list[int]:
+def _late_members(job: JobState, position: CallPosition) -> list[int]:
     """Return the members of a group that have not come to this collective."""
     come = {n: reached(job.states[n], position.group.name) if n in job.states else 0 for n in position.group.members}
     return [n for n, seq in come.items() if seq is not None and position.seq is not None and seq < position.seq]

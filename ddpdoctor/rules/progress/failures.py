@@ -10,7 +10,7 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Call, Job, Life, Raised, Rank
 
 from .places import innermost_user, is_file
-from .states import State, aborted_at_exit, call_at_failure, ended_well, final_error, has_failed
+from .states import RankState, aborted_at_exit, call_at_failure, ended_well, final_error, has_failed
 from .watchdog import NEARLY, aborted_by_watchdog, waited_its_limit
 from .words import first_line, without_numbers
 
@@ -63,7 +63,7 @@ class Failure:
         return self.error is None or bool(_TIMED_OUT.search(self.error.message))
 
 
-def find_failures(facts: Job, states: Mapping[int, State]) -> tuple[Failure, ...]:
+def find_failures(facts: Job, states: Mapping[int, RankState]) -> tuple[Failure, ...]:
     """Return all failures, the earliest first. What happened after the stop of the job began does not count."""
     aborts = [s.rank.ended_ns for s in states.values() if aborted_at_exit(s.rank) and s.rank.ended_ns is not None]
     since = min(aborts, default=None)
@@ -170,7 +170,7 @@ _LIMIT = re.compile(r"(?:waiting |in |Timeout\(ms\)=|timeout: )(\d+) ?(?:ms\b|(?
 monitoredBarrier in 4000 ms", and "Timeout(ms)=600000)" of NCCL's watchdog."""
 
 
-def all_gave_up(failures: Iterable[Failure], states: Mapping[int, State]) -> bool:
+def all_gave_up(failures: Iterable[Failure], states: Mapping[int, RankState]) -> bool:
     """Return whether every rank was in a call that needs others, and one of them did wait for its time limit.
 
     The text alone is not enough: Gloo says "failed to pass monitoredBarrier in 1800000 ms" at once if a peer died.

@@ -9,7 +9,7 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import POINT_TO_POINT, GroupState, Job, Rank
 from ddpdoctor.model.rank_words import rank_list
 
-from .states import NATIVE_PHASES, Doing, State, is_collective, is_collective_op
+from .states import NATIVE_PHASES, Activity, RankState, is_collective, is_collective_op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class CallPosition:
     """The collective that a rank waits in."""
 
     group: Group
@@ -69,7 +69,7 @@ def default_name(rank: Rank) -> str:
     return DEFAULT_GROUP if DEFAULT_GROUP in names or not names else names[0]
 
 
-def native_group(state: State) -> str:
+def native_group(state: RankState) -> str:
     """Return the name of the group in which a phase of DDP makes its collectives: the model's group, if recorded.
 
     A backward is recorded with the group of the model that ran last. If several models have groups of their own, it is
@@ -138,7 +138,7 @@ def recorded_seq(rank: Rank, name: str) -> int:
     return max([0, *ended, *pending])
 
 
-def native_seq(state: State, name: str) -> int | None:
+def native_seq(state: RankState, name: str) -> int | None:
     """Return the number of the C++ collective that the rank waits in, or None if it is not known.
 
     If a process did not answer, only its records say how far the group was when the phase began. Under DETAIL, the
@@ -152,28 +152,28 @@ def native_seq(state: State, name: str) -> int | None:
     return max(group.enqueued + state.detail, 1)
 
 
-def position_of(state: State, table: Mapping[tuple[int, str], Group], world: int) -> Position | None:
+def position_of(state: RankState, table: Mapping[tuple[int, str], Group], world: int) -> CallPosition | None:
     """Return the collective that a rank waits in, or None if it waits in none."""
     call = state.call
-    if call is None or state.doing not in (Doing.COLLECTIVE, Doing.NATIVE):
+    if call is None or state.doing not in (Activity.COLLECTIVE, Activity.NATIVE):
         return None
     if call.op in NATIVE_PHASES:
         name = native_group(state)
-        return Position(group=find_group(table, state.rank, name, world), seq=native_seq(state, name))
-    return Position(group=find_group(table, state.rank, call.group, world), seq=call.seq)
+        return CallPosition(group=find_group(table, state.rank, name, world), seq=native_seq(state, name))
+    return CallPosition(group=find_group(table, state.rank, call.group, world), seq=call.seq)
 
 
-def reached(state: State, name: str) -> int | None:
+def reached(state: RankState, name: str) -> int | None:
     """Return the last collective of the group that a rank has reached, or None if its number is not known."""
     recorded = recorded_seq(state.rank, name)
-    if state.doing is Doing.NATIVE and name == native_group(state):
+    if state.doing is Activity.NATIVE and name == native_group(state):
         native = native_seq(state, name)
         return None if native is None else max(recorded, native)
     group = own_state(state.rank, name)
     return max(recorded, group.enqueued if group is not None else 0)
 
 
-def peer_calls(states: Iterable[State]) -> dict[tuple[int, int | None], set[str]]:
+def peer_calls(states: Iterable[RankState]) -> dict[tuple[int, int | None], set[str]]:
     """Return the pending point-to-point operations, by rank and peer."""
     found: dict[tuple[int, int | None], set[str]] = {}
     for state in states:

@@ -11,13 +11,13 @@ from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import Confidence
 
 from .conflicts import ANY_SHAPE, EVEN_SHAPE, Conflict, find_conflict
-from .differences import Difference, find_difference
+from .differences import ModelDifference, find_difference
 from .failures import Failure, all_gave_up, find_failures
-from .groups import Position, group_table, position_of, world_of
+from .groups import CallPosition, group_table, position_of, world_of
 from .lone_calls import blame_guarded, find_lone_call
 from .nodes import are_all_reported, lost_nodes, without_stale
 from .places import is_file
-from .states import NATIVE_PHASES, OVER, Doing, State, final_error, settle, states_of
+from .states import NATIVE_PHASES, OVER, Activity, RankState, final_error, settle, states_of
 from .waits import Waits, find_waits
 from .watchdog import without_pulled_down
 
@@ -53,11 +53,11 @@ class JobState:
 
     facts: Job
     world: int
-    states: Mapping[int, State]
-    positions: Mapping[int, Position]
+    states: Mapping[int, RankState]
+    positions: Mapping[int, CallPosition]
     waits: Waits
     conflict: Conflict | None
-    difference: Difference | None
+    difference: ModelDifference | None
     failures: tuple[Failure, ...]
     quiet: frozenset[int]
     """Living ranks that have made no progress for long. If a rank has failed, all living ranks count, whatever their
@@ -186,7 +186,7 @@ def build_job_state(facts: Job) -> JobState:
 
 
 def _find_conflict(
-    states: Mapping[int, State], positions: Mapping[int, Position], waits: Waits, failures: tuple[Failure, ...]
+    states: Mapping[int, RankState], positions: Mapping[int, CallPosition], waits: Waits, failures: tuple[Failure, ...]
 ) -> Conflict | None:
     shaped = _compared_shapes(waits, failures)
     conflict = find_conflict(states, positions) or (find_conflict(states, positions, shaped) if shaped else None)
@@ -203,24 +203,24 @@ def _compared_shapes(waits: Waits, failures: tuple[Failure, ...]) -> AbstractSet
     return EVEN_SHAPE if waits.waiters and not waits.blockers and not waits.absent else frozenset()
 
 
-def _early(states: Mapping[int, State], waits: Waits, failures: tuple[Failure, ...]) -> tuple[int, ...]:
+def _early(states: Mapping[int, RankState], waits: Waits, failures: tuple[Failure, ...]) -> tuple[int, ...]:
     """Return the ranks that ended with status 0 before any rank failed by itself, while others needed them."""
     first = min((f.time_ns for f in failures if f.by_itself), default=None)
     found = []
     for number in waits.blockers:
         state = states[number]
-        ended = state.rank.main_ended_ns if state.doing is Doing.SHUTTING_DOWN else state.rank.ended_ns
+        ended = state.rank.main_ended_ns if state.doing is Activity.SHUTTING_DOWN else state.rank.ended_ns
         before = first is None or (ended is not None and ended <= first)
-        left = state.doing in (Doing.ENDED, Doing.SHUTTING_DOWN) and final_error(state.rank) is None
+        left = state.doing in (Activity.ENDED, Activity.SHUTTING_DOWN) and final_error(state.rank) is None
         if left and before and not _came_further(state, states, waits):
             found.append(number)
     return tuple(found)
 
 
-def _came_further(ended: State, states: Mapping[int, State], waits: Waits) -> bool:
+def _came_further(ended: RankState, states: Mapping[int, RankState], waits: Waits) -> bool:
     """Return whether all waiters are in C++ collectives of a step that the ended rank had completed."""
     waiters = [states[number] for number in waits.waiters]
-    native = all(state.doing is Doing.NATIVE for state in waiters)
+    native = all(state.doing is Activity.NATIVE for state in waiters)
     return native and all(_backwards(ended.rank) > _backwards(state.rank) for state in waiters)
 
 
@@ -239,7 +239,9 @@ def _out_of_torch(failure: Failure) -> bool:
 def _follows_from_model(job: JobState) -> bool:
     """Return whether different models explain the trouble: it is in DDP, and no rank failed or was late by itself."""
     states, root = job.states, job.root_failure
-    in_ddp = any(s.doing is Doing.NATIVE and s.call is not None and s.call.op in NATIVE_PHASES for s in states.values())
+    in_ddp = any(
+        s.doing is Activity.NATIVE and s.call is not None and s.call.op in NATIVE_PHASES for s in states.values()
+    )
     alive = any(states[n].doing not in OVER for n in job.waits.blockers)
     held_up = root is None and job.conflict is None and alive
     return job.difference is not None and in_ddp and not held_up and (root is None or root.call is not None)

@@ -15,7 +15,7 @@ from .causes import clues_of
 from .clues import sentences
 from .job_state import Cause, JobState
 from .places import innermost_user, is_file, lines_seen, main_frames, other_threads, places
-from .states import Doing, aborted_at_exit
+from .states import Activity, aborted_at_exit
 from .words import place_words, seconds, verb
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def check_exit_hang(job: JobState) -> Answer:
     """
     if job.failures:
         return skipped(Cause.FAILURE.value)
-    ended = [n for n in job.living if job.states[n].doing is Doing.SHUTTING_DOWN and n not in job.early]
+    ended = [n for n in job.living if job.states[n].doing is Activity.SHUTTING_DOWN and n not in job.early]
     now = job.time_ns
     blamed = tuple(n for n in ended if _is_held_up(job, n))
     if not blamed:

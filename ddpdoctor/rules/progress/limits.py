@@ -11,7 +11,7 @@ from ddpdoctor.rules.answers import Problem
 from . import evidence as say
 from .groups import native_group, own_state
 from .places import places
-from .states import NATIVE_PHASES, Doing
+from .states import NATIVE_PHASES, Activity
 from .watchdog import NEARLY
 from .words import call_words, line_of, place_words
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
     from .failures import Failure
-    from .groups import Position
+    from .groups import CallPosition
     from .job_state import JobState
-    from .states import State
+    from .states import RankState
 
 
 GRACE_NS = 30_000_000_000
@@ -83,11 +83,11 @@ def limits_of(job: JobState) -> dict[int, float]:
     return {number: limit_s for number, limit_s in limits.items() if limit_s is not None}
 
 
-def _limit_s(state: State, of_peers: Mapping[str, float]) -> float | None:
+def _limit_s(state: RankState, of_peers: Mapping[str, float]) -> float | None:
     call = state.call
-    if call is None or state.doing is Doing.NEW_GROUP:
+    if call is None or state.doing is Activity.NEW_GROUP:
         return None
-    if state.doing is Doing.INIT:
+    if state.doing is Activity.INIT:
         return state.rank.init_timeout_s
     name = native_group(state) if call.op in NATIVE_PHASES else call.group
     own = own_state(state.rank, name)
@@ -101,7 +101,7 @@ TOGETHER_NS = 1_000_000_000
 def find_late(job: JobState) -> tuple[int, ...]:
     """Return the ranks that came to a collective after another had given up waiting for them there."""
     limits = limits_of(job) if job.failures else {}
-    gave_up: dict[Position, int] = {}
+    gave_up: dict[CallPosition, int] = {}
     for failure in job.failures:
         position = job.positions.get(failure.rank.rank)
         given_up_ns = _gave_up_ns(failure, limits.get(failure.rank.rank))

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import CallKind, Rank
     from ddpdoctor.model.stacks import Frame
 
-    from .groups import Group, Position
-    from .states import State
-    from .timeline import Entry
+    from .groups import CallPosition, Group
+    from .states import RankState
+    from .timeline import TimelineEntry
 
 
 def find_guard(flows: Sequence[ControlFlow], caller: Rank, others: Iterable[Frame | None], *, over: bool) -> int | None:
@@ -52,7 +52,7 @@ def find_guard(flows: Sequence[ControlFlow], caller: Rank, others: Iterable[Fram
 
 
 def blame_guarded(
-    parts: Sequence[Entry], states: Mapping[int, State], flows: Sequence[ControlFlow]
+    parts: Sequence[TimelineEntry], states: Mapping[int, RankState], flows: Sequence[ControlFlow]
 ) -> Blame | None:  # fmt: skip
     """Return which of two ranks makes a conditional call that the other never made, or None if that is not clear."""
     if len(parts) != 2:
@@ -80,8 +80,8 @@ MOST_RECORDS = 256
 
 
 def find_lone_call(
-    states: Mapping[int, State],
-    positions: Mapping[int, Position],
+    states: Mapping[int, RankState],
+    positions: Mapping[int, CallPosition],
     left: Sequence[int],
     flows: Sequence[ControlFlow],
 ) -> Conflict | None:
@@ -100,7 +100,7 @@ def find_lone_call(
 
 
 def _lone_call(
-    group: Group, callers: Sequence[State], gone: Sequence[Rank], flows: Sequence[ControlFlow]
+    group: Group, callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[ControlFlow]
 ) -> Conflict | None:
     blame = _blame([state.rank for state in callers], gone, flows)
     found = [_first_lone(state, group, gone) for state in callers] if blame is not None else []
@@ -117,7 +117,7 @@ def _lone_call(
     )
 
 
-def _first_lone(state: State, group: Group, gone: Sequence[Rank]) -> tuple[int, Entry] | None:
+def _first_lone(state: RankState, group: Group, gone: Sequence[Rank]) -> tuple[int, TimelineEntry] | None:
     """Return a rank's first call without a counterpart, with its number, or None if it made the same call before.
 
     The rank waits in the last one. Earlier ones may have returned: the root of a broadcast does not wait.
@@ -125,7 +125,7 @@ def _first_lone(state: State, group: Group, gone: Sequence[Rank]) -> tuple[int, 
     entries = read_timeline(state, group.name, most=MOST_RECORDS).entries
     known = {line_key(kind) for rank in gone for kind in pack_calls(rank.recent_calls).counts}
     come = max(recorded_seq(rank, group.name) for rank in gone)
-    first: tuple[int, Entry] | None = None
+    first: tuple[int, TimelineEntry] | None = None
     lone = set()
     for number in sorted(entries, reverse=True):
         entry = entries[number]
@@ -136,7 +136,7 @@ def _first_lone(state: State, group: Group, gone: Sequence[Rank]) -> tuple[int, 
     return None if first is None or _was_made_before(state.rank, first[1], lone) else first
 
 
-def _was_made_before(rank: Rank, entry: Entry, lone: set[int]) -> bool:
+def _was_made_before(rank: Rank, entry: TimelineEntry, lone: set[int]) -> bool:
     """Return whether the rank had called this line before, when all ranks still took part."""
     log = pack_calls(rank.recent_calls)
     line = line_key(entry.kind)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
     from .conflicts import Conflict
-    from .timeline import Entry
+    from .timeline import TimelineEntry
     from .turning import Turning
 
 
@@ -146,7 +146,7 @@ def _number_words(job: JobState, conflict: Conflict) -> str:
     return f"collective {conflict.seq}{counted} of {group}: {conflict.blame.reason}"
 
 
-def _turning(job: JobState, conflict: Conflict, departing: list[Entry]) -> Turning | None:
+def _turning(job: JobState, conflict: Conflict, departing: list[TimelineEntry]) -> Turning | None:
     """Return how the first blamed rank parted from the first rank that agrees with the others."""
     agreeing = [part for part in conflict.parts if part not in departing]
     if conflict.passed or not departing or not agreeing:
@@ -169,7 +169,7 @@ def _fix(conflict: Conflict, turning: Turning | None, *, uneven: bool) -> str:
     return _ONE_LINE if len(sites) == 1 and None not in sites and not conflict.passed else _CONDITION
 
 
-def _lines(job: JobState, part: Entry, turning: Turning | None) -> list[Frame | None]:
+def _lines(job: JobState, part: TimelineEntry, turning: Turning | None) -> list[Frame | None]:
     """Return the lines that decided it, the line of the call, and the line of the error that led to the call."""
     rank = job.rank(part.rank)
     error = innermost_user(rank.handled.frames) if rank.handled is not None else None
@@ -181,7 +181,7 @@ def _lines(job: JobState, part: Entry, turning: Turning | None) -> list[Frame | 
     return [*turning.lines, shown]
 
 
-def _summary(job: JobState, conflict: Conflict, departing: list[Entry], turning: Turning | None) -> str:
+def _summary(job: JobState, conflict: Conflict, departing: list[TimelineEntry], turning: Turning | None) -> str:
     agreeing = [part for part in conflict.parts if part not in departing]
     if conflict.left:
         left = conflict.left
@@ -197,7 +197,7 @@ def _summary(job: JobState, conflict: Conflict, departing: list[Entry], turning:
     return f"{mine}, where {_side_words(job, conflict, agreeing)}"
 
 
-def _side_words(job: JobState, conflict: Conflict, parts: list[Entry], before: str = "") -> str:
+def _side_words(job: JobState, conflict: Conflict, parts: list[TimelineEntry], before: str = "") -> str:
     """Return "rank 0 is in reduce at train.py:6", or what it called if that call went through.
 
     ``before`` says what each rank did before that.
@@ -209,11 +209,11 @@ def _side_words(job: JobState, conflict: Conflict, parts: list[Entry], before: s
     return ", ".join(said)
 
 
-def _call_classes(parts: list[Entry]) -> dict[str, list[int]]:
+def _call_classes(parts: list[TimelineEntry]) -> dict[str, list[int]]:
     return grouped((part_words(part), part.rank) for part in parts)
 
 
-def part_words(part: Entry) -> str:
+def part_words(part: TimelineEntry) -> str:
     """Return what a rank called, at which line, with the properties that must be equal on all ranks."""
     what = part.kind.op if part.native else f"{call_words(part.kind)}{_agreed_words(part.kind)}"
     return f"{what} at {line_of(part.site)}"

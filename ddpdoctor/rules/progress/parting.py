@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.facts import CallKind
 
-    from .states import State
+    from .states import RankState
     from .timeline import Timeline
 
 
@@ -138,7 +138,7 @@ class _Act:
         return self.key == other.key and (None in {self.took, other.took} or self.took == other.took)
 
 
-def find_parting(one: State, other: State, group: str, seq: int) -> Parting | None:
+def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Parting | None:
     """Return where ``one`` parted from ``other``, at or before the collective ``seq`` of a group.
 
     Acts that only one of them ever makes do not count: with `if rank == 0: broadcast(x)`, the others have another line.
@@ -189,7 +189,7 @@ def _go_alike(one: Sequence[_Act], other: Sequence[_Act]) -> bool:
     return bool(pairs) and all(mine.is_like(theirs) for mine, theirs in pairs)
 
 
-def _acts(state: State, group: str) -> Mapping[int, Sequence[_Act]]:
+def _acts(state: RankState, group: str) -> Mapping[int, Sequence[_Act]]:
     """Return what a rank did, by how many collectives its group had begun before.
 
     A forward without gradients that took no number is left out, because each rank may evaluate as often as it likes.

@@ -12,7 +12,7 @@ from ddpdoctor.rules.answers import Problem
 from . import evidence as say
 from .clues import Clue
 from .places import places
-from .states import Doing
+from .states import Activity
 from .words import line_of, verb
 
 if TYPE_CHECKING:
@@ -146,5 +146,5 @@ def _said(job: JobState, number: int) -> ReducerSaid | None:
 def _users(job: JobState) -> list[int]:
     """Return the ranks whose backward found all gradients: they were in it and waited for the others."""
     failed = {f.rank.rank for f in job.failures if f.call is not None and f.call.op == "backward"}
-    native = {n for n, s in job.states.items() if s.doing is Doing.NATIVE and s.call and s.call.op == "backward"}
+    native = {n for n, s in job.states.items() if s.doing is Activity.NATIVE and s.call and s.call.op == "backward"}
     return [n for n in sorted(failed | native) if _said(job, n) is None]

@@ -10,12 +10,12 @@ from ddpdoctor.model.sides import grouped
 
 from .job_state import Cause
 from .limits import find_late
-from .states import Doing
+from .states import Activity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .groups import Position
+    from .groups import CallPosition
     from .job_state import JobState
 
 
@@ -24,11 +24,11 @@ def closed(job: JobState) -> tuple[int, ...] | None:
     waits = job.waits
     if job.cause is not Cause.HANG or not waits.waiters or waits.blockers or (waits.absent and job.sees_all):
         return None
-    frozen = any(state.doing is Doing.STOPPED for state in job.states.values())
+    frozen = any(state.doing is Activity.STOPPED for state in job.states.values())
     return None if frozen or find_late(job) else waits.waiters
 
 
-def stalled_in(job: JobState) -> tuple[Position, ...]:
+def stalled_in(job: JobState) -> tuple[CallPosition, ...]:
     """Return the pending collectives that all ranks of their group have come to: the earliest one of each group.
 
     A rank may be done with it and wait in a later one: the root of a broadcast returns before the data have arrived.
@@ -46,13 +46,13 @@ def stalled_in(job: JobState) -> tuple[Position, ...]:
 def _numbered(job: JobState, numbers: Iterable[int]) -> bool:
     """Return whether it is certain in which collective each rank is; the counter of C++ may be off by one."""
     positions, states = job.positions, job.states
-    return all(positions[n].seq is not None and states[n].doing is Doing.COLLECTIVE for n in numbers)
+    return all(positions[n].seq is not None and states[n].doing is Activity.COLLECTIVE for n in numbers)
 
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING=1"
 
 
-def has_begun(job: JobState, stalled: Iterable[Position]) -> bool:
+def has_begun(job: JobState, stalled: Iterable[CallPosition]) -> bool:
     """Return whether all ranks are surely inside: each kernel has started, or the host itself waits in the call."""
     return all(state in (None, DeviceState.STARTED) for state in _device_states(job, stalled).values())
 
@@ -67,7 +67,7 @@ def queued_behind(job: JobState) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def device_words(job: JobState, stalled: Iterable[Position]) -> list[str]:
+def device_words(job: JobState, stalled: Iterable[CallPosition]) -> list[str]:
     """Return what is not known about the devices, and how to find out the next time."""
     unknown = [n for n, state in _device_states(job, stalled).items() if state is DeviceState.UNKNOWN]
     if not unknown:
@@ -76,7 +76,7 @@ def device_words(job: JobState, stalled: Iterable[Position]) -> list[str]:
     return [f"whether the kernels of {who} have started, or wait for a slow one, is not known: {TIMING} has torch tell"]
 
 
-def _device_states(job: JobState, stalled: Iterable[Position]) -> dict[int, DeviceState | None]:
+def _device_states(job: JobState, stalled: Iterable[CallPosition]) -> dict[int, DeviceState | None]:
     """Return, by rank of the stalled groups, how far its device has come with the call that it waits in."""
     groups = {position.group for position in stalled}
     inside = (n for n, position in sorted(job.positions.items()) if position.group in groups)

@@ -45,7 +45,7 @@ _AUTOGRAD = ("/torch/autograd/",)
 _LOADER = "/torch/utils/data/"
 
 
-class Doing(Enum):
+class Activity(Enum):
     """What a rank does."""
 
     MISSING = "never started"
@@ -63,21 +63,21 @@ class Doing(Enum):
     USER = "in the user's code"
 
 
-WAITING = frozenset({Doing.COLLECTIVE, Doing.NATIVE, Doing.PEER, Doing.INIT, Doing.NEW_GROUP})
+WAITING = frozenset({Activity.COLLECTIVE, Activity.NATIVE, Activity.PEER, Activity.INIT, Activity.NEW_GROUP})
 """States in which a rank can go on only if other ranks do their part."""
 ABORTS = frozenset({"SIGABRT", "SIGBUS", "SIGSEGV"})
 """Signals that an abort can end with: while faulthandler dumps the remaining threads, it may itself fault."""
 GOOD_EXITS = frozenset({"None", "0", "False"})
-OVER = frozenset({Doing.MISSING, Doing.ENDED, Doing.FAILED})
+OVER = frozenset({Activity.MISSING, Activity.ENDED, Activity.FAILED})
 """States of ranks that no longer have a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class RankState:
     """What one rank does, and in which call."""
 
     rank: Rank
-    doing: Doing
+    doing: Activity
     call: Call | None = None
     """The call it waits in, or the phase it is in."""
     detail: bool = False
@@ -179,47 +179,49 @@ def _left_badly(rank: Rank, stopping_since_ns: int | None) -> bool:
     return stopping_since_ns is None or rank.main_ended_ns <= stopping_since_ns
 
 
-def state_of(rank: Rank, stopping_since_ns: int | None = None) -> State:
+def state_of(rank: Rank, stopping_since_ns: int | None = None) -> RankState:
     """Classify one rank. A rank that was stopped is classified by what it did before."""
     if rank.life is Life.NEVER_STARTED:
-        return State(rank=rank, doing=Doing.MISSING)
+        return RankState(rank=rank, doing=Activity.MISSING)
     if ended_well(rank) or aborted_at_exit(rank):
-        return State(rank=rank, doing=Doing.ENDED)
+        return RankState(rank=rank, doing=Activity.ENDED)
     if has_failed(rank, stopping_since_ns):
         return _failed_state(rank)
     if is_stopped(rank):
-        return State(rank=rank, doing=Doing.STOPPED, call=_innermost(rank.open_calls))
+        return RankState(rank=rank, doing=Activity.STOPPED, call=_innermost(rank.open_calls))
     if rank.main_ended_ns is not None:
         return _leaving_state(rank)
     return _living_state(rank, _innermost(rank.open_calls))
 
 
-def _leaving_state(rank: Rank) -> State:
+def _leaving_state(rank: Rank) -> RankState:
     """Classify a rank whose script is over; if a peer's end threw it out of a collective, it still waits there."""
     if final_error(rank) is not None:
         state = _failed_state(rank)
         if state.waiting:
             return state
-    return State(rank=rank, doing=Doing.SHUTTING_DOWN)
+    return RankState(rank=rank, doing=Activity.SHUTTING_DOWN)
 
 
-def _living_state(rank: Rank, call: Call | None) -> State:
+def _living_state(rank: Rank, call: Call | None) -> RankState:
     call = call or _not_come_back_from(rank) or _call_of_thread(rank)
     if call is None:
-        return State(rank=rank, doing=Doing.USER)
+        return RankState(rank=rank, doing=Activity.USER)
     if call.op == WORK_WAIT:
         awaited = _awaited(rank.open_calls, call)
-        return State(rank=rank, doing=Doing.COLLECTIVE if is_collective(awaited) else Doing.PEER, call=awaited)
+        return RankState(
+            rank=rank, doing=Activity.COLLECTIVE if is_collective(awaited) else Activity.PEER, call=awaited
+        )
     if call.op in NATIVE_PHASES:
-        return State(rank=rank, doing=_native_doing(rank, call), call=call)
-    return State(rank=rank, doing=_doing_in(call), call=call)
+        return RankState(rank=rank, doing=_native_doing(rank, call), call=call)
+    return RankState(rank=rank, doing=_doing_in(call), call=call)
 
 
-def _doing_in(call: Call) -> Doing:
-    by_phase = {"init_process_group": Doing.INIT, "new_group": Doing.NEW_GROUP, "next_batch": Doing.DATA}
+def _doing_in(call: Call) -> Activity:
+    by_phase = {"init_process_group": Activity.INIT, "new_group": Activity.NEW_GROUP, "next_batch": Activity.DATA}
     if call.op in POINT_TO_POINT:
-        return Doing.PEER
-    return by_phase.get(call.op, Doing.COLLECTIVE if is_collective(call) else Doing.USER)
+        return Activity.PEER
+    return by_phase.get(call.op, Activity.COLLECTIVE if is_collective(call) else Activity.USER)
 
 
 def _not_come_back_from(rank: Rank) -> Call | None:
@@ -263,14 +265,14 @@ def _awaited(open_calls: Iterable[Call], wait: Call) -> Call:
     return min(of_group or works, key=lambda call: call.index, default=wait)
 
 
-def _native_doing(rank: Rank, call: Call) -> Doing:
+def _native_doing(rank: Rank, call: Call) -> Activity:
     """Decide whether a rank in a phase of DDP waits for the C++ reducer or runs Python code."""
     frames = main_frames(rank)
     if call.op == "backward":
-        return Doing.NATIVE if _reducer_may_wait(rank, call) and _stands_in_backward(frames) else Doing.BACKWARD
+        return Activity.NATIVE if _reducer_may_wait(rank, call) and _stands_in_backward(frames) else Activity.BACKWARD
     if not frames:
-        return Doing.NATIVE if call.op == "ddp_init" else Doing.USER
-    return Doing.NATIVE if is_file(frames[-1], _DISTRIBUTED, _DDP_FILE) else Doing.USER
+        return Activity.NATIVE if call.op == "ddp_init" else Activity.USER
+    return Activity.NATIVE if is_file(frames[-1], _DISTRIBUTED, _DDP_FILE) else Activity.USER
 
 
 def _stands_in_backward(frames: tuple[Frame, ...]) -> bool:
@@ -285,13 +287,13 @@ def _reducer_may_wait(rank: Rank, backward: Call) -> bool:
     return not before or any(kind.op == "ddp_forward" and not kind.failed for kind in before.counts)
 
 
-def _failed_state(rank: Rank) -> State:
+def _failed_state(rank: Rank) -> RankState:
     """Say where a failed rank was: waiting in a collective, or in its own code."""
     call = call_at_failure(rank)
-    doing = Doing.FAILED
+    doing = Activity.FAILED
     if call is not None:
-        doing = Doing.NATIVE if call.op in NATIVE_PHASES else _doing_in(call)
-    return State(rank=rank, doing=doing if doing in WAITING else Doing.FAILED, call=call)
+        doing = Activity.NATIVE if call.op in NATIVE_PHASES else _doing_in(call)
+    return RankState(rank=rank, doing=doing if doing in WAITING else Activity.FAILED, call=call)
 
 
 def call_at_failure(rank: Rank) -> Call | None:
@@ -350,9 +352,9 @@ def _raised_by_torch(error: Raised) -> bool:
     return not is_file(last, _LOADER)
 
 
-def states_of(facts: Job) -> dict[int, State]:
+def states_of(facts: Job) -> dict[int, RankState]:
     """Classify every rank of a job. If several processes have one rank number, the last attempt's counts."""
-    states: dict[int, State] = {}
+    states: dict[int, RankState] = {}
     for rank in sorted(facts.ranks, key=lambda r: (r.rank, r.attempt, r.started_ns or 0)):
         state = state_of(rank, facts.stopping_since_ns)
         states[rank.rank] = replace(state, detail=facts.debug_level.upper() == "DETAIL")

@@ -10,7 +10,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, unknown
 
 from . import evidence as say
 from .places import places
-from .states import Doing
+from .states import Activity
 from .words import line_of, verb
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _is_unserved(job: JobState, number: int) -> bool:
     """Return whether a rank is a client of a store that no rank of the job serves at that address."""
     rank = job.rank(number)
     store = _sought(rank)
-    if job.states[number].doing is not Doing.INIT or store is None or _serves(store):
+    if job.states[number].doing is not Activity.INIT or store is None or _serves(store):
         return False
     return store.port not in _ports_served(job) or _is_elsewhere(job, store, rank)
 

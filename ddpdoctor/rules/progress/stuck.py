@@ -15,11 +15,11 @@ from .limits import find_late, late_problem, limit_words
 from .lock_causes import is_held_outside, is_left_behind, is_surely_left, left_behind_words
 from .places import places, places_held_up
 from .stalled import closed, queued_behind
-from .states import Doing
+from .states import Activity
 from .stores import judge_stores
 from .words import place_words, verb
 
-_HOLDS_UP = frozenset({Doing.USER, Doing.DATA, Doing.BACKWARD, Doing.NATIVE})
+_HOLDS_UP = frozenset({Activity.USER, Activity.DATA, Activity.BACKWARD, Activity.NATIVE})
 
 
 ALONE_PATIENCE = 4
@@ -141,7 +141,7 @@ def _sureness(job: JobState, blamed: tuple[int, ...]) -> Confidence:
         return Confidence.LOW
     if any(busy):
         return Confidence.MEDIUM
-    inside = any(job.states[n].doing in (Doing.BACKWARD, Doing.NATIVE) or compiles(job.rank(n)) for n in blamed)
+    inside = any(job.states[n].doing in (Activity.BACKWARD, Activity.NATIVE) or compiles(job.rank(n)) for n in blamed)
     return Confidence.MEDIUM if inside else Confidence.HIGH
 
 
@@ -224,7 +224,7 @@ def _is_certain(job: JobState, blamed: tuple[int, ...]) -> bool:
 
 
 def _in_loader(job: JobState, number: int) -> bool:
-    return job.states[number].doing is Doing.DATA
+    return job.states[number].doing is Activity.DATA
 
 
 def _stuck_fix(job: JobState, number: int, place: Place | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ddpdoctor.model.call_log import kind_of, pack_calls
 
 from .groups import TAKES_NO_NUMBER, default_name, native_group, native_seq, own_state
-from .states import NATIVE_PHASES, Doing, State, is_collective_op
+from .states import NATIVE_PHASES, Activity, RankState, is_collective_op
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -22,7 +22,7 @@ MAX_GAP = 4096
 """Most numbers in a row that one phase may take; more means a damaged record."""
 
 
-class Entry(NamedTuple):
+class TimelineEntry(NamedTuple):
     """What one rank has under one number of a group: its recorded call, or the phase in which C++ makes the call."""
 
     rank: int
@@ -60,7 +60,7 @@ class Timeline:
     """The collectives of one rank in one group, by number."""
 
     rank: int
-    entries: Mapping[int, Entry]
+    entries: Mapping[int, TimelineEntry]
     first_places: Mapping[Hashable, int]
     """Index of the first call or phase for each ``key_of``, whether or not it took a number."""
 
@@ -77,14 +77,14 @@ def line_key(kind: CallKind) -> Hashable:
     return (kind.op, None if site is None else (site.file, site.line))
 
 
-def read_timeline(state: State, name: str, most: int) -> Timeline:
+def read_timeline(state: RankState, name: str, most: int) -> Timeline:
     """Return what a rank has under the numbers of a group, as far as its last ``most`` records show.
 
     A DDP phase records how many collectives the group had begun at its start. C++ took the numbers between that one and
     the group's next record.
     """
     rank = state.rank.rank
-    entries: dict[int, Entry] = {}
+    entries: dict[int, TimelineEntry] = {}
     count = 0
     phase: Event | None = None
     cursor: int | None = None
@@ -101,7 +101,7 @@ def read_timeline(state: State, name: str, most: int) -> Timeline:
         if phase is not None and phase.ended_ns and phase.ended_ns <= event.started_ns:
             phase = None
         if collective:
-            entries.setdefault(event.number, Entry(rank, event.kind, native=False, place=event.place))
+            entries.setdefault(event.number, TimelineEntry(rank, event.kind, native=False, place=event.place))
         elif event.kind.op in NATIVE_PHASES:
             phase, count = event, 0
         if cursor is None or event.number > cursor:
@@ -110,18 +110,20 @@ def read_timeline(state: State, name: str, most: int) -> Timeline:
             break
     if phase is not None and cursor is not None:
         begun = _last_begun(state, name)
-        waits = state.doing is Doing.NATIVE and native_group(state) == name
+        waits = state.doing is Activity.NATIVE and native_group(state) == name
         last = cursor + max(0, _usual(entries, phase) - count) * waits if begun is None else begun
         _fill(entries, rank, phase, cursor, last)
     _add_pending_on_device(entries, state, name)
     return Timeline(rank=rank, entries=entries, first_places=_first_places(events))
 
 
-def _add_pending_on_device(entries: dict[int, Entry], state: State, name: str) -> None:
+def _add_pending_on_device(entries: dict[int, TimelineEntry], state: RankState, name: str) -> None:
     """Add what the device has not completed, if no record or phase has its number."""
     for call in state.rank.open_calls:
         if call.device_state is not None and call.seq is not None and call.group == name:
-            entry = Entry(state.rank.rank, kind_of(call), native=False, place=call.index, unrecorded=call.native)
+            entry = TimelineEntry(
+                state.rank.rank, kind_of(call), native=False, place=call.index, unrecorded=call.native
+            )
             entries.setdefault(call.seq, entry)
 
 
@@ -140,32 +142,32 @@ def _first_places(events: list[Event]) -> dict[Hashable, int]:
     return found
 
 
-def _fill(entries: dict[int, Entry], rank: int, phase: Event, cursor: int, last: int) -> int:
+def _fill(entries: dict[int, TimelineEntry], rank: int, phase: Event, cursor: int, last: int) -> int:
     """Give a phase the numbers after ``cursor`` up to ``last``; return how many."""
     if last - cursor > MAX_GAP:
         return 0
-    entry = Entry(rank, phase.kind, native=True, place=phase.place)
+    entry = TimelineEntry(rank, phase.kind, native=True, place=phase.place)
     for number in range(cursor + 1, last + 1):
         entries.setdefault(number, entry)
     return max(0, last - cursor)
 
 
-def _usual(entries: Mapping[int, Entry], phase: Event) -> int:
+def _usual(entries: Mapping[int, TimelineEntry], phase: Event) -> int:
     """Return how many numbers such a phase took the last time, at least one."""
     same = [e.place for e in entries.values() if e.native and e.kind.op == phase.kind.op and e.place != phase.place]
     return max(1, same.count(same[-1])) if same else 1
 
 
-def _last_begun(state: State, name: str) -> int | None:
+def _last_begun(state: RankState, name: str) -> int | None:
     """Return the last number that the group's counter says was begun, or None if the process did not answer."""
     group = own_state(state.rank, name)
     if group is None or not group.backend or group.enqueued < 0:
         return None
-    waits = state.doing is Doing.NATIVE and native_group(state) == name
+    waits = state.doing is Activity.NATIVE and native_group(state) == name
     return native_seq(state, name) if waits else group.enqueued
 
 
-def read_events(state: State, name: str, most: int) -> list[Event]:
+def read_events(state: RankState, name: str, most: int) -> list[Event]:
     """Return the records of a group that have a number, in the order in which they began."""
     log = pack_calls(state.rank.recent_calls)[-most:]
     taken = [_uses(kind, name, state) for kind in log.kinds]
@@ -179,14 +181,14 @@ def read_events(state: State, name: str, most: int) -> list[Event]:
     return sorted(found, key=attrgetter("place"))
 
 
-def _uses(kind: CallKind, name: str, state: State) -> bool:
+def _uses(kind: CallKind, name: str, state: RankState) -> bool:
     """Return whether records of a kind have numbers of this group; without a name it is the default group."""
     if kind.op == "work_wait":
         return False
     return kind.group == name or (not kind.group and name == default_name(state.rank))
 
 
-def _open_event(call: Call, state: State, name: str) -> Event | None:
+def _open_event(call: Call, state: RankState, name: str) -> Event | None:
     kind = kind_of(call)
     if not _uses(kind, name, state):
         return None
@@ -198,7 +200,7 @@ def _open_event(call: Call, state: State, name: str) -> Event | None:
     return None if number is None else Event(call.index, kind, number, call.started_ns, 0)
 
 
-def _next_number(state: State, name: str) -> int | None:
+def _next_number(state: RankState, name: str) -> int | None:
     """Return the number of a pending call that torch does not count, such as monitored_barrier."""
     group = own_state(state.rank, name)
     return group.enqueued + 1 if group is not None and group.backend and group.enqueued >= 0 else None

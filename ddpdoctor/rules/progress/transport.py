@@ -14,7 +14,7 @@ from .clues import fix_of
 from .limits import is_limit_over
 from .places import places
 from .stalled import closed, device_words, has_begun, queued_behind, stalled_in
-from .states import Doing
+from .states import Activity
 from .transport_causes import check_words, likely_causes, lose_packets, transport_clues
 from .waits import by_position
 from .words import verb
@@ -22,7 +22,7 @@ from .words import verb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .groups import Position
+    from .groups import CallPosition
     from .job_state import JobState
 
 MOST_NAMED = 4
@@ -70,13 +70,13 @@ def check_transport(job: JobState) -> Answer:
     if not set(waiters) <= job.quiet or not job.waited_long():
         return unknown("some ranks still make progress")
     blamed = tuple(sorted({member for position in stalled for member in position.group.members}))
-    computing = any(job.states[n].doing is Doing.NATIVE for n in waiters) and not lose_packets(job)
+    computing = any(job.states[n].doing is Activity.NATIVE for n in waiters) and not lose_packets(job)
     finding = _finding(job, stalled, blamed)
     runs = has_begun(job, stalled) or is_limit_over(job)
     return judged([finding], certain=runs and not computing, may_resume=True)
 
 
-def _stalled_words(job: JobState, stalled: Sequence[Position]) -> str:
+def _stalled_words(job: JobState, stalled: Sequence[CallPosition]) -> str:
     inside = by_position(job.positions)
     said = [_one_stalled(job, position, inside[position]) for position in stalled[:MOST_NAMED]]
     left = len(stalled) - len(said)
@@ -84,14 +84,14 @@ def _stalled_words(job: JobState, stalled: Sequence[Position]) -> str:
     return f"{'; '.join(said)}{more}, and {'it does' if len(stalled) == 1 else 'they do'} not complete"
 
 
-def _one_stalled(job: JobState, position: Position, inside: list[int]) -> str:
+def _one_stalled(job: JobState, position: CallPosition, inside: list[int]) -> str:
     number = f"collective {position.seq}" if position.seq is not None else "one collective"
     who = f"all {len(inside)} ranks" if len(inside) == len(job.waits.waiters) > 1 else rank_list(inside)
     come = "" if len(inside) == len(position.group.members) else ", which all of the group have come to"
     return f"{who} {verb(inside, 'is', 'are')} inside {number} of group {position.group.name}{come}"
 
 
-def _finding(job: JobState, stalled: Sequence[Position], blamed: tuple[int, ...]) -> Problem:
+def _finding(job: JobState, stalled: Sequence[CallPosition], blamed: tuple[int, ...]) -> Problem:
     sites = {n: say.line_at(job.states[n]) for n in blamed}
     group = stalled[0].group
     clues = transport_clues(job, group)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import CallKind
     from ddpdoctor.model.stacks import Frame
 
-    from .states import State
-    from .timeline import Entry
+    from .states import RankState
+    from .timeline import TimelineEntry
 
-    Parts = tuple[Entry | None, Entry | None]
+    Parts = tuple[TimelineEntry | None, TimelineEntry | None]
 
 MOST_WAYS = 4
 """Most ways around a call that are listed."""
@@ -72,7 +72,7 @@ class Turning:
 
 
 def find_turning(
-    flows: Iterable[ControlFlow], mine: State, other: State, group: str, seq: int, parts: Parts
+    flows: Iterable[ControlFlow], mine: RankState, other: RankState, group: str, seq: int, parts: Parts
 ) -> Turning | None:
     """Return how a rank that is to blame parted from another, or None if only the call itself is known.
 
@@ -94,7 +94,11 @@ def find_turning(
 
 
 def _look_up(
-    flows: Sequence[ControlFlow], parting: Parting, states: tuple[State, State], parts: Parts, after: Frame | None
+    flows: Sequence[ControlFlow],
+    parting: Parting,
+    states: tuple[RankState, RankState],
+    parts: Parts,
+    after: Frame | None,
 ) -> Turning:
     """Look for ways around the call in its own function; if there are none, in the functions that called it."""
     mine, other = states
@@ -121,7 +125,7 @@ def _look_up(
     return Turning(parting=parting, detours=(), loop=None, call=calls[0])
 
 
-def _callers(due: CallKind, other: State, part: Entry | None) -> list[Frame]:
+def _callers(due: CallKind, other: RankState, part: TimelineEntry | None) -> list[Frame]:
     """Return the line of the call that was due, and if a rank is still in it, the lines that led there."""
     site = due.site
     if site is None:
@@ -131,7 +135,7 @@ def _callers(due: CallKind, other: State, part: Entry | None) -> list[Frame]:
     return [site, *outer]
 
 
-def _is_in(part: Entry | None, due: CallKind) -> bool:
+def _is_in(part: TimelineEntry | None, due: CallKind) -> bool:
     return part is not None and (part.kind.op, part.kind.site) == (due.op, due.site)
 
 

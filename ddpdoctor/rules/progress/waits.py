@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.sides import grouped
 
-from .groups import Group, Position, peer_calls, reached
-from .states import NATIVE_PHASES, Doing, State
+from .groups import CallPosition, Group, peer_calls, reached
+from .states import NATIVE_PHASES, Activity, RankState
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -38,7 +38,7 @@ class Waits:
 
 
 def find_waits(
-    states: Mapping[int, State], positions: Mapping[int, Position], world: int
+    states: Mapping[int, RankState], positions: Mapping[int, CallPosition], world: int
 ) -> Waits:  # fmt: skip
     """Follow the waits of all ranks to the ranks that wait for nobody."""
     waiters = tuple(sorted(number for number, state in states.items() if state.waiting))
@@ -46,7 +46,7 @@ def find_waits(
     needed |= _needed_in_init(states, world)
     needed |= _needed_in_new_group(states)
     needed |= set(unanswered_peers(states).values())
-    absent = {n for n in needed if n not in states or states[n].doing is Doing.MISSING}
+    absent = {n for n in needed if n not in states or states[n].doing is Activity.MISSING}
     blockers = {n for n in needed - absent if not states[n].waiting}
     if not blockers and not absent:
         blockers = _behind(states, positions)
@@ -57,7 +57,7 @@ def find_waits(
     )
 
 
-def furthest(positions: Mapping[int, Position]) -> dict[Group, int | None]:
+def furthest(positions: Mapping[int, CallPosition]) -> dict[Group, int | None]:
     """Return, for each group with waiters, the last number waited for, or None if no number is known."""
     found: dict[Group, int | None] = {}
     for position in positions.values():
@@ -69,7 +69,7 @@ def furthest(positions: Mapping[int, Position]) -> dict[Group, int | None]:
     return found
 
 
-def _needed_in_groups(states: Mapping[int, State], positions: Mapping[int, Position]) -> set[int]:
+def _needed_in_groups(states: Mapping[int, RankState], positions: Mapping[int, CallPosition]) -> set[int]:
     """Return the members that have not arrived and are in no collective themselves."""
     needed = set()
     for group, seq in furthest(positions).items():
@@ -80,25 +80,25 @@ def _needed_in_groups(states: Mapping[int, State], positions: Mapping[int, Posit
     return needed
 
 
-def _has_arrived(state: State, name: str, seq: int | None) -> bool:
+def _has_arrived(state: RankState, name: str, seq: int | None) -> bool:
     if seq is None:
         return False
     come = reached(state, name)
     return come is None or come >= seq
 
 
-def _needed_in_init(states: Mapping[int, State], world: int) -> set[int]:
+def _needed_in_init(states: Mapping[int, RankState], world: int) -> set[int]:
     """Return the ranks of the world that are neither in ``init_process_group`` nor past it."""
-    if not any(state.doing is Doing.INIT for state in states.values()):
+    if not any(state.doing is Activity.INIT for state in states.values()):
         return set()
-    here = {n for n, state in states.items() if state.doing is Doing.INIT or state.rank.initialized}
+    here = {n for n, state in states.items() if state.doing is Activity.INIT or state.rank.initialized}
     return set(range(world)) - here
 
 
-def _needed_in_new_group(states: Mapping[int, State]) -> set[int]:
+def _needed_in_new_group(states: Mapping[int, RankState]) -> set[int]:
     """Return the ranks that have called ``new_group`` less often than a rank that waits in it."""
     made = {n: groups_made(state.rank) for n, state in states.items()}
-    most = max((made[n] for n, state in states.items() if state.doing is Doing.NEW_GROUP), default=0)
+    most = max((made[n] for n, state in states.items() if state.doing is Activity.NEW_GROUP), default=0)
     return {n for n, state in states.items() if not state.waiting and made[n] < most}
 
 
@@ -108,13 +108,13 @@ def groups_made(rank: Rank) -> int:
     return ended + sum(call.op == "new_group" for call in rank.open_calls)
 
 
-def unanswered_peers(states: Mapping[int, State]) -> dict[int, int]:
+def unanswered_peers(states: Mapping[int, RankState]) -> dict[int, int]:
     """Return the ranks in a point-to-point call whose other half is not pending, each with its peer."""
     pending = peer_calls(states.values())
     found: dict[int, int] = {}
     for number, state in states.items():
         call = state.call
-        if state.doing is not Doing.PEER or call is None or call.peer is None or call.peer == number:
+        if state.doing is not Activity.PEER or call is None or call.peer is None or call.peer == number:
             continue
         other_half = _RECEIVES if call.op in _SENDS else _SENDS
         if not pending.get((call.peer, number), frozenset()) & other_half:
@@ -122,9 +122,9 @@ def unanswered_peers(states: Mapping[int, State]) -> dict[int, int]:
     return found
 
 
-def met_peers(states: Mapping[int, State]) -> dict[int, int]:
+def met_peers(states: Mapping[int, RankState]) -> dict[int, int]:
     """Return the ranks that wait for a peer that waits in the other half of the same transfer, each with its peer."""
-    calls = {n: state.call for n, state in states.items() if state.doing is Doing.PEER and state.call is not None}
+    calls = {n: state.call for n, state in states.items() if state.doing is Activity.PEER and state.call is not None}
     pending = peer_calls(states.values())  # all parts of a batch are pending
     found: dict[int, int] = {}
     for number, call in calls.items():
@@ -136,7 +136,7 @@ def met_peers(states: Mapping[int, State]) -> dict[int, int]:
     return found
 
 
-def _behind(states: Mapping[int, State], positions: Mapping[int, Position]) -> set[int]:
+def _behind(states: Mapping[int, RankState], positions: Mapping[int, CallPosition]) -> set[int]:
     """Return the ranks in a backward that has not begun the collective the others wait in: they still compute.
 
     This works only without DETAIL, when the counter shows which ranks already wait for the reducer.
@@ -151,13 +151,13 @@ def _behind(states: Mapping[int, State], positions: Mapping[int, Position]) -> s
     return found
 
 
-def by_position(positions: Mapping[int, Position]) -> dict[Position, list[int]]:
+def by_position(positions: Mapping[int, CallPosition]) -> dict[CallPosition, list[int]]:
     """Return the ranks that wait in each pending collective."""
     return grouped((position, number) for number, position in sorted(positions.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Circle:
+class WaitCircle:
     """Ranks that each, in the end, wait for themselves."""
 
     ranks: tuple[int, ...]
@@ -166,29 +166,29 @@ class Circle:
 
 
 def find_circles(
-    states: Mapping[int, State], positions: Mapping[int, Position]
-) -> tuple[Circle, ...]:  # fmt: skip
+    states: Mapping[int, RankState], positions: Mapping[int, CallPosition]
+) -> tuple[WaitCircle, ...]:  # fmt: skip
     """Return all circles. Each rank points to the collective it waits in, each collective to the ranks it lacks."""
     edges = _edges(states, positions)
     found = []
     for component in _components(edges):
         ranks = sorted(node for node in component if isinstance(node, int))
         if len(ranks) > 1:
-            found.append(Circle(ranks=tuple(ranks), links=_way_around(ranks[0], component, edges)))
+            found.append(WaitCircle(ranks=tuple(ranks), links=_way_around(ranks[0], component, edges)))
     return tuple(sorted(found, key=lambda circle: circle.ranks))
 
 
-def find_met_pairs(states: Mapping[int, State]) -> tuple[Circle, ...]:
+def find_met_pairs(states: Mapping[int, RankState]) -> tuple[WaitCircle, ...]:
     """Return the pairs of ranks of which one sends what the other waits to receive, as circles of two."""
     peers = met_peers(states)
     return tuple(
-        Circle(ranks=(one, other), links=((one, other), (other, one)))
+        WaitCircle(ranks=(one, other), links=((one, other), (other, one)))
         for one, other in sorted(peers.items())
         if one < other
     )
 
 
-def _edges(states: Mapping[int, State], positions: Mapping[int, Position]) -> Edges:
+def _edges(states: Mapping[int, RankState], positions: Mapping[int, CallPosition]) -> Edges:
     edges: dict[Hashable, tuple[Hashable, ...]] = {n: (position,) for n, position in positions.items()}
     edges |= _lacking(states, positions)
     edges |= {number: (peer,) for number, peer in unanswered_peers(states).items()}
@@ -197,7 +197,7 @@ def _edges(states: Mapping[int, State], positions: Mapping[int, Position]) -> Ed
 
 
 def _lacking(
-    states: Mapping[int, State], positions: Mapping[int, Position]
+    states: Mapping[int, RankState], positions: Mapping[int, CallPosition]
 ) -> dict[Hashable, tuple[Hashable, ...]]:  # fmt: skip
     """Return whom each pending collective lacks: members below its number, and everyone that an earlier one lacks.
 
@@ -215,21 +215,23 @@ def _lacking(
         for seq in sorted(number for number in numbers if number is not None):
             late = {n for n in left if (come[n] or 0) < seq}
             left -= late
-            edges[Position(group=group, seq=seq)] = (*before, *sorted(late))
-            before = (Position(group=group, seq=seq),)
+            edges[CallPosition(group=group, seq=seq)] = (*before, *sorted(late))
+            before = (CallPosition(group=group, seq=seq),)
         if None in numbers:
-            edges[Position(group=group, seq=None)] = tuple(n for n in sorted(here) if not _is_in(n, group, positions))
+            edges[CallPosition(group=group, seq=None)] = tuple(
+                n for n in sorted(here) if not _is_in(n, group, positions)
+            )
     return edges
 
 
-def _is_in(number: int, group: Group, positions: Mapping[int, Position]) -> bool:
+def _is_in(number: int, group: Group, positions: Mapping[int, CallPosition]) -> bool:
     position = positions.get(number)
     return position is not None and position.group == group
 
 
-def _lacking_in_new_group(states: Mapping[int, State]) -> dict[Hashable, tuple[Hashable, ...]]:
+def _lacking_in_new_group(states: Mapping[int, RankState]) -> dict[Hashable, tuple[Hashable, ...]]:
     """Make each rank in ``new_group`` wait for the ranks that have called it less often."""
-    inside = [n for n, state in states.items() if state.doing is Doing.NEW_GROUP]
+    inside = [n for n, state in states.items() if state.doing is Activity.NEW_GROUP]
     if not inside:
         return {}
     made = {n: groups_made(state.rank) for n, state in states.items()}

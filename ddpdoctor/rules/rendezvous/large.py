@@ -10,7 +10,7 @@ from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.rendezvous.lines import Way, explain
 from ddpdoctor.rules.rendezvous.meeting import Meeting, first_few
 
@@ -113,7 +113,7 @@ def say_rate(bytes_s: float) -> str:
     return f"{bytes_s / 1e3:.1f} kB/s"
 
 
-@rule("DD222", "packet-loss", Severity.WARNING, "Packets are lost between nodes", group=Group.NETWORK)
+@rule("DD222", "packet-loss", Severity.WARNING, "Packets are lost between nodes", group=CheckGroup.NETWORK)
 def check_payloads(meeting: Meeting) -> Answer:
     """Report pairs of nodes between which packets are lost, or payloads stall or are slow.
 

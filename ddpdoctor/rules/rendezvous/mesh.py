@@ -11,7 +11,7 @@ from ddpdoctor.model.reaching import Contact, say_place
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_ports
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.rendezvous.lines import Way, explain
 from ddpdoctor.rules.rendezvous.meeting import ADDRESS_IS_WRONG, Meeting, describe, first_few
 
@@ -35,7 +35,7 @@ HOW = {
     Severity.ERROR,
     "Nodes cannot connect to each other on the ports that Gloo and NCCL take",
     after=("iface-agree",),
-    group=Group.NETWORK,
+    group=CheckGroup.NETWORK,
 )
 def check_mesh(meeting: Meeting) -> Answer:
     """Report pairs of nodes that cannot connect, and which host causes it.

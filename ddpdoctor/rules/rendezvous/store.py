@@ -10,7 +10,7 @@ from ddpdoctor.model.reaching import Contact, say_place
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.firewall_opening import open_ports
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.rendezvous.meeting import PLACE_IS_WRONG, Meeting, describe, first_few
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ CLOSED = (Contact.REFUSED, Contact.RESET, Contact.UNREACHABLE, Contact.NO_ANSWER
     Severity.ERROR,
     "A node cannot reach the store of torch",
     after=("port-free",),
-    group=Group.NETWORK,
+    group=CheckGroup.NETWORK,
 )
 def check_tcp_store(meeting: Meeting) -> Answer:
     """Report nodes that cannot connect to the store, and a store that cannot be served.

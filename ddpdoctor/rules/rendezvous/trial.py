@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import name_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
-from ddpdoctor.rules.registry import Group, rule
+from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.rendezvous.large import is_black_hole, say_size
 from ddpdoctor.rules.rendezvous.meeting import Meeting, first_few, say_duration
 from ddpdoctor.rules.rendezvous.mesh import failure_of
@@ -30,7 +30,7 @@ STAGES = {
     Severity.ERROR,
     "A real start with torch fails, and nothing else that was seen says why",
     after=("mtu",),
-    group=Group.NETWORK,
+    group=CheckGroup.NETWORK,
 )
 def check_start_trial(meeting: Meeting) -> Answer:
     """Report that `init_process_group` and an all-reduce fail between the nodes although all they need works.

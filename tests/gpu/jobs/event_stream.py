@@ -5,7 +5,7 @@ import time
 import torch
 from place import BACKEND, DEVICE, DRY, join, leave
 
-from ddpdoctor.probes.bandwidth.group import Group
+from ddpdoctor.probes.bandwidth.group import RankGroup
 from ddpdoctor.probes.bandwidth.spans import time_batches, time_calls
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 
@@ -15,7 +15,7 @@ CYCLES = 20_000_000
 
 def main():
     join(at_once=True)
-    group = Group(handle=None, ranks=(0,), device=torch.device(DEVICE), backend=BACKEND, tracker=Tracker())
+    group = RankGroup(handle=None, ranks=(0,), device=torch.device(DEVICE), backend=BACKEND, tracker=Tracker())
     side = None if DRY else torch.cuda.Stream()
 
     def here(_async_op):

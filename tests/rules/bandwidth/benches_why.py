@@ -1,6 +1,6 @@
 """Benches and machines for tables of reasons, with a healthy one as the default."""
 
-from ddpdoctor.model.bandwidth import Bench, Collective, Measurement, Member, Mode, NcclLog, Settings
+from ddpdoctor.model.bandwidth import Bench, BenchSettings, Collective, Measurement, Member, Mode, NcclLog
 from ddpdoctor.model.limits import BusyCpu, Governor, Load
 from ddpdoctor.rules.bandwidth.reasons import view
 from tests.rules.environment.build import fleet, node, process
@@ -30,7 +30,7 @@ def log(rank, network="IB", interfaces=("mlx5_0:1",), nvls=None, **transports):
 def bench(*hosts, backend="gloo", results=(), logs=(), **settings):
     """One rank a name of a host: bench("node0", "node0", "node1")."""
     return Bench(
-        settings=Settings(backend=backend, **settings),
+        settings=BenchSettings(backend=backend, **settings),
         members=tuple(member(rank, host) for rank, host in enumerate(hosts)),
         results=tuple(measured(one) for one in results),
         nccl_logs=tuple(logs),

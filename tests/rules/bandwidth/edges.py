@@ -3,7 +3,7 @@
 import math
 from itertools import combinations
 
-from ddpdoctor.model.bandwidth import Arrival, Bench, Member, NodeResult, Pair, Settings
+from ddpdoctor.model.bandwidth import Arrival, Bench, BenchSettings, Member, NodeResult, Pair
 from ddpdoctor.rules.bandwidth.curve import Measured
 
 TURNS = 9
@@ -76,5 +76,5 @@ def scene(hosts, *, reasons=(), **seen):
         )
         for rank, host in enumerate(hosts)
     )  # fmt: skip
-    asked = Settings(pairs="pairs" in seen, by_node="nodes" in seen)
+    asked = BenchSettings(pairs="pairs" in seen, by_node="nodes" in seen)
     return Measured(bench=Bench(settings=asked, members=members, **seen), reasons=reasons)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ddpdoctor.model.bandwidth import Bench, Collective, Measurement, Member, Mode, Settings
+from ddpdoctor.model.bandwidth import Bench, BenchSettings, Collective, Measurement, Member, Mode
 from ddpdoctor.rules.bandwidth.sweeps import sort_sweeps
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -90,7 +90,9 @@ def members(ranks=8, hosts=1, *, name="NVIDIA H200", device="cuda", variables=No
 
 def bench(rows=(), *, ranks=8, hosts=1, name="NVIDIA H200", device="cuda", backend=None, variables=None, **changes):
     """A bench of GPUs of one host, over NCCL; on CPUs over Gloo."""
-    settings = changes.pop("settings", None) or Settings(backend=backend or ("gloo" if device == "cpu" else "nccl"))
+    settings = changes.pop("settings", None) or BenchSettings(
+        backend=backend or ("gloo" if device == "cpu" else "nccl")
+    )
     return Bench(
         settings=settings,
         members=members(ranks, hosts, name=name, device=device, variables=variables),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.bandwidth import Assessment, Collective, Mode, Settings
+from ddpdoctor.model.bandwidth import Assessment, BenchSettings, Collective, Mode
 from ddpdoctor.model.bandwidth_references import read_references
 from ddpdoctor.rules.bandwidth.curve import build_curves
 from tests.rules.bandwidth.sweeps import A100, GIB, H200, KIB, MIB, bench, linear, members, powers, sweep, upto
@@ -229,7 +229,7 @@ def test_each_collective_dtype_operator_mode_and_place_is_a_curve():
         *sweep({MIB: 1.0}, collective=Collective.ALL_GATHER, redop=None),
         *sweep({MIB: 1.0}, mode=Mode.LATENCY),
     ]
-    curves = build_curves(bench(rows, settings=Settings(backend="gloo")), None, use_reference=True)
+    curves = build_curves(bench(rows, settings=BenchSettings(backend="gloo")), None, use_reference=True)
 
     assert len(curves) == 5
     assert curves[0].plateau_from_bytes == MIB

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.bandwidth import Reason, Settings
+from ddpdoctor.model.bandwidth import BenchSettings, Reason
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.rules.bandwidth.below import MEASURE_MORE, check_below, check_noise
 from ddpdoctor.rules.bandwidth.compare import Baseline, compare
@@ -23,7 +23,10 @@ FLAT = {MIB: 1.0, 2 * MIB: 1.0}
 def scene(rows, *, expect=None, then=None, fail_below=None, reasons=(), made=None, ranks_then=8):
     made = made or bench(rows)
     baseline = Baseline(
-        name="monday.json", results=tuple(then or ()), members=members(ranks_then), settings=Settings(backend="nccl")
+        name="monday.json",
+        results=tuple(then or ()),
+        members=members(ranks_then),
+        settings=BenchSettings(backend="nccl"),
     )
     return Measured(
         bench=made,

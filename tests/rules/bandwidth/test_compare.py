@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.bandwidth import Mode, Settings
+from ddpdoctor.model.bandwidth import BenchSettings, Mode
 from ddpdoctor.rules.bandwidth.compare import Baseline, cannot_tell, compare
 from tests.rules.bandwidth.sweeps import GIB, KIB, MIB, bench, members, row, sweep
 
@@ -16,7 +16,7 @@ def baseline(rows=None, *, ranks=8, settings=None, **changes):
         name="monday.json",
         results=tuple(sweep(CURVE) if rows is None else rows),
         members=members(ranks, **changes),
-        settings=settings or Settings(backend="nccl"),
+        settings=settings or BenchSettings(backend="nccl"),
     )
 
 
@@ -102,7 +102,7 @@ def test_another_number_of_ranks_has_nothing_in_common():
 def test_what_is_not_alike_is_said():
     then = baseline(
         name="NVIDIA H100 80GB HBM3",
-        settings=Settings(backend="gloo", cold=True, budget_s=60),
+        settings=BenchSettings(backend="gloo", cold=True, budget_s=60),
         variables={"NCCL_ALGO": "Ring", "NCCL_DEBUG": "WARN", "GLOO_SOCKET_IFNAME": "eth0"},
     )
     then = replace(then, members=tuple(replace(one, host="old", torch="2.12.0", nccl="2.20.5") for one in then.members))

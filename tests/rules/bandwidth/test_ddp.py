@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ddpdoctor.model.bandwidth import Collective, Mode, Settings
+from ddpdoctor.model.bandwidth import BenchSettings, Collective, Mode
 from ddpdoctor.rules.bandwidth.ddp import LAST_WORD, advise
 from tests.rules.bandwidth.sweeps import GIB, H200, KIB, MIB, bench, linear, powers, sweep, upto
 
@@ -170,7 +170,7 @@ def test_back_to_back_calls_and_the_first_dtype_are_gone_by():
         *sweep(slow, dtype="bfloat16", mode=Mode.LATENCY),
         *sweep(fast, dtype="bfloat16", count=MIB // 2),
     ]
-    advice = advise(bench(rows, settings=Settings(dtypes=("bfloat16", "float32"))), MIB)
+    advice = advise(bench(rows, settings=BenchSettings(dtypes=("bfloat16", "float32"))), MIB)
 
     assert advice is not None
     assert advice.dtype == "bfloat16"

@@ -14,7 +14,7 @@ from ddpdoctor.model.checkpoint import (
     Leftover,
     OddValues,
     Part,
-    State,
+    ReadState,
     TensorIn,
     Weights,
 )
@@ -36,7 +36,7 @@ def contents(*names, parts=(Part.MODEL,), where="model", **more):
 
 def seen(path="x.pt", **changes):
     facts = {
-        "size_bytes": 9000, "form": Form.ZIP, "state": State.WHOLE, "checksums": Checksums.CHECKED,
+        "size_bytes": 9000, "form": Form.ZIP, "state": ReadState.WHOLE, "checksums": Checksums.CHECKED,
         "contents": contents(*NAMES), "values": (),
     }  # fmt: skip
     return FileSeen(path=path, **{**facts, **changes})
@@ -77,15 +77,16 @@ def test_a_sound_file_has_no_findings_and_what_was_not_asked_is_skipped():
 @pytest.mark.parametrize(
     ("file", "code", "severity", "words"),
     [
-        (seen(state=State.FOREIGN, contents=None, detail="a pointer of git-lfs"), "DD710", E, "a pointer of git-lfs"),
+        (seen(state=ReadState.FOREIGN, contents=None, detail="a pointer of git-lfs"), "DD710", E,
+         "a pointer of git-lfs"),
         (seen(damaged=(Damage(record="data/1", tensors=("model.head.weight",)),)), "DD711", E,
          "1 record has a wrong checksum, in which lies model.head.weight"),
         (seen(damaged=(Damage(record="data.pkl"),)), "DD711", E, "1 record has a wrong checksum"),
-        (seen(state=State.UNREADABLE, contents=None), "DD711", E, "the index of x.pt cannot be read"),
-        (seen(state=State.EMPTY, contents=None), "DD712", E, "x.pt is empty"),
-        (seen(state=State.CUT, contents=None), "DD712", E, "cut off, before its index"),
-        (seen(state=State.CUT, lost=("head.weight",)), "DD712", E, "of 3 tensors 1 is lost"),
-        (seen(state=State.CUT), "DD712", E, "no tensor is lost"),
+        (seen(state=ReadState.UNREADABLE, contents=None), "DD711", E, "the index of x.pt cannot be read"),
+        (seen(state=ReadState.EMPTY, contents=None), "DD712", E, "x.pt is empty"),
+        (seen(state=ReadState.CUT, contents=None), "DD712", E, "cut off, before its index"),
+        (seen(state=ReadState.CUT, lost=("head.weight",)), "DD712", E, "of 3 tensors 1 is lost"),
+        (seen(state=ReadState.CUT), "DD712", E, "no tensor is lost"),
         (seen(contents=contents(*(f"module.{name}" for name in NAMES))), "DD713", N, "all 3 tensors have the prefix"),
         (seen(contents=contents("module.a", "b")), "DD713", W, "1 of 2 tensors have the prefix module."),
         (seen(values=values(nan=1, plain=9)), "DD715", E, "1 NaN among the 10 values of head.weight"),

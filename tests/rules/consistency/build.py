@@ -2,7 +2,16 @@
 
 from dataclasses import replace
 
-from ddpdoctor.model.consistency import Consistency, Difference, Split, Stream, StreamClock, TensorRow, Values, What
+from ddpdoctor.model.consistency import (
+    Consistency,
+    Difference,
+    Stream,
+    StreamClock,
+    TensorRow,
+    TensorSplit,
+    Values,
+    What,
+)
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.rules.verdict import pick_verdict
 from tests.rules import build
@@ -34,7 +43,7 @@ def everywhere(ranks=2, number=50, odd=None, **more):
 
 
 def split(name="0.weight", *sides, part="", what=What.PARAMETER, absent_on=()):
-    return Split(row=TensorRow(what=what, name=name, part=part, shape=(4, 4), dtype="float32"), sides=sides,
+    return TensorSplit(row=TensorRow(what=what, name=name, part=part, shape=(4, 4), dtype="float32"), sides=sides,
                  absent_on=absent_on)  # fmt: skip
 
 

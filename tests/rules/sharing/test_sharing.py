@@ -4,13 +4,15 @@ import pytest
 
 from ddpdoctor.diagnose.check_data import plan_report
 from ddpdoctor.model.findings import Outcome, Severity
-from ddpdoctor.model.sharing import Plan, Sharing
+from ddpdoctor.model.sharing import SamplingPlan, Sharing
 
 E, W, N = Severity.ERROR, Severity.WARNING, Severity.INFO
 
 
 def judged(samples, world_size, batch_size, **more):
-    return plan_report(Plan(samples=samples, world_size=world_size, batch_size=batch_size, **more), ("ddpdoctor",))
+    return plan_report(
+        SamplingPlan(samples=samples, world_size=world_size, batch_size=batch_size, **more), ("ddpdoctor",)
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.child import Child, run_child
+from ddpdoctor.collect.child import ChildProcess, run_child
 from ddpdoctor.collect.gpu.nvml import GpuCount, count_gpus, gpus_of, read_gpus, read_uuids
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
@@ -189,7 +189,7 @@ def test_a_process_that_the_kernel_does_not_wake_is_found(tmp_path):
 def test_a_child_that_no_signal_ends_is_left_behind(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    child = Child(("-c", HANGS, str(pipe)), os.environ)
+    child = ChildProcess(("-c", HANGS, str(pipe)), os.environ)
     try:
         until_it_hangs(child._process.pid)
         ended = child.wait(1.0)

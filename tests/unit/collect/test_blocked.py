@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.collect.process import proc
 from ddpdoctor.collect.process.blocked import read_blocked, read_kernel_function
-from ddpdoctor.collect.process.causes import HostView, lost_child, read_causes
+from ddpdoctor.collect.process.causes import HostFacts, lost_child, read_causes
 from ddpdoctor.collect.process.connections import parse_end, read_connections, read_rows
 from ddpdoctor.collect.process.file_locks import awaited_lock, locks_of_others, read_lines
 from ddpdoctor.model.causes import Blocked, LostChild
@@ -74,7 +74,7 @@ def test_the_holder_of_a_lock_and_the_waiter(tmp_path):
         waiter = start("import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX)", str(path))
         try:
             assert wait_for(lambda: awaited_lock(waiter.pid, read_lines()) is not None)
-            found = read_causes(waiter.pid, (), HostView(family=frozenset({os.getpid(), waiter.pid})))
+            found = read_causes(waiter.pid, (), HostFacts(family=frozenset({os.getpid(), waiter.pid})))
             lock = found.waits_for_lock
             assert (lock.path, lock.kind, lock.holder_pid) == (str(path), "flock", os.getpid())
             assert lock.holder.split()[0] == Path("/proc/self/cmdline").read_text().split("\0")[0]

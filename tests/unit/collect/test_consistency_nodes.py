@@ -7,7 +7,7 @@ import pytest
 
 from ddpdoctor.collect.fingerprints.saved_nodes import JOINT, POINTS, read_points, unite_consistency
 from ddpdoctor.collect.run.evidence import save
-from ddpdoctor.model.consistency import Consistency, Difference, Split, Stream, StreamClock, TensorRow, What
+from ddpdoctor.model.consistency import Consistency, Difference, Stream, StreamClock, TensorRow, TensorSplit, What
 from ddpdoctor.model.replica_records import NodeStreams, StreamKept
 from ddpdoctor.model.run import attempt_name
 
@@ -17,7 +17,7 @@ STREAM = Stream(
 
 
 def difference(number: int, *sides: tuple[int, ...]) -> Difference:
-    split = Split(row=TensorRow(what=What.PARAMETER, name="w"), sides=sides)
+    split = TensorSplit(row=TensorRow(what=What.PARAMETER, name="w"), sides=sides)
     return Difference(
         what=What.PARAMETER, number=number, last_equal=number - 1, splits=(split,), differing=1, of=1
     )  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 
 from ddpdoctor.collect.network.names import host_of, master_name, read_names
 from ddpdoctor.collect.node import ReadingPlan
-from ddpdoctor.collect.system import Calls, System
+from ddpdoctor.collect.system import System, SystemCalls
 from tests.machines import load_machine
 
 PLAN = ReadingPlan(sections=frozenset({"names"}))
@@ -56,7 +56,7 @@ def test_host_of_an_endpoint(endpoint, host):
     assert host_of(endpoint) == host
 
 
-class DeadServer(Calls):
+class DeadServer(SystemCalls):
     """Calls of which none answers that would ask a name server."""
 
     def __init__(self):

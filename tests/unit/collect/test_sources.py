@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdoctor.collect.run.agent_log import Start
+from ddpdoctor.collect.run.agent_log import WorkerStart
 from ddpdoctor.collect.run.sources import RankTraces, find_ranks, is_on_one_host
 from ddpdoctor.collect.run.watched import WatchedJob, parse_watch
 from ddpdoctor.recorder.storage.ring_layout import CELL_NAMES, ROLE_CHILD, ROLE_RANK
@@ -27,8 +27,8 @@ def found(*rings, started=None, watched=None, until=None):
 
 
 AGENT = {
-    20: Start(pid=20, rank=0, local_rank=0, world_size=2, at=5),
-    21: Start(pid=21, rank=1, local_rank=1, world_size=2, at=5),
+    20: WorkerStart(pid=20, rank=0, local_rank=0, world_size=2, at=5),
+    21: WorkerStart(pid=21, rank=1, local_rank=1, world_size=2, at=5),
 }
 
 

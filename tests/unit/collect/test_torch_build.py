@@ -8,7 +8,7 @@ import pytest
 
 import ddpdoctor
 from ddpdoctor.collect.child import TORCH_PROBE as PROBE
-from ddpdoctor.collect.child import Child, start_torch_child
+from ddpdoctor.collect.child import ChildProcess, start_torch_child
 from ddpdoctor.collect.machine.torch_build import read_torch, wait_for_torch
 from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.collect.recorded import read_record
@@ -95,7 +95,7 @@ def test_a_torch_that_is_broken(text, error, tmp_path):
 def test_no_torch_at_all():
     """A Python without site-packages: -S leaves the standard library and what PYTHONPATH names."""
     env = {**os.environ, "PYTHONPATH": str(Path(ddpdoctor.__file__).parents[1])}
-    build = wait_for_torch(Child(("-S", "-m", PROBE), env), 60.0)
+    build = wait_for_torch(ChildProcess(("-S", "-m", PROBE), env), 60.0)
     assert (build.import_error, build.path) == ("ModuleNotFoundError: No module named 'torch'", None)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from ddpdoctor.collect.machine.nccl_conf import read_conf_files
 from ddpdoctor.collect.node import ReadingPlan
-from ddpdoctor.collect.system import Calls, System
+from ddpdoctor.collect.system import System, SystemCalls
 from tests.machines import RecordedCalls
 
 PLAN = ReadingPlan(sections=frozenset({"conf_files"}))
@@ -108,5 +108,5 @@ def test_lines_are_taken_apart_as_nccl_does(tmp_path, text, variables, bad, repe
 def test_this_machine_is_read(tmp_path):
     path = tmp_path / "nccl.conf"
     path.write_text("NCCL_DEBUG=WARN\n")
-    files = read_conf_files(System(env={"NCCL_CONF_FILE": str(path)}, calls=Calls()), PLAN)
+    files = read_conf_files(System(env={"NCCL_CONF_FILE": str(path)}, calls=SystemCalls()), PLAN)
     assert files[0].variables == {"NCCL_DEBUG": "WARN"}

@@ -6,7 +6,7 @@ import pytest
 
 import ddpdoctor
 from ddpdoctor.diagnose.bandwidth.stop import describe_rank, stop_findings
-from ddpdoctor.model.bandwidth import Bench, Ending, Member, Position, Settings, Stop
+from ddpdoctor.model.bandwidth import Bench, BenchSettings, Ending, Member, Position, Stop
 
 LIMIT_S = 60.0
 TORCH = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py:3000 all_reduce"
@@ -47,7 +47,7 @@ def bench(*positions, ending=Ending.HUNG, hosts=("node0",) * 3, signal=None, bac
     members = tuple(member(rank, host) for rank, host in enumerate(hosts))
     phase = next((one.phase for one in positions), "measure")
     stop = Stop(ending=ending, phase=phase, positions=positions, signal=signal)
-    return Bench(settings=Settings(hang_timeout_s=LIMIT_S, backend=backend), members=members, stop=stop)
+    return Bench(settings=BenchSettings(hang_timeout_s=LIMIT_S, backend=backend), members=members, stop=stop)
 
 
 HUNG = {
@@ -170,7 +170,7 @@ def test_failure(name):
 
 
 def test_a_bench_that_finished_has_nobody_to_blame():
-    assert stop_findings(Bench(settings=Settings(), members=(member(0),))) == ()
+    assert stop_findings(Bench(settings=BenchSettings(), members=(member(0),))) == ()
 
 
 @pytest.mark.parametrize("error", [None, PEER])
@@ -199,7 +199,7 @@ def test_pairs_that_fail_together_are_one_finding():
     members = tuple(member(rank) for rank in range(4))
     positions = (in_pair(0, 0, 1), in_pair(1, 0, 1), in_pair(2, 2, 3), in_pair(3, 2, 3))
     stop = Stop(ending=Ending.HUNG, phase="pairs", positions=positions)
-    (finding,) = stop_findings(Bench(settings=Settings(), members=members, stop=stop))
+    (finding,) = stop_findings(Bench(settings=BenchSettings(), members=members, stop=stop))
     assert (finding.kind, finding.ranks) == ("transport", (0, 1, 2, 3))
     assert finding.summary == (
         "ranks 0 and 1 are in all_reduce float32 8 MiB, ranks 2 and 3 are in all_reduce float32 8 MiB, "

@@ -3,15 +3,15 @@
 import pytest
 
 from ddpdoctor.diagnose.checkpoints import checkpoint_report
-from ddpdoctor.model.checkpoint import Checkpoints, Damage, FileSeen, Form, State
+from ddpdoctor.model.checkpoint import Checkpoints, Damage, FileSeen, Form, ReadState
 
 
 @pytest.mark.parametrize(
     ("state", "damaged", "said"),
     [
-        (State.WHOLE, (), "whole"),
-        (State.WHOLE, (Damage(record="data/0"),), "damaged"),
-        (State.CUT, (Damage(record="data/0"),), "cut off"),
+        (ReadState.WHOLE, (), "whole"),
+        (ReadState.WHOLE, (Damage(record="data/0"),), "damaged"),
+        (ReadState.CUT, (Damage(record="data/0"),), "cut off"),
     ],
 )
 def test_a_file_with_a_wrong_checksum_is_not_called_whole(state, damaged, said):

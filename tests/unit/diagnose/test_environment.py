@@ -3,14 +3,14 @@ from ddpdoctor.model.node import Fleet
 from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.rules import engine
 from ddpdoctor.rules.answers import Problem, judged, passed, skipped
-from ddpdoctor.rules.registry import Group, Rule
+from ddpdoctor.rules.registry import CheckGroup, Rule
 from tests.rules.environment.build import fleet, node
 
 
 def rule(check, *, about="Node"):
     return Rule(
         code="DD199", kind="made-up", severity=Severity.WARNING, summary="made up", page="page",
-        checks={about: check}, family="environment", group=Group.LIMITS.value,
+        checks={about: check}, family="environment", group=CheckGroup.LIMITS.value,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from ddpdoctor.collect.node import ReadingPlan
-from ddpdoctor.collect.system import Calls, System
+from ddpdoctor.collect.system import System, SystemCalls
 from ddpdoctor.diagnose.assembly import Facts, Hello
 from ddpdoctor.diagnose.fleet import gather, gather_over, read_fleet
 from ddpdoctor.exchange.framing import pack
@@ -34,7 +34,7 @@ def launch():
     )
 
 
-class NamedCalls(Calls):
+class NamedCalls(SystemCalls):
     """This machine under another name."""
 
     def __init__(self, name):

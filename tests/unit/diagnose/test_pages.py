@@ -3,12 +3,14 @@
 import pytest
 
 from ddpdoctor.cli.explain import render_list, render_page
-from ddpdoctor.diagnose.pages import Page, check_codes, find_page
+from ddpdoctor.diagnose.pages import RulePage, check_codes, find_page
 from ddpdoctor.model.errors import UserError
 
-STUCK = Page(code="DD601", kind="stuck", severity="error", summary="A rank is stuck.", text="A rank waits.\n\n# Why\n")
-EXIT = Page(code="DD609", kind="exit-hang", severity="error", summary="It does not end.", text="Threads [/x].")
-NOTE = Page(code="DD901", kind="not-recorded", severity="info", summary="No ring.", text="Full disk.")
+STUCK = RulePage(
+    code="DD601", kind="stuck", severity="error", summary="A rank is stuck.", text="A rank waits.\n\n# Why\n"
+)
+EXIT = RulePage(code="DD609", kind="exit-hang", severity="error", summary="It does not end.", text="Threads [/x].")
+NOTE = RulePage(code="DD901", kind="not-recorded", severity="info", summary="No ring.", text="Full disk.")
 PAGES = (STUCK, EXIT, NOTE)
 
 

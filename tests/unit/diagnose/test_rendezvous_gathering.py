@@ -11,7 +11,7 @@ from ddpdoctor.diagnose.rendezvous.gathering import (
     make_roster,
     seat_nodes,
 )
-from ddpdoctor.diagnose.rendezvous.messages import Arrived, Roster, SentFacts
+from ddpdoctor.diagnose.rendezvous.messages import Arrived, SeatList, SentFacts
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.launch import NodeOptions
 from ddpdoctor.model.node import Node, Process
@@ -115,7 +115,7 @@ def test_the_roster_begins_with_the_one_that_judges_and_travels():
     roster = make_roster(found, 1, 2)
     assert [one.number for one in roster.publications] == [1, 0]
     assert roster.servers == (1,)
-    assert decode(Roster, encode(roster)) == roster
+    assert decode(SeatList, encode(roster)) == roster
 
 
 def test_one_that_said_nothing_more_has_no_seat_in_the_roster():

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ddpdoctor.exchange.client import Times
+from ddpdoctor.exchange.client import ClockTimes
 from ddpdoctor.exchange.clocks import ROUNDS, measure_clocks
 from ddpdoctor.exchange.node_meeting import HostedMeeting, OwnPort, open_meeting
 
@@ -25,12 +25,12 @@ class FarServer:
 
     def read(self):
         """Return what the clocks of this side show."""
-        return Times(self.now_ns + 10**18, self.now_ns)
+        return ClockTimes(self.now_ns + 10**18, self.now_ns)
 
     def now(self):
         there, back = next(self._trips)
         self.now_ns += there
-        reported = Times(self.now_ns + 10**18 - self._wall_ahead_ns, self.now_ns - self._ahead_ns)
+        reported = ClockTimes(self.now_ns + 10**18 - self._wall_ahead_ns, self.now_ns - self._ahead_ns)
         self.now_ns += back
         return reported
 

@@ -14,13 +14,13 @@ from ddpdoctor.exchange.forwarding import (
     Forwarder,
     MailboxClient,
     Message,
-    Side,
+    Sender,
     seal,
     unseal,
 )
 from ddpdoctor.exchange.framing import BadMessage
 from ddpdoctor.exchange.node_meeting import HostedMeeting, OverStore, open_meeting
-from ddpdoctor.exchange.protocol import LENGTH, MAX_VALUE_BYTES, Operation, pack_request
+from ddpdoctor.exchange.protocol import LENGTH, MAX_VALUE_BYTES, RequestType, pack_request
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.exchange.store_mailbox import LARGE_BYTES, LATE_S, SLOTS, StoreInbox, StoreOutbox
 from tests.scenarios.running import wait_for as wait_until
@@ -50,39 +50,39 @@ def by_mailbox(shelf):
 
 
 def add_one():
-    return pack_request(Operation.ADD, "n", b"1")[LENGTH.size :]
+    return pack_request(RequestType.ADD, "n", b"1")[LENGTH.size :]
 
 
 def test_a_message_is_read_as_it_was_sealed():
-    assert unseal(seal(MESSAGE, Side.CLIENT, MEETING, TOKEN), Side.CLIENT, MEETING, TOKEN) == MESSAGE
+    assert unseal(seal(MESSAGE, Sender.CLIENT, MEETING, TOKEN), Sender.CLIENT, MEETING, TOKEN) == MESSAGE
 
 
 @pytest.mark.parametrize(
     ("side", "meeting", "token"),
     [
-        (Side.SERVER, MEETING, TOKEN),
-        (Side.CLIENT, MEETING[::-1], TOKEN),
-        (Side.CLIENT, MEETING, b"another"),
+        (Sender.SERVER, MEETING, TOKEN),
+        (Sender.CLIENT, MEETING[::-1], TOKEN),
+        (Sender.CLIENT, MEETING, b"another"),
     ],
     ids=["sent back", "of another meeting", "by another token"],
 )
 def test_a_message_of_another_side_meeting_or_token_is_refused(side, meeting, token):
     with pytest.raises(BadMessage, match="of another meeting, or by another token"):
-        unseal(seal(MESSAGE, Side.CLIENT, MEETING, TOKEN), side, meeting, token)
+        unseal(seal(MESSAGE, Sender.CLIENT, MEETING, TOKEN), side, meeting, token)
 
 
 def test_a_message_with_any_bit_changed_is_refused():
-    sealed = seal(MESSAGE, Side.CLIENT, MEETING, TOKEN)
+    sealed = seal(MESSAGE, Sender.CLIENT, MEETING, TOKEN)
     for place in range(len(sealed)):
         changed = sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :]
         with pytest.raises(BadMessage):
-            unseal(changed, Side.CLIENT, MEETING, TOKEN)
+            unseal(changed, Sender.CLIENT, MEETING, TOKEN)
 
 
 @pytest.mark.parametrize("message", [b"", b"x", bytes(100), bytes(MAX_MESSAGE_BYTES + 1)])
 def test_what_is_no_message_is_refused(message):
     with pytest.raises(BadMessage):
-        unseal(message, Side.CLIENT, MEETING, TOKEN)
+        unseal(message, Sender.CLIENT, MEETING, TOKEN)
 
 
 def test_a_message_that_is_seen_and_left_again_counts_once(hosted, shelf):
@@ -107,13 +107,13 @@ def test_a_message_that_is_left_again_for_want_of_an_answer_counts_once(shelf):
         forwarder.start()
         assert wait_until(lambda: shelf.get("meeting") is not None, LIMIT_S)
         outbox, key = StoreOutbox(shelf), announced(shelf)
-        message = seal(Message(line=LINE, number=1, text=add_one()), Side.CLIENT, key, TOKEN)
+        message = seal(Message(line=LINE, number=1, text=add_one()), Sender.CLIENT, key, TOKEN)
         outbox.post(LINE, message)
         outbox.post(LINE, message)
         assert wait_until(lambda: inbox._next == 3, LIMIT_S)
         forwarder.close()
     assert asked == [add_one()]
-    assert unseal(outbox.answer(LINE), Side.SERVER, key, TOKEN).text[1:] == b"1"
+    assert unseal(outbox.answer(LINE), Sender.SERVER, key, TOKEN).text[1:] == b"1"
 
 
 def announced(shelf):
@@ -141,7 +141,7 @@ def test_a_malformed_request_does_not_end_the_way_of_the_others(shelf, text):
 @pytest.mark.usefixtures("hosted")
 def test_a_forged_answer_is_not_taken(shelf):
     client = by_mailbox(shelf)
-    forged = seal(Message(line=client._line, number=2, text=b"\x00forged"), Side.SERVER, client._meeting, b"another")
+    forged = seal(Message(line=client._line, number=2, text=b"\x00forged"), Sender.SERVER, client._meeting, b"another")
     shelf.set(f"line/{client._line.hex()}", forged)
     assert client.get("a") is None
 
@@ -195,9 +195,9 @@ def test_however_many_clients_there_have_been_the_next_one_is_answered(shelf):
     outbox = StoreOutbox(shelf)
     for line, number in ((bytes(LINE_BYTES), 2), (b"f" * LINE_BYTES, 1)):
         message = Message(line=line, number=number, text=add_one())
-        outbox.post(line, seal(message, Side.CLIENT, forwarder._meeting, TOKEN))
+        outbox.post(line, seal(message, Sender.CLIENT, forwarder._meeting, TOKEN))
         assert forwarder._serve_once()
-        answer = unseal(outbox.answer(line), Side.SERVER, forwarder._meeting, TOKEN)
+        answer = unseal(outbox.answer(line), Sender.SERVER, forwarder._meeting, TOKEN)
         assert (answer.number, answer.text) == (number, b"\0")
     assert len(forwarder._answered) == MAX_LINES
     assert (1).to_bytes(LINE_BYTES, "big") not in forwarder._answered
@@ -285,7 +285,7 @@ def test_a_message_half_written_is_read_again_when_it_is_whole(tmp_path):
         hosted.serve_folder(tmp_path)
         outbox = FolderOutbox(tmp_path)
         assert wait_until(lambda: outbox.meeting() is not None, LIMIT_S)
-        message = seal(Message(line=LINE, number=1, text=add_one()), Side.CLIENT, outbox.meeting(), TOKEN)
+        message = seal(Message(line=LINE, number=1, text=add_one()), Sender.CLIENT, outbox.meeting(), TOKEN)
         outbox.post(LINE, message[: len(message) // 2])
         threading.Event().wait(0.05)
         outbox.post(LINE, message)

@@ -9,7 +9,7 @@ import pytest
 from ddpdoctor.exchange.client import BEAT_EVERY_S
 from ddpdoctor.exchange.heartbeats import MAX_MEMBERS, MAX_NOTICE_BYTES, MAX_SAID_BYTES, Heard, Heartbeating, Heartbeats
 from ddpdoctor.exchange.node_meeting import Folder, HostedMeeting, OwnPort, open_meeting
-from ddpdoctor.exchange.protocol import BadRequest, Operation, Status, pack_answer, pack_request
+from ddpdoctor.exchange.protocol import BadRequest, RequestType, Status, pack_answer, pack_request
 from ddpdoctor.exchange.store import StoreError
 from tests.scenarios.running import free_port
 from tests.scenarios.running import wait_for as wait_until
@@ -138,7 +138,7 @@ def test_over_a_folder_a_member_beats_less_often(hosted, tmp_path):
 def test_beats_take_less_than_a_kibibyte_a_second():
     """The largest beat and answer, each with a TCP segment of 66 bytes of headers and one that acknowledges it."""
     member = "member-of-a-job-with-a-name-of-32"
-    asked = pack_request(Operation.BEAT, member, bytes(MAX_SAID_BYTES))
+    asked = pack_request(RequestType.BEAT, member, bytes(MAX_SAID_BYTES))
     answered = pack_answer(Status.DONE, bytes(MAX_NOTICE_BYTES))
     assert (len(asked) + len(answered) + 4 * 66) / BEAT_EVERY_S < 1024
 

@@ -17,7 +17,7 @@ from ddpdoctor.exchange.protocol import (
     MAX_VALUE_BYTES,
     NONCE_BYTES,
     PROOF_BYTES,
-    Operation,
+    RequestType,
     Status,
     pack_answer,
     pack_request,
@@ -26,7 +26,7 @@ from ddpdoctor.exchange.protocol import (
 from ddpdoctor.exchange.reach import FIRST_PAUSE_S, reach
 from ddpdoctor.exchange.requests import MAX_TOTAL_BYTES, RequestHandler
 from ddpdoctor.exchange.server import SPARED_FILES, Server
-from ddpdoctor.exchange.server_connection import PROOF_LIMIT_S, REQUEST_LIMIT_S, Peer
+from ddpdoctor.exchange.server_connection import PROOF_LIMIT_S, REQUEST_LIMIT_S, ConnectionState
 from ddpdoctor.exchange.store import StoreError, wait_for
 from tests.scenarios.running import free_port
 from tests.scenarios.running import wait_for as wait_until
@@ -86,9 +86,9 @@ def test_values_and_counters(server):
 @pytest.mark.parametrize("amount", [b"1" * 21, b"x", b"", b"1.5"])
 def test_what_is_no_amount_is_refused_whole(amount):
     handler = RequestHandler()
-    handler.answer(Operation.ADD, "n", b"1")
-    assert handler.answer(Operation.ADD, "n", amount)[LENGTH.size] == Status.REFUSED
-    assert handler.answer(Operation.ADD, "n", b"0") == pack_answer(Status.DONE, b"1")
+    handler.answer(RequestType.ADD, "n", b"1")
+    assert handler.answer(RequestType.ADD, "n", amount)[LENGTH.size] == Status.REFUSED
+    assert handler.answer(RequestType.ADD, "n", b"0") == pack_answer(Status.DONE, b"1")
 
 
 def test_all_addresses_of_a_name_are_tried_within_one_limit(monkeypatch):
@@ -233,7 +233,7 @@ def test_strangers_do_not_keep_out_who_holds_the_token():
 def test_a_request_that_drips_in_has_one_deadline_for_all_of_it():
     here, there = socket.socketpair()
     with here, there:
-        peer = Peer(here, TOKEN, 0.0)
+        peer = ConnectionState(here, TOKEN, 0.0)
         peer.send(0.0)
         nonce = receive(there, len(HELLO) + NONCE_BYTES)[len(HELLO) :]
         own = bytes(NONCE_BYTES)
@@ -243,7 +243,7 @@ def test_a_request_that_drips_in_has_one_deadline_for_all_of_it():
         assert peer.deadline is None
 
         deadlines = []
-        for second, byte in enumerate(pack_request(Operation.LOOK, "key", b"")[:-1], start=2):
+        for second, byte in enumerate(pack_request(RequestType.LOOK, "key", b"")[:-1], start=2):
             there.sendall(bytes([byte]))
             peer.receive(RequestHandler(), float(second))
             deadlines.append(peer.deadline)
@@ -254,7 +254,7 @@ def test_an_answer_that_nobody_takes_does_not_hold_up_the_others(server):
     client(server).set("large", bytes(4 * 2**20))
     greedy, nonce = connect(server)
     prove_to(greedy, nonce)
-    greedy.sendall(pack_request(Operation.LOOK, "large", b"") * 50)
+    greedy.sendall(pack_request(RequestType.LOOK, "large", b"") * 50)
 
     assert client(server).add("n", 1) == 1
 
@@ -271,10 +271,10 @@ def test_values_over_the_limit_are_refused_in_words(server):
 def test_the_limit_of_all_values_holds():
     handler = RequestHandler()
     for number in range(MAX_TOTAL_BYTES // MAX_VALUE_BYTES):
-        assert handler.answer(Operation.SET, str(number), bytes(MAX_VALUE_BYTES))[4] == 0
-    assert handler.answer(Operation.SET, "one more", bytes(MAX_VALUE_BYTES))[4] == 2
+        assert handler.answer(RequestType.SET, str(number), bytes(MAX_VALUE_BYTES))[4] == 0
+    assert handler.answer(RequestType.SET, "one more", bytes(MAX_VALUE_BYTES))[4] == 2
     # What replaces a value of its size takes no more room.
-    assert handler.answer(Operation.SET, "0", bytes(MAX_VALUE_BYTES))[4] == 0
+    assert handler.answer(RequestType.SET, "0", bytes(MAX_VALUE_BYTES))[4] == 0
 
 
 def test_thousands_of_clients_at_once(server):

@@ -3,14 +3,14 @@
 import mmap
 from pathlib import Path
 
-from ddpdoctor.launch.watching.evidence import Evidence
+from ddpdoctor.launch.watching.evidence import EvidenceTaker
 from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
 
 
 def test_a_kept_ring_is_the_ring_without_what_was_never_written(tmp_path: Path) -> None:
-    evidence = Evidence(tmp_path)
+    evidence = EvidenceTaker(tmp_path)
     ring = Ring(str(tmp_path / "rings"), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, pid=42, start_ticks=7)
     ring.note({"k": "process"})
     for seq in range(100):

@@ -140,7 +140,7 @@ def test_a_word_of_very_many_addresses_starts_no_thread_for_each(store, taken, t
 
 def test_the_addresses_of_the_interface_that_the_job_uses_come_first(monkeypatch):
     monkeypatch.setattr(
-        "ddpdoctor.collect.system.Calls.interface_addresses",
+        "ddpdoctor.collect.system.SystemCalls.interface_addresses",
         lambda _calls: {
             "lo": ("127.0.0.1/8", "::1/128"), "docker0": ("172.17.0.1/16",),
             "eth0": ("10.0.0.4/24", "fe80::1/64"), "ib0": ("192.168.7.4/24", "2001:db8::4/64"),

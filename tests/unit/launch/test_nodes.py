@@ -14,7 +14,7 @@ from ddpdoctor.launch.nodes.other_node import OtherNode
 from ddpdoctor.launch.nodes.packing import pack_folder
 from ddpdoctor.launch.watching.examining import Examining
 from ddpdoctor.launch.watching.suspicion import NodeProgress
-from ddpdoctor.launch.watching.watch import Watch
+from ddpdoctor.launch.watching.watch import JobWatch
 from ddpdoctor.model.findings import Confidence, Finding, Judgment, Severity
 from tests.scenarios.running import free_port, wait_for
 
@@ -93,7 +93,7 @@ class _Idle:
 
 def test_a_first_that_leaves_after_its_word_is_obeyed_all_the_same(pair: Pair, tmp_path: Path):
     first, other = pair
-    examining = Examining(cast("Watch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, "auto", "node1:/run")
+    examining = Examining(cast("JobWatch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, "auto", "node1:/run")
     examining.nodes = other
     first.announce(NOTHING, stop=True, place="node0:/run")
     first.close()
@@ -108,7 +108,7 @@ def test_a_first_that_went_while_the_launcher_here_went_on_has_the_last_word_whe
     pair: Pair, tmp_path: Path, severity: Severity
 ):
     first, other = pair
-    examining = Examining(cast("Watch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, "auto", "node1:/run")
+    examining = Examining(cast("JobWatch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, "auto", "node1:/run")
     examining.nodes = other
     found = Finding(code="DD603", kind="early-exit", severity=severity, confidence=Confidence.HIGH, summary="rank 1")
     first.announce(Judgment(findings=(found,), checks=(), certain=True), stop=False, place="node0:/run")

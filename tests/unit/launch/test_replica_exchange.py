@@ -14,7 +14,7 @@ from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.node_meeting import HostedMeeting
 from ddpdoctor.launch.nodes.first_node import FirstNode
 from ddpdoctor.launch.nodes.other_node import OtherNode
-from ddpdoctor.launch.replicas.comparing import Replicas
+from ddpdoctor.launch.replicas.comparing import LiveComparison
 from ddpdoctor.launch.replicas.exchange import CONTENTS, ROOTS, WORD, ReplicaExchange
 from ddpdoctor.launch.replicas.shared import SharedReplicas
 from ddpdoctor.launch.watching.progress import Followed
@@ -56,7 +56,7 @@ class Node:
         (self.folder / "prints").mkdir(parents=True)
         self.rank = FakeRank(self.folder / "prints", number, range(world)).open(["w"])
         self.shared = SharedReplicas(())
-        self.replicas = Replicas(self.folder, 1, (), self.shared)
+        self.replicas = LiveComparison(self.folder, 1, (), self.shared)
         others = tuple(range(1, world)) if number == 0 else ()
         place = cast("FirstNode | OtherNode", Place(number, hosting.store(), others))
         self.exchange = ReplicaExchange(self.shared, place)

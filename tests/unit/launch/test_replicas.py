@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.fingerprints.saved import COMPARISON, read_consistency
-from ddpdoctor.launch.replicas.comparing import Replicas
+from ddpdoctor.launch.replicas.comparing import LiveComparison
 from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.run import Run, attempt_name
@@ -44,8 +44,8 @@ def read(folder: Path, attempt: int | None = None) -> Consistency:
     return found
 
 
-def replicas_of(folder: Path, check_every: int = 50) -> Replicas:
-    return Replicas(folder, check_every, ("head.*",))
+def replicas_of(folder: Path, check_every: int = 50) -> LiveComparison:
+    return LiveComparison(folder, check_every, ("head.*",))
 
 
 def test_a_difference_is_news_once(folder: Path) -> None:

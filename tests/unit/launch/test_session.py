@@ -10,11 +10,10 @@ import pytest
 
 from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.command.placement import Placement, Style
-from ddpdoctor.launch.outcome import Notifier, Outcome
+from ddpdoctor.launch.outcome import JobOutcome, Notifier
 from ddpdoctor.launch.session import Session
-from ddpdoctor.model.findings import Check, Judgment
-from ddpdoctor.model.findings import Outcome as CheckOutcome
-from ddpdoctor.recorder.settings import Settings
+from ddpdoctor.model.findings import Check, Judgment, Outcome
+from ddpdoctor.recorder.settings import RecorderSettings
 
 WAITS_FOR_A_FILE = "import pathlib, sys, time\nwhile not pathlib.Path({file!r}).exists(): time.sleep(0.02)\nsys.exit(7)"
 
@@ -22,7 +21,7 @@ WAITS_FOR_A_FILE = "import pathlib, sys, time\nwhile not pathlib.Path({file!r}).
 def options(folder: Path, *command: str) -> WrapOptions:
     return WrapOptions(
         hang_timeout_s=1.0, on_hang="auto", debug_level=None, report_dir=folder, report_file=folder / "report.json",
-        placement=Placement(style=Style.COMMAND), format="text", quiet=False, ignore=(), ranks=Settings(),
+        placement=Placement(style=Style.COMMAND), format="text", quiet=False, ignore=(), ranks=RecorderSettings(),
         allow_different=(), torchrun_args=(), script=command[0], is_module=False, is_command=True, no_python=False,
         script_args=command[1:], nproc_note=None, command=command,
     )  # fmt: skip
@@ -33,7 +32,7 @@ def cannot_import() -> None:
 
 
 def crashes(*_: Any) -> Judgment:
-    check = Check(id="stuck", code="DD603", outcome=CheckOutcome.CRASHED, seen="ImportError: code was replaced")
+    check = Check(id="stuck", code="DD603", outcome=Outcome.CRASHED, seen="ImportError: code was replaced")
     return Judgment(findings=(), checks=(check, check), certain=False)
 
 
@@ -54,7 +53,7 @@ def test_a_job_that_cannot_be_judged_goes_on_and_that_is_said_once(
     load_judge: Any, said: str, tmp_path: Path, *, fails: bool
 ) -> None:
     reported: list[str] = []
-    saved: list[Outcome] = []
+    saved: list[JobOutcome] = []
     release = tmp_path / "release"
 
     def hear(what: str) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.run.agent_log import AgentLog, Start
-from ddpdoctor.launch.replicas.comparing import Replicas
+from ddpdoctor.collect.run.agent_log import AgentLog, WorkerStart
+from ddpdoctor.launch.replicas.comparing import LiveComparison
 from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.launch.watching.suspicion import Suspicion, suspicion_of
-from ddpdoctor.launch.watching.watch import Watch
+from ddpdoctor.launch.watching.watch import JobWatch
 from ddpdoctor.recorder.storage import ring_layout
 
 TIMEOUT_S = 10.0
@@ -31,10 +31,10 @@ LONG_NS = 1000 * 10**9
 )
 def test_a_launcher_idles_from_the_end_of_its_last_rank_on(tmp_path: Path, gone_s, patience_s, expected):
     now_ns = time.monotonic_ns()
-    watch = Watch(tmp_path, TIMEOUT_S, now_ns - LONG_NS, Replicas(tmp_path, 50, ()))
+    watch = JobWatch(tmp_path, TIMEOUT_S, now_ns - LONG_NS, LiveComparison(tmp_path, 50, ()))
     watch.restart_patience_s = patience_s
     pid = os.getpid()
-    watch.agent = AgentLog(started={pid: Start(pid=pid, rank=0, local_rank=0, world_size=1, at=now_ns - LONG_NS)})
+    watch.agent = AgentLog(started={pid: WorkerStart(pid=pid, rank=0, local_rank=0, world_size=1, at=now_ns - LONG_NS)})
     watch.followed[pid] = Followed(
         pid=pid, ticks=1, role=ring_layout.ROLE_RANK, ring=mmap.mmap(-1, 1), ended_ns=now_ns - int(gone_s * 1e9)
     )

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from ddpdoctor.model.sharing import Plan, Sharing, share_out
+from ddpdoctor.model.sharing import SamplingPlan, Sharing, share_out
 
 
 @pytest.mark.parametrize(
@@ -18,14 +18,16 @@ from ddpdoctor.model.sharing import Plan, Sharing, share_out
     ],
 )
 def test_455_samples_on_two_ranks(sampler_drop_last, drop_last, batches, samples):
-    plan = Plan(samples=455, world_size=2, batch_size=8, drop_last=drop_last, sampler_drop_last=sampler_drop_last)
+    plan = SamplingPlan(
+        samples=455, world_size=2, batch_size=8, drop_last=drop_last, sampler_drop_last=sampler_drop_last
+    )
     shares = share_out(plan)
 
     assert [(one.batches, one.last_batch) for one in shares.ranks] == [batches] * 2
     assert (shares.unique, shares.duplicates, shares.missed) == samples
 
 
-def drawn_by_torch(plan: Plan) -> list[tuple[int, list[list[int]]]]:
+def drawn_by_torch(plan: SamplingPlan) -> list[tuple[int, list[list[int]]]]:
     """Return for each rank how many indices its sampler gives, and the batches of its loader."""
     from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
@@ -51,13 +53,13 @@ def plans():
     sizes = ((1, 2, 5, 8, 16, 17, 30, 97), (1, 2, 3, 4, 7), (1, 3, 8))
     for samples, world_size, batch_size in itertools.product(*sizes):
         for drop_last, sampler_drop_last, shuffle in itertools.product(flags, flags, flags):
-            yield Plan(
+            yield SamplingPlan(
                 samples=samples, world_size=world_size, batch_size=batch_size, drop_last=drop_last,
                 sampler_drop_last=sampler_drop_last, shuffle=shuffle,
             )  # fmt: skip
         for drop_last, sharing in itertools.product(flags, (Sharing.SPLIT, Sharing.NONE)):
             if sharing is Sharing.NONE or samples >= world_size:
-                yield Plan(
+                yield SamplingPlan(
                     samples=samples, world_size=world_size, batch_size=batch_size, drop_last=drop_last,
                     sharing=sharing, shuffle=False,
                 )  # fmt: skip
@@ -82,7 +84,7 @@ def test_what_a_sampler_repeats_is_counted_where_it_is_drawn():
     from torch.utils.data import DistributedSampler
 
     for samples, world_size in itertools.product((1, 2, 3, 5, 10), (1, 2, 4, 7)):
-        shares = share_out(Plan(samples=samples, world_size=world_size, batch_size=1, shuffle=False))
+        shares = share_out(SamplingPlan(samples=samples, world_size=world_size, batch_size=1, shuffle=False))
         positions = [
             list(DistributedSampler(range(samples), world_size, rank, shuffle=False)) for rank in range(world_size)
         ]
@@ -96,5 +98,5 @@ def test_what_a_sampler_repeats_is_counted_where_it_is_drawn():
 
 
 def test_which_samples_a_shuffle_leaves_out_on_each_rank_is_not_foretold():
-    shares = share_out(Plan(samples=10, world_size=2, batch_size=4, drop_last=True, sharing=Sharing.NONE))
+    shares = share_out(SamplingPlan(samples=10, world_size=2, batch_size=4, drop_last=True, sharing=Sharing.NONE))
     assert (shares.unique, shares.duplicates, shares.missed) == (None, None, None)

@@ -9,7 +9,7 @@ from ddpdoctor.cli import allreduce_bench, check_consistency
 from ddpdoctor.cli.options import declared_by
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.store import LocalStore
-from ddpdoctor.model.bandwidth import Collective, Member, Mode, Settings
+from ddpdoctor.model.bandwidth import BenchSettings, Collective, Member, Mode
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.trial import TrialSettings
@@ -22,10 +22,10 @@ from ddpdoctor.probes.agreement import (
     run_agreed,
 )
 from ddpdoctor.probes.bandwidth.cases import check_possible
-from ddpdoctor.probes.gpus import AUTO, Gpu, lets_share, nccl_host
+from ddpdoctor.probes.gpus import AUTO, RankGpu, lets_share, nccl_host
 from ddpdoctor.probes.ranks import Ranks
 
-SETTINGS = Settings(backend=AUTO)
+SETTINGS = BenchSettings(backend=AUTO)
 
 
 def proposal(rank, *, settings=SETTINGS, gpu=None, problem="", **member):
@@ -40,7 +40,7 @@ def proposal(rank, *, settings=SETTINGS, gpu=None, problem="", **member):
 
 def with_gpus(*uuids, settings=SETTINGS, nccl_hosts=None, may_share=()):
     gpus = [
-        Gpu(
+        RankGpu(
             index=rank,
             name="H100",
             uuid=uuid,
@@ -79,12 +79,12 @@ def test_gloo_on_processors_elsewhere(uuids):
 
 
 def test_gloo_where_it_was_asked_for():
-    asked = with_gpus("x", "y", settings=Settings(backend="gloo"))
+    asked = with_gpus("x", "y", settings=BenchSettings(backend="gloo"))
 
     assert {member.device for member in judge(asked, 2, 60).members} == {"cpu"}
 
 
-ON_NCCL = Settings(backend="nccl")
+ON_NCCL = BenchSettings(backend="nccl")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_rank_0_says_why_nothing_runs_and_all_ranks_end_alike(problems, reported
 
 
 def test_what_the_chosen_backend_cannot_reduce_is_refused():
-    settings = Settings(dtypes=("int32",), redop="avg")
+    settings = BenchSettings(dtypes=("int32",), redop="avg")
 
     def check(backend):
         check_possible(replace(settings, backend=backend))

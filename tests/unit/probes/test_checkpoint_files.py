@@ -8,12 +8,12 @@ import zipfile
 import pytest
 import torch
 
-from ddpdoctor.model.checkpoint import Checksums, Form, Part, State
+from ddpdoctor.model.checkpoint import Checksums, Form, Part, ReadState
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.checkpoint.distributed import read_distributed
 from ddpdoctor.probes.checkpoint.files import Extent, read_file
 from ddpdoctor.probes.checkpoint.pickles import walk_tensors
-from ddpdoctor.probes.checkpoint.session import Wanted, read_checkpoints
+from ddpdoctor.probes.checkpoint.session import CheckpointOptions, read_checkpoints
 from ddpdoctor.probes.checkpoint.zips import read_archive
 
 EVERYTHING = Extent(digests=True)
@@ -60,7 +60,7 @@ def test_a_checkpoint_to_resume_from_is_read_by_its_parts(tmp_path):
     content = training()
     seen = read_file(save(tmp_path, content), EVERYTHING)
 
-    assert (seen.form, seen.state, seen.checksums) == (Form.ZIP, State.WHOLE, Checksums.CHECKED)
+    assert (seen.form, seen.state, seen.checksums) == (Form.ZIP, ReadState.WHOLE, Checksums.CHECKED)
     assert seen.contents.parts == tuple(Part)
     assert [one.name for one in seen.contents.weights[0].tensors] == list(content["model"])
     assert [one.shape for one in seen.contents.weights[0].tensors] == [
@@ -97,7 +97,7 @@ def test_a_flipped_byte_is_named_by_its_tensor(tmp_path):
     seen = read_file(path, EVERYTHING)
 
     assert [damage.tensors for damage in seen.damaged] == [("model.2.weight",)]
-    assert seen.state is State.WHOLE
+    assert seen.state is ReadState.WHOLE
     assert torch.load(path)["epoch"] == 3, "torch says nothing of it"
 
 
@@ -128,7 +128,7 @@ def test_any_length_of_what_is_left_is_reported(tmp_path):
     for length in range(0, len(content), 1101):
         path.write_bytes(content[:length])
         seen = read_file(path, EVERYTHING)
-        assert seen.state in {State.EMPTY, State.CUT, State.FOREIGN}, length
+        assert seen.state in {ReadState.EMPTY, ReadState.CUT, ReadState.FOREIGN}, length
         if seen.contents is not None:
             lost.append(len(seen.lost))
     assert lost == sorted(lost, reverse=True)
@@ -142,7 +142,7 @@ def test_a_file_that_ends_within_its_last_record_is_cut_off(tmp_path):
     for missing in (1, 10, 21, 22, 40):
         path.write_bytes(content[:-missing])
         seen = read_file(path, EVERYTHING)
-        assert (seen.state, seen.lost) == (State.CUT, ()), missing
+        assert (seen.state, seen.lost) == (ReadState.CUT, ()), missing
 
 
 def test_a_pickled_module_is_read_as_its_state_dict(tmp_path):
@@ -158,13 +158,13 @@ def test_a_pickled_module_is_read_as_its_state_dict(tmp_path):
 def test_quantized_tensors_are_read_and_no_fault_of_the_file(tmp_path):
     scaled = torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.qint8)
     seen = read_file(save(tmp_path, {"w": scaled, "x": torch.ones(2)}), EVERYTHING)
-    assert (seen.state, seen.refusal, sorted(seen.digests)) == (State.WHOLE, "", ["w", "x"])
+    assert (seen.state, seen.refusal, sorted(seen.digests)) == (ReadState.WHOLE, "", ["w", "x"])
     assert {one.name: one.dtype for one in seen.contents.tensors} == {"w": "qint8", "x": "float32"}
 
 
 def test_a_path_that_cannot_be_looked_up_is_the_users_to_put_right(tmp_path):
     with pytest.raises(UserError):
-        read_checkpoints(Wanted(paths=(tmp_path / ("x" * 300),)), print)
+        read_checkpoints(CheckpointOptions(paths=(tmp_path / ("x" * 300),)), print)
 
 
 def test_zeros_at_the_end_are_no_data(tmp_path):
@@ -173,7 +173,7 @@ def test_zeros_at_the_end_are_no_data(tmp_path):
     path.write_bytes(content[:30000] + bytes(len(content) - 30000))
     seen = read_file(path, EVERYTHING)
 
-    assert (seen.state, seen.lost) == (State.CUT, ("b",))
+    assert (seen.state, seen.lost) == (ReadState.CUT, ("b",))
     assert "zeros" in seen.detail
 
 
@@ -183,9 +183,9 @@ def test_files_of_the_old_format_are_read_and_cut(tmp_path):
     path.write_bytes(path.read_bytes()[:-2000])
     cut = read_file(path, EVERYTHING)
 
-    assert (whole.form, whole.state, whole.checksums) == (Form.LEGACY, State.WHOLE, Checksums.NONE)
+    assert (whole.form, whole.state, whole.checksums) == (Form.LEGACY, ReadState.WHOLE, Checksums.NONE)
     assert whole.contents.parts == tuple(Part)
-    assert (cut.state, bool(cut.lost)) == (State.CUT, True)
+    assert (cut.state, bool(cut.lost)) == (ReadState.CUT, True)
     assert len(cut.lost) < len(whole.contents.tensors)
 
 
@@ -197,7 +197,7 @@ def test_checksums_that_were_not_written_are_no_damage(tmp_path):
         torch.serialization.set_crc32_options(True)
     seen = read_file(path, EVERYTHING)
 
-    assert (seen.checksums, seen.damaged, seen.state) == (Checksums.NOT_WRITTEN, (), State.WHOLE)
+    assert (seen.checksums, seen.damaged, seen.state) == (Checksums.NOT_WRITTEN, (), ReadState.WHOLE)
 
 
 def test_values_that_are_no_numbers_are_counted(tmp_path):
@@ -257,14 +257,14 @@ def test_what_is_no_checkpoint_is_named(tmp_path, content, said):
     path.write_bytes(content)
     seen = read_file(path, EVERYTHING)
 
-    assert (seen.form, seen.state) == (Form.FOREIGN, State.FOREIGN)
+    assert (seen.form, seen.state) == (Form.FOREIGN, ReadState.FOREIGN)
     assert said in seen.detail
 
 
 def test_a_zip_archive_of_another_kind_is_no_checkpoint(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
         archive.writestr("readme/text", "hello")
-    assert read_file(tmp_path / "x.pt", EVERYTHING).state is State.FOREIGN
+    assert read_file(tmp_path / "x.pt", EVERYTHING).state is ReadState.FOREIGN
 
 
 def test_safetensors_are_read_by_their_header(tmp_path):
@@ -281,10 +281,10 @@ def test_safetensors_are_read_by_their_header(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     cut = read_file(path, EVERYTHING)
 
-    assert (seen.form, seen.state, seen.checksums) == (Form.SAFETENSORS, State.WHOLE, Checksums.NONE)
+    assert (seen.form, seen.state, seen.checksums) == (Form.SAFETENSORS, ReadState.WHOLE, Checksums.NONE)
     assert [(one.name, one.nan) for one in seen.values] == [("w", 1)]
     assert seen.contents.weights[0].tensors[0].shape == (2, 2)
-    assert (cut.state, cut.lost) == (State.CUT, ("w",))
+    assert (cut.state, cut.lost) == (ReadState.CUT, ("w",))
 
 
 @pytest.fixture(scope="module")
@@ -326,7 +326,7 @@ def test_a_distributed_checkpoint_is_held_to_its_index(saved, tmp_path):
     assert [one.tensors for one in damaged.damaged] == [("model.2.weight",)]
     assert f"{part.name} has" in short.missing[0]
     assert missing.missing == (f"{part.name} is not there",)
-    assert bare.state is State.CUT
+    assert bare.state is ReadState.CUT
 
 
 def test_a_distributed_checkpoint_counts_files_of_one_name_in_all_its_folders(saved, tmp_path):
@@ -341,4 +341,4 @@ def test_a_distributed_checkpoint_counts_files_of_one_name_in_all_its_folders(sa
     assert both.size_bytes == sum(path.stat().st_size for path in folder.rglob("*.distcp")) + 2 * (
         (folder / "step0" / ".metadata").stat().st_size
     )
-    assert (bare.state, bare.detail) == (State.CUT, "it holds 2 .distcp files and no .metadata")
+    assert (bare.state, bare.detail) == (ReadState.CUT, "it holds 2 .distcp files and no .metadata")

@@ -167,7 +167,7 @@ def test_of_too_many_works_the_oldest_are_followed_and_none_looks_pending_for_ev
 
 
 def test_results_that_nobody_waits_for_do_not_look_pending_for_ever(tmp_path, monkeypatch):
-    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.Shape(2**16, 2 * functional.MAX_OUTPUTS), 43, 7)
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RingShape(2**16, 2 * functional.MAX_OUTPUTS), 43, 7)
     monkeypatch.setattr(here, "ring", ring)
     results = [torch.empty(1) for _ in range(functional.MAX_OUTPUTS + 2)]
     try:

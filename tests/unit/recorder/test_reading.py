@@ -11,7 +11,7 @@ from ddpdoctor.recorder.storage.ring_writing import Ring
 SHAPE = ring_layout.CHILD_SHAPE
 
 
-def filled(folder: Path, calls: int, shape: ring_layout.Shape = SHAPE) -> Path:
+def filled(folder: Path, calls: int, shape: ring_layout.RingShape = SHAPE) -> Path:
     ring = Ring(str(folder), ring_layout.ROLE_RANK, shape, pid=42, start_ticks=7)
     for seq in range(1, calls + 1):
         key = ("f.py", seq % 3)

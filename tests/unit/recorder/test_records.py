@@ -24,7 +24,7 @@ def call(ring: Ring, op: str = "all_reduce", shape: Any = (), redop: str = "", p
     ring.end(ring.begin(kind.packed))
 
 
-def slots(ring: Ring) -> list[ring_reading.Slot]:
+def slots(ring: Ring) -> list[ring_reading.CallSlot]:
     return list(ring_reading.read_ring_file(ring.path).slots)
 
 

@@ -11,7 +11,7 @@ from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
 
 
-def make(tmp_path: Path, shape: ring_layout.Shape = ring_layout.CHILD_SHAPE) -> Ring:
+def make(tmp_path: Path, shape: ring_layout.RingShape = ring_layout.CHILD_SHAPE) -> Ring:
     return Ring(str(tmp_path), ring_layout.ROLE_RANK, shape, pid=42, start_ticks=7)
 
 

@@ -2,19 +2,19 @@
 
 import pytest
 
-from ddpdoctor.recorder.settings import Settings, read_settings
+from ddpdoctor.recorder.settings import RecorderSettings, read_settings
 
 
 def values(settings):
-    return {name: getattr(settings, name) for name in Settings.__slots__}
+    return {name: getattr(settings, name) for name in RecorderSettings.__slots__}
 
 
 def test_settings_arrive_as_they_were_sent():
-    sent = Settings(check_every=7)
+    sent = RecorderSettings(check_every=7)
     assert sent.variables() == {"DDPDOCTOR_CHECK_EVERY": "7"}
     assert values(read_settings(sent.variables())) == values(sent)
 
 
 @pytest.mark.parametrize("env", [{}, {"DDPDOCTOR_CHECK_EVERY": ""}, {"DDPDOCTOR_CHECK_EVERY": "often"}])
 def test_what_is_no_value_leaves_the_default(env):
-    assert values(read_settings(env)) == values(Settings())
+    assert values(read_settings(env)) == values(RecorderSettings())

@@ -22,7 +22,10 @@ ENDS = [ring_layout.STEP_COLLECTIVE, ring_layout.STEP_BACKWARD, ring_layout.STEP
 
 
 def make(
-    tmp_path: Path, role: int = ring_layout.ROLE_RANK, shape: ring_layout.Shape = ring_layout.RANK_SHAPE, pid: int = 42
+    tmp_path: Path,
+    role: int = ring_layout.ROLE_RANK,
+    shape: ring_layout.RingShape = ring_layout.RANK_SHAPE,
+    pid: int = 42,
 ) -> Ring:
     return Ring(str(tmp_path), role, shape, pid=pid, start_ticks=7)
 
@@ -227,7 +230,7 @@ def test_children_of_a_fork_server_work_for_the_rank_that_started_it(tmp_path: P
 
 
 def test_no_pause_of_a_worker_counts_for_more_than_the_batch_after_it(tmp_path: Path) -> None:
-    ring, times = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE), fetches.Times()
+    ring, times = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE), fetches.WorkerTimes()
     for began_ns, ended_ns in ((0, 10), (15, 25), (1000, 1020)):
         times.add(ring, began_ns, ended_ns)
     assert fetch_cells(read(ring)) == (3, 40, 25)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.bandwidth import Collective, Mode, Settings
+from ddpdoctor.model.bandwidth import BenchSettings, Collective, Mode
 from ddpdoctor.report.bandwidth.nccl_tests import render_nccl_tests
 from tests import benches
 
@@ -135,7 +135,7 @@ def test_one_rank_has_0_as_in_the_tool():
 
 
 def test_the_head_says_what_was_asked_for_and_on_what():
-    text = render(settings=Settings(backend="nccl", iterations=20, warmup=5, factor=4))
+    text = render(settings=BenchSettings(backend="nccl", iterations=20, warmup=5, factor=4))
 
     assert (
         "# nThread 1 nGpus 1 minBytes 1024 maxBytes 1073741824 step: 4(factor) warmup iters: 5 iters: 20 agg iters: 1 "

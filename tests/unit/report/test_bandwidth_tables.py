@@ -10,17 +10,17 @@ from ddpdoctor.report.bandwidth.comparison import count_changes, pick_changes
 from ddpdoctor.report.bandwidth.matrix import make_node_matrix, make_pair_matrix, matrix_section
 from ddpdoctor.report.bandwidth.numbers import format_gb_s, format_share, format_us
 from ddpdoctor.report.bandwidth.results import list_columns, sort_series
-from ddpdoctor.report.blocks import Column, Line, Series
+from ddpdoctor.report.blocks import ChartLine, Column, Series
 from ddpdoctor.report.chart import ROWS, draw_chart
 from ddpdoctor.report.columns import draw_columns, fit_columns
-from ddpdoctor.report.page import Page
+from ddpdoctor.report.page import TextPage
 from ddpdoctor.report.text_blocks import add_blocks
 from tests import benches
 
 
 def draw_matrix(matrix, width):
     """The lines below the title."""
-    page = Page(width=width, cwd=None)
+    page = TextPage(width=width, cwd=None)
     add_blocks(page, matrix_section(matrix)[1:])
     return [line.plain for line in page.lines]
 
@@ -145,7 +145,7 @@ def test_long_names_of_hosts_are_numbered():
     assert lines[1].split()[:2] == ["[0]", "node0.cluster.example"]
 
 
-RISE = Line(name="all_reduce", points=tuple((2**power, 2.0**power) for power in range(10, 20)))
+RISE = ChartLine(name="all_reduce", points=tuple((2**power, 2.0**power) for power in range(10, 20)))
 
 
 def test_a_curve_that_rises_by_a_power_is_a_straight_line():
@@ -161,8 +161,8 @@ def test_a_curve_that_rises_by_a_power_is_a_straight_line():
 
 
 def test_each_series_has_its_mark_and_the_reference_is_a_line():
-    other = Line(name="broadcast", points=tuple((x, y * 4) for x, y in RISE.points))
-    reference = Line(name="8 H100", points=((2**18, 1e6), (2**19, 1e6)))
+    other = ChartLine(name="broadcast", points=tuple((x, y * 4) for x, y in RISE.points))
+    reference = ChartLine(name="8 H100", points=((2**18, 1e6), (2**19, 1e6)))
     drawn = draw_curve([RISE, other], reference, 80)
 
     assert drawn[1:4] == ["o all_reduce", "x broadcast", "- 8 H100"]
@@ -170,13 +170,15 @@ def test_each_series_has_its_mark_and_the_reference_is_a_line():
     assert any("--" in line for line in drawn[4:])
 
 
-@pytest.mark.parametrize(("lines", "width"), [([], 80), ([Line(name="one", points=((1024, 1.0),))], 80), ([RISE], 30)])
+@pytest.mark.parametrize(
+    ("lines", "width"), [([], 80), ([ChartLine(name="one", points=((1024, 1.0),))], 80), ([RISE], 30)]
+)
 def test_where_there_is_nothing_to_see_nothing_is_drawn(lines, width):
     assert draw_curve(lines, None, width) == []
 
 
 def test_a_flat_curve_can_be_drawn():
-    assert draw_curve([Line(name="flat", points=((1024, 1.0), (4096, 1.0)))], None, 80)
+    assert draw_curve([ChartLine(name="flat", points=((1024, 1.0), (4096, 1.0)))], None, 80)
 
 
 def test_of_a_comparison_the_sizes_below_come_first_then_the_slower_ones():

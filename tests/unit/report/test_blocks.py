@@ -11,14 +11,14 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Check, Outcome, Report, Severity
 from ddpdoctor.report import contents
 from ddpdoctor.report.blocks import (
+    ChartLine,
     Column,
     Content,
-    Fact,
-    Facts,
+    FactEntry,
+    FactList,
     Heading,
     Item,
     Items,
-    Line,
     Places,
     RankClass,
     Records,
@@ -33,7 +33,7 @@ BLOCKS = (
     Heading(text="a heading"),
     Text(text="a paragraph with [bold]markup[/bold] & <b>more</b>"),
     Items(items=(Item(text="an item", fix="do this"),), mark="  - "),
-    Facts(facts=(Fact(label="label", texts=("one text", "another text")), Fact(label="none", texts=()))),
+    FactList(facts=(FactEntry(label="label", texts=("one text", "another text")), FactEntry(label="none", texts=()))),
     Table(
         columns=(
             Column(name="name", cells=("weight", "bias"), align="left"),
@@ -41,7 +41,7 @@ BLOCKS = (
         ),
         legend=("a legend",),
     ),
-    Series(title="a chart", lines=(Line(name="a line", points=((1, 1.0), (1024, 10.0), (4096, 12.0))),)),
+    Series(title="a chart", lines=(ChartLine(name="a line", points=((1, 1.0), (1024, 10.0), (4096, 12.0))),)),
     Places(classes=(RankClass(ranks=(0, 1), host="", state="in fetch", place="train.py:3 in main", blamed=True),)),
 )
 TEXT = """\
@@ -120,10 +120,10 @@ def test_a_report_without_records_has_no_csv(report):
 
 
 def test_columns_go_where_there_is_no_room_and_wide_tables_have_something_to_show_instead():
-    from ddpdoctor.report.page import Page
+    from ddpdoctor.report.page import TextPage
     from ddpdoctor.report.text_blocks import add_blocks
 
     wide = Table(columns=(Column(name="", cells=("x" * 50,)),), instead=(Text(text="too wide"),))
-    page = Page(width=40, cwd=None)
+    page = TextPage(width=40, cwd=None)
     add_blocks(page, (wide,))
     assert [line.plain for line in page.lines] == ["too wide"]

@@ -15,20 +15,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddpdoctor.model.bandwidth import Case, Collective, Member, Mode, Settings
+from ddpdoctor.model.bandwidth import BenchSettings, Case, Collective, Member, Mode
 from ddpdoctor.model.codec import encode
-from ddpdoctor.probes.bandwidth.arrival import Arrivals
+from ddpdoctor.probes.bandwidth.arrival import BarrierWaits
 from ddpdoctor.probes.bandwidth.buffers import make_buffers, make_sets
 from ddpdoctor.probes.bandwidth.cases import DTYPES, REDOPS, list_cases, reducible
 from ddpdoctor.probes.bandwidth.correctness import check
-from ddpdoctor.probes.bandwidth.group import Group
-from ddpdoctor.probes.bandwidth.log import Log
+from ddpdoctor.probes.bandwidth.group import RankGroup
+from ddpdoctor.probes.bandwidth.log import ResultLog
 from ddpdoctor.probes.bandwidth.sweep import run_sweep
 from ddpdoctor.probes.bandwidth.timing import Effort, measure
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 
 LATE_S = 0.1
-SMALL = Settings(modes=(Mode.LATENCY,), min_size_bytes=4096, max_size_bytes=4096)
+SMALL = BenchSettings(modes=(Mode.LATENCY,), min_size_bytes=4096, max_size_bytes=4096)
 LARGE_BYTES = 600_000
 """More than a period of the pattern, on each of three ranks, in every dtype that it is used with."""
 
@@ -37,18 +37,18 @@ def main(job: str, rank: int, size: int, folder: Path) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
-    group = Group(None, tuple(range(size)), torch.device("cpu"), "gloo", Tracker())
+    group = RankGroup(None, tuple(range(size)), torch.device("cpu"), "gloo", Tracker())
     (folder / f"{rank}.json").write_text(json.dumps(JOBS[job](group)))
     if job != "raise":
         dist.barrier()
     dist.destroy_process_group()
 
 
-def hosts_of(group: Group) -> list[str]:
+def hosts_of(group: RankGroup) -> list[str]:
     return [f"host{rank}" for rank in range(group.size)]
 
 
-def members_of(group: Group) -> list[Member]:
+def members_of(group: RankGroup) -> list[Member]:
     return [
         Member(
             rank=rank, local_rank=0, host=host, pid=1, device="cpu", device_name="", cores=1, version="", torch=""
@@ -57,7 +57,7 @@ def members_of(group: Group) -> list[Member]:
     ]  # fmt: skip
 
 
-def check_one(group: Group, case: Case) -> list[Any]:
+def check_one(group: RankGroup, case: Case) -> list[Any]:
     checked = check(group, case, make_buffers(group, case), hosts_of(group))
     assert checked.first_us > 0
     return [encode(one) for one in checked.wrong]
@@ -69,7 +69,7 @@ def case_of(collective: str, size: int, **changes: Any) -> Case:
     return case
 
 
-def collectives_of(group: Group) -> list[Collective]:
+def collectives_of(group: RankGroup) -> list[Collective]:
     return [one for one in Collective if group.size > 1 or one is not Collective.SEND_RECV]
 
 
@@ -84,7 +84,7 @@ def altered(name: str, change: Callable[..., Any]) -> Iterator[None]:
         setattr(dist, name, real)
 
 
-def check_everything(group: Group) -> list[Any]:
+def check_everything(group: RankGroup) -> list[Any]:
     """Check all collectives with all dtypes and operators, in place and out of place; then some of them large."""
     wrong, checked = [], 0
     reduces = [(Collective.ALL_REDUCE, False), (Collective.REDUCE, False)]
@@ -106,7 +106,7 @@ def check_everything(group: Group) -> list[Any]:
     return [checked, wrong]
 
 
-def seed_wrong_data(group: Group) -> dict[str, Any]:
+def seed_wrong_data(group: RankGroup) -> dict[str, Any]:
     """Alter results on one rank, in the ways that networks and memories do, and check."""
     index = dist.get_rank()
 
@@ -155,7 +155,7 @@ def seed_wrong_data(group: Group) -> dict[str, Any]:
     return seen
 
 
-def measure_everything(group: Group) -> list[Any]:
+def measure_everything(group: RankGroup) -> list[Any]:
     """Measure every collective in both modes, warm and cold, with a number of calls that the user asks for."""
     settings = replace(SMALL, collectives=tuple(Collective), modes=tuple(Mode))
     measured = []
@@ -165,7 +165,7 @@ def measure_everything(group: Group) -> list[Any]:
     return measured
 
 
-def agree_on_calls(group: Group) -> list[Any]:
+def agree_on_calls(group: RankGroup) -> list[Any]:
     """Ranks that would not make the same number of calls if each were to decide."""
     effort = Effort(seconds=0.01 * (1 + 10 * group.index))
     measured = [measure(group, case, effort).measurement for case in list_cases(SMALL_BOTH, group.size)]
@@ -175,7 +175,7 @@ def agree_on_calls(group: Group) -> list[Any]:
 SMALL_BOTH = replace(SMALL, modes=tuple(Mode))
 
 
-def come_late(group: Group) -> dict[str, Any]:
+def come_late(group: RankGroup) -> dict[str, Any]:
     """Rank 1 is late, before the barrier or after it, or nobody is."""
 
     def late(real: Any, *args: Any, **kwargs: Any) -> Any:
@@ -184,7 +184,7 @@ def come_late(group: Group) -> dict[str, Any]:
         return real(*args, **kwargs)
 
     def arrivals() -> list[Any]:
-        seen = Arrivals(hosts_of(group))
+        seen = BarrierWaits(hosts_of(group))
         seen.add(measure(group, case_of("all_reduce", group.size), Effort(iterations=7, warmup=0)).waits_us)
         return [encode(one) for one in seen.summary()]
 
@@ -196,7 +196,7 @@ def come_late(group: Group) -> dict[str, Any]:
     return found
 
 
-def share_memory(group: Group) -> dict[str, Any]:
+def share_memory(group: RankGroup) -> dict[str, Any]:
     """Say which buffers are the same memory, by where they are."""
     found = {}
     for collective, in_place in product(collectives_of(group), (False, True)):
@@ -208,8 +208,8 @@ def share_memory(group: Group) -> dict[str, Any]:
     return found
 
 
-def sweep(group: Group, settings: Settings) -> dict[str, Any]:
-    log, reported = Log(settings, members_of(group)), []
+def sweep(group: RankGroup, settings: BenchSettings) -> dict[str, Any]:
+    log, reported = ResultLog(settings, members_of(group)), []
     run_sweep(group, settings, hosts_of(group), log, lambda *news: reported.append(news))
     return {
         "results": [encode(one) for one in log.results],
@@ -223,7 +223,7 @@ def sweep(group: Group, settings: Settings) -> dict[str, Any]:
     }
 
 
-def sweep_everything(group: Group) -> dict[str, Any]:
+def sweep_everything(group: RankGroup) -> dict[str, Any]:
     """Sweep all collectives with few calls, then with too little time, then with sizes that no machine has."""
     few = replace(
         SMALL_BOTH, collectives=tuple(Collective), min_size_bytes=1024, max_size_bytes=4096, factor=4, iterations=3
@@ -237,7 +237,7 @@ def sweep_everything(group: Group) -> dict[str, Any]:
     return seen
 
 
-def sweep_altered(group: Group) -> dict[str, Any]:
+def sweep_altered(group: RankGroup) -> dict[str, Any]:
     """Alter one element on rank 1 at one size of the sweep."""
 
     def call(real: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -250,7 +250,7 @@ def sweep_altered(group: Group) -> dict[str, Any]:
         return sweep(group, replace(SMALL_BOTH, min_size_bytes=1024, max_size_bytes=4096, iterations=2))
 
 
-def raise_on_one(group: Group) -> str:
+def raise_on_one(group: RankGroup) -> str:
     """Rank 1's call raises: so does the sweep there, and on the rank that is left alone once rank 1 is gone."""
 
     def call(real: Any, *args: Any, **kwargs: Any) -> Any:
@@ -266,7 +266,7 @@ def raise_on_one(group: Group) -> str:
     return "nothing was raised"
 
 
-JOBS: dict[str, Callable[[Group], Any]] = {
+JOBS: dict[str, Callable[[RankGroup], Any]] = {
     "check": lambda group: {
         "everything": check_everything(group),
         "seeded": seed_wrong_data(group) if group.size == 3 else {},

@@ -1,6 +1,6 @@
 import pytest
 
-from ddpdoctor.probes.bandwidth.arrival import MOST_KEPT, Arrivals, lateness
+from ddpdoctor.probes.bandwidth.arrival import MOST_KEPT, BarrierWaits, lateness
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_lateness_is_the_median_wait_of_the_others_less_the_own(waits, late):
 
 
 def test_a_late_rank_is_named_and_no_other():
-    arrivals = Arrivals(["a", "a", "b"])
+    arrivals = BarrierWaits(["a", "a", "b"])
     arrivals.add([[20000.0, 21000.0, 19000.0], [10.0, 5.0, 20.0], [20010.0, 20990.0, 19010.0]])
 
     first, late, last = arrivals.summary()
@@ -35,7 +35,7 @@ def test_a_late_rank_is_named_and_no_other():
 
 
 def test_a_rank_that_is_late_once_is_not_late_by_its_median():
-    arrivals = Arrivals(["a", "a", "a"])
+    arrivals = BarrierWaits(["a", "a", "a"])
     arrivals.add([[30.0, 10.0, 10.0, 10.0, 10.0], [0.0, 10.0, 11.0, 9.0, 10.0], [30.0, 10.0, 10.0, 10.0, 10.0]])
 
     late = arrivals.summary()[1]
@@ -45,7 +45,7 @@ def test_a_rank_that_is_late_once_is_not_late_by_its_median():
 
 
 def test_cases_are_taken_together_and_each_counts_with_so_many_calls():
-    arrivals = Arrivals(["a", "a"])
+    arrivals = BarrierWaits(["a", "a"])
     arrivals.add([[5.0] * (MOST_KEPT + 50), [0.0] * (MOST_KEPT + 50)])
     arrivals.add([[5.0], [0.0]])
 
@@ -53,8 +53,8 @@ def test_cases_are_taken_together_and_each_counts_with_so_many_calls():
 
 
 def test_one_rank_is_never_late_and_nothing_measured_says_nothing():
-    alone = Arrivals(["a"])
+    alone = BarrierWaits(["a"])
     alone.add([[1.0, 2.0]])
 
     assert alone.summary() == ()
-    assert Arrivals(["a", "b"]).summary() == ()
+    assert BarrierWaits(["a", "b"]).summary() == ()

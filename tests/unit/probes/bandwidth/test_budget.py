@@ -2,17 +2,17 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.bandwidth import Collective, Mode, Settings
+from ddpdoctor.model.bandwidth import BenchSettings, Collective, Mode
 from ddpdoctor.probes.bandwidth.budget import CAUTION, Forecast, Growth, share_out
 from ddpdoctor.probes.bandwidth.cases import list_cases
 from ddpdoctor.probes.bandwidth.sweep import list_steps
 from ddpdoctor.probes.bandwidth.timing import LEAST_BATCHES, LEAST_CALLS, MOST_CALLS
 
 KIB, MIB = 2**10, 2**20
-LATENCY_ONLY = Settings(modes=(Mode.LATENCY,), min_size_bytes=MIB, max_size_bytes=8 * MIB)
+LATENCY_ONLY = BenchSettings(modes=(Mode.LATENCY,), min_size_bytes=MIB, max_size_bytes=8 * MIB)
 
 
-def steps_of(settings: Settings):
+def steps_of(settings: BenchSettings):
     return list_steps(list_cases(settings, 2))
 
 
@@ -56,7 +56,7 @@ def test_a_time_too_long_for_latency_grows_in_proportion_though_only_one_size_wa
 
 
 def test_the_first_step_is_measured_though_nothing_is_known_of_it():
-    slot = share_out(steps_of(Settings()), Forecast("gloo", None), 30.0)
+    slot = share_out(steps_of(BenchSettings()), Forecast("gloo", None), 30.0)
 
     assert slot is not None
     assert slot.left_s is None

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.bandwidth import Collective, Mode, Settings
+from ddpdoctor.model.bandwidth import BenchSettings, Collective, Mode
 from ddpdoctor.probes.bandwidth.cases import (
     DTYPES,
     is_in_place,
@@ -16,7 +16,7 @@ from ddpdoctor.probes.bandwidth.cases import (
 from ddpdoctor.probes.bandwidth.collectives import bus_factor
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-ONE_MODE = Settings(modes=(Mode.LATENCY,))
+ONE_MODE = BenchSettings(modes=(Mode.LATENCY,))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_sizes_grow_by_the_factor_and_the_largest_is_always_there(smallest, larg
 
 
 def test_the_default_has_21_sizes_from_1_kib_to_1_gib_in_both_modes():
-    cases = list_cases(Settings(), 2)
+    cases = list_cases(BenchSettings(), 2)
 
     assert [case.size_bytes for case in cases[::2]] == [KIB << power for power in range(21)]
     assert [case.mode for case in cases[:2]] == [Mode.LATENCY, Mode.THROUGHPUT]

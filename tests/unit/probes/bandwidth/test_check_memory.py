@@ -10,14 +10,14 @@ from torch.utils._pytree import tree_leaves
 from ddpdoctor.model.bandwidth import Case, Collective, Mode
 from ddpdoctor.probes.bandwidth import correctness
 from ddpdoctor.probes.bandwidth.cases import DTYPES
-from ddpdoctor.probes.bandwidth.group import Group
+from ddpdoctor.probes.bandwidth.group import RankGroup
 from ddpdoctor.probes.bandwidth.pattern import PERIODS, put_in, tolerance, working_bytes
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 
 CPU = torch.device("cpu")
 
 
-class FirstRank(Group):
+class FirstRank(RankGroup):
     """A group of which no other rank is there."""
 
     @property

@@ -4,7 +4,7 @@ import torch
 from ddpdoctor.collect.machine.cgroups import read_memory_limit
 from ddpdoctor.collect.machine.memory import read_machine
 from ddpdoctor.model.bandwidth import Case, Collective, Mode
-from ddpdoctor.probes.bandwidth.group import Group
+from ddpdoctor.probes.bandwidth.group import RankGroup
 from ddpdoctor.probes.bandwidth.memory import Room, count_takers, left_of, needed_bytes, read_free_bytes
 from ddpdoctor.probes.bandwidth.pattern import working_bytes
 from ddpdoctor.probes.bandwidth.tracker import Tracker
@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused_in_words(needed, reason):
     ],
 )
 def test_a_case_needs_its_buffers_and_what_the_backend_copies(collective, in_place, backend, times):
-    group = Group(None, (0, 1, 2, 3), CPU, backend, Tracker())
+    group = RankGroup(None, (0, 1, 2, 3), CPU, backend, Tracker())
     case = Case(
         collective=collective,
         dtype="float32",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ddpdoctor.model.bandwidth import Case, Collective, Mode
-from ddpdoctor.probes.bandwidth.group import Group
+from ddpdoctor.probes.bandwidth.group import RankGroup
 from ddpdoctor.probes.bandwidth.pattern import PERIODS, put_in, reduced, tolerance
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 
@@ -12,8 +12,8 @@ SIZES = [1, 2, 3, 5, 8, 16, 17, 100, 1000]
 COUNT = 4096
 
 
-def group_of(size: int) -> Group:
-    return Group(None, tuple(range(size)), torch.device("cpu"), "gloo", Tracker())
+def group_of(size: int) -> RankGroup:
+    return RankGroup(None, tuple(range(size)), torch.device("cpu"), "gloo", Tracker())
 
 
 def case_of(redop: str | None, dtype: str = "float64", count: int = COUNT) -> Case:

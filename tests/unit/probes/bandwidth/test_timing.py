@@ -10,7 +10,7 @@ from ddpdoctor.probes.bandwidth.timing import (
     MOST_BATCHES,
     MOST_CALLS,
     Effort,
-    Plan,
+    TimingPlan,
     even_out,
     plan_calls,
     summarize,
@@ -31,21 +31,21 @@ CASE = Case(
     ("mode", "effort", "each_s", "plan"),
     [
         # As many as there is time for, within bounds.
-        (Mode.LATENCY, Effort(seconds=0.5), 0.005, Plan(batches=100, calls=1)),
-        (Mode.LATENCY, Effort(seconds=0.5), 10.0, Plan(batches=LEAST_CALLS, calls=1)),
-        (Mode.LATENCY, Effort(seconds=0.5), 1e-6, Plan(batches=MOST_CALLS, calls=1)),
-        (Mode.LATENCY, Effort(seconds=0.5), 0.0, Plan(batches=MOST_CALLS, calls=1)),
-        (Mode.LATENCY, Effort(iterations=7), 10.0, Plan(batches=7, calls=1)),
+        (Mode.LATENCY, Effort(seconds=0.5), 0.005, TimingPlan(batches=100, calls=1)),
+        (Mode.LATENCY, Effort(seconds=0.5), 10.0, TimingPlan(batches=LEAST_CALLS, calls=1)),
+        (Mode.LATENCY, Effort(seconds=0.5), 1e-6, TimingPlan(batches=MOST_CALLS, calls=1)),
+        (Mode.LATENCY, Effort(seconds=0.5), 0.0, TimingPlan(batches=MOST_CALLS, calls=1)),
+        (Mode.LATENCY, Effort(iterations=7), 10.0, TimingPlan(batches=7, calls=1)),
         # A batch lasts 5 ms at least; with more time, batches are longer rather than more.
-        (Mode.THROUGHPUT, Effort(seconds=0.1), 0.001, Plan(batches=20, calls=5)),
-        (Mode.THROUGHPUT, Effort(seconds=0.3), 0.001, Plan(batches=30, calls=10)),
-        (Mode.THROUGHPUT, Effort(seconds=0.5), 10.0, Plan(batches=LEAST_BATCHES, calls=1)),
-        (Mode.THROUGHPUT, Effort(seconds=0.5), 1e-6, Plan(batches=MOST_BATCHES, calls=MOST_BATCH_CALLS)),
+        (Mode.THROUGHPUT, Effort(seconds=0.1), 0.001, TimingPlan(batches=20, calls=5)),
+        (Mode.THROUGHPUT, Effort(seconds=0.3), 0.001, TimingPlan(batches=30, calls=10)),
+        (Mode.THROUGHPUT, Effort(seconds=0.5), 10.0, TimingPlan(batches=LEAST_BATCHES, calls=1)),
+        (Mode.THROUGHPUT, Effort(seconds=0.5), 1e-6, TimingPlan(batches=MOST_BATCHES, calls=MOST_BATCH_CALLS)),
         # What the user asks for is rounded up to whole batches.
-        (Mode.THROUGHPUT, Effort(iterations=1), 0.001, Plan(batches=1, calls=1)),
-        (Mode.THROUGHPUT, Effort(iterations=20), 0.001, Plan(batches=20, calls=1)),
-        (Mode.THROUGHPUT, Effort(iterations=100), 0.001, Plan(batches=25, calls=4)),
-        (Mode.THROUGHPUT, Effort(iterations=31), 0.001, Plan(batches=16, calls=2)),
+        (Mode.THROUGHPUT, Effort(iterations=1), 0.001, TimingPlan(batches=1, calls=1)),
+        (Mode.THROUGHPUT, Effort(iterations=20), 0.001, TimingPlan(batches=20, calls=1)),
+        (Mode.THROUGHPUT, Effort(iterations=100), 0.001, TimingPlan(batches=25, calls=4)),
+        (Mode.THROUGHPUT, Effort(iterations=31), 0.001, TimingPlan(batches=16, calls=2)),
     ],
 )
 def test_time_decides_how_many_calls_are_made_unless_the_user_does(mode, effort, each_s, plan):

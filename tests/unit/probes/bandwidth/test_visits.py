@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ddpdoctor.probes.bandwidth.group import Group
+from ddpdoctor.probes.bandwidth.group import RankGroup
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 from ddpdoctor.probes.bandwidth.visits import Unit, _Groups
 
@@ -13,7 +13,7 @@ from ddpdoctor.probes.bandwidth.visits import Unit, _Groups
 @pytest.fixture
 def world():
     dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=3)
-    yield Group(None, (0, 1, 2), torch.device("cpu"), "fake", Tracker())
+    yield RankGroup(None, (0, 1, 2), torch.device("cpu"), "fake", Tracker())
     dist.destroy_process_group()
 
 

@@ -12,7 +12,7 @@ from ddpdoctor.model.trial import TrialSettings
 from ddpdoctor.probes.consistency.batches import CannotJoin, choose_batches, join, sample_counts
 from ddpdoctor.probes.consistency.building import build, quiet_dropout, see_model
 from ddpdoctor.probes.consistency.comparing import RunRecord, compare_runs, compare_steps, merge_reruns
-from ddpdoctor.probes.consistency.losses import Steps
+from ddpdoctor.probes.consistency.losses import TrainingStep
 from ddpdoctor.probes.consistency.session import describe_built
 from ddpdoctor.probes.consistency.step_records import (
     StepRecord,
@@ -22,7 +22,7 @@ from ddpdoctor.probes.consistency.step_records import (
     parameter_rows,
     state_rows,
 )
-from ddpdoctor.probes.consistency.watch import Place, describe_places
+from ddpdoctor.probes.consistency.watch import RankPlace, describe_places
 from ddpdoctor.probes.user_code import leaves
 
 CPU = torch.device("cpu")
@@ -105,9 +105,9 @@ def test_dropout_of_layers_is_turned_off():
 
 def test_a_loss_is_taken_from_where_there_is_one():
     model, x = nn.Linear(2, 2), torch.ones(4, 2)
-    steps = Steps("", nn.functional.mse_loss)
+    steps = TrainingStep("", nn.functional.mse_loss)
     assert steps.run(model, (x, x), "step 1") == pytest.approx(nn.functional.mse_loss(model(x), x).item())
-    alone = Steps("", None)
+    alone = TrainingStep("", None)
     assert alone.run(model, x, "step 1") == pytest.approx(model(x).square().mean().item())
     assert "as no loss was given" in alone.words
     with pytest.raises(UserError, match="not \\(input, target\\)") as reported:
@@ -123,7 +123,7 @@ def test_a_step_that_has_called_backward_itself_is_not_made_to_do_so_again():
         loss.backward()
         return loss
 
-    steps = Steps("", None)
+    steps = TrainingStep("", None)
     steps._loss = step
     steps.run(model, torch.ones(3, 2), "step 1")
     assert model.weight.grad.tolist() == [[3.0, 3.0]]
@@ -190,8 +190,8 @@ def test_a_second_run_is_compared_tensor_by_tensor_and_the_batch_comes_first():
 
 
 def test_places_are_reported_together_and_the_silent_are_named():
-    places = [Place(rank=n, phase="step 2", line="", waits=True) for n in (0, 2)]
-    places.append(Place(rank=1, phase="step 2", line="m.py:3 in f", waits=False))
+    places = [RankPlace(rank=n, phase="step 2", line="", waits=True) for n in (0, 2)]
+    places.append(RankPlace(rank=1, phase="step 2", line="m.py:3 in f", waits=False))
     assert describe_places(places, 4) == [
         "ranks 0 and 2 in step 2",
         "rank 1 in step 2, at m.py:3 in f",

@@ -10,12 +10,12 @@ from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.store import LocalStore
 from ddpdoctor.model.reaching import Contact, Publication
 from ddpdoctor.probes.rendezvous.mesh import MeshLimits, PairResults, run_mesh
-from ddpdoctor.probes.rendezvous.payloads import LARGE_BYTES, Pace
-from ddpdoctor.probes.rendezvous.posts import Lost, Posts, PostsOpen
+from ddpdoctor.probes.rendezvous.payloads import LARGE_BYTES, PayloadLimits
+from ddpdoctor.probes.rendezvous.posts import LostTime, Posts, PostsOpen
 from ddpdoctor.probes.rendezvous.visits import SOURCE_FAILS, TARGET_FAILS, Target, Visitor
 from tests.scenarios.running import wait_for
 
-PACE = Pace(stall_s=60.0, send_s=1.0)
+PACE = PayloadLimits(stall_s=60.0, send_s=1.0)
 NOT_OURS = "192.0.2.1"
 """Of no host (RFC 5737)."""
 
@@ -135,7 +135,7 @@ def test_ports_that_are_none():
 
 
 def visitor(deadline, lost=None):
-    return Visitor(0, connect_s=60.0, pace=PACE, lost=lost or Lost(limit_s=8.0), deadline=deadline)
+    return Visitor(0, connect_s=60.0, pace=PACE, lost=lost or LostTime(limit_s=8.0), deadline=deadline)
 
 
 def target_at(port, ticket=b"x" * 16):
@@ -172,7 +172,7 @@ def test_a_port_on_which_nobody_listens():
 
 
 def offer(lost=None):
-    return Posts("127.0.0.1", [0], None, PACE, lost or Lost(limit_s=8.0))
+    return Posts("127.0.0.1", [0], None, PACE, lost or LostTime(limit_s=8.0))
 
 
 def post_of(posts):
@@ -203,7 +203,7 @@ def hung_up(connection):
 
 def test_another_source_at_a_post_is_turned_away():
     with offer() as posts:
-        other = Visitor(5, connect_s=60.0, pace=PACE, lost=Lost(limit_s=8.0), deadline=FOREVER)
+        other = Visitor(5, connect_s=60.0, pace=PACE, lost=LostTime(limit_s=8.0), deadline=FOREVER)
         (pair,) = other.visit([post_of(posts)])
     assert pair.connecting.contact is Contact.RESET
     assert posts.served == set()
@@ -211,12 +211,12 @@ def test_another_source_at_a_post_is_turned_away():
 
 def test_enough_payloads_have_stalled_at_the_source():
     with offer() as posts:
-        (pair,) = visitor(FOREVER, Lost(limit_s=8.0, spent_s=9.0)).visit([post_of(posts)])
+        (pair,) = visitor(FOREVER, LostTime(limit_s=8.0, spent_s=9.0)).visit([post_of(posts)])
     assert (pair.connecting.contact, pair.small, pair.skipped) == (Contact.CONNECTED, None, SOURCE_FAILS)
 
 
 def test_enough_payloads_have_stalled_at_the_target():
-    with offer(Lost(limit_s=8.0, spent_s=9.0)) as posts:
+    with offer(LostTime(limit_s=8.0, spent_s=9.0)) as posts:
         (pair,) = visitor(FOREVER).visit([post_of(posts)])
     assert (pair.connecting.contact, pair.small, pair.skipped) == (Contact.CONNECTED, None, TARGET_FAILS)
 

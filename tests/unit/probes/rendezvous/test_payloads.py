@@ -9,9 +9,9 @@ from ddpdoctor.probes.rendezvous.payloads import (
     LARGE_BYTES,
     NUMBER,
     PART_BYTES,
-    Busy,
     Damaged,
-    Pace,
+    PayloadLimits,
+    TargetBusy,
     greet,
     rate_of,
     send_large,
@@ -20,8 +20,8 @@ from ddpdoctor.probes.rendezvous.payloads import (
 )
 from ddpdoctor.probes.rendezvous.tcp_info import read_tcp_counts
 
-PACE = Pace(stall_s=60.0, send_s=60.0)
-SHORT = Pace(stall_s=0.3, send_s=5.0)
+PACE = PayloadLimits(stall_s=60.0, send_s=60.0)
+SHORT = PayloadLimits(stall_s=0.3, send_s=5.0)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_payload_arrives_whole(ends, size):
 def test_a_payload_ends_when_its_time_is_up(ends):
     source, target = ends
     thread = serve(target)
-    found = send_payload(source, LARGE_BYTES, Pace(stall_s=60.0, send_s=0.0))
+    found = send_payload(source, LARGE_BYTES, PayloadLimits(stall_s=60.0, send_s=0.0))
     source.close()
     thread.join(timeout=200)
     assert (found.contact, found.size_bytes) == (Contact.CONNECTED, PART_BYTES)
@@ -112,12 +112,12 @@ def test_the_target_takes_no_part_over_the_limit(ends):
 def test_the_target_does_not_wait_for_ever(ends):
     _, target = ends
     with pytest.raises(TimeoutError):
-        serve_payloads(target, Pace(stall_s=0.05, send_s=1.0))
+        serve_payloads(target, PayloadLimits(stall_s=0.05, send_s=1.0))
 
 
 def test_a_target_that_is_busy_with_others(ends):
     source, _ = ends
-    with pytest.raises(Busy, match="busy with other nodes"):
+    with pytest.raises(TargetBusy, match="busy with other nodes"):
         greet(source, b"hello", 5.0, 0.1)
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ddpdoctor.probes.rendezvous.trial import Trial
+from ddpdoctor.probes.rendezvous.trial import StartProcess
 
 
 def fork(end):
@@ -16,7 +16,7 @@ def fork(end):
     if pid:
         os.close(read)
         os.close(write)
-        return Trial(pid, tell, hear)
+        return StartProcess(pid, tell, hear)
     os.close(tell)
     os.close(hear)
     os.read(read, 4096)
