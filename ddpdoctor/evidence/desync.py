@@ -136,7 +136,7 @@ def _absent(line: Line, report: _Report, ranks: str, operation: Operation, *, ce
     return [
         Absent(
             who=Who(rank=rank) if not own.group else Who(group=own.group, group_rank=rank),
-            operation=operation, waiters=waiters, certain=certain, shown=Shown.WORDS, **common,
+            operation=operation, waiters=waiters, certain=certain, expected=True, shown=Shown.WORDS, **common,
         )
         for rank in numbers(ranks)
     ]  # fmt: skip

@@ -32,7 +32,7 @@ def line_readers() -> tuple[LineReader, ...]:
     """
     from ddpdoctor.evidence.collective_errors import CollectiveErrorReader
     from ddpdoctor.evidence.crashes import CrashReader
-    from ddpdoctor.evidence.fatal_errors import FatalErrorReader
+    from ddpdoctor.evidence.faulthandler_text import FaulthandlerReader
     from ddpdoctor.evidence.frameworks import FrameworkReader
     from ddpdoctor.evidence.horovod import HorovodReader
     from ddpdoctor.evidence.launches import LaunchReader
@@ -49,5 +49,5 @@ def line_readers() -> tuple[LineReader, ...]:
     return (
         WatchdogReader(), CollectiveErrorReader(), TracebackReader(), CrashReader(), TorchrunReader(), NcclLogReader(),
         RasReader(), SlurmReader(), SacctReader(), KernelReader(), KubernetesReader(), FrameworkReader(),
-        HorovodReader(), FatalErrorReader(), NcclTestsReader(), LaunchReader(),
+        HorovodReader(), FaulthandlerReader(), NcclTestsReader(), LaunchReader(),
     )  # fmt: skip

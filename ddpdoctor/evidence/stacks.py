@@ -42,7 +42,7 @@ _LAST_FIRST = 2
 """The place of the format, pystack's, whose frames come outermost first."""
 _FRAMES = (
     re.compile(r'\s+(?:\(Python\) )?File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)'),
-    re.compile(r"\s+(?P<function>\S.*?) \((?P<file>[^()]+?)(?::(?P<line>\d+))?\)\s*$"),
+    re.compile(r"\s{1,7}(?P<function>\S.*?) \((?P<file>[^()]+?)(?::(?P<line>\d+))?\)\s*$"),  # locals stand deeper
     re.compile(r'\s+\(C\) File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.+)'),
 )
 
@@ -94,6 +94,8 @@ class StackReader:
         text = head[:8192].decode("utf-8", "replace")
         lines = [split_line(raw, 1, "").text for raw in text.split("\n")[:200]]
         if any(_RANK_BLOCK.match(line) for line in lines):
+            return True
+        if any(map(_PROCESS.match, lines)) and any(line.startswith("Python v") for line in lines):
             return True
         threads = sum(any(pattern.match(line) for pattern in _THREADS) for line in lines)
         frames = sum(any(pattern.match(line) for pattern in _FRAMES) for line in lines)

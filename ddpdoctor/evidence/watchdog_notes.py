@@ -25,6 +25,7 @@ _DUMP = re.compile(
     r"Received a dump signal due to a collective timeout from .{0,600}?"
     r"Last enqueued NCCL work: (?P<enqueued>-?\d{1,20}).{1,120}?last completed NCCL work: (?P<completed>-?\d{1,20})"
 )
+_SOURCE = re.compile(r"due to a collective timeout from {1,2}rank (?P<rank>\d{1,9})\b")
 _STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d{1,9}) seconds|Heartbeat monitor timed out!")
 
 
@@ -50,7 +51,13 @@ def _dump_signal(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
         return _seen(line, group)
     who = replace(who_of(line, group), group="", group_rank=None)
     enqueued, completed = work_number(numbers["enqueued"]), work_number(numbers["completed"])
-    return [Reached(group_words=DEFAULT_GROUP, enqueued=enqueued, completed=completed, **origin_of(line, who))]
+    found: list[Fact] = [
+        Reached(group_words=DEFAULT_GROUP, enqueued=enqueued, completed=completed, **origin_of(line, who))
+    ]
+    if (source := _SOURCE.search(line.text)) is not None:
+        words = f"rank {source['rank']} ran into the time limit of a collective, as other ranks were told"
+        found.append(Hint(words=words, kind="told-to-dump", **origin_of(line, who)))
+    return found
 
 
 def _stuck(line: Line, group: NcclGroup | None) -> Iterable[Fact]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Fact, Launched, Seen, Size, Trouble, Who
+from ddpdoctor.model.evidence import Fact, Launched, Seen, Size, Stacked, Trouble, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -59,6 +59,35 @@ def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
             who = replace(who, rank=gpus.get((who.host, fact.gpu)))
         found.append(fact if who == fact.who else replace(fact, who=who))
     return tuple(found)
+
+
+def number_stacks(facts: Sequence[Fact]) -> tuple[Fact, ...]:
+    """Return the facts with ranks for processes of which only stacks tell: a launcher starts ranks in order.
+
+    Processes of one host are in the order of their pids, those of several files with equal pids in that of the names.
+    """
+    own = [fact for fact in facts if isinstance(fact, Stacked) and not fact.worker]
+    if any(fact.who.rank is not None for fact in own):
+        return tuple(facts)
+    hosts = {fact.who.host for fact in own}
+    pids = {(fact.spot.source, fact.who.pid) for fact in own if fact.who.pid is not None}
+    names = sorted(pids, key=lambda name: (name[1], _natural(name[0])))
+    if len(hosts) > 1 or len({pid for _, pid in pids}) < len(pids):
+        names.sort(key=lambda name: (_natural(name[0]), name[1]))
+    if len(names) < 2 or len({pid for _, pid in pids}) not in {1, len(pids)}:
+        return tuple(facts)
+    ranks: dict[tuple[str, int | None], int] = {name: rank for rank, name in enumerate(names)}
+    return tuple(
+        replace(fact, who=replace(fact.who, rank=ranks.get((fact.spot.source, fact.who.pid))))
+        if isinstance(fact, Stacked) and fact.who.rank is None
+        else fact
+        for fact in facts
+    )
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return what puts "n10" behind "n9"."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _gpus(facts: Iterable[Fact]) -> dict[tuple[str, str], int | None]:

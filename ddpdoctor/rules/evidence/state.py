@@ -33,7 +33,7 @@ from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.evidence.calls import compare_calls
 from ddpdoctor.rules.evidence.flight import compare_flight
 from ddpdoctor.rules.evidence.handled import set_apart_handled
-from ddpdoctor.rules.evidence.identity import resolve, world_of
+from ddpdoctor.rules.evidence.identity import number_stacks, resolve, world_of
 from ddpdoctor.rules.evidence.ras_looks import join_reports
 from ddpdoctor.rules.evidence.stacks import compare_stacks
 from ddpdoctor.rules.evidence.watchdog import compare_waits
@@ -144,7 +144,7 @@ def build_run_state(evidence: Evidence) -> RunState:
     """Join the facts of the last run, and compare its ranks."""
     run = evidence.runs[-1]
     world = world_of(run)
-    read = join_reports(set_apart_handled(resolve(run.facts, world)))
+    read = join_reports(set_apart_handled(number_stacks(resolve(run.facts, world))))
     compared = [
         *compare_stacks(read, world), *compare_waits(read, world), *compare_calls(read),
         *compare_flight(run.dumps, world),

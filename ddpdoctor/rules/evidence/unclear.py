@@ -33,6 +33,7 @@ def _of_waits(state: RunState) -> Iterator[str]:
     if waiting:
         lacking = f"; of {rank_list(state.unseen)} nothing was given" if state.unseen else ""
         yield f"{rank_list(waiting)} waited for others, and nothing that was given says for whom{lacking}"
+    yield from (fact.words for fact in state.all(Hint) if fact.kind == "told-to-dump")
 
 
 def _of_ends(state: RunState) -> Iterator[str]:

@@ -160,6 +160,9 @@ def _compare(group: _Group, members: Sequence[int], seen: frozenset[int], *, is_
     calls = Counter(wait.operation.seq for wait in group.waits.values())
     most = max(calls.values())
     target = next(wait for wait in group.waits.values() if calls[wait.operation.seq] == most)
+    ahead = _ahead(group, target)
+    if ahead is not None:
+        return [ahead]
     absent = _absent(group, target, members, seen)
     differ = _differ(group) if not any(fact.certain for fact in absent) else None
     if differ is not None:
@@ -191,6 +194,24 @@ def _absent(group: _Group, target: Waiting, members: Sequence[int], seen: frozen
         _absence(group, rank, target, target, certain=False, expected=expected)
         for rank in (unseen if expected else silent)
     ]
+
+
+def _ahead(group: _Group, target: Waiting) -> Differ | None:
+    """Return that ranks have completed a later call than the one that the others wait in: they made other calls."""
+    number = target.operation.seq or 0
+    ahead = tuple(
+        sorted(
+            rank
+            for rank, reached in group.reached.items()
+            if rank not in group.waits and reached.completed is not None and reached.completed > number
+        )
+    )
+    if not ahead or target.operation.op in _FROM_ROOT or len(ahead) >= len(group.waits):
+        return None
+    reached = group.reached[ahead[0]]
+    later = Operation(group=group.key, group_words=group.words, seq=reached.completed)
+    sides = ((tuple(sorted(group.waits)), target.operation), (ahead, later))
+    return Differ(sides=sides, odd=ahead, aspect="number", **_where(reached))
 
 
 def _is_behind(reached: Reached, number: int) -> bool:

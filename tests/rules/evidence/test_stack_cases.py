@@ -4,7 +4,18 @@ import json
 
 import pytest
 
-from tests.evidence_texts import IN_ALL_REDUCE, IN_BACKWARD, pyspy, text
+from tests.evidence_texts import (
+    ALL_REDUCE,
+    BACKWARD,
+    IN_ALL_REDUCE,
+    IN_BACKWARD,
+    MAIN,
+    WRAPPER,
+    interleaved,
+    pyspy,
+    text,
+    traceback,
+)
 from tests.rules.evidence.truths import ABSENT, Truth, hold
 
 LOCK = ("lookup (cache.py:31)", "train_step (train.py:70)", "main (train.py:99)")
@@ -288,3 +299,52 @@ def test_stacks_and_a_log_that_agree(tmp_path):
     given = {f"stacks/{name}": content for name, content in files(IN_BACKWARD, LOCK, IN_BACKWARD).items()}
     given["job.log"] = "2026-03-09 14:02:11 INFO train: step 30 loss 4.1\n"
     hold(tmp_path, given, Truth(kinds=("stuck",), ranks=(1,), where="cache.py:31", mentions=("30",)))
+
+
+@pytest.mark.parametrize("name", ["pyspy_{}.txt", "n1{}/pyspy.txt", "job-worker-{}.txt"])
+def test_files_that_name_no_rank_are_in_order(tmp_path, name):
+    """A launcher starts ranks in order, and pods and hosts have numbers."""
+    pids = (520, 521, 522) if name.startswith("pyspy") else (1, 1, 1)
+    stacks = (IN_BACKWARD, LOCK, IN_BACKWARD)
+    given = {
+        name.format(number): pyspy(pid, *stack) for number, (pid, stack) in enumerate(zip(pids, stacks, strict=True))
+    }
+    hold(tmp_path, given, Truth(kinds=("stuck",), ranks=(1,), where="cache.py:31"))
+
+
+def test_locals_between_the_frames(tmp_path):
+    def dump(pid: int, stack: tuple[str, ...]) -> str:
+        more = "        Arguments:\n            self: <Model (cpu)>\n        Locals:\n            paths: (a.py:3)\n"
+        head = f'Process {pid}: python train.py\nPython v3.12.9 (/usr/bin/python3.12)\n\nThread {pid} (idle): "MainThread"\n'
+        return head + "".join(f"    {frame}\n{more}" for frame in stack)
+
+    given = {f"rank{rank}.txt": dump(520 + rank, LOCK if rank == 1 else IN_ALL_REDUCE) for rank in range(3)}
+    hold(tmp_path, given, Truth(kinds=("stuck",), ranks=(1,), where="cache.py:31"))
+
+
+def test_stacks_that_faulthandler_wrote_into_logs(tmp_path):
+    """dump_traceback_later writes them after a time, between the lines of the script."""
+
+    def log(rank: int) -> str:
+        frames = OWN if rank == 2 else WAITS
+        head = [f"2026-03-09 14:00:{step:02} INFO train: step {step}" for step in range(9)]
+        other = [
+            "Thread 0x00007f12 (most recent call first):",
+            '  File "/usr/lib/python3.12/threading.py", line 355 in wait',
+            "",
+        ]
+        return text([*head, "Timeout (0:10:00)!", *other, "Thread 0x00007f11 (most recent call first):", *frames])
+
+    given = {f"rank_{rank}.log": log(rank) for rank in range(3)}
+    hold(tmp_path, given, Truth(kinds=("stuck",), ranks=(2,), where="cache.py:31"))
+
+
+def test_ctrl_c_in_a_job_that_works_accuses_nobody(tmp_path):
+    """Somebody stopped it; who computes at that moment is no culprit."""
+    logs = [
+        traceback("KeyboardInterrupt", MAIN, *frames, label=f"[rank{rank}]: ")
+        for rank, frames in enumerate(
+            [(BACKWARD, WRAPPER, ALL_REDUCE), (("/workspace/run/model.py", 8, "forward", "x = x @ w"),)]
+        )
+    ]
+    hold(tmp_path, interleaved(*logs), Truth(kinds=("killed",), ranks=(), or_cannot_tell=True))

@@ -276,3 +276,31 @@ def test_a_number_that_is_lower_but_of_another_group_is_no_delay(tmp_path):
     logs += [dump_signal(rank, 0, 12, 12) for rank in (2, 3)]
     truth = Truth(kinds=("transport",), ranks=(), or_cannot_tell=True, not_ranks=(2, 3))
     hold(tmp_path, interleaved(*logs), truth)
+
+
+def test_a_rank_that_completed_later_calls_made_other_calls(tmp_path):
+    """It cannot complete number 55 of a group whose other ranks wait in number 50."""
+    logs = [watchdog(rank, work(50)) for rank in (0, 1, 2)]
+    hold(tmp_path, interleaved(*logs, dump_signal(3, 0, 55, 55)), Truth(kinds=("mismatch",), ranks=(3,)))
+
+
+def test_a_rank_that_completed_the_same_call_is_not_accused_of_another(tmp_path):
+    """The last part of an all_reduce may be lost on its way to the others."""
+    logs = [watchdog(rank, work(50)) for rank in (0, 1, 2)]
+    hold(
+        tmp_path,
+        interleaved(*logs, dump_signal(3, 0, 50, 50)),
+        Truth(not_ranks=(0, 1, 2), kinds=("stuck", "transport"), or_cannot_tell=True),
+    )
+
+
+def test_only_ranks_that_were_told_to_dump(tmp_path):
+    """Rank 5 ran into a limit, and its log is lacking."""
+    logs = [dump_signal(rank, 5, 9, 9) for rank in range(4)]
+    hold(tmp_path, interleaved(*logs), Truth(collect=("rank 5", "other ranks")))
+
+
+def test_a_desync_report_with_two_kinds_of_late_ones(tmp_path):
+    words = "the lagging/dead/mismatched ranks that caused the desync are:\n\t   - [1] joined but didn't finish collective #51 (count from 1)\n\t   - [3] finished collective #51, but didn't join collective #52 (count from 1)"
+    log = text(watchdog(0, work(52))) + DESYNC.format(caught=caught(work(52)), words=words)
+    hold(tmp_path, log, Truth(kinds=(*ABSENT, "mismatch"), ranks=(1, 3), not_ranks=(0, 2)))
