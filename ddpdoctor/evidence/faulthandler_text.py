@@ -62,7 +62,7 @@ class FaulthandlerReader:
     """Finds where a rank was when a signal ended it, and the stacks that it wrote while it ran."""
 
     name = "faulthandler"
-    triggers = (b"Fatal Python error: ", b"Thread 0x", b"Current thread 0x")
+    triggers = (b"Fatal Python error: ", b"Thread 0x", b"Timeout (")
 
     def __init__(self) -> None:
         self._open: dict[Hashable, _Dump] = {}

@@ -129,7 +129,9 @@ def test_the_numbers_of_a_dump_signal_are_those_of_the_default_group() -> None:
     [rank5]:{HEAD}[PG ID 2 PG GUID 7 Rank 1] Received a dump signal due to a collective timeout from  rank 2 and we will \
 try our best to dump the debug info. Last enqueued NCCL work: 2289, last completed NCCL work: 2288.This is most likely
     """
-    (reached,) = feed(WatchdogReader(), text)
+    reached, hint = feed(WatchdogReader(), text)
+    assert isinstance(hint, Hint)
+    assert "rank 2 " in hint.words
     assert told(reached) == {
         "who": Who(rank=5), "group_words": "default_pg", "enqueued": 2289, "completed": 2288
     }  # fmt: skip
