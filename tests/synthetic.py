@@ -376,10 +376,10 @@ def raised(tape: Tape, launched: int) -> dict[str, Any]:
 
 def pack_steps(job: Job, group: int, launched: int) -> bytes:
     """Return the records of a job's steps, the oldest overwritten; all ranks are equally fast."""
-    room = ring_layout.RANK_SHAPE.steps
-    data = bytearray(min(job.steps, room) * ring_layout.STEP_SIZE)
-    for number in range(max(1, job.steps - room + 1), job.steps + 1):
-        at = (number - 1) % room * ring_layout.STEP_SIZE
+    space = ring_layout.RANK_SHAPE.steps
+    data = bytearray(min(job.steps, space) * ring_layout.STEP_SIZE)
+    for number in range(max(1, job.steps - space + 1), job.steps + 1):
+        at = (number - 1) % space * ring_layout.STEP_SIZE
         ended = launched + number * 7 * CALL_NS
         ring_layout.STEP.pack_into(data, at, number, ended, group, ring_layout.STEP_REDUCED, *STEP_US, *STEP_WAITS_US)
     return bytes(data)

@@ -29,12 +29,12 @@ NOTES: dict[str, str] = {
 
 
 def choose_debug_level(
-    asked: ChosenLevel | None, env: Mapping[str, str], *, has_room: bool = True
+    asked: ChosenLevel | None, env: Mapping[str, str], *, has_space: bool = True
 ) -> ChosenLevel | None:
     """Choose DETAIL over Gloo ("AUTO") if nothing is set and there is room. None keeps the environment's setting."""
     if asked is not None:
         return asked
-    return None if env.get(DEBUG_VARIABLE) or not has_room else "AUTO"
+    return None if env.get(DEBUG_VARIABLE) or not has_space else "AUTO"
 
 
 def debug_note(chosen: ChosenLevel | None, env: Mapping[str, str]) -> str | None:
@@ -42,7 +42,7 @@ def debug_note(chosen: ChosenLevel | None, env: Mapping[str, str]) -> str | None
     return NOTES.get(chosen or env.get(DEBUG_VARIABLE, "").upper())
 
 
-def has_room_for_detail() -> bool:
+def has_memory_for_detail() -> bool:
     """Return whether the limits of this process, which its ranks inherit, leave room for DETAIL."""
     return _is_above(resource.RLIMIT_NOFILE, MIN_FILES) and _is_above(resource.RLIMIT_AS, MIN_ADDRESS_SPACE_BYTES)
 

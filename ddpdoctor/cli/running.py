@@ -13,7 +13,7 @@ from ddpdoctor.cli.debug_level import debug_note
 from ddpdoctor.cli.output import save_report, say, show_defect, show_error, show_report
 from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
-from ddpdoctor.launch.folders.shared_folder import has_room
+from ddpdoctor.launch.folders.shared_folder import has_space
 from ddpdoctor.launch.outcome import Notifier, hangs
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Severity
@@ -76,7 +76,7 @@ def run_and_show(options: WrapOptions) -> JobOutcome:
         failure = failure or error
     if failure is not None:
         _say_failure(failure, outcome)
-    if outcome.folder != outcome.run_dir and not has_room(outcome.run_dir):
+    if outcome.folder != outcome.run_dir and not has_space(outcome.run_dir):
         say(sys.stderr, f"{outcome.run_dir} had no room for the record of this run, which is in {outcome.folder}")
     return outcome
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ddpdoctor.cli.debug_level import choose_debug_level, has_room_for_detail
+from ddpdoctor.cli.debug_level import choose_debug_level, has_memory_for_detail
 from ddpdoctor.cli.options import (
     ALLOW_DIFFERENT,
     EXCHANGE_PORT,
@@ -166,7 +166,9 @@ def prepare(
         options,
         WrapOptions,
         # Nodes must agree on the level, so a node with little room does not choose alone.
-        debug_level=choose_debug_level(options.debug_level, env, has_room=not placement.alone or has_room_for_detail()),
+        debug_level=choose_debug_level(
+            options.debug_level, env, has_space=not placement.alone or has_memory_for_detail()
+        ),
         report_dir=member.folder,
         report_file=member.report,
         placement=placement,

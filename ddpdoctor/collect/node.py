@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.child import ChildProcess
     from ddpdoctor.collect.system import System
-    from ddpdoctor.model.node import Process
+    from ddpdoctor.model.node import NodeProcess
 
 LIMIT_S = 20.0
 """Our choice: what can hang has a shorter limit of its own. On a machine with twenty processes per core, reading a few
@@ -83,7 +83,7 @@ SECTIONS_FOR_BENCH = frozenset({
 """The facts that can explain a low bandwidth. Reading them imports no torch and gives the GPUs no work."""
 
 
-def read_node(system: System, plan: ReadingPlan, processes: tuple[Process, ...]) -> Node:
+def read_node(system: System, plan: ReadingPlan, processes: tuple[NodeProcess, ...]) -> Node:
     """Read the planned sections of a node; a section that does not answer in time becomes an ``Unread``."""
     together = [name for name in plan.sections if not COLLECTORS[name].alone]
     found = _read(system, plan, together)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.model.launch import Launch
-    from ddpdoctor.model.node import Process
+    from ddpdoctor.model.node import NodeProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Facts:
     """The rank among the gathering processes."""
     machine: str
     container: str
-    process: Process
+    process: NodeProcess
     node: Node | None
     """Set only by the process that reads its host. It has no processes."""
     host: str

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.launch.this_process import Identity
     from ddpdoctor.exchange.conversation import Conversation
     from ddpdoctor.model.launch import Launch
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
 
 FQDN_LIMIT_S = 2.0
 LEAVE_LIMIT_S = 2.0
@@ -153,7 +153,7 @@ class _Member:
     system: System
     plan: ReadingPlan
     timeout_s: float
-    process: Process
+    process: NodeProcess
     identity: Identity
 
     def facts(self, node: Node | None) -> Facts:

@@ -22,7 +22,7 @@ from ddpdoctor.exchange.protocol import (
     pack_request,
     prove,
 )
-from ddpdoctor.exchange.reach import Refused, describe, reach, receive
+from ddpdoctor.exchange.reach import WrongServer, describe, reach, receive
 from ddpdoctor.exchange.store import StoreError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def open_client(
 def _greet(connection: socket.socket, token: bytes) -> socket.socket:
     """Prove to the server that this process holds the token, and check that the server holds it too."""
     if receive(connection, len(HELLO)) != HELLO:
-        raise Refused("something answers that is not ddpdoctor")
+        raise WrongServer("something answers that is not ddpdoctor")
     server_nonce = receive(connection, NONCE_BYTES)
     client_nonce = os.urandom(NONCE_BYTES)
     connection.sendall(client_nonce + prove(token, b"client", server_nonce, client_nonce))
@@ -173,7 +173,7 @@ def _greet(connection: socket.socket, token: bytes) -> socket.socket:
     except ConnectionError:
         proof = b""
     if not hmac.compare_digest(proof, prove(token, b"server", server_nonce, client_nonce)):
-        raise Refused("ddpdoctor answers, and does not hold the same token (DDPDOCTOR_TOKEN)")
+        raise WrongServer("ddpdoctor answers, and does not hold the same token (DDPDOCTOR_TOKEN)")
     return connection
 
 

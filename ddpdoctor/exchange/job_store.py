@@ -15,7 +15,7 @@ import struct
 import threading
 from enum import IntEnum
 
-from ddpdoctor.exchange.reach import Refused, describe, reach, receive
+from ddpdoctor.exchange.reach import WrongServer, describe, reach, receive
 from ddpdoctor.exchange.store import StoreError
 
 CALL_LIMIT_S = 10.0
@@ -132,7 +132,7 @@ def _greet(connection: socket.socket) -> socket.socket:
     nonce = os.urandom(_MARK.size)
     connection.sendall(_request(_Query.VALIDATE, _MARK.pack(MAGIC)) + _request(_Query.PING, nonce))
     if receive(connection, len(nonce)) != nonce:
-        raise Refused("something answers that is no store of torch's")
+        raise WrongServer("something answers that is no store of torch's")
     return connection
 
 

@@ -59,7 +59,7 @@ Failures = dict[str, Connecting]
 """The last failure at each place: an address with its port, or a name that does not resolve."""
 
 
-class Refused(Exception):  # noqa: N818 - what a server did
+class WrongServer(Exception):  # noqa: N818 - what a server did
     """A server answered, but it is the wrong one. The text is a phrase."""
 
 
@@ -72,7 +72,7 @@ def reach(
 ) -> Made:
     """Connect to the first host that answers and that ``greet`` accepts; return the result of ``greet``.
 
-    ``greet`` owns the connection once it returns. It never returns None, and raises ``Refused`` or OSError for the
+    ``greet`` owns the connection once it returns. It never returns None, and raises ``WrongServer`` or OSError for the
     wrong server. Attempts repeat until the limit, because the server may still be starting. Raises ``StoreError`` with
     the last failure at each address; meanwhile ``seen`` is kept up to date with them.
     """
@@ -114,8 +114,8 @@ def _try_host(
         address_left_s = max(began_s + left_s - time.monotonic(), FIRST_PAUSE_S)
         try:
             return _try_address(family, address, min(address_left_s, CONNECT_LIMIT_S), greet)
-        except (OSError, Refused) as error:
-            contact = Contact.NO_STORE if isinstance(error, Refused) else contact_of(error)
+        except (OSError, WrongServer) as error:
+            contact = Contact.NO_STORE if isinstance(error, WrongServer) else contact_of(error)
             fail(_place(host, address), str(address[0]), contact, error)
     return None
 

@@ -38,7 +38,7 @@ class Checksums(str, Enum):
     NOT_READ = "not read"
 
 
-class Part(str, Enum):
+class StatePart(str, Enum):
     """A part of the training state that a resume needs."""
 
     MODEL = "model"
@@ -100,7 +100,7 @@ class Contents:
 
     tensors: tuple[TensorIn, ...] = ()
     weights: tuple[Weights, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[StatePart, ...] = ()
     empty_optimizer: bool = False
     """There is optimizer state, but no step had been made."""
     globals: tuple[str, ...] = ()

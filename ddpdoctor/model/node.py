@@ -60,7 +60,7 @@ class ConfFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class NodeProcess:
     """A collecting process: a rank of the job, or the user's own shell if there is no job."""
 
     rank: int | None
@@ -89,7 +89,7 @@ class Node:
     host: str
     index: int = 0
     """Position among the nodes, sorted by lowest rank."""
-    processes: tuple[Process, ...] = ()
+    processes: tuple[NodeProcess, ...] = ()
     """At least one, sorted by rank."""
     conf_files: tuple[ConfFile, ...] | Unread = NOT_ASKED
     software: Software | Unread = NOT_ASKED
@@ -112,7 +112,7 @@ class Node:
         return tuple(sorted(process.rank for process in self.processes if process.rank is not None))
 
     @property
-    def first(self) -> Process:
+    def first(self) -> NodeProcess:
         """The process of the lowest rank."""
         return self.processes[0]
 
@@ -143,7 +143,7 @@ class Fleet:
         """Whether several processes were expected to collect."""
         return self.launcher is not Launcher.NONE
 
-    def processes(self) -> Iterator[tuple[Node, Process]]:
+    def processes(self) -> Iterator[tuple[Node, NodeProcess]]:
         """Yield every process with its node, by node and rank."""
         for node in self.nodes:
             for process in node.processes:

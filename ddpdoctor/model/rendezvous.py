@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.node import Process
+    from ddpdoctor.model.node import NodeProcess
 
 SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 """Step ids from here up are not from `srun`: 0xfffffffa is the interactive step of salloc, 0xfffffffb is the batch
@@ -40,17 +40,17 @@ class NodeCount:
     source: str
 
 
-def text_of(process: Process, name: str) -> str:
+def text_of(process: NodeProcess, name: str) -> str:
     """Return a variable, stripped of white space. It is empty if unset, which is the same to torch."""
     return process.variables.get(name, "").strip()
 
 
-def by_torchrun(process: Process) -> bool:
+def by_torchrun(process: NodeProcess) -> bool:
     """Return whether torchrun started this process as a rank."""
     return "TORCHELASTIC_RUN_ID" in process.variables
 
 
-def in_slurm_step(process: Process) -> bool:
+def in_slurm_step(process: NodeProcess) -> bool:
     """Return whether srun started this process or its launcher. It is false in the shell of sbatch and salloc."""
     step = process.number("SLURM_STEP_ID")
     return step is not None and step < SLURM_SPECIAL_STEPS
@@ -64,7 +64,7 @@ def nodes_range(text: str) -> tuple[int, int] | None:
     return int(found[1] or found[2]), int(found[2])
 
 
-def read_node_count(process: Process) -> NodeCount | None:
+def read_node_count(process: NodeProcess) -> NodeCount | None:
     """Return the number of nodes in the variables, or None if there is none.
 
     torchrun's own count comes first, because its command line can override what Slurm or an operator sets.
@@ -93,7 +93,7 @@ def parse_endpoint(text: str, variable: str) -> Endpoint | None:
     return Endpoint(variable=variable, host=found["v6"] or found["host"], port=int(port) if port is not None else None)
 
 
-def endpoints(process: Process) -> tuple[Endpoint, ...]:
+def endpoints(process: NodeProcess) -> tuple[Endpoint, ...]:
     """Return all addresses in the variables: of the ranks' store and of torchrun's rendezvous."""
     found = [
         Endpoint(variable=variable, host=text_of(process, variable), port=process.number(variable[:-4] + "PORT"))

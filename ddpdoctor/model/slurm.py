@@ -57,18 +57,18 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def _expand_host(part: str, room: int) -> list[str]:
+def _expand_host(part: str, space: int) -> list[str]:
     """Expand the ranges of one name. The last range varies fastest."""
     names = [""]
     for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
-        ends = [literal] if literal else _numbers(ranges, room)
-        if len(names) * len(ends) > room:
+        ends = [literal] if literal else _numbers(ranges, space)
+        if len(names) * len(ends) > space:
             raise ValueError(f"more than {MAX_ENTRIES} hosts: {_short(part)}")
         names = [name + end for name in names for end in ends]
     return names
 
 
-def _numbers(ranges: str, room: int) -> list[str]:
+def _numbers(ranges: str, space: int) -> list[str]:
     """Expand the text in brackets: "1-3,07"."""
     found: list[str] = []
     for part in ranges.split(","):
@@ -76,7 +76,7 @@ def _numbers(ranges: str, room: int) -> list[str]:
         if span is None or int(span[2] or span[1]) < int(span[1]):
             raise ValueError(f"not a range of numbers such as 1-3,07: [{_short(ranges)}]")
         first, last = int(span[1]), int(span[2] or span[1])
-        if len(found) + last - first + 1 > room:
+        if len(found) + last - first + 1 > space:
             raise ValueError(f"more than {MAX_ENTRIES} hosts: [{_short(ranges)}]")
         found += [f"{number:0{len(span[1])}d}" for number in range(first, last + 1)]
     return found

@@ -19,12 +19,12 @@ GAP = 2
 
 def draw_table(table: Table, page: TextPage) -> list[str] | None:
     """Return the lines of a table, headers first, or None if it is too wide and has a replacement."""
-    room = None if page.width is None else page.width - table.indent
+    space = None if page.width is None else page.width - table.indent
     cleaned = [
         replace(one, cells=tuple(map(page.clean, one.cells)), name=page.clean(one.name)) for one in table.columns
     ]
-    columns = fit_columns(cleaned, room)
-    if table.instead and room is not None and _total(columns) > room:
+    columns = fit_columns(cleaned, space)
+    if table.instead and space is not None and _total(columns) > space:
         return None
     return [(" " * table.indent + line).rstrip() for line in draw_columns(columns)]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddpdoctor.model.network import Interface, Lookup, Network
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
 
     Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -89,7 +89,7 @@ def choose(node: Node, network: Network) -> Choice:
     )
 
 
-def pick_nccl(node: Node, process: Process, network: Network) -> tuple[Pick, ...]:
+def pick_nccl(node: Node, process: NodeProcess, network: Network) -> tuple[Pick, ...]:
     """Return the interfaces that NCCL uses, in its order."""
     family_setting = find_setting(node, process, "NCCL_SOCKET_FAMILY")
     family = NCCL_FAMILIES.get(family_setting.value) if family_setting is not None else None
@@ -133,7 +133,7 @@ def _addresses(network: Network) -> Iterator[Pick]:
                     yield Pick(interface=interface, address=address)
 
 
-def pick_gloo(process: Process, network: Network, own: Lookup | None) -> tuple[Pick, ...] | None:
+def pick_gloo(process: NodeProcess, network: Network, own: Lookup | None) -> tuple[Pick, ...] | None:
     """Return the interfaces that Gloo uses: () if a name in the variable has no address, None if unknown."""
     text = process.variables.get("GLOO_SOCKET_IFNAME", "")
     if is_ignored(text):

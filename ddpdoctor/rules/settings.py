@@ -9,7 +9,7 @@ from ddpdoctor.model.reading import known
 from ddpdoctor.rules.variable_values import find_number
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
 
 NCCL_CONF = "nccl-conf"
 
@@ -42,7 +42,7 @@ class Setting:
         return find_number(self.value)
 
 
-def find_setting(node: Node, process: Process, name: str) -> Setting | None:
+def find_setting(node: Node, process: NodeProcess, name: str) -> Setting | None:
     """Return what NCCL would read, or None if it is not set or empty; the environment wins over files."""
     if name in process.variables:
         value = process.variables[name]

@@ -16,7 +16,7 @@ from ddpdoctor.rules.variable_values import check_value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
     from ddpdoctor.model.variables import Variable
 
 OWNERS = {"nccl": "NCCL", "torch": "torch", "gloo": "Gloo", "launcher": "torchrun"}
@@ -45,7 +45,7 @@ class Flaw:
     """The value to set; None: this variable's own value."""
 
 
-def read_context(node: Node, process: Process) -> VariableContext:
+def read_context(node: Node, process: NodeProcess) -> VariableContext:
     """Return the context for the variables of a process."""
     rdma = node.rdma
     ports = [] if isinstance(rdma, Unread) else [port for device in rdma.devices for port in device.ports]

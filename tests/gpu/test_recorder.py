@@ -40,15 +40,15 @@ def test_maxima_dtypes(ran: Ran, *, dry: bool) -> None:
         assert all(math.isfinite(value) for dtype, value in huge.items() if "complex" not in dtype), done.result
 
 
-@pytest.mark.gpu_job("prints")
-def test_prints(ran: Ran) -> None:
-    """Prints of all dtypes, complex and fp8 among them, are those of the CPU; a capture is left alone."""
-    done = ran("prints")
+@pytest.mark.gpu_job("fingerprints")
+def test_fingerprints(ran: Ran) -> None:
+    """Fingerprints of all dtypes, complex and fp8 among them, are those of the CPU; a capture is left alone."""
+    done = ran("fingerprints")
     assert done.status == 0, done.stderr[-3000:]
     assert done.result["differ"] == []
-    assert done.result["untold"] == []
+    assert done.result["unknown"] == []
     assert done.result["fp8"]
-    assert done.result["captured"] == {"untold": True, "right": True}
+    assert done.result["captured"] == {"unknown": True, "right": True}
 
 
 @pytest.mark.gpu_job("no_sync")

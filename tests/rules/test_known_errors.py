@@ -94,7 +94,7 @@ def test_messages_that_need_a_gpu_or_a_peer(text, shown):
 @pytest.mark.parametrize(
     "text",
     [
-        "ConnectionError: HTTPSConnectionPool(host='hub', port=443): [Errno 111] Connection refused",
+        "ConnectionError: HTTPSConnectionPool(host='mirror', port=443): [Errno 111] Connection refused",
         "ConnectionResetError: [Errno 104] Connection reset by peer",
         "BrokenPipeError: [Errno 32] Broken pipe",
         "gaierror: [Errno -2] Name or service not known",

@@ -161,8 +161,8 @@ def test_how_a_rank_came_to_leave_early_is_reported(flow: ControlFlow) -> None:
 
 def test_of_two_ranks_the_one_under_a_condition_is_blamed(flow: ControlFlow) -> None:
     found = started(2)
-    alone = _standing(found[0].collective(18, "all_gather"), line(18))
-    other = _standing(found[1].collective(BARRIER, "barrier"), line(BARRIER))
+    alone = _waiting(found[0].collective(18, "all_gather"), line(18))
+    other = _waiting(found[1].collective(BARRIER, "barrier"), line(BARRIER))
     report = judged(alone, other, flow=flow)
     assert (report.ranks, [place.line for place in report.where]) == ((0,), [18])
     assert "the condition at line 17" in report.evidence[0]
@@ -181,5 +181,5 @@ def test_a_condition_around_a_call_that_the_rank_is_still_in_decides_nothing(flo
     assert [place.line for place in judged(*ranks, flow=flow).where] == [BARRIER]
 
 
-def _standing(script: Script, at: Frame) -> Rank:
+def _waiting(script: Script, at: Frame) -> Rank:
     return script.waits(samples=(sample(stack(at, C10D)),))

@@ -29,11 +29,11 @@ def pack_stream(index: StreamIndex, found: Stream) -> StreamKept:
     """Return a stream for sending, with its oldest points (as many as fit) and what was ``found`` in it."""
     tables: dict[int, tuple[int, Rows]] = {}
     points: list[StepKept] = []
-    room = MAX_BATCH_BYTES
+    space = MAX_BATCH_BYTES
     for one in index.points:
         point = _pack_point(one, tables)
-        room -= sum(len(side.fingerprints) + sum(map(len, side.texts)) for side in point.sides)
-        if room < 0 and points:
+        space -= sum(len(side.fingerprints) + sum(map(len, side.texts)) for side in point.sides)
+        if space < 0 and points:
             break
         points.append(point)
     return StreamKept(

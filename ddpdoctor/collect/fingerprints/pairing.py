@@ -39,7 +39,7 @@ class Paired:
         """Read a few points of each rank; return whether there were any."""
         any_read = False
         for rank, column in self.columns.items():
-            for number, seen in column.read(self._room(rank), closing=closing):
+            for number, seen in column.read(self._space(rank), closing=closing):
                 any_read = True
                 self._left.discard(rank)
                 if number > self._settled:
@@ -65,7 +65,7 @@ class Paired:
 
     def oldest_of_full(self) -> int | None:
         """Return the oldest waiting point if a rank has no room for another, else None."""
-        return min(self._pending) if any(self._room(rank) <= 0 for rank in self.columns) else None
+        return min(self._pending) if any(self._space(rank) <= 0 for rank in self.columns) else None
 
     def give_up_waiting(self) -> None:
         """Stop waiting for the ranks that the oldest point lacks."""
@@ -73,7 +73,7 @@ class Paired:
         self._waits_for_new = False
         self._left |= {rank for rank in self.columns if not self._needs_no_more(rank, oldest)}
 
-    def _room(self, rank: int) -> int:
+    def _space(self, rank: int) -> int:
         return MAX_AHEAD - sum(rank in seen for seen in self._pending.values())
 
     def _needs_no_more(self, rank: int, number: int) -> bool:

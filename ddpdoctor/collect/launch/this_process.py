@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.files import read_link
-from ddpdoctor.model.node import Process
+from ddpdoctor.model.node import NodeProcess
 from ddpdoctor.model.variables import select_variables
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ class Identity:
     """Equal for processes that also share files and pids."""
 
 
-def read_process(system: System, *, rank: int | None = None, local_rank: int | None = None) -> Process:
+def read_process(system: System, *, rank: int | None = None, local_rank: int | None = None) -> NodeProcess:
     """Return the facts of this process; ``rank`` and ``local_rank`` are used if no variable has them."""
     variables, others = select_variables(system.env)
     own_rank = read_rank(system.env)
     own_local_rank = read_local_rank(system.env)
-    return Process(
+    return NodeProcess(
         rank=rank if own_rank is None else own_rank,
         local_rank=local_rank if own_local_rank is None else own_local_rank,
         pid=os.getpid(),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import ddpdoctor
-from ddpdoctor.diagnose.rendezvous.messages import Arrived, Seat, SeatList, SentFacts
+from ddpdoctor.diagnose.rendezvous.messages import NodeArrival, Seat, SeatList, SentFacts
 from ddpdoctor.model.node import SECTIONS, Fleet, Launcher, Node
 from ddpdoctor.model.reaching import JobSettings, Visit
 from ddpdoctor.model.reading import Unread, Why
@@ -32,21 +32,21 @@ MOST_TOO_MANY = 64
 class Arrivals:
     """The processes that joined, by number of arrival."""
 
-    arrived: Mapping[int, Arrived]
+    arrived: Mapping[int, NodeArrival]
     seen: Mapping[int, SentFacts]
     """The facts of those that sent any."""
 
-    def leads(self) -> dict[int, Arrived]:
+    def leads(self) -> dict[int, NodeArrival]:
         """Return the processes that read their node."""
         return {number: one for number, one in self.arrived.items() if one.leads}
 
 
-def gather_arrivals(conversation: Conversation, launch: NodeLaunch, limit_s: float) -> dict[int, Arrived]:
+def gather_arrivals(conversation: Conversation, launch: NodeLaunch, limit_s: float) -> dict[int, NodeArrival]:
     """Return the processes that joined, when all are there or the time is up."""
     most = 2 * launch.launch.world_size + MOST_TOO_MANY
     counted, last_came_s = 0, time.monotonic()
 
-    def is_over(arrived: Mapping[int, Arrived]) -> bool:
+    def is_over(arrived: Mapping[int, NodeArrival]) -> bool:
         nonlocal counted, last_came_s
         if len(arrived) > counted:
             counted, last_came_s = len(arrived), time.monotonic()
@@ -55,10 +55,10 @@ def gather_arrivals(conversation: Conversation, launch: NodeLaunch, limit_s: flo
     def arrivals() -> range:
         return range(1, min(conversation.add("arrived", 0), most) + 1)
 
-    return conversation.gather(Arrived, "hello", arrivals, limit_s, is_over=is_over)
+    return conversation.gather(NodeArrival, "hello", arrivals, limit_s, is_over=is_over)
 
 
-def is_complete(launch: NodeLaunch, arrived: Iterable[Arrived], waited_s: float) -> bool:
+def is_complete(launch: NodeLaunch, arrived: Iterable[NodeArrival], waited_s: float) -> bool:
     """Return whether to stop waiting. ``waited_s`` is the time since the last arrival."""
     each = tuple(arrived)
     leads = [one for one in each if one.leads]
@@ -74,7 +74,7 @@ def is_complete(launch: NodeLaunch, arrived: Iterable[Arrived], waited_s: float)
     return differ and len(leads) >= min(one.fewest for one in leads) and waited_s >= GRACE_S
 
 
-def gather_facts(conversation: Conversation, arrived: Mapping[int, Arrived]) -> dict[int, SentFacts]:
+def gather_facts(conversation: Conversation, arrived: Mapping[int, NodeArrival]) -> dict[int, SentFacts]:
     """Return the facts that the joined processes send in time."""
     return conversation.gather(SentFacts, "facts", lambda: arrived, FACTS_LIMIT_S)
 

@@ -10,7 +10,7 @@ from ddpdoctor.collect.bounded import ask_side_by_side
 from ddpdoctor.collect.launch.this_process import read_identity, read_process
 from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.diagnose.assembly import Head
-from ddpdoctor.diagnose.rendezvous.messages import Arrived, SentFacts
+from ddpdoctor.diagnose.rendezvous.messages import NodeArrival, SentFacts
 from ddpdoctor.diagnose.selection import sections_of
 from ddpdoctor.exchange.clocks import measure_clocks
 from ddpdoctor.model.reaching import Publication
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.system import System
     from ddpdoctor.diagnose.rendezvous.meeting import JoinedMeeting
     from ddpdoctor.model.launch import NodeLaunch
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
     from ddpdoctor.rules.registry import Rule
 
 BESIDE = frozenset({"clock", "version-same"})
@@ -41,7 +41,7 @@ class OwnNode:
 
     launch: NodeLaunch
     system: System
-    process: Process
+    process: NodeProcess
     identity: Identity
 
     @property
@@ -49,10 +49,10 @@ class OwnNode:
         """The environment, including the command's options as variables."""
         return self.system.env
 
-    def arrived(self) -> Arrived:
+    def arrived(self) -> NodeArrival:
         """Return the message that the node sends when it joins."""
         launch = self.launch
-        return Arrived(
+        return NodeArrival(
             host=self.identity.host,
             machine=f"{self.identity.machine}/{self.identity.container}",
             settings=launch.settings,

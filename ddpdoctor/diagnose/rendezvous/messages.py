@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Check, Finding
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
     from ddpdoctor.model.reaching import JobSettings, Publication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrived:
+class NodeArrival:
     """Each process sends this as soon as it reaches the others."""
 
     host: str
@@ -39,7 +39,7 @@ class Arrived:
 class SentFacts:
     """The facts of a process, and of its node if it leads."""
 
-    process: Process
+    process: NodeProcess
     node: Node | None = None
     publication: Publication | None = None
     """Its ``number`` is the number of arrival."""

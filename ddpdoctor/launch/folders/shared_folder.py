@@ -24,19 +24,19 @@ MIN_FREE_FILES = 64
 def choose_folder(run_dir: Path) -> Path:
     """Return where recorders write: the run folder, or a local one if that is shared or full."""
     shared = is_shared(run_dir)
-    if not shared and has_room(run_dir):
+    if not shared and has_space(run_dir):
         return run_dir
     try:
         local = Path(tempfile.mkdtemp(prefix=PREFIX))
     except OSError:
         return run_dir
-    if shared or has_room(local):
+    if shared or has_space(local):
         return local
     local.rmdir()
     return run_dir
 
 
-def has_room(folder: Path) -> bool:
+def has_space(folder: Path) -> bool:
     """Return whether the folder's file system has room for a record; True if that is unknown."""
     try:
         free = os.statvfs(folder)
@@ -49,7 +49,7 @@ def has_room(folder: Path) -> bool:
 
 def copy_back(folder: Path, run_dir: Path) -> None:
     """Copy a local record into the run folder if there is room."""
-    if folder != run_dir and has_room(run_dir):
+    if folder != run_dir and has_space(run_dir):
         with contextlib.suppress(OSError):
             shutil.copytree(folder, run_dir, dirs_exist_ok=True)
 

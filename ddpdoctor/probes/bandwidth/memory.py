@@ -28,7 +28,7 @@ UNKNOWN_BYTES = 2**60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class FreeMemory:
     """The free memory of the rank that has least, the same value on all ranks."""
 
     free_bytes: int
@@ -47,12 +47,12 @@ def _readable(size_bytes: int) -> str:
     return format_size(round(size_bytes / unit) * unit)
 
 
-def find_room(group: RankGroup, members: Sequence[Member]) -> Room:
+def find_free_memory(group: RankGroup, members: Sequence[Member]) -> FreeMemory:
     """Return the least room of all ranks. This is collective, and no buffers may be held. ``members`` are all ranks."""
     own = read_free_bytes(group.device) / count_takers(members[group.ranks[group.index]], members)
     free = [row[0] for row in group.gather([own])]
     least = min(range(group.size), key=free.__getitem__)
-    return Room(free_bytes=int(free[least]), rank=group.ranks[least])
+    return FreeMemory(free_bytes=int(free[least]), rank=group.ranks[least])
 
 
 def count_takers(own: Member, members: Sequence[Member]) -> int:

@@ -14,7 +14,7 @@ from ddpdoctor.probes.bandwidth.budget import Forecast, Step, TimeSlot, share_ou
 from ddpdoctor.probes.bandwidth.buffers import make_sets
 from ddpdoctor.probes.bandwidth.cases import is_in_place, list_cases, list_impossible
 from ddpdoctor.probes.bandwidth.correctness import check
-from ddpdoctor.probes.bandwidth.memory import find_room, needed_bytes
+from ddpdoctor.probes.bandwidth.memory import find_free_memory, needed_bytes
 from ddpdoctor.probes.bandwidth.timing import Effort, measure, most_calls
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class _Sweep:
 
     def _refuse(self, step: Step, slot: TimeSlot | None) -> str:
         needed = needed_bytes(step.cases[0], self._group, most_calls(self._effort()))
-        reason = find_room(self._group, self._log.members).refuse(needed)
+        reason = find_free_memory(self._group, self._log.members).refuse(needed)
         if slot is None and not reason:
             return f"the budget of {self._settings.budget_s:g} s does not suffice"
         return reason

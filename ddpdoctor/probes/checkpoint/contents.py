@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.checkpoint import Contents, Part, TensorIn, Weights
+from ddpdoctor.model.checkpoint import Contents, StatePart, TensorIn, Weights
 from ddpdoctor.probes.checkpoint.pickles import LAYERS, Opaque, TensorRef, walk_tensors
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ def describe(root: Any, names: tuple[str, ...]) -> Contents:
         # Such as a torch.jit script.
         weights = (Weights(where="", tensors=_describe_all(walk_tensors(root))),)
     if weights:
-        parts.add(Part.MODEL)
+        parts.add(StatePart.MODEL)
     return Contents(
         tensors=_describe_all(walk_tensors(root)),
         weights=weights,
-        parts=tuple(part for part in Part if part in parts),
+        parts=tuple(part for part in StatePart if part in parts),
         empty_optimizer=any(_is_optimizer(value) and not value["state"] for _, value, _ in found),
         globals=names,
     )
@@ -46,7 +46,7 @@ def weights_of(tensors: Mapping[str, TensorRef]) -> Contents:
     """Return the contents of a file that holds only named tensors."""
     described = _describe_all(tensors.items())
     weights = (Weights(where="", tensors=described),) if described else ()
-    return Contents(tensors=described, weights=weights, parts=(Part.MODEL,) if weights else ())
+    return Contents(tensors=described, weights=weights, parts=(StatePart.MODEL,) if weights else ())
 
 
 def _walk(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any, str]]:
@@ -67,23 +67,23 @@ def _items(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from value.state.items()
 
 
-def _part_of(key: str, value: Any) -> Part | None:
+def _part_of(key: str, value: Any) -> StatePart | None:
     if _is_optimizer(value):
-        return Part.OPTIMIZER
+        return StatePart.OPTIMIZER
     if isinstance(value, dict):
         return _part_of_dict(value)
     if _is_random(key, value):
-        return Part.RANDOM
+        return StatePart.RANDOM
     if type(value) is int and key.lower().rstrip("s") in PROGRESS_WORDS:
-        return Part.PROGRESS
+        return StatePart.PROGRESS
     return None
 
 
-def _part_of_dict(value: dict[Any, Any]) -> Part | None:
+def _part_of_dict(value: dict[Any, Any]) -> StatePart | None:
     if {"scale", "growth_factor", "_growth_tracker"} <= value.keys():
-        return Part.SCALER
+        return StatePart.SCALER
     if "last_epoch" in value and ({"_step_count", "base_lrs", "_last_lr"} & value.keys()):
-        return Part.SCHEDULER
+        return StatePart.SCHEDULER
     return None
 
 

@@ -13,7 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ddpdoctor.model.checkpoint import Checksums, Contents, Damage, FileSeen, Form, Part, ReadState, TensorIn, Weights
+from ddpdoctor.model.checkpoint import (
+    Checksums,
+    Contents,
+    Damage,
+    FileSeen,
+    Form,
+    ReadState,
+    StatePart,
+    TensorIn,
+    Weights,
+)
 from ddpdoctor.model.tensor_names import MODEL_KEYS
 from ddpdoctor.probes.checkpoint.pickles import DTYPES, MOST_ELEMENTS, Opaque, Unreadable, read_pickle
 
@@ -171,8 +181,8 @@ def _describe(tensors: tuple[TensorIn, ...], items: Iterable[_Item]) -> Contents
     names = {item.name.partition(".")[0].lower() for item in items} | {
         one.name.partition(".")[0].lower() for one in tensors
     }
-    parts = [Part.MODEL] if tensors else []
-    parts += [Part.OPTIMIZER] if any(name.startswith("optim") for name in names) else []
+    parts = [StatePart.MODEL] if tensors else []
+    parts += [StatePart.OPTIMIZER] if any(name.startswith("optim") for name in names) else []
     model = tuple(one for one in tensors if not one.name.lower().startswith("optim"))
     where = _common_key(model)
     cut = len(where) + 1 if where else 0

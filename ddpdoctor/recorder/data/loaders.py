@@ -229,20 +229,20 @@ def forward_begins(ddp: Any, args: Any, kwargs: Any) -> None:
             one.forwarded((args, kwargs))
 
 
-def _note_pass(known: Loader, one: passes.LoaderPass, room: int) -> None:
+def _note_pass(known: Loader, one: passes.LoaderPass, space: int) -> None:
     if known.is_noted and one.noted != (one.batches, one.ended_ns):
         one.noted = (one.batches, one.ended_ns)
-        _note(_entry(known, one), room)
+        _note(_entry(known, one), space)
 
 
 def _entry(known: Loader, one: passes.LoaderPass) -> Dict[str, Any]:
     return dict(one.entry(), l=known.number, tb=known.trained + one.backwards)
 
 
-def _note(entry: Dict[str, Any], room: int) -> bool:
-    """Write a note if there is room for it."""
+def _note(entry: Dict[str, Any], space: int) -> bool:
+    """Write a note if there is space for it."""
     size = len(str(entry))
-    if here.ring is None or book.bytes + size > room or not here.ring.note(entry):
+    if here.ring is None or book.bytes + size > space or not here.ring.note(entry):
         return False
     book.bytes += size
     return True

@@ -51,17 +51,17 @@ def pieces_of(tensors: Iterable[Any]) -> List[List[Any]]:
     """Divide tensors into the groups in which they are summed."""
     pieces: List[List[Any]] = []
     together: List[Any] = []
-    room = PIECE
+    space = PIECE
     for tensor in tensors:
         count = tensor.numel()
         if count > SMALL:
             pieces.append([tensor])
             continue
-        if count > room:
+        if count > space:
             pieces.append(together)
-            together, room = [], PIECE
+            together, space = [], PIECE
         together.append(tensor)
-        room -= count
+        space -= count
     return [*pieces, together] if together else pieces
 
 
@@ -223,8 +223,8 @@ def tensors_in(value: Any, label: str) -> List[Tuple[str, Any]]:
             if is_plain(value):
                 found.append((label, value))
         elif not isinstance(value, _LEAVES):
-            room = MAX_VISITED - len(nests)
-            nests += [("%s[%r]" % (label, key), item) for key, item in islice(_items(value), max(room, 0))]
+            space = MAX_VISITED - len(nests)
+            nests += [("%s[%r]" % (label, key), item) for key, item in islice(_items(value), max(space, 0))]
     return found
 
 

@@ -37,7 +37,7 @@ class FingerprintFiles:
         self._made = 0
 
     def write(self, number: int, text: Dict[str, Any], rows: List[Any], fingerprints: bytes) -> None:
-        """Add a record. If there is no room for a file with these rows, nothing is written."""
+        """Add a record. If there is no space for a file with these rows, nothing is written."""
         key = hash(tuple(rows))
         if self._writer is None or key != self._rows:
             self._rows = key
@@ -49,15 +49,15 @@ class FingerprintFiles:
         global _ring, _files, _bytes, _has_given_up
         if _ring is not here.ring:  # a forked child starts at zero
             _ring, _files, _bytes, _has_given_up = here.ring, 0, 0, False
-        room = MAX_ALL_BYTES - _bytes
+        space = MAX_ALL_BYTES - _bytes
         least = fingerprint_layout.slot_size(len(rows)) * min(self._most_records, MIN_SLOTS)
-        if _files >= MAX_FILES or self._made >= MAX_FILES_A_STREAM or least > room:
+        if _files >= MAX_FILES or self._made >= MAX_FILES_A_STREAM or least > space:
             _give_up()
             return None
         folder, pid = os.path.join(here.folder, FOLDER), os.getpid()
         name = "%d-%d-%d.prints" % (pid, here.ticks, _files)
         table = dict(self._about, rows=rows)
-        most_bytes = min(room, MAX_FILE_BYTES)
+        most_bytes = min(space, MAX_FILE_BYTES)
         writer = FingerprintWriter(folder, name, table, pid, here.ticks, most_bytes, self._most_records)
         here.kept.append(writer)
         _files += 1

@@ -24,7 +24,7 @@ MAX_TEXT = 65536
 """Characters of an error's text that are read. Our choice: a child's whole traceback is a tenth of it."""
 MAX_THREADS_NOTED = 10
 """Uncaught exceptions of threads that are noted. A server may lose one thread per request."""
-KEPT_WITHOUT_ROOM = 5
+KEPT_WITHOUT_SPACE = 5
 _RECORDER = (__package__ or "").rpartition(".")[0]
 """The recorder's package name. In a rank it is loaded by its path under a name of its own, elsewhere as a part of
 ddpdoctor."""
@@ -72,7 +72,7 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
         "reducer": _of_reducer(error, text),
     }
     if not ring.note(entry, vital=uncaught):
-        entry.update(groups=[], text=text[:200], frames=raised_at[-KEPT_WITHOUT_ROOM:])
+        entry.update(groups=[], text=text[:200], frames=raised_at[-KEPT_WITHOUT_SPACE:])
         ring.note(entry, vital=uncaught)
 
 

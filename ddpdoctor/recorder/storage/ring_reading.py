@@ -174,10 +174,10 @@ def _read_entry(line: bytes) -> Any:
         return None
 
 
-def _read_steps(data: bytes, room: int, recorded: int) -> List[array[int]]:
-    rows = ring_layout.STEP.iter_unpack(data[: min(recorded, room) * ring_layout.STEP_SIZE])
-    oldest = max(0, recorded - room)
-    found = sorted(row for i, row in enumerate(rows) if oldest < row[0] <= recorded and (row[0] - 1) % room == i)
+def _read_steps(data: bytes, space: int, recorded: int) -> List[array[int]]:
+    rows = ring_layout.STEP.iter_unpack(data[: min(recorded, space) * ring_layout.STEP_SIZE])
+    oldest = max(0, recorded - space)
+    found = sorted(row for i, row in enumerate(rows) if oldest < row[0] <= recorded and (row[0] - 1) % space == i)
     return [array("Q" if at < 2 else "I", column) for at, column in enumerate(zip(*found))]
 
 

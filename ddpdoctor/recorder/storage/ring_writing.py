@@ -52,7 +52,7 @@ class Ring:
         self._slots_at = shape.slots_at
         self._slots = shape.slots
         self._used = 0
-        self._room = shape.journal_bytes - min(VITAL_BYTES, shape.journal_bytes // 2)
+        self._space = shape.journal_bytes - min(VITAL_BYTES, shape.journal_bytes // 2)
         self._lock = _thread.allocate_lock()
         self._ids: Dict[Any, int] = {}
         self.kinds: Dict[Any, Any] = {}
@@ -87,7 +87,7 @@ class Ring:
                 return self._drop()
         try:
             end = self._used + len(text)
-            if end > (self._shape.journal_bytes if vital else self._room):
+            if end > (self._shape.journal_bytes if vital else self._space):
                 return self._drop()
             self._map[ring_layout.HEADER_SIZE + self._used : ring_layout.HEADER_SIZE + end] = text
             self._used = end
@@ -194,7 +194,7 @@ class Ring:
         return False
 
     def _remember(self, key: Any, kind: str, entry: Dict[str, Any]) -> int:
-        if len(self._ids) >= MAX_INTERNED or self._used + len(str(entry)) > self._room:
+        if len(self._ids) >= MAX_INTERNED or self._used + len(str(entry)) > self._space:
             self._drop()
             return 0
         number = next(self._numbers)

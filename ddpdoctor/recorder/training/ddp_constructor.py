@@ -75,11 +75,11 @@ def _text(rows: List[Any]) -> bytes:
     return json.dumps(rows, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def _packed(rows: List[Any], text: bytes, room: int) -> Optional[str]:
+def _packed(rows: List[Any], text: bytes, space: int) -> Optional[str]:
     """Return as many of the first rows as fit, compressed, or None if not even a few fit."""
     while True:
         packed = base64.b64encode(zlib.compress(text, 6)).decode("ascii")
-        if len(packed) <= room:
+        if len(packed) <= space:
             return packed
         if len(rows) < 16:
             return None

@@ -169,8 +169,8 @@ def _finish_axes(axes: Axes, lines: Sequence[Plotted]) -> None:
         axes.legend(fontsize=8, framealpha=0.9)
         return
     first, last = sizes[0], sizes[-1]
-    room = (longest * CHARACTER_IN + 0.2) / AXES_IN
-    axes.set_xlim(first / 1.5, last * (last * 1.5 / first) ** (room / (1 - room)) * 1.5)
+    space = (longest * CHARACTER_IN + 0.2) / AXES_IN
+    axes.set_xlim(first / 1.5, last * (last * 1.5 / first) ** (space / (1 - space)) * 1.5)
     _label_ends(axes, named, last)
 
 

@@ -15,7 +15,7 @@ from ddpdoctor.rules.variable_flaws import find_danger, find_wrong_value, read_c
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.node import Process
+    from ddpdoctor.model.node import NodeProcess
     from ddpdoctor.rules.bandwidth.reasons import BenchNode, BenchView
     from ddpdoctor.rules.settings import Setting
 
@@ -70,7 +70,7 @@ def variable_reasons(view: BenchView) -> Iterator[Weighed]:
                 yield weigh(effect, place, text, source, fix=setting.removal, ranks=ranks)
 
 
-def _judge(view: BenchView, place: BenchNode, process: Process) -> Iterator[_Harm]:
+def _judge(view: BenchView, place: BenchNode, process: NodeProcess) -> Iterator[_Harm]:
     measured = read_context(place.node, process)
     for name, bearing in DANGERS.items():
         setting, variable = find_setting(place.node, process, name), find_variable(name)
@@ -91,7 +91,7 @@ def _bears(bearing: VariableEffect, view: BenchView, place: BenchNode) -> bool:
     return (view.nccl or bearing.gloo) and ((bearing.inside and inside) or (bearing.between and between))
 
 
-def _off_in_a_file(place: BenchNode, process: Process) -> Iterator[_Harm]:
+def _off_in_a_file(place: BenchNode, process: NodeProcess) -> Iterator[_Harm]:
     setting, rdma = find_setting(place.node, process, "NCCL_IB_DISABLE"), known(place.node.rdma)
     if setting is None or setting.path is None or not setting.number or rdma is None:
         return
@@ -101,7 +101,7 @@ def _off_in_a_file(place: BenchNode, process: Process) -> Iterator[_Harm]:
         yield Effect.OTHER_WAY, text, _source(setting), setting
 
 
-def _few_channels(place: BenchNode, process: Process) -> Iterator[_Harm]:
+def _few_channels(place: BenchNode, process: NodeProcess) -> Iterator[_Harm]:
     for name in CHANNEL_LIMITS:
         setting = find_setting(place.node, process, name)
         if setting is not None and setting.number is not None and 0 < setting.number < FEW_CHANNELS:
@@ -109,7 +109,7 @@ def _few_channels(place: BenchNode, process: Process) -> Iterator[_Harm]:
             yield Effect.LIMIT, text, _source(setting), setting
 
 
-def _misread(place: BenchNode, process: Process) -> Iterator[_Harm]:
+def _misread(place: BenchNode, process: NodeProcess) -> Iterator[_Harm]:
     """Yield tuning values that NCCL misreads: it takes NCCL_BUFFSIZE=4M as 4 bytes."""
     measured = read_context(place.node, process)
     for name in process.variables:

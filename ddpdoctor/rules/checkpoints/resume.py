@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.checkpoint import Form, Part, ReadState
+from ddpdoctor.model.checkpoint import Form, ReadState, StatePart
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import count_of, first_names
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped
@@ -13,9 +13,16 @@ from ddpdoctor.rules.registry import rule
 if TYPE_CHECKING:
     from ddpdoctor.model.checkpoint import Checkpoints, FileSeen
 
-TRAINING = (Part.OPTIMIZER, Part.PROGRESS, Part.SCHEDULER, Part.SCALER)
+TRAINING = (StatePart.OPTIMIZER, StatePart.PROGRESS, StatePart.SCHEDULER, StatePart.SCALER)
 """A file with one of these was written to resume from; a file with weights alone was not."""
-WANTED = (Part.MODEL, Part.OPTIMIZER, Part.SCHEDULER, Part.SCALER, Part.RANDOM, Part.PROGRESS)
+WANTED = (
+    StatePart.MODEL,
+    StatePart.OPTIMIZER,
+    StatePart.SCHEDULER,
+    StatePart.SCALER,
+    StatePart.RANDOM,
+    StatePart.PROGRESS,
+)
 RUNS_CODE = frozenset(
     {"os", "posix", "nt", "subprocess", "pty", "runpy", "shutil", "socket", "webbrowser", "importlib"}
 )

@@ -16,7 +16,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddpdoctor.model.node import Fleet, Node, Process
+    from ddpdoctor.model.node import Fleet, Node, NodeProcess
 
 WORLD = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 HANG = frozenset({"NCCL_ALGO", "NCCL_PROTO"})
@@ -81,7 +81,7 @@ def check_ws_same(fleet: Fleet) -> Answer:
     )
 
 
-def _voice(node: Node, process: Process, name: str) -> Voice[str]:
+def _voice(node: Node, process: NodeProcess, name: str) -> Voice[str]:
     """Return a rank's value of a variable. A value that NCCL reads from a file counts as set."""
     value = text_of(process, name)
     if not value and name.startswith("NCCL_"):
@@ -166,7 +166,7 @@ def _same_host(fleet: Fleet, spellings: set[str]) -> bool:
     return bool(set.intersection(*found))
 
 
-def _means_first(fleet: Fleet, node: Node, process: Process) -> bool:
+def _means_first(fleet: Fleet, node: Node, process: NodeProcess) -> bool:
     """Say whether MASTER_ADDR is localhost on the first node, or the first node's name on any node."""
     host, first = text_of(process, "MASTER_ADDR"), fleet.nodes[0]
     names = known(first.names)

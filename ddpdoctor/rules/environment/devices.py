@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.findings import Severity
     from ddpdoctor.model.gpus import Gpu, GpuProcess, Gpus, PeerCopy
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
     from ddpdoctor.model.software import TorchBuild
 
 DATA_CENTER_PARTS = frozenset({
@@ -108,12 +108,12 @@ def keys_of(gpus: Gpus) -> tuple[str, ...]:
     return tuple(gpu.uuid or f"no answer from {gpu.index}" for gpu in gpus.devices)
 
 
-def visible_to(process: Process, gpus: Gpus) -> Visible:
+def visible_to(process: NodeProcess, gpus: Gpus) -> Visible:
     """Return the devices that a process's CUDA_VISIBLE_DEVICES leaves visible."""
     return read_visible(process.variables.get(VARIABLE), keys_of(gpus))
 
 
-def sees_its_own(process: Process) -> bool:
+def sees_its_own(process: NodeProcess) -> bool:
     """Say whether a process may have GPUs that others on its node do not see, as under Slurm."""
     return "SLURM_PROCID" in process.variables and "TORCHELASTIC_RUN_ID" not in process.variables
 
@@ -140,7 +140,7 @@ def _is_order_certain(node: Node, gpus: Gpus) -> bool:
     return all(process.variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" for process in node.processes)
 
 
-def device_of(process: Process, gpus: Gpus) -> str | None:
+def device_of(process: NodeProcess, gpus: Gpus) -> str | None:
     """Return the key of the device that a rank uses: the only one that it sees, or the one of its local rank."""
     devices = visible_to(process, gpus).devices
     if len(devices) == 1:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.gpus import GpuOnBus, Gpus
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
     from ddpdoctor.model.software import TorchBuild
     from ddpdoctor.model.visible_devices import Visible
 
@@ -210,7 +210,7 @@ def check_cvd_valid(node: Node) -> Answer:
     return judged(problems, f"{shown} of {len(gpus.devices)} GPUs")
 
 
-def _judge_value(process: Process, gpus: Gpus) -> Iterator[Problem]:
+def _judge_value(process: NodeProcess, gpus: Gpus) -> Iterator[Problem]:
     visible, count = visible_to(process, gpus), len(gpus.devices)
     value, ranks = f"{VARIABLE}={process.variables[VARIABLE]}", ranks_of([process])
     if visible.on_purpose:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.network import Interface, Network
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
     from ddpdoctor.rules.settings import Setting
 
 NCCL, GLOO, TENSORPIPE = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
@@ -65,7 +65,7 @@ def check_ifname_exists(node: Node) -> Answer:
     return judged(problems, f"{', '.join(dict.fromkeys(str(one) for _, one in found))}; there are {there}")
 
 
-def _settings(node: Node) -> Iterator[tuple[Process, Setting]]:
+def _settings(node: Node) -> Iterator[tuple[NodeProcess, Setting]]:
     """Yield the settings of a node's processes, each value once."""
     seen = set()
     for process in node.processes:
@@ -78,7 +78,7 @@ def _settings(node: Node) -> Iterator[tuple[Process, Setting]]:
                 yield process, setting
 
 
-def _judge(network: Network, process: Process, setting: Setting) -> Iterator[Problem]:
+def _judge(network: Network, process: NodeProcess, setting: Setting) -> Iterator[Problem]:
     if setting.name == NCCL:
         yield from _judge_nccl(network, process, setting)
         return
@@ -111,7 +111,7 @@ def _why_not(name: str, setting: Setting, there: set[str]) -> str:
     return f"there is no interface {name}"
 
 
-def _judge_nccl(network: Network, process: Process, setting: Setting) -> Iterator[Problem]:
+def _judge_nccl(network: Network, process: NodeProcess, setting: Setting) -> Iterator[Problem]:
     wanted = parse_nccl_list(setting.value)
     fitting = [one.name for one in network.interfaces if wanted.takes(one.name)]
     evidence = (f"interfaces: {', '.join(one.name for one in network.interfaces)}",)

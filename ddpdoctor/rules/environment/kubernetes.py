@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.network import Names, Network
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
 
 HOST_INTERFACES = ("cni", "cali", "cilium", "flannel", "kube-ipvs", "lxc", "nodelocaldns")
 """Interfaces that network plugins create on the machine itself, not inside its pods."""
@@ -108,7 +108,7 @@ def _unresolved(node: Node, names: Names | None) -> Iterator[Problem]:
     )
 
 
-def _given_by(process: Process) -> Iterator[str]:
+def _given_by(process: NodeProcess) -> Iterator[str]:
     for name in ("MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"):
         if text_of(process, name):
             yield f"{name}={text_of(process, name)}"

@@ -14,7 +14,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
 
 _NUMBERS = ("RANK", "WORLD_SIZE", "MASTER_PORT")
 _BELOW = (
@@ -67,7 +67,7 @@ def check_env_complete(node: Node) -> Answer:
     return judged(problems, show_variables(found[0], RANK_VARIABLES))
 
 
-def _no_numbers(processes: list[Process]) -> Iterator[Problem]:
+def _no_numbers(processes: list[NodeProcess]) -> Iterator[Problem]:
     """Yield one problem for each value that is not a whole number."""
     for name in _NUMBERS:
         for text in dict.fromkeys(text_of(process, name) for process in processes):
@@ -88,9 +88,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _missing(processes: list[Process]) -> Iterator[Problem]:
+def _missing(processes: list[NodeProcess]) -> Iterator[Problem]:
     """Yield one problem for each set of missing names."""
-    by_names: dict[tuple[str, ...], list[Process]] = {}
+    by_names: dict[tuple[str, ...], list[NodeProcess]] = {}
     for process in processes:
         missing = tuple(name for name in RANK_VARIABLES if not text_of(process, name))
         if missing and not _is_preparation(process, missing):
@@ -99,18 +99,18 @@ def _missing(processes: list[Process]) -> Iterator[Problem]:
         yield _missing_problem(missing, those)
 
 
-def _is_preparation(process: Process, missing: tuple[str, ...]) -> bool:
+def _is_preparation(process: NodeProcess, missing: tuple[str, ...]) -> bool:
     """Say whether the variables are those that a script exports before it starts the ranks."""
     if "RANK" not in missing or any(name in process.variables for name in missing):
         return False
     return "WORLD_SIZE" in missing or _numbered_by_others(process)
 
 
-def _numbered_by_others(process: Process) -> bool:
+def _numbered_by_others(process: NodeProcess) -> bool:
     return any(name in process.variables for name in (*OTHER_RANK_VARIABLES, "SLURM_JOB_ID"))
 
 
-def _missing_problem(missing: tuple[str, ...], processes: list[Process]) -> Problem:
+def _missing_problem(missing: tuple[str, ...], processes: list[NodeProcess]) -> Problem:
     first = processes[0]
     empty = [name for name in missing if name in first.variables]
     is_rank = "RANK" not in missing and not _numbered_by_others(first)
@@ -129,7 +129,7 @@ def _missing_problem(missing: tuple[str, ...], processes: list[Process]) -> Prob
     )
 
 
-def _example(name: str, process: Process) -> str:
+def _example(name: str, process: NodeProcess) -> str:
     """Return a value that is right in this environment, or one for a job of one rank."""
     from_slurm = {"RANK": "$SLURM_PROCID", "WORLD_SIZE": "$SLURM_NTASKS"}
     if name in from_slurm and from_slurm[name][1:] in process.variables:
@@ -175,12 +175,12 @@ def check_env_range(node: Node) -> Answer:
     return judged(problems, show_variables(found[0], _range_names(found[0])))
 
 
-def _range_names(process: Process) -> tuple[str, ...]:
+def _range_names(process: NodeProcess) -> tuple[str, ...]:
     names = [name for low, high, _ in _BELOW for name in (low, high)]
     return tuple(name for name in (*names, *_PORTS) if text_of(process, name))
 
 
-def _out_of_range(process: Process) -> Iterator[Problem]:
+def _out_of_range(process: NodeProcess) -> Iterator[Problem]:
     ranks = ranks_of([process])
     for name, size_name, noun in _pairs(process):
         number, size = process.number(name), process.number(size_name)
@@ -199,7 +199,7 @@ def _out_of_range(process: Process) -> Iterator[Problem]:
         yield from _port(process, name)
 
 
-def _pairs(process: Process) -> Iterator[tuple[str, str, str]]:
+def _pairs(process: NodeProcess) -> Iterator[tuple[str, str, str]]:
     """Yield the pairs to compare. Only the static rendezvous reads PET_NODE_RANK, but operators always set it."""
     static = text_of(process, "PET_RDZV_BACKEND") in {"", "static"}
     for pair in _BELOW:
@@ -207,7 +207,7 @@ def _pairs(process: Process) -> Iterator[tuple[str, str, str]]:
             yield pair
 
 
-def _local_size(process: Process) -> Iterator[Problem]:
+def _local_size(process: NodeProcess) -> Iterator[Problem]:
     local, world = process.number("LOCAL_WORLD_SIZE"), process.number("WORLD_SIZE")
     if local is not None and world is not None and local > world >= 1:
         yield Problem(
@@ -217,7 +217,7 @@ def _local_size(process: Process) -> Iterator[Problem]:
         )
 
 
-def _port(process: Process, name: str) -> Iterator[Problem]:
+def _port(process: NodeProcess, name: str) -> Iterator[Problem]:
     port = process.number(name)
     if port is None or 1 <= port <= MAX_PORT:
         return

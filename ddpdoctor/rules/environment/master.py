@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.network import Names
-    from ddpdoctor.model.node import Fleet, Node, Process
+    from ddpdoctor.model.node import Fleet, Node, NodeProcess
     from ddpdoctor.model.rendezvous import Endpoint
 
 PRIVILEGED_PORTS = 1024
@@ -63,7 +63,7 @@ def check_master_numeric(node: Node) -> Answer:
     return judged(numeric, _seen(found))
 
 
-def _numeric(process: Process, endpoint: Endpoint) -> Problem:
+def _numeric(process: NodeProcess, endpoint: Endpoint) -> Problem:
     address = _as_address(endpoint.host)
     read_as = f"which is read as the address {address}" if address else "which is no host and no address"
     job = endpoint.host == text_of(process, "SLURM_JOB_ID")
@@ -91,7 +91,7 @@ class Given:
     """An address that a process was given. ``first``: whether its node holds rank 0, or None if that is not known."""
 
     node: Node
-    process: Process
+    process: NodeProcess
     endpoint: Endpoint
     first: bool | None
 
@@ -157,7 +157,7 @@ def _hosts_by_variable(given: list[Given]) -> dict[str, dict[str, None]]:
     return hosts
 
 
-def _is_first(fleet: Fleet, node: Node, process: Process) -> bool | None:
+def _is_first(fleet: Fleet, node: Node, process: NodeProcess) -> bool | None:
     """Say whether a node holds rank 0. Return None if that is not known."""
     if fleet.gathered and len(fleet.nodes) > 1:
         return node is fleet.nodes[0]
@@ -309,9 +309,9 @@ def _port_fix(name: str) -> str:
     return f"export {name}=HOST:29500" if name == "PET_RDZV_ENDPOINT" else f"export {name}=29500"
 
 
-def _all_endpoints(node: Node) -> list[tuple[Process, Endpoint]]:
+def _all_endpoints(node: Node) -> list[tuple[NodeProcess, Endpoint]]:
     return [(process, endpoint) for process in node.processes for endpoint in endpoints(process)]
 
 
-def _seen(found: list[tuple[Process, Endpoint]]) -> str:
+def _seen(found: list[tuple[NodeProcess, Endpoint]]) -> str:
     return ", ".join(dict.fromkeys(f"{endpoint.variable}={endpoint.host}" for _, endpoint in found))

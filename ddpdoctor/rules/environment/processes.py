@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.model.limits import Limits
-    from ddpdoctor.model.node import Fleet, Node, Process
+    from ddpdoctor.model.node import Fleet, Node, NodeProcess
 
 ONE_NODE = "the job has one node, as far as the launcher and the variables say"
 """Many faults that are fatal between nodes do no harm on one."""
 FIRST_HOST_OF_SLURM = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 
 
-def ranks_of(processes: Iterable[Process]) -> tuple[int, ...]:
+def ranks_of(processes: Iterable[NodeProcess]) -> tuple[int, ...]:
     """Return the sorted ranks of processes, without those that have no rank."""
     return tuple(sorted({process.rank for process in processes if process.rank is not None}))
 
 
-def show_variables(process: Process, names: Iterable[str]) -> str:
+def show_variables(process: NodeProcess, names: Iterable[str]) -> str:
     """Return "RANK=0, WORLD_SIZE=8" for the variables that are set."""
     return ", ".join(f"{name}={process.variables[name]}" for name in names if name in process.variables)
 
@@ -43,7 +43,7 @@ def count_nodes(fleet: Fleet) -> NodeCount | None:
     return max(counts, key=lambda count: count.nodes, default=None)
 
 
-def _slurm_job(process: Process) -> NodeCount | None:
+def _slurm_job(process: NodeProcess) -> NodeCount | None:
     """Return the nodes of the Slurm job whose batch script runs here; `srun` will start ranks on all of them.
 
     The shell of `salloc` on a login node has no SLURM_NODEID, because that host is not part of the job.

@@ -11,7 +11,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 from ddpdoctor.rules.variable_flaws import show
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
@@ -61,7 +61,7 @@ def check_proxy_env(node: Node) -> Answer:
     return judged([problem], f"{proxies[0]} and no exception for {host}")
 
 
-def _rendezvous_host(process: Process) -> str:
+def _rendezvous_host(process: NodeProcess) -> str:
     for name in ("PET_RDZV_ENDPOINT", "MASTER_ADDR"):
         endpoint = parse_endpoint(process.variables.get(name, ""), name)
         if endpoint is not None:

@@ -17,7 +17,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.node import Fleet, Node, Process
+    from ddpdoctor.model.node import Fleet, Node, NodeProcess
 
 _BY_BLOCKS = ("", "block", "block:block", "block:cyclic", "block:fcyclic")
 """Values of SLURM_DISTRIBUTION that give a node's tasks consecutive numbers (sbatch(1), --distribution)."""
@@ -161,7 +161,7 @@ def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
     )
 
 
-def _claims(doubled: dict[int, list[tuple[Node, Process]]]) -> Iterator[str]:
+def _claims(doubled: dict[int, list[tuple[Node, NodeProcess]]]) -> Iterator[str]:
     """Yield which processes claim the first few ranks, a few for each."""
     for rank, those in list(doubled.items())[:SHOWN]:
         yield f"rank {rank}: {first_names([f'process {process.pid} on {node.host}' for node, process in those])}"

@@ -14,7 +14,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.network import Names
-    from ddpdoctor.model.node import Fleet, Node, Process
+    from ddpdoctor.model.node import Fleet, Node, NodeProcess
     from ddpdoctor.model.rendezvous import Endpoint
 
 DEFAULT_PORT = 29400
@@ -90,7 +90,7 @@ def _rendezvous(fleet: Fleet) -> Endpoint | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _endpoint_of(process: Process) -> Endpoint | None:
+def _endpoint_of(process: NodeProcess) -> Endpoint | None:
     given = {endpoint.variable: endpoint for endpoint in endpoints(process)}
     backend = text_of(process, "PET_RDZV_BACKEND")
     if backend == "c10d":

@@ -16,7 +16,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.gpus import Gpus
-    from ddpdoctor.model.node import Fleet, Node, Process
+    from ddpdoctor.model.node import Fleet, Node, NodeProcess
 
 NAMED = 4
 """How many shared devices are named one by one."""
@@ -29,7 +29,7 @@ class _Use:
     """A rank on a device."""
 
     node: Node
-    process: Process
+    process: NodeProcess
     device: str
 
 
@@ -88,7 +88,7 @@ def _uses(node: Node, gpus: Gpus) -> list[_Use]:
     return found
 
 
-def _is_unmistakable(process: Process, gpus: Gpus) -> bool:
+def _is_unmistakable(process: NodeProcess, gpus: Gpus) -> bool:
     """Say whether a device that a process names means the same to the process that read NVML on its node."""
     if not sees_its_own(process):
         return True
@@ -121,7 +121,7 @@ def _is_allowed(uses: list[_Use]) -> bool:
     return None not in hosts and len(hosts) == len(uses)
 
 
-def _reason(process: Process) -> str:
+def _reason(process: NodeProcess) -> str:
     return f"{VARIABLE}={process.variables.get(VARIABLE, '(not set)')}, local rank {process.local_rank}"
 
 

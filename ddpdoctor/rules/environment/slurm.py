@@ -17,7 +17,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
 
 NOT_SLURM = "this does not run under Slurm"
 NO_STEP = "this is the shell of a Slurm job: srun has not started anything yet"
@@ -42,7 +42,7 @@ class StepShape:
     most_on_a_node: int
 
 
-def read_shape(process: Process) -> StepShape | None:
+def read_shape(process: NodeProcess) -> StepShape | None:
     """Return the shape, or None if this does not run under Slurm or its numbers are missing."""
     tasks = process.number("SLURM_NTASKS") or process.number("SLURM_NPROCS")
     nodes = process.number("SLURM_NNODES")
@@ -60,14 +60,14 @@ def read_shape(process: Process) -> StepShape | None:
     )
 
 
-def _counts(process: Process) -> tuple[int, ...]:
+def _counts(process: NodeProcess) -> tuple[int, ...]:
     try:
         return expand_counts(text_of(process, "SLURM_STEP_TASKS_PER_NODE") or text_of(process, "SLURM_TASKS_PER_NODE"))
     except ValueError:
         return ()
 
 
-def _job_nodes(process: Process) -> int | None:
+def _job_nodes(process: NodeProcess) -> int | None:
     """Return the job's number of nodes. Inside a step, SLURM_JOB_NUM_NODES is still the job's, SLURM_NNODES is not."""
     nodes = process.number("SLURM_JOB_NUM_NODES")
     if nodes is not None:
@@ -120,7 +120,7 @@ def check_slurm_shape(node: Node) -> Answer:
     return judged(problems, show_variables(found[0][0], _SHOWN))
 
 
-def _misshapen(process: Process, shape: StepShape) -> Iterator[Problem]:
+def _misshapen(process: NodeProcess, shape: StepShape) -> Iterator[Problem]:
     ranks = ranks_of([process])
     if by_torchrun(process):
         yield from _torchrun(process, shape, ranks)
@@ -136,7 +136,7 @@ def _misshapen(process: Process, shape: StepShape) -> Iterator[Problem]:
         )
 
 
-def _torchrun(process: Process, shape: StepShape, ranks: tuple[int, ...]) -> Iterator[Problem]:
+def _torchrun(process: NodeProcess, shape: StepShape, ranks: tuple[int, ...]) -> Iterator[Problem]:
     groups, job_nodes = process.number("GROUP_WORLD_SIZE"), shape.job_nodes or shape.nodes
     evidence: tuple[str, ...] = ()
     if groups is None:
@@ -162,7 +162,7 @@ def _torchrun(process: Process, shape: StepShape, ranks: tuple[int, ...]) -> Ite
     )
 
 
-def _task_a_rank(process: Process, shape: StepShape, ranks: tuple[int, ...]) -> Iterator[Problem]:
+def _task_a_rank(process: NodeProcess, shape: StepShape, ranks: tuple[int, ...]) -> Iterator[Problem]:
     world, rank, task = process.number("WORLD_SIZE"), process.number("RANK"), process.number("SLURM_PROCID")
     for_torchrun = shape.tasks == shape.nodes and rank is None
     if world is not None and world != shape.tasks and not for_torchrun:
@@ -186,7 +186,7 @@ def _task_a_rank(process: Process, shape: StepShape, ranks: tuple[int, ...]) -> 
         )
 
 
-def _more_ranks_than_gpus(process: Process, shape: StepShape, ranks: tuple[int, ...]) -> Iterator[Problem]:
+def _more_ranks_than_gpus(process: NodeProcess, shape: StepShape, ranks: tuple[int, ...]) -> Iterator[Problem]:
     local = process.number("LOCAL_WORLD_SIZE") if by_torchrun(process) else shape.tasks_here
     gpus = process.number("SLURM_GPUS_ON_NODE")
     if local is None or gpus is None or local <= gpus or gpus < 1:
@@ -240,7 +240,7 @@ def check_srun_cpus(node: Node) -> Answer:
     return judged([_too_few_cpus(asked, fewest, those)], seen)
 
 
-def _fewest_cpus(tasks: list[Process]) -> tuple[int, list[Process]]:
+def _fewest_cpus(tasks: list[NodeProcess]) -> tuple[int, list[NodeProcess]]:
     """Return the smallest number of CPUs of a task, and the processes of all tasks with that number."""
     if by_torchrun(tasks[0]):
         return len({cpu for process in tasks for cpu in process.cpus}), tasks
@@ -248,7 +248,7 @@ def _fewest_cpus(tasks: list[Process]) -> tuple[int, list[Process]]:
     return fewest, [process for process in tasks if len(process.cpus) == fewest]
 
 
-def _too_few_cpus(asked: int, fewest: int, those: list[Process]) -> Problem:
+def _too_few_cpus(asked: int, fewest: int, those: list[NodeProcess]) -> Problem:
     passed_on = text_of(those[0], "SRUN_CPUS_PER_TASK")
     return Problem(
         summary=f"the job asked for {asked} CPUs for each task, and srun lets a task use {fewest}: "
@@ -298,7 +298,7 @@ def check_gpus_per_task(node: Node) -> Answer:
     return judged([_short_of_gpus(short)], words) if short else passed(words)
 
 
-def _visible(node: Node, process: Process) -> int | None:
+def _visible(node: Node, process: NodeProcess) -> int | None:
     """Return how many GPUs a task sees, or None if it is not known."""
     text = process.variables.get("CUDA_VISIBLE_DEVICES")
     if text is not None:
@@ -308,12 +308,12 @@ def _visible(node: Node, process: Process) -> int | None:
     return torch.device_count if torch is not None and torch.import_error is None else None
 
 
-def _local_number(process: Process) -> int | None:
+def _local_number(process: NodeProcess) -> int | None:
     local = process.number("LOCAL_RANK")
     return local if local is not None else process.number("SLURM_LOCALID")
 
 
-def _short_of_gpus(short: list[tuple[Process, int]]) -> Problem:
+def _short_of_gpus(short: list[tuple[NodeProcess, int]]) -> Problem:
     process, visible = short[-1]
     count = process.number("SLURM_GPUS_ON_NODE")
     gpus = f"--gpus-per-node={count}" if count is not None and count > 1 else "--gpus-per-node=N"

@@ -17,7 +17,7 @@ from ddpdoctor.rules.registry import CheckGroup, rule
 
 if TYPE_CHECKING:
     from ddpdoctor.model.links import Pci, PciDevice
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
 
 SHOWN = 4
 """How many bridges or ranks are named. If there are more, their number follows."""
@@ -187,7 +187,7 @@ def check_numa(node: Node) -> Answer:
     return judged(problems, f"{ranks}NUMA nodes of GPUs: {nodes}{', …' if len(gpus) > SHOWN else ''}")
 
 
-def _gpu_of(node: Node, pci: Pci, process: Process) -> PciDevice | None:
+def _gpu_of(node: Node, pci: Pci, process: NodeProcess) -> PciDevice | None:
     """Return the GPU that cuda:LOCAL_RANK means, or None if it is not known."""
     if process.local_rank is None:
         return None
@@ -204,11 +204,11 @@ def _gpu_of(node: Node, pci: Pci, process: Process) -> PciDevice | None:
     return by_bus_id(pci).get(bus_ids[seen[index]])
 
 
-def _is_far(process: Process, gpu: PciDevice) -> bool:
+def _is_far(process: NodeProcess, gpu: PciDevice) -> bool:
     return bool(gpu.local_cpus and process.cpus) and not set(process.cpus) & set(gpu.local_cpus)
 
 
-def _far(far: list[tuple[Process, PciDevice]]) -> Problem:
+def _far(far: list[tuple[NodeProcess, PciDevice]]) -> Problem:
     ranks = ranks_of(process for process, _ in far)
     one, near = len(far) == 1, far[0][1].numa_node or 0
     who = name_list([*([rank_list(ranks)] if ranks else []), *(_name(p) for p, _ in far if p.rank is None)])
@@ -226,7 +226,7 @@ def _far(far: list[tuple[Process, PciDevice]]) -> Problem:
     )
 
 
-def _name(process: Process) -> str:
+def _name(process: NodeProcess) -> str:
     return f"process {process.pid}" if process.rank is None else f"rank {process.rank}"
 
 

@@ -25,11 +25,11 @@ from ddpdoctor.rules.variable_flaws import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ddpdoctor.model.node import Node, Process
+    from ddpdoctor.model.node import Node, NodeProcess
     from ddpdoctor.model.variables import Variable
     from ddpdoctor.rules.variable_dangers import VariableContext
 
-    Flaws = Callable[[Process, VariableContext], Iterable[Flaw | None]]
+    Flaws = Callable[[NodeProcess, VariableContext], Iterable[Flaw | None]]
     """A function that yields what is wrong with the variables of a process."""
 
 MOST_SHOWN = 6
@@ -72,7 +72,7 @@ def check_env_unknown(node: Node) -> Answer:
         nothing reads NCCL_SOCKET_IFNAMES; the nearest known name is NCCL_SOCKET_IFNAME
     """
 
-    def flaws(process: Process, context: VariableContext) -> Iterable[Flaw | None]:
+    def flaws(process: NodeProcess, context: VariableContext) -> Iterable[Flaw | None]:
         yield from (find_unknown(name, context) for name in process.other_names)
         yield from (find_too_new(variable, value, context) for variable, value in _listed(process))
 
@@ -187,7 +187,7 @@ def check_env_danger(node: Node) -> Answer:
         CUDA_LAUNCH_BLOCKING=1: every launch waits for its kernel, so that nothing overlaps
     """
 
-    def flaws(process: Process, context: VariableContext) -> Iterable[Flaw | None]:
+    def flaws(process: NodeProcess, context: VariableContext) -> Iterable[Flaw | None]:
         for variable, value in _listed(process):
             if not (variable.name == "NCCL_IB_DISABLE" and context.active_port):
                 yield find_danger(variable, value, context)
@@ -202,7 +202,7 @@ def _over_listed(
     return lambda process, context: (question(variable, value, context) for variable, value in _listed(process))
 
 
-def _listed(process: Process) -> list[tuple[Variable, str]]:
+def _listed(process: NodeProcess) -> list[tuple[Variable, str]]:
     found = ((find_variable(name), value) for name, value in process.variables.items())
     return [(variable, value) for variable, value in found if variable is not None]
 
@@ -216,7 +216,7 @@ def _draw(node: Node, flaws: Flaws) -> list[Problem]:
     ]
 
 
-def _problem(process: Process, flaw: Flaw) -> Problem:
+def _problem(process: NodeProcess, flaw: Flaw) -> Problem:
     return Problem(
         summary=flaw.summary,
         evidence=(_origin(process, flaw.name), *flaw.evidence),
@@ -227,7 +227,7 @@ def _problem(process: Process, flaw: Flaw) -> Problem:
     )
 
 
-def _origin(process: Process, name: str) -> str:
+def _origin(process: NodeProcess, name: str) -> str:
     if name in process.variables:
         return f"{name}={show(process.variables[name])} is set in the environment"
     return f"{name} is set in the environment; its value is not read"

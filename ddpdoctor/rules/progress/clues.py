@@ -36,7 +36,7 @@ def fix_of(clues: Iterable[Clue], default: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class ProcessRole:
     """What a process of a host is to the job: "rank 0", "a child of rank 0", "process 4711"."""
 
     name: str
@@ -48,19 +48,19 @@ class Owner:
         return f"{self.name} ({self.detail})" if self.detail else self.name
 
 
-def find_owner(job: JobState, host: str, pid: int | None, command: str) -> Owner:
+def find_owner(job: JobState, host: str, pid: int | None, command: str) -> ProcessRole:
     """Return what a process of a host is to the job."""
     if pid is None:
-        return Owner(name="a process that cannot be seen from here", detail="of another host or container")
+        return ProcessRole(name="a process that cannot be seen from here", detail="of another host or container")
     for number in sorted(job.states):
         rank = job.rank(number)
         if rank.host != host:
             continue
         if rank.pid == pid:
-            return Owner(name=f"rank {number}", detail=f"process {pid}")
+            return ProcessRole(name=f"rank {number}", detail=f"process {pid}")
         if pid in children_of(rank):
-            return Owner(name=f"a child of rank {number}", detail=f"process {pid}")
-    return Owner(name=f"process {pid}", detail=command)
+            return ProcessRole(name=f"a child of rank {number}", detail=f"process {pid}")
+    return ProcessRole(name=f"process {pid}", detail=command)
 
 
 def children_of(rank: Rank) -> frozenset[int]:

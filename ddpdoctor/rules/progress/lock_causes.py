@@ -8,7 +8,7 @@ from ddpdoctor.model.amounts import format_age
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.causes import LockKind
 
-from .clues import Clue, Owner, children_of, find_owner
+from .clues import Clue, ProcessRole, children_of, find_owner
 from .places import innermost_user, is_file, main_frames, other_threads
 from .words import line_of
 
@@ -120,7 +120,7 @@ def _marker(job: JobState, rank: Rank, file: LockFile) -> Clue:
     )
 
 
-def _held(path: str | None, holder: Owner) -> Clue:
+def _held(path: str | None, holder: ProcessRole) -> Clue:
     what = f"the lock on {path}" if path else "a lock on a file"
     return Clue(
         said=f"waits for {what}, which {holder.words} holds",
@@ -157,7 +157,7 @@ def _baton(path: str | None) -> Clue:
     )
 
 
-def _holder(job: JobState, rank: Rank, lock: FileLock) -> Owner:
+def _holder(job: JobState, rank: Rank, lock: FileLock) -> ProcessRole:
     return find_owner(job, rank.host, lock.holder_pid, lock.holder)
 
 

@@ -11,7 +11,7 @@ from ddpdoctor.model.reaching import Contact
 from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.registry import CheckGroup, rule
-from ddpdoctor.rules.rendezvous.lines import Way, explain
+from ddpdoctor.rules.rendezvous.lines import PairSide, explain
 from ddpdoctor.rules.rendezvous.meeting import Meeting, first_few
 
 if TYPE_CHECKING:
@@ -175,11 +175,11 @@ def _slow(meeting: Meeting, pairs: Pairs) -> list[Problem]:
         return []
     blames = explain({key: _is_slow(rate, fastest) for key, rate in rates.items()})
     # Data into a host waits for what leaves it slowly, because its acknowledgements go that way.
-    whole = {node for blame in blames if blame.way is not Way.PAIR for node in blame.nodes}
+    whole = {node for blame in blames if blame.way is not PairSide.PAIR for node in blame.nodes}
     return [
         _slow_link(meeting, blame, [rates[key] for key in blame.pairs], fastest)
         for blame in blames
-        if blame.way is not Way.PAIR or whole.isdisjoint(blame.nodes)
+        if blame.way is not PairSide.PAIR or whole.isdisjoint(blame.nodes)
     ]
 
 
@@ -263,10 +263,10 @@ def _where(meeting: Meeting, blame: BadPairs) -> str:
     """Return words for the direction in which something goes wrong."""
     first = meeting.name(blame.nodes[0])
     words = {
-        Way.ALL: f"between {name_list(meeting.names(blame.nodes))}, in all directions",
-        Way.CUT_OFF: f"on the way to {first} and from it",
-        Way.INBOUND: f"on the way to {first} (inbound)",
-        Way.OUTBOUND: f"on the way from {first} (outbound)",
+        PairSide.ALL: f"between {name_list(meeting.names(blame.nodes))}, in all directions",
+        PairSide.CUT_OFF: f"on the way to {first} and from it",
+        PairSide.INBOUND: f"on the way to {first} (inbound)",
+        PairSide.OUTBOUND: f"on the way from {first} (outbound)",
     }
     if blame.way in words and not blame.alone:
         return words[blame.way]
@@ -276,7 +276,7 @@ def _where(meeting: Meeting, blame: BadPairs) -> str:
 
 
 def _confidence(blame: BadPairs) -> Confidence:
-    return Confidence.MEDIUM if blame.alone or blame.way is Way.ALL else Confidence.HIGH
+    return Confidence.MEDIUM if blame.alone or blame.way is PairSide.ALL else Confidence.HIGH
 
 
 def _both(meeting: Meeting, pair: NodePair) -> str:

@@ -15,7 +15,7 @@ Pair = tuple[int, int]
 """Source and target, by node number."""
 
 
-class Way(str, Enum):
+class PairSide(str, Enum):
     """Which pairs of a node fail."""
 
     INBOUND = "inbound"
@@ -34,7 +34,7 @@ class Way(str, Enum):
 class BadPairs:
     """Nodes that explain some bad pairs."""
 
-    way: Way
+    way: PairSide
     nodes: tuple[int, ...]
     """One node, the two nodes of a pair, or all nodes if nothing works."""
     pairs: tuple[Pair, ...]
@@ -55,7 +55,7 @@ def explain(tried: Mapping[Pair, bool]) -> tuple[BadPairs, ...]:
     if len(bad) == len(tried) and len(bad) > 1:
         return (
             BadPairs(
-                way=Way.ALL, nodes=tuple(sorted({node for pair in bad for node in pair})), pairs=tuple(sorted(bad))
+                way=PairSide.ALL, nodes=tuple(sorted({node for pair in bad for node in pair})), pairs=tuple(sorted(bad))
             ),
         )
     found: list[BadPairs] = []
@@ -84,7 +84,7 @@ def _bad_lines(tried: Mapping[Pair, bool], bad: set[Pair]) -> list[BadPairs]:
     least = 1 if len(columns.keys() | rows.keys()) == 2 else 2
     return [
         BadPairs(way=way, nodes=(node,), pairs=tuple(pairs), alone=len(pairs) == 1)
-        for way, lines in ((Way.INBOUND, columns), (Way.OUTBOUND, rows))
+        for way, lines in ((PairSide.INBOUND, columns), (PairSide.OUTBOUND, rows))
         for node, pairs in sorted(lines.items())
         if len(pairs) >= least and pairs <= bad
     ]
@@ -97,11 +97,11 @@ def _draw_cut_off(found: Iterable[BadPairs]) -> tuple[BadPairs, ...]:
         (node,) = blame.nodes
         former = by_node.get(node)
         both = None if former is None else tuple(sorted({*former.pairs, *blame.pairs}))
-        by_node[node] = blame if both is None else BadPairs(way=Way.CUT_OFF, nodes=(node,), pairs=both)
+        by_node[node] = blame if both is None else BadPairs(way=PairSide.CUT_OFF, nodes=(node,), pairs=both)
     return tuple(by_node[node] for node in sorted(by_node))
 
 
 def _draw_pairs(left: Iterable[Pair]) -> tuple[BadPairs, ...]:
     """Return one entry for each two nodes, in whichever direction they fail."""
     between = grouped(((min(pair), max(pair)), pair) for pair in sorted(left))
-    return tuple(BadPairs(way=Way.PAIR, nodes=nodes, pairs=tuple(pairs)) for nodes, pairs in between.items())
+    return tuple(BadPairs(way=PairSide.PAIR, nodes=nodes, pairs=tuple(pairs)) for nodes, pairs in between.items())

@@ -12,7 +12,7 @@ from ddpdoctor.model.reading import known
 from ddpdoctor.rules.answers import Answer, Problem, judged, skipped, unknown
 from ddpdoctor.rules.firewall_opening import EPHEMERAL, open_ports
 from ddpdoctor.rules.registry import CheckGroup, rule
-from ddpdoctor.rules.rendezvous.lines import Way, explain
+from ddpdoctor.rules.rendezvous.lines import PairSide, explain
 from ddpdoctor.rules.rendezvous.meeting import ADDRESS_IS_WRONG, Meeting, describe, first_few
 
 if TYPE_CHECKING:
@@ -105,9 +105,9 @@ def failure_of(pair: NodePair) -> Connecting | None:
 def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], NodePair]) -> Problem:
     bad = [pairs[key] for key in blame.pairs]
     refusing = tuple(_refusals(meeting, blame))
-    with_it = blame.way in {Way.CUT_OFF, Way.INBOUND, Way.OUTBOUND} and len(meeting.arrived()) > 2
+    with_it = blame.way in {PairSide.CUT_OFF, PairSide.INBOUND, PairSide.OUTBOUND} and len(meeting.arrived()) > 2
     share = "with it" if with_it else ""
-    guess = (blame.alone or blame.way is Way.ALL) and not refusing
+    guess = (blame.alone or blame.way is PairSide.ALL) and not refusing
     return Problem(
         summary=f"{_who(meeting, blame)}: {_how(bad[0])}",
         hosts=meeting.names(blame.nodes),
@@ -123,18 +123,18 @@ def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], Nod
 
 def _who(meeting: Meeting, blame: BadPairs) -> str:
     first = meeting.name(blame.nodes[0])
-    if blame.way is Way.ALL:
+    if blame.way is PairSide.ALL:
         return f"{name_list(meeting.names(blame.nodes))} cannot connect to each other at all, in any direction"
-    if blame.way is Way.PAIR:
+    if blame.way is PairSide.PAIR:
         source, target = blame.pairs[0]
         both = " nor the other way round" if len(blame.pairs) > 1 else ""
         return f"{meeting.name(source)} cannot connect to {meeting.name(target)}{both}, and both can to others"
     if blame.alone:
         source, target = blame.pairs[0]
         return f"{meeting.name(source)} cannot connect to {meeting.name(target)} (inbound there), the other way works"
-    if blame.way is Way.CUT_OFF:
+    if blame.way is PairSide.CUT_OFF:
         return f"{first} is cut off: no other host can connect to it, nor it to any other"
-    if blame.way is Way.INBOUND:
+    if blame.way is PairSide.INBOUND:
         return f"no other host can connect to {first} (inbound)"
     return f"{first} cannot connect to any other host (outbound)"
 
@@ -157,7 +157,7 @@ def _line(meeting: Meeting, pair: NodePair) -> str:
 
 def _refusals(meeting: Meeting, blame: BadPairs) -> Iterator[str]:
     """Yield the packet filter rules of unreachable hosts that refuse connections."""
-    if blame.way is Way.OUTBOUND:
+    if blame.way is PairSide.OUTBOUND:
         return
     for number in sorted({target for _, target in blame.pairs}):
         node = meeting.node(number)
@@ -167,7 +167,7 @@ def _refusals(meeting: Meeting, blame: BadPairs) -> Iterator[str]:
 
 
 def _fix(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> str:
-    if blame.way is Way.OUTBOUND:
+    if blame.way is PairSide.OUTBOUND:
         host = meeting.name(blame.nodes[0])
         return f"nft list ruleset, as root on {host}, shows what it lets out; ip route get {bad[0].address} its way"
     first = meeting.node(bad[0].target)

@@ -13,8 +13,8 @@ from ddpdoctor.model.checkpoint import (
     Gap,
     Leftover,
     OddValues,
-    Part,
     ReadState,
+    StatePart,
     TensorIn,
     Weights,
 )
@@ -29,7 +29,7 @@ def tensors(*names, shape=(2, 3), dtype="float32"):
     return tuple(TensorIn(name=name, shape=shape, dtype=dtype) for name in names)
 
 
-def contents(*names, parts=(Part.MODEL,), where="model", **more):
+def contents(*names, parts=(StatePart.MODEL,), where="model", **more):
     weights = (Weights(where=where, tensors=tensors(*names)),)
     return Contents(tensors=tensors(*names), weights=weights, parts=parts, **more)
 
@@ -64,7 +64,7 @@ def problems(answers):
 
 
 MODEL = Expected(function="train:build", tensors=tensors(*NAMES))
-ALL = tuple(Part)
+ALL = tuple(StatePart)
 
 
 def test_a_sound_file_has_no_findings_and_what_was_not_asked_is_skipped():
@@ -92,7 +92,8 @@ def test_a_sound_file_has_no_findings_and_what_was_not_asked_is_skipped():
         (seen(values=values(nan=1, plain=9)), "DD715", E, "1 NaN among the 10 values of head.weight"),
         (seen(values=values(above=2, plain=8)), "DD715", E, "2 inf"),
         (seen(values=values(below=2, plain=8)), "DD715", W, "2 -inf"),
-        (seen(contents=contents(*NAMES, parts=(Part.MODEL, Part.OPTIMIZER))), "DD716", N, "it has no scheduler state"),
+        (seen(contents=contents(*NAMES, parts=(StatePart.MODEL, StatePart.OPTIMIZER))), "DD716", N,
+         "it has no scheduler state"),
         (seen(contents=contents(*NAMES, parts=ALL, empty_optimizer=True)), "DD716", N, "had made no step"),
         (seen(contents=contents(*NAMES, globals=("a.B",)), refused=("a.B",)), "DD719", W, "because it names a.B"),
         (seen(contents=contents(*NAMES, globals=("posix.system",))), "DD719", E, "calls posix.system"),

@@ -1,13 +1,13 @@
 """Makes nodes and fleets for tables, and asks one rule by its kind, as the engine does."""
 
 from ddpdoctor.model.findings import Outcome, Severity
-from ddpdoctor.model.node import Fleet, Launcher, Node, Process
+from ddpdoctor.model.node import Fleet, Launcher, Node, NodeProcess
 from ddpdoctor.rules.engine import fleet_facts, judge
 from ddpdoctor.rules.registry import rules_of
 
 
 def process(rank=None, *, local_rank=None, pid=100, cpus=(0, 1), other_names=(), under_wrap=False, **variables):
-    return Process(
+    return NodeProcess(
         rank=rank, local_rank=rank if local_rank is None else local_rank, pid=pid, variables=variables,
         other_names=tuple(other_names), cpus=tuple(cpus), under_wrap=under_wrap,
     )  # fmt: skip

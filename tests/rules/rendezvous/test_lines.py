@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdoctor.rules.rendezvous.lines import Way, explain
+from ddpdoctor.rules.rendezvous.lines import PairSide, explain
 from tests.rules.rendezvous.build import column, row
 
 
@@ -14,21 +14,23 @@ def grid(count, bad, untried=()):
 TABLE = {
     "nothing is bad": (grid(4, ()), []),
     "nothing was tried": ({}, []),
-    "a column": (grid(4, column(2)), [(Way.INBOUND, (2,))]),
-    "a row": (grid(4, row(2)), [(Way.OUTBOUND, (2,))]),
-    "a cross": (grid(4, column(2) | row(2)), [(Way.CUT_OFF, (2,))]),
+    "a column": (grid(4, column(2)), [(PairSide.INBOUND, (2,))]),
+    "a row": (grid(4, row(2)), [(PairSide.OUTBOUND, (2,))]),
+    "a cross": (grid(4, column(2) | row(2)), [(PairSide.CUT_OFF, (2,))]),
     "two columns, which make a row look bad": (
-        grid(3, column(1, 3) | column(2, 3)), [(Way.INBOUND, (1,)), (Way.INBOUND, (2,))]
+        grid(3, column(1, 3) | column(2, 3)), [(PairSide.INBOUND, (1,)), (PairSide.INBOUND, (2,))]
     ),
-    "one pair, one way": (grid(4, {(0, 1)}), [(Way.PAIR, (0, 1))]),
-    "one pair, both ways": (grid(4, {(0, 1), (1, 0)}), [(Way.PAIR, (0, 1))]),
-    "a column and a pair elsewhere": (grid(5, column(2, 5) | {(0, 1)}), [(Way.INBOUND, (2,)), (Way.PAIR, (0, 1))]),
-    "all of them": (grid(3, grid(3, ())), [(Way.ALL, (0, 1, 2))]),
-    "two nodes, one way": (grid(2, {(0, 1)}), [(Way.INBOUND, (1,))]),
-    "two nodes, both ways": (grid(2, {(0, 1), (1, 0)}), [(Way.ALL, (0, 1))]),
-    "a column of which one pair was not tried": (grid(4, column(2) - {(0, 2)}, {(0, 2)}), [(Way.INBOUND, (2,))]),
-    "the only pair that was tried": ({(0, 1): True}, [(Way.INBOUND, (1,))]),
-    "one pair tried of a node among many": (grid(4, {(0, 2)}, {(1, 2), (3, 2)}), [(Way.PAIR, (0, 2))]),
+    "one pair, one way": (grid(4, {(0, 1)}), [(PairSide.PAIR, (0, 1))]),
+    "one pair, both ways": (grid(4, {(0, 1), (1, 0)}), [(PairSide.PAIR, (0, 1))]),
+    "a column and a pair elsewhere": (
+        grid(5, column(2, 5) | {(0, 1)}), [(PairSide.INBOUND, (2,)), (PairSide.PAIR, (0, 1))]
+    ),
+    "all of them": (grid(3, grid(3, ())), [(PairSide.ALL, (0, 1, 2))]),
+    "two nodes, one way": (grid(2, {(0, 1)}), [(PairSide.INBOUND, (1,))]),
+    "two nodes, both ways": (grid(2, {(0, 1), (1, 0)}), [(PairSide.ALL, (0, 1))]),
+    "a column of which one pair was not tried": (grid(4, column(2) - {(0, 2)}, {(0, 2)}), [(PairSide.INBOUND, (2,))]),
+    "the only pair that was tried": ({(0, 1): True}, [(PairSide.INBOUND, (1,))]),
+    "one pair tried of a node among many": (grid(4, {(0, 2)}, {(1, 2), (3, 2)}), [(PairSide.PAIR, (0, 2))]),
 }  # fmt: skip
 
 
@@ -47,4 +49,4 @@ def test_a_single_pair_leaves_both_ends_open():
 
 def test_many_nodes_take_no_time():
     (blame,) = explain(grid(300, column(7, 300)))
-    assert (blame.way, blame.nodes, len(blame.pairs)) == (Way.INBOUND, (7,), 299)
+    assert (blame.way, blame.nodes, len(blame.pairs)) == (PairSide.INBOUND, (7,), 299)

@@ -25,7 +25,7 @@ def test_the_debug_level_goes_by_the_backend_unless_somebody_said_otherwise(aske
 
 @pytest.mark.parametrize(("asked", "level"), [(None, None), ("DETAIL", "DETAIL")])
 def test_without_room_detail_is_for_who_asks_for_it(asked, level):
-    assert choose_debug_level(asked, {}, has_room=False) == level
+    assert choose_debug_level(asked, {}, has_space=False) == level
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_equal_replicas_have_no_difference(tmp_path: Path) -> None:
     assert [number for number, _ in stream.values] == [1, 50]
 
 
-def test_the_first_difference_is_kept_with_its_sides_and_the_last_good_moment(tmp_path: Path) -> None:
+def test_the_first_difference_is_kept_with_its_sides_and_the_last_good_point(tmp_path: Path) -> None:
     points = {1: [("w", "b")] * 4, 2: [("w", "b")] * 4, 4: [("w", "b"), ("w", "c"), ("w", "b"), ("w", "b")]}
     points |= {8: [("w", "b"), ("v", "c"), ("w", "b"), ("w", "b")]}
     stream = only_stream(compare(tmp_path, write_job(tmp_path, points, ["weight", "bias"])))

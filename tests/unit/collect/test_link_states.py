@@ -8,7 +8,7 @@ from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.gpus import Gpu, Gpus
 from ddpdoctor.model.limits import Limit
-from ddpdoctor.model.node import Node, Process
+from ddpdoctor.model.node import Node, NodeProcess
 from ddpdoctor.model.reading import NotRead
 from tests.machines import shared_machine
 from tests.rules.environment.build import ask
@@ -39,7 +39,7 @@ def read_machine(machine, *states, cpus=None, **variables):
     lock = system.calls.answers.get("rlimit MEMLOCK", "-1 -1").split()
     soft, hard = (None if number == "-1" else int(number) for number in lock)
     ranks = tuple(
-        Process(
+        NodeProcess(
             rank=rank, local_rank=rank, pid=100 + rank, variables=dict(system.env), other_names=(),
             cpus=tuple(cpus or system.calls.cpus()),
         )

@@ -11,10 +11,10 @@ from ddpdoctor.diagnose.rendezvous.gathering import (
     make_roster,
     seat_nodes,
 )
-from ddpdoctor.diagnose.rendezvous.messages import Arrived, SeatList, SentFacts
+from ddpdoctor.diagnose.rendezvous.messages import NodeArrival, SeatList, SentFacts
 from ddpdoctor.model.codec import decode, encode
 from ddpdoctor.model.launch import NodeOptions
-from ddpdoctor.model.node import Node, Process
+from ddpdoctor.model.node import Node, NodeProcess
 from ddpdoctor.model.reaching import JobSettings, Publication
 from ddpdoctor.model.reading import Unread
 
@@ -28,14 +28,14 @@ def launch(nnodes="2"):
 
 def came(node_rank, *, host="", fewest=2, most=2, leads=True, rank=0):
     host = host or f"n{node_rank}"
-    return Arrived(
+    return NodeArrival(
         host=host, machine=host, settings=JobSettings(node_rank=node_rank), rank=rank, leads=leads, fewest=fewest,
         most=most, version="0",
     )  # fmt: skip
 
 
 def process(rank=None):
-    return Process(rank=rank, local_rank=0, pid=1, variables={}, other_names=(), cpus=())
+    return NodeProcess(rank=rank, local_rank=0, pid=1, variables={}, other_names=(), cpus=())
 
 
 def seen(host, arrival, *, serves=False):

@@ -19,7 +19,7 @@ from ddpdoctor.diagnose.assembly import Facts, Head, Hello
 from ddpdoctor.model.codec import WrongValue, decode, encode, field_hints
 from ddpdoctor.model.findings import Report
 from ddpdoctor.model.limits import Clock, Limit
-from ddpdoctor.model.node import Node, Process
+from ddpdoctor.model.node import Node, NodeProcess
 from ddpdoctor.model.reading import Unread, Why
 
 EMPTY = Report(
@@ -86,7 +86,16 @@ def test_every_kind_of_fact_arrives_as_it_was_sent(kind):
 
 
 def test_all_sections_of_a_node_are_among_them():
-    assert {one.__name__ for one in KINDS} > {"Node", "Process", "Unread", "Limits", "Network", "Gpu", "Rdma", "Pci"}
+    assert {one.__name__ for one in KINDS} > {
+        "Node",
+        "NodeProcess",
+        "Unread",
+        "Limits",
+        "Network",
+        "Gpu",
+        "Rdma",
+        "Pci",
+    }
 
 
 def test_a_float_that_is_no_number_arrives():
@@ -122,7 +131,7 @@ WRONG = [
         {**NODE, "limits": {"~unread": {"why": "because", "reason": "x"}}},
         "limits.why: one of absent, denied, not-asked, needless, timeout, error was expected, and it is 'because'",
     ),
-    (Process, {**PROCESS, "rank": 1.0}, "rank: a whole number or nothing was expected, and it is a number"),
+    (NodeProcess, {**PROCESS, "rank": 1.0}, "rank: a whole number or nothing was expected, and it is a number"),
 ]
 
 
@@ -134,7 +143,7 @@ def test_the_place_of_a_wrong_value_is_named(kind, plain, message):
 
 
 def test_fields_of_a_newer_version_are_left_out_and_missing_ones_take_their_default():
-    made = decode(Process, {**PROCESS, "mood": ["good"]})
+    made = decode(NodeProcess, {**PROCESS, "mood": ["good"]})
     assert made.under_wrap is False
     assert not hasattr(made, "mood")
 
@@ -195,7 +204,7 @@ def test_hints_that_json_cannot_carry_are_a_mistake_of_ours(kind):
 
 
 def test_the_maker_makes_all_fields():
-    assert all(hasattr(Maker(1).make(Process), one.name) for one in fields(Process))
+    assert all(hasattr(Maker(1).make(NodeProcess), one.name) for one in fields(NodeProcess))
 
 
 def test_no_two_classes_of_the_model_have_one_name():

@@ -8,7 +8,7 @@ import zipfile
 import pytest
 import torch
 
-from ddpdoctor.model.checkpoint import Checksums, Form, Part, ReadState
+from ddpdoctor.model.checkpoint import Checksums, Form, ReadState, StatePart
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.probes.checkpoint.distributed import read_distributed
 from ddpdoctor.probes.checkpoint.files import Extent, read_file
@@ -61,7 +61,7 @@ def test_a_checkpoint_to_resume_from_is_read_by_its_parts(tmp_path):
     seen = read_file(save(tmp_path, content), EVERYTHING)
 
     assert (seen.form, seen.state, seen.checksums) == (Form.ZIP, ReadState.WHOLE, Checksums.CHECKED)
-    assert seen.contents.parts == tuple(Part)
+    assert seen.contents.parts == tuple(StatePart)
     assert [one.name for one in seen.contents.weights[0].tensors] == list(content["model"])
     assert [one.shape for one in seen.contents.weights[0].tensors] == [
         tuple(t.shape) for t in content["model"].values()
@@ -184,7 +184,7 @@ def test_files_of_the_old_format_are_read_and_cut(tmp_path):
     cut = read_file(path, EVERYTHING)
 
     assert (whole.form, whole.state, whole.checksums) == (Form.LEGACY, ReadState.WHOLE, Checksums.NONE)
-    assert whole.contents.parts == tuple(Part)
+    assert whole.contents.parts == tuple(StatePart)
     assert (cut.state, bool(cut.lost)) == (ReadState.CUT, True)
     assert len(cut.lost) < len(whole.contents.tensors)
 

@@ -117,7 +117,7 @@ def test_none_is_absent_and_no_tensor_is():
     assert fingerprints([]) == b""
 
 
-def test_a_print_does_not_depend_on_what_is_asked_beside_it():
+def test_a_fingerprint_does_not_depend_on_what_is_asked_beside_it():
     tensors = [noise(dtype, 1 + 37 * i, i) for i, dtype in enumerate(DTYPES * 4)]
     tensors += [noise(torch.float32, 70_000 + i, i) for i in range(8)]
     alone = [fingerprints([tensor]) for tensor in tensors]
@@ -511,7 +511,7 @@ def test_in_a_compiled_function_it_is_right_or_unknown_and_never_something_else(
     assert torch.is_grad_enabled()
 
 
-ROOM = """
+SPACE = """
 import json
 import sys
 import torch
@@ -534,7 +534,7 @@ for tensors in (large, turned, many):
 
 def test_it_takes_less_than_a_mebibyte(tmp_path):
     """By torch's own count: what /proc says of a process counts code as well, and in steps of many pages."""
-    command = [sys.executable, "-c", ROOM, str(tmp_path / "trace.json")]
+    command = [sys.executable, "-c", SPACE, str(tmp_path / "trace.json")]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     peaks = [int(line) for line in done.stdout.split()]
     assert len(peaks) == 3

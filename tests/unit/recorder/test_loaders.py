@@ -90,7 +90,7 @@ def test_each_pass_is_counted(ran: Ran, case: str) -> None:
     assert loader.epochs[0].sample_digests == loader.epochs[1].sample_digests
 
 
-def test_the_same_data_have_the_same_prints_however_they_are_loaded(ran: Ran) -> None:
+def test_the_same_data_have_the_same_digests_however_they_are_loaded(ran: Ran) -> None:
     plain, again = ran.passes("plain")[0], ran.passes("persistent")[0]
     assert (plain.order, plain.first) == (again.order, again.first)
     assert plain.batch_digests == again.batch_digests
@@ -105,7 +105,7 @@ def test_a_part_of_a_dataset_is_distinguished_from_another_and_what_it_is_a_part
     assert (ran.one("plain").part, ran.one("plain").part_of) == ("", "")
 
 
-def test_a_sample_has_one_print_in_whatever_order_it_comes(ran: Ran) -> None:
+def test_a_sample_has_one_digest_in_whatever_order_it_comes(ran: Ran) -> None:
     forward, backward = ran.passes("plain")[0], ran.passes("tensors_as_indices")[0]
     assert (forward.total, forward.xor) == (backward.total, backward.xor)
     assert forward.order != backward.order

@@ -5,7 +5,7 @@ from ddpdoctor.collect.machine.cgroups import read_memory_limit
 from ddpdoctor.collect.machine.memory import read_machine
 from ddpdoctor.model.bandwidth import Case, Collective, Mode
 from ddpdoctor.probes.bandwidth.group import RankGroup
-from ddpdoctor.probes.bandwidth.memory import Room, count_takers, left_of, needed_bytes, read_free_bytes
+from ddpdoctor.probes.bandwidth.memory import FreeMemory, count_takers, left_of, needed_bytes, read_free_bytes
 from ddpdoctor.probes.bandwidth.pattern import working_bytes
 from ddpdoctor.probes.bandwidth.tracker import Tracker
 from tests.rules.bandwidth.sweeps import members
@@ -75,7 +75,7 @@ def test_free_memory_is_what_the_machine_and_the_control_groups_leave(tmp_path, 
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(needed, reason):
-    assert Room(free_bytes=8 * GIB, rank=3).refuse(needed) == reason
+    assert FreeMemory(free_bytes=8 * GIB, rank=3).refuse(needed) == reason
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,12 @@ LONG_S = 300
 
 
 class Ranks:
-    """Ranks, and the hub that their launcher would serve."""
+    """Ranks, and the server that their launcher would serve."""
 
     def __init__(self, folder, faults, hang_timeout_s=LONG_S):
         self.folder = folder
-        self.hub = Server(0, NO_TOKEN, one_host=True)
-        reported = [str(len(faults)), str(self.hub.port), str(hang_timeout_s)]
+        self.server = Server(0, NO_TOKEN, one_host=True)
+        reported = [str(len(faults)), str(self.server.port), str(hang_timeout_s)]
         self.processes = [
             subprocess.Popen(
                 [sys.executable, RANK, folder, str(rank), *reported, fault],
@@ -64,7 +64,7 @@ class Ranks:
         for process in self.processes:
             process.kill()
             process.communicate()
-        self.hub.close()
+        self.server.close()
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_a_rank_that_came_to_its_end_is_not_taken_for_dead(start):
 def test_where_the_store_is_lost_the_lowest_rank_reports_what_it_knows(start):
     ranks = start("wait", "none", "none")
     ranks.come_to(3, 0, 1, 2)
-    ranks.hub.close()
+    ranks.server.close()
     ranks.send(0, signal.SIGKILL)
     statuses, _ = ranks.end(1, 2)
     _, stop = only_report(ranks)

@@ -149,7 +149,7 @@ def record(rank, step, synced=None, **values):
     return StepRecord(step=step, tensors=tensors, synced=synced, values=reported, loss=1.0, batch="x")
 
 
-def test_the_first_difference_of_each_kind_is_kept_with_the_last_moment_of_equality():
+def test_the_first_difference_of_each_kind_is_kept_with_the_last_point_of_equality():
     steps = [[record(rank, 1) for rank in range(3)]]
     steps.append([record(rank, 2, **({"PARAMETER_b": "11"} if rank == 1 else {})) for rank in range(3)])
     steps.append([record(rank, 3, **({"PARAMETER_a": "11"} if rank == 1 else {})) for rank in range(3)])

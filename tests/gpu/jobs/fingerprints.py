@@ -1,4 +1,4 @@
-"""Prints of tensors of every kind, made on the CPU and on the device; and what the capture of a graph leaves of one."""
+"""Fingerprints of tensors of every kind, made on the CPU and on the device; and what the capture of a graph leaves of one."""
 
 import torch
 from place import DEVICE, DRY, leave, settle
@@ -35,7 +35,7 @@ def split(found):
 def captured():
     """Return whether a graph that was captured around a check still runs, and what the check found."""
     if DRY:
-        return {"untold": True, "right": True}
+        return {"unknown": True, "right": True}
     tensor = torch.randn(9, device=DEVICE)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -43,7 +43,7 @@ def captured():
         reported = fingerprints([tensor])
     graph.replay()
     settle()
-    return {"untold": reported == UNKNOWN, "right": bool((double == tensor * 2).all())}
+    return {"unknown": reported == UNKNOWN, "right": bool((double == tensor * 2).all())}
 
 
 def main():
@@ -54,7 +54,7 @@ def main():
     )
     leave({
         "differ": [name for name, one, other in zip(here, cpu, device) if one != other],
-        "untold": [name for name, one in zip(here, cpu) if one == UNKNOWN],
+        "unknown": [name for name, one in zip(here, cpu) if one == UNKNOWN],
         "count": len(here), "fp8": FP8, "captured": captured(),
     })  # fmt: skip
 
