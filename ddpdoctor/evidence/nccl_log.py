@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.launches import begins_run
 from ddpdoctor.evidence.nccl_calls import Calls
+from ddpdoctor.evidence.nccl_causes import link_of, warned
 from ddpdoctor.evidence.nccl_notes import Notes
 from ddpdoctor.evidence.nccl_processes import Processes
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.model.evidence import Failed, Hint, Link, Nature, Trouble, Who
-from ddpdoctor.model.nccl_warnings import Accused, read_warning
+from ddpdoctor.model.evidence import Hint, Who
+from ddpdoctor.model.nccl_warnings import read_warning
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ddpdoctor.evidence.reader import Line
     from ddpdoctor.model.evidence import Fact
-    from ddpdoctor.model.nccl_warnings import NcclWarning
 
 _HEAD = re.compile(
     r"(?P<host>[A-Za-z0-9][\w.-]{0,252}):(?P<pid>\d{1,10}):\d{1,10} \[[\w-]{1,8}\] (?:(?P<place>\S{1,120}:\d{1,6}) )?"
@@ -121,12 +121,12 @@ class NcclLogReader:
         found = _HEAD.search(line.text)
         if found is None:  # the head was cut off, or belongs to another writer
             bare = _WARN.search(line.text)
-            return [] if bare is None else [_fact(line.who, bare["text"], bare["place"], line)]
+            return [] if bare is None else [warned(bare["text"], bare["place"], _common(line.who, line))]
         host, pid = found["host"], int(found["pid"])
         self._warned.add((host, pid))
         process = self._processes.get(host, pid, line)
         who = self._processes.who(process) if process is not None else replace(line.who, host=host, pid=pid)
-        return [_fact(who, found["text"], found["place"], line)]
+        return [warned(found["text"], found["place"], _common(who, line))]
 
     def _failed_silently(self) -> Iterator[Fact]:
         """Yield the failures of processes that show only the way of an error code up, without the warning itself."""
@@ -139,52 +139,11 @@ class NcclLogReader:
             if code == _REMOTE:
                 warning = read_warning("Connection closed by remote peer")
                 assert warning is not None
-                yield _link(who, warning, line)
+                yield link_of(warning, _common(who, line))
             elif code in _WAY_UP_WORDS:
                 words = _WAY_UP_WORDS[code]
                 yield Hint(who=who, spot=spot, time=line.time, said=said, words=words, kind="nccl-warning")
 
 
-def _fact(who: Who, text: str, place: str | None, line: Line) -> Fact:
-    """Return what a warning amounts to."""
-    warning = read_warning(text)
-    spot, time, said = line.spot(), line.time, quote(line.text)
-    if warning is None or warning.accused is Accused.NOBODY:
-        words = quote(f"NCCL warns{f' ({place})' if place else ''}: {text}") if warning is None else warning.words
-        return Hint(who=who, spot=spot, time=time, said=said, words=words, kind="nccl-warning")
-    if warning.accused is Accused.PROCESS:
-        memory = warning.kind == "memory"
-        message = "out of memory" if memory else warning.named.get("error", warning.words)
-        return Failed(
-            who=who, spot=spot, time=time, said=said, type="CUDA error", message=message, nature=Nature.OWN,
-            memory=memory,
-        )  # fmt: skip
-    if warning.accused is Accused.START:
-        fix = warning.fix or _known_fix(text)
-        return Trouble(who=who, spot=spot, time=time, said=said, kind=warning.kind, problem=warning.words, fix=fix)
-    return _link(who, warning, line)
-
-
-def _link(who: Who, warning: NcclWarning, line: Line) -> Link:
-    named = warning.named
-    local_rank = int(named["local_rank"]) if "local_rank" in named else None
-    host = who.host if local_rank is not None else named.get("host", "")
-    return Link(
-        who=who,
-        spot=line.spot(),
-        time=line.time,
-        said=quote(line.text),
-        to=Who(host=host, address=named.get("address", ""), local_rank=local_rank),
-        problem=warning.words,
-        fix=warning.fix,
-        victim=warning.accused is Accused.PEER,
-        local=warning.accused is Accused.HOST,
-    )
-
-
-def _known_fix(text: str) -> str:
-    """Return what the table of known errors advises, so that the advice stands once."""
-    from ddpdoctor.rules.progress.known_errors import find_known
-
-    known = find_known(text)
-    return known.fix if known is not None else ""
+def _common(who: Who, line: Line) -> dict[str, Any]:
+    return {"who": who, "spot": line.spot(), "time": line.time, "said": quote(line.text)}

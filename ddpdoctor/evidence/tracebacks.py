@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.launches import begins_run
-from ddpdoctor.evidence.natures import classify
+from ddpdoctor.evidence.natures import Reading, classify
+from ddpdoctor.evidence.nccl_causes import last_error, told_cause
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.torch_heads import time_of
 from ddpdoctor.evidence.traceback_text import HEADER, Fed, Raised, Traceback
@@ -16,7 +17,6 @@ from ddpdoctor.model.evidence import Exited, Failed, Nature, Operation, Waiting
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from ddpdoctor.evidence.natures import Reading
     from ddpdoctor.evidence.reader import Line
     from ddpdoctor.model.evidence import Fact, Spot, Time, Who
     from ddpdoctor.model.stacks import Frame
@@ -204,14 +204,19 @@ def failure_facts(
     said = quote(f"{raised.type}: {raised.message}" if raised.message else raised.type)
     operation = _operation(frames)
     common: dict[str, Any] = {"who": who, "spot": spot, "time": time, "said": said}
+    words = last_error(raised.message)
+    cause = told_cause(words, common)
+    if cause is not None:
+        reading = Reading(nature=Nature.FOLLOWS)
+    message = f"{words} ({raised.message})" if words else raised.message
     failed = Failed(
-        type=raised.name, message=quote(raised.message), nature=reading.nature, frames=tuple(frames),
+        type=raised.name, message=quote(message), nature=reading.nature, frames=tuple(frames),
         peers=reading.peers, peer_hosts=reading.peer_hosts, memory=reading.memory, operation=operation,
         in_worker=reading.in_worker, **common,
     )  # fmt: skip
     limit = _LIMIT.search(raised.message)
     if limit is None or reading.nature is not Nature.TIMED_OUT:
-        return [failed]
+        return [failed] if cause is None else [cause, failed]
     in_init = any(frame.function in _INIT for frame in frames)
     limit_s = int(limit["ms"]) / 1000
     waiting = Waiting(

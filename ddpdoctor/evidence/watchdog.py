@@ -14,12 +14,13 @@ from ddpdoctor.evidence.desync import DesyncReports
 from ddpdoctor.evidence.foreign_frames import foreign_frame
 from ddpdoctor.evidence.launches import begins_run
 from ddpdoctor.evidence.natures import classify
+from ddpdoctor.evidence.nccl_causes import told_cause
 from ddpdoctor.evidence.nccl_groups import DEFAULT_GROUP, group_of, who_of, writer_of
 from ddpdoctor.evidence.nccl_ops import python_name
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.torch_heads import origin_of
 from ddpdoctor.evidence.watchdog_notes import read_notes, work_number
-from ddpdoctor.model.evidence import Failed, Operation, Reached, Waiting
+from ddpdoctor.model.evidence import Failed, Nature, Operation, Reached, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -49,6 +50,9 @@ _ABORTED = re.compile(r"Aborting process on rank (?P<rank>\d{1,9}) due to (?P<er
 _TIMED_OUT = ("Watchdog caught collective operation timeout", "timed out in blocking wait")
 
 
+_COMMON = ("who", "spot", "time", "said")
+
+
 @dataclass(slots=True)
 class _Wait:
     """A wait that timed out. Its group and its stack are said by later lines."""
@@ -75,6 +79,8 @@ class _Tail:
 
     fact: Failed
     left: int = _TAIL_LINES
+    words: bool = False
+    """The next line has NCCL's own words."""
 
 
 class WatchdogReader:
@@ -287,6 +293,10 @@ class WatchdogReader:
         if ends:
             self._tail = None
             return [tail.fact]
+        if tail.words and (cause := told_cause(text, {name: getattr(tail.fact, name) for name in _COMMON})) is not None:
+            self._tail = None
+            return [cause, replace(tail.fact, nature=Nature.FOLLOWS, peers=(), peer_hosts=())]
+        tail.words = text.startswith("Last error:")
         if "NCCL" in tail.fact.type and text and "CUDA kernel" not in text:
             message = f"{tail.fact.message} {text}"
             reading = classify("", message)

@@ -21,6 +21,8 @@ FATAL = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"
 _KILLED_FOR_MEMORY = "oom"
 _ENVIRONMENT = frozenset({"shm", "version", "interface"})
 """Faults that all processes have alike, if it is not one host's."""
+_ALIKE = _ENVIRONMENT | {"duplicate-gpu", "port"}
+"""Faults that are one, though several processes report them."""
 _GPU = frozenset({"xid", "gpu-lost"})
 
 
@@ -206,7 +208,7 @@ def _merge_environment(roots: list[Root], state: RunState) -> list[Root]:
     """Make one fault of those of the environment that every process reports. It is no rank's and no host's."""
     merged: dict[tuple[str, ...], Root] = {}
     for root in roots:
-        key = tuple(sorted({one.kind for one in root.troubles if one.kind in _ENVIRONMENT}))
+        key = tuple(sorted({one.kind for one in root.troubles if one.kind in _ALIKE}))
         if not key or root.failed:
             merged["", str(id(root))] = root
         elif key in merged:
@@ -218,7 +220,7 @@ def _merge_environment(roots: list[Root], state: RunState) -> list[Root]:
         else:
             merged[key] = root
     for key, root in merged.items():
-        if key[0] and len(root.ranks) > 1 and root.ranks >= state.seen:
+        if set(key) <= _ENVIRONMENT and len(root.ranks) > 1 and root.ranks >= state.seen:
             root.ranks, root.hosts = set(), set()
     return list(merged.values())
 

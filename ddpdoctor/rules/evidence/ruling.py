@@ -19,6 +19,7 @@ from ddpdoctor.model.evidence import (
     Stopped,
     Waiting,
 )  # fmt: skip
+from ddpdoctor.model.nccl_warnings import ONLY_LOCAL
 from ddpdoctor.rules.evidence import words
 from ddpdoctor.rules.evidence.absent import find_absent
 from ddpdoctor.rules.evidence.collecting import collect
@@ -56,7 +57,18 @@ def decide(state: RunState) -> Ruling:
         return Ruling(kind="mismatch", problem=words.mismatch(state, differ))
     if roots and roots[0].is_plain:
         return _failure(state, roots)
-    for found in (_frozen, _circle, find_absent, _unlike_places, _silent_exit(roots), _link, _stopped, _inside, _lost):
+    for found in (
+        _frozen,
+        _circle,
+        find_absent,
+        _unlike_places,
+        _silent_exit(roots),
+        _interface,
+        _link,
+        _stopped,
+        _inside,
+        _lost,
+    ):
         ruling = found(state)
         if ruling is not None:
             return ruling
@@ -115,6 +127,18 @@ def _silent_exit(roots: list[Root]) -> Callable[[RunState], Ruling | None]:
         return Ruling(kind="crash", problem=words.failure(state, roots[0], roots[1:], killed=False))
 
     return found
+
+
+def _interface(state: RunState) -> Ruling | None:
+    """Return a ruling if hosts gave NCCL an address that leads only to themselves, and others cannot reach them."""
+    addresses = {fact.who.host: fact.who.address for fact in state.facts if fact.who.host and fact.who.address}
+    alone = {host: address for host, address in addresses.items() if address.startswith(ONLY_LOCAL)}
+    waits = [fact for fact in state.all(Waiting) if fact.in_init]
+    links = [fact for fact in state.all(Link) if not fact.victim and fact.to.address in alone.values()]
+    other_links = [fact for fact in state.all(Link) if not fact.victim and fact not in links]
+    if not alone or len(addresses) < 2 or other_links or not (waits or links):
+        return None
+    return Ruling(kind="transport", problem=words.wrong_interface(state, alone, [*links, *waits]))
 
 
 def _link(state: RunState) -> Ruling | None:

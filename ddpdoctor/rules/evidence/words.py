@@ -19,7 +19,7 @@ from ddpdoctor.rules.progress.known_errors import find_known
 from ddpdoctor.rules.progress.words import place_words, verb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.model.evidence import Absent, Circle, Differ, Fact, Inside, Link, Stopped
     from ddpdoctor.model.stacks import Frame
@@ -400,11 +400,30 @@ def link(state: RunState, links: Sequence[Link]) -> Problem:
     named = bool(host) and (local or len({one.who.host for one in those}) > 1)
     first = those[0]
     return Problem(
-        summary=f"{first.who.host or first.who.address or 'a host'}: {first.problem}",
+        summary=f"{_speaker(first)}: {first.problem}",
         confidence=Confidence.MEDIUM,
         hosts=(host,) if named else (),
         evidence=(*quotes(links), *victim_words(state, ()), *_coverage(state)),
         fix=first.fix,
+    )
+
+
+def _speaker(fact: Fact) -> str:
+    who = fact.who
+    return who.host or who.address or (f"rank {who.rank}" if who.rank is not None else "a host")
+
+
+def wrong_interface(state: RunState, alone: Mapping[str, str], facts: Sequence[Fact]) -> Problem:
+    """Return the problem of hosts whose address leads only to themselves."""
+    hosts = tuple(sorted(alone))
+    addresses = name_list(sorted(set(alone.values())))
+    return Problem(
+        summary=f"{name_list(hosts)} gave NCCL the address {addresses}, which leads only to its own host: the wrong "
+        "network interface",
+        confidence=Confidence.MEDIUM,
+        hosts=hosts,
+        evidence=(*quotes(facts), *_coverage(state)),
+        fix="set NCCL_SOCKET_IFNAME on that host to an interface that the hosts share (ip -br address)",
     )
 
 

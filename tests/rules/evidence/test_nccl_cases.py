@@ -425,3 +425,59 @@ def test_ras_and_the_watchdog_contradict_each_other(tmp_path):
     logs.append([f"[rank2]: {line}" for line in steps(3)])
     truth = Truth(kinds=ABSENT, ranks=(5,), confidence=("low",), says=("against it",))
     hold(tmp_path, {"ras.txt": behind(5, 70), "job.log": interleaved(*logs)}, truth)
+
+
+ERROR = "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, {}, NCCL version 2.21.5\n{}\nLast error:\n{}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "last", "truth"),
+    [
+        (
+            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. ",
+            "socketPollConnect: Connect to 10.0.0.2<41001> returned 113(No route to host) errno 115(Operation now in progress)",
+            Truth(kinds=("transport",), ranks=(), says=("10.0.0.2",)),
+        ),
+        (
+            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. ",
+            "Error while creating shared memory segment /dev/shm/nccl-0YqDGx (size 9637888), error: No space left on device (28)",
+            Truth(kinds=("shm",), ranks=(), says=("/dev/shm",)),
+        ),
+        (
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 5e000",
+            Truth(kinds=("dup-gpu",), ranks=(0, 1), says=("GPU",)),
+        ),
+        (
+            "ncclUnhandledCudaError: Call to CUDA function failed.",
+            "Cuda failure 2 'out of memory'",
+            Truth(kinds=("crash",), ranks=(0, 1), says=("out of memory",)),
+        ),
+        (
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+            "NET/IB: Got completion from peer 10.0.0.3<41003> with status=12 opcode=0 len=0 vendor err 129",
+            Truth(kinds=("transport",), ranks=(), says=("10.0.0.3",)),
+        ),
+    ],
+)
+def test_nccls_own_words_in_errors_of_torch(tmp_path, kind, last, truth):
+    logs = [raised(ERROR.format(kind.partition(":")[0], kind, last), rank) for rank in (0, 1)]
+    hold(tmp_path, interleaved(*logs), truth)
+
+
+def test_a_host_that_gives_an_address_of_docker(tmp_path):
+    """nccl-tests 15: nobody says why; the addresses show it."""
+    wrong = [nccl("h2", 20101, "Bootstrap: Using docker0:172.17.0.1<0>"), *started()[1][1:5]]
+    hold(
+        tmp_path,
+        {"h1.log": text(started()[0][:5]), "h2.log": text(wrong)},
+        Truth(kinds=("transport",), ranks=(), hosts=("h2",), says=("172.17.0.1",)),
+    )
+
+
+def test_docker_on_one_host_that_works(tmp_path):
+    """Its twin: the communicator is there, and the steps go on."""
+    log = [
+        line.replace("eth0:10.0.0.1", "docker0:172.17.0.1") for line in nccl_start("h1", "10.0.0.1", 1, rank=0, ranks=1)
+    ]
+    hold(tmp_path, text([*log, *steps(30), "`Trainer.fit` stopped: `max_epochs=3` reached."]), Truth(silent=True))

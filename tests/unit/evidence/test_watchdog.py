@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.evidence.watchdog import WatchdogReader
-from ddpdoctor.model.evidence import Absent, Differ, Failed, Hint, Link, Nature, Reached, Waiting, Who
+from ddpdoctor.model.evidence import Absent, Differ, Failed, Hint, Link, Nature, Reached, Trouble, Waiting, Who
 from tests.unit.evidence.feeding import feed, only, told
 
 WORK = "WorkNCCL(SeqNum=71, OpType=ALLREDUCE, NumelIn=1024, NumelOut=1024, Timeout(ms)=600000)"
@@ -231,12 +231,12 @@ def feed_open(reader: WatchdogReader, text: str) -> list[Any]:
         (
             "NCCL error: unhandled system error, NCCL version 2.21.5\nncclSystemError: System call failed.\n"
             "Last error:\nConnect to 10.0.0.2<41001> failed : Connection refused",
-            "NCCL error", Nature.PEER_LOST, False,
+            "NCCL error", Nature.FOLLOWS, False,
         ),
         (
             "NCCL error: unhandled system error, NCCL version 2.21.5\nncclSystemError: System call failed.\n"
             "Last error:\nError: failed to extend /dev/shm/nccl-x to 9637892 bytes, error: No space left on device (28)",
-            "NCCL error", Nature.OWN, False,
+            "NCCL error", Nature.FOLLOWS, False,
         ),
     ],
 )  # fmt: skip
@@ -244,6 +244,19 @@ def test_errors_that_the_watchdog_found(error: str, kind: str, nature: Nature, m
     text = f"[rank4]:{HEAD}[PG ID 0 PG GUID 0(default_pg) Rank 4] Process group watchdog thread terminated with exception: {error}"
     (failed,) = only(Failed, feed(WatchdogReader(), text))
     assert (failed.type, failed.nature, failed.memory, failed.who.rank) == (kind, nature, memory, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("Connect to 10.0.0.2<41001> failed : Connection refused", Link),
+        ("Error: failed to extend /dev/shm/nccl-x to 9637892 bytes, error: No space left on device (28)", Trouble),
+    ],
+)
+def test_nccls_own_words_behind_an_error_are_the_cause(words: str, kind: type) -> None:
+    text = f"[rank4]:{HEAD}[PG 0 Rank 4] Process group watchdog thread terminated with exception: NCCL error: x\nLast error:\n{words}"
+    (cause,) = only(kind, feed(WatchdogReader(), text))
+    assert cause.who.rank == 4
 
 
 def test_the_peer_of_a_lost_connection_is_named() -> None:

@@ -1,0 +1,64 @@
+"""What a warning of NCCL amounts to, in NCCL's own log or behind "Last error:" in an error of torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.evidence.quotes import quote
+from ddpdoctor.model.evidence import Failed, Hint, Link, Nature, Trouble, Who
+from ddpdoctor.model.nccl_warnings import Accused, read_warning
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.evidence import Fact
+    from ddpdoctor.model.nccl_warnings import NcclWarning
+
+
+def warned(text: str, place: str | None, common: dict[str, Any]) -> Fact:
+    """Return what a warning amounts to. ``common``: who, spot, time and said of the fact."""
+    warning = read_warning(text)
+    if warning is None or warning.accused is Accused.NOBODY:
+        words = quote(f"NCCL warns{f' ({place})' if place else ''}: {text}") if warning is None else warning.words
+        return Hint(words=words, kind="nccl-warning", **common)
+    return _fact(warning, text, common)
+
+
+def last_error(message: str) -> str:
+    """Return NCCL's own words at the end of an error of torch, or an empty string."""
+    return message.partition("Last error:")[2].strip()
+
+
+def told_cause(text: str, common: dict[str, Any]) -> Fact | None:
+    """Return what NCCL's own words say of a cause outside the process that wrote them; None if they do not."""
+    warning = read_warning(text) if text else None
+    if warning is None or warning.accused in {Accused.NOBODY, Accused.PROCESS, Accused.PEER}:
+        return None
+    return _fact(warning, text, common)
+
+
+def _fact(warning: NcclWarning, text: str, common: dict[str, Any]) -> Fact:
+    if warning.accused is Accused.PROCESS:
+        memory = warning.kind == "memory"
+        message = "out of memory" if memory else warning.named.get("error", warning.words)
+        return Failed(type="CUDA error", message=message, nature=Nature.OWN, memory=memory, **common)
+    if warning.accused is Accused.START:
+        return Trouble(kind=warning.kind, problem=warning.words, fix=warning.fix or _known_fix(text), **common)
+    return link_of(warning, common)
+
+
+def link_of(warning: NcclWarning, common: dict[str, Any]) -> Link:
+    """Return the connection that a warning tells of."""
+    named = warning.named
+    local_rank = int(named["local_rank"]) if "local_rank" in named else None
+    host = common["who"].host if local_rank is not None else named.get("host", "")
+    return Link(
+        to=Who(host=host, address=named.get("address", ""), local_rank=local_rank), problem=warning.words,
+        fix=warning.fix, victim=warning.accused is Accused.PEER, local=warning.accused is Accused.HOST, **common,
+    )  # fmt: skip
+
+
+def _known_fix(text: str) -> str:
+    """Return what the table of known errors advises, so that the advice stands once."""
+    from ddpdoctor.rules.progress.known_errors import find_known
+
+    known = find_known(text)
+    return known.fix if known is not None else ""
