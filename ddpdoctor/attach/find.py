@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.process.proc import Process
 
 MOST_ANCESTORS = 64
+NO_JOB = "no training job"
+"""How the message begins if there is no job, or none of the given name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ def _ambiguous(found: Found, meant: list[FoundJob], pid: int | None, name: str |
     if meant:
         message = f"{count_of(len(meant), 'training job')} run on this machine; which one is meant?"
     elif name is not None:
-        message = f"no training job named {name} runs on this machine"
+        message = f"{NO_JOB} named {name} runs on this machine"
     else:
         message = f"process {pid} does not belong to a training job"
     return UserError(message, help=f"Give --job NAME or --pid PID. Jobs on this machine:\n{listed}")
@@ -126,7 +128,7 @@ def _nothing(found: Found, pid: int | None) -> UserError:
             help=f"Run it as that user or as root: {SUDO} --pid {closed[0].pid}\n{listed}",
         )
     return UserError(
-        "no training job runs on this machine" if pid is None else f"process {pid} is no rank of a training job",
+        f"{NO_JOB} runs on this machine" if pid is None else f"process {pid} is no rank of a training job",
         help="Ranks are processes with RANK or a launcher's variable in their environment. Run ddpdoctor attach on the "
         f"machine and in the container where they run; for another user's job: {SUDO}",
     )

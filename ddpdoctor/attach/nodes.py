@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
+from ddpdoctor.attach.find import NO_JOB
 from ddpdoctor.attach.save import make_attach_folder, save_nodes
 from ddpdoctor.attach.stream import receive_folder
 from ddpdoctor.model.attached import AskedNodes, NodeAnswer
@@ -31,6 +33,8 @@ AT_ONCE = 64
 END_S = 3.0
 """How long a program that is stopped has to stop what it runs on its node."""
 POLL_S = 0.05
+NO_RANK = "no rank of the job runs there"
+SEE_LOG = "if its ranks have ended, the log of the job says how: `ddpdoctor analyze LOG`"
 _CONSEQUENCES = re.compile(
     r"exited with exit code|job step aborted|application launch failed|step .* cancelled|command terminated|^defaulted",
     re.IGNORECASE,
@@ -98,16 +102,18 @@ def ask_nodes(
     """
     wall_ns = time.time_ns()
     folder = make_attach_folder(output, wall_ns)
-    answers = [*_ask_all(way, commands, folder, limit_s), *known]
-    answers.sort(key=lambda one: one.node)
-    asked = AskedNodes(wall_ns=wall_ns, asked_by=way.name, nodes=tuple(answers))
-    if not any(one.folder for one in answers):
-        folder.rmdir()
-        raise UserError(
-            f"{_of_all(len(answers), way.noun)} sent what it saw", help="\n".join(one.line() for one in asked.unseen())
-        )
-    save_nodes(folder, asked)
-    return folder
+    try:
+        answers = sorted((*_ask_all(way, commands, folder, limit_s), *known), key=lambda one: one.node)
+        asked = AskedNodes(wall_ns=wall_ns, asked_by=way.name, nodes=tuple(answers))
+        if any(one.folder for one in answers):
+            save_nodes(folder, asked)
+            return folder
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # nothing has come, or not yet
+    raise UserError(
+        f"{_of_all(len(answers), way.noun)} sent what it saw", help="\n".join(one.line() for one in asked.unseen())
+    )
 
 
 def _of_all(count: int, noun: str) -> str:
@@ -148,7 +154,9 @@ def _read(one: _Asked, way: Way, folder: Path, limit_s: float) -> NodeAnswer:
         one.err.seek(0)
         said = one.err.read(2**20).decode(errors="replace")
     if arrived.error:
-        return NodeAnswer(node=one.node, folder="", reached=True, reason=arrived.error, remedy=arrived.help)
+        gone = arrived.error.startswith(NO_JOB)
+        reason, remedy = (NO_RANK, SEE_LOG) if gone else (arrived.error, arrived.help)
+        return NodeAnswer(node=one.node, folder="", reached=True, reason=reason, remedy=remedy)
     reason = "" if arrived.whole else _reason(one, arrived, said, limit_s)
     return NodeAnswer(
         node=one.node, folder=own if arrived.files else "", reached=bool(arrived.files), reason=reason,

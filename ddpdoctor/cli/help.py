@@ -21,6 +21,15 @@ EXAMPLES = {
         ("ddpdoctor wrap -- accelerate launch train.py", "any launcher"),
         ("srun --ntasks-per-node=1 ddpdoctor wrap train.py", "many nodes, one report"),
     ),
+    "attach": (
+        ("ddpdoctor attach", "the training job of this machine"),
+        ("ddpdoctor attach --slurm 4711", "all nodes of a Slurm job, from the login node"),
+        ("ddpdoctor attach --kubectl job-name=train", "all pods with these labels"),
+    ),
+    "analyze": (
+        ("ddpdoctor analyze slurm-4711.out dumps/", "what a job left behind"),
+        ("kubectl logs -l job-name=train --prefix | ddpdoctor analyze -", "standard input"),
+    ),
     "report": (
         ("ddpdoctor report", "the latest run of this folder"),
         ("ddpdoctor report RUN_DIR --format junit", "for a CI system"),

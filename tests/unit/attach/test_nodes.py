@@ -3,16 +3,20 @@
 import base64
 import io
 import json
+import signal
+import subprocess
 import sys
 import zlib
 
 import pytest
 
-from ddpdoctor.attach.nodes import Way, ask_nodes
+from ddpdoctor.attach.nodes import NO_RANK, SEE_LOG, Way, ask_nodes
 from ddpdoctor.attach.stream import MARK, receive_folder, send_look
+from ddpdoctor.collect.process.proc import read_process
 from ddpdoctor.model.attached import AskedNodes
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.errors import UserError
+from tests.scenarios.running import wait_for
 
 WAY = Way(name="srun", noun="node", remedy=lambda _reason: "see NODE")
 FILES = {"attach.json": b"{}\n", "look_1/rank_0_pid_7.json": b"\xff" * 5000, "look_2/fr_dump_pid_7_rank_0": b""}
@@ -133,7 +137,7 @@ def test_each_node_has_its_folder_and_those_that_sent_nothing_are_told_with_the_
     assert [one.line() for one in asked.unseen()] == [
         "n2 and n3: Task launch failed: Communication connection failure; see n2",
         "n4 and n5: no answer within 2 s; see n4",
-        "n6: no training job; Look elsewhere.",
+        f"n6: {NO_RANK}; {SEE_LOG}",
         "n7 and n8: it ended with status 0; see n7",
     ]
 
@@ -143,3 +147,24 @@ def test_if_no_node_sent_anything_that_is_an_error_and_no_folder_is_left(tmp_pat
         ask_nodes(WAY, {"n1": fails("no way"), "n2": fails("no way")}, tmp_path)
     assert (told.value.help, told.value.status) == ("n1 and n2: no way; see n1", 2)
     assert not list(tmp_path.iterdir())
+
+
+ASKS = """
+import pathlib, signal, sys
+from ddpdoctor.attach.nodes import Way, ask_nodes
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
+folder = pathlib.Path(sys.argv[1])
+pid = str(folder / "pid")
+waits = f"import os, pathlib, time; pathlib.Path({pid!r}).write_text(str(os.getpid())); time.sleep(1000)"
+ask_nodes(Way(name="srun", noun="node", remedy=str), {"n1": (sys.executable, "-c", waits)}, folder)
+"""
+
+
+def test_a_ctrl_c_ends_what_was_started_and_leaves_no_folder(tmp_path):
+    asking = subprocess.Popen([*python(ASKS), str(tmp_path)], stderr=subprocess.PIPE)
+    assert wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    asking.send_signal(signal.SIGINT)
+    asking.communicate(timeout=100)
+    asked = int((tmp_path / "pid").read_text())
+    assert wait_for(lambda: (found := read_process(asked)) is None or found.state in "ZX")
+    assert [path.name for path in tmp_path.iterdir()] == ["pid"]
