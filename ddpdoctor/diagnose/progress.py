@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,6 +9,7 @@ from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Job
 from ddpdoctor.model.findings import Check, Judgment, Outcome
+from ddpdoctor.model.garbage import no_collection
 from ddpdoctor.rules.data.shared import Replicas, replicas_of
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.progress.job_state import JobState, build_job_state
@@ -18,7 +17,7 @@ from ddpdoctor.rules.progress.limits import is_limit_over
 from ddpdoctor.rules.registry import rules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from ddpdoctor.model.findings import Finding
@@ -32,7 +31,7 @@ def judge_folder(folder: Path, attempt: int | None = None) -> Judgment:
 
     An unreadable folder becomes a crashed check, because errors must not affect a watched job.
     """
-    with _no_collection():
+    with no_collection():
         try:
             job = read_job(folder, attempt)
         except UserError as error:
@@ -70,15 +69,3 @@ def _attempt(build: Callable[[], Made]) -> Made | Exception:
         return build()
     except Exception as error:  # noqa: BLE001 - the wall around a rule: this is the part that rules share
         return error
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Turn off garbage collection. With a thousand ranks, all objects are kept and every collection visits them all."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -6,7 +6,6 @@ unpickler looks up no name, so that nothing in a dump can be called, and its mem
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import pickle
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ddpdoctor.evidence.flight_columns import build_dump
 from ddpdoctor.evidence.lines import MOST_RANKS
 from ddpdoctor.evidence.reader import Found
+from ddpdoctor.model.garbage import no_collection
 from ddpdoctor.recorder.storage.plain_pickle import parse_cut_pickle
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class FlightPickleReader:
 
     def read(self, document: Document) -> Found:
         """Return the calls that the dump holds. Of a file that is cut off it returns those before the cut."""
-        with _no_collector():
+        with no_collection():
             return self._read(document)
 
     def _read(self, document: Document) -> Found:
@@ -105,18 +105,6 @@ def _unpickle(body: bytes) -> Any:
     with _memory_limit():
         # With peek() the unpickler reads ahead; with read() alone it asks for each opcode.
         return _PlainUnpickler(io.BufferedReader(io.BytesIO(body), len(body))).load()
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Keep the garbage collector from going through the values of a dump again and again. They have no cycles."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextmanager

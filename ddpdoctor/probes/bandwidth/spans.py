@@ -7,12 +7,12 @@ the wrong stream would see only the start of the work. The timed region holds on
 
 from __future__ import annotations
 
-import gc
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.model.garbage import no_collection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ class Spans:
 
 def time_calls(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> Spans:
     """Time ``count`` single calls, each after a barrier."""
-    with _no_collections():
+    with no_collection():
         if group.device.type == "cuda":
             return _time_calls_on_stream(group, op, calls, count)
         return _time_calls_on_host(group, op, calls, count)
@@ -50,7 +50,7 @@ def time_calls(group: RankGroup, op: str, calls: Iterator[Call], count: int) -> 
 
 def time_batches(group: RankGroup, op: str, calls: Iterator[Call], batches: int, count: int) -> Spans:
     """Time ``batches`` batches of ``count`` calls, each batch after a barrier."""
-    with _no_collections():
+    with no_collection():
         if group.device.type == "cuda":
             return _time_batches_on_stream(group, op, calls, batches, count)
         return _time_batches_on_host(group, op, calls, batches, count)
@@ -143,15 +143,3 @@ def _events() -> tuple[Any, Any]:
     import torch
 
     return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Turn off Python's garbage collector while timing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
