@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Absent, Doing, Finished, Shown, Stacked, Waiting
 from ddpdoctor.model.findings import Confidence
-from ddpdoctor.rules.evidence import words
+from ddpdoctor.rules.evidence import absence_words as words
 from ddpdoctor.rules.evidence.collecting import SAMPLE_AGAIN, collect
 from ddpdoctor.rules.evidence.state import Ruling, last_samples
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Doing, Failed, Moving, ProcessState, Reached, Stacked, Waiting
+from ddpdoctor.model.evidence import Failed, Moving, ProcessState, Stacked, Waiting
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.nccl_warnings import SHM_FIX
 from ddpdoctor.model.rank_words import count_of, format_numbers, name_list, rank_list
@@ -16,12 +15,12 @@ from ddpdoctor.rules.evidence.roots import victims_of
 from ddpdoctor.rules.evidence.stacks import innermost
 from ddpdoctor.rules.evidence.state import last_samples
 from ddpdoctor.rules.progress.known_errors import find_known
-from ddpdoctor.rules.progress.words import place_words, verb
+from ddpdoctor.rules.progress.words import place_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ddpdoctor.model.evidence import Absent, Circle, Differ, Fact, Inside, Link, Stopped
+    from ddpdoctor.model.evidence import Circle, Differ, Fact, Inside, Link, Stopped
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.evidence.lost import Lost
     from ddpdoctor.rules.evidence.roots import Root
@@ -30,11 +29,6 @@ if TYPE_CHECKING:
 MOST_QUOTES = 4
 MOST_PLACES = 16
 MOST_MESSAGE = 300
-_STATES = {
-    Doing.OWN: "is in its own code", Doing.DATA: "waits for a DataLoader worker", Doing.EXIT: "is ending",
-    Doing.INIT: "is in init_process_group", Doing.DEVICE: "waits for its device", Doing.COLLECTIVE: "waits for others",
-    Doing.UNKNOWN: "is elsewhere",
-}  # fmt: skip
 
 
 def quote(fact: Fact) -> str:
@@ -83,10 +77,10 @@ def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool
         evidence=(
             *_known(root),
             *quotes(root.facts),
-            *_steps(state),
+            *steps_words(state),
             *victim_words(state, ranks),
             *([f"after it, or independent of it: {quote(others[0].facts[0])}"] if others else []),
-            *_coverage(state),
+            *coverage(state),
         ),
         fix=_failure_fix(root, killed=killed, frame=frame),
     )
@@ -179,7 +173,7 @@ def machine(state: RunState, root: Root) -> Problem:
         confidence=Confidence.MEDIUM,
         ranks=ranks,
         hosts=hosts,
-        evidence=(*quotes(root.facts), *victim_words(state, ranks), *_coverage(state)),
+        evidence=(*quotes(root.facts), *victim_words(state, ranks), *coverage(state)),
         fix=trouble.fix or "look at the kernel's log of that host: `dmesg -T`",
     )
 
@@ -195,7 +189,7 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
         ranks=odd,
         hosts=state.hosts_of(odd),
         where=places((rank, _line_of(state, rank)) for rank in odd[:MOST_PLACES]),
-        evidence=(*quotes(differ), *_aspects(differ), *victim_words(state, odd), *_coverage(state)),
+        evidence=(*quotes(differ), *_aspects(differ), *victim_words(state, odd), *coverage(state)),
         fix="let all ranks take the same path to this call, with equal shapes and dtypes; "
         "look at branches that depend on the rank or its data",
     )
@@ -253,122 +247,8 @@ def circle(state: RunState, circles: Sequence[Circle]) -> Problem:
         confidence=Confidence.MEDIUM,
         ranks=ranks,
         hosts=state.hosts_of(ranks),
-        evidence=(*quotes(circles), *_coverage(state)),
+        evidence=(*quotes(circles), *coverage(state)),
         fix="let all ranks make the calls of their groups in the same order; use batch_isend_irecv for exchanges",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Absence:
-    """Ranks that did not come to where others wait."""
-
-    ranks: list[int]
-    facts: Sequence[Absent]
-    """What says so."""
-    kind: str
-    """What became of them."""
-    confidence: Confidence
-    contradicted: Sequence[Absent] = ()
-    """What weaker sources say of other ranks."""
-
-
-def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Problem:
-    """Return the problem of ranks that did not come to where others wait."""
-    ranks, absent, kind = one.ranks, one.facts, one.kind
-    operation = absent[0].operation
-    waiters = sorted({rank for fact in absent for rank in fact.waiters} - set(ranks)) or [
-        rank for rank in state.waiting if rank not in ranks
-    ]
-    frames = [(rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples]
-    workers = _workers(state, samples, ranks)
-    where = (*places(frames), *_worker_places(workers))
-    target = "init_process_group" if absent[0].in_init else operation.words()
-    did = {"early-exit": "has ended", "missing": "never came"}.get(kind, "did not come")
-    at = f"; it is {place_words(where[0])}" if where and kind == "stuck" else ""
-    wait = f"{rank_list(waiters)} {verb(waiters, 'waits', 'wait')}" if waiters else "others wait"
-    return Problem(
-        summary=f"{who_words(state, ranks)} {did} to {target}, where {wait} for it{at}".replace(
-            "has ended to", "has ended before"
-        ),
-        confidence=one.confidence,
-        ranks=tuple(ranks),
-        hosts=state.hosts_of(ranks),
-        where=where,
-        evidence=(
-            *_doing_words(state, samples, ranks),
-            *_worker_words(workers),
-            *quotes(absent),
-            *(f"against it, from a weaker source: {words}" for words in quotes(one.contradicted)),
-            *quotes(fact for fact in state.all(Waiting) if fact.who.rank in waiters),
-            *_waiter_places(state, samples, waiters),
-            *_reached_words(state, ranks),
-            *_steps(state),
-            *_coverage(state),
-        ),
-        fix=_absence_fix(ranks, where, workers),
-    )
-
-
-def _doing_words(state: RunState, samples: dict[int, Stacked], ranks: Iterable[int]) -> list[str]:
-    found = []
-    for rank in ranks:
-        if rank in samples:
-            sample = samples[rank]
-            at = place_words(innermost(sample.frames))
-            twice = " in every sample" if len(state.samples_of(rank)) > 1 else ""
-            found.append(f"rank {rank} {_STATES[sample.doing]}, {at}{twice} ({quote(sample)})")
-    return found
-
-
-def _workers(state: RunState, samples: dict[int, Stacked], ranks: Iterable[int]) -> list[Stacked]:
-    """Return the last stacks of the workers that a rank's loader waits for."""
-    loading = [rank for rank in ranks if rank in samples and samples[rank].doing is Doing.DATA]
-    found = {fact.who.pid: fact for rank in loading for fact in state.of(rank, Stacked) if fact.worker}
-    return list(found.values())[:MOST_QUOTES]
-
-
-def _worker_places(workers: Iterable[Stacked]) -> tuple[Place, ...]:
-    return tuple(dict.fromkeys(places((fact.who.rank or 0, innermost(fact.frames)) for fact in workers)))
-
-
-def _worker_words(workers: Iterable[Stacked]) -> list[str]:
-    found = [(fact, innermost(fact.frames)) for fact in workers]
-    return [
-        f"the worker of rank {fact.who.rank} with pid {fact.who.pid} is {place_words(frame)}"
-        for fact, frame in found
-        if frame is not None and fact.who.pid is not None
-    ]
-
-
-def _waiter_places(state: RunState, samples: dict[int, Stacked], waiters: Iterable[int]) -> list[str]:
-    """Return at which lines the others wait: from stacks, else from where the operation was enqueued."""
-    lines: dict[str, list[int]] = defaultdict(list)
-    enqueued = {fact.who.rank: fact.frames for fact in state.all(Waiting) if fact.frames}
-    for rank in waiters:
-        frames = samples[rank].frames if rank in samples else enqueued.get(rank, ())
-        if frames:
-            lines[place_words(innermost(frames))].append(rank)
-    return [f"{rank_list(ranks)} {verb(ranks, 'waits', 'wait')} {place}" for place, ranks in lines.items()]
-
-
-def _reached_words(state: RunState, ranks: Iterable[int]) -> list[str]:
-    found = []
-    for fact in state.all(Reached):
-        if fact.who.rank in set(ranks) and fact.enqueued is not None:
-            group = f" of {fact.group_words}" if fact.group_words else ""
-            found.append(f"rank {fact.who.rank} had begun collective #{fact.enqueued}{group}")
-    return list(dict.fromkeys(found))[:MOST_QUOTES]
-
-
-def _absence_fix(ranks: list[int], where: tuple[Place, ...], workers: Sequence[Stacked]) -> str:
-    if workers and (frame := innermost(workers[0].frames)) is not None:
-        return f"look at what the DataLoader workers of {rank_list(ranks)} do {place_words(frame)}"
-    if where:
-        return f"look at what {rank_list(ranks)} does {place_words(where[0])}, and why the other ranks do not"
-    its = "its" if len(ranks) == 1 else "their"
-    return (
-        f"find out what {rank_list(ranks)} did instead: {its} log and standard error; "
-        f"{its} stack, if the job still runs, with `ddpdoctor attach` on {its} host"
     )
 
 
@@ -384,7 +264,7 @@ def frozen(state: RunState, ranks: list[int]) -> Problem:
         ranks=tuple(ranks),
         hosts=state.hosts_of(ranks),
         where=places((rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples),
-        evidence=tuple(_coverage(state)),
+        evidence=tuple(coverage(state)),
         fix=f"continue it: `kill -CONT {where}`{on}; find out who stopped it: a debugger, Ctrl-Z, a suspended job",
     )
 
@@ -403,7 +283,7 @@ def link(state: RunState, links: Sequence[Link]) -> Problem:
         summary=f"{_speaker(first)}: {first.problem}",
         confidence=Confidence.MEDIUM,
         hosts=(host,) if named else (),
-        evidence=(*quotes(links), *victim_words(state, ()), *_coverage(state)),
+        evidence=(*quotes(links), *victim_words(state, ()), *coverage(state)),
         fix=first.fix,
     )
 
@@ -422,7 +302,7 @@ def wrong_interface(state: RunState, alone: Mapping[str, str], facts: Sequence[F
         "network interface",
         confidence=Confidence.MEDIUM,
         hosts=hosts,
-        evidence=(*quotes(facts), *_coverage(state)),
+        evidence=(*quotes(facts), *coverage(state)),
         fix="set NCCL_SOCKET_IFNAME on that host to an interface that the hosts share (ip -br address)",
     )
 
@@ -437,7 +317,7 @@ def lost(state: RunState, one: Lost) -> Problem:
         confidence=Confidence.LOW,
         ranks=ranks,
         hosts=hosts,
-        evidence=(*quotes(one.facts), *victim_words(state, ranks), *_coverage(state)),
+        evidence=(*quotes(one.facts), *victim_words(state, ranks), *coverage(state)),
         fix="; ".join(collect(state)),
     )
 
@@ -446,7 +326,7 @@ def stopped(state: RunState, facts: Sequence[Stopped]) -> Problem:
     """Return the problem of a job that somebody outside stopped."""
     return Problem(
         summary=f"the job was stopped from outside: {facts[0].by}; nothing shows that a rank failed before",
-        evidence=(*quotes(facts), *_steps(state), *_coverage(state)),
+        evidence=(*quotes(facts), *steps_words(state), *coverage(state)),
         fix=_STOP_FIXES.get(
             facts[0].by,
             "find out who stopped it: a time limit, the scheduler, a person, another node's launcher: `sacct -j JOB`",
@@ -472,27 +352,14 @@ def inside(state: RunState, facts: Sequence[Inside]) -> Problem:
             *quotes(facts),
             *quotes(fact for fact in state.all(Waiting) if fact.timed_out),
             "no rank is behind: which link or device it is cannot be told from this",
-            *_coverage(state),
+            *coverage(state),
         ),
         fix="; ".join(collect(state)),
     )
 
 
-def unseen_suspects(ranks: Iterable[int]) -> str:
-    """Say that the cause may be with ranks that were not seen."""
-    return f"others wait for {rank_list(ranks)}, of which no evidence was given, so that the cause cannot be told"
-
-
-def slow_suspects(state: RunState, ranks: Sequence[int], samples: dict[int, Stacked]) -> str:
-    """Say that others wait for ranks that move: they may be slow, or in an endless loop."""
-    at = "; ".join(place_words(innermost(samples[rank].frames)) for rank in ranks if rank in samples)
-    return (
-        f"others wait for {who_words(state, ranks)}, which moved between the samples ({at}): "
-        "it may only be slow, or in an endless loop"
-    )
-
-
-def _steps(state: RunState) -> list[str]:
+def steps_words(state: RunState) -> list[str]:
+    """Say which step was the last one that a log tells of."""
     logged = [fact for fact in state.all(Moving) if fact.step is not None]
     if not logged:
         return []
@@ -500,7 +367,7 @@ def _steps(state: RunState) -> list[str]:
     return [f"the last step that was logged: {last.step} ({quote(last)})"]
 
 
-def _coverage(state: RunState) -> list[str]:
+def coverage(state: RunState) -> list[str]:
     """Say of how many ranks evidence was given."""
     if state.world is None or not state.seen:
         return []
