@@ -11,6 +11,7 @@ from ddpdoctor.model.evidence import Fact, Launched, Seen, Size, Stacked, Troubl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ddpdoctor.model.evidence_runs import EvidenceRun
 
@@ -51,12 +52,15 @@ def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
     tasks, locals_ = _tasks_are_ranks(facts, world), _locals_are_ranks(facts, world)
     found = []
     gpus = _gpus(facts)
+    hosts = frozenset(fact.who.host for fact in facts if fact.who.host)
     for fact in facts:
         who = _resolve(fact.who, names, members, tasks=tasks)
         if who.rank is None and locals_:
             who = replace(who, rank=who.local_rank)
+        if isinstance(fact, Trouble) and not who.host:
+            who = replace(who, host=_host_of_file(fact.spot.source, hosts))
         if isinstance(fact, Trouble) and fact.gpu and who.rank is None:
-            who = replace(who, rank=gpus.get((who.host, fact.gpu)))
+            who = _user_of(fact.gpu, who, gpus)
         found.append(fact if who == fact.who else replace(fact, who=who))
     return tuple(found)
 
@@ -98,6 +102,21 @@ def _gpus(facts: Iterable[Fact]) -> dict[tuple[str, str], int | None]:
             key = (fact.who.host, fact.gpu)
             found[key] = fact.who.rank if found.get(key, fact.who.rank) == fact.who.rank else None
     return found
+
+
+def _user_of(gpu: str, who: Who, gpus: Mapping[tuple[str, str], int | None]) -> Who:
+    """Return whose GPU it is. Without a host it must be the only one at this place."""
+    if who.host:
+        return replace(who, rank=gpus.get((who.host, gpu)))
+    those = [(host, rank) for (host, bus), rank in gpus.items() if bus == gpu]
+    return replace(who, host=those[0][0], rank=those[0][1]) if len(those) == 1 else who
+
+
+def _host_of_file(source: str, hosts: AbstractSet[str]) -> str:
+    """Return the host that the name of a file or of its folder names, if others tell of a host of this name."""
+    words = {*re.split(r"[/_.\s]", source), *re.split(r"[/_.\s-]", source), *re.split(r"[/_\s]", source)}
+    found = words & hosts
+    return found.pop() if len(found) == 1 else ""
 
 
 def _collect(facts: Iterable[Fact]) -> _Names:

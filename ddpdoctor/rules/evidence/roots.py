@@ -227,12 +227,12 @@ def _merge_environment(roots: list[Root], state: RunState) -> list[Root]:
 
 def _merge_equal(roots: list[Root]) -> list[Root]:
     """Make one failure of all that have the same error as the first: it is one bug on several ranks."""
-    if not roots or not roots[0].failed:
+    if not roots:
         return roots
-    first, error = roots[0], _shape(roots[0].failed[0])
+    first = roots[0]
     rest = []
     for root in roots[1:]:
-        if root.failed and _shape(root.failed[0]) == error:
+        if _is_equal(first, root):
             first.ranks |= root.ranks
             first.hosts |= root.hosts
             first.failed += root.failed
@@ -241,6 +241,14 @@ def _merge_equal(roots: list[Root]) -> list[Root]:
         else:
             rest.append(root)
     return [first, *rest]
+
+
+def _is_equal(one: Root, other: Root) -> bool:
+    """Return whether two ranks failed alike, or one line says that both were killed."""
+    if one.failed and other.failed:
+        return _shape(one.failed[0]) == _shape(other.failed[0])
+    ends = [{(end.spot, end.signal) for end in root.exited if end.signal} for root in (one, other)]
+    return not one.failed and not other.failed and not ends[0].isdisjoint(ends[1])
 
 
 def _shape(failed: Failed) -> tuple[str, str, tuple[tuple[str, int], ...]]:

@@ -137,7 +137,7 @@ class RunState:
         bad = (Failed, Exited, Waiting, Trouble, Stopped, *_OF_OTHERS)
         if any(isinstance(fact, Link) for fact in self.facts) and not self.all(Finished):
             return True  # connections also close where a job ends well, but then it says so
-        return any(isinstance(fact, bad) for fact in self.facts)
+        return any(isinstance(fact, bad) and not (isinstance(fact, Trouble) and not fact.fatal) for fact in self.facts)
 
 
 def build_run_state(evidence: Evidence) -> RunState:

@@ -348,3 +348,41 @@ def test_errors_that_pcie_corrected(tmp_path):
     kernel = "[Mon Mar  9 14:02:18 2026] pcieport 0000:3a:00.0: AER: Corrected error received: 0000:3b:00.0\n"
     files = {"job.log": interleaved(gloo_timeout(0), raised("ValueError: NaN in loss", 1)), "dmesg.txt": kernel}
     hold(tmp_path, files, Truth(kinds=("crash",), ranks=(1,), says=("NaN",)))
+
+
+def test_two_tasks_that_one_line_tells_of(tmp_path):
+    log = text(
+        [
+            *tasks(4, steps(3)),
+            OOM,
+            "srun: error: n042: tasks 1,3: Out Of Memory",
+            "srun: error: n041: tasks 0,2: Terminated",
+        ]
+    )
+    hold(tmp_path, log, Truth(kinds=("killed",), ranks=(1, 3), hosts=("n042",), says=("memory",)))
+
+
+def test_whose_gpu_it_is(tmp_path):
+    """The file's name tells the host, NCCL's busId the rank."""
+    start = [
+        nccl_start(f"h{1 + rank // 2}", f"10.0.0.{1 + rank // 2}", 100 + rank, rank=rank, ranks=4, gpu=rank % 2)
+        for rank in range(4)
+    ]
+    logs = [watchdog(rank, work(71)) for rank in range(4)]
+    files = {
+        "job.log": interleaved(*start) + interleaved(*logs),
+        "dmesg_h2.txt": XID.format("2a", 79, "GPU has fallen off the bus.") + "\n",
+    }
+    hold(tmp_path, files, Truth(kinds=("xid",), ranks=(3,), hosts=("h2",), says=("79",)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        XID.format("3a", 63, "Row remapper event"),
+        "[Mon Mar  9 14:02:18 2026] Out of memory: Killed process 811 (mysqld) total-vm:1kB",
+    ],
+)
+def test_notes_of_the_kernel_beside_a_good_end(tmp_path, line):
+    given = {"job.log": text([*steps(30), "`Trainer.fit` stopped: `max_epochs=3` reached."]), "dmesg.txt": line + "\n"}
+    hold(tmp_path, given, Truth(silent=True))
