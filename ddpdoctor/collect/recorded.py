@@ -104,13 +104,13 @@ def _read(hint: Any, value: Any) -> Any:
     is_right = value is not None if hint is bool else hint in _EMPTY and type(value) is hint
     if is_right and (hint is not int or value in INTEGERS):
         return hint(value)
-    members = typing.get_args(hint)
+    members, is_record = _parts_of(hint)
     if hint is Frame and (frame := _written_frame(value)) is not None:
         return frame
-    if is_dataclass(hint) and isinstance(value, list) and len(value) == len(_fields(hint)):  # type: ignore[arg-type]
-        value = dict(zip(_fields(hint), value, strict=True))  # type: ignore[arg-type]
-    if is_dataclass(hint) and isinstance(value, dict) and value:
-        return read_record(hint, value)  # type: ignore[arg-type]
+    if is_record and isinstance(value, list) and len(value) == len(_fields(hint)):
+        value = dict(zip(_fields(hint), value, strict=True))
+    if is_record and isinstance(value, dict) and value:
+        return read_record(hint, value)
     if isinstance(value, list) and members[1:] == (...,):
         read = (_read_or(members[0], one, MISSING) for one in value)
         return tuple(one for one in read if one is not MISSING)
@@ -132,6 +132,12 @@ def _written_frame(value: Any) -> Frame | None:
 def _share_frame(file: str, line: int, function: str, user: int) -> Frame:
     """Return a frame; thousands of ranks have equal ones."""
     return Frame(file=file, line=line, function=function, user=bool(user))
+
+
+@cache
+def _parts_of(hint: Any) -> tuple[tuple[Any, ...], bool]:
+    """Return the types that a type is made of, and whether it is a record."""
+    return typing.get_args(hint), is_dataclass(hint)
 
 
 @cache

@@ -133,7 +133,8 @@ def _unite(own: Job, members: NodesSeen, others: Sequence[_Node], folder: Path, 
     stop_ns = min((job.stopping_since_ns for job in jobs if job.stopping_since_ns is not None), default=None)
     error_ns = max((node.seen.clock_error_ns or 0 for node in others), default=0)
     number = max((rank.attempt for rank in own.ranks), default=attempt or 0)
-    ranks = [replace(_judged_by(rank, stop_ns, error_ns), attempt=number) for job in jobs for rank in job.ranks]
+    ranks = [_judged_by(rank, stop_ns, error_ns) for job in jobs for rank in job.ranks]
+    ranks = [rank if rank.attempt == number else replace(rank, attempt=number) for rank in ranks]
     statuses = [own.launcher_status, *(node.status for node in members.nodes if node.presence is Presence.LEFT)]
     return replace(
         own,

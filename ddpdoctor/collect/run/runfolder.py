@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.fingerprints.columns import Writer
@@ -301,4 +302,8 @@ def share_groups(found: tuple[Rank, ...]) -> tuple[Rank, ...]:
         ranks = group.ranks or known
         return replace(group, ranks=shared.get(ranks, ranks))
 
-    return tuple(replace(rank, groups=tuple(complete(group) for group in rank.groups)) for rank in found)
+    def fill(rank: Rank) -> Rank:
+        groups = tuple(map(complete, rank.groups))
+        return rank if all(map(is_, groups, rank.groups)) else replace(rank, groups=groups)
+
+    return tuple(map(fill, found))

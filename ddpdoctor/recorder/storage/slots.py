@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from functools import lru_cache
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import ring_layout
@@ -100,10 +101,16 @@ def _in_order(columns: List[array[int]], claimed: int, count: int) -> List[array
     cut = claimed % count if claimed > count else 0
     turned = [column[cut:] + column[:cut] for column in columns] if cut else columns
     first = max(claimed - count, 0) + 1
-    if turned[0] == array("Q", range(first, first + len(turned[0]))):
+    if turned[0] == _numbers(first, len(turned[0])):
         return turned
     valid = sorted((number, i) for i, number in enumerate(columns[0]) if number and (number - 1) % count == i)
     return [array(column.typecode, [column[i] for _, i in valid]) for column in columns]
+
+
+@lru_cache(maxsize=4)
+def _numbers(first: int, count: int) -> array[int]:
+    """Return so many numbers in order; most rings of a job have the same."""
+    return array("Q", range(first, first + count))
 
 
 def _as_range(numbers: array[int]) -> Sequence[int]:
