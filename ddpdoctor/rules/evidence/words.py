@@ -257,10 +257,13 @@ def frozen(state: RunState, ranks: list[int]) -> Problem:
     samples = last_samples(state.facts)
     pids = sorted({fact.who.pid for rank in ranks for fact in state.of(rank, ProcessState) if fact.who.pid})
     where = " ".join(map(str, pids)) if pids else "PID"
+    others_wait = bool(set(state.waiting) - set(ranks)) or any(
+        sample.doing is Doing.COLLECTIVE for rank, sample in samples.items() if rank not in ranks
+    )
     on = f" on {name_list(state.hosts_of(ranks))}" if pids and state.hosts_of(ranks) else ""
     return Problem(
         summary=f"{who_words(state, ranks)}: the process is stopped (state T), and the others wait for it",
-        confidence=Confidence.HIGH,
+        confidence=Confidence.HIGH if others_wait else Confidence.MEDIUM,
         ranks=tuple(ranks),
         hosts=state.hosts_of(ranks),
         where=places((rank, innermost(samples[rank].frames)) for rank in ranks if rank in samples),

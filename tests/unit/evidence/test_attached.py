@@ -25,9 +25,9 @@ WAITING, AT_FAULT = ("all_reduce", "/venv/torch/distributed/distributed_c10d.py"
 IDENTITY = JobIdentity(name="job", master_addr="n1", master_port=29500)
 
 
-def process():
+def process(letter):
     return ProcessFacts(
-        state="S", cpu_ticks=9, main_cpu_ticks=5, main_switches=7, threads=(), blocked=None, kernel_function=None,
+        state=letter, cpu_ticks=9, main_cpu_ticks=5, main_switches=7, threads=(), blocked=None, kernel_function=None,
         peers=(), children=(),
     )  # fmt: skip
 
@@ -39,7 +39,7 @@ def stacks(function, file):
     return [{"pid": 1, "thread_name": "MainThread", "os_thread_id": 1, "active": False, "frames": frames}]
 
 
-def save(folder, host, ranks, *, identity=IDENTITY, wall_ns=10**18, world_size=4, restart_count=0):
+def save(folder, host, ranks, *, identity=IDENTITY, wall_ns=10**18, world_size=4, restart_count=0, stopped=()):
     """Save a folder of ``attach``; ``ranks`` are the stacks, or the refusal, of each rank."""
     folder.mkdir(parents=True)
     known = {"world_size": world_size, "restart_count": restart_count}
@@ -50,7 +50,7 @@ def save(folder, host, ranks, *, identity=IDENTITY, wall_ns=10**18, world_size=4
             refused = isinstance(what, Refusal)
             look = RankLook(
                 number=number, host=host, wall_ns=wall_ns, monotonic_ns=number, job=identity, rank=seen[rank],
-                process=process(), stacks=None if refused else stacks(*what), refused=(what,) if refused else (),
+                process=process("T" if rank in stopped else "S"), stacks=None if refused else stacks(*what), refused=(what,) if refused else (),
             )  # fmt: skip
             (folder / f"look_{number}" / f"rank_{rank}_pid_{100 + rank}.json").write_text(json.dumps(encode(look)))
     job = AttachedJob(
@@ -111,6 +111,15 @@ def test_the_job_is_shown_with_its_launcher_and_hosts(tmp_path):
     save(tmp_path / "b", "n2", {2: WAITING, 3: AT_FAULT})
     _, evidence = about(tmp_path)
     assert evidence["job"] == "job, torchrun, 4 ranks on n1 and n2"
+
+
+@pytest.mark.parametrize(
+    ("others", "confidence"), [(WAITING, "high"), (NO_PY_SPY, "medium")], ids=["seen to wait", "without stacks"]
+)
+def test_a_stopped_rank_among_others(tmp_path, others, confidence):
+    report, _ = about(save(tmp_path / "n1", "n1", dict.fromkeys(range(4), others), stopped=(3,)))
+    assert (report.verdict.code, report.verdict.ranks, report.verdict.confidence.value) == ("DD606", (3,), confidence)
+    assert "`kill -CONT 103` on n1" in report.verdict.fix
 
 
 def left_out(evidence):
