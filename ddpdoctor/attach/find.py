@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.attach.candidates import GROUP_THREADS, read_thread_names
 from ddpdoctor.attach.ranks import choose_ranks
 from ddpdoctor.attach.stacks import SUDO
+from ddpdoctor.collect.files import read_link
 from ddpdoctor.collect.launch.this_process import is_slurm_step, number, read_local_rank, text
 from ddpdoctor.collect.process.proc import descendants, read_command, read_environment, read_processes, read_status
 from ddpdoctor.collect.run.sources import WORLD_SIZE_NAMES
@@ -239,7 +240,7 @@ def _seen(one: Candidate, *, rank: int, by: RankBy, siblings: int) -> SeenRank:
         parent_pid=one.process.ppid,
         command=read_command(one.pid),
         user=_user(one.pid),
-        wrap_folder=text(env, "DDPDOCTOR_RUN") or None,
+        wrap_folder=_absolute(one.pid, text(env, "DDPDOCTOR_RUN")),
         variables=select_variables(env)[0],
     )
 
@@ -265,6 +266,11 @@ def _launcher(one: Candidate, *, ordered: bool) -> str:
 def _namespace_pid(pid: int) -> int | None:
     numbers = read_status(pid).get("NSpid", "").split()
     return int(numbers[-1]) if len(numbers) > 1 else None
+
+
+def _absolute(pid: int, path: str) -> str | None:
+    """Return a path of another process as that sees it, from the root; None for no path."""
+    return str(Path(read_link(Path(f"/proc/{pid}/cwd")), path)) if path else None
 
 
 def _user(pid: int) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpdoctor.attach.find import named_file
 from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
@@ -25,14 +25,14 @@ NOTE = "the verdict is from the records of `ddpdoctor wrap`, which runs the job"
 
 def use_own_records(report: Report, seen: AttachedJob) -> Report:
     """Return a report of `attach` on this host with the verdict of the job's own run folder, if that has one."""
-    folders = {rank.wrap_folder for rank in seen.ranks}
-    folder = folders.pop() if len(folders) == 1 else None
-    if folder is None or seen.movement is Movement.MOVING:
+    folders = {rank.wrap_folder: rank.pid for rank in seen.ranks}
+    folder, pid = next(iter(folders.items()))
+    if folder is None or len(folders) > 1 or seen.movement is Movement.MOVING:
         return report
     try:
-        job = _as_seen(read_job(Path(folder)), seen)
+        job = _as_seen(read_job(named_file(pid, folder)), seen)
     except UserError:
-        return report  # the folder is gone, or in a container
+        return report  # the folder is gone
     if not _knows_groups(job):
         return report
     judged = judge_job(job)

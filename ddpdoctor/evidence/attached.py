@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.reader import Found
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.attached import Refusal
     from ddpdoctor.model.evidence import Fact
 
+_OF_NODE = re.compile(r"/nodes/\d+$")
+"""The folder of another node, in the run folder of the job."""
 _RECORDS: dict[str, Any] = {"job": AttachedJob, "look": RankLook, "nodes": AskedNodes}
 
 
@@ -58,9 +61,8 @@ def _of_job(job: AttachedJob, spot: Spot) -> Iterator[Fact]:
         # Not only by its stacks: a rank may be seen at one line twice, in two different steps.
         for rank in job.ranks:
             yield Moving(who=_who(rank, job.host), spot=spot)
-    for folder in dict.fromkeys(rank.wrap_folder for rank in job.ranks):
-        if folder is not None:
-            yield Hint(spot=spot, words=f"the job runs under `ddpdoctor wrap`; its run folder is {folder}", kind="wrap")
+    for folder in {_OF_NODE.sub("", rank.wrap_folder) for rank in job.ranks if rank.wrap_folder is not None}:
+        yield Hint(spot=spot, words=f"the job runs under `ddpdoctor wrap`; its run folder is {folder}", kind="wrap")
     for refusal in job.refused:
         yield _refused(refusal, Who(host=job.host), spot)
 

@@ -95,7 +95,7 @@ class SeenRank:
     """Without secrets, cut to 200 characters."""
     user: str
     wrap_folder: str | None
-    """The run folder, if the job was started by ``ddpdoctor wrap``: its own evidence is there."""
+    """The run folder as the rank sees it, if ``ddpdoctor wrap`` started the job: its own evidence is there."""
     variables: dict[str, str]
     """The environment with which it started: the variables of NCCL, torch and launchers, and no others."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Failed, Moving, ProcessState, Stacked, Waiting
+from ddpdoctor.model.evidence import Doing, Failed, Moving, ProcessState, Stacked, Waiting
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.nccl_warnings import SHM_FIX
 from ddpdoctor.model.rank_words import count_of, format_numbers, name_list, rank_list
