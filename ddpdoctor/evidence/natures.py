@@ -59,6 +59,7 @@ _PEER_LOST = re.compile(
     r"|NCCL communicator was aborted|Socket closed|failed to recv, got 0 bytes|Connection was likely closed"
     r"|(?:recvValue|sendBytes|recvVector) failed|Found key in store: NCCLABORTEDCOMM"
     r"|Transport endpoint is not connected"
+    r"|failed to connect to any network address"
     r"|Connection refused|No route to host|Network is unreachable|Software caused connection abort|Connection timed out"
     r"|Connect to \S+ (?:failed|returned)"
 )

@@ -100,6 +100,8 @@ class SlurmReader:
         signal = _SIGNALS.get(how, "")
         if code is not None and code > 128 and code - 128 in _BY_NUMBER:
             signal, code = _BY_NUMBER[code - 128], None
+        if code == 0:
+            return
         told = signal == "SIGTERM" or (signal == "SIGKILL" and self._stopping and how != "Out Of Memory")
         for task in _numbers(found["tasks"]):
             yield Exited(

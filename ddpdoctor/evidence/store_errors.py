@@ -30,6 +30,10 @@ _CLIENT = re.compile(
     r"client socket has timed out after (?P<limit>\d{1,12}) ?(?P<unit>ms|s)? while trying to connect to"
     r" \((?P<host>[^,\s)]{1,253}), (?P<port>\d{1,5})\)"
 )
+_UNKNOWN_NAME = re.compile(
+    r"client socket has failed to connect to any network address of \((?P<host>[^,\s)]{1,253}), (?P<port>\d{1,5})\)"
+    r"(?P<why>.{0,400})"
+)
 _IN_USE = re.compile(
     r"server socket has failed to listen on any local network address.{0,400}?"
     r"(?:port: (?P<port>\d{1,5})|:(?P<other>\d{4,5})\b)"
@@ -45,7 +49,8 @@ _BARRIER = re.compile(
 _PASSED = re.compile(r"Rank (?P<rank>\d{1,9}): Completed store-based barrier")
 MARKS = (
     "ait timeout after", "Timeout waiting for key", "retrieving ncclUniqueId", "waiting for clients. ",
-    "client socket has timed out", "server socket has failed to", " failed on SocketImpl", "store based barrier",
+    "client socket has timed out", "failed to connect to any network", "server socket has failed to",
+    " failed on SocketImpl", "store based barrier",
     "store-based barrier", "waitForInput: poll for socket",
 )  # fmt: skip
 
@@ -72,6 +77,8 @@ class StoreErrors:
 
     def _socket(self, line: Line) -> list[Fact]:
         text = line.text
+        if (unknown := _UNKNOWN_NAME.search(text)) is not None:
+            return [_no_way(line, unknown)]
         if "failed on SocketImpl" in text:
             return _lost(line)
         if "waitForInput" in text:
@@ -164,6 +171,15 @@ def _unreached(line: Line, client: re.Match[str]) -> list[Fact]:
     )
     common = origin_of(line)
     return [_waiting(seconds, **common), Link(to=_host(client["host"]), problem=problem, fix=fix, **common)]
+
+
+def _no_way(line: Line, found: re.Match[str]) -> Link:
+    """Read that the store's host has no address, or refuses."""
+    host = found["host"]
+    why = "its name is unknown there" if "gai error" in found["why"] else "it does not answer"
+    problem = f"cannot connect to the job's store at {host}:{found['port']}: {why}"
+    fix = f"check MASTER_ADDR on all hosts, and that each can resolve it: `getent hosts {host}`"
+    return Link(to=_host(host), problem=problem, fix=fix, **origin_of(line))
 
 
 def _lost(line: Line) -> list[Fact]:

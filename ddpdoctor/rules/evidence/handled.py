@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Absent, Exited, Failed, Finished, Hint, Moving
+from ddpdoctor.model.evidence import Absent, Exited, Failed, Finished, Hint, Moving, Waiting, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,14 +32,20 @@ def _explains(fact: Fact, exited: Exited) -> bool:
 
 def _went_on(fact: Fact, signs: Iterable[Moving | Finished]) -> bool:
     """Return whether the writer of an error went on, or the job after somebody was late."""
-    if not isinstance(fact, Failed) and not (isinstance(fact, Absent) and fact.expected):
+    of_job = _is_of_job(fact)
+    if not of_job and not isinstance(fact, Failed) and not (isinstance(fact, Exited) and fact.who == Who()):
         return False
     return any(
-        sign.spot.source == fact.spot.source
-        and (sign.who == fact.who or isinstance(fact, Absent))
-        and _is_after(sign, fact)
+        sign.spot.source == fact.spot.source and (of_job or sign.who == fact.who) and _is_after(sign, fact)
         for sign in signs
     )
+
+
+def _is_of_job(fact: Fact) -> bool:
+    """Return whether it holds up the whole job as long as it lasts: somebody is late, at the start or later."""
+    if isinstance(fact, Waiting):
+        return fact.in_init and not fact.timed_out
+    return isinstance(fact, Absent) and fact.expected
 
 
 def _is_after(sign: Moving | Finished, fact: Fact) -> bool:
@@ -48,6 +54,6 @@ def _is_after(sign: Moving | Finished, fact: Fact) -> bool:
 
 
 def _note(fact: Fact) -> Hint:
-    words = f"{fact.type} was caught: {fact.message}" if isinstance(fact, Failed) else f"somebody was late: {fact.said}"
-    words = f"{words.rstrip(': ')}; the job went on"
+    words = f"{fact.type} was caught: {fact.message}".rstrip(": ") if isinstance(fact, Failed) else fact.said
+    words = f"{words}; the job went on"
     return Hint(who=fact.who, spot=fact.spot, time=fact.time, said=fact.said, words=words, kind="handled")

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Failed, Link, Nature, Waiting, Who
+from ddpdoctor.model.evidence import Exited, Failed, Link, Nature, Waiting, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,12 +38,27 @@ def lost_by(state: RunState) -> Lost | None:
             if name not in victims:
                 votes[name].setdefault(_voter(fact), fact)
     ordered = sorted(votes.items(), key=lambda vote: -len(vote[1]))
-    if not ordered or (len(ordered) > 1 and len(ordered[0][1]) == len(ordered[1][1])):
+    if not ordered:
+        return _silent(state)
+    if len(ordered) > 1 and len(ordered[0][1]) == len(ordered[1][1]):
         return None
     (kind, value), those = ordered[0]
     rank = value if kind == "rank" and isinstance(value, int) else None
     host = str(value) if rank is None else state.hosts.get(rank, "")
     return Lost(rank=rank, host=host, facts=tuple(those.values()), voters=len(those))
+
+
+def _silent(state: RunState) -> Lost | None:
+    """Return the only rank that was seen and complains of nothing, where several others lost a rank."""
+    if any(isinstance(fact, Waiting) and fact.timed_out for fact in state.facts):
+        return None
+    victims = {fact.who.rank: fact for fact in _victims(state) if fact.who.rank is not None}
+    ends = {fact.who.rank for fact in state.facts if isinstance(fact, Failed | Exited | Waiting)}
+    silent = state.seen - ends
+    if len(victims) < 2 or len(silent) != 1:
+        return None
+    rank = next(iter(silent))
+    return Lost(rank=rank, host=state.hosts.get(rank, ""), facts=tuple(victims.values()), voters=len(victims))
 
 
 def _victims(state: RunState) -> Iterator[Fact]:

@@ -96,7 +96,7 @@ def _failure(state: RunState, roots: list[Root]) -> Ruling:
     root = roots[0]
     killed = not root.failed and (any(one.signal for one in root.exited) or root.memory)
     machine = next((one.kind for one in root.troubles if one.kind not in _ENDS_PROCESSES), "")
-    if not root.failed and not root.exited and machine:
+    if machine and ((not root.failed and not root.exited) or machine == "port"):
         problem = words.machine(state, root)
         return Ruling(kind="crash", problem=replace(problem, kind=_KINDS.get(machine)))
     if any(one.kind == "node-failure" for one in root.troubles):

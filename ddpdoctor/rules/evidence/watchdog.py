@@ -10,7 +10,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.model.evidence import Absent, Differ, Fact, Inside, Operation, Reached, Shown, Size, Waiting, Who
+from ddpdoctor.model.evidence import (
+    Absent,
+    Differ,
+    Exited,
+    Fact,
+    Failed,
+    Inside,
+    Operation,
+    Reached,
+    Shown,
+    Size,
+    Waiting,
+    Who,
+)  # fmt: skip
 from ddpdoctor.model.sides import group_alike
 from ddpdoctor.rules.evidence.group_members import members_of, split_group
 
@@ -291,9 +304,10 @@ def _compare_numberless(facts: Sequence[Fact], seen: frozenset[int], world: int 
     A rank that was seen and said nothing of a limit or a lost peer is the one that the others waited for, or it had
     completed all its calls. If all but one wait in init, the last has not come, for else they would not wait.
     """
-    if world is None:
-        return []
     waits = [fact for fact in facts if isinstance(fact, Waiting) and fact.who.rank is not None and fact.timed_out]
+    absent = _silent([fact for fact in waits if not fact.in_init and not fact.in_store], facts)
+    if world is None or absent:
+        return [*absent]
     inits = {fact.who.rank for fact in waits if fact.in_init}
     late = [rank for rank in range(world) if rank not in inits]
     if len(inits) > 1 and len(late) == 1 and not (late[0] in seen and _has_other_facts(facts, late[0])):
@@ -301,6 +315,23 @@ def _compare_numberless(facts: Sequence[Fact], seen: frozenset[int], world: int 
         waiters = tuple(sorted(rank for rank in inits if rank is not None))
         return [Absent(who=Who(rank=late[0]), waiters=waiters, in_init=True, **_where(target))]
     return []
+
+
+def _silent(waits: Sequence[Waiting], facts: Iterable[Fact]) -> list[Absent]:
+    """Return the few ranks that were seen and complain of nothing, where the others waited without a number."""
+    ends = {fact.who.rank for fact in facts if isinstance(fact, Failed | Exited | Waiting)}
+    waiters = {fact.who.rank for fact in waits if fact.operation.seq is None}
+    silent = {fact.who.rank for fact in facts if not isinstance(fact, Absent)} - ends - {None}
+    if len(silent) >= len(waiters) or any(fact.operation.seq is not None for fact in waits):
+        return []
+    target = waits[0]
+    return [
+        Absent(
+            who=Who(rank=rank), operation=target.operation, certain=False, shown=Shown.NUMBERS,
+            waiters=tuple(sorted(rank for rank in waiters if rank is not None)), **_where(target),
+        )
+        for rank in sorted(rank for rank in silent if rank is not None)
+    ]  # fmt: skip
 
 
 def _has_other_facts(facts: Iterable[Fact], rank: int) -> bool:

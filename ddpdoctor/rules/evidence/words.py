@@ -182,7 +182,7 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
     """Return the problem of ranks that made different calls."""
     sides = _joined_sides(differ)
     odd = _odd_ranks(sides, differ)
-    words = "; ".join(f"{rank_list(ranks)}: {what}" for what, ranks in sides)
+    words = "; ".join(f"{rank_list(ranks) if ranks else 'a rank'}: {what}" for what, ranks in sides)
     return Problem(
         summary=f"ranks made different calls where all must make the same: {words}",
         confidence=_difference_sureness(odd, sides, differ),

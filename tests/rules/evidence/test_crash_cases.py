@@ -497,3 +497,10 @@ def test_secrets_come_out_nowhere(tmp_path):
         ]
     )
     hold(tmp_path, log, crash(1, says=("OSError",), never_says=SECRETS))
+
+
+def test_the_rank_whose_log_just_ends(tmp_path):
+    """The others lost a rank; only rank 2 complains of nothing."""
+    files = {f"rank_{rank}.log": text([*steps(9), *closed_by(rank)]) for rank in (0, 1, 3)}
+    files["rank_2.log"] = text(steps(9))
+    hold(tmp_path, files, Truth(kinds=ABSENT, ranks=(2,), confidence=("low",)))

@@ -58,6 +58,12 @@ HARMLESS = [
     "[Mon Mar  9 14:02:18 2026] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.86.15",
     "pip: ERROR: pip's dependency resolver does not currently take into account all the packages that are installed.",
     "2026-03-09 14:02:12.104: E external/local_xla/xla/stream_executor/cuda/cuda_fft.cc:477] Unable to register cuFFT factory: Attempting to register factory for plugin cuFFT when one has already been registered",
+    "Killed",
+    "srun: error: n001: task 0: Exited with exit code 0",
+    "INFO:torch.distributed.distributed_c10d:Waiting in store based barrier to initialize process group for rank: 0, key: store_based_barrier_key:1 (world_size=8, worker_count=7, timeout=0:30:00)",
+    "2026-03-09 14:02:12 WARNING ckpt: RuntimeError: CUDA error: out of memory, retrying with smaller batch",
+    "ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded",
+    "slurmstepd: error: couldn't chdir to `/x': No such file or directory: going to /tmp instead",
     "[rank0]: /opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:4631: UserWarning: No device id is provided via `init_process_group` or `barrier `. Using the current device set by the user.",
 ]
 

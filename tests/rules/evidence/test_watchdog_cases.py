@@ -5,6 +5,7 @@ import pytest
 from tests.evidence_texts import (
     caught,
     dump_signal,
+    gloo_timeout,
     interleaved,
     nccl2_timeout,
     old_watchdog,
@@ -304,3 +305,14 @@ def test_a_desync_report_with_two_kinds_of_late_ones(tmp_path):
     words = "the lagging/dead/mismatched ranks that caused the desync are:\n\t   - [1] joined but didn't finish collective #51 (count from 1)\n\t   - [3] finished collective #51, but didn't join collective #52 (count from 1)"
     log = text(watchdog(0, work(52))) + DESYNC.format(caught=caught(work(52)), words=words)
     hold(tmp_path, log, Truth(kinds=(*ABSENT, "mismatch"), ranks=(1, 3), not_ranks=(0, 2)))
+
+
+def test_gloo_waits_for_the_rank_that_complains_of_nothing(tmp_path):
+    logs = [gloo_timeout(rank) for rank in (0, 1, 3)]
+    logs.append([f"[rank2]: {line}" for line in steps(4)])
+    hold(tmp_path, interleaved(*logs), Truth(kinds=ABSENT, ranks=(2,), confidence=("low",)))
+
+
+def test_all_of_gloo_wait(tmp_path):
+    logs = [gloo_timeout(rank) for rank in range(4)]
+    hold(tmp_path, interleaved(*logs), Truth(kinds=("transport",), ranks=(), or_cannot_tell=True))
