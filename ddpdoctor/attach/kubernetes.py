@@ -47,10 +47,7 @@ def attach_kubectl(
     stopped = {pod: reason for pod, reason in found.items() if reason}
     commands = {pod: (*_exec(pods, pod), *collector(python, name)) for pod, reason in found.items() if not reason}
     tell(f"asking {count_of(len(commands), 'pod')} with {pods.selector}")
-    known = [
-        NodeAnswer(node=pod, folder="", reached=False, reason=reason, remedy=_see(pods))
-        for pod, reason in stopped.items()
-    ]
+    known = [NodeAnswer(node=pod, folder="", reason=reason, remedy=_see(pods)) for pod, reason in stopped.items()]
     way = Way(name="kubectl exec", noun="pod", remedy=lambda reason: _remedy(pods, reason))
     return ask_nodes(way, commands, output, known, limit_s)
 

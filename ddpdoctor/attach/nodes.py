@@ -156,10 +156,10 @@ def _read(one: _Asked, way: Way, folder: Path, limit_s: float) -> NodeAnswer:
     if arrived.error:
         gone = arrived.error.startswith(NO_JOB)
         reason, remedy = (NO_RANK, SEE_LOG) if gone else (arrived.error, arrived.help)
-        return NodeAnswer(node=one.node, folder="", reached=True, reason=reason, remedy=remedy)
+        return NodeAnswer(node=one.node, folder="", reason=reason, remedy=remedy)
     reason = "" if arrived.whole else _reason(one, arrived, said, limit_s)
     return NodeAnswer(
-        node=one.node, folder=own if arrived.files else "", reached=bool(arrived.files), reason=reason,
+        node=one.node, folder=own if arrived.files else "", reason=reason,
         remedy=way.remedy(reason) if reason else "",
     )  # fmt: skip
 

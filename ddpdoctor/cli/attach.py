@@ -102,6 +102,8 @@ def _check(options: Options) -> None:
         raise UserError(f"{given[0]} and {given[1]} exclude each other", help="Leave one out.")
     if options.kubectl is None and (options.namespace or options.container):
         raise UserError("--namespace and --container are for --kubectl", help="Give the pods: --kubectl SELECTOR.")
+    if options.python is not None and not several.keys() & set(given):
+        raise UserError("--python is for --slurm and --kubectl", help="This machine is looked at by this Python.")
     if options.folder == STDOUT and not options.node_only:
         raise UserError("--folder - is for --node-only", help="Give a folder.")
 

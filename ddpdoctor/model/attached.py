@@ -273,8 +273,6 @@ class NodeAnswer:
     """Its name for Slurm or Kubernetes."""
     folder: str
     """The folder beside ``nodes.json`` with what it sent. Empty: it sent nothing whole."""
-    reached: bool
-    """ddpdoctor ran there, and said what it saw or why it saw nothing."""
     reason: str = ""
     """Why its ranks were not seen. Empty: they were."""
     remedy: str = ""

@@ -165,7 +165,15 @@ def test_kubectl_is_missing_or_says_no(cluster):
     assert (missing.returncode, forbidden.returncode) == (2, 2)
 
 
-def test_options_of_pods_alone_are_refused():
-    command = [sys.executable, "-m", "ddpdoctor", "attach", "--namespace", "team"]
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--namespace", "team"), "--namespace and --container are for --kubectl"),
+        (("--python", "python3"), "--python is for --slurm and --kubectl"),
+        (("--folder", "-"), "--folder - is for --node-only"),
+    ],
+)
+def test_options_that_mean_nothing_alone_are_refused(options, words):
+    command = [sys.executable, "-m", "ddpdoctor", "attach", *options]
     done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), check=False)
-    assert (done.returncode, "--namespace and --container are for --kubectl" in done.stderr) == (2, True)
+    assert (done.returncode, words in done.stderr) == (2, True)

@@ -81,12 +81,11 @@ def test_ranks_that_were_seen_and_do_not_wait_are_to_be_looked_at_again(tmp_path
     assert step.startswith("look again in a minute")
 
 
-@pytest.mark.parametrize("reached", [True, False])
-def test_a_node_that_sent_nothing_is_named_with_what_to_do(tmp_path, reached):
+def test_a_node_that_sent_nothing_is_named_with_what_to_do(tmp_path):
     save(tmp_path / "n1", "n1", {0: WAITING, 1: WAITING})
     nodes = (
-        NodeAnswer(node="n1", folder="n1", reached=True),
-        NodeAnswer(node="n2", folder="", reached=reached, reason="no answer", remedy="see NODE"),
+        NodeAnswer(node="n1", folder="n1"),
+        NodeAnswer(node="n2", folder="", reason="no answer", remedy="see NODE"),
     )
     save_nodes(tmp_path, AskedNodes(wall_ns=10**18, asked_by="srun", nodes=nodes))
     report, evidence = about(tmp_path)
@@ -99,7 +98,7 @@ def test_a_node_that_sent_nothing_is_named_with_what_to_do(tmp_path, reached):
 def test_if_all_nodes_sent_what_they_saw_nothing_is_noted(tmp_path):
     save(tmp_path / "n1", "n1", {0: WAITING, 1: WAITING})
     save(tmp_path / "n2", "n2", {2: WAITING, 3: AT_FAULT})
-    nodes = tuple(NodeAnswer(node=name, folder=name, reached=True) for name in ("n1", "n2"))
+    nodes = tuple(NodeAnswer(node=name, folder=name) for name in ("n1", "n2"))
     save_nodes(tmp_path, AskedNodes(wall_ns=10**18, asked_by="srun", nodes=nodes))
     report, evidence = about(tmp_path)
     assert (report.verdict.code, report.verdict.ranks, report.verdict.hosts) == ("DD601", (3,), ("n2",))
@@ -160,7 +159,7 @@ def test_a_folder_of_another_job_is_left_out_by_name(tmp_path):
 
 def test_an_earlier_look_at_the_same_ranks_is_left_out_with_the_nodes_that_it_did_not_reach(tmp_path):
     save(tmp_path / "1" / "n1", "n1", {0: AT_FAULT, 1: WAITING}, wall_ns=10**18 - 600 * 10**9, world_size=2)
-    lost = NodeAnswer(node="n2", folder="", reached=False, reason="no answer", remedy="see NODE")
+    lost = NodeAnswer(node="n2", folder="", reason="no answer", remedy="see NODE")
     save_nodes(tmp_path / "1", AskedNodes(wall_ns=10**18, asked_by="srun", nodes=(lost,)))
     save(tmp_path / "2" / "n1", "n1", {0: WAITING, 1: AT_FAULT}, world_size=2)
     report, evidence = about(tmp_path)
