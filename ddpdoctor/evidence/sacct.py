@@ -33,6 +33,8 @@ class SacctReader:
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return what one row of a table says, if it is not said of the same job before."""
+        if not self._names and "JobID" not in line.text:
+            return ()
         text = line.raw_prefix + line.text  # the number of a job looks like a label
         if _HEAD.match(text):
             self._names, self._places, self._told = re.findall(r"[A-Za-z]+", text), [], set()

@@ -75,3 +75,20 @@ def test_a_port_in_use_in_old_words(tmp_path):
 def test_a_name_that_cannot_be_resolved(tmp_path):
     words = "torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of (n000, 29500). The IPv6 network addresses of (n000, 29500) cannot be retrieved (gai error: -2 - Name or service not known)."
     hold(tmp_path, text(raised(words, None)), Truth(kinds=("transport",), ranks=(), says=("n000", "name")))
+
+
+def test_detail_of_two_ranks_names_both(tmp_path):
+    def call(rank, shape):
+        return f"Rank {rank} is running collective: CollectiveFingerPrint(SequenceNumber=7, OpType=ALLREDUCE, TensorShape=[{shape}], TensorDtypes=Float, TensorDeviceTypes=TensorOptions(dtype=float (default)))"
+
+    def error(one, other):
+        return f"RuntimeError: Detected mismatch between collectives on ranks. {one}, but {other}.Collectives differ in the following aspects: \t Tensor Tensor shapes: 195812480vs 51123456"
+
+    one, other = call(0, "195812480"), call(1, "51123456")
+    truth = Truth(kinds=("mismatch",), ranks=(0, 1), confidence=("low", "medium"))
+    hold(tmp_path, interleaved(raised(error(one, other), 0), raised(error(other, one), 1)), truth)
+
+
+def test_a_port_in_use(tmp_path):
+    words = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+    hold(tmp_path, text(raised(words, None)), Truth(kinds=("port-free",), says=("29500",)))

@@ -244,50 +244,6 @@ def test_gloo_names_the_host_that_is_no_victim(tmp_path):
     hold(tmp_path, files, truth)
 
 
-def test_gloos_enforce_aborts_the_receiver(tmp_path):
-    what = "  what():  [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4. Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"
-    log = text(
-        [
-            "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
-            what,
-            *agent(-6, 0, 801, [802, 803]),
-            *table((0, -6, 801, "")),
-        ]
-    )
-    truth = Truth(kinds=("mismatch",), not_ranks=(0,), says=("8|4",))
-    hold(tmp_path, log, truth)
-
-
-def test_detail_pairs_take_the_minority(tmp_path):
-    def call(rank, op, shape):
-        return f"Rank {rank} is running collective: CollectiveFingerPrint(SequenceNumber=1, OpType={op}, TensorShape=[{shape}], TensorDtypes=Float, TensorDeviceTypes=TensorOptions(dtype=float (default), device=cpu, layout=Strided (default), requires_grad=false (default), pinned_memory=false (default), memory_format=(nullopt)))"
-
-    def error(one, other):
-        return f"RuntimeError: Detected mismatch between collectives on ranks. {one}, but {other}.Collectives differ in the following aspects: \t Op type: ALLREDUCEvs BROADCAST"
-
-    good = {rank: call(rank, "ALLREDUCE", 4) for rank in (0, 1, 3)}
-    bad = call(2, "BROADCAST", 4)
-    logs = [
-        raised(error(good[0], bad), 0),
-        raised(error(good[1], bad), 1),
-        raised(error(bad, good[0]), 2),
-        raised(error(good[3], bad), 3),
-    ]
-    hold(tmp_path, interleaved(*logs), Truth(kinds=("mismatch",), ranks=(2,), says=("broadcast|BROADCAST",)))
-
-
-def test_detail_of_two_ranks_names_both(tmp_path):
-    def call(rank, shape):
-        return f"Rank {rank} is running collective: CollectiveFingerPrint(SequenceNumber=7, OpType=ALLREDUCE, TensorShape=[{shape}], TensorDtypes=Float, TensorDeviceTypes=TensorOptions(dtype=float (default)))"
-
-    def error(one, other):
-        return f"RuntimeError: Detected mismatch between collectives on ranks. {one}, but {other}.Collectives differ in the following aspects: \t Tensor Tensor shapes: 195812480vs 51123456"
-
-    one, other = call(0, "195812480"), call(1, "51123456")
-    truth = Truth(kinds=("mismatch",), ranks=(0, 1), confidence=("low", "medium"))
-    hold(tmp_path, interleaved(raised(error(one, other), 0), raised(error(other, one), 1)), truth)
-
-
 def test_monitored_barrier_names_the_late_ones(tmp_path):
     log = interleaved(
         raised("RuntimeError: [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 5000 ms", 0),
@@ -320,18 +276,6 @@ def test_params_of_a_victim(tmp_path):
         raised(victim.replace("Rank 1", "Rank 2"), 2),
     ]
     hold(tmp_path, interleaved(*logs), crash(0, says=("adamx",)))
-
-
-def test_params_that_differ(tmp_path):
-    error = "RuntimeError: DDP expects same model across all ranks, but Rank {} has {} params, while rank {} has inconsistent {} params."
-    logs = [raised(error.format(0, 212, 1, 214), 0), raised(error.format(1, 214, 0, 212), 1)]
-    hold(tmp_path, interleaved(*logs), Truth(kinds=("mismatch",), says=("212", "214"), ranks=(0, 1)))
-
-
-def test_a_port_in_use(tmp_path):
-    error = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
-    log = text(raised(error, None, 9, "dist.init_process_group('nccl')"))
-    hold(tmp_path, log, Truth(kinds=("port-free", "crash"), says=("29500",)))
 
 
 def test_clients_that_did_not_join(tmp_path):
