@@ -251,10 +251,10 @@ class _Comm:
                 who = self._who(rank, process)
                 if one.status == "FINALIZE":
                     yield Finished(who=who, spot=one.spot, said=one.said)
-                if one.status in {"FINALIZE", "NOCOMM"}:
+                if one.status in {"FINALIZE", "NOCOMM", "INIT"}:
                     yield Absent(
                         who=who, spot=one.spot, said=one.said, operation=self._operation("", None),
-                        in_init=one.status == "NOCOMM", certain=False, shown=Shown.COUNTS,
+                        in_init=one.status != "FINALIZE", certain=False, expected=True, shown=Shown.COUNTS,
                     )  # fmt: skip
                 else:
                     yield Hint(who=who, spot=one.spot, said=one.said, words=one.said, kind="ras-status")
