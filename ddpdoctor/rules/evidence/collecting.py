@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Doing, Exited, Hint, Inside, Link, ProcessState, Stacked, Waiting
+from ddpdoctor.model.evidence import Doing, Exited, Hint, Inside, Link, Moving, ProcessState, Stacked, Waiting
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.evidence.lost import lost_by
 
@@ -53,6 +53,8 @@ _OF_RAS = frozenset({"ras", "ras-ahead", "ras-unnamed", "damaged"})
 
 def collect(state: RunState) -> tuple[str, ...]:
     """Return what to collect, as instructions, the most useful first."""
+    if state.all(Moving) and not state.went_wrong:
+        return (_RUNNING,)  # nothing but how it went on is lacking
     found = list(dict.fromkeys(refused.remedy for refused, _ in state.refusals() if refused.remedy))
     looked = bool(state.all(ProcessState))
     unseen = state.unseen
