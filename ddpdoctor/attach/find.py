@@ -71,7 +71,7 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundJobs:
     """What was found on this machine."""
 
     jobs: tuple[FoundJob, ...]
@@ -79,20 +79,20 @@ class Found:
     processes: Mapping[int, Process]
 
 
-def find_jobs() -> Found:
+def find_jobs() -> FoundJobs:
     """Return all jobs whose ranks run on this machine and may be read."""
     processes = read_processes()
     own = frozenset(_ancestors(os.getpid(), processes))
     chosen = choose_ranks(processes, own | {os.getpid()})
     named = _distinct(grouped((_identity(one), one) for one in chosen))
-    return Found(
+    return FoundJobs(
         jobs=tuple(_job(identity, named[identity]) for identity in sorted(named, key=lambda one: one.name)),
         closed=tuple(_closed(one) for one in processes.values() if _is_closed(one)),
         processes=processes,
     )
 
 
-def choose_job(found: Found, pid: int | None = None, name: str | None = None) -> FoundJob:
+def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None) -> FoundJob:
     """Return the job that is meant. Raises UserError if there is none, or not one only."""
     jobs: Iterable[FoundJob] = found.jobs
     if pid is not None:
@@ -107,7 +107,7 @@ def choose_job(found: Found, pid: int | None = None, name: str | None = None) ->
     raise _nothing(found, pid)
 
 
-def _ambiguous(found: Found, meant: list[FoundJob], pid: int | None, name: str | None) -> UserError:
+def _ambiguous(found: FoundJobs, meant: list[FoundJob], pid: int | None, name: str | None) -> UserError:
     listed = "\n".join(job.line() for job in meant or found.jobs)
     if meant:
         message = f"{count_of(len(meant), 'training job')} run on this machine; which one is meant?"
@@ -118,7 +118,7 @@ def _ambiguous(found: Found, meant: list[FoundJob], pid: int | None, name: str |
     return UserError(message, help=f"Give --job NAME or --pid PID. Jobs on this machine:\n{listed}")
 
 
-def _nothing(found: Found, pid: int | None) -> UserError:
+def _nothing(found: FoundJobs, pid: int | None) -> UserError:
     if pid is not None and pid not in found.processes:
         return UserError(f"no process has the pid {pid}", help="In a container pids are others: run ddpdoctor inside.")
     closed = [one for one in found.closed if pid in {None, one.pid}]
@@ -135,7 +135,7 @@ def _nothing(found: Found, pid: int | None) -> UserError:
     )
 
 
-def _jobs_of(pid: int, found: Found) -> list[FoundJob]:
+def _jobs_of(pid: int, found: FoundJobs) -> list[FoundJob]:
     """Return the jobs with a rank that is this process, one above it, or one below it."""
     related = {pid, *_ancestors(pid, found.processes)}
     related |= {one.pid for one in descendants(pid, dict(found.processes))}
@@ -161,7 +161,7 @@ def _is_closed(process: Process) -> bool:
     )
 
 
-def _is_closed_pid(pid: int | None, found: Found) -> bool:
+def _is_closed_pid(pid: int | None, found: FoundJobs) -> bool:
     return any(one.pid == pid for one in found.closed)
 
 

@@ -39,7 +39,7 @@ SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class WorkerServer:
     """Where the server of a rank listens: a path, or a port of this machine."""
 
     path: str | None = None
@@ -68,21 +68,23 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def find_server(rank: SeenRank, env: Mapping[str, str], addresses: Mapping[str, str], host: HostView) -> Server | None:
+def find_server(
+    rank: SeenRank, env: Mapping[str, str], addresses: Mapping[str, str], host: HostView
+) -> WorkerServer | None:
     """Return the server of a rank, or None; ``addresses`` are those in the store, by its key."""
     path = env.get(SOCKET_VARIABLE)
     if path and _listens_on(rank.pid, path):
-        return Server(path=str(named_file(rank.pid, path)))
+        return WorkerServer(path=str(named_file(rank.pid, path)))
     try:
         port = urlsplit(addresses.get(f"debug_server/rank{rank.rank}", "")).port
     except ValueError:  # no address
         return None
     if port and shares_network(rank.pid) and host.listens(rank.pid, port):
-        return Server(port=port)
+        return WorkerServer(port=port)
     return None
 
 
-def ask_server(server: Server, *, want_stacks: bool) -> Answers:
+def ask_server(server: WorkerServer, *, want_stacks: bool) -> Answers:
     """Return the trace of the flight recorder, and the stacks if ``want_stacks``, which wait for the GIL."""
     try:
         handlers = json.loads(_request(server, "GET", ""))
@@ -99,7 +101,7 @@ def ask_server(server: Server, *, want_stacks: bool) -> Answers:
         return Answers(trace=trace, refused=Refusal(source=SOURCE, reason=reason))
 
 
-def _request(server: Server, method: str, handler: str) -> bytes:
+def _request(server: WorkerServer, method: str, handler: str) -> bytes:
     made = (
         _UnixConnection(server.path)
         if server.path

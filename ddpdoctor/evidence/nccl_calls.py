@@ -17,7 +17,7 @@ from ddpdoctor.model.evidence import Called, Operation
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddpdoctor.evidence.nccl_processes import Communicator, Process, Processes
+    from ddpdoctor.evidence.nccl_processes import Communicator, NcclProcess, NcclProcesses
     from ddpdoctor.evidence.reader import Line
     from ddpdoctor.model.evidence import Fact, Spot
 
@@ -53,7 +53,7 @@ class _Call:
 class _Made:
     """One call of one process."""
 
-    process: Process
+    process: NcclProcess
     rank: int | None
     call: _Call
     number: int
@@ -81,7 +81,7 @@ class Calls:
         self._place: dict[tuple[int, str], tuple[int, int]] = {}
         self._order: dict[int, dict[str, int]] = {}
 
-    def read(self, process: Process, text: str, line: Line) -> None:
+    def read(self, process: NcclProcess, text: str, line: Line) -> None:
         """Take in a call."""
         found = _CALL.search(text)
         if found is None or found["op"] not in _OPS:
@@ -102,7 +102,7 @@ class Calls:
         track.last.setdefault(id(process), deque(maxlen=KEPT)).append(made)
         _compare(track, (number, place), made)
 
-    def _track(self, process: Process, pointer: str, known: Communicator | None, ranks: int) -> _Track | None:
+    def _track(self, process: NcclProcess, pointer: str, known: Communicator | None, ranks: int) -> _Track | None:
         if known is not None and known.key:
             key, ranks = known.key, known.ranks
         else:  # the order in which a process uses its communicators is the same in all, as a rule
@@ -112,7 +112,7 @@ class Calls:
             self._tracks[key] = _Track(group=key, ranks=ranks)
         return self._tracks.get(key)
 
-    def tell(self, processes: Processes) -> Iterator[Fact]:
+    def tell(self, processes: NcclProcesses) -> Iterator[Fact]:
         """Return the first calls that differ, and the last calls of each process."""
         told = 0
         for track in self._tracks.values():
@@ -154,7 +154,7 @@ def _differ(entry: dict[int, _Made]) -> bool:
     return first is not None and any(one.call != first.call for one in calls)
 
 
-def _fact(track: _Track, made: _Made, processes: Processes) -> Called:
+def _fact(track: _Track, made: _Made, processes: NcclProcesses) -> Called:
     call = made.call
     return Called(
         who=processes.who(made.process),

@@ -14,7 +14,7 @@ from ddpdoctor.evidence.launches import begins_run
 from ddpdoctor.evidence.nccl_calls import Calls
 from ddpdoctor.evidence.nccl_causes import link_of, warned
 from ddpdoctor.evidence.nccl_notes import Notes
-from ddpdoctor.evidence.nccl_processes import Processes
+from ddpdoctor.evidence.nccl_processes import NcclProcesses
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.model.evidence import Hint, Who
 from ddpdoctor.model.nccl_warnings import read_warning
@@ -65,7 +65,7 @@ class NcclLogReader:
         self._begin()
 
     def _begin(self) -> None:
-        self._processes = Processes()
+        self._processes = NcclProcesses()
         self._notes = Notes()
         self._calls = Calls()
         self._warned: set[tuple[str, int]] = set()

@@ -12,7 +12,7 @@ from ddpdoctor.model.evidence import Hint, Who
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddpdoctor.evidence.nccl_processes import Process, Processes
+    from ddpdoctor.evidence.nccl_processes import NcclProcess, NcclProcesses
     from ddpdoctor.evidence.reader import Line
     from ddpdoctor.model.evidence import Fact
 
@@ -59,7 +59,7 @@ class Notes:
         """Take in the version of NCCL."""
         self._version = (f"NCCL {nccl}" + (f", built for CUDA {cuda}" if cuda else ""), line)
 
-    def read(self, process: Process, text: str, line: Line) -> None:
+    def read(self, process: NcclProcess, text: str, line: Line) -> None:
         """Take in a line about networks, adapters, channels or settings."""
         host = process.who.host
         if (found := _CHANNEL.search(text)) is not None:
@@ -84,7 +84,7 @@ class Notes:
         if way.startswith("NET/") and len(self._detours) < MOST_HOSTS:
             self._detours.setdefault((int(found["source"]), int(found["target"])), line)
 
-    def tell(self, processes: Processes) -> Iterator[Fact]:
+    def tell(self, processes: NcclProcesses) -> Iterator[Fact]:
         """Return all notes of the log."""
         if self._version is not None:
             yield _hint(self._version[0], "nccl-version", self._version[1])
@@ -104,7 +104,7 @@ class Notes:
         yield from self._set()
         yield from _interfaces(processes)
 
-    def _within_host(self, processes: Processes) -> Iterator[Fact]:
+    def _within_host(self, processes: NcclProcesses) -> Iterator[Fact]:
         """Note a channel that leaves the network card although both ranks are on one host."""
         world = processes.world()
         hosts = {
@@ -130,11 +130,11 @@ class Notes:
                 yield _hint(words, "setting", line)
 
 
-def _interfaces(processes: Processes) -> Iterator[Fact]:
+def _interfaces(processes: NcclProcesses) -> Iterator[Fact]:
     """Say which interface each host uses, and whether it can lead to other hosts."""
     from ddpdoctor.rules.interface_choice import is_bridge, is_tunnel
 
-    by_interface: dict[str, dict[str, Process]] = {}
+    by_interface: dict[str, dict[str, NcclProcess]] = {}
     for process in processes:
         if process.interface and len(by_interface) < MOST_HOSTS:
             by_interface.setdefault(process.interface, {}).setdefault(process.who.host, process)

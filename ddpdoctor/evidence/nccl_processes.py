@@ -44,7 +44,7 @@ class Communicator:
 
 
 @dataclass(slots=True)
-class Process:
+class NcclProcess:
     """What the log says of one process."""
 
     who: Who
@@ -57,26 +57,26 @@ class Process:
     told: bool = False
 
 
-class Processes:
+class NcclProcesses:
     """All processes of one log."""
 
     def __init__(self) -> None:
-        self._all: dict[tuple[str, int], Process] = {}
+        self._all: dict[tuple[str, int], NcclProcess] = {}
 
-    def __iter__(self) -> Iterator[Process]:
+    def __iter__(self) -> Iterator[NcclProcess]:
         return iter(self._all.values())
 
-    def get(self, host: str, pid: int, line: Line) -> Process | None:
+    def get(self, host: str, pid: int, line: Line) -> NcclProcess | None:
         """Return the process that wrote a line, or None if there are too many."""
         found = self._all.get((host, pid))
         if found is None and len(self._all) < MOST_PROCESSES:
             who = replace(line.who, host=host, pid=pid)
-            found = self._all[host, pid] = Process(who=who, spot=line.spot())
+            found = self._all[host, pid] = NcclProcess(who=who, spot=line.spot())
         if found is not None and found.who.rank is None and line.who.rank is not None:
             found.who = replace(found.who, rank=line.who.rank)
         return found
 
-    def who(self, process: Process) -> Who:
+    def who(self, process: NcclProcess) -> Who:
         """Return a process with its global rank, if that can be told by now."""
         largest = process.largest
         if process.who.rank is not None or largest is None or not self._is_world(largest):
@@ -97,7 +97,7 @@ class Processes:
                 return process.largest.ranks
         return None
 
-    def read(self, process: Process, text: str, line: Line) -> None:
+    def read(self, process: NcclProcess, text: str, line: Line) -> None:
         """Take in a line about a communicator or the bootstrap network."""
         found = _INIT.search(text)
         if found is not None:
@@ -124,7 +124,7 @@ class Processes:
             yield from _unready(process, who)
 
 
-def _note(process: Process, found: re.Match[str], line: Line) -> None:
+def _note(process: NcclProcess, found: re.Match[str], line: Line) -> None:
     pointer, phase = found["pointer"], found["phase"]
     if not phase.startswith("Init"):
         process.communicators.pop(pointer, None)
@@ -151,7 +151,7 @@ def bus_of(number: str) -> str:
     return f"{digits[-5:-3]}:{digits[-3:-1]}"
 
 
-def _unready(process: Process, who: Who) -> Iterator[Fact]:
+def _unready(process: NcclProcess, who: Who) -> Iterator[Fact]:
     for one in process.communicators.values():
         if not one.ready:
             words = f"the communicator {one.key.removeprefix('comm ')} of {one.ranks} ranks".replace("  ", " ")

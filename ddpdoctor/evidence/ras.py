@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.evidence.ras_report import Counted, Lost, Process, RasCommunicator, Report, Reports, split_node
+from ddpdoctor.evidence.ras_report import (
+    Counted,
+    LostProcess,
+    RasCommunicator,
+    RasProcess,
+    RasReport,
+    RasReports,
+    split_node,
+)
 from ddpdoctor.evidence.reader import Found
 from ddpdoctor.model.evidence import Absent, Shown, Spot, Who
 
@@ -62,7 +70,7 @@ class RasReader:
     triggers = (b"Job summary", b"Communicators...", b"managing GPU", b"managed by process")
 
     def __init__(self) -> None:
-        self._report: Report | None = None
+        self._report: RasReport | None = None
         self._begin()
 
     def read(self, line: Line) -> Iterable[Fact]:
@@ -73,7 +81,7 @@ class RasReader:
             self._dead(line)
         elif text.startswith("Job summary") or (text.startswith("Communicators...") and (not report or report.begun)):
             self._finish()
-            self._report = Report(spot=line.spot(), time=line.time, begun=text.startswith("C"))
+            self._report = RasReport(spot=line.spot(), time=line.time, begun=text.startswith("C"))
             self._text = _Text()
         elif report is not None:
             _take(self._text, report, text, line)
@@ -88,7 +96,7 @@ class RasReader:
 
     def _begin(self) -> None:
         self._text = _Text()
-        self._reports = Reports()
+        self._reports = RasReports()
         self._deaths: list[Fact] = []
 
     def _finish(self) -> None:
@@ -106,7 +114,7 @@ class RasReader:
             self._deaths.append(Absent(who=who, spot=line.spot(), time=line.time, said=said, shown=Shown.COUNTS))
 
 
-def _take(state: _Text, report: Report, text: str, line: Line) -> None:
+def _take(state: _Text, report: RasReport, text: str, line: Line) -> None:
     """Take one line into the report."""
     words = text.strip()
     if not words:
@@ -132,12 +140,12 @@ def _take(state: _Text, report: Report, text: str, line: Line) -> None:
         _details(state, report, words, line)
 
 
-def _details(state: _Text, report: Report, words: str, line: Line) -> None:
+def _details(state: _Text, report: RasReport, words: str, line: Line) -> None:
     """Take in an indented line: a process, a side of a communicator, or a rank by its name."""
     spot, said, comm = line.spot(), quote(words), state.comm
     if (found := _PROCESS.search(words)) is not None:
-        process = Process(pid=int(found["pid"]), node=found["node"])
-        report.lost.append(Lost(process=process, dead=state.block == "DEAD", spot=spot, said=said))
+        process = RasProcess(pid=int(found["pid"]), node=found["node"])
+        report.lost.append(LostProcess(process=process, dead=state.block == "DEAD", spot=spot, said=said))
     elif comm is None:
         return
     elif (found := _SIDE.match(words)) is not None:
@@ -169,8 +177,8 @@ def _list_of(comm: RasCommunicator, found: re.Match[str]) -> list[Counted]:
     return comm.statuses if found["status"] else comm.counted
 
 
-def _process(found: re.Match[str]) -> Process | None:
-    return Process(pid=int(found["pid"]), node=found["node"]) if found["pid"] else None
+def _process(found: re.Match[str]) -> RasProcess | None:
+    return RasProcess(pid=int(found["pid"]), node=found["node"]) if found["pid"] else None
 
 
 class RasJsonReader:
@@ -186,7 +194,7 @@ class RasJsonReader:
         """Return what the reports say, and what changed between them."""
         text = document.body.decode("utf-8", "replace")
         found = Found(lines=text.count("\n") + 1)
-        reports = Reports()
+        reports = RasReports()
         try:
             for at, body in _objects(text):
                 spot = Spot(source=document.source, line=text.count("\n", 0, at) + 1)
@@ -208,11 +216,11 @@ def _objects(text: str) -> Iterator[tuple[int, Any]]:
         at = text.find("{", end)
 
 
-def _of_json(body: Any, spot: Spot) -> Report | None:
+def _of_json(body: Any, spot: Spot) -> RasReport | None:
     """Return a report, or None if it is not one. What has the wrong type is left out."""
     if not isinstance(body, dict) or not isinstance(body.get("communicators"), list):
         return None
-    report = Report(spot=spot, time=None, begun=True, exact=True)
+    report = RasReport(spot=spot, time=None, begun=True, exact=True)
     for one in body["communicators"]:
         if isinstance(one, dict):
             _json_communicator(report, one)
@@ -226,7 +234,7 @@ def _of_json(body: Any, spot: Spot) -> Report | None:
     return report
 
 
-def _json_communicator(report: Report, body: dict[str, Any]) -> None:
+def _json_communicator(report: RasReport, body: dict[str, Any]) -> None:
     comm = report.communicator(str(body.get("hash", "")), None)
     comm.size = _number(body.get("size"))
     for one in _dicts(body.get("ranks"))[:MOST_PROCESSES]:
@@ -253,7 +261,7 @@ def _json_communicator(report: Report, body: dict[str, Any]) -> None:
             comm.missing[rank] = (process, report.spot, f"rank {rank} {words}")
 
 
-def _json_status(report: Report, comm: RasCommunicator, rank: int, status: dict[str, Any]) -> None:
+def _json_status(report: RasReport, comm: RasCommunicator, rank: int, status: dict[str, Any]) -> None:
     state, error = _number(status.get("init_state")), _number(status.get("async_error"))
     if state == _IN_PROGRESS:
         comm.unready.append(rank)
@@ -273,9 +281,9 @@ _ERRORS = {
 """ncclResult_t."""
 
 
-def _json_process(one: dict[str, Any]) -> Process | None:
+def _json_process(one: dict[str, Any]) -> RasProcess | None:
     pid, host = _number(one.get("pid")), one.get("host")
-    return Process(pid=pid, node=host) if pid is not None and isinstance(host, str) else None
+    return RasProcess(pid=pid, node=host) if pid is not None and isinstance(host, str) else None
 
 
 def _number(value: Any) -> int | None:

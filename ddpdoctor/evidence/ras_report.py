@@ -40,7 +40,7 @@ OPS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class RasProcess:
     """A process, as RAS names it. The number is the container's."""
 
     pid: int
@@ -59,15 +59,15 @@ class Counted:
     """How many ranks they are."""
     spot: Spot
     said: str
-    ranks: dict[int, Process | None] = field(default_factory=dict)
+    ranks: dict[int, RasProcess | None] = field(default_factory=dict)
     """Those that are named. RAS names the rarer ones only."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Lost:
+class LostProcess:
     """A process that does not answer."""
 
-    process: Process
+    process: RasProcess
     dead: bool
     spot: Spot
     said: str
@@ -83,15 +83,15 @@ class RasCommunicator:
     counted: list[Counted] = field(default_factory=list)
     statuses: list[Counted] = field(default_factory=list)
     errors: list[Counted] = field(default_factory=list)
-    missing: dict[int, tuple[Process | None, Spot, str]] = field(default_factory=dict)
-    processes: dict[int, Process | None] = field(default_factory=dict)
+    missing: dict[int, tuple[RasProcess | None, Spot, str]] = field(default_factory=dict)
+    processes: dict[int, RasProcess | None] = field(default_factory=dict)
     counts: dict[int, dict[str, int]] = field(default_factory=dict)
     """From JSON: by rank and operation."""
     unready: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
-class Report:
+class RasReport:
     """One report."""
 
     spot: Spot
@@ -104,21 +104,21 @@ class Report:
     groups: dict[int, tuple[int, int, str, str]] = field(default_factory=dict)
     """By number: ranks of a communicator, communicators, errors, status."""
     communicators: dict[str, RasCommunicator] = field(default_factory=dict)
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[LostProcess] = field(default_factory=list)
 
     def communicator(self, name: str, group: int | None) -> RasCommunicator:
         """Return a communicator by its hash."""
         return self.communicators.setdefault(name, RasCommunicator(key=f"comm {name}", group=group))
 
 
-class Reports:
+class RasReports:
     """The reports of one file: the last one counts, and the one before it says whether the job moved."""
 
     def __init__(self) -> None:
-        self._former: Report | None = None
-        self._last: Report | None = None
+        self._former: RasReport | None = None
+        self._last: RasReport | None = None
 
-    def add(self, report: Report) -> None:
+    def add(self, report: RasReport) -> None:
         """Take in the next report."""
         for comm in report.communicators.values():
             if comm.group in report.groups:
@@ -147,12 +147,12 @@ class Reports:
 class _Names:
     """Which global rank a rank of a communicator is."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: RasReport) -> None:
         sizes = [comm.size for comm in report.communicators.values() if comm.size]
         sizes += [ranks for ranks, _, _, _ in report.groups.values()]
         largest = max(sizes, default=None)
         self.world = largest if largest is not None and largest == report.gpus and largest <= MOST_RANKS else None
-        self._ranks: dict[Process, int] = {}
+        self._ranks: dict[RasProcess, int] = {}
         for comm in report.communicators.values():
             if comm.size == self.world:
                 self._ranks = {process: rank for rank, process in comm.processes.items() if process is not None}
@@ -160,7 +160,7 @@ class _Names:
                     process: rank for rank, (process, _, _) in comm.missing.items() if process is not None
                 }  # fmt: skip
 
-    def who(self, comm: RasCommunicator, rank: int, process: Process | None) -> Who:
+    def who(self, comm: RasCommunicator, rank: int, process: RasProcess | None) -> Who:
         """Return a rank of a communicator."""
         host, address = split_node(process.node) if process is not None else ("", "")
         pid = process.pid if process is not None else None
@@ -169,7 +169,7 @@ class _Names:
             return Who(rank=known, host=host, address=address, pid=pid)
         return Who(group=comm.key, group_rank=rank, host=host, address=address, pid=pid)
 
-    def of_process(self, process: Process) -> Who:
+    def of_process(self, process: RasProcess) -> Who:
         """Return a process that RAS names without its rank."""
         host, address = split_node(process.node)
         return Who(rank=self._ranks.get(process), host=host, address=address, pid=process.pid)
@@ -187,7 +187,7 @@ def split_node(node: str) -> tuple[str, str]:
 class _Comm:
     """Judges one communicator."""
 
-    def __init__(self, report: Report, comm: RasCommunicator, names: _Names, former: Report | None) -> None:
+    def __init__(self, report: RasReport, comm: RasCommunicator, names: _Names, former: RasReport | None) -> None:
         self._report = report
         self._comm = comm
         self._names = names
@@ -208,7 +208,7 @@ class _Comm:
         if not moves:
             yield from self._counts()
 
-    def _who(self, rank: int, process: Process | None = None) -> Who:
+    def _who(self, rank: int, process: RasProcess | None = None) -> Who:
         return self._names.who(self._comm, rank, process or self._comm.processes.get(rank))
 
     def _operation(self, op: str, number: int | None) -> Operation:
@@ -408,7 +408,7 @@ def _from_counts(comm: RasCommunicator, spot: Spot) -> list[Counted]:
     return found
 
 
-def _moved(former: Report, last: Report) -> bool:
+def _moved(former: RasReport, last: RasReport) -> bool:
     """Return whether the ranks that are furthest behind have launched more since the report before."""
     for name, comm in last.communicators.items():
         before = former.communicators.get(name)
@@ -427,7 +427,7 @@ def _moved(former: Report, last: Report) -> bool:
     return bool(behind) and not any(comm.counted for comm in last.communicators.values())
 
 
-def _summary(report: Report) -> Iterator[Fact]:
+def _summary(report: RasReport) -> Iterator[Fact]:
     for ranks, comms, errors, status in report.groups.values():
         words = f"RAS: {comms} communicator{'s' * (comms > 1)} of {ranks} ranks: {status}, {errors}"
         yield Hint(spot=report.spot, words=words, kind="ras")
@@ -437,7 +437,7 @@ def _summary(report: Report) -> Iterator[Fact]:
         yield Hint(spot=report.spot, words=f"RAS: {len(report.communicators)} communicators; {words}", kind="ras")
 
 
-def _lost(lost: Lost, report: Report, names: _Names) -> Iterator[Fact]:
+def _lost(lost: LostProcess, report: RasReport, names: _Names) -> Iterator[Fact]:
     """Yield a process that does not answer, unless a communicator names its rank."""
     ranks = {process for comm in report.communicators.values() for process, _, _ in comm.missing.values()}
     missing = [rank for comm in report.communicators.values() for rank in comm.missing]

@@ -16,7 +16,7 @@ from ddpdoctor.evidence.natures import classify
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.reader import Document, Found
 from ddpdoctor.evidence.torch_heads import time_of
-from ddpdoctor.evidence.traceback_text import HEADER, Raised, read_traceback
+from ddpdoctor.evidence.traceback_text import HEADER, RaisedText, read_traceback
 from ddpdoctor.evidence.tracebacks import failure_facts, traceback_facts
 from ddpdoctor.model.evidence import Exited, Finished, Restarted, Spot, Stopped, Time, Who
 from ddpdoctor.model.facts import signal_name
@@ -209,7 +209,7 @@ def _message_facts(message: str, *, who: Who, spot: Spot, time: Time | None) -> 
     match = _RAISED.match(message.strip())
     if match is None or message.strip().startswith(_NOTHING):
         return []
-    raised = Raised(type=match["type"], lines=match["message"].splitlines() or [""])
+    raised = RaisedText(type=match["type"], lines=match["message"].splitlines() or [""])
     reading = classify(raised.type, raised.message)
     return failure_facts(raised, (), reading, who=who, spot=spot, time=time)
 

@@ -62,7 +62,7 @@ class _At(Enum):
 
 
 @dataclass(slots=True)
-class Raised:
+class RaisedText:
     """One exception of a chain."""
 
     frames: list[Frame] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Traceback:
     """A traceback that is being read. ``sure``: all lines that it is given were written by one process."""
 
     sure: bool = False
-    chain: list[Raised] = field(default_factory=lambda: [Raised()])
+    chain: list[RaisedText] = field(default_factory=lambda: [RaisedText()])
     process: int | None = None
     """The number of the spawned process that failed, if ``torch.multiprocessing`` says so."""
     wants_source: bool = False
@@ -191,7 +191,7 @@ class Traceback:
         return any(one.name.endswith("ExceptionGroup") for one in self.chain)
 
     def _link(self, *, nested: bool) -> Fed:
-        self.chain.append(Raised(nested=nested))
+        self.chain.append(RaisedText(nested=nested))
         self._at = _At.LINK
         return Fed.TAKEN
 
@@ -199,7 +199,7 @@ class Traceback:
         """Return whether an exception has been read, so that there is something to tell."""
         return bool(self.chain[0].type)
 
-    def root(self) -> tuple[Raised, tuple[Frame, ...]]:
+    def root(self) -> tuple[RaisedText, tuple[Frame, ...]]:
         """Return the exception where it began, and the way to it, outermost frame first."""
         whole = [one for one in self.chain if one.type]
         nested = [one for one in whole if one.nested]
@@ -225,5 +225,5 @@ def read_traceback(lines: Iterable[str]) -> Traceback | None:
     return found if found is not None and found.is_said() else last
 
 
-def _index(items: Sequence[Raised], item: Raised) -> int:
+def _index(items: Sequence[RaisedText], item: RaisedText) -> int:
     return next(number for number, one in enumerate(items) if one is item)

@@ -11,7 +11,7 @@ from ddpdoctor.evidence.natures import Reading, classify
 from ddpdoctor.evidence.nccl_causes import last_error, told_cause
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.torch_heads import time_of
-from ddpdoctor.evidence.traceback_text import HEADER, Fed, Raised, Traceback
+from ddpdoctor.evidence.traceback_text import HEADER, Fed, RaisedText, Traceback
 from ddpdoctor.model.evidence import Exited, Failed, Nature, Operation, Waiting
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _read_bare(line: Line) -> list[Fact]:
     is_ranks = "[rank" in line.raw_prefix  # torch writes this before an exception that ends the script
     tells = {Nature.PEER_LOST, Nature.TIMED_OUT} | ({Nature.OWN, Nature.STOPPED} if is_ranks else {Nature.FOLLOWS})
     if reading.nature in tells:
-        raised = Raised(type=match["type"], lines=[match["message"]])
+        raised = RaisedText(type=match["type"], lines=[match["message"]])
         return failure_facts(raised, (), reading, who=line.who, spot=line.spot(), time=time_of(line))
     return []
 
@@ -198,7 +198,7 @@ def traceback_facts(text: Traceback, *, who: Who, spot: Spot, time: Time | None)
 
 
 def failure_facts(
-    raised: Raised, frames: Sequence[Frame], reading: Reading, *, who: Who, spot: Spot, time: Time | None
+    raised: RaisedText, frames: Sequence[Frame], reading: Reading, *, who: Who, spot: Spot, time: Time | None
 ) -> list[Fact]:
     """Return the facts about one exception: the failure, and the wait that ended with it."""
     said = quote(f"{raised.type}: {raised.message}" if raised.message else raised.type)

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from ddpdoctor.attach.process import read_host
-from ddpdoctor.attach.worker_server import Server, find_server
+from ddpdoctor.attach.worker_server import WorkerServer, find_server
 from tests.unit.attach.records import seen_rank
 
 
@@ -22,7 +22,7 @@ def found(address, pid=None, env=None):
 
 
 def test_the_address_in_the_store_on_which_the_rank_listens(own_port):
-    assert found(f"http://node0:{own_port}") == Server(port=own_port)
+    assert found(f"http://node0:{own_port}") == WorkerServer(port=own_port)
 
 
 def test_others_are_never_asked(own_port):
@@ -38,5 +38,5 @@ def test_a_path_that_another_rank_has_bound_is_not_this_ranks(tmp_path):
         server.bind(path)
         server.listen()
         env = {"TORCH_WORKER_SERVER_SOCKET": path}
-        assert found("", env=env) == Server(path=path)
+        assert found("", env=env) == WorkerServer(path=path)
         assert found("", pid=os.getppid(), env=env) is None
