@@ -26,7 +26,7 @@ def failures(text: str) -> list[dict[str, Any]]:
 def test_a_traceback_with_ranks_before_its_lines() -> None:
     text = f"""
     [rank1]: Traceback (most recent call last):
-    [rank1]:   File "/work/train.py", line 61, in <module>
+    [rank1]:   File "/home/me/train.py", line 61, in <module>
     [rank1]:     main()
     [rank1]:     ~~~~^^
     [rank1]:   File "{PACKAGES}/torch/nn/modules/module.py", line 1751, in _call_impl
@@ -45,7 +45,7 @@ def test_a_traceback_with_ranks_before_its_lines() -> None:
 def test_lines_of_two_ranks_that_alternate_are_told_apart() -> None:
     ranks = [
         [f"[rank{rank}]: {line}" for line in (
-            "Traceback (most recent call last):", f'  File "/work/r{rank}.py", line {rank}, in main', "    x()",
+            "Traceback (most recent call last):", f'  File "/home/me/r{rank}.py", line {rank}, in main', "    x()",
             f"KeyError: {rank}",
         )]
         for rank in range(3)
@@ -60,12 +60,12 @@ def test_bare_tracebacks_of_two_processes_that_alternate() -> None:
     text = """
     Traceback (most recent call last):
     Traceback (most recent call last):
-      File "/work/train.py", line 9, in <module>
-      File "/work/train.py", line 9, in <module>
+      File "/home/me/train.py", line 9, in <module>
+      File "/home/me/train.py", line 9, in <module>
         main()
         main()
-      File "/work/train.py", line 5, in main
-      File "/work/train.py", line 5, in main
+      File "/home/me/train.py", line 5, in main
+      File "/home/me/train.py", line 5, in main
         raise ValueError("no GPU")
         raise ValueError("no GPU")
     ValueError: no GPU
@@ -84,14 +84,14 @@ def test_bare_tracebacks_of_two_processes_that_alternate() -> None:
 def test_the_first_exception_of_a_chain_is_the_cause(words: str) -> None:
     text = f"""
     [rank0]: Traceback (most recent call last):
-    [rank0]:   File "/work/data.py", line 20, in load
+    [rank0]:   File "/home/me/data.py", line 20, in load
     [rank0]:     open(path)
     [rank0]: FileNotFoundError: [Errno 2] No such file or directory: 'shard-7'
 
     [rank0]: {words}
 
     [rank0]: Traceback (most recent call last):
-    [rank0]:   File "/work/train.py", line 3, in <module>
+    [rank0]:   File "/home/me/train.py", line 3, in <module>
     [rank0]:     load()
     [rank0]: RuntimeError: cannot load
     """
@@ -109,7 +109,7 @@ def test_an_empty_queue_that_was_handled_is_not_the_cause() -> None:
     During handling of the above exception, another exception occurred:
 
     Traceback (most recent call last):
-      File "/work/train.py", line 33, in main
+      File "/home/me/train.py", line 33, in main
         for batch in loader:
     RuntimeError: DataLoader worker (pid(s) 411) exited unexpectedly
     """
@@ -126,7 +126,7 @@ def test_a_cause_in_a_library_shows_the_way_to_it() -> None:
     [rank0]: The above exception was the direct cause of the following exception:
 
     [rank0]: Traceback (most recent call last):
-    [rank0]:   File "/work/train.py", line 3, in <module>
+    [rank0]:   File "/home/me/train.py", line 3, in <module>
     [rank0]: ConfigError: bad config
     """
     (failed,) = failures(text)
@@ -136,7 +136,7 @@ def test_a_cause_in_a_library_shows_the_way_to_it() -> None:
 def test_the_error_of_a_loaders_worker_is_the_workers() -> None:
     text = f"""
     [rank3]: Traceback (most recent call last):
-    [rank3]:   File "/work/train.py", line 33, in main
+    [rank3]:   File "/home/me/train.py", line 33, in main
     [rank3]:     for batch in loader:
     [rank3]:   File "{PACKAGES}/torch/_utils.py", line 769, in reraise
     [rank3]:     raise exception
@@ -144,7 +144,7 @@ def test_the_error_of_a_loaders_worker_is_the_workers() -> None:
     [rank3]: Original Traceback (most recent call last):
     [rank3]:   File "{PACKAGES}/torch/utils/data/_utils/worker.py", line 351, in _worker_loop
     [rank3]:     data = fetcher.fetch(index)
-    [rank3]:   File "/work/data.py", line 20, in __getitem__
+    [rank3]:   File "/home/me/data.py", line 20, in __getitem__
     [rank3]:     raise ValueError("sample 7 is broken")
     [rank3]: ValueError: sample 7 is broken
     """
@@ -156,17 +156,17 @@ def test_the_error_of_a_loaders_worker_is_the_workers() -> None:
 def test_a_group_of_exceptions_names_the_first() -> None:
     text = """
       + Exception Group Traceback (most recent call last):
-      |   File "/work/train.py", line 5, in <module>
+      |   File "/home/me/train.py", line 5, in <module>
       |     asyncio.run(main())
       | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)
       +-+---------------- 1 ----------------
         | Traceback (most recent call last):
-        |   File "/work/fetch.py", line 8, in fetch
+        |   File "/home/me/fetch.py", line 8, in fetch
         |     raise ValueError("first")
         | ValueError: first
         +---------------- 2 ----------------
         | Traceback (most recent call last):
-        |   File "/work/fetch.py", line 8, in fetch
+        |   File "/home/me/fetch.py", line 8, in fetch
         |     raise ValueError("second")
         | ValueError: second
         +------------------------------------
@@ -178,10 +178,10 @@ def test_a_group_of_exceptions_names_the_first() -> None:
 
 @pytest.mark.parametrize(
     "header",
-    ['Traceback (most recent call last):\n  File "/work/train.py", line 1, in <module>\n    import model\n', ""],
+    ['Traceback (most recent call last):\n  File "/home/me/train.py", line 1, in <module>\n    import model\n', ""],
 )
 def test_a_mistake_in_the_syntax_has_no_function(header: str) -> None:
-    text = f'{header}  File "/work/model.py", line 10\n    def f(:\n          ^\nSyntaxError: invalid syntax'
+    text = f'{header}  File "/home/me/model.py", line 10\n    def f(:\n          ^\nSyntaxError: invalid syntax'
     (failed,) = failures("x\n" + text)
     assert failed["type"] == "SyntaxError"
     assert failed["frames"][-1] == "model.py:10"
@@ -190,7 +190,7 @@ def test_a_mistake_in_the_syntax_has_no_function(header: str) -> None:
 def test_a_spawned_process_is_a_local_rank() -> None:
     text = f"""
     Traceback (most recent call last):
-      File "/work/train.py", line 30, in <module>
+      File "/home/me/train.py", line 30, in <module>
         mp.spawn(main, nprocs=2)
       File "{PACKAGES}/torch/multiprocessing/spawn.py", line 215, in join
         raise ProcessRaisedException(msg, error_index, failed_process.pid)
@@ -200,7 +200,7 @@ def test_a_spawned_process_is_a_local_rank() -> None:
     Traceback (most recent call last):
       File "{PACKAGES}/torch/multiprocessing/spawn.py", line 90, in _wrap
         fn(i, *args)
-      File "/work/train.py", line 12, in main
+      File "/home/me/train.py", line 12, in main
         raise ValueError("no")
     ValueError: no
     """
@@ -233,7 +233,7 @@ def test_a_message_of_several_lines_is_read_to_its_end() -> None:
 def test_a_wait_of_gloo_that_ran_out_is_a_wait_in_its_collective() -> None:
     text = f"""
     [rank2]: Traceback (most recent call last):
-    [rank2]:   File "/work/train.py", line 40, in main
+    [rank2]:   File "/home/me/train.py", line 40, in main
     [rank2]:     dist.broadcast(x, 0)
     [rank2]:   File "{PACKAGES}/torch/distributed/distributed_c10d.py", line 2900, in broadcast
     [rank2]:     work.wait()
@@ -270,24 +270,24 @@ def test_the_launchers_own_error_follows_from_others() -> None:
         """
         Exception ignored in: <function Pool.__del__ at 0x7f>
         Traceback (most recent call last):
-          File "/work/train.py", line 3, in __del__
+          File "/home/me/train.py", line 3, in __del__
             self.close()
         AttributeError: 'NoneType' object has no attribute 'close'
         """,
         """
         --- Logging error ---
         Traceback (most recent call last):
-          File "/work/train.py", line 3, in emit
+          File "/home/me/train.py", line 3, in emit
         ValueError: I/O operation on closed file
         """,
         'E0309 14:02:19 4011 error_handler.py] {"message": {"extraInfo": {"py_callstack": "Traceback (most recent call last):\\n"}}}',
         "ValueError: bad batch",
         "Retrying after requests.exceptions.ConnectionError: Connection reset by peer",
-        '  File "/work/train.py", line 3, in main',
+        '  File "/home/me/train.py", line 3, in main',
         "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB: trying a smaller batch",
         """
           traceback : Traceback (most recent call last):
-            File "/work/train.py", line 3, in main
+            File "/home/me/train.py", line 3, in main
           ValueError: said by the table
         """,
     ],
@@ -306,7 +306,7 @@ def test_an_exception_whose_traceback_is_lacking_counts_if_torch_wrote_it() -> N
 def test_lines_of_others_in_a_bare_traceback_are_left_out() -> None:
     text = """
     Traceback (most recent call last):
-      File "/work/train.py", line 9, in <module>
+      File "/home/me/train.py", line 9, in <module>
     step 12 loss 3.1
     Epoch: 3
         main()
@@ -324,7 +324,7 @@ def test_what_was_held_back_comes_before_the_next_launch() -> None:
     reader = TracebackReader()
     lines = [
         "[rank0]: Traceback (most recent call last):",
-        '[rank0]:   File "/work/t.py", line 9, in f',
+        '[rank0]:   File "/home/me/t.py", line 9, in f',
         "[rank0]: KeyError: 1",
     ]
     for number, line in enumerate(lines, 1):
@@ -337,9 +337,9 @@ def test_what_was_held_back_comes_before_the_next_launch() -> None:
 def test_a_cut_traceback_is_given_up() -> None:
     text = """
     [rank0]: Traceback (most recent call last):
-    [rank0]:   File "/work/a.py", line 9, in f
+    [rank0]:   File "/home/me/a.py", line 9, in f
     [rank0]: Traceback (most recent call last):
-    [rank0]:   File "/work/b.py", line 1, in g
+    [rank0]:   File "/home/me/b.py", line 1, in g
     [rank0]: KeyError: 1
     """
     assert [failed["frames"] for failed in failures(text)] == [["b.py:1"]]

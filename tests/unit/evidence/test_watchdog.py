@@ -147,12 +147,12 @@ last enqueued work: 71, last completed work: 70
 last enqueued work: 71, last completed work: 70
     [rank1]:{HEAD}Stack trace of the failed collective:
     #0 all_reduce from /opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:2806
-    #1 step from /work/train.py:40
-    #2 main from /work/train.py:90
+    #1 step from /home/me/train.py:40
+    #2 main from /home/me/train.py:90
 
     [rank0]:{HEAD}Stack trace of the failed collective:
     #0 all_reduce from /opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:2806
-    #1 evaluate from /work/eval.py:7
+    #1 evaluate from /home/me/eval.py:7
     [rank0]:{HEAD}[PG ID 0 PG GUID 0(default_pg) Rank 0] {DIED}
     """
     waits = {wait.who.rank: wait for wait in only(Waiting, feed(WatchdogReader(), text))}
