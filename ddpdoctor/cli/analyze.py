@@ -41,9 +41,15 @@ class Options:
 def run(options: Options) -> int:
     """Read and judge the evidence, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
+    from ddpdoctor.cli.report import RUN_MARK, read_run
     from ddpdoctor.diagnose.evidence import analyze
     from ddpdoctor.model.findings import now
 
     outputs = settings_of(options, Outputs)
     check_outputs(outputs)
+    path = Path(options.paths[0])
+    if len(options.paths) == 1 and (path / RUN_MARK).is_file():
+        return deliver_check(
+            read_run(path), outputs
+        )  # a run of `wrap` has been judged with all that its ranks recorded
     return deliver_check(analyze(options.paths, tuple(sys.argv), now()), outputs)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.cli import analyze
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import Report
@@ -77,3 +78,12 @@ def test_a_damaged_end_is_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / "killed" / "report.json").unlink()
     (tmp_path / "killed" / "end.json").write_text(text)
     assert reported(read_run(tmp_path / "killed")) == reported(before)
+
+
+def test_analyze_says_of_a_run_folder_what_wrap_said(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = analyze.run(analyze.Options(paths=(str(saved),), format="json"))
+    report = json.loads(capsys.readouterr().out)
+    _, _, kind, ranks = JOBS[saved.name]
+    verdict = report["verdict"] or {"kind": None, "ranks": []}
+    assert (verdict["kind"], tuple(verdict["ranks"])) == (kind, ranks)
+    assert status == (1 if kind is not None else 0)
