@@ -254,7 +254,10 @@ class Watcher:
             still = self._conversation.add(f"still/{question}", 0)
             if still >= len(self._watched.members) - len(self._local_ranks.unable()):
                 return False
-            self._answer(self._conversation.news().questions)
+            news = self._conversation.news()
+            if news.alarm:
+                return False  # another rank has decided, and answers no more
+            self._answer(news.questions)
             time.sleep(SOON_S)
         return False
 

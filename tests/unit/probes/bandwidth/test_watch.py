@@ -1,6 +1,7 @@
 """Ranks that are watched end with one report that says where each of them was; healthy ones are left alone."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -9,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.server import Server
+from ddpdoctor.exchange.store import LocalStore
 from ddpdoctor.exchange.token import NO_TOKEN
-from ddpdoctor.model.bandwidth import Ending, Stop
+from ddpdoctor.model.bandwidth import Ending, Member, Stop
 from ddpdoctor.model.codec import decode
+from ddpdoctor.probes.bandwidth import watch
+from ddpdoctor.probes.bandwidth.stopping import Alarm
+from ddpdoctor.probes.bandwidth.tracker import Tracker
 from tests.scenarios.running import clean_environment, wait_for
 
 RANK = Path(__file__).with_name("watched_rank.py")
@@ -225,3 +231,23 @@ def test_a_rank_in_which_no_python_runs_ends_itself_and_says_where_it_stood(star
     assert "ddpdoctor: rank 1 ended itself: no Python could run in it any more" in said
     assert f'watched_rank.py", line {line} in act' in said
     assert "Timeout (" not in said
+
+
+def test_a_rank_that_asks_the_others_hears_their_alarm(monkeypatch):
+    """Who has raised the alarm answers no more, and leaves the report to a lower rank for a few seconds only."""
+    monkeypatch.setattr(watch, "ANSWER_LIMIT_S", math.inf)
+    conversation = Conversation(LocalStore())
+    more = {"host": "here", "pid": 0, "device": "cpu", "device_name": "", "cores": 1, "version": "", "torch": ""}
+    members = tuple(Member(rank=rank, local_rank=rank, **more) for rank in range(2))
+    watcher = watch.Watcher(
+        watch.Watched(
+            rank=0, members=members, tracker=Tracker(allowance_s=0.0), conversation=conversation, hang_timeout_s=0.0,
+            finish=lambda _: REPORTED, clean_up=lambda: None,
+        )
+    )  # fmt: skip
+    try:
+        conversation.raise_alarm(Alarm(ending=Ending.HUNG, rank=1, phase="measure"))
+        assert watcher._all_stand_still()
+    finally:
+        watcher._lifeline.release()
+        watcher._local_ranks.close()
