@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.evidence.fingerprints import MARK, Mismatches
 from ddpdoctor.evidence.launches import begins_run
-from ddpdoctor.evidence.lines import MOST_RANKS
 from ddpdoctor.evidence.natures import numbers
 from ddpdoctor.evidence.store_errors import MARKS as STORE_MARKS
 from ddpdoctor.evidence.store_errors import StoreErrors
 from ddpdoctor.evidence.torch_heads import origin_of
-from ddpdoctor.model.evidence import Absent, Differ, Failed, Nature, Operation, Shown, Waiting, Who
+from ddpdoctor.model.evidence import MOST_RANKS, Absent, Differ, Failed, Nature, Operation, Shown, Waiting, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.lines import MOST_RANKS
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.evidence import Who
+from ddpdoctor.model.evidence import MOST_RANKS, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

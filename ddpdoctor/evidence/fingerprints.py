@@ -10,10 +10,9 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ddpdoctor.evidence.lines import MOST_RANKS
 from ddpdoctor.evidence.nccl_ops import python_name
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.model.evidence import Differ, Operation
+from ddpdoctor.model.evidence import MOST_RANKS, Differ, Operation
 from ddpdoctor.model.sides import group_alike
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddpdoctor.evidence.flight_columns import build_dump
-from ddpdoctor.evidence.lines import MOST_RANKS
 from ddpdoctor.evidence.reader import Found
+from ddpdoctor.model.evidence import MOST_RANKS
 from ddpdoctor.model.garbage import no_collection
 from ddpdoctor.recorder.storage.plain_pickle import parse_cut_pickle
 

@@ -11,7 +11,7 @@ from operator import itemgetter, lt
 from typing import TYPE_CHECKING, Any, cast
 
 from ddpdoctor.evidence.foreign_frames import foreign_frame
-from ddpdoctor.model.evidence import Spot
+from ddpdoctor.model.evidence import MOST_RANKS, Spot
 from ddpdoctor.model.flight import FlightCall, FlightDump, FlightGroup, FlightTransfer
 from ddpdoctor.model.torch_names import dtype_name, op_name
 
@@ -32,7 +32,6 @@ _HELPER_NUMELS = frozenset({1, 3, 7})
 """With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch compares fingerprints of this size in groups of its own."""
 _MOST_NUMBER = 2**63
 _MOST_FRAMES = 100
-_MOST_MEMBERS = 2**20
 _DEFAULT = "default_pg"
 
 
@@ -155,9 +154,9 @@ def _config(plain: object) -> dict[str, tuple[str, tuple[int, ...] | None]]:
 
 def _members(plain: object) -> tuple[int, ...] | None:
     """Return the ranks that a text such as "[0, 1, 2]" names. Gloo's is empty: its members are unknown."""
-    if isinstance(plain, str) and len(plain) < 16 * _MOST_MEMBERS:
+    if isinstance(plain, str) and len(plain) < 16 * MOST_RANKS:
         plain = [int(number) for number in re.findall(r"\d{1,9}", plain)]
-    ranks = [rank for rank in _list(plain) if type(rank) is int and 0 <= rank < _MOST_MEMBERS]
+    ranks = [rank for rank in _list(plain) if type(rank) is int and 0 <= rank < MOST_RANKS]
     return tuple(ranks) if ranks and len(set(ranks)) == len(ranks) else None
 
 

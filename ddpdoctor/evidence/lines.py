@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.evidence.reader import Line
-from ddpdoctor.model.evidence import Time, Who
+from ddpdoctor.model.evidence import MOST_RANKS, Time, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 MOST_CHARACTERS = 16_384
 """Our choice: what a longer line has beyond that is not read. Command lines and environments are the longest of use."""
-MOST_RANKS = 10**7
-"""A larger number is not a rank."""
 _MOST_PREFIXES = 8
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _MONTHS = {

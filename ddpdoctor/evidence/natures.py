@@ -6,8 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.evidence.lines import MOST_RANKS
-from ddpdoctor.model.evidence import Nature
+from ddpdoctor.model.evidence import MOST_RANKS, Nature
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

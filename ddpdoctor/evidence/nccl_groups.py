@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.evidence.lines import MOST_RANKS
+from ddpdoctor.model.evidence import MOST_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.evidence.lines import MOST_RANKS
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.model.evidence import Operation, Seen, Size, Waiting, Who
+from ddpdoctor.model.evidence import MOST_RANKS, Operation, Seen, Size, Waiting, Who
 from ddpdoctor.model.nccl_warnings import plain_address
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import (
+    MOST_RANKS,
     Absent,
     Differ,
     Failed,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.evidence import Fact, Spot, Time
 
-MOST_RANKS = 10**7
-"""A communicator with more is damaged."""
 OPS = {
     "AllReduce": "all_reduce", "Broadcast": "broadcast", "Reduce": "reduce", "AllGather": "all_gather",
     "ReduceScatter": "reduce_scatter", "AlltoAll": "all_to_all", "Gather": "gather", "Scatter": "scatter",

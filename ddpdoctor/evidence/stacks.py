@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.foreign_frames import foreign_frame
-from ddpdoctor.evidence.lines import MOST_RANKS, split_line
+from ddpdoctor.evidence.lines import split_line
 from ddpdoctor.evidence.reader import Found
 from ddpdoctor.evidence.stack_meaning import doing_of, is_agent, is_worker, operation_of
-from ddpdoctor.model.evidence import Hint, Size, Spot, Stacked, Who
+from ddpdoctor.model.evidence import MOST_RANKS, Hint, Size, Spot, Stacked, Who
 from ddpdoctor.model.stacks import Frame
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.lines import MOST_RANKS
 from ddpdoctor.evidence.torch_heads import origin_of
-from ddpdoctor.model.evidence import Absent, Link, Operation, Shown, Size, Trouble, Waiting, Who
+from ddpdoctor.model.evidence import MOST_RANKS, Absent, Link, Operation, Shown, Size, Trouble, Waiting, Who
 
 if TYPE_CHECKING:
     from ddpdoctor.evidence.reader import Line

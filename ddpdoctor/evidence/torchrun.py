@@ -11,14 +11,13 @@ from calendar import timegm
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.lines import MOST_RANKS
 from ddpdoctor.evidence.natures import classify
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.reader import Document, Found
 from ddpdoctor.evidence.torch_heads import time_of
 from ddpdoctor.evidence.traceback_text import HEADER, RaisedText, read_traceback
 from ddpdoctor.evidence.tracebacks import failure_facts, traceback_facts
-from ddpdoctor.model.evidence import Exited, Finished, Restarted, Spot, Stopped, Time, Who
+from ddpdoctor.model.evidence import MOST_RANKS, Exited, Finished, Restarted, Spot, Stopped, Time, Who
 from ddpdoctor.model.facts import signal_name
 
 if TYPE_CHECKING:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
 
+MOST_RANKS = 2**20
+"""Our choice: a larger number in a log is no rank and no number of ranks, and would fill the memory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Who:
     """A process, as far as a source names it. An empty ``Who`` is the job as a whole, or nobody in particular."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.evidence import MOST_RANKS
 from ddpdoctor.model.sides import grouped
 
 if TYPE_CHECKING:
@@ -43,11 +44,12 @@ def members_of(places: Mapping[int, int], listed: Sequence[int] | None, size: in
     """
     if listed is not None:
         return tuple(listed)
+    size = min(size, MOST_RANKS) if size is not None else None
     stride = _stride(places)
     if stride is None:
         return tuple(range(size)) if size is not None and all(rank == place for rank, place in places.items()) else ()
     rank, place = next(iter(places.items()))
-    count = size if size is not None else max(places.values()) + 1
+    count = size if size is not None else min(max(places.values()) + 1, MOST_RANKS)
     return tuple(found for number in range(count) if (found := rank + (number - place) * stride) >= 0)
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Fact, Launched, Seen, Size, Stacked, Trouble, Who
+from ddpdoctor.model.evidence import MOST_RANKS, Fact, Launched, Seen, Size, Stacked, Trouble, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,11 +42,12 @@ def world_of(run: EvidenceRun) -> int | None:
     """Return the number of ranks of a run, or None if no source says it."""
     sizes = [fact.ranks for fact in run.facts if isinstance(fact, Size) and not fact.group]
     sizes += [dump.world_size for dump in run.dumps if dump.world_size]
-    return max(sizes, default=None)
+    return max((size for size in sizes if size <= MOST_RANKS), default=None)
 
 
 def resolve(facts: Sequence[Fact], world: int | None) -> tuple[Fact, ...]:
     """Return the facts with the global rank and the host of their processes, as far as other facts give them."""
+    facts = [fact for fact in facts if not isinstance(fact, Size) or fact.ranks <= MOST_RANKS]
     names = _collect(facts)
     members = {fact.group: fact.members for fact in facts if isinstance(fact, Size) and fact.members}
     tasks, locals_ = _tasks_are_ranks(facts, world), _locals_are_ranks(facts, world)

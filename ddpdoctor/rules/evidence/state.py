@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.model.evidence import (
     Absent,
@@ -78,14 +78,22 @@ class RunState:
     hosts: Mapping[int, str]
     """The hosts of ranks, as far as they are known."""
     ruling: Ruling = Ruling()
+    _by_kind: dict[type, list[Any]] = field(default_factory=dict, init=False, repr=False)
+    _by_rank: dict[tuple[int | None, type], list[Any]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Sort the facts, of which a large job has many thousands."""
+        for fact in self.facts:
+            self._by_kind.setdefault(type(fact), []).append(fact)
+            self._by_rank.setdefault((fact.who.rank, type(fact)), []).append(fact)
 
     def all(self, kind: type[Kind]) -> list[Kind]:
         """Return all facts of a kind, in the order in which they were read."""
-        return [fact for fact in self.facts if isinstance(fact, kind)]
+        return self._by_kind.get(kind, [])
 
     def of(self, rank: int, kind: type[Kind]) -> list[Kind]:
         """Return the facts of a kind about one rank."""
-        return [fact for fact in self.all(kind) if fact.who.rank == rank]
+        return self._by_rank.get((rank, kind), [])
 
     def samples_of(self, rank: int) -> list[Stacked]:
         """Return the stacks of a rank itself, not those of its workers."""

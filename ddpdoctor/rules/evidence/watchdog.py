@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.evidence import (
+    MOST_RANKS,
     Absent,
     Differ,
     Exited,
@@ -164,7 +165,7 @@ def _size(waits: Iterable[Waiting]) -> int | None:
             few, many = many, few
         elif operation.op != "all_gather_into_tensor":
             continue
-        if few and many and many % few == 0:
+        if few and many and many % few == 0 and many // few <= MOST_RANKS:
             return many // few
     return None
 

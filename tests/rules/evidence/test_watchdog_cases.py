@@ -316,3 +316,12 @@ def test_gloo_waits_for_the_rank_that_complains_of_nothing(tmp_path):
 def test_all_of_gloo_wait(tmp_path):
     logs = [gloo_timeout(rank) for rank in range(4)]
     hold(tmp_path, interleaved(*logs), Truth(kinds=("transport",), ranks=(), or_cannot_tell=True))
+
+
+def test_numbers_that_no_job_has_take_no_memory(tmp_path):
+    """A damaged line may make a group of 10**13 ranks, or a rank that no job has."""
+    call = work(7, "_ALLGATHER_BASE", numel=1, out=10**13)
+    those = [watchdog(rank, call, group="1", group_rank=rank) for rank in (0, 1)]
+    named = [f"[rank{rank}]: world_size=999999999999, rank {rank} of 999999999999" for rank in (0, 1)]
+    report = hold(tmp_path, interleaved(named, *those), Truth(kinds=("transport",), ranks=(), or_cannot_tell=True))
+    assert report.data["evidence"]["world_size"] is None

@@ -1,4 +1,4 @@
-"""A model with a part that a backward leaves out on one rank; DDP is reported of it, or not."""
+"""A model with a part that a backward leaves out on one rank; DDP knows of it (find_unused_parameters), or does not."""
 
 from __future__ import annotations
 
