@@ -26,7 +26,7 @@ MOST_SECONDS = 20
 """A busy machine takes its time; what hangs takes for ever."""
 MOST_MIB = 300
 MARKUP = "<script>"
-FORMATS = ("text", "json", "markdown", "junit", "csv", "nccl-tests")
+FORMATS = ("text", "json", "markdown", "html", "junit", "csv", "nccl-tests")
 PLOT_SHARE = 0.02
 """Plots are drawn of so few bench reports only, because one takes a second."""
 STARTED = "2026-01-01T00:00:00.000+00:00"
@@ -169,7 +169,7 @@ def check_output(name: str, text: str) -> Iterator[str]:
         yield f"{name} shows {', '.join(f'U+{ord(char):04X}' for char in odd[:5])}"
     if name == "markdown":  # within a block of code nothing is markup
         text = re.sub(r"^```text\n(.|\n)*?\n```$|^    .*$|`[^`\n]*`", "", text, flags=re.MULTILINE)
-    if name in {"markdown", ".svg", ".html", "junit"} and MARKUP in text:
+    if name in {"markdown", "html", ".svg", ".html", "junit"} and MARKUP in text:
         yield f"{name} lets markup through"
     if name in {"junit", ".svg"}:
         try:

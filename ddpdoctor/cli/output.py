@@ -65,6 +65,10 @@ def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity 
         from ddpdoctor.report.bandwidth.nccl_tests import render_nccl_tests
 
         return render_nccl_tests(report)
+    if output_format == "html":
+        from ddpdoctor.report.html import render_html
+
+        return render_html(report)
     from ddpdoctor.report.markdown import render_markdown
 
     return render_markdown(report)
