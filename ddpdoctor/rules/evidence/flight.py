@@ -54,7 +54,7 @@ def compare_flight(dumps: Sequence[FlightDump], world: int | None) -> list[Fact]
 
 def _contradiction(cluster: Cluster) -> Moving | None:
     """Return that the job moved, if a rank has completed what another one, dumped before it, had not even made."""
-    if any(dump.one_counter and dump.wrapped for dump in cluster.dumps.values()):
+    if cluster.is_aligned:
         return None
     for rank, part in cluster.parts.items():
         if _may_lack_entries(cluster, rank):
@@ -161,13 +161,14 @@ def _absences(cluster: Cluster, ranks: Sequence[int], operation: Operation, wait
         if part is not None:
             yield Reached(
                 who=Who(rank=rank), spot=dump.spot, group=cluster.name, group_words=cluster.words,
-                enqueued=part.last, completed=part.last_done,
+                enqueued=None if cluster.is_aligned else part.last,
+                completed=None if cluster.is_aligned else part.last_done,
             )  # fmt: skip
 
 
 def _first_difference(cluster: Cluster, target: tuple[int, tuple[int, ...]] | None) -> Differ | None:
     """Return the first number under which ranks made different calls, if the group waits there or after it."""
-    if target is None or any(dump.one_counter and dump.wrapped for dump in cluster.dumps.values()):
+    if target is None or cluster.is_aligned:
         return None
     first = _first_different_number(cluster)
     if first is None or first > target[0]:

@@ -34,7 +34,7 @@ def comparable(block: Sequence[FlightCall]) -> tuple[object, ...]:
     )
 
 
-def operation_of(block: Sequence[FlightCall] | None, number: int, group: str, words: str) -> Operation:
+def operation_of(block: Sequence[FlightCall] | None, number: int | None, group: str, words: str) -> Operation:
     """Return a call as an operation; without a call, the number of an unknown one."""
     if not block:
         return Operation(seq=number, group=group, group_words=words)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from array import array
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.rules.evidence.flight_calls import operation_of
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.evidence import Operation
     from ddpdoctor.model.flight import FlightCall, FlightDump, FlightGroup
+
+_LAST_DONE = 2**20
+"""What the last completed call is numbered then: more than a ring holds."""
 
 
 @dataclass(slots=True)
@@ -23,6 +27,17 @@ class Cluster:
     parts: dict[int, FlightGroup] = field(default_factory=dict)
     """By global rank."""
     dumps: dict[int, FlightDump] = field(default_factory=dict)
+    is_aligned: bool = False
+    """The dumps do not say the numbers: they are counted from the last completed call, which is the same on all."""
+
+    def align(self) -> None:
+        """Give the calls new numbers where one counter served all groups and a ring has lost its oldest calls."""
+        if not any(dump.one_counter and dump.wrapped for dump in self.dumps.values()):
+            return
+        self.is_aligned = True
+        for rank, part in self.parts.items():
+            first = _LAST_DONE + 1 - part.done
+            self.parts[rank] = replace(part, seq=array("q", range(first, first + len(part.seq))))
 
     @property
     def words(self) -> str:
@@ -41,7 +56,7 @@ class Cluster:
     def operation(self, rank: int, number: int) -> Operation:
         """Return the operation that a rank made under a number."""
         block = self.block(rank, number)
-        return operation_of(block, number, self.name, self.words)
+        return operation_of(block, None if self.is_aligned else number, self.name, self.words)
 
 
 def clusters_of(by_rank: Mapping[int, FlightDump]) -> list[Cluster]:
@@ -62,4 +77,6 @@ def clusters_of(by_rank: Mapping[int, FlightDump]) -> list[Cluster]:
             cluster = found.setdefault((part.name, members), Cluster(part.name, members))
             cluster.parts[rank] = part
             cluster.dumps[rank] = dump
+    for cluster in found.values():
+        cluster.align()
     return list(found.values())

@@ -328,3 +328,21 @@ def test_a_mismatch_names_the_line_of_the_odd_rank(tmp_path):
         one.call(size=(64 if one.rank else 65,), state="started", line=40 if one.rank else 44)
     truth = Truth(kinds=("mismatch",), ranks=(0,), where="train.py:44")
     hold(tmp_path, files_of([one.body() for one in found]), truth)
+
+
+def test_rings_of_torchcomms_are_compared_from_the_last_completed_call(tmp_path):
+    """One counter serves all groups, so that a full ring holds another part of each group on each rank."""
+    found = recorders(4, {"1/tp": [0, 1], "2/tp": [2, 3]})
+    for one in found:
+        group = "1/tp" if one.rank < 2 else "2/tp"
+        for step in range(60):
+            one.call()
+            for _ in range(1 + (step + one.rank) % 2 if one.rank > 1 else 1):
+                one.call(group=group)
+        if one.rank != 2:
+            one.call(size=(9,), state="started")
+    bodies = [one.torchcomms() for one in found]
+    for body in bodies:
+        body["entries"] = body["entries"][-50:]
+    truth = Truth(kinds=ABSENT, ranks=(2,), says=("all_reduce of ncclx",))
+    hold(tmp_path, files_of(bodies), truth)
