@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import re
@@ -18,6 +19,8 @@ from ddpdoctor.model.evidence import MOST_RANKS, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Buffer
 
 HEAD_BYTES = 64 * 2**10
 """What a reader sees of a file to recognize it."""
@@ -75,17 +78,38 @@ def open_file(file: EvidenceFile) -> tuple[IO[bytes], bytes, float | None]:
     Raises:
         OSError, EOFError, lzma.LZMAError: the file cannot be read.
     """
-    if file.path is None:
-        return sys.stdin.buffer, _fill(sys.stdin.buffer, b""), None
-    stream: IO[bytes] = file.path.open("rb")
-    state = os.fstat(stream.fileno())
+    stream: IO[bytes] = sys.stdin.buffer if file.path is None else file.path.open("rb")
     head = _fill(stream, b"")
     unpack = next((kind for magic, kind in _PACKED.items() if head.startswith(magic)), None)
-    if unpack is not None and stat.S_ISREG(state.st_mode):
-        stream.seek(0)
-        stream = unpack(stream)
+    modified = None
+    if file.path is not None:
+        state = os.fstat(stream.fileno())
+        modified = state.st_mtime if stat.S_ISREG(state.st_mode) else None
+    if unpack is not None:
+        stream = unpack(io.BufferedReader(_Rejoined(head, stream)))
         head = _fill(stream, b"")
-    return stream, head, state.st_mtime if stat.S_ISREG(state.st_mode) else None
+    return stream, head, modified
+
+
+class _Rejoined(io.RawIOBase):
+    """A stream from its start, of which the first bytes have been read: a pipe cannot go back."""
+
+    def __init__(self, head: bytes, stream: IO[bytes]) -> None:
+        self._head, self._stream = head, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer)
+        part, self._head = self._head[: len(view)], self._head[len(view) :]
+        part = part or self._stream.read(len(view))
+        view[: len(part)] = part
+        return len(part)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
 
 
 def read_rest(stream: IO[bytes], head: bytes) -> tuple[bytes, bool]:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdoctor.evidence import reading, registry
+from ddpdoctor.evidence.files import HEAD_BYTES
 from ddpdoctor.evidence.funnel import condense, condensed_triggers
 from ddpdoctor.evidence.reader import Document, Found, Line
 from ddpdoctor.evidence.reading import BLOCK_BYTES, MOST_ALIKE, read_evidence
@@ -114,6 +115,17 @@ def test_nccls_info_lines_reach_its_own_reader_only_and_idle_ones_none(
 def test_packed_logs_are_read(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     (tmp_path / "log").write_bytes(pack(f"{PLAIN}[rank1]: Error 3\n".encode()))
     assert codes(tmp_path / "log") == [3]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_packed_log_may_come_through_a_pipe(monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]) -> None:
+    """It is longer than the first bytes, by which it is recognized, and a pipe cannot go back to them."""
+    noise = os.urandom(2 * HEAD_BYTES).hex()
+    packed = io.BytesIO(pack(f"{noise}\n[rank1]: Error 3\n".encode()))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=packed))
+    evidence = read_evidence(["-"])
+    assert [fact.code for fact in evidence.runs[0].facts if isinstance(fact, Exited)] == [3]
+    assert evidence.counts["lines"] == 2
 
 
 def test_a_packed_log_that_is_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
