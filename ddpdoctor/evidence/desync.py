@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.natures import numbers
-from ddpdoctor.evidence.nccl_ops import python_name
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.model.evidence import Absent, Differ, Operation, Shown, Who
+from ddpdoctor.model.torch_names import op_type_name
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -92,7 +92,7 @@ class DesyncReports:
         near = line.number - self._group[0] <= _NEAR
         key, words = self._group[1:] if near else ("", "")
         operation = Operation(
-            op=python_name(begins["op"]), seq=int(begins["seq"]), group=key, group_words=words
+            op=op_type_name(begins["op"]), seq=int(begins["seq"]), group=key, group_words=words
         )  # fmt: skip
         found = [*self._close(line.stream)]
         if len(self._reports) < _MOST_REPORTS:
@@ -150,7 +150,7 @@ def _differ(report: _Report, seq: int, sides: dict[str, tuple[int, ...]]) -> Dif
     return Differ(
         spot=report.line.spot(), time=report.line.time, said=quote(report.line.text),
         sides=tuple(
-            (ranks, Operation(op=python_name(op), seq=seq, group=own.group, group_words=own.group_words))
+            (ranks, Operation(op=op_type_name(op), seq=seq, group=own.group, group_words=own.group_words))
             for op, ranks in ordered
         ),
         odd=odd, aspect="operation",

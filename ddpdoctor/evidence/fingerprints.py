@@ -10,10 +10,10 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ddpdoctor.evidence.nccl_ops import python_name
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.model.evidence import MOST_RANKS, Differ, Operation
 from ddpdoctor.model.sides import group_alike
+from ddpdoctor.model.torch_names import op_type_name
 
 if TYPE_CHECKING:
     from ddpdoctor.evidence.reader import Line
@@ -93,7 +93,7 @@ def _operation(match: re.Match[str]) -> Operation:
     shape = tuple(int(size) for size in re.findall(r"\d{1,18}", shapes[0])) if len(shapes) == 1 else None
     dtype = (match["dtypes"] or "").strip()
     return Operation(
-        op=python_name(match["op"]),
+        op=op_type_name(match["op"]),
         seq=int(seq) + 1 if seq and len(seq) < 10 else None,  # it counts from 0, all other sources from 1
         shape=shape,
         dtype=_DTYPES.get(dtype, dtype.lower()),

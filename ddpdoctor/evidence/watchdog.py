@@ -16,11 +16,11 @@ from ddpdoctor.evidence.launches import begins_run
 from ddpdoctor.evidence.natures import classify
 from ddpdoctor.evidence.nccl_causes import told_cause
 from ddpdoctor.evidence.nccl_groups import DEFAULT_GROUP, group_of, who_of, writer_of
-from ddpdoctor.evidence.nccl_ops import python_name
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.torch_heads import origin_of
 from ddpdoctor.evidence.watchdog_notes import read_notes, work_number
 from ddpdoctor.model.evidence import Failed, Nature, Operation, Reached, Waiting
+from ddpdoctor.model.torch_names import op_type_name
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -313,7 +313,7 @@ def _operation(work: re.Match[str] | None) -> tuple[Operation, float | None]:
         return Operation(), None
     shape = tuple(map(int, re.findall(r"\d+", work["shape"]))) if work["shape"] is not None else None
     operation = Operation(
-        op=python_name(work["op"]), seq=work_number(work["seq"]), shape=shape,
+        op=op_type_name(work["op"]), seq=work_number(work["seq"]), shape=shape,
         numel_in=int(work["numel_in"]) if work["numel_in"] else None,
         numel_out=int(work["numel_out"]) if work["numel_out"] else None,
     )  # fmt: skip

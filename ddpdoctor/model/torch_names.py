@@ -18,7 +18,15 @@ _OPS = {
     "all_reduce_sparse": "all_reduce",
     "_broadcast_oop": "broadcast",
     "_reduce_oop": "reduce",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather_into_tensor",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "recvanysource": "recv",
+    "unknown": "",
 }
+"""By the names of torch's profiler and flight recorder, and of c10d's ``opTypeToString`` in lower case."""
 _DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
     "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexFloat": "complex64",
@@ -29,6 +37,11 @@ _DTYPES = {
 def op_name(profiled: str) -> str:
     """Return Python's name for an operation, by the name that torch's profiler and flight recorder use."""
     return _OPS.get(profiled, profiled)
+
+
+def op_type_name(op_type: str) -> str:
+    """Return Python's name for an ``OpType``: "all_reduce" for "ALLREDUCE", "" for "UNKNOWN"."""
+    return op_name(op_type.lower())
 
 
 def dtype_name(scalar_type: str) -> str:
