@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.nodes import NodesSeen
     from ddpdoctor.model.reaching import Connecting
     from ddpdoctor.model.reducer import ReducerSaid
+    from ddpdoctor.model.speed import Speed
     from ddpdoctor.model.stacks import Frame, StackSample
     from ddpdoctor.model.steps import FetchTimes, LineSeen, StepTimes
 
@@ -297,6 +298,8 @@ class Rank:
     """The data loaders that it used, or None if that was not recorded."""
     step_times: StepTimes | None = None
     """How long its last training steps took, or None if there were none."""
+    speed: Speed | None = None
+    """The parts of its steps over the whole run, or None if there were none."""
     fetch_times: FetchTimes | None = None
     """How long its loader workers took to make batches, or None if it has no workers."""
     lines_seen: tuple[LineSeen, ...] = ()

@@ -160,6 +160,7 @@ def _register_patches() -> None:
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
     imports.patches["torch.distributed"] = _later("calls.debug_level", "turn_on")
     imports.patches["torch.distributed._functional_collectives"] = _later("calls.functional", "patch")
+    imports.patches["torch.nn.parallel.data_parallel"] = _later("speed.surroundings", "patch_data_parallel")
     imports.patches["torch.cuda.graphs"] = _later("capture", "patch")
     imports.patches["torch.utils.data.distributed"] = _later("data.samplers", "patch")
     for module in ("fsdp._fully_shard._fully_shard", "tensor.parallel.api", "tensor._api"):

@@ -12,6 +12,7 @@ from ddpdoctor.collect.rank.loaders import read_loaders
 from ddpdoctor.collect.rank.notes import read_models, read_nonfinite, read_unfinished
 from ddpdoctor.collect.rank.rings import read_log
 from ddpdoctor.collect.rank.saved_causes import read_process_causes
+from ddpdoctor.collect.rank.speed import read_speed
 from ddpdoctor.collect.rank.steps import read_fetches, read_lines, read_steps
 from ddpdoctor.collect.recorded import read_frame, read_record
 from ddpdoctor.collect.run.agent_log import read_lacks
@@ -151,6 +152,7 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
         loaders=read_loaders(notes, evidence),
         nonfinite=read_nonfinite(notes),
         step_times=read_steps(content),
+        speed=read_speed(content),
         fetch_times=read_fetches(children, watched.child_fetches),
         lines_seen=read_lines(content, children, watched.child_lines),
         lacks=tuple(sorted({*read_lacks(notes), *context.agent_lacks})),

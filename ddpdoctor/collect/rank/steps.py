@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
-_ENDS = {
+ENDS = {
     ring_layout.STEP_COLLECTIVE: StepEnd.COLLECTIVE,
     ring_layout.STEP_BACKWARD: StepEnd.BACKWARD,
     ring_layout.STEP_OPTIMIZER: StepEnd.OPTIMIZER,
@@ -38,13 +38,13 @@ def read_steps(content: RingContent) -> StepTimes | None:
     alike = [row == (group, kind) for row in zip(columns[_GROUP], columns[_FLAGS], strict=True)]
     chosen = columns if all(alike) else [array(column.typecode, compress(column, alike)) for column in columns]
     return StepTimes(
-        ends_with=_ENDS[kind],
+        ends_with=ENDS[kind],
         group=content.strings.get(group, ""),
         unknown=columns[_FLAGS].count(kind | ring_layout.STEP_WAIT_UNKNOWN),
         numbers=chosen[_NUMBER],
         ended_ns=chosen[_ENDED],
         phases_us=chosen[_FIRST_PHASE : _FIRST_PHASE + len(Phase)],
-        waits_us=chosen[_FIRST_PHASE + len(Phase) :],
+        waits_us=chosen[_FIRST_PHASE + len(Phase) : _FIRST_PHASE + 2 * len(Phase)],
     )
 
 

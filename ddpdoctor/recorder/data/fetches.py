@@ -17,6 +17,7 @@ MODULE = "torch.utils.data._utils.fetch"
 FETCHERS = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
 
 _now_ns = time.monotonic_ns
+_cpu_ns = time.thread_time_ns
 
 
 class WorkerTimes:
@@ -26,23 +27,25 @@ class WorkerTimes:
         self.ring: Any = None
         self.count = 0
         self.busy_ns = 0
+        self.cpu_ns = 0
         self.idle_ns = 0
         self.ended_ns = 0
 
-    def add(self, ring: Any, began_ns: int, ended_ns: int) -> None:
-        """Add a batch that was made.
+    def add(self, ring: Any, began_ns: int, ended_ns: int, cpu_ns: int = 0) -> None:
+        """Add a batch that was made, and the processor time that it took.
 
         A pause counts at most as long as the batch itself, because a persistent worker also waits during an evaluation.
         """
         took = ended_ns - began_ns
         if ring is not self.ring:  # a forked child has its parent's times
-            self.ring, self.count, self.busy_ns, self.idle_ns, self.ended_ns = ring, 0, 0, 0, 0
+            self.ring, self.count, self.busy_ns, self.idle_ns, self.ended_ns, self.cpu_ns = ring, 0, 0, 0, 0, 0
         if self.ended_ns:
             self.idle_ns += min(began_ns - self.ended_ns, took)
         self.ended_ns = ended_ns
         self.count += 1
         self.busy_ns += took
-        ring.fetched(self.count, self.busy_ns, self.idle_ns)
+        self.cpu_ns += cpu_ns
+        ring.fetched(self.count, self.busy_ns, self.idle_ns, self.cpu_ns)
 
 
 times = WorkerTimes()
@@ -63,20 +66,20 @@ def patch(module: Any) -> None:
 
 
 @guarded("fetches")
-def _made(began_ns: int, ended_ns: int) -> None:
+def _made(began_ns: int, ended_ns: int, cpu_ns: int) -> None:
     if here.ring is not None:
-        times.add(here.ring, began_ns, ended_ns)
+        times.add(here.ring, began_ns, ended_ns, cpu_ns)
 
 
 def _timed(original: Callable[..., Any]) -> Callable[..., Any]:
     def fetch(*args: Any, **kwargs: Any) -> Any:
-        began = _now_ns()
+        began, cpu = _now_ns(), _cpu_ns()
         try:
             batch = original(*args, **kwargs)
         except BaseException as error:
             hide_own_frames(error)
             raise
-        _made(began, _now_ns())
+        _made(began, _now_ns(), _cpu_ns() - cpu)
         return batch
 
     return wraps(original)(fetch)

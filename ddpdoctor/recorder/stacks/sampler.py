@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 RANK_INTERVAL_S = 0.1
 CHILD_INTERVAL_S = 0.4
 LOOKS_APART_S = 0.3
+CORE_TIME_NS = 900_000_000
+"""Time between two readings of the main thread's core time."""
 STOP_LIMIT_S = 0.05
 """How long the end of a process waits for the thread. An idle thread needs a thousandth of that."""
 STACK_BYTES = 4 * 2**20
@@ -68,6 +70,37 @@ class LineTable:
         return [self.entries.pop(rarest)[0], 0]
 
 
+class CoreTime:
+    """How long the main thread of a rank has had a core since its first step, and how long it waited for one."""
+
+    def __init__(self) -> None:
+        self.due_ns = 0
+        self.first: Optional[Tuple[int, int, int]] = None
+
+    def sample(self, ring: Any) -> None:
+        """Read the kernel's counters about once a second, and write them."""
+        now = time.monotonic_ns()
+        if now < self.due_ns or not here.is_rank or here.clock is None or not here.clock.number:
+            return
+        self.due_ns = now + CORE_TIME_NS
+        counted = _core_time()
+        if counted is None:
+            return
+        first = self.first = self.first or (now, *counted)
+        for cell, value, start in zip(("trained_ns", "main_cpu_ns", "run_delay_ns"), (now, *counted), first):
+            ring.set(cell, value - start)
+
+
+def _core_time() -> Optional[Tuple[int, int]]:
+    """Return the main thread's time on a core, and its time in a queue for one, in nanoseconds; None if not counted."""
+    try:
+        with open("/proc/self/schedstat", "rb") as file:
+            ran, waited = file.read().split()[:2]
+    except (OSError, ValueError):
+        return None
+    return int(ran), int(waited)
+
+
 class Sampler:
     """The state of the sampling thread of one process."""
 
@@ -86,6 +119,7 @@ class Sampler:
         self.changes = 0
         self.calls_seen = 0
         self.modules = 0
+        self.cores = CoreTime()
 
     def run(self) -> None:
         """Sample and answer until the process ends."""
@@ -115,6 +149,7 @@ class Sampler:
             ring.set("heartbeat_ns", time.monotonic_ns())
             self.sample_main(ring)
             self.sample_imports(ring)
+            self.cores.sample(ring)
             dump.check()
             request = ring_layout.CELL.unpack_from(self.control, ring_layout.CONTROL_REQUEST)[0] if self.control else 0
             if request != self.answered:

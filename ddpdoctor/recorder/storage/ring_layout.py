@@ -1,6 +1,6 @@
-"""The layout of a ring file, version 3: what a process writes about itself. ``ring_reading`` reads it back.
+"""The layout of a ring file, version 4: what a process writes about itself. ``ring_reading`` reads it back.
 
-A ring outlives the process that writes it, however the process dies. It has five parts:
+A ring outlives the process that writes it, however the process dies. It has these parts:
 
 ``header``
     identity, then cells (unsigned 64-bit) with the current progress of the process,
@@ -15,9 +15,14 @@ A ring outlives the process that writes it, however the process dies. It has fiv
     The oldest are overwritten.
 ``lines``
     a table of the user's lines at which the main thread was sampled, and how often, by phase of the step.
+``kept``
+    records of steps of the whole run: an even sample of all steps, and the longest ones.
+``totals``
+    for each part of a step, its sum over the whole run and a histogram (see ``step_parts``).
 
 All numbers are little-endian. Times are CLOCK_MONOTONIC in nanoseconds.
-Version history: 1, the first. 2, steps and lines. 3, the cells that each call writes are adjacent.
+Version history: 1, the first. 2, steps and lines. 3, the cells that each call writes are adjacent. 4, what else a step
+consists of, kept steps and totals.
 """
 
 from __future__ import annotations
@@ -29,12 +34,12 @@ if TYPE_CHECKING:
     from typing import Any, Tuple
 
 MAGIC = b"DDPDOCR\n"
-VERSION = 3
-READ_VERSIONS = (2, VERSION)
+VERSION = 4
+READ_VERSIONS = (2, 3, VERSION)
 HEADER_SIZE = 4096
-IDENTITY = struct.Struct("<8sIIQQQQQQQQQ")
+IDENTITY = struct.Struct("<8sIIQQQQQQQQQQ")
 """magic, version, role, journal offset and size, slots offset and size of one, their count, pid, start ticks, counts of
-steps and lines."""
+steps, lines and kept steps."""
 
 ROLE_RANK = 1
 ROLE_CHILD = 2
@@ -42,7 +47,7 @@ ROLE_CHILD = 2
 CELLS_OFFSET = 128
 CELL = struct.Struct("<Q")
 TWO_CELLS = struct.Struct("<QQ")
-THREE_CELLS = struct.Struct("<QQQ")
+FOUR_CELLS = struct.Struct("<QQQQ")
 CELL_NAMES = (
     "journal_used",
     "slots_claimed",
@@ -65,6 +70,11 @@ CELL_NAMES = (
     "fetches",
     "fetching_ns",
     "fetch_pauses_ns",
+    "fetching_cpu_ns",
+    "sample_bits",
+    "main_cpu_ns",
+    "run_delay_ns",
+    "trained_ns",
 )
 """New cells are added at the end. In older rings they read as 0."""
 CELL_NAMES_OF_VERSION_2 = (*CELL_NAMES[:2], *CELL_NAMES[3:11], "wait_since_ns", *CELL_NAMES[11:])
@@ -101,9 +111,37 @@ FLAG_FAILED = 2
 FLAG_MAIN = 4
 FLAG_P2P = 8
 
-STEP = struct.Struct("<QQII8I")
-"""number from 1, ended_ns, group, flags, then in microseconds the four phases and the wait in each of them."""
+STEP_INSIDE = (
+    "data_us",
+    "buffers_us",
+    "exposed_us",
+    "optimizer_us",
+    "own_us",
+    "gc_us",
+    "cpu_before_us",
+    "cpu_forward_us",
+    "cpu_between_us",
+    "cpu_backward_us",
+    "data_cpu_us",
+    "reductions",
+    "backwards",
+    "input_rows",
+    "input_numel",
+)
+"""What else a step record holds, after its phases.
+
+``data_us``: in a loader's ``__next__``. ``buffers_us``: DDP's broadcast of buffers. ``exposed_us``: from the end of
+backward's computation to its end, the reduction that nothing hides. ``optimizer_us``: optimizer steps without waits.
+``own_us``: the recorder's own looks at replicas, which are in no phase. ``gc_us``: Python's garbage collector.
+``cpu_*``: processor time of the main thread in each phase, and in ``__next__``. ``reductions``: of the model that
+reduced most often. ``backwards``: calls of backward. ``input_*``: of forward's first tensors, the first dimension and
+the number of elements, summed over the step."""
+STEP = struct.Struct("<QQII8I%dI" % len(STEP_INSIDE))
+"""number from 1, ended_ns, group, flags, then in microseconds the four phases and the wait in each of them, then
+``STEP_INSIDE``."""
 STEP_SIZE = STEP.size
+OLD_STEP = struct.Struct("<QQII8I")
+"""The record of a step up to version 3."""
 STEP_COLLECTIVE, STEP_BACKWARD, STEP_REDUCED, STEP_OPTIMIZER = range(4)
 """The event that ended the step, in the lowest bits of its flags. Step numbers restart when a higher kind appears."""
 STEP_KIND = 3
@@ -128,23 +166,57 @@ CONTROL_STOPPING = 24
 """Offset of the time at which the watcher began to stop the job, 0 before that. The watcher writes it."""
 
 
+SAMPLED_STEPS = 256
+LONGEST_STEPS = 64
+"""Kept steps: first the sample, then the longest."""
+BINS = 32
+"""Bins of a histogram. A time falls into the bin of its number of bits in microseconds: bin 11 is 1.024 to 2.047 ms."""
+TOTAL = struct.Struct("<Q%dI" % BINS)
+"""The sum of one part of a step over the run in microseconds, and its histogram."""
+PARTS = (
+    "data",
+    "host",
+    "buffers",
+    "forward",
+    "loss",
+    "backward",
+    "unsplit",
+    "exposed",
+    "calls",
+    "optimizer",
+    "own",
+    "gc",
+    "wall",
+)
+"""The parts of a step that have totals, in this order. All but the last two add up to the last; ``gc`` is inside them.
+``unsplit`` is backward where the recorder did not read how much of it was exposed."""
+
+
 class RingShape:
     """The sizes of a ring's parts, and the offset of each."""
 
-    __slots__ = ("journal_bytes", "lines", "lines_at", "slots", "slots_at", "steps", "steps_at", "total_bytes")
+    __slots__ = (
+        "journal_bytes", "kept", "kept_at", "lines", "lines_at", "slots", "slots_at", "steps", "steps_at",
+        "total_bytes", "totals_at",
+    )  # fmt: skip
 
-    def __init__(self, journal_bytes: int, slots: int, steps: int = 0, lines: int = 0) -> None:
+    def __init__(
+        self, journal_bytes: int, slots: int, steps: int = 0, lines: int = 0, kept: int = 0, step: int = STEP_SIZE
+    ) -> None:
         self.journal_bytes = journal_bytes
         self.slots = slots
         self.steps = steps
         self.lines = lines
+        self.kept = kept
         self.slots_at = HEADER_SIZE + journal_bytes
         self.steps_at = self.slots_at + slots * SLOT_SIZE
-        self.lines_at = self.steps_at + steps * STEP_SIZE
-        self.total_bytes = self.lines_at + lines * LINE_SIZE
+        self.lines_at = self.steps_at + steps * step
+        self.kept_at = self.lines_at + lines * LINE_SIZE
+        self.totals_at = self.kept_at + kept * step
+        self.total_bytes = self.totals_at + (len(PARTS) * TOTAL.size if kept else 0)
 
 
-RANK_SHAPE = RingShape(journal_bytes=512 * 1024, slots=4096, steps=256, lines=256)
+RANK_SHAPE = RingShape(journal_bytes=512 * 1024, slots=4096, steps=256, lines=256, kept=SAMPLED_STEPS + LONGEST_STEPS)
 CHILD_SHAPE = RingShape(journal_bytes=24 * 1024, slots=32, lines=32)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import struct
 from array import array
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from . import ring_layout
 from .files import open_plain
 from .group_json import parse_group_json
+from .kept_steps import is_sampled
 from .slots import Slots, bytes_used, read_slots
 
 MAX_RING_BYTES = 8 * 2**20
@@ -48,6 +49,10 @@ class RingContent(NamedTuple):
     steps: List[array[int]]
     """The columns of ``ring_layout.STEP``, in order; empty if there are no steps. The group is a key of ``strings``."""
     lines: List[LineCount]
+    kept: List[array[int]] = []  # noqa: RUF012 - a named tuple's default, never changed
+    """The columns of the steps kept from the whole run, each step once, by number."""
+    totals: List[Tuple[int, ...]] = []  # noqa: RUF012 - likewise
+    """For each of ``ring_layout.PARTS``: its sum in microseconds, then its histogram. Empty up to version 3."""
 
 
 def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, ring_layout.RingShape, int, int]:
@@ -65,8 +70,10 @@ def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, ring_layo
     if magic != ring_layout.MAGIC:
         raise DamagedRingError("not a ring file")
     if version not in ring_layout.READ_VERSIONS:
-        raise DamagedRingError("ring version %d, this program reads %d and %d" % (version, *ring_layout.READ_VERSIONS))
-    shape = ring_layout.RingShape(journal, count, *more)
+        known = ", ".join(map(str, ring_layout.READ_VERSIONS))
+        raise DamagedRingError("ring version %d, this program reads %s" % (version, known))
+    steps, lines, kept = more
+    shape = ring_layout.RingShape(journal, count, steps, lines, kept, _step_record(version).size)
     if (
         journal_at != ring_layout.HEADER_SIZE
         or slots_at != ring_layout.HEADER_SIZE + journal
@@ -84,7 +91,7 @@ def read_identity(data: Any, size: Optional[int] = None) -> Tuple[int, ring_layo
 def read_cells(data: Any) -> Dict[str, int]:
     """Return the header's cells by name."""
     version = ring_layout.IDENTITY.unpack_from(data)[1]
-    names = ring_layout.CELL_NAMES if version == ring_layout.VERSION else ring_layout.CELL_NAMES_OF_VERSION_2
+    names = ring_layout.CELL_NAMES_OF_VERSION_2 if version == ring_layout.READ_VERSIONS[0] else ring_layout.CELL_NAMES
     return dict(zip(names, struct.unpack_from("<%dQ" % len(names), data, ring_layout.CELLS_OFFSET)))
 
 
@@ -134,9 +141,16 @@ def read_ring_file(path: Any) -> RingContent:
         os.close(fd)
     strings, sites, notes = _read_journal(journal)
     slots = read_slots(records, claimed, shape.slots, strings, sites)
-    steps = _read_steps(rest, shape.steps, cells["steps_recorded"])
-    lines = _read_lines(rest[shape.lines_at - shape.steps_at :], sites)
-    return RingContent(role, pid, ticks, cells, read_place(header), notes, slots, strings, steps, lines)
+    record = _step_record(ring_layout.IDENTITY.unpack_from(header)[1])
+    steps = _read_steps(rest, shape.steps, cells["steps_recorded"], record)
+    lines = _read_lines(rest[shape.lines_at - shape.steps_at : shape.kept_at - shape.steps_at], sites)
+    kept = _read_kept(rest[shape.kept_at - shape.steps_at :], shape.kept, cells)
+    totals = list(ring_layout.TOTAL.iter_unpack(rest[shape.totals_at - shape.steps_at :]))
+    return RingContent(role, pid, ticks, cells, read_place(header), notes, slots, strings, steps, lines, kept, totals)
+
+
+def _step_record(version: int) -> struct.Struct:
+    return ring_layout.STEP if version == ring_layout.VERSION else ring_layout.OLD_STEP
 
 
 def _read_journal(text: bytes) -> Tuple[Dict[int, str], Dict[int, Dict[str, Any]], List[Dict[str, Any]]]:
@@ -174,11 +188,22 @@ def _read_entry(line: bytes) -> Any:
         return None
 
 
-def _read_steps(data: bytes, space: int, recorded: int) -> List[array[int]]:
-    rows = ring_layout.STEP.iter_unpack(data[: min(recorded, space) * ring_layout.STEP_SIZE])
+def _read_steps(data: bytes, space: int, recorded: int, record: struct.Struct) -> List[array[int]]:
+    rows = record.iter_unpack(data[: min(recorded, space) * record.size])
     oldest = max(0, recorded - space)
-    found = sorted(row for i, row in enumerate(rows) if oldest < row[0] <= recorded and (row[0] - 1) % space == i)
-    return [array("Q" if at < 2 else "I", column) for at, column in enumerate(zip(*found))]
+    return _columns(row for i, row in enumerate(rows) if oldest < row[0] <= recorded and (row[0] - 1) % space == i)
+
+
+def _read_kept(data: bytes, space: int, cells: Dict[str, int]) -> List[array[int]]:
+    """Return the sampled and the longest steps. Places of a sample that was thinned may hold steps that left it."""
+    rows = list(ring_layout.STEP.iter_unpack(data[: space * ring_layout.STEP_SIZE]))
+    sampled, longest = rows[: ring_layout.SAMPLED_STEPS], rows[ring_layout.SAMPLED_STEPS :]
+    found = [row for row in sampled if is_sampled(row[0], cells["sample_bits"])] + longest
+    return _columns({row[0]: row for row in found if 0 < row[0] <= cells["steps_recorded"]}.values())
+
+
+def _columns(rows: Iterable[Tuple[int, ...]]) -> List[array[int]]:
+    return [array("Q" if at < 2 else "I", column) for at, column in enumerate(zip(*sorted(rows)))]
 
 
 def _read_lines(data: bytes, sites: Dict[int, Dict[str, Any]]) -> List[LineCount]:

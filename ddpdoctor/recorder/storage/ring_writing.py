@@ -9,8 +9,9 @@ import os
 import time
 from _json import encode_basestring_ascii as _quote
 
-from . import ring_layout
+from . import ring_layout, step_parts
 from .files import open_plain
+from .kept_steps import KeptSteps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,12 +29,16 @@ _DONE = ring_layout.CELL_OFFSETS["calls_done"]
 _STEPS = ring_layout.CELL_OFFSETS["steps_recorded"]
 _FETCHES = ring_layout.CELL_OFFSETS["fetches"]
 _WAIT_SINCE = ring_layout.CELL_OFFSETS["wait_since_ns"]
+_SAMPLE = ring_layout.CELL_OFFSETS["sample_bits"]
 _SLOT_SIZE = ring_layout.SLOT_SIZE
+_TOTAL_WORDS = ring_layout.TOTAL.size // 4
+_LAST_BIN = ring_layout.BINS - 1
 _pack_slot = ring_layout.SLOT.pack_into
-_pack_step = ring_layout.STEP.pack_into
+_pack_step = ring_layout.STEP.pack
+_NOTHING_INSIDE = (0,) * len(ring_layout.STEP_INSIDE)
 _pack_cell = ring_layout.CELL.pack_into
 _pack_two_cells = ring_layout.TWO_CELLS.pack_into
-_pack_three_cells = ring_layout.THREE_CELLS.pack_into
+_pack_four_cells = ring_layout.FOUR_CELLS.pack_into
 _unpack_cell = ring_layout.CELL.unpack_from
 _now_ns = time.monotonic_ns
 
@@ -60,9 +65,13 @@ class Ring:
         self._indexes = itertools.count(1)
         self._done = itertools.count(1)
         self._numbers = itertools.count(1)
+        self._kept = KeptSteps()
+        self._sums = [0] * len(ring_layout.PARTS)
+        self._bins: Any = None
         ring_layout.IDENTITY.pack_into(
             self._map, 0, ring_layout.MAGIC, ring_layout.VERSION, role, ring_layout.HEADER_SIZE, shape.journal_bytes,
             self._slots_at, ring_layout.SLOT_SIZE, shape.slots, pid, start_ticks, shape.steps, shape.lines,
+            shape.kept,
         )  # fmt: skip
         self.set("started_ns", time.monotonic_ns())
         self.set("started_wall_ns", time.time_ns())
@@ -155,17 +164,49 @@ class Ring:
         """Write when the main thread began to wait for other ranks, or 0 if it does not wait."""
         _pack_cell(self._map, _WAIT_SINCE, since_ns)
 
-    def step(self, number: int, ended_ns: int, group: int, flags: int, phases_us: Any, waits_us: Any) -> None:
-        """Record a training step that has ended. Each of the four phases and waits must fit into 32 bits."""
+    def step(
+        self, number: int, ended_ns: int, group: int, flags: int, phases_us: Any, waits_us: Any,
+        inside: Any = _NOTHING_INSIDE,
+    ) -> None:  # fmt: skip
+        """Record a training step that has ended: ``ring_layout.STEP``. All but the first two must fit into 32 bits."""
         shape = self._shape
-        if shape.steps:
-            at = shape.steps_at + (number - 1) % shape.steps * ring_layout.STEP_SIZE
-            _pack_step(self._map, at, number, ended_ns, group, flags, *phases_us, *waits_us)
-            _pack_cell(self._map, _STEPS, number)
+        if not shape.steps:
+            return
+        size = ring_layout.STEP_SIZE
+        row = _pack_step(number, ended_ns, group, flags, *phases_us, *waits_us, *inside)
+        at = shape.steps_at + (number - 1) % shape.steps * size
+        self._map[at : at + size] = row
+        _pack_cell(self._map, _STEPS, number)
+        if shape.kept:
+            if number == 1:
+                self._begin_totals()
+            self._add_to_totals(step_parts.parts_of(phases_us, waits_us, inside, flags))
+            for place in self._kept.places(number, sum(phases_us)):
+                at = shape.kept_at + place * size
+                self._map[at : at + size] = row
+            _pack_cell(self._map, _SAMPLE, self._kept.bits)
 
-    def fetched(self, count: int, busy_ns: int, pauses_ns: int) -> None:
-        """Write how many batches this worker has made, how long that took, and how long it paused in between."""
-        _pack_three_cells(self._map, _FETCHES, count, busy_ns, pauses_ns)
+    def _begin_totals(self) -> None:
+        """Empty what is kept of the whole run. Steps are numbered anew when a better mark of their ends appears."""
+        shape = self._shape
+        self._kept = KeptSteps()
+        self._sums = [0] * len(ring_layout.PARTS)
+        self._map[shape.kept_at : shape.total_bytes] = bytes(shape.total_bytes - shape.kept_at)
+        self._bins = memoryview(self._map)[shape.totals_at : shape.total_bytes].cast("I")
+
+    def _add_to_totals(self, parts_us: Any) -> None:
+        bins = self._bins
+        at = 0
+        for i, part in enumerate(parts_us):
+            total = self._sums[i] = self._sums[i] + part
+            bins[at] = total & 0xFFFFFFFF
+            bins[at + 1] = total >> 32
+            bins[at + 2 + min(part.bit_length(), _LAST_BIN)] += 1
+            at += _TOTAL_WORDS
+
+    def fetched(self, count: int, busy_ns: int, pauses_ns: int, cpu_ns: int = 0) -> None:
+        """Write how many batches this worker has made, how long that took, its pauses, and its processor time."""
+        _pack_four_cells(self._map, _FETCHES, count, busy_ns, pauses_ns, cpu_ns)
 
     def line(self, entry: int, site: int, phase: int, count: int) -> None:
         """Write one entry of the line table. Only the sampler calls this."""

@@ -17,11 +17,13 @@ from ..gradients import local
 from ..replicas import ddp_models, triggers
 from ..replicas import mesh as mesh_replicas
 from ..replicas import optimizers as made
+from ..speed import surroundings
 from ..stacks.errors import noting_errors
 from ..state import MASTER_VARIABLE, guarded, here, store_address
 from ..storage import ring_layout
 from ..wrappers import around, hide_own_frames, wraps
 from . import ddp_constructor, reducer, reductions, steps
+from .step_clock import clock
 
 MAX_BAD_ENDS = 64
 """Children other than ranks whose bad end is noted. Our choice: terminating a pool ends all of its workers badly."""
@@ -178,18 +180,27 @@ def patch_ddp(module: Any) -> None:
         ddp_constructor.note_model(given("module", args, kwargs), group, syncs_buffers, finds_unused)
 
     steps.patch_ddp(ddp)
+    surroundings.watch_collections()
     local.patch_ddp(ddp)
     hooks.put(ddp, "__init__", phase("ddp_init", waits=True, before=before, after=_after_ddp, group=group_of))
     forward = phase("ddp_forward", before=_before_forward, name=_forward_name, group=_forward_group)
     hooks.put(ddp, "forward", forward)
     hooks.put(ddp, "_post_forward", lambda original: around(original, after=ddp_models.forward_ended))
-    hooks.put(ddp, "_sync_buffers", lambda original: around(original, after=triggers.buffers_synced))
+    hooks.put(ddp, "_sync_buffers", lambda original: around(original, after=_buffers_synced))
     reducer.note_what_is_needed(sys.modules["torch._C._distributed_c10d"])
 
 
 def _before_forward(*args: Any, **kwargs: Any) -> None:
+    began_ns = time.monotonic_ns()
     triggers.forward_begins(*args, **kwargs)
     loaders.forward_begins(args[0], args[1:], kwargs)
+    clock.leave_out(began_ns)
+
+
+def _buffers_synced(ddp: Any) -> None:
+    began_ns = time.monotonic_ns()
+    triggers.buffers_synced(ddp)
+    clock.leave_out(began_ns)
 
 
 def _before_backward(*args: Any, **kwargs: Any) -> None:
@@ -239,16 +250,27 @@ def patch_optimizer(module: Any) -> None:
             _inner.add(inner)
 
     @guarded("optimizer step")
+    def looks(optimizer: Any, args: Any, kwargs: Any) -> None:
+        began_ns = time.monotonic_ns()
+        triggers.before_step(optimizer, args, kwargs)
+        mesh_replicas.before_step(optimizer, args, kwargs)
+        local.before_step(optimizer, args, kwargs)
+        clock.leave_out(began_ns)
+        steps.optimizer_begins(optimizer)
+
+    @guarded("optimizer step")
     def stepped(optimizer: Any, *unused: Any) -> None:
         if optimizer not in _inner:
             count("steps", _steps)
         steps.stepped(optimizer)
+        began_ns = time.monotonic_ns()
         triggers.after_step(optimizer)
         mesh_replicas.after_step(optimizer)
+        clock.leave_out(began_ns)
 
     made.patch_optimizer(module)
     if hooks.has(module, "register_optimizer_step_pre_hook"):
-        for before in (begins, triggers.before_step, mesh_replicas.before_step, local.before_step):
+        for before in (begins, looks):
             module.register_optimizer_step_pre_hook(before)
     if hooks.has(module, "register_optimizer_step_post_hook"):
         module.register_optimizer_step_post_hook(stepped)
@@ -268,6 +290,7 @@ def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def recorded(self: Any) -> Any:
         index = 0
+        loading = clock.begin_data()
         try:
             index = collectives.begin("next_batch", seq=groups.look_up(None)[2])
         except Exception as error:  # noqa: BLE001 - the recorder's wall
@@ -275,6 +298,7 @@ def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             batch = original(self)
         except StopIteration as end:
+            clock.end_data(loading)
             hide_own_frames(end)
             records.ended(index)
             loaders.exhausted(self)
@@ -282,6 +306,7 @@ def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException as error:
             records.failed(index, "next_batch", error)
             raise
+        clock.end_data(loading)
         try:
             ring = here.ring
             if index and ring is not None:

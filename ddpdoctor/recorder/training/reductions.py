@@ -11,14 +11,16 @@ import weakref
 from typing import Any, Dict, Optional
 
 from ..calls import groups
+from ..speed import surroundings
 from ..state import guarded, here
 from ..storage import ring_layout
+from ..storage.kept_steps import is_sampled
 from .step_clock import EndedStep, clock
 
 FIRST_STEPS = 64
-ONE_STEP_IN = 4
+SAMPLE_BITS = 2
 """The waits of the first steps are all read, then those of one step in four, because reading DDP's times takes 80 us.
-Our choice: of the last 256 steps 64 are known, the same ones on all ranks."""
+Our choice: of the last 256 steps about 64 are known, the same ones on all ranks."""
 
 
 class Reduction:
@@ -30,6 +32,7 @@ class Reduction:
         self.wall_offset_ns = time.time_ns() - time.monotonic_ns()
         self.waits = clock.waits
         """The waits of the step that it belongs to."""
+        self.inside = clock.inside
         self.logger = ddp.logger  # holds the parameters, so it is dropped when the model is gone
         key = id(ddp)
         self.model = weakref.ref(ddp, lambda _: _settle_without_forward(key))
@@ -51,8 +54,10 @@ def began_anew(ddp: Any) -> None:
 def reduced(ddp: Any, backward_ns: int, ended_ns: int) -> None:
     """Note a backward that ended in DDP's reduction. Only on CPU are its times read: GPU timers make the host wait."""
     began_anew(ddp)
+    counts = clock.inside.reductions
+    counts[id(ddp)] = counts.get(id(ddp), 0) + 1
     clock.group = groups.name_id(here.ring, groups.known(ddp.process_group))
-    is_passed_over = clock.number >= FIRST_STEPS and (clock.number + 1) % ONE_STEP_IN
+    is_passed_over = clock.number >= FIRST_STEPS and not is_sampled(clock.number + 1, SAMPLE_BITS)
     if is_passed_over or ddp.logger is None or ddp.device_type != "cpu":
         clock.unknown = True
     else:
@@ -64,6 +69,8 @@ def end_step() -> None:
     global _held
     _write_held()
     _held = clock.take()
+    if clock.number == surroundings.NOTED_AT_STEP:
+        surroundings.note()
     if not _is_awaited(_held):
         _write_held()
 
@@ -89,6 +96,7 @@ def _settle(reduction: Reduction) -> None:
     waited = _waited_ns(reduction)
     if waited is not None:
         reduction.waits[ring_layout.BACKWARD] += waited
+        reduction.inside.exposed += waited
     elif _held is not None and reduction.waits is _held.waits:
         _held.flags |= ring_layout.STEP_WAIT_UNKNOWN
     elif reduction.waits is clock.waits:

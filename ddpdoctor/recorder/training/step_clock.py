@@ -1,22 +1,54 @@
-"""Tracks where the main thread is in its training step, and how long each phase has taken so far."""
+"""Tracks where the main thread is in its training step, and how long each phase and its parts have taken so far."""
 
 from __future__ import annotations
 
+import _thread
 import sys
 import time
-from typing import Any, List, Set
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from ..state import here
 from ..storage import ring_layout
 
 MOST_US = 2**32 - 1
-MOST_NS = 1000 * MOST_US
+
+
+_get_ident = _thread.get_ident
+_now_ns = time.monotonic_ns
+_cpu_ns = time.thread_time_ns
+
+
+class Inside:
+    """What a step consists of besides its phases: ``ring_layout.STEP_INSIDE``, in nanoseconds."""
+
+    __slots__ = (
+        "backwards", "buffers", "cpu", "data", "data_cpu", "exposed", "gc", "numel", "optimizer", "own", "reductions",
+        "rows",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.data = self.data_cpu = self.buffers = self.exposed = self.optimizer = self.own = self.gc = 0
+        self.cpu: List[int] = [0, 0, 0, 0]
+        self.reductions: Dict[int, int] = {}
+        """By DDP model: how often its gradients were reduced."""
+        self.backwards = self.rows = self.numel = 0
+
+    def packed(self) -> List[int]:
+        """Return the values as a ring stores them."""
+        times = (
+            self.data, self.buffers, self.exposed, self.optimizer, self.own, self.gc, *self.cpu, self.data_cpu,
+        )  # fmt: skip
+        counts = (max(self.reductions.values(), default=0), self.backwards, self.rows, self.numel)
+        return [*(min(max(0, ns // 1000), MOST_US) for ns in times), *(min(count, MOST_US) for count in counts)]
 
 
 class StepClock:
     """The main thread's phase in its step, and the time spent in each phase so far, in nanoseconds."""
 
     def __init__(self) -> None:
+        self.inside = Inside()
+        self.cpu_since_ns = 0
+        self.loading = False
         self.phase = ring_layout.BEFORE
         self.since_ns = 0
         self.waiting = False
@@ -35,12 +67,44 @@ class StepClock:
 
     def enter(self, phase: int) -> int:
         """Move on to a phase; return the time."""
-        now = time.monotonic_ns()
-        if self.since_ns:
-            self.spent[self.phase] += now - self.since_ns
-        self.since_ns = now
+        now = _now_ns()
+        self._charge(now)
         self.phase = phase
         return now
+
+    def _charge(self, now_ns: int) -> None:
+        """Add the time since the last change to the current phase. Only the main thread's processor time counts."""
+        if _get_ident() == here.main_thread:
+            cpu = _cpu_ns()
+            if self.cpu_since_ns:
+                self.inside.cpu[self.phase] += cpu - self.cpu_since_ns
+            self.cpu_since_ns = cpu
+        if self.since_ns:
+            self.spent[self.phase] += now_ns - self.since_ns
+        self.since_ns = now_ns
+
+    def leave_out(self, began_ns: int) -> None:
+        """Count the time since ``began_ns`` as the recorder's own, and not as a part of the current phase."""
+        took = _now_ns() - began_ns
+        self.inside.own += took
+        self.spent[self.phase] -= took
+
+    def begin_data(self) -> Optional[Tuple[int, int, int]]:
+        """Begin to take a batch from a loader; return what ``end_data`` needs, or None inside another loader."""
+        if self.loading or _get_ident() != here.main_thread:
+            return None
+        self.loading = True
+        return _now_ns(), _cpu_ns(), self.waits[self.phase]
+
+    def end_data(self, began: Optional[Tuple[int, int, int]]) -> None:
+        """Note that the loader has returned."""
+        if began is None:
+            return
+        self.loading = False
+        began_ns, cpu_ns, waited = began
+        if self.phase == ring_layout.BEFORE:
+            self.inside.data += _now_ns() - began_ns - (self.waits[self.phase] - waited)
+            self.inside.data_cpu += _cpu_ns() - cpu_ns
 
     def ends_step(self, level: int, key: Any) -> bool:
         """Return whether an event ends a step. ``level`` says how well its kind marks steps; ``key`` identifies it."""
@@ -57,34 +121,38 @@ class StepClock:
 
     def take(self, now_ns: int = 0) -> EndedStep:
         """End the step at ``now_ns``, or now, return it, and begin the next one."""
-        now = now_ns or time.monotonic_ns()
-        if self.since_ns:
-            self.spent[self.phase] += now - self.since_ns
-        self.since_ns = now
+        self._charge(now_ns or _now_ns())
+        now = self.since_ns
         self.number += 1
         flags = self.level | (ring_layout.STEP_WAIT_UNKNOWN if self.unknown or unseen_waits() else 0)
-        ended = EndedStep(self.number, now, self.group, flags, self.spent, self.waits)
-        self.spent, self.waits, self.unknown = [0, 0, 0, 0], [0, 0, 0, 0], False
+        ended = EndedStep(self.number, now, self.group, flags, self.spent, self.waits, self.inside)
+        self.spent, self.waits, self.unknown, self.inside = [0, 0, 0, 0], [0, 0, 0, 0], False, Inside()
         return ended
 
 
 class EndedStep:
     """A step that has ended but may not be written yet."""
 
-    __slots__ = ("ended_ns", "flags", "group", "number", "spent", "waits")
+    __slots__ = ("ended_ns", "flags", "group", "inside", "number", "spent", "waits")
 
-    def __init__(self, number: int, ended_ns: int, group: int, flags: int, spent: List[int], waits: List[int]) -> None:
+    def __init__(
+        self, number: int, ended_ns: int, group: int, flags: int, spent: List[int], waits: List[int], inside: Inside
+    ) -> None:
         self.number = number
         self.ended_ns = ended_ns
         self.group = group
         self.flags = flags
         self.spent = spent
         self.waits = waits
+        self.inside = inside
 
     def write(self) -> None:
         """Write the step to the ring."""
         if here.ring is not None:
-            here.ring.step(self.number, self.ended_ns, self.group, self.flags, _us(self.spent), _us(self.waits))
+            phases_us, waits_us = _us(self.spent), _us(self.waits)
+            here.ring.step(
+                self.number, self.ended_ns, self.group, self.flags, phases_us, waits_us, self.inside.packed()
+            )
 
 
 def unseen_waits() -> bool:
@@ -94,10 +162,7 @@ def unseen_waits() -> bool:
 
 
 def _us(durations: List[int]) -> List[int]:
-    before, forward, between, backward = durations
-    if before < MOST_NS > forward and between < MOST_NS > backward:  # far cheaper than checking each one
-        return [before // 1000, forward // 1000, between // 1000, backward // 1000]
-    return [min(ns // 1000, MOST_US) for ns in durations]
+    return [min(max(0, ns // 1000), MOST_US) for ns in durations]
 
 
 clock = StepClock()

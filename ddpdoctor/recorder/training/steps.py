@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from typing import Any, Callable
 
@@ -21,12 +22,33 @@ from ..wrappers import around, wraps
 from . import reductions
 from .step_clock import clock
 
+MAX_NESTED = 3
+"""Containers around forward's first tensor that are opened. Our choice: a batch is a dictionary or a list."""
+
 _reducing: Any = None
 """A weak reference to the DDP model whose forward ran last with gradients to reduce; None after its backward."""
 
 
+_optimizing: Any = (None, 0, 0)
+"""The id of the outermost optimizer that is stepping, when it began, and how long the phase had waited by then."""
+
+
+@guarded("steps")
+def optimizer_begins(optimizer: Any) -> None:
+    """Note that an optimizer begins to step. A step that raised has no end, so the same optimizer begins anew."""
+    global _optimizing
+    if _optimizing[0] in (None, id(optimizer)):
+        _optimizing = (id(optimizer), time.monotonic_ns(), clock.waits[clock.phase])
+
+
 def stepped(optimizer: Any) -> None:
     """Note an optimizer's step."""
+    global _optimizing
+    known, began_ns, waited = _optimizing
+    if known == id(optimizer):
+        waited = clock.waits[clock.phase] - waited
+        clock.inside.optimizer += time.monotonic_ns() - began_ns - waited
+        _optimizing = (None, 0, 0)
     if clock.ends_step(ring_layout.STEP_OPTIMIZER, id(optimizer)):
         reductions.end_step()
 
@@ -57,10 +79,12 @@ def _time_every_step(ddp: Any) -> None:
 def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         began = begin_wait()
+        waited = clock.waits[clock.phase]
         try:
             return original(*args, **kwargs)
         finally:
             end_wait(began, counts=True)
+            clock.inside.buffers += clock.waits[clock.phase] - waited
 
     return wraps(original)(run)
 
@@ -77,12 +101,27 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled() or clock.phase == ring_layout.BACKWARD or here.ring is None:
             return original(self, *args, **kwargs)
         _enter(ring_layout.FORWARD)
+        _note_input(args, kwargs)
         try:
             return original(self, *args, **kwargs)
         finally:
             _forward_ended(self)
 
     return wraps(original)(forward)
+
+
+@guarded("steps")
+def _note_input(args: Any, kwargs: Any) -> None:
+    """Add the size of forward's first tensor. Ranks whose batches differ in size take different times."""
+    given: Any = args[0] if args else next(iter(kwargs.values()), None)
+    for _ in range(MAX_NESTED):
+        shape = getattr(given, "shape", None)
+        if shape is not None:
+            clock.inside.rows += shape[0] if len(shape) else 1
+            clock.inside.numel += shape.numel()
+            return
+        values = given.values() if hasattr(given, "values") else given if isinstance(given, (list, tuple)) else ()
+        given = next(iter(values), None)
 
 
 @guarded("steps")
@@ -115,6 +154,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
 def _backward_ended(began_ns: int) -> None:
     global _reducing
     clock.enter(ring_layout.BEFORE)
+    clock.inside.backwards += 1
     model, _reducing = (_reducing, None)
     ddp = model() if model is not None else None
     if ddp is not None:

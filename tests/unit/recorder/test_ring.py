@@ -87,7 +87,7 @@ def test_no_room_is_an_error_at_the_start_and_leaves_no_file(tmp_path: Path) -> 
     )
     root = str(Path(ring_layout.__file__).parents[3])
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path), root], capture_output=True, text=True, check=False
+        [sys.executable, "-B", "-c", code, str(tmp_path), root], capture_output=True, text=True, check=False
     )
     assert done.stdout == "refused\n", done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,106 @@
+"""Reads what a ring says about a rank's speed."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.collect.rank.steps import ENDS
+from ddpdoctor.collect.recorded import read_frame
+from ddpdoctor.model.speed import CoreTime, DataParallelSeen, PartTotal, Speed, StepParts, Surroundings
+from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.step_parts import parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddpdoctor.recorder.storage.ring_reading import RingContent
+
+_GROUP, _FLAGS, _PHASES = 2, 3, 4
+"""Columns of ``ring_layout.STEP``: number, end, group, flags, the four phases, the four waits, ``STEP_INSIDE``."""
+_WAITS, _INSIDE = _PHASES + 4, _PHASES + 8
+_CPU = ("before", "forward", "between", "backward", "data")
+
+
+def read_speed(content: RingContent) -> Speed | None:
+    """Return the speed of a rank, or None if no steps were recorded, or an older version recorded them."""
+    columns = content.steps
+    if not columns or len(columns) < _INSIDE + len(ring_layout.STEP_INSIDE):
+        return None
+    key = columns[_GROUP][-1], columns[_FLAGS][-1] & ring_layout.STEP_KIND
+    totals = {
+        part: PartTotal(sum_ms=row[0] / 1e3, bins=row[1:])
+        for part, row in zip(ring_layout.PARTS, content.totals, strict=False)
+    }
+    return Speed(
+        ends_with=ENDS[key[1]],
+        group=content.strings.get(key[0], ""),
+        count=content.cells["steps_recorded"],
+        sample_bits=content.cells["sample_bits"],
+        kept=_read_parts(content.kept, key),
+        last=_read_parts(columns, key),
+        totals=totals,
+        core_time=_read_core_time(content),
+        surroundings=_read_surroundings(content),
+        data_parallel=tuple(
+            DataParallelSeen(devices=_count(note.get("devices")), site=read_frame(note.get("frame")))
+            for note in content.notes
+            if note["k"] == "data_parallel"
+        ),
+    )
+
+
+def _read_parts(columns: Sequence[Sequence[int]], key: tuple[int, int]) -> StepParts:
+    """Return the steps that ended in the same group, by the same event."""
+    rows = list(zip(*columns, strict=True)) if columns else []
+    alike = [(row[_GROUP], row[_FLAGS] & ring_layout.STEP_KIND) == key for row in rows]
+    chosen = list(compress(rows, alike))
+    inside = [row[_INSIDE:] for row in chosen]
+    named = dict(zip(ring_layout.STEP_INSIDE, zip(*inside, strict=True), strict=True)) if inside else {}
+    parts = [parts_of(row[_PHASES:_WAITS], row[_WAITS:_INSIDE], row[_INSIDE:], row[_FLAGS]) for row in chosen]
+    by_part = {
+        part: tuple(row[i] / 1e3 for row in parts) for i, part in enumerate(ring_layout.PARTS) if part != "unsplit"
+    }
+    unsplit = ring_layout.PARTS.index("unsplit")
+    by_part["backward"] = tuple(own + row[unsplit] / 1e3 for own, row in zip(by_part["backward"], parts, strict=True))
+    return StepParts(
+        numbers=tuple(row[0] for row in chosen),
+        ended_ns=tuple(row[1] for row in chosen),
+        parts_ms=by_part,
+        is_split=tuple(not row[_FLAGS] & ring_layout.STEP_WAIT_UNKNOWN for row in chosen),
+        cpu_ms={
+            name: tuple(value / 1e3 for value in named.get(key, ()))
+            for name, key in zip(_CPU, (*(f"cpu_{name}_us" for name in _CPU[:4]), "data_cpu_us"), strict=True)
+        },
+        reductions=named.get("reductions", ()),
+        backwards=named.get("backwards", ()),
+        input_rows=named.get("input_rows", ()),
+        input_numel=named.get("input_numel", ()),
+    )
+
+
+def _read_core_time(content: RingContent) -> CoreTime | None:
+    cells = content.cells
+    if not cells["trained_ns"]:
+        return None
+    return CoreTime(
+        elapsed_ms=cells["trained_ns"] / 1e6,
+        on_core_ms=cells["main_cpu_ns"] / 1e6,
+        queued_ms=cells["run_delay_ns"] / 1e6,
+    )
+
+
+def _read_surroundings(content: RingContent) -> Surroundings | None:
+    note: dict[str, Any] = next((note for note in content.notes if note["k"] == "surroundings"), {})
+    if not note:
+        return None
+    frameworks = note.get("frameworks")
+    return Surroundings(
+        threads=_count(note.get("threads")),
+        cores=_count(note.get("cores")),
+        frameworks=tuple(map(str, frameworks)) if isinstance(frameworks, list) else (),
+    )
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,102 @@
+"""What a rank recorded of its speed: the parts of its steps, their totals over the run, and what they depend on.
+
+Times are milliseconds. ``ddpdoctor.recorder.storage.ring_layout`` says how each part is measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddpdoctor.model.stacks import Frame
+    from ddpdoctor.model.steps import StepEnd
+
+BUSY_PARTS = ("data", "host", "forward", "loss", "backward", "optimizer")
+"""The parts of a step in which a rank needs no other rank."""
+SHARED_PARTS = ("buffers", "exposed", "calls")
+"""The parts that need all ranks: each of them is transfer and waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """Steps of one rank as columns, by number. With ``BUSY_PARTS``, ``SHARED_PARTS`` and "own" a step adds up."""
+
+    numbers: Sequence[int]
+    ended_ns: Sequence[int]
+    parts_ms: Mapping[str, Sequence[float]]
+    """One column for each part, and for "own" (ddpdoctor's own looks), "gc" (inside the others) and "wall"."""
+    is_split: Sequence[bool]
+    """Whether the recorder read when backward's computation ended. If not, "backward" includes "exposed"."""
+    cpu_ms: Mapping[str, Sequence[float]]
+    """Processor time of the main thread: "before", "forward", "between", "backward" (the phases), and "data"."""
+    reductions: Sequence[int]
+    """Reductions in each step, of the DDP model that reduced most often."""
+    backwards: Sequence[int]
+    input_rows: Sequence[int]
+    """The first dimension of forward's first tensor, summed over the step: the batch size."""
+    input_numel: Sequence[int]
+    """The number of elements of these tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTotal:
+    """One part of the steps over the whole run."""
+
+    sum_ms: float
+    bins: Sequence[int]
+    """How many steps: bin ``i`` counts those in which the part took ``2 ** (i - 1)`` to ``2 ** i`` microseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreTime:
+    """The main thread's time since the first step, as the kernel counts it."""
+
+    elapsed_ms: float
+    on_core_ms: float
+    queued_ms: float
+    """It could run, and another thread had the core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a rank had when it trained."""
+
+    threads: int
+    """Of torch, for one operation."""
+    cores: int
+    """On which the process may run."""
+    frameworks: tuple[str, ...] = ()
+    """Which of lightning, transformers (its Trainer) and accelerate are loaded, outermost first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallelSeen:
+    """A model that the script wrapped in ``torch.nn.DataParallel``."""
+
+    devices: int
+    site: Frame | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """The speed of one rank."""
+
+    ends_with: StepEnd
+    group: str
+    """The group whose members end their steps together; empty for the group of all ranks."""
+    count: int
+    """Steps in the whole run."""
+    sample_bits: int
+    """``kept`` has an even sample of one step in ``2 ** sample_bits``, and the longest steps."""
+    kept: StepParts
+    """Steps of the whole run."""
+    last: StepParts
+    """The last steps, without a gap."""
+    totals: Mapping[str, PartTotal] = field(default_factory=dict)
+    """By part, of the whole run. "unsplit" is the sum of "backward" and "exposed" in steps that are not split."""
+    core_time: CoreTime | None = None
+    surroundings: Surroundings | None = None
+    data_parallel: tuple[DataParallelSeen, ...] = ()

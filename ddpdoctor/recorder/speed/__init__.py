@@ -1,0 +1,1 @@
+"""What the speed of training depends on, besides the steps themselves."""

@@ -1,0 +1,82 @@
+"""Records what a rank's speed depends on: garbage collections, threads and cores, the framework, DataParallel."""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import os
+import sys
+import time
+from typing import Any, Dict
+
+from .. import frames, hooks
+from ..state import guarded, here
+from ..training.step_clock import clock
+from ..wrappers import around
+
+NOTED_AT_STEP = 5
+"""The step after which threads and frameworks are noted. Our choice: a script has set its threads by then."""
+MAX_DATA_PARALLEL = 8
+FRAMEWORKS = {
+    "lightning": ("lightning.pytorch.trainer", "pytorch_lightning.trainer"),
+    "transformers": ("transformers.trainer",),
+    "accelerate": ("accelerate.accelerator",),
+}
+"""By framework: the modules of which one is loaded where a script trains with it."""
+
+_now_ns = time.monotonic_ns
+_data_parallel = 0
+_collecting_since = 0
+
+
+def patch_data_parallel(module: Any) -> None:
+    """Patch torch.nn.parallel.data_parallel: note where a model is wrapped in DataParallel."""
+    owner = hooks.part(module, "DataParallel")
+    hooks.put(owner, "__init__", lambda original: around(original, after=_built))
+
+
+@guarded("data parallel")
+def _built(model: Any) -> None:
+    global _data_parallel
+    if here.ring is None or _data_parallel >= MAX_DATA_PARALLEL:
+        return
+    _data_parallel += 1
+    devices = len(getattr(model, "device_ids", ()) or ())
+    frame = frames.describe_user(sys._getframe())
+    here.ring.note({"k": "data_parallel", "devices": devices, "frame": frame, "at": time.monotonic_ns()})
+
+
+def watch_collections() -> None:
+    """Count the time that Python's garbage collector takes in the main thread as a part of the step."""
+    if _collected not in gc.callbacks:
+        gc.callbacks.append(_collected)
+
+
+def _collected(phase: str, info: Dict[str, int]) -> None:
+    """Python calls this at the start and at the end of each collection. It must be quick, and must not raise."""
+    global _collecting_since
+    if _thread.get_ident() != here.main_thread:
+        return
+    if phase == "start":
+        _collecting_since = _now_ns()
+    elif _collecting_since:
+        clock.inside.gc += _now_ns() - _collecting_since
+        _collecting_since = 0
+
+
+@guarded("surroundings")
+def note() -> None:
+    """Write the number of threads and cores, and the frameworks that are loaded."""
+    if here.ring is None:
+        return
+    import torch
+
+    loaded = [name for name, modules in FRAMEWORKS.items() if any(module in sys.modules for module in modules)]
+    entry = {
+        "k": "surroundings",
+        "threads": torch.get_num_threads(),
+        "cores": len(os.sched_getaffinity(0)),
+        "frameworks": loaded,
+        "at": time.monotonic_ns(),
+    }
+    here.ring.note(entry)
