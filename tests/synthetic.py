@@ -33,6 +33,7 @@ LINES = {
 STUCK_LINE = 41
 STEP_US = (500, 3000, 200, 9000)
 STEP_WAITS_US = (0, 400, 0, 900)
+NOTHING_INSIDE = (0,) * len(ring_layout.STEP_INSIDE)
 DDP_PHASES = ("ddp_init", "ddp_forward", "backward")
 SITUATIONS = ("stuck", "short", "deadlock", "crash", "healthy")
 
@@ -381,7 +382,9 @@ def pack_steps(job: Job, group: int, launched: int) -> bytes:
     for number in range(max(1, job.steps - space + 1), job.steps + 1):
         at = (number - 1) % space * ring_layout.STEP_SIZE
         ended = launched + number * 7 * CALL_NS
-        ring_layout.STEP.pack_into(data, at, number, ended, group, ring_layout.STEP_REDUCED, *STEP_US, *STEP_WAITS_US)
+        ring_layout.STEP.pack_into(
+            data, at, number, ended, group, ring_layout.STEP_REDUCED, *STEP_US, *STEP_WAITS_US, *NOTHING_INSIDE
+        )
     return bytes(data)
 
 

@@ -29,12 +29,17 @@ NOTES: dict[str, str] = {
 
 
 def choose_debug_level(
-    asked: ChosenLevel | None, env: Mapping[str, str], *, has_space: bool = True
+    asked: ChosenLevel | None, env: Mapping[str, str], *, has_space: bool = True, for_speed: bool = False
 ) -> ChosenLevel | None:
-    """Choose DETAIL over Gloo ("AUTO") if nothing is set and there is room. None keeps the environment's setting."""
+    """Choose DETAIL over Gloo ("AUTO") if nothing is set and there is room. None keeps the environment's setting.
+
+    ``for_speed``: steps are timed, and DETAIL would make small collectives take twice as long.
+    """
     if asked is not None:
         return asked
-    return None if env.get(DEBUG_VARIABLE) or not has_space else "AUTO"
+    if env.get(DEBUG_VARIABLE) or not has_space:
+        return None
+    return "OFF" if for_speed else "AUTO"
 
 
 def debug_note(chosen: ChosenLevel | None, env: Mapping[str, str]) -> str | None:

@@ -124,6 +124,15 @@ class Options:
         ),
     ] = False
     allow_different: Annotated[tuple[str, ...], ALLOW_DIFFERENT.but(variable="DDPDOCTOR_ALLOW_DIFFERENT")] = ()
+    speed: Annotated[
+        bool,
+        Option(
+            panel=REPORT,
+            variable="DDPDOCTOR_SPEED",
+            help="Say where the time of a step goes, and which change recovers most. Turns torch's DETAIL off, unless "
+            "it is set.",
+        ),
+    ] = False
     exchange_port: Annotated[int | None, EXCHANGE_PORT] = None
 
 
@@ -167,7 +176,10 @@ def prepare(
         WrapOptions,
         # Nodes must agree on the level, so a node with little room does not choose alone.
         debug_level=choose_debug_level(
-            options.debug_level, env, has_space=not placement.alone or has_memory_for_detail()
+            options.debug_level,
+            env,
+            has_space=not placement.alone or has_memory_for_detail(),
+            for_speed=options.speed,
         ),
         report_dir=member.folder,
         report_file=member.report,

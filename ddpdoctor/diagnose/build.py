@@ -14,7 +14,9 @@ from ddpdoctor.model.codec import encode
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import Job, Life, shell_status
 from ddpdoctor.model.findings import JobStatus, JobSummary, Judgment, Severity, as_earlier, now
+from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.model.run import JobEnd, Run
+from ddpdoctor.rules.speed.state import build_speed_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,9 +120,20 @@ def _data(run: Run, job: Job, sections: tuple[Attempt, ...]) -> dict[str, Any]:
         },
         "attempts": last_number(job) + 1,
         "steps": pace_rows(job),
+        "speed": _speed(job),
         "consistency": _without_values(job.consistency),
         "sections": [encode(section) for section in sections],
     }
+
+
+def _speed(job: Job) -> Any:
+    """Encode the time budget of a step. Without one, say why, and whether the user asked for it."""
+    try:
+        found = build_speed_state(job)
+    except Exception as error:  # noqa: BLE001 - damaged records of one rank must not cost the report
+        found = Unread(why=Why.ERROR, reason=f"{type(error).__name__}: {error}")
+    known = {"reason": found.reason} if isinstance(found, Unread) else {"budget": encode(found.budget)}
+    return {"asked": job.speed_asked, **known}
 
 
 def _without_values(consistency: Consistency | None) -> Any:

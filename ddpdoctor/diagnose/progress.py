@@ -10,11 +10,13 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Job
 from ddpdoctor.model.findings import Check, Judgment, Outcome
 from ddpdoctor.model.garbage import no_collection
+from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.rules.data.shared import Replicas, replicas_of
 from ddpdoctor.rules.engine import judge
-from ddpdoctor.rules.progress.job_state import JobState, build_job_state
+from ddpdoctor.rules.progress.job_state import Cause, JobState, build_job_state
 from ddpdoctor.rules.progress.limits import is_limit_over
 from ddpdoctor.rules.registry import rules_of
+from ddpdoctor.rules.speed.state import SpeedState, build_speed_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,18 +51,31 @@ def judge_replicas(folder: Path) -> tuple[Finding, ...]:
 
 
 def judge_job(job: Job) -> Judgment:
-    """Judge a job with all rules about progress, replicas and data."""
-    rules = rules_of("progress", "consistency", "data")
+    """Judge a job with all rules about progress, replicas and data, and about speed if the user asked for it."""
+    rules = rules_of("progress", "consistency", "data", *(["speed"] if job.speed_asked else []))
     state = _attempt(lambda: build_job_state(job))
     facts: Facts = {
         JobState: state if isinstance(state, Exception) else [state],
         Job: [job],
         Replicas: _attempt(lambda: replicas_of(job)),
     }
+    if job.speed_asked:
+        facts = {**facts, SpeedState: _speed(job, state)}
     judged = judge(rules, facts)
     # A hang past torch's own time limit is final, because torch ends the job.
     over = judged.certain and not isinstance(state, Exception) and is_limit_over(state)
     return replace(judged, proven=judged.proven or over)
+
+
+def _speed(job: Job, state: JobState | Exception) -> list[SpeedState] | Unread | Exception:
+    """Return what is known of a job's speed. A job that hung or failed has other trouble first."""
+    if isinstance(state, JobState) and state.cause is not Cause.NONE:
+        return Unread(why=Why.NEEDLESS, reason=state.cause.value)
+    try:
+        found = build_speed_state(job)
+    except Exception as error:  # noqa: BLE001 - the wall around a rule: this is the part that rules share
+        return error
+    return found if isinstance(found, Unread) else [found]
 
 
 def _attempt(build: Callable[[], Made]) -> Made | Exception:

@@ -360,6 +360,8 @@ class Job:
     """The control flow of the user's files, read if ranks took different branches; empty: not read."""
     consistency: Consistency | None = None
     """The comparison of its replicas, or None if they were not compared."""
+    speed_asked: bool = False
+    """The user asked where the time of a step goes."""
     nccl_lines: tuple[NcclLine, ...] = ()
     """The last warnings of NCCL's own logs."""
     members: NodesSeen | None = None

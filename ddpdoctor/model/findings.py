@@ -77,6 +77,8 @@ class Finding:
     tensor: str | None = None
     evidence: tuple[str, ...] = ()
     fix: str = ""
+    share: float | None = None
+    """How much of the step the fix recovers at most: 0 to 1. None for findings that are not about speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,8 @@ class Run:
     check_every: int | None = None
     """Steps between two comparisons of replicas, 0 for none. None in runs of versions without this comparison."""
     allow_different: tuple[str, ...] = ()
+    speed: bool = False
+    """The user asked where the time of a step goes."""
     host: str = ""
     torch_version: str | None = None
     environment: dict[str, str] = field(default_factory=dict)

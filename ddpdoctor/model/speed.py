@@ -25,10 +25,11 @@ class StepParts:
     """Steps of one rank as columns, by number. With ``BUSY_PARTS``, ``SHARED_PARTS`` and "own" a step adds up."""
 
     numbers: Sequence[int]
-    ended_ns: Sequence[int]
     parts_ms: Mapping[str, Sequence[float]]
     """One column for each part, and for "own" (ddpdoctor's own looks), "gc" (inside the others) and "wall"."""
-    is_split: Sequence[bool]
+    is_even: Sequence[int]
+    """Whether the step belongs to the even sample of the run. The others are kept because they are long."""
+    is_split: Sequence[int]
     """Whether the recorder read when backward's computation ended. If not, "backward" includes "exposed"."""
     cpu_ms: Mapping[str, Sequence[float]]
     """Processor time of the main thread: "before", "forward", "between", "backward" (the phases), and "data"."""
@@ -93,10 +94,49 @@ class Speed:
     """``kept`` has an even sample of one step in ``2 ** sample_bits``, and the longest steps."""
     kept: StepParts
     """Steps of the whole run."""
-    last: StepParts
-    """The last steps, without a gap."""
     totals: Mapping[str, PartTotal] = field(default_factory=dict)
     """By part, of the whole run. "unsplit" is the sum of "backward" and "exposed" in steps that are not split."""
     core_time: CoreTime | None = None
     surroundings: Surroundings | None = None
     data_parallel: tuple[DataParallelSeen, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRow:
+    """One row of the time budget: means over the steps, in milliseconds."""
+
+    phase: str
+    critical_ms: float
+    """On the rank that the others wait for, which may be another one in each step."""
+    median_ms: float
+    """On the median rank."""
+    worst_ms: float
+    worst_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Where the time of a step goes. The critical column adds up to the wall time of a step."""
+
+    phases: tuple[PhaseRow, ...]
+    wall_ms: float
+    """The mean step, from the end of one to the end of the next."""
+    steps: int
+    """Steps that it is the mean of."""
+    count: int
+    """Steps of the whole run."""
+    communication_share: float
+    """Transfer in reductions, broadcasts of buffers and the script's own collectives, as a share of the step."""
+    waiting_share: float
+    """What the median rank waits for slower ones, as a share of the step."""
+    samples_per_s: float | None = None
+    """Over all ranks, counted by the first dimension of forward's first tensor; None if that is not known."""
+    own_ms: float = 0.0
+    """What ddpdoctor's own looks at replicas take, per step of the whole run. It is in no phase."""
+    overlap: float | None = None
+    """The share of the reduction that backward hides, or None if it is not known."""
+
+    @property
+    def efficiency_bound(self) -> float:
+        """The upper bound of the scaling efficiency: the share of the step without communication and waiting."""
+        return max(0.0, 1 - self.communication_share - self.waiting_share)

@@ -13,6 +13,7 @@ from ddpdoctor.report.blocks import Content, FactEntry, FactList, Heading, Text
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES
 from ddpdoctor.report.names import merge_places, title_of
+from ddpdoctor.report.speed import speed_sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,7 +39,10 @@ def job_content(report: Report) -> Content:
     replicas = None if ended_badly else replica_words(report)
     return Content(
         status=_status(report, len(attempts) - 1),
-        sections=(*_attempt_sections(attempts), *(places_of(report.ranks, report.verdict) if ended_badly else ())),
+        sections=(
+            *_attempt_sections(attempts),
+            *(places_of(report.ranks, report.verdict) if ended_badly else speed_sections(report)),
+        ),
         remarks=() if replicas is None else (replicas,),
         ends_with_verdict=True,
         others=tuple(one for one in report.findings if one != report.verdict and one not in earlier),

@@ -30,6 +30,8 @@ class Problem:
     where: tuple[Place, ...] = ()
     step: int | None = None
     tensor: str | None = None
+    share: float | None = None
+    """How much of the step the fix recovers at most, 0 to 1, in rules about speed."""
     kind: str | None = None
     """The kind of another rule, if the user would look for the problem there; None: the kind of this rule."""
 

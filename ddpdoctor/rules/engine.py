@@ -146,6 +146,7 @@ def _finding(rule: Rule, problem: Problem, about: object) -> Finding:
         tensor=problem.tensor,
         evidence=problem.evidence,
         fix=problem.fix,
+        share=problem.share,
     )
 
 

@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 
 _NO_STEP = 1 << 62
 _LAST = 1 << 62
+_NO_SHARE = -2.0
+"""Findings that are not about speed come before those that are."""
 
 
 def order_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings, worst first: by severity, then causes of a hang or failure, then by step and rule order."""
+    """Return the findings, worst first: by severity, then causes of a hang or failure, then by step and rule order.
+
+    Findings about speed are ordered by how much of the step they cost.
+    """
     places = _places()
     return tuple(sorted(findings, key=lambda finding: _rank_of(finding, places)))
 
@@ -29,7 +34,7 @@ def pick_verdict(findings: Iterable[Finding]) -> Finding | None:
     return None
 
 
-def _rank_of(finding: Finding, places: Mapping[str, int]) -> tuple[int, int, int, int, int, str]:
+def _rank_of(finding: Finding, places: Mapping[str, int]) -> tuple[int, int, int, float, int, int, str]:
     ends_badly = finding.code.startswith("DD6") and finding.severity is Severity.ERROR
     step = _NO_STEP if finding.step is None or ends_badly else finding.step
     sureness = list(Confidence).index(finding.confidence)
@@ -37,6 +42,7 @@ def _rank_of(finding: Finding, places: Mapping[str, int]) -> tuple[int, int, int
         finding.severity.order,
         0 if ends_badly else 1,
         step,
+        _NO_SHARE if finding.share is None else -finding.share,
         places.get(finding.code, _LAST),
         sureness,
         finding.code,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import compress
+from array import array
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.rank.steps import ENDS
 from ddpdoctor.collect.recorded import read_frame
 from ddpdoctor.model.speed import CoreTime, DataParallelSeen, PartTotal, Speed, StepParts, Surroundings
 from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.kept_steps import is_sampled
 from ddpdoctor.recorder.storage.step_parts import parts_of
 
 if TYPE_CHECKING:
@@ -19,7 +21,13 @@ if TYPE_CHECKING:
 _GROUP, _FLAGS, _PHASES = 2, 3, 4
 """Columns of ``ring_layout.STEP``: number, end, group, flags, the four phases, the four waits, ``STEP_INSIDE``."""
 _WAITS, _INSIDE = _PHASES + 4, _PHASES + 8
-_CPU = ("before", "forward", "between", "backward", "data")
+_CPU = {
+    "before": "cpu_before_us",
+    "forward": "cpu_forward_us",
+    "between": "cpu_between_us",
+    "backward": "cpu_backward_us",
+    "data": "data_cpu_us",
+}
 
 
 def read_speed(content: RingContent) -> Speed | None:
@@ -37,8 +45,7 @@ def read_speed(content: RingContent) -> Speed | None:
         group=content.strings.get(key[0], ""),
         count=content.cells["steps_recorded"],
         sample_bits=content.cells["sample_bits"],
-        kept=_read_parts(content.kept, key),
-        last=_read_parts(columns, key),
+        kept=_read_parts(content.kept, key, content.cells["sample_bits"]),
         totals=totals,
         core_time=_read_core_time(content),
         surroundings=_read_surroundings(content),
@@ -50,32 +57,24 @@ def read_speed(content: RingContent) -> Speed | None:
     )
 
 
-def _read_parts(columns: Sequence[Sequence[int]], key: tuple[int, int]) -> StepParts:
+def _read_parts(columns: Sequence[Sequence[int]], key: tuple[int, int], bits: int) -> StepParts:
     """Return the steps that ended in the same group, by the same event."""
-    rows = list(zip(*columns, strict=True)) if columns else []
-    alike = [(row[_GROUP], row[_FLAGS] & ring_layout.STEP_KIND) == key for row in rows]
-    chosen = list(compress(rows, alike))
-    inside = [row[_INSIDE:] for row in chosen]
-    named = dict(zip(ring_layout.STEP_INSIDE, zip(*inside, strict=True), strict=True)) if inside else {}
-    parts = [parts_of(row[_PHASES:_WAITS], row[_WAITS:_INSIDE], row[_INSIDE:], row[_FLAGS]) for row in chosen]
-    by_part = {
-        part: tuple(row[i] / 1e3 for row in parts) for i, part in enumerate(ring_layout.PARTS) if part != "unsplit"
-    }
-    unsplit = ring_layout.PARTS.index("unsplit")
-    by_part["backward"] = tuple(own + row[unsplit] / 1e3 for own, row in zip(by_part["backward"], parts, strict=True))
+    rows = [row for row in zip(*columns, strict=True) if (row[_GROUP], row[_FLAGS] & ring_layout.STEP_KIND) == key]
+    split = [parts_of(row[_PHASES:_WAITS], row[_WAITS:_INSIDE], row[_INSIDE:], row[_FLAGS]) for row in rows]
+    parts = {part: array("f", (row[i] / 1e3 for row in split)) for i, part in enumerate(ring_layout.PARTS)}
+    unsplit = parts.pop("unsplit")
+    parts["backward"] = array("f", map(add, parts["backward"], unsplit))
+    inside = {name: array("I", (row[_INSIDE + i] for row in rows)) for i, name in enumerate(ring_layout.STEP_INSIDE)}
     return StepParts(
-        numbers=tuple(row[0] for row in chosen),
-        ended_ns=tuple(row[1] for row in chosen),
-        parts_ms=by_part,
-        is_split=tuple(not row[_FLAGS] & ring_layout.STEP_WAIT_UNKNOWN for row in chosen),
-        cpu_ms={
-            name: tuple(value / 1e3 for value in named.get(key, ()))
-            for name, key in zip(_CPU, (*(f"cpu_{name}_us" for name in _CPU[:4]), "data_cpu_us"), strict=True)
-        },
-        reductions=named.get("reductions", ()),
-        backwards=named.get("backwards", ()),
-        input_rows=named.get("input_rows", ()),
-        input_numel=named.get("input_numel", ()),
+        numbers=array("Q", (row[0] for row in rows)),
+        parts_ms=parts,
+        is_even=bytes(is_sampled(row[0], bits) for row in rows),
+        is_split=bytes(not row[_FLAGS] & ring_layout.STEP_WAIT_UNKNOWN for row in rows),
+        cpu_ms={name: array("f", (value / 1e3 for value in inside[key])) for name, key in _CPU.items()},
+        reductions=inside["reductions"],
+        backwards=inside["backwards"],
+        input_rows=inside["input_rows"],
+        input_numel=inside["input_numel"],
     )
 
 

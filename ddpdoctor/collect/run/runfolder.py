@@ -155,6 +155,7 @@ def _job_of(folder: RunFolder, attempt: int | None) -> Job:
         machine=folder.machine,
         control_flow=folder.control_flow,
         consistency=read_consistency(path, run, attempt, _writers(processes, watch)),
+        speed_asked=run.speed,
         nccl_lines=folder.nccl_lines,
         host=run.host,
         reached=folder.reached,

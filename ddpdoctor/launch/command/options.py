@@ -43,6 +43,8 @@ class WrapOptions:
     """The settings of each rank's recorder."""
     allow_different: tuple[str, ...]
     """Name patterns of tensors that may differ between ranks."""
+    speed: bool
+    """Whether to say where the time of a step goes, and what to change."""
     torchrun_args: tuple[str, ...]
     """Options for torchrun: first those that ddpdoctor chose (number of ranks, nodes), then the user's in order."""
     script: str

@@ -41,6 +41,7 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
         debug_level=level.upper(),
         check_every=options.ranks.check_every,
         allow_different=options.allow_different,
+        speed=options.speed,
         host=socket.gethostname(),
         torch_version=_torch_version(),
         environment={name: environment[name] for name in STORED_VARIABLES if name in environment},

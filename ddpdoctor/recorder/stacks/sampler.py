@@ -70,7 +70,7 @@ class LineTable:
         return [self.entries.pop(rarest)[0], 0]
 
 
-class CoreTime:
+class CoreClock:
     """How long the main thread of a rank has had a core since its first step, and how long it waited for one."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Sampler:
         self.changes = 0
         self.calls_seen = 0
         self.modules = 0
-        self.cores = CoreTime()
+        self.cores = CoreClock()
 
     def run(self) -> None:
         """Sample and answer until the process ends."""

@@ -18,7 +18,7 @@ _now_ns = time.monotonic_ns
 _cpu_ns = time.thread_time_ns
 
 
-class Inside:
+class StepInside:
     """What a step consists of besides its phases: ``ring_layout.STEP_INSIDE``, in nanoseconds."""
 
     __slots__ = (
@@ -46,7 +46,7 @@ class StepClock:
     """The main thread's phase in its step, and the time spent in each phase so far, in nanoseconds."""
 
     def __init__(self) -> None:
-        self.inside = Inside()
+        self.inside = StepInside()
         self.cpu_since_ns = 0
         self.loading = False
         self.phase = ring_layout.BEFORE
@@ -126,7 +126,7 @@ class StepClock:
         self.number += 1
         flags = self.level | (ring_layout.STEP_WAIT_UNKNOWN if self.unknown or unseen_waits() else 0)
         ended = EndedStep(self.number, now, self.group, flags, self.spent, self.waits, self.inside)
-        self.spent, self.waits, self.unknown, self.inside = [0, 0, 0, 0], [0, 0, 0, 0], False, Inside()
+        self.spent, self.waits, self.unknown, self.inside = [0, 0, 0, 0], [0, 0, 0, 0], False, StepInside()
         return ended
 
 
@@ -136,7 +136,7 @@ class EndedStep:
     __slots__ = ("ended_ns", "flags", "group", "inside", "number", "spent", "waits")
 
     def __init__(
-        self, number: int, ended_ns: int, group: int, flags: int, spent: List[int], waits: List[int], inside: Inside
+        self, number: int, ended_ns: int, group: int, flags: int, spent: List[int], waits: List[int], inside: StepInside
     ) -> None:
         self.number = number
         self.ended_ns = ended_ns

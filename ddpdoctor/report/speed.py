@@ -1,0 +1,97 @@
+"""The time budget of a step: one row a phase, on the critical rank, the median rank and the worst rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.speed import Budget
+from ddpdoctor.report.blocks import Column, Heading, Table, Text
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.findings import Report
+    from ddpdoctor.model.speed import PhaseRow
+    from ddpdoctor.report.blocks import Section
+
+SHOWN_SHARE = 0.001
+"""Phases below this share of the step on every rank are left out."""
+
+
+def speed_sections(report: Report) -> tuple[Section, ...]:
+    """Return the section with the time budget, or nothing if the user did not ask for it.
+
+    Raises:
+        UserError: the report is damaged.
+    """
+    said = report.data.get("speed") or {}
+    if not said.get("asked"):
+        return ()
+    budget = read_budget(report)
+    if budget is None:
+        return ((Heading(text="time of a step"), Text(text=f"cannot tell: {said.get('reason', 'unknown')}", indent=2)),)
+    return ((Heading(text=_title(budget)), _table(budget), *(Text(text=line, indent=2) for line in _lines(budget))),)
+
+
+def read_budget(report: Report) -> Budget | None:
+    """Return the time budget in a report, or None if it has none.
+
+    Raises:
+        UserError: the report is damaged.
+    """
+    plain = (report.data.get("speed") or {}).get("budget")
+    try:
+        return None if plain is None else decode(Budget, plain)
+    except (WrongValue, TypeError) as error:
+        raise UserError(f"the time budget in the report cannot be read: {error}") from error
+
+
+def _title(budget: Budget) -> str:
+    seen = count_of(budget.count, "step")
+    mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
+    return f"time of a step: {ms(budget.wall_ms)} ({seen}{mean})"
+
+
+def _table(budget: Budget) -> Table:
+    rows = [row for row in budget.phases if _is_shown(row, budget)]
+    return Table(
+        indent=2,
+        columns=(
+            Column(name="phase", cells=tuple(row.phase for row in rows), align="left"),
+            Column(name="critical rank", unit="ms", cells=tuple(_number(row.critical_ms) for row in rows)),
+            Column(name="share", cells=tuple(f"{row.critical_ms / budget.wall_ms:.1%}" for row in rows)),
+            Column(name="median rank", unit="ms", cells=tuple(_number(row.median_ms) for row in rows)),
+            Column(name="worst rank", unit="ms", cells=tuple(_worst(row) for row in rows)),
+        ),
+    )
+
+
+def _is_shown(row: PhaseRow, budget: Budget) -> bool:
+    return max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms
+
+
+def _worst(row: PhaseRow) -> str:
+    return f"{_number(row.worst_ms)} (rank {row.worst_rank})"
+
+
+def _lines(budget: Budget) -> list[str]:
+    first = (
+        f"communication {budget.communication_share:.0%}, waiting for slower ranks {budget.waiting_share:.0%} (median "
+        f"rank): scaling efficiency is at most {budget.efficiency_bound:.0%}"
+    )
+    if budget.samples_per_s is not None:
+        first += f"; {budget.samples_per_s:,.0f} samples/s over all ranks"
+    lines = [first]
+    if budget.own_ms >= SHOWN_SHARE * budget.wall_ms:
+        lines.append(f"ddpdoctor's own checks of replicas take {ms(budget.own_ms)} a step more, and are not included")
+    return lines
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def ms(value: float) -> str:
+    """Return a time in milliseconds, such as "12.3 ms"."""
+    return f"{_number(value)} ms"

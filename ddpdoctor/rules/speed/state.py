@@ -1,0 +1,51 @@
+"""What the rules of speed are asked about: the steps of a job's ranks side by side, and its time budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.reading import Unread, Why
+
+from .budget import make_budget
+from .steps import MIN_STEPS, align, largest_group
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.facts import Job, Rank
+    from ddpdoctor.model.speed import Budget
+
+    from .steps import JobSteps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedState:
+    """A job whose speed is known."""
+
+    job: Job
+    ranks: tuple[Rank, ...]
+    """The ranks that end their steps together. Each has a ``speed``."""
+    steps: JobSteps
+    budget: Budget
+
+    def rank(self, number: int) -> Rank:
+        """Return a rank by its number."""
+        return next(rank for rank in self.ranks if rank.rank == number)
+
+    def share(self, saved_ms: float) -> float:
+        """Return what a saving in the mean step is as a share of the step."""
+        return saved_ms / self.budget.wall_ms if self.budget.wall_ms else 0.0
+
+
+def build_speed_state(job: Job) -> SpeedState | Unread:
+    """Return what is known of a job's speed, or why nothing is."""
+    speeds = largest_group(job.ranks)
+    if not speeds:
+        return Unread(why=Why.ABSENT, reason="no rank recorded the steps of a training loop")
+    steps = align(speeds)
+    if steps is None:
+        most = max(speed.count for speed in speeds.values())
+        return Unread(why=Why.ABSENT, reason=f"{most} steps are too few: {MIN_STEPS} after the warm-up are needed")
+    if not any(any(speed.kept.is_split) for speed in speeds.values()):
+        return Unread(why=Why.ABSENT, reason="how long the reduction of gradients takes was not measured")
+    ranks = tuple(rank for rank in job.ranks if rank.rank in speeds)
+    return SpeedState(job=job, ranks=ranks, steps=steps, budget=make_budget(steps, speeds))
