@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Consistency, NonFinite
     from ddpdoctor.model.control_flow import ControlFlow
     from ddpdoctor.model.data import LoaderSeen
+    from ddpdoctor.model.gradient_times import GradientTimes
     from ddpdoctor.model.node import Node
     from ddpdoctor.model.nodes import NodesSeen
     from ddpdoctor.model.reaching import Connecting
@@ -300,6 +301,8 @@ class Rank:
     """How long its last training steps took, or None if there were none."""
     speed: Speed | None = None
     """The parts of its steps over the whole run, or None if there were none."""
+    gradient_times: tuple[GradientTimes, ...] = ()
+    """When the gradients of each DDP model were ready; empty on a GPU, and with few steps."""
     fetch_times: FetchTimes | None = None
     """How long its loader workers took to make batches, or None if it has no workers."""
     lines_seen: tuple[LineSeen, ...] = ()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.rank.answers import Answers, read_answer, read_groups, read_samples, read_seconds
 from ddpdoctor.collect.rank.dumps import parse_stacks, split_fatal, struck_thread
 from ddpdoctor.collect.rank.flight import device_times, noted_times, pending_on_device, read_dump, read_flight
+from ddpdoctor.collect.rank.gradient_times import read_gradient_times
 from ddpdoctor.collect.rank.loaders import read_loaders
 from ddpdoctor.collect.rank.notes import read_models, read_nonfinite, read_unfinished
 from ddpdoctor.collect.rank.rings import read_log
@@ -153,6 +154,7 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
         nonfinite=read_nonfinite(notes),
         step_times=read_steps(content),
         speed=read_speed(content),
+        gradient_times=read_gradient_times(notes),
         fetch_times=read_fetches(children, watched.child_fetches),
         lines_seen=read_lines(content, children, watched.child_lines),
         lacks=tuple(sorted({*read_lacks(notes), *context.agent_lacks})),

@@ -38,7 +38,8 @@ _notes = 0
 
 def note_what_is_needed(native: Any) -> None:
     """Note whether this torch has the methods that are called on DDP's reducer and timers, which are C++."""
-    hooks.has(native.Reducer, "_check_reducer_finalized")
+    for name in ("_check_reducer_finalized", "get_backward_stats", "_ddp_graph_static"):
+        hooks.has(native.Reducer, name)
     for name in ("_get_ddp_logging_data", "set_runtime_stats_and_log"):
         hooks.has(native.Logger, name)
 

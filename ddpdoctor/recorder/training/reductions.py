@@ -11,7 +11,7 @@ import weakref
 from typing import Any, Dict, Optional
 
 from ..calls import groups
-from ..speed import surroundings
+from ..speed import gradient_times, surroundings
 from ..state import guarded, here
 from ..storage import ring_layout
 from ..storage.kept_steps import is_sampled
@@ -34,6 +34,7 @@ class Reduction:
         """The waits of the step that it belongs to."""
         self.inside = clock.inside
         self.logger = ddp.logger  # holds the parameters, so it is dropped when the model is gone
+        self.ready_ns = gradient_times.reduced(ddp)
         key = id(ddp)
         self.model = weakref.ref(ddp, lambda _: _settle_without_forward(key))
 
@@ -81,6 +82,7 @@ def settle_all() -> None:
     for key in list(_pending):
         _settle_without_forward(key)
     _write_held()
+    gradient_times.settle_all()
 
 
 @guarded("steps")
@@ -97,6 +99,9 @@ def _settle(reduction: Reduction) -> None:
     if waited is not None:
         reduction.waits[ring_layout.BACKWARD] += waited
         reduction.inside.exposed += waited
+        ddp = reduction.model()
+        if reduction.ready_ns is not None and ddp is not None:
+            gradient_times.settled(ddp, reduction.ready_ns, reduction, waited)
     elif _held is not None and reduction.waits is _held.waits:
         _held.flags |= ring_layout.STEP_WAIT_UNKNOWN
     elif reduction.waits is clock.waits:

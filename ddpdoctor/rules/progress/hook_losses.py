@@ -56,6 +56,7 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
         "Logger.set_runtime_stats_and_log",
     ),
     "parameters that a backward leaves without a gradient are not named": ("Reducer._check_reducer_finalized",),
+    "it is not known when each gradient was ready": ("Reducer.get_backward_stats", "Reducer._ddp_graph_static"),
     "it is not seen that a rank is in backward": ("autograd.backward", "torch.autograd"),
     _GRADIENTS: (
         "_C._current_graph_task_id",
