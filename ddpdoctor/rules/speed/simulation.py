@@ -98,7 +98,8 @@ def buckets_for(gradients: Gradients, cap_bytes: int | None) -> tuple[int, ...]:
     caps = [FIRST_BYTES, DEFAULT_BYTES] if cap_bytes is None else [cap_bytes]
     if gradients.by_registration:
         sizes.reverse()
-    buckets, held = [], 0
+    buckets: list[int] = []
+    held = 0
     for size in sizes:
         held += size
         if held >= caps[min(len(buckets), len(caps) - 1)]:
