@@ -38,7 +38,7 @@ def main():
     model = DDP(Model(), bucket_cap_mb=0.002, find_unused_parameters=unused != "fixed")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(50):
-        loss = model(torch.randn(4, 16), unused != "changing" or step != BRANCH_STEP).sum()
+        loss = model(torch.randn(4, 16), unused != "changing" or step != BRANCH_STEP).mean()
         time.sleep(3 * SLEEP_S)  # it belongs to the loss, and not to backward
         optimizer.zero_grad()
         loss.backward()

@@ -1,0 +1,141 @@
+"""DD804: buckets of DDP whose size keeps the reduction from running beside backward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
+from ddpdoctor.rules.registry import rule
+
+from .models import built_at, knob, reduced_models
+from .simulation import MIB, best_cap, gather, networks_of
+from .steps import mean
+
+if TYPE_CHECKING:
+    from .models import ReducedModel
+    from .simulation import Gradients
+    from .state import SpeedState
+
+LEAST_TRANSFER = 0.10
+"""TraceML's limit for a warning (traceopt-ai/traceml, DIAGNOSIS.md)."""
+LEAST_GAIN = 0.05
+"""Of the step. Our choice: predictions are off by about as much."""
+LEAST_OF_TRANSFER = 0.30
+"""Our choice: what saves less of the reduction is not the buckets' fault."""
+SHORT_STEP_MS = 10.0
+"""Shorter steps are not judged: in a toy job the latency of each collective is most of the step."""
+MOST_QUEUED = 0.20
+MOST_OF_CORES = 0.5
+"""If the ranks compute on more of the cores, the threads that reduce take time from backward, and the prediction
+does not hold. Our choice."""
+CAPS_MIB = (0.5, 1, 2, 4, 8, 16, 25, 50, 100)
+KNOBS = {
+    "": "DistributedDataParallel(..., bucket_cap_mb={cap})",
+    "lightning": "DDPStrategy(bucket_cap_mb={cap})",
+    "transformers": "TrainingArguments(ddp_bucket_cap_mb={cap})",
+    "accelerate": "DistributedDataParallelKwargs(bucket_cap_mb={cap})",
+}
+
+
+@rule("DD804", "bucket-size", Severity.WARNING, "Other buckets of DDP would hide more of the reduction behind backward")
+def check_buckets(state: SpeedState) -> Answer:
+    """Report buckets that are so large or so small that gradients are reduced after backward and not during it.
+
+    ## What it means
+
+    DDP puts gradients into buckets and reduces a bucket as soon as its last gradient is ready. A bucket that holds most
+    of the model leaves when backward is over, and nothing hides its reduction. By default that is so for models with
+    less than 26 MiB of gradients. Very small buckets cost the latency of a collective each.
+
+    ## How it is recognized
+
+    The recorder notes when each gradient was ready, and DDP's buckets. The bandwidth is the one with which a simulation
+    of these buckets gives the backward that was seen. The same simulation then tries other caps. Reported is the best
+    one, if the reduction takes at least 10% of the step, and the cap saves at least 5% of the step and 30% of the
+    reduction, whatever the latency of a collective is. Steps below 10 ms are not judged.
+
+    ## How sure
+
+    Medium: it is a prediction. The range is over the latency of a collective, which a run with few buckets does not
+    tell. Where the ranks compute on most of the cores, the rule says that it cannot tell, because the reduction then
+    takes cores from backward.
+
+    ## What to do
+
+    Set `bucket_cap_mb`, or the option of the framework that builds the DDP model, to the value in the report. Compare
+    the time of a step before and after.
+
+    ## Example
+
+    A model with 16 MiB of gradients over a network of 1 Gbit/s: with the default buckets half of the step is reduction.
+    With `bucket_cap_mb=1` most of it runs during backward.
+    """
+    transfer_ms = mean(state.steps.transfer_ms["exposed"])
+    models = reduced_models(state)
+    if not models:
+        return skipped("when gradients are ready was not recorded")
+    if state.share(transfer_ms) < LEAST_TRANSFER or state.budget.wall_ms < SHORT_STEP_MS:
+        return passed(f"the reduction of gradients takes {state.share(transfer_ms):.0%} of a step")
+    if len(models) > 1:
+        return unknown(f"there are {len(models)} DDP models, whose reductions cannot be told apart")
+    if reason := _contested(state):
+        return unknown(reason)
+    gradients = gather(list(models[0].times.values()))
+    if gradients is None:
+        return unknown("the ranks have different gradients")
+    return judged(_problems(state, models[0], gradients, transfer_ms))
+
+
+def _contested(state: SpeedState) -> str:
+    """Return why a prediction would not hold, or an empty string."""
+    by_host: dict[str, float] = {}
+    cores = 0
+    for rank in state.ranks:
+        if rank.speed is None or rank.speed.core_time is None or not rank.speed.core_time.elapsed_ms:
+            continue
+        time, around = rank.speed.core_time, rank.speed.surroundings
+        if time.queued_ms > MOST_QUEUED * time.elapsed_ms:
+            return f"rank {rank.rank} waited for a core for {time.queued_ms / time.elapsed_ms:.0%} of the time"
+        if around is not None:
+            cores = max(cores, around.cores)
+            by_host[rank.host] = by_host.get(rank.host, 0.0) + around.threads * time.on_core_ms / time.elapsed_ms
+    if cores and max(by_host.values(), default=0.0) > MOST_OF_CORES * cores:
+        return "the ranks compute on most of the cores, and the reduction takes cores from backward"
+    return ""
+
+
+def _problems(state: SpeedState, model: ReducedModel, gradients: Gradients, transfer_ms: float) -> list[Problem]:
+    networks = networks_of(gradients)
+    if not networks:
+        return []
+    cap_bytes, saved = best_cap(gradients, networks, [int(cap * MIB) for cap in CAPS_MIB])
+    if state.share(saved.low_ms) < LEAST_GAIN or saved.low_ms < LEAST_OF_TRANSFER * transfer_ms:
+        return []
+    sizes, cap = gradients.bucket_bytes, f"{cap_bytes / MIB:g}"
+    total = format_size(sum(sizes))
+    count = f"{len(sizes)} buckets, the largest with {format_size(max(sizes))}" if len(sizes) > 1 else "one bucket"
+    low, high = (min(one, transfer_ms) for one in (saved.low_ms, saved.high_ms))
+    gain = state.share(min(saved.mid_ms, transfer_ms))
+    return [
+        Problem(
+            summary=(
+                f"the reduction of gradients that backward does not hide takes {state.share(transfer_ms):.0%} of the "
+                f"step; other buckets are predicted to save about {gain:.0%} of the step"
+            ),
+            evidence=(
+                f"{total} of gradients are reduced in {count}",
+                (
+                    f"backward computes for {gradients.compute_end_ms:.3g} ms, and the reduction ends "
+                    f"{gradients.end_ms - gradients.compute_end_ms:.3g} ms later"
+                ),
+                f"predicted for {cap} MiB: {state.share(low):.0%} to {state.share(high):.0%} of the step less",
+            ),
+            fix=knob(state, KNOBS).format(cap=cap),
+            confidence=Confidence.MEDIUM,
+            ranks=tuple(sorted(model.times)),
+            where=built_at(state, model),
+            share=gain,
+        )
+    ]
