@@ -9,6 +9,7 @@ import os
 import sys
 
 from . import imports
+from .settings import read_settings
 from .state import AGENT_VARIABLE, MASTER_VARIABLE, describers, guarded, here, queries, store_address
 
 TYPE_CHECKING = False
@@ -157,6 +158,8 @@ def _register_patches() -> None:
         "torch._dynamo.trace_rules": "patch_dynamo",
     }
     imports.patches.update({module: _later("training.patches", name) for module, name in training.items()})
+    if read_settings(os.environ).tune_rounds:
+        _register_trial()
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
     imports.patches["torch.distributed"] = _later("calls.debug_level", "turn_on")
     imports.patches["torch.distributed._functional_collectives"] = _later("calls.functional", "patch")
@@ -169,6 +172,21 @@ def _register_patches() -> None:
     describers["lock"] = _later("stacks.waits", "lock")
     describers["store"] = _later("stacks.waits", "store")
     describers["handled"] = _later("stacks.errors", "handled_now")
+
+
+def _register_trial() -> None:
+    """Add the hooks of a trial after those of training, so that they run first."""
+    for module, name in (("torch.nn.parallel.distributed", "patch_ddp"), ("torch.optim.optimizer", "patch_optimizer")):
+        imports.patches[module] = _both(imports.patches[module], _later("tuning.trial", name))
+    imports.patches["torch.serialization"] = _later("tuning.saves", "patch")
+
+
+def _both(first: Callable[[Any], None], second: Callable[[Any], None]) -> Callable[[Any], None]:
+    def call(module: Any) -> None:
+        first(module)
+        second(module)
+
+    return call
 
 
 def _later(part: str, name: str) -> Callable[..., Any]:

@@ -1,0 +1,43 @@
+"""Which settings a trial tries, and in which order. All ranks make the same plan without a message between them."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Tuple
+
+BASE = "base"
+"""The settings of the script."""
+AGAIN = "again"
+"""The settings of the script once more: what differs between the two is noise."""
+SEED = 0
+LEFT_OUT = 3
+"""Steps after a switch that are not measured: the first has one bucket, and the second builds them anew."""
+MEASURED = 5
+"""Measured steps of a block."""
+MIB = 2**20
+BUCKETS = (16, 8, 4, 1)
+"""Our choice: the numbers of buckets for which caps are tried."""
+LEAST_CAP_BYTES = MIB // 4
+
+
+def choose_caps(gradient_bytes: int, present_bytes: int) -> List[int]:
+    """Return the bucket caps to try, in bytes: powers of two that give about 16, 8, 4 and 1 buckets."""
+    wanted = {_power_above(max(gradient_bytes // count, LEAST_CAP_BYTES)) for count in BUCKETS}
+    return sorted(wanted - {present_bytes})
+
+
+def _power_above(size_bytes: int) -> int:
+    return 1 << max(size_bytes - 1, 0).bit_length()
+
+
+def order_blocks(settings: List[str], rounds: int) -> List[Tuple[int, str]]:
+    """Return (round, setting) for each block. Each round has all settings, in an order of its own."""
+    import random
+
+    dice, blocks = random.Random(SEED), []  # noqa: S311 - an order, no secret
+    for number in range(rounds):
+        shuffled = list(settings)
+        dice.shuffle(shuffled)
+        blocks += [(number, setting) for setting in shuffled]
+    return blocks
