@@ -27,6 +27,8 @@ LATENCIES_MS = (0.0, 0.25, 0.5)
 0.5 ms."""
 MANY_BUCKETS = 40
 """With more, the run itself tells how long a bucket of no size takes at most."""
+SPEEDS = (12.5e3, 125e3, inf)
+"""Bytes per millisecond that a network with so many buckets may have: 100 Mbit/s, 1 Gbit/s, any."""
 _HALVINGS = 60
 
 
@@ -122,8 +124,10 @@ def networks_of(gradients: Gradients) -> tuple[Network, ...]:
     """Return networks with which the present buckets take as long as was seen, by latency; empty if there is none."""
     latencies: Sequence[float] = LATENCIES_MS
     if len(gradients.bucket_bytes) > MANY_BUCKETS:
-        most = _solve_latency(gradients)
-        latencies = (0.0, most / 2, most * 0.99)
+        solved = [(_solve_latency(gradients, speed), speed) for speed in SPEEDS]
+        if solved[0][0] > 0:
+            return tuple(Network(latency_ms=latency, bytes_per_ms=speed) for latency, speed in solved)
+        latencies = (0.0, solved[-1][0] / 2, solved[-1][0] * 0.99)
     return tuple(network for latency in latencies if (network := _solve_bandwidth(gradients, latency)) is not None)
 
 
@@ -166,14 +170,14 @@ def _solve_bandwidth(gradients: Gradients, latency_ms: float) -> Network | None:
     return Network(latency_ms=latency_ms, bytes_per_ms=bandwidth)
 
 
-def _solve_latency(gradients: Gradients) -> float:
-    """Return the largest latency with which backward does not take longer than was seen."""
+def _solve_latency(gradients: Gradients, bytes_per_ms: float) -> float:
+    """Return the largest latency with which backward does not take longer than was seen; 0 if there is none."""
 
     def is_too_small(latency_ms: float) -> bool:
-        network = Network(latency_ms=latency_ms, bytes_per_ms=inf)
+        network = Network(latency_ms=latency_ms, bytes_per_ms=bytes_per_ms)
         return simulate(gradients, gradients.bucket_bytes, network) <= gradients.end_ms
 
-    return _boundary(is_too_small, 0.0, gradients.end_ms)
+    return _boundary(is_too_small, 0.0, gradients.end_ms) if is_too_small(0.0) else 0.0
 
 
 def _boundary(is_below: Callable[[float], bool], low: float, high: float) -> float:

@@ -120,3 +120,11 @@ def test_the_same_unused_parameters_in_all_steps_are_a_note() -> None:
 )  # fmt: skip
 def test_models_that_need_the_search_or_do_not_search_are_left_alone(times: GradientTimes | None) -> None:
     assert check_unused(state(times)).problems == ()
+
+
+def test_a_bucket_for_each_tensor_is_reported_also_where_cores_are_short() -> None:
+    tiny = replace(
+        LATE, sizes_bytes=(2400,) * 300, ready_ms=tuple(0.5 * i for i in range(300, 0, -1)), bucket_bytes=(2400,) * 300
+    )
+    (problem,) = check_buckets(state(tiny, queued_ms=3000.0)).problems
+    assert problem.evidence[0].endswith("in 300 buckets, the largest with 2.3 KiB")
