@@ -127,4 +127,4 @@ def test_a_bucket_for_each_tensor_is_reported_also_where_cores_are_short() -> No
         LATE, sizes_bytes=(2400,) * 300, ready_ms=tuple(0.5 * i for i in range(300, 0, -1)), bucket_bytes=(2400,) * 300
     )
     (problem,) = check_buckets(state(tiny, queued_ms=3000.0)).problems
-    assert problem.evidence[0].endswith("in 300 buckets, the largest with 2.3 KiB")
+    assert problem.evidence[0].endswith("in 300 buckets, the largest with 2400 B")
