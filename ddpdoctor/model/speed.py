@@ -82,6 +82,14 @@ class DataParallelSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandReduced:
+    """Gradients that the script gave to all_reduce one by one."""
+
+    gradients: int
+    site: Frame | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
     """The speed of one rank."""
 
@@ -99,6 +107,7 @@ class Speed:
     core_time: CoreTime | None = None
     surroundings: Surroundings | None = None
     data_parallel: tuple[DataParallelSeen, ...] = ()
+    hand_reduced: HandReduced | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

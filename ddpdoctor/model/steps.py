@@ -62,6 +62,8 @@ class LineSeen:
     times: int
     in_child: bool
     """The sample is from a child process of the rank, such as a DataLoader worker."""
+    calls_module: bool = False
+    """It was not the innermost of the user's lines, but the one that called the model or library in which that ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +75,20 @@ class FetchTimes:
     """Time they took to make batches, summed over the workers."""
     pauses_ms: float
     """Time they waited for work. A single pause counts at most as long as making the next batch."""
+    cpu_ms: float = 0.0
+    """Processor time of making batches."""
+    workers: int | None = None
+    """Workers that a loader has at a time; None if that is not known."""
 
     @property
     def busy_share(self) -> float:
         """The share of time that they worked. It is near 1 if they limit how fast the rank gets batches."""
         return self.making_ms / (self.making_ms + self.pauses_ms) if self.making_ms else 0.0
+
+    @property
+    def cpu_share(self) -> float:
+        """The share of making a batch that takes a processor. The rest waits, as for files."""
+        return min(1.0, self.cpu_ms / self.making_ms) if self.making_ms else 0.0
 
     @property
     def batch_ms(self) -> float:

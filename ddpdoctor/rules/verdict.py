@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 _NO_STEP = 1 << 62
 _LAST = 1 << 62
-_NO_SHARE = -2.0
-"""Findings that are not about speed come before those that are."""
+_NO_SHARE = 1.0
+"""Findings that are not about speed come after those that are, which the user has asked for. Errors come first anyway.
+"""
 
 
 def order_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -34,15 +35,15 @@ def pick_verdict(findings: Iterable[Finding]) -> Finding | None:
     return None
 
 
-def _rank_of(finding: Finding, places: Mapping[str, int]) -> tuple[int, int, int, float, int, int, str]:
+def _rank_of(finding: Finding, places: Mapping[str, int]) -> tuple[int, int, float, int, int, int, str]:
     ends_badly = finding.code.startswith("DD6") and finding.severity is Severity.ERROR
     step = _NO_STEP if finding.step is None or ends_badly else finding.step
     sureness = list(Confidence).index(finding.confidence)
     return (
         finding.severity.order,
         0 if ends_badly else 1,
-        step,
         _NO_SHARE if finding.share is None else -finding.share,
+        step,
         places.get(finding.code, _LAST),
         sureness,
         finding.code,

@@ -52,6 +52,16 @@ FIRST = {
         "test_a_folder_with_a_planted_link", "test_a_foreign_and_a_damaged_folder",
         "test_an_abort_at_exit_is_no_failure_of_training",
     ),
+    "speed/test_findings.py": (
+        *(f"test_the_fault_is_found_with_its_ranks_and_line[{job}]" for job in (
+            "accumulation every_part", "buffers mask", "by_hand one_by_one", "communication head",
+            "data_parallel trains", "each_step gathers", "gc_pauses collects", "imbalance lengths",
+            "input_bound behind", "periodic_stall epochs", "rank_zero logs",
+        )),
+        "test_a_healthy_job_that_looks_alike_is_left_alone[quiet small]",
+        "test_a_healthy_job_that_looks_alike_is_left_alone[input_bound hidden]",
+    ),
+    "speed/test_unused.py": ALL,
     "attach/test_verb.py": (
         "test_the_rank_that_the_others_wait_for", "test_a_job_that_moves", "test_a_stopped_rank",
     ),

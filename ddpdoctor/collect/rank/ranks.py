@@ -155,7 +155,7 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
         step_times=read_steps(content),
         speed=read_speed(content),
         gradient_times=read_gradient_times(notes),
-        fetch_times=read_fetches(children, watched.child_fetches),
+        fetch_times=read_fetches(children, watched.child_fetches, max(0, cells["loader_workers"] - 1) or None),
         lines_seen=read_lines(content, children, watched.child_lines),
         lacks=tuple(sorted({*read_lacks(notes), *context.agent_lacks})),
         steps=cells["steps"],

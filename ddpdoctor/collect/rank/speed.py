@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.rank.steps import ENDS
 from ddpdoctor.collect.recorded import read_frame
-from ddpdoctor.model.speed import CoreTime, DataParallelSeen, PartTotal, Speed, StepParts, Surroundings
+from ddpdoctor.model.speed import CoreTime, DataParallelSeen, HandReduced, PartTotal, Speed, StepParts, Surroundings
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.kept_steps import is_sampled
 from ddpdoctor.recorder.storage.step_parts import parts_of
@@ -54,6 +54,7 @@ def read_speed(content: RingContent) -> Speed | None:
             for note in content.notes
             if note["k"] == "data_parallel"
         ),
+        hand_reduced=_read_hand_reduced(content),
     )
 
 
@@ -99,6 +100,13 @@ def _read_surroundings(content: RingContent) -> Surroundings | None:
         cores=_count(note.get("cores")),
         frameworks=tuple(map(str, frameworks)) if isinstance(frameworks, list) else (),
     )
+
+
+def _read_hand_reduced(content: RingContent) -> HandReduced | None:
+    note = next((note for note in content.notes if note["k"] == "hand_reduced"), None)
+    if note is None:
+        return None
+    return HandReduced(gradients=_count(note.get("gradients")), site=read_frame(note.get("frame")))
 
 
 def _count(value: object) -> int:

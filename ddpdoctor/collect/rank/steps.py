@@ -24,7 +24,7 @@ ENDS = {
     ring_layout.STEP_OPTIMIZER: StepEnd.OPTIMIZER,
     ring_layout.STEP_REDUCED: StepEnd.REDUCTION,
 }
-FETCH_CELLS = 3
+FETCH_CELLS = 4
 _NUMBER, _ENDED, _GROUP, _FLAGS, _FIRST_PHASE = range(5)
 """Columns of a ``ring_layout.STEP`` row: number, end, group, flags, then each phase, then each phase's wait."""
 
@@ -61,27 +61,48 @@ def read_lines(
     for file, line, function, times in ended:
         frame = Frame(file=file, line=line, function=function, user=True)
         found.append(LineSeen(frame=frame, phase=Phase.BEFORE, times=times, in_child=True))
-    return tuple(sorted(found, key=lambda line: -line.times))
+    return tuple(sorted(found, key=lambda line: (line.calls_module, -line.times)))
 
 
 def _lines(content: RingContent, *, in_child: bool) -> Iterable[LineSeen]:
     for line in content.lines:
         frame = read_frame(line.site)
-        if frame is not None and line.phase < len(Phase):
-            yield LineSeen(frame=frame, phase=Phase(line.phase), times=line.times, in_child=in_child)
+        calls_module, phase = divmod(line.phase, ring_layout.CALLS_MODULE)
+        if frame is not None and calls_module in {0, 1}:
+            yield LineSeen(
+                frame=frame, phase=Phase(phase), times=line.times, in_child=in_child, calls_module=bool(calls_module)
+            )
 
 
-def read_fetches(children: Iterable[RingContent], ended: tuple[int, ...] = ()) -> FetchTimes | None:
-    """Return how many batches a rank's loader workers made and how long they took; ``ended`` sums up ended workers."""
-    rows = [ended if len(ended) == FETCH_CELLS else (0,) * FETCH_CELLS, *map(fetch_cells, children)]
-    batches, making_ns, pauses_ns = map(sum, zip(*rows, strict=True))
-    return FetchTimes(batches=batches, making_ms=making_ns / 1e6, pauses_ms=pauses_ns / 1e6) if batches else None
+def read_fetches(
+    children: Iterable[RingContent], ended: tuple[int, ...] = (), workers: int | None = None
+) -> FetchTimes | None:
+    """Return how many batches a rank's loader workers made and how long they took; ``ended`` sums up ended workers.
+
+    ``workers`` is how many it has at a time, if known.
+    """
+    current = [fetch_cells(child) for child in children]
+    known = len(ended) in {FETCH_CELLS - 1, FETCH_CELLS}  # older versions kept no processor time
+    before = (*ended, 0)[:FETCH_CELLS] if known else (0,) * FETCH_CELLS
+    batches, making_ns, pauses_ns, cpu_ns = map(sum, zip(before, *current, strict=True))
+    if not batches:
+        return None
+    return FetchTimes(
+        batches=batches,
+        making_ms=making_ns / 1e6,
+        pauses_ms=pauses_ns / 1e6,
+        cpu_ms=cpu_ns / 1e6,
+        workers=workers,
+    )
 
 
-def fetch_cells(content: RingContent) -> tuple[int, int, int]:
-    """Return how many batches a child has made, how long that took, and how long it paused (both in nanoseconds)."""
+def fetch_cells(content: RingContent) -> tuple[int, int, int, int]:
+    """Return how many batches a child has made, how long that took, its pauses, and its processor time.
+
+    Times are nanoseconds.
+    """
     cells = content.cells
-    return cells["fetches"], cells["fetching_ns"], cells["fetch_pauses_ns"]
+    return cells["fetches"], cells["fetching_ns"], cells["fetch_pauses_ns"], cells["fetching_cpu_ns"]
 
 
 def find_children(contents: Mapping[int, RingContent]) -> dict[int, list[RingContent]]:

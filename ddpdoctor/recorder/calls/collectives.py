@@ -9,6 +9,7 @@ import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from .. import capture, hooks
+from ..speed import hand_made
 from ..state import guarded, here
 from ..storage import ring_layout
 from ..training.step_clock import clock, ended_collective
@@ -169,6 +170,8 @@ class _Hook:
             known, begun = known.aside, groups.begun_by(known.aside)
         name = known.id if known.ring is ring else groups.name_id(ring, known)
         kind = records.kind_of(ring, frame, self.op, name, dtype, shape, tensors, redop, peer, flags)
+        if clock.number == hand_made.WATCHED_AFTER and self.op in hand_made.REDUCTIONS:
+            hand_made.reduction_begins(about, frame)
         waits = is_main and not clock.waiting
         now = _now_ns()
         seq = begun + 1 if self.counted and begun >= 0 else _NO_SEQ

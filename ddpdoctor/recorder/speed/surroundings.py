@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import time
+import weakref
 from typing import Any, Dict
 
 from .. import frames, hooks
@@ -25,7 +26,8 @@ FRAMEWORKS = {
 """By framework: the modules of which one is loaded where a script trains with it."""
 
 _now_ns = time.monotonic_ns
-_data_parallel = 0
+_built_at: Any = weakref.WeakKeyDictionary()
+"""By DataParallel that has not trained yet: the line that built it."""
 _collecting_since = 0
 
 
@@ -33,16 +35,25 @@ def patch_data_parallel(module: Any) -> None:
     """Patch torch.nn.parallel.data_parallel: note where a model is wrapped in DataParallel."""
     owner = hooks.part(module, "DataParallel")
     hooks.put(owner, "__init__", lambda original: around(original, after=_built))
+    hooks.put(owner, "forward", lambda original: around(original, before=_used))
 
 
 @guarded("data parallel")
 def _built(model: Any) -> None:
-    global _data_parallel
-    if here.ring is None or _data_parallel >= MAX_DATA_PARALLEL:
+    if here.ring is not None and len(_built_at) < MAX_DATA_PARALLEL:
+        _built_at[model] = frames.describe_user(sys._getframe())
+
+
+@guarded("data parallel")
+def _used(model: Any) -> None:
+    """Note a model that trains, once. One that was only built, to load a checkpoint, is of no account."""
+    import torch
+
+    frame = _built_at.get(model)
+    if frame is None or here.ring is None or not torch.is_grad_enabled() or not model.training:
         return
-    _data_parallel += 1
+    del _built_at[model]
     devices = len(getattr(model, "device_ids", ()) or ())
-    frame = frames.describe_user(sys._getframe())
     here.ring.note({"k": "data_parallel", "devices": devices, "frame": frame, "at": time.monotonic_ns()})
 
 

@@ -33,6 +33,7 @@ STOP_LIMIT_S = 0.05
 STACK_BYTES = 4 * 2**20
 """Our choice: the default of 8 MiB counts in full under ``ulimit -v``. But when a query raises in torch's C++, 1 MiB is
 too little on CUDA builds (2.15), and the rank ended with SIGSEGV."""
+_MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
 MAX_FUNCTIONS = 1024
 """Functions remembered between two calls. The limit is for scripts that make functions at run time."""
 
@@ -49,11 +50,21 @@ class LineTable:
         self.entries: Dict[Any, List[int]] = {}
         """By line and phase: the entry in the ring's table, and the count."""
 
-    def count(self, ring: Any, clock: Any, line: Tuple[str, int, str]) -> None:
-        """Count one sample of a line (file, number, function). A rank counts only after its first step has ended."""
+    def count(
+        self, ring: Any, clock: Any, line: Tuple[str, int, str], caller: Optional[Tuple[str, int, str]] = None
+    ) -> None:
+        """Count one sample of a line (file, number, function), and of the line that called the model, if another did.
+
+        A rank counts only after its first step has ended.
+        """
         if here.is_rank and (clock.waiting or not clock.number):
             return
         phase = clock.phase
+        self._add(ring, line, phase)
+        if caller is not None and caller != line:
+            self._add(ring, caller, phase + ring_layout.CALLS_MODULE)
+
+    def _add(self, ring: Any, line: Tuple[str, int, str], phase: int) -> None:
         entry = self.entries.get((line, phase))
         if entry is None:
             entry = self.entries[line, phase] = self._new_entry(ring.line_capacity)
@@ -68,6 +79,29 @@ class LineTable:
             return [len(self.entries), 0]
         rarest = min(self.entries, key=lambda key: self.entries[key][1])
         return [self.entries.pop(rarest)[0], 0]
+
+
+def _caller_of_module(stack: List[Tuple[Any, int]]) -> Optional[Tuple[str, int, str]]:
+    """Return the user's line that called the model, or the library, in which the innermost of the user's lines ran.
+
+    None if the user's innermost line was called by the user's own code alone.
+    """
+    outer = [i for i, (code, _) in enumerate(stack) if code.co_filename.endswith(_MODULE_FILE)]
+    start = outer[-1] if outer else _first_library_frame(stack)
+    above = (one for one in stack[start:] if frames.is_user_file(one[0].co_filename))
+    code, line = next(above, (None, 0))
+    return None if code is None else (code.co_filename, line, code.co_name)
+
+
+def _first_library_frame(stack: List[Tuple[Any, int]]) -> int:
+    """Return the position of the innermost frame of a library that called code of the user; else the end."""
+    own = False
+    for i, (code, _) in enumerate(stack):
+        is_user = frames.is_user_file(code.co_filename)
+        if own and not is_user:
+            return i
+        own = own or is_user
+    return len(stack)
 
 
 class CoreClock:
@@ -167,7 +201,8 @@ class Sampler:
             return
         ring.place(code.co_filename, line, code.co_name)
         if here.clock is not None:
-            self.lines.count(ring, here.clock, (code.co_filename, line, code.co_name))
+            caller = _caller_of_module(stack) if here.is_rank else None
+            self.lines.count(ring, here.clock, (code.co_filename, line, code.co_name), caller)
         done = ring.get("calls_done")
         if done != self.calls_seen or len(self.seen) >= MAX_FUNCTIONS:
             self.calls_seen = done

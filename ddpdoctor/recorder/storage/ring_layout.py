@@ -75,6 +75,7 @@ CELL_NAMES = (
     "main_cpu_ns",
     "run_delay_ns",
     "trained_ns",
+    "loader_workers",
 )
 """New cells are added at the end. In older rings they read as 0."""
 CELL_NAMES_OF_VERSION_2 = (*CELL_NAMES[:2], *CELL_NAMES[3:11], "wait_since_ns", *CELL_NAMES[11:])
@@ -153,6 +154,8 @@ BEFORE, FORWARD, BETWEEN, BACKWARD = range(4)
 
 LINE = struct.Struct("<III")
 """site, phase, number of samples outside calls that need other ranks. Site 0 marks an unused entry."""
+CALLS_MODULE = 4
+"""Added to the phase of a line that was not the innermost one, but called a module of torch."""
 LINE_SIZE = 12
 
 CONTROL_SIZE = 4096

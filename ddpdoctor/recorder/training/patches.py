@@ -17,7 +17,7 @@ from ..gradients import local
 from ..replicas import ddp_models, triggers
 from ..replicas import mesh as mesh_replicas
 from ..replicas import optimizers as made
-from ..speed import surroundings
+from ..speed import hand_made, surroundings
 from ..stacks.errors import noting_errors
 from ..state import MASTER_VARIABLE, guarded, here, store_address
 from ..storage import ring_layout
@@ -255,6 +255,7 @@ def patch_optimizer(module: Any) -> None:
         triggers.before_step(optimizer, args, kwargs)
         mesh_replicas.before_step(optimizer, args, kwargs)
         local.before_step(optimizer, args, kwargs)
+        hand_made.optimizer_begins(optimizer)
         clock.leave_out(began_ns)
         steps.optimizer_begins(optimizer)
 
@@ -282,6 +283,14 @@ def patch_loader(module: Any) -> None:
     hooks.put(hooks.part(module, "_BaseDataLoaderIter"), "__next__", _next_batch)
     hooks.put(module.DataLoader, "__iter__", phase("epoch", after=lambda *a: count("epochs", _epochs)))
     fetches.note_what_is_needed(sys.modules.get(fetches.MODULE))
+
+
+def _note_workers(ring: Any, iterator: Any) -> None:
+    """Write how many workers the loader has that training takes batches from, plus 1: 0 means that it is not known."""
+    workers = getattr(iterator, "_num_workers", None)
+    if workers is not None and workers != clock.workers and sys.modules["torch"].is_grad_enabled():
+        clock.workers = workers
+        ring.set("loader_workers", workers + 1)
 
 
 def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -312,6 +321,7 @@ def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             if index and ring is not None:
                 ring.end(index)
                 ring.set("batches", next(_batches))
+                _note_workers(ring, self)
                 loaders.delivered(self, batch)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed("next_batch", error)

@@ -49,6 +49,8 @@ class StepClock:
         self.inside = StepInside()
         self.cpu_since_ns = 0
         self.loading = False
+        self.workers: Optional[int] = None
+        """Of the loader that training takes batches from."""
         self.phase = ring_layout.BEFORE
         self.since_ns = 0
         self.waiting = False

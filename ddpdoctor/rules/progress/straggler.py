@@ -29,6 +29,7 @@ from .pace import (
     slow_phase,
 )
 from .places import places
+from .slow_causes import find_slow_reason
 from .stalled import TIMING
 from .words import place_words, verb
 
@@ -90,6 +91,9 @@ def check_straggler(job: JobState) -> Answer:
     On a GPU, collectives return before they have begun, so waits are measured only if torch times its kernels
     (`TORCH_NCCL_ENABLE_TIMING=1`). The rank whose kernels are the shortest has come last. Without timing, or if the
     ranks end without `destroy_process_group`, the rule says that it cannot tell.
+
+    Where half of the cost has one cause, it is named: Python's garbage collector, another process on the rank's core,
+    larger batches, the loader, more computation (processor time grows too) or slower computation (it does not).
 
     ## How sure
 
@@ -180,6 +184,8 @@ def _finding(job: JobState, late: Late) -> Problem:
     by_phase = grouped((slow_phase(late, number)[0], number) for number in late.ranks)
     where = tuple(place for number in late.ranks for place in _places(job, late, number))
     main = max(by_phase, key=lambda phase: len(by_phase[phase]))
+    others = [job.rank(number) for number in late.others]
+    reason = find_slow_reason(job.rank(late.ranks[0]), others, late.cost_ms)
     return Problem(
         confidence=_sureness(job, late),
         ranks=late.ranks,
@@ -189,9 +195,11 @@ def _finding(job: JobState, late: Late) -> Problem:
         evidence=(
             *_waits(late),
             *(_spends(job, late, phase, ranks) for phase, ranks in by_phase.items()),
+            *((reason.seen,) if reason is not None else ()),
             *_worker_words(job, late),
         ),
-        fix=_FIXES[main],
+        fix=reason.fix if reason is not None else _FIXES[main],
+        share=min(1.0, late.cost_ms / late.pacing.step_ms) if job.facts.speed_asked else None,
     )
 
 
@@ -274,7 +282,7 @@ def _places(job: JobState, late: Late, number: int) -> tuple[Place, ...]:
 
 
 def _lines(rank: Rank, phase: Phase) -> tuple[Frame, ...]:
-    own = [line for line in rank.lines_seen if line.phase is phase and not line.in_child]
+    own = [line for line in rank.lines_seen if line.phase is phase and not line.in_child and not line.calls_module]
     if not own:
         return ()
     often = [line.frame for line in own if line.times >= SECOND_LINE * own[0].times]

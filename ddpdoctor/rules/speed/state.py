@@ -26,6 +26,16 @@ class SpeedState:
     """The ranks that end their steps together. Each has a ``speed``."""
     steps: JobSteps
     budget: Budget
+    longest: JobSteps | None = None
+    """The same with the longest steps of the run, which stand for themselves only; None if ``steps`` has all steps."""
+    total_ms: float = 0.0
+    """The time of all steps of the run."""
+
+    @property
+    def frameworks(self) -> frozenset[str]:
+        """The frameworks that train the model: lightning, transformers, accelerate."""
+        known = (rank.speed.surroundings for rank in self.ranks if rank.speed is not None)
+        return frozenset(name for one in known if one is not None for name in one.frameworks)
 
     def rank(self, number: int) -> Rank:
         """Return a rank by its number."""
@@ -44,8 +54,16 @@ def build_speed_state(job: Job) -> SpeedState | Unread:
     steps = align(speeds)
     if steps is None:
         most = max(speed.count for speed in speeds.values())
-        return Unread(why=Why.ABSENT, reason=f"{most} steps are too few: {MIN_STEPS} after the warm-up are needed")
+        return Unread(why=Why.ABSENT, reason=f"{most} steps are too few: at least {MIN_STEPS} are needed")
     if not any(any(speed.kept.is_split) for speed in speeds.values()):
         return Unread(why=Why.ABSENT, reason="how long the reduction of gradients takes was not measured")
     ranks = tuple(rank for rank in job.ranks if rank.rank in speeds)
-    return SpeedState(job=job, ranks=ranks, steps=steps, budget=make_budget(steps, speeds))
+    is_sample = any(speed.sample_bits for speed in speeds.values())
+    return SpeedState(
+        job=job,
+        ranks=ranks,
+        steps=steps,
+        budget=make_budget(steps, speeds),
+        longest=align(speeds, longest=True) if is_sample else None,
+        total_ms=max((speed.totals["wall"].sum_ms for speed in speeds.values() if "wall" in speed.totals), default=0.0),
+    )

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.speed import Speed, StepParts
 
 MIN_STEPS = 20
-"""Fewer steps after the warm-up are not judged: TraceML's figure, and that of DD610."""
+"""Runs with fewer steps are not judged: TraceML's figure, and that of DD610."""
+MIN_USABLE = 10
+"""So many must remain without warm-up and without looks at replicas. Our choice: half of them."""
 WARM_UP_SHARE = 0.1
 MOST_WARM_UP = 10
 """The first tenth of the steps, at most ten, is left out: torch allocates, and DDP rebuilds its buckets."""
@@ -81,12 +83,15 @@ def largest_group(ranks: Iterable[Rank]) -> dict[int, Speed]:
     return max(groups.values(), key=len, default={})
 
 
-def align(speeds: Mapping[int, Speed]) -> JobSteps | None:
-    """Return the common steps of ranks, or None if there are fewer than ``MIN_STEPS``."""
-    tables = {rank: _even(speed.kept) for rank, speed in speeds.items()}
+def align(speeds: Mapping[int, Speed], *, longest: bool = False) -> JobSteps | None:
+    """Return the common steps of ranks, or None if there are too few.
+
+    With ``longest`` they include the longest steps of the run besides the even sample.
+    """
+    tables = {rank: _places(speed.kept, longest=longest) for rank, speed in speeds.items()}
     common = set.intersection(*map(set, tables.values())) if tables else set()
     numbers = _usable(sorted(common), tables, speeds)
-    if len(numbers) < MIN_STEPS:
+    if max(common, default=0) < MIN_STEPS or len(numbers) < MIN_USABLE:
         return None
     ranks = {rank: _columns(speed.kept, [tables[rank][n] for n in numbers]) for rank, speed in speeds.items()}
     transfer = {
@@ -105,9 +110,9 @@ def align(speeds: Mapping[int, Speed]) -> JobSteps | None:
     )
 
 
-def _even(parts: StepParts) -> dict[int, int]:
-    """Return the places of the steps of the even sample, by number."""
-    return {number: i for i, number in enumerate(parts.numbers) if parts.is_even[i]}
+def _places(parts: StepParts, *, longest: bool) -> dict[int, int]:
+    """Return the places of the steps of the even sample, or of all kept steps, by number."""
+    return {number: i for i, number in enumerate(parts.numbers) if longest or parts.is_even[i]}
 
 
 def _usable(numbers: list[int], tables: Mapping[int, Mapping[int, int]], speeds: Mapping[int, Speed]) -> list[int]:

@@ -217,10 +217,10 @@ def test_children_of_a_fork_server_work_for_the_rank_that_started_it(tmp_path: P
     server, worker = (make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=pid) for pid in (43, 44))
     server.note({"k": "process", "ppid": 42})
     worker.note({"k": "process", "ppid": 43})
-    worker.fetched(3, 3_000_000, 1_000_000)
+    worker.fetched(3, 3_000_000, 1_000_000, 2_000_000)
     contents = {42: read(make(tmp_path)), 43: read(server), 44: read(worker)}
     found = read_fetches(find_children(contents)[42])
-    assert found == FetchTimes(batches=3, making_ms=3.0, pauses_ms=1.0)
+    assert found == FetchTimes(batches=3, making_ms=3.0, pauses_ms=1.0, cpu_ms=2.0)
     assert (found.busy_share, found.batch_ms) == (0.75, 1.0)
     kept = WorkersSeen()
     kept.keep(Path(worker.path))
@@ -233,10 +233,10 @@ def test_no_pause_of_a_worker_counts_for_more_than_the_batch_after_it(tmp_path: 
     ring, times = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE), fetches.WorkerTimes()
     for began_ns, ended_ns in ((0, 10), (15, 25), (1000, 1020)):
         times.add(ring, began_ns, ended_ns)
-    assert fetch_cells(read(ring)) == (3, 40, 25)
+    assert fetch_cells(read(ring)) == (3, 40, 25, 0)
     forked = make(tmp_path, ring_layout.ROLE_CHILD, ring_layout.CHILD_SHAPE, pid=43)
     times.add(forked, 2000, 2010)
-    assert fetch_cells(read(forked)) == (1, 10, 0)
+    assert fetch_cells(read(forked)) == (1, 10, 0, 0)
 
 
 def test_batches_are_timed_once_and_errors_read_as_without_us() -> None:
@@ -269,7 +269,7 @@ def test_the_lines_of_ended_children_are_kept_without_their_rings(tmp_path: Path
         kept.keep(Path(ring.path))
         Path(ring.path).unlink()
     kept.keep(tmp_path / "gone.ring")
-    assert kept.fetches(42) == [2, 20, 4]
+    assert kept.fetches(42) == [2, 20, 4, 0]
     assert kept.fetches(7) == []
     assert kept.rows(42) == [[__file__, 17, "load", 2]]
     assert kept.rows(7) == []

@@ -1,0 +1,201 @@
+"""DD809 and DD814: a few steps take much longer than the others, because of one rank or of all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.findings import Confidence, Severity
+from ddpdoctor.model.speed import BUSY_PARTS
+from ddpdoctor.rules.answers import Answer, Problem, judged, passed
+from ddpdoctor.rules.registry import rule
+
+from .words import SHARE, host_lines, ms, percent, place, up_to
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .state import SpeedState
+    from .steps import JobSteps
+
+SLOW = 1.5
+"""A step over 1.5 medians is a stall."""
+MOST_SLOW = 1 / 3
+"""If more steps are slow, they are no stalls. Our choice: the median must be that of the others."""
+MIN_STALLS = 3
+"""Our choice: one long pause, or two, may be anything."""
+ONE_RANK = 0.8
+"""The share of the lost time that one rank must cause: DD610's figure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stalls:
+    """The slow steps of a job."""
+
+    places: tuple[int, ...]
+    """Their positions in the steps."""
+    usual_ms: float
+    lost_ms: dict[int, float]
+    """By rank: how long the others waited for it in these steps, beyond the usual."""
+    alike_ms: float
+    """What all ranks alike took longer in these steps."""
+    alike_data_ms: float
+    """The part of it in the loader."""
+    total_ms: float
+    """The whole time that the steps stand for."""
+
+
+def _find(steps: JobSteps, total_ms: float) -> _Stalls | None:
+    walls = steps.walls_ms
+    usual = median(walls)
+    slow = tuple(i for i, wall in enumerate(walls) if wall > SLOW * usual)
+    if not MIN_STALLS <= len(slow) <= MOST_SLOW * len(walls):
+        return None
+    busy = {
+        rank: [sum(one.parts_ms[part][i] for part in BUSY_PARTS) for i in range(len(walls))]
+        for rank, one in steps.ranks.items()
+    }
+    usual_busy = {rank: median(values) for rank, values in busy.items()}
+    usual_data = {rank: median(one.parts_ms["data"]) for rank, one in steps.ranks.items()}
+    lost: dict[int, float] = {}
+    alike = alike_data = 0.0
+    for i in slow:
+        rank = steps.critical[i]
+        waits = [steps.waits_ms[other][i] for other in steps.ranks if other != rank]
+        lost[rank] = lost.get(rank, 0.0) + (median(waits) if waits else 0.0)
+        alike += max(0.0, min(busy[other][i] - usual_busy[other] for other in steps.ranks))
+        alike_data += max(0.0, min(one.parts_ms["data"][i] - usual_data[other] for other, one in steps.ranks.items()))
+    return _Stalls(
+        places=slow, usual_ms=usual, lost_ms=lost, alike_ms=alike, alike_data_ms=alike_data, total_ms=total_ms
+    )  # fmt: skip
+
+
+def _stalls(state: SpeedState) -> tuple[JobSteps, _Stalls] | None:
+    """Return the stalls of an even sample of the steps, or of the longest steps of a run in which they are rare."""
+    found = _find(state.steps, sum(state.steps.walls_ms))
+    if found is not None:
+        return state.steps, found
+    if state.longest is None:
+        return None
+    whole = _find(state.longest, state.total_ms)
+    return (state.longest, whole) if whole is not None else None
+
+
+@rule("DD809", "rank-zero-work", Severity.WARNING, "Work of one rank in some steps keeps the others waiting")
+def check_rank_work(state: SpeedState) -> Answer:
+    """Report a rank that does something of its own every few steps while all others wait for it.
+
+    ## What it means
+
+    Every few steps one rank, mostly rank 0, evaluates, saves a checkpoint or writes logs. The other ranks go on to the
+    next reduction and wait there until it comes. The time is lost on all of them.
+
+    ## How it is recognized
+
+    A stall is a step that takes over 1.5 times as long as the median step. There must be at least three, and at most a
+    third of the steps. In them one rank must come last and cost the others at least 10 % of the time of all steps. The
+    lines are those at which this rank was sampled outside forward and backward, and the others were not.
+
+    ## How sure
+
+    High if a line of the script was seen, else medium.
+
+    ## What to do
+
+    Evaluate on all ranks, each on its share of the data, and reduce the result. Save more rarely, or in the background
+    (`torch.distributed.checkpoint.async_save`). Log every N steps.
+
+    ## Example
+
+        the others wait for rank 0 in 10 of 80 steps, in accuracy at train.py:31: up to 43 % of the time
+    """
+    found = _stalls(state)
+    if found is None:
+        return passed("no steps are much longer than the others, time after time")
+    steps, stalls = found
+    rank = max(stalls.lost_ms, key=lambda number: stalls.lost_ms[number])
+    lost = stalls.lost_ms[rank]
+    share = min(1.0, lost / stalls.total_ms)
+    if share < SHARE or lost < ONE_RANK * sum(stalls.lost_ms.values()):
+        return passed(f"one rank makes the others wait for {percent(share)} of the time in long steps")
+    others = [one for one in state.ranks if one.rank != rank]
+    lines = host_lines(state.rank(rank), others)
+    at = f", in {lines[0].function} at {lines[0].file.rpartition('/')[2]}:{lines[0].line}" if lines else ""
+    often = f"{len(stalls.places)} of {len(steps.numbers)} steps"
+    problem = Problem(
+        confidence=Confidence.HIGH if lines else Confidence.MEDIUM,
+        summary=f"the others wait for rank {rank} in {often}{at}: {up_to(share).replace('of the step', 'of the time')}",
+        ranks=(rank,),
+        where=tuple(place(rank, frame) for frame in lines),
+        evidence=(
+            f"a step takes {ms(stalls.usual_ms)}, and {_longest(steps, stalls.places)} where rank {rank} comes last",
+            _where_spent(steps, stalls.places, rank),
+        ),
+        fix="do this work on all ranks, each on its share; or more rarely; or in the background "
+        "(torch.distributed.checkpoint.async_save for checkpoints)",
+        share=share,
+    )
+    return judged([problem])
+
+
+@rule("DD814", "periodic-stall", Severity.WARNING, "All ranks pause every few steps")
+def check_periodic(state: SpeedState) -> Answer:
+    """Report work that all ranks do at the same time every few steps, and that takes a large part of the time.
+
+    ## What it means
+
+    Every few steps all ranks do something beside training: they save a checkpoint each, evaluate all of the data, or
+    restart their loaders. No rank waits for another, so nothing looks wrong in a single step.
+
+    ## How it is recognized
+
+    Stalls are found as for `rank-zero-work`. What all ranks alike take longer in them must be 10 % of the time of all
+    steps, and not in the loader (then the job is bound by its input).
+
+    ## How sure
+
+    High if a line of the script was seen, else medium.
+
+    ## What to do
+
+    Do it more rarely, share it among the ranks, or do it in the background.
+
+    ## Example
+
+        all ranks pause in 10 of 80 steps, in save at train.py:40: up to 35 % of the time
+    """
+    found = _stalls(state)
+    if found is None:
+        return passed("no steps are much longer than the others, time after time")
+    steps, stalls = found
+    own = stalls.alike_ms - stalls.alike_data_ms
+    share = min(1.0, own / stalls.total_ms)
+    if share < SHARE or stalls.alike_data_ms > own:
+        return passed(f"all ranks alike pause for {percent(max(0.0, share))} of the time in long steps")
+    lines = {rank.rank: host_lines(rank)[:1] for rank in state.ranks}
+    first = next((frames[0] for frames in lines.values() if frames), None)
+    at = f", in {first.function} at {first.file.rpartition('/')[2]}:{first.line}" if first is not None else ""
+    often = f"{len(stalls.places)} of {len(steps.numbers)} steps"
+    problem = Problem(
+        confidence=Confidence.HIGH if first is not None else Confidence.MEDIUM,
+        summary=f"all ranks pause in {often}{at}: {up_to(share).replace('of the step', 'of the time')}",
+        ranks=tuple(steps.ranks),
+        where=tuple(place(number, frame) for number, frames in lines.items() for frame in frames),
+        evidence=(f"a step takes {ms(stalls.usual_ms)}, and {_longest(steps, stalls.places)} in a pause",),
+        fix="do this work more rarely, share it among the ranks, or do it in the background",
+        share=share,
+    )
+    return judged([problem])
+
+
+def _longest(steps: JobSteps, places: Sequence[int]) -> str:
+    return ms(median(steps.walls_ms[i] for i in places))
+
+
+def _where_spent(steps: JobSteps, places: Sequence[int], rank: int) -> str:
+    parts = steps.ranks[rank].parts_ms
+    beyond = {part: sum(parts[part][i] for i in places) / len(places) - median(parts[part]) for part in BUSY_PARTS}
+    part = max(beyond, key=lambda name: beyond[name])
+    names = {"host": "host code outside forward and backward", "data": "the loader"}
+    return f"rank {rank} spends {ms(beyond[part])} more in {names.get(part, part)} there"

@@ -1,0 +1,149 @@
+"""Each rule of speed over jobs whose steps are known: faults, healthy jobs that look alike, and near misses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ddpdoctor.model.facts import Rank
+from ddpdoctor.model.findings import Outcome
+from ddpdoctor.model.speed import DataParallelSeen, HandReduced
+from ddpdoctor.model.steps import FetchTimes
+from ddpdoctor.rules.answers import Answer
+from ddpdoctor.rules.speed.accumulation import check_accumulation
+from ddpdoctor.rules.speed.buffers import check_buffers
+from ddpdoctor.rules.speed.communication import check_communication
+from ddpdoctor.rules.speed.cores import check_collections, check_threads
+from ddpdoctor.rules.speed.data_parallel import check_data_parallel
+from ddpdoctor.rules.speed.imbalance import check_imbalance
+from ddpdoctor.rules.speed.input import check_input
+from ddpdoctor.rules.speed.script_calls import check_hand_made, check_sync
+from ddpdoctor.rules.speed.stalls import check_periodic, check_rank_work
+from ddpdoctor.rules.speed.state import SpeedState
+
+from .jobs import every, frame, rank, seen, state
+
+Check = Callable[[SpeedState], Answer]
+RULES: tuple[Check, ...] = (
+    check_accumulation, check_buffers, check_communication, check_collections, check_threads, check_data_parallel,
+    check_imbalance, check_input, check_hand_made, check_sync, check_periodic, check_rank_work,
+)  # fmt: skip
+
+
+def both(*args: Any, **kwargs: Any) -> tuple[Rank, Rank]:
+    return rank(0, *args, **kwargs), rank(1, *args, **kwargs)
+
+
+def workers(make_ms: float, count: int) -> FetchTimes:
+    return FetchTimes(batches=60, making_ms=60 * make_ms, pauses_ms=0.0, cpu_ms=3.0, workers=count)
+
+
+REDUCED = {"hand_reduced": HandReduced(gradients=12, site=frame(9))}
+WRAPPED = {"data_parallel": (DataParallelSeen(devices=0, site=frame(5)),)}
+FAULTS: dict[str, tuple[Check, tuple[Rank, ...], tuple[int, ...], float]] = {
+    "reduced three times": (check_accumulation, both({"exposed": 30.0}, reductions=3), (0, 1), 20 / 128),
+    "buffers of many MiB": (check_buffers, both({"buffers": 100.0}), (0, 1), 100 / 199.5),
+    "gradients of many MiB": (check_communication, both({"exposed": 98.0}), (0, 1), 0.25),
+    "collections": (check_collections, both({"host": 51.0, "gc": 50.0}), (0, 1), 1 / 3),
+    "collections on one rank": (
+        check_collections, (rank(0, {"host": 51.0, "gc": 50.0}), rank(1, {"exposed": 52.0})), (0,), 1 / 3
+    ),
+    "threads": (check_threads, both(threads=2, queued_ms=4e3), (0, 1), 0.4),
+    "DataParallel": (check_data_parallel, both(speed=WRAPPED), (0, 1), 0.0),
+    "lengths": (
+        check_imbalance,
+        (
+            rank(0, {"forward": every(2, 32.0, 92.0), "exposed": every(2, 62.0, 2.0)}, numel=every(2, 100, 300)),
+            rank(1, {"forward": every(2, 92.0, 32.0), "exposed": every(2, 2.0, 62.0)}, numel=every(2, 300, 100)),
+        ),
+        (0, 1), 60 / 160,
+    ),
+    "no workers": (check_input, both({"data": 101.0}), (0, 1), 0.5),
+    "equally slow workers": (
+        check_input,
+        (
+            rank(0, {"data": 98.0, "exposed": 2.0}, fetch_times=workers(200.0, 1), batches=60),
+            rank(1, {"data": 1.0, "exposed": 99.0}, fetch_times=workers(199.0, 1), batches=60),
+        ),
+        (0, 1), 0.5,
+    ),
+    "one by one": (check_hand_made, both({"calls": 50.0, "exposed": 0.0}, speed=REDUCED), (0, 1), 50 / 148),
+    "rank 0 evaluates": (
+        check_rank_work,
+        (
+            rank(0, {"host": every(8, 1.0, 401.0)}, lines_seen=(seen(31), seen(40, calls_module=True))),
+            rank(1, {"exposed": every(8, 2.0, 402.0)}),
+        ),
+        (0,), 2400 / 7600,
+    ),
+    "all save": (check_periodic, both({"host": every(10, 1.0, 301.0)}, lines_seen=(seen(31),)), (0, 1), 0.22),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_with_its_ranks_and_its_share(fault: str) -> None:
+    check, ranks, blamed, share = FAULTS[fault]
+    (problem,) = check(state(*ranks)).problems
+    assert problem.ranks == blamed
+    assert problem.share == pytest.approx(share, abs=0.06)
+    assert problem.fix
+
+
+HEALTHY: dict[str, tuple[Rank, ...]] = {
+    "a healthy job": both(),
+    "reduced at the last micro-batch only": both({"backward": 186.0, "exposed": 2.0}),
+    "reduced three times, hidden": both({"exposed": 3.0}, reductions=3),
+    "a small job": both(
+        {"forward": 1.0, "backward": 1.0, "exposed": 2.0, "buffers": 2.0, "data": 0.1, "calls": 1.0}, reductions=2,
+        speed=REDUCED,
+    ),
+    "prefetching loaders that keep up": tuple(
+        rank(n, fetch_times=workers(80.0, 1), batches=60) for n in range(2)
+    ),
+    "one rank whose loader is slow": (rank(0, {"data": 101.0}), rank(1, {"exposed": 102.0})),
+    "a rank that is slow in each step": (rank(0, {"forward": 92.0}), rank(1, {"exposed": 62.0})),
+    "one long pause": (rank(0, {"host": every(50, 1.0, 5001.0)}), rank(1, {"exposed": every(50, 2.0, 5002.0)})),
+    "a save that takes little": (rank(0, {"host": every(20, 1.0, 91.0)}), rank(1, {"exposed": every(20, 2.0, 92.0)})),
+    "threads that wait for nothing": both(threads=8),
+    "neighbors that take the cores": both(queued_ms=5e3),
+    "young collections": both({"gc": 2.0}),
+    "a call that costs nothing": both({"calls": 0.4}),
+    "ranks that wait for a slow one in a call": (rank(0, {"host": 41.0}), rank(1, {"calls": 40.0})),
+    "DataParallel on one GPU": both(speed={"data_parallel": (DataParallelSeen(devices=1, site=frame(5)),)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("look_alike", HEALTHY)
+@pytest.mark.parametrize("check", RULES, ids=lambda check: check.__name__)
+def test_a_healthy_job_that_looks_alike_is_left_alone(look_alike: str, check: Check) -> None:
+    answer = check(state(*HEALTHY[look_alike]))
+    assert answer.outcome is not Outcome.FAILED, answer
+
+
+def test_uneven_ranks_of_a_busy_machine_are_no_finding() -> None:
+    uneven = (
+        rank(0, {"forward": every(2, 32.0, 92.0), "exposed": every(2, 62.0, 2.0)}, queued_ms=2e3),
+        rank(1, {"forward": every(2, 92.0, 32.0), "exposed": every(2, 2.0, 62.0)}, queued_ms=2e3),
+    )
+    answer = check_imbalance(state(*uneven))
+    assert answer.outcome is Outcome.INCONCLUSIVE
+    assert "wait for a core 20%" in answer.seen
+
+
+def test_rare_work_of_a_long_run_is_found_in_its_longest_steps() -> None:
+    """Every 500th step of 20,000 takes 100 s longer on rank 0; the even sample has none of these steps."""
+    even = [n % 10 != 0 for n in range(1, 61)]
+    ranks = (
+        rank(0, {"host": every(10, 1.0, 10_001.0)}, bits=6, is_even=even, lines_seen=(seen(31),)),
+        rank(1, {"exposed": every(10, 2.0, 10_002.0)}, bits=6, is_even=even),
+    )
+    (problem,) = check_rank_work(state(*ranks)).problems
+    assert problem.ranks == (0,)
+    assert [place.line for place in problem.where] == [31]
+
+
+def test_workers_are_asked_for_only_as_far_as_they_help() -> None:
+    (problem,) = check_input(state(*both({"data": 301.0}))).problems
+    assert "num_workers=4" in problem.fix
+    (problem,) = check_input(state(*both({"data": 301.0}, cpu_ms={"data": 290.0}))).problems
+    assert "need 8 cores of 2" in problem.fix

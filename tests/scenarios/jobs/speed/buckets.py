@@ -1,0 +1,46 @@
+"""Buckets are too small, or leave when backward is over; or they are as they should be."""
+
+import torch
+from accelerator import Layers, Stepper, batch, run
+
+
+class Deep(torch.nn.Module):
+    """Many small tensors: ``count`` layers of weight and bias."""
+
+    def __init__(self, ms, count):
+        super().__init__()
+        self.small = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(count)))
+        self.rest = Layers(ms)
+
+    def forward(self, x):
+        return self.rest(torch.cat([self.small(x)] * 4, 1))
+
+
+def train(net, width=16, **options):
+    step = Stepper(net, **options)
+    for _ in range(40):
+        step(batch(width))
+
+
+def one_for_each_tensor():
+    train(Deep(20, 300), bucket_cap_mb=0.0001)
+
+
+def few_kib():
+    train(Layers(20, count=400, width=32), 32, bucket_cap_mb=0.002)
+
+
+def default():
+    """16 MiB: the default of 1 MiB and then 25 keeps nearly all of them until backward is over."""
+    train(Layers(200, count=16, width=512), 512)
+
+
+def of_1_mib():
+    train(Layers(400, count=16, width=512), 512, bucket_cap_mb=1)
+
+
+def many_tensors():
+    train(Deep(60, 300))
+
+
+run(one_for_each_tensor, few_kib, default, of_1_mib, many_tensors)

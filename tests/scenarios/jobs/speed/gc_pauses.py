@@ -1,0 +1,55 @@
+"""Collecting garbage takes a part of the time on all ranks; or little, although there are as many objects."""
+
+import gc
+
+from accelerator import Layers, Stepper, batch, run
+
+STEPS = 40
+
+
+def train(ms, each_step):
+    step = Stepper(Layers(ms))
+    for number in range(STEPS):
+        each_step(number)
+        step(batch())
+
+
+def collects():
+    cache = [[i] for i in range(400_000)]
+    train(20, lambda step: gc.collect())  # FAULT collects
+    del cache
+
+
+def keeps():
+    """Each step keeps many objects, so Python goes through all of them again and again."""
+    history = []
+    train(20, lambda step: history.append([[i] for i in range(30_000)]))  # FAULT keeps
+
+
+def eagerly():
+    """Thresholds so low that the old objects are gone through in each step."""
+    cache = [[i] for i in range(300_000)]
+    gc.set_threshold(50, 2, 2)
+    gc.freeze()
+    late = [[i] for i in range(300_000)]
+
+    def make(step):
+        late.append([[i] for i in range(600)])  # FAULT eagerly
+
+    train(20, make)
+    del cache
+
+
+def frozen():
+    cache = [[i] for i in range(400_000)]
+    gc.collect()
+    gc.freeze()
+    train(40, lambda step: gc.collect())
+    del cache
+
+
+def young():
+    train(40, lambda step: [[i] for i in range(2_000)])
+
+
+run(collects, keeps, eagerly, frozen, young)
