@@ -30,7 +30,7 @@ FORWARDS_WITHOUT_STEP = 512
 gradients over a few dozen."""
 
 
-class Trial:
+class SettingsTrial:
     """The state of the trial in this rank."""
 
     def __init__(self, rounds: int) -> None:
@@ -128,13 +128,13 @@ def leave(entry: Any) -> None:
         os._exit(0)
 
 
-_trial: Optional[Trial] = None
+_trial: Optional[SettingsTrial] = None
 
 
 def patch_ddp(module: Any) -> None:
     """Follow the construction of DDP models and their forwards. This hook comes last, so that it runs first."""
     global _trial
-    _trial = Trial(read_settings(os.environ).tune_rounds)
+    _trial = SettingsTrial(read_settings(os.environ).tune_rounds)
     ddp = module.DistributedDataParallel
     hooks.put(ddp, "__init__", lambda original: around(original, after=_made))
     hooks.put(ddp, "forward", _forward)

@@ -15,7 +15,7 @@ from .steps import mean
 
 if TYPE_CHECKING:
     from .models import ReducedModel
-    from .simulation import Gradients
+    from .simulation import BucketGradients
     from .state import SpeedState
 
 LEAST_TRANSFER = 0.10
@@ -106,7 +106,7 @@ def _contested(state: SpeedState) -> str:
     return ""
 
 
-def _problems(state: SpeedState, model: ReducedModel, gradients: Gradients, transfer_ms: float) -> list[Problem]:
+def _problems(state: SpeedState, model: ReducedModel, gradients: BucketGradients, transfer_ms: float) -> list[Problem]:
     networks = networks_of(gradients)
     if not networks:
         return []

@@ -16,7 +16,7 @@ from .steps import mean
 from .words import SHARE, call_places, is_small, ms, percent
 
 if TYPE_CHECKING:
-    from .simulation import Gradients
+    from .simulation import BucketGradients
     from .state import SpeedState
 
 LARGE_TENSOR = 0.5
@@ -90,13 +90,13 @@ def check_communication(state: SpeedState) -> Answer:
     return judged([problem])
 
 
-def _saved_by_buckets_ms(gradients: Gradients | None) -> float | None:
+def _saved_by_buckets_ms(gradients: BucketGradients | None) -> float | None:
     """Return what the best bucket size saves in one reduction, or None if that cannot be predicted."""
     networks = networks_of(gradients) if gradients is not None else ()
     return best_cap(gradients, networks, CAPS_BYTES)[1].mid_ms if gradients is not None and networks else None
 
 
-def _sizes(gradients: Gradients | None) -> tuple[str, ...]:
+def _sizes(gradients: BucketGradients | None) -> tuple[str, ...]:
     """Say how much is reduced, and if one tensor is most of it."""
     if gradients is None:
         return ()

@@ -33,7 +33,7 @@ _HALVINGS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gradients:
+class BucketGradients:
     """The gradients of one DDP model over all ranks that reduce them, in the order in which DDP puts them into buckets.
 
     Times are milliseconds from the start of backward.
@@ -51,7 +51,7 @@ class Gradients:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class ReductionCost:
     """How long the reduction of a bucket takes."""
 
     latency_ms: float
@@ -71,7 +71,7 @@ class Prediction:
     high_ms: float
 
 
-def gather(ranks: Sequence[GradientTimes]) -> Gradients | None:
+def gather(ranks: Sequence[GradientTimes]) -> BucketGradients | None:
     """Return the gradients of one model from what its ranks recorded, or None if they do not have the same tensors."""
     first = ranks[0]
     if any(one.sizes_bytes != first.sizes_bytes for one in ranks) or not first.bucket_bytes:
@@ -80,7 +80,7 @@ def gather(ranks: Sequence[GradientTimes]) -> Gradients | None:
     by_registration = bool(first.finds_unused and not first.static_graph)
     order = list(reversed(range(len(ready)))) if by_registration else sorted(range(len(ready)), key=ready.__getitem__)
     compute_end = max(one.compute_end_ms for one in ranks)
-    return Gradients(
+    return BucketGradients(
         sizes_bytes=tuple(first.sizes_bytes[i] for i in order),
         ready_ms=tuple(ready[i] for i in order),
         bucket_bytes=first.bucket_bytes,
@@ -90,7 +90,7 @@ def gather(ranks: Sequence[GradientTimes]) -> Gradients | None:
     )
 
 
-def buckets_for(gradients: Gradients, cap_bytes: int | None) -> tuple[int, ...]:
+def buckets_for(gradients: BucketGradients, cap_bytes: int | None) -> tuple[int, ...]:
     """Return the sizes of the buckets that DDP makes for a cap, in the order of their reduction; None: its default.
 
     A bucket closes once it holds at least its cap, so no tensor is split. In the order of registration DDP fills
@@ -112,7 +112,7 @@ def buckets_for(gradients: Gradients, cap_bytes: int | None) -> tuple[int, ...]:
     return tuple(reversed(buckets)) if gradients.by_registration else tuple(buckets)
 
 
-def simulate(gradients: Gradients, bucket_bytes: Sequence[int], network: Network) -> float:
+def simulate(gradients: BucketGradients, bucket_bytes: Sequence[int], network: ReductionCost) -> float:
     """Return when backward ends with these buckets, in milliseconds."""
     ready, done = _ready_ms(gradients, bucket_bytes), 0.0
     for at, size in zip(ready, bucket_bytes, strict=True):
@@ -120,31 +120,33 @@ def simulate(gradients: Gradients, bucket_bytes: Sequence[int], network: Network
     return max(done, gradients.compute_end_ms)
 
 
-def networks_of(gradients: Gradients) -> tuple[Network, ...]:
+def networks_of(gradients: BucketGradients) -> tuple[ReductionCost, ...]:
     """Return networks with which the present buckets take as long as was seen, by latency; empty if there is none."""
     latencies: Sequence[float] = LATENCIES_MS
     if len(gradients.bucket_bytes) > MANY_BUCKETS:
         solved = [(_solve_latency(gradients, speed), speed) for speed in SPEEDS]
         if solved[0][0] > 0:
-            return tuple(Network(latency_ms=latency, bytes_per_ms=speed) for latency, speed in solved)
+            return tuple(ReductionCost(latency_ms=latency, bytes_per_ms=speed) for latency, speed in solved)
         latencies = (0.0, solved[-1][0] / 2, solved[-1][0] * 0.99)
     return tuple(network for latency in latencies if (network := _solve_bandwidth(gradients, latency)) is not None)
 
 
-def predict_cap(gradients: Gradients, networks: Sequence[Network], cap_bytes: int | None) -> Prediction:
+def predict_cap(gradients: BucketGradients, networks: Sequence[ReductionCost], cap_bytes: int | None) -> Prediction:
     """Return what another cap saves of backward."""
     buckets = buckets_for(gradients, cap_bytes)
     saved = sorted(gradients.end_ms - simulate(gradients, buckets, network) for network in networks)
     return Prediction(low_ms=saved[0], mid_ms=saved[len(saved) // 2], high_ms=saved[-1])
 
 
-def best_cap(gradients: Gradients, networks: Sequence[Network], caps_bytes: Sequence[int]) -> tuple[int, Prediction]:
+def best_cap(
+    gradients: BucketGradients, networks: Sequence[ReductionCost], caps_bytes: Sequence[int]
+) -> tuple[int, Prediction]:
     """Return the cap that saves most, and what it saves. Of equal ones the first counts."""
     predictions = [(cap, predict_cap(gradients, networks, cap)) for cap in caps_bytes]
     return max(predictions, key=lambda one: one[1].mid_ms)
 
 
-def _ready_ms(gradients: Gradients, bucket_bytes: Sequence[int]) -> list[float]:
+def _ready_ms(gradients: BucketGradients, bucket_bytes: Sequence[int]) -> list[float]:
     """Return when the last gradient of each bucket is ready."""
     ends, ready = list(accumulate(bucket_bytes)), [0.0] * len(bucket_bytes)
     bucket, reached = 0, 0
@@ -156,25 +158,27 @@ def _ready_ms(gradients: Gradients, bucket_bytes: Sequence[int]) -> list[float]:
     return ready
 
 
-def _solve_bandwidth(gradients: Gradients, latency_ms: float) -> Network | None:
+def _solve_bandwidth(gradients: BucketGradients, latency_ms: float) -> ReductionCost | None:
     """Return the network of this latency that gives the backward that was seen, or None if none is slow enough."""
 
     def end_ms(bytes_per_ms: float) -> float:
-        return simulate(gradients, gradients.bucket_bytes, Network(latency_ms=latency_ms, bytes_per_ms=bytes_per_ms))
+        return simulate(
+            gradients, gradients.bucket_bytes, ReductionCost(latency_ms=latency_ms, bytes_per_ms=bytes_per_ms)
+        )
 
     if end_ms(inf) >= gradients.end_ms or gradients.end_ms <= gradients.compute_end_ms:
         return None
     total = sum(gradients.bucket_bytes)
     slowest = total / (gradients.end_ms or 1.0) / 2
     bandwidth = _boundary(lambda value: end_ms(value) > gradients.end_ms, slowest, slowest * 1e6)
-    return Network(latency_ms=latency_ms, bytes_per_ms=bandwidth)
+    return ReductionCost(latency_ms=latency_ms, bytes_per_ms=bandwidth)
 
 
-def _solve_latency(gradients: Gradients, bytes_per_ms: float) -> float:
+def _solve_latency(gradients: BucketGradients, bytes_per_ms: float) -> float:
     """Return the largest latency with which backward does not take longer than was seen; 0 if there is none."""
 
     def is_too_small(latency_ms: float) -> bool:
-        network = Network(latency_ms=latency_ms, bytes_per_ms=bytes_per_ms)
+        network = ReductionCost(latency_ms=latency_ms, bytes_per_ms=bytes_per_ms)
         return simulate(gradients, gradients.bucket_bytes, network) <= gradients.end_ms
 
     return _boundary(is_too_small, 0.0, gradients.end_ms) if is_too_small(0.0) else 0.0

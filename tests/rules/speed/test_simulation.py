@@ -8,8 +8,8 @@ from ddpdoctor.model.gradient_times import GradientTimes
 from ddpdoctor.rules.speed.simulation import (
     DEFAULT_BYTES,
     MIB,
-    Gradients,
-    Network,
+    BucketGradients,
+    ReductionCost,
     best_cap,
     buckets_for,
     gather,
@@ -18,13 +18,13 @@ from ddpdoctor.rules.speed.simulation import (
     simulate,
 )
 
-LINE = Network(latency_ms=0.25, bytes_per_ms=MIB / 10)
+LINE = ReductionCost(latency_ms=0.25, bytes_per_ms=MIB / 10)
 """1 MiB takes 10.25 ms."""
 
 
-def even(**changes: object) -> Gradients:
+def even(**changes: object) -> BucketGradients:
     """Return sixteen layers of 1 MiB, one ready every 10 ms, as seen over ``LINE`` with DDP's default buckets."""
-    gradients = Gradients(
+    gradients = BucketGradients(
         sizes_bytes=(MIB,) * 16, ready_ms=tuple(10.0 * i for i in range(1, 17)), bucket_bytes=(MIB, 15 * MIB),
         compute_end_ms=160.0, end_ms=0.0,
     )  # fmt: skip
@@ -48,7 +48,7 @@ def test_with_find_unused_parameters_buckets_are_filled_in_the_order_of_registra
 def test_the_second_of_two_buckets_leaves_when_backward_is_over() -> None:
     assert simulate(even(), (MIB, 15 * MIB), LINE) == pytest.approx(160 + 150.25)
     assert simulate(even(), (MIB,) * 16, LINE) == pytest.approx(10 + 16 * 10.25)
-    assert simulate(even(), (MIB,) * 16, Network(latency_ms=0, bytes_per_ms=MIB)) == pytest.approx(161)
+    assert simulate(even(), (MIB,) * 16, ReductionCost(latency_ms=0, bytes_per_ms=MIB)) == pytest.approx(161)
 
 
 def test_the_network_is_found_from_the_run_itself() -> None:
@@ -70,8 +70,8 @@ def test_smaller_buckets_are_predicted_to_overlap() -> None:
 
 
 def test_of_many_small_buckets_the_latency_is_the_range() -> None:
-    slow = Network(latency_ms=2.0, bytes_per_ms=MIB / 10)
-    gradients = Gradients(
+    slow = ReductionCost(latency_ms=2.0, bytes_per_ms=MIB / 10)
+    gradients = BucketGradients(
         sizes_bytes=(MIB // 64,) * 64, ready_ms=tuple(0.1 * i for i in range(64)), bucket_bytes=(MIB // 64,) * 64,
         compute_end_ms=7.0, end_ms=0.0,
     )  # fmt: skip
@@ -96,7 +96,7 @@ def seen(**changes: object) -> GradientTimes:
 
 def test_a_gradient_is_ready_on_its_last_rank_and_the_least_exposed_time_is_the_transfer() -> None:
     gathered = gather([seen(), seen(ready_ms=(2.0, 1.5), compute_end_ms=2.5, exposed_ms=4.0)])
-    assert gathered == Gradients(
+    assert gathered == BucketGradients(
         sizes_bytes=(40, 400), ready_ms=(1.5, 3.0), bucket_bytes=(440,), compute_end_ms=3.5, end_ms=5.5
     )
 
