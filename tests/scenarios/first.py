@@ -54,7 +54,8 @@ FIRST = {
     ),
     "speed/test_findings.py": (
         *(f"test_the_fault_is_found_with_its_ranks_and_line[{job}]" for job in (
-            "accumulation every_part", "buckets one_for_each_tensor", "buffers mask", "by_hand one_by_one", "communication head",
+            "accumulation every_part", "buckets one_for_each_tensor",
+            "buffers mask", "by_hand one_by_one", "communication head",
             "data_parallel trains", "each_step gathers", "gc_pauses collects", "imbalance lengths",
             "input_bound behind", "periodic_stall epochs", "rank_zero logs",
         )),

@@ -25,6 +25,8 @@ MOST_SLOW = 1 / 3
 """If more steps are slow, they are no stalls. Our choice: the median must be that of the others."""
 MIN_STALLS = 3
 """Our choice: one long pause, or two, may be anything."""
+LARGEST = 0.5
+"""If one pause is more than this share of all, nothing comes back time after time. Our choice."""
 ONE_RANK = 0.8
 """The share of the lost time that one rank must cause: DD610's figure."""
 
@@ -59,13 +61,16 @@ def _find(steps: JobSteps, total_ms: float) -> _Stalls | None:
     usual_busy = {rank: median(values) for rank, values in busy.items()}
     usual_data = {rank: median(one.parts_ms["data"]) for rank, one in steps.ranks.items()}
     lost: dict[int, float] = {}
-    alike = alike_data = 0.0
+    alike = alike_data = longest = 0.0
     for i in slow:
         rank = steps.critical[i]
         waits = [steps.waits_ms[other][i] for other in steps.ranks if other != rank]
         lost[rank] = lost.get(rank, 0.0) + (median(waits) if waits else 0.0)
         alike += max(0.0, min(busy[other][i] - usual_busy[other] for other in steps.ranks))
+        longest = max(longest, walls[i] - usual)
         alike_data += max(0.0, min(one.parts_ms["data"][i] - usual_data[other] for other, one in steps.ranks.items()))
+    if longest > LARGEST * sum(walls[i] - usual for i in slow):
+        return None
     return _Stalls(
         places=slow, usual_ms=usual, lost_ms=lost, alike_ms=alike, alike_data_ms=alike_data, total_ms=total_ms
     )  # fmt: skip
