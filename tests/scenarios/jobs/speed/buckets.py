@@ -23,11 +23,11 @@ def train(net, width=16, **options):
 
 
 def one_for_each_tensor():
-    train(Deep(20, 300), bucket_cap_mb=0.0001)
+    train(Deep(20, 120), bucket_cap_mb=0.0001)
 
 
 def few_kib():
-    train(Layers(20, count=400, width=32), 32, bucket_cap_mb=0.002)
+    train(Layers(20, count=120, width=32), 32, bucket_cap_mb=0.002)
 
 
 def default():
@@ -40,7 +40,7 @@ def of_1_mib():
 
 
 def many_tensors():
-    train(Deep(60, 300))
+    train(Deep(60, 120))
 
 
 run(one_for_each_tensor, few_kib, default, of_1_mib, many_tensors)

@@ -24,7 +24,7 @@ def one_by_one():
             dist.all_reduce(p.grad)  # FAULT one_by_one
             p.grad /= dist.get_world_size()
 
-    train(Layers(20, count=100, width=32), reduce)
+    train(Layers(20, count=20, width=32), reduce)
 
 
 def over_rank_0():
@@ -33,7 +33,7 @@ def over_rank_0():
             dist.reduce(p.grad.data, 0)  # FAULT over_rank_0
             dist.broadcast(p.grad.data, 0)  # FAULT over_rank_0
 
-    train(Layers(20, count=60, width=32), reduce)
+    train(Layers(20, count=15, width=32), reduce)
 
 
 def flat():

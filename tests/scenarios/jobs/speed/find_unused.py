@@ -1,7 +1,8 @@
 """find_unused_parameters is set and finds nothing; or a branch is left out now and then, or rarely."""
 
 import torch
-from accelerator import Layers, Stepper, batch, run
+from accelerator import Layers, batch, run
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 STEPS = 70
 
@@ -25,9 +26,12 @@ class Branches(torch.nn.Module):
 
 
 def train(net):
-    step = Stepper(net, find_unused_parameters=True)  # FAULT
+    model = DDP(net, find_unused_parameters=True)  # FAULT
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(STEPS):
-        step(batch(16))
+        optimizer.zero_grad()
+        model(batch(16)).mean().backward()
+        optimizer.step()
 
 
 def all_used():

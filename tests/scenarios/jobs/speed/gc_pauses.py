@@ -15,34 +15,28 @@ def train(ms, each_step):
 
 
 def collects():
-    cache = [[i] for i in range(400_000)]
+    gc.freeze()
+    cache = [[i] for i in range(60_000)]
     train(20, lambda step: gc.collect())  # FAULT collects
     del cache
 
 
 def keeps():
     """Each step keeps many objects, so Python goes through all of them again and again."""
+    gc.freeze()
     history = []
-    train(20, lambda step: history.append([[i] for i in range(30_000)]))  # FAULT keeps
+    train(20, lambda step: history.append([[i] for i in range(12_000)]))  # FAULT keeps
 
 
 def eagerly():
-    """Thresholds so low that the old objects are gone through in each step."""
-    cache = [[i] for i in range(300_000)]
-    gc.set_threshold(50, 2, 2)
+    """Thresholds so low that all objects are gone through in each step."""
     gc.freeze()
-    late = [[i] for i in range(300_000)]
-
-    def make(step):
-        late.append([[i] for i in range(600)])  # FAULT eagerly
-
-    train(20, make)
-    del cache
+    gc.set_threshold(500, 2, 2)
+    train(20, lambda step: [[i] for i in range(60_000)])  # FAULT eagerly
 
 
 def frozen():
-    cache = [[i] for i in range(400_000)]
-    gc.collect()
+    cache = [[i] for i in range(60_000)]
     gc.freeze()
     train(40, lambda step: gc.collect())
     del cache

@@ -19,19 +19,21 @@ class Files(Dataset):
         return self.count
 
     def __getitem__(self, index):
-        time.sleep(self.seconds)  # FAULT
+        time.sleep(self.seconds)  # FAULT no_workers starved behind
         return torch.full((64,), float(index))
 
 
 class Stream(IterableDataset):
+    """Each rank reads rows of its own."""
+
     def __iter__(self):
-        for index in range(40 * BATCH):
-            time.sleep(0.006)  # FAULT
+        for index in range(dist.get_rank(), 40 * BATCH * dist.get_world_size(), dist.get_world_size()):
+            time.sleep(0.006)  # FAULT streams
             yield torch.full((64,), float(index))
 
 
 def load(data, **options):
-    return DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data), **options)
+    return DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data, shuffle=False), **options)
 
 
 def tokenize(rows):
