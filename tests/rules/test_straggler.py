@@ -223,6 +223,25 @@ def test_two_lines_at_most_and_none_that_is_rare():
     assert [place.line for place in straggler(trained(usual, slower(0, 40), lines=lines)).where] == [31]
 
 
+def calling(seen):
+    number, found = seen
+    return number, replace(found, calls_module=True)
+
+
+def test_a_line_that_evaluates_comes_before_the_line_in_the_model():
+    lines = (met(1, 31), calling(met(1, 90, times=19)), calling(met(1, 95, times=1)))
+    assert [place.line for place in straggler(trained(usual, slower(0, 40), lines=lines)).where] == [90, 31]
+    inside = (met(1, 31, Phase.FORWARD), calling(met(1, 90, Phase.FORWARD)))
+    assert [place.line for place in straggler(trained(usual, slower(1, 40), lines=inside)).where] == [31]
+
+
+def test_a_line_that_takes_batches_does_not_come_before_the_line_that_makes_them():
+    found = trained(usual, slower(0, 40), lines=(met(1, 31), calling(met(1, 50))))
+    taken = (call("next_batch", None, 50, open_=False),)
+    finding = straggler(replace(found, ranks=(found.ranks[0], replace(found.ranks[1], recent_calls=taken))))
+    assert [place.line for place in finding.where] == [31]
+
+
 def test_a_rank_that_waits_for_its_loader_has_the_line_of_the_worker():
     lines = (met(1, 50, function="<module>"), met(1, 50, times=30, in_child=True), met(1, 17, times=9, in_child=True))
     found = trained(usual, slower(0, 40), lines=lines)

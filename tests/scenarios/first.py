@@ -57,7 +57,7 @@ FIRST = {
             "accumulation every_part", "buckets one_for_each_tensor",
             "buffers mask", "by_hand one_by_one", "communication head",
             "data_parallel trains", "each_step gathers", "gc_pauses collects", "imbalance lengths",
-            "input_bound behind", "periodic_stall epochs", "rank_zero logs",
+            "input_bound behind", "periodic_stall epochs", "rank_zero logs", "threads all_cores_each",
         )),
         "test_a_healthy_job_that_looks_alike_is_left_alone[quiet small]",
         "test_a_healthy_job_that_looks_alike_is_left_alone[input_bound hidden]",

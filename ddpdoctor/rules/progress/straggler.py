@@ -45,6 +45,8 @@ has two or three lines, and a line that is rarely seen has no part in it."""
 EXPLAINED = 0.5
 """Share of the cost that the slow phase must explain for high confidence. Our choice: most of it."""
 
+_OUTSIDE = {Phase.BEFORE, Phase.BETWEEN}
+"""Where a line that calls a model or a library, as to evaluate or to save, says more than a line in the model."""
 _SITES = {Phase.FORWARD: "ddp_forward", Phase.BACKWARD: "backward"}
 """The recorded call whose line is used for a phase in which the rank was never sampled."""
 _WORDS = {
@@ -282,14 +284,21 @@ def _places(job: JobState, late: Late, number: int) -> tuple[Place, ...]:
 
 
 def _lines(rank: Rank, phase: Phase) -> tuple[Frame, ...]:
-    own = [line for line in rank.lines_seen if line.phase is phase and not line.in_child and not line.calls_module]
+    seen = [line for line in rank.lines_seen if line.phase is phase and not line.in_child]
+    own = [line for line in seen if not line.calls_module]
     if not own:
         return ()
-    often = [line.frame for line in own if line.times >= SECOND_LINE * own[0].times]
+    least = SECOND_LINE * own[0].times
+    often = [line.frame for line in own if line.times >= least]
     loaders = _loader_sites(rank)
     if phase is Phase.BEFORE and _key(often[0]) in loaders:
         return (*_worker_lines(rank, loaders)[:1], *often)
-    return tuple(often)
+    if phase not in _OUTSIDE:
+        return tuple(often)
+    calls = [
+        line.frame for line in seen if line.calls_module and line.times >= least and _key(line.frame) not in loaders
+    ]
+    return (*calls[:1], *often)
 
 
 def _loader_sites(rank: Rank) -> set[tuple[str, int]]:

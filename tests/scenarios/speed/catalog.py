@@ -17,7 +17,6 @@ class Fault:
     """Kinds that are as true."""
     says: str = ""
     """A word that the evidence or the fix must have."""
-    env: tuple[tuple[str, str], ...] = ()
 
 
 def straggler(says: str) -> Fault:
@@ -112,14 +111,14 @@ NOT_THAT = {
 """Jobs that are slow for another reason than the one that they look like."""
 
 
-def run_way(case: str, folder: Path, *, ranks: int = 2, **env: str) -> Ran:
+def run_way(case: str, folder: Path) -> Ran:
     """Run a job of ``jobs/speed`` in one of its ways."""
     job, way = case.split()
-    return run(f"speed/{job}", folder, "--speed", *PATIENT, ranks=ranks, args=(way,), **env)
+    return run(f"speed/{job}", folder, "--speed", *PATIENT, ranks=2, args=(way,))
 
 
 def fault_lines(case: str) -> set[int]:
-    """Return the lines of a job that are at fault: in all of its ways, or in this one and others that they name."""
+    """Return the lines that are at fault in one way of a job. A mark names ways; without names it is for all."""
     job, way = case.split()
     lines = (JOBS / "speed" / f"{job}.py").read_text().splitlines()
     marks = {number: line.partition("# FAULT")[2].split() for number, line in enumerate(lines, 1) if "# FAULT" in line}

@@ -18,7 +18,7 @@ class Matrices(torch.nn.Module):
 
 
 def multiply(threads):
-    torch.set_num_threads(threads)  # FAULT
+    torch.set_num_threads(threads)
     step = Stepper(Matrices(512))
     for _ in range(STEPS):
         step(torch.randn(256, 512))
