@@ -20,7 +20,7 @@ LEAST_GAIN = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
+class SettingEffect:
     """The ratio of a setting's step time to that of the script's own settings: 0.8 is a step that is 20 % shorter."""
 
     ratio: float
@@ -40,16 +40,16 @@ def block_step_s(ranks: Sequence[Sequence[float]]) -> float:
     return float(median(slowest))
 
 
-def measure_effect(blocks_s: Sequence[float], base_s: Sequence[float]) -> Effect:
+def measure_effect(blocks_s: Sequence[float], base_s: Sequence[float]) -> SettingEffect:
     """Compare a setting with the base, round by round. The interval is that of the median of the ratios."""
     ratios = [block / base for block, base in zip(blocks_s, base_s, strict=True)]
     dice = random.Random(SEED)  # noqa: S311 - resampling, no secret
     medians = sorted(median(dice.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
     at = int(PART * RESAMPLES)
-    return Effect(ratio=median(ratios), low=medians[at], high=medians[-1 - at])
+    return SettingEffect(ratio=median(ratios), low=medians[at], high=medians[-1 - at])
 
 
-def is_gain(effect: Effect, noise: Effect) -> bool:
+def is_gain(effect: SettingEffect, noise: SettingEffect) -> bool:
     """Return whether a setting is faster by more than 5 % and more than the noise that A/A shows."""
     gain = 1 - effect.ratio
     return effect.high < 1 and gain >= LEAST_GAIN and gain > noise.spread
