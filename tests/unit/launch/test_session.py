@@ -23,7 +23,7 @@ def options(folder: Path, *command: str) -> WrapOptions:
         hang_timeout_s=1.0, on_hang="auto", debug_level=None, report_dir=folder, report_file=folder / "report.json",
         placement=Placement(style=Style.COMMAND), format="text", quiet=False, ignore=(), ranks=RecorderSettings(),
         allow_different=(), torchrun_args=(), script=command[0], is_module=False, is_command=True, no_python=False,
-        script_args=command[1:], nproc_note=None, command=command,
+        script_args=command[1:], nproc_note=None, command=command, speed=False,
     )  # fmt: skip
 
 
