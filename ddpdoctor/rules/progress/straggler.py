@@ -29,12 +29,12 @@ from .pace import (
     slow_phase,
 )
 from .places import places
-from .slow_causes import find_slow_reason
+from .slow_causes import find_slow_reason, shares_busy_cores
 from .stalled import TIMING
 from .words import place_words, verb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ddpdoctor.model.facts import Rank
     from ddpdoctor.model.stacks import Frame
@@ -87,8 +87,10 @@ def check_straggler(job: JobState) -> Answer:
 
     If the other ranks' loader workers make batches without a pause, those ranks could hardly be faster without the slow
     rank. Then the job is bound by its input, and no rank is named. The time that a worker takes for a batch is measured
-    in the worker. Waits for a single peer (send, recv) do not count, so the stages of a pipeline are not compared. A
-    rank that is late because it waits for a peer is not named.
+    in the worker. If all ranks wait for their cores, and the late one only waits longer, the rule says that it cannot
+    tell: which rank is late then changes with what else runs on the machine. Waits for a single peer (send, recv) do
+    not count, so the stages of a pipeline are not compared. A rank that is late because it waits for a peer is not
+    named.
 
     On a GPU, collectives return before they have begun, so waits are measured only if torch times its kernels
     (`TORCH_NCCL_ENABLE_TIMING=1`). The rank whose kernels are the shortest has come last. Without timing, or if the
@@ -125,9 +127,17 @@ def check_straggler(job: JobState) -> Answer:
         return skipped(f"{most} steps were recorded, fewer than {MIN_STEPS}")
     costly = [slow for late in seen if late.is_costly and (slow := _without_waiters(job, late)) is not None]
     bound = [late for late in costly if _is_input_bound(job, late)]
-    findings = tuple(_finding(job, late) for late in costly if late not in bound)
-    if findings or not bound:
+    contested = [late for late in costly if late not in bound and _shares_busy_cores(job, late)]
+    findings = tuple(_finding(job, late) for late in costly if late not in bound and late not in contested)
+    if findings or not costly:
         return judged(findings)
+    return _nobody_slow(bound, contested)
+
+
+def _nobody_slow(bound: Iterable[Late], contested: Sequence[Late]) -> Answer:
+    """Say why none of the late ranks is named."""
+    if contested:
+        return unknown("all ranks wait for cores that other programs use: which rank is late changes with these")
     numbers = sorted(number for late in bound for number in late.pacing.paces)
     return skipped(f"the loader workers of {rank_list(numbers)} are at work all the time: none of these is slow")
 
@@ -180,6 +190,11 @@ def _is_input_bound(job: JobState, late: Late) -> bool:
     times = [job.rank(number).fetch_times for number in late.others]
     known = [one.busy_share for one in times if one is not None and one.batches >= MIN_STEPS]
     return len(known) == len(late.others) and median(known) > 1 - COST_SHARE
+
+
+def _shares_busy_cores(job: JobState, late: Late) -> bool:
+    others = [job.rank(number) for number in late.others]
+    return all(shares_busy_cores(job.rank(number), others, late.cost_ms) for number in late.ranks)
 
 
 def _finding(job: JobState, late: Late) -> Problem:

@@ -48,11 +48,11 @@ def rank(  # noqa: PLR0917 - a job is written in one line
         input_rows=[8] * steps,
         input_numel=[int(_at(numel, n)) for n in numbers],
     )
+    given = {"core_time": CoreTime(elapsed_ms=1e4, on_core_ms=100.0, queued_ms=queued_ms), **speed}
     own = Speed(
         ends_with=StepEnd.OPTIMIZER, group="", count=steps, sample_bits=bits, kept=kept,
         totals={"wall": PartTotal(sum_ms=sum(parts["wall"]), bins=())},
-        core_time=CoreTime(elapsed_ms=1e4, on_core_ms=100.0, queued_ms=queued_ms),
-        surroundings=Surroundings(threads=threads, cores=2), **speed,
+        surroundings=Surroundings(threads=threads, cores=2), **given,
     )  # fmt: skip
     return Rank(
         rank=number, local_rank=number, host="a", pid=None, attempt=0, life=Life.EXITED, speed=own, steps=steps, **more
