@@ -14,10 +14,12 @@ from ddpdoctor.model.exit_status import ExitStatus
 if TYPE_CHECKING:
     from ddpdoctor.launch.command.options import WrapOptions
 
-FAULTS = ("stuck", "crash", "killed", "early-exit", "mismatch", "exit-hang", "stopped")
+FAULTS = ("stuck", "crash", "killed", "early-exit", "mismatch", "exit-hang", "stopped", "input-bound")
 """The kinds of faults in the demo. Each is a script in ``cli/demos``."""
 RANKS = {"mismatch": 3}
 """Ranks per fault. A majority needs three ranks. All other faults need only two."""
+SLOW = ("input-bound",)
+"""Faults that make a job slow. Their jobs run under ``wrap --speed``."""
 HANG_TIMEOUT_S = 5.0
 
 
@@ -91,8 +93,11 @@ def _make_options(fault: str, ranks: int) -> WrapOptions:
         no_python=False,
         script_args=(),
     )
-    wrapped = Wrapped(split=split, hang_timeout_s=HANG_TIMEOUT_S, on_hang="kill", report_dir=folder / "report")
-    return replace(prepare(wrapped, os.environ, command=("ddpdoctor", "demo", fault)), debug_level="AUTO")
+    wrapped = Wrapped(
+        split=split, hang_timeout_s=HANG_TIMEOUT_S, on_hang="kill", report_dir=folder / "report", speed=fault in SLOW
+    )
+    options = prepare(wrapped, os.environ, command=("ddpdoctor", "demo", fault))
+    return options if wrapped.speed else replace(options, debug_level="AUTO")
 
 
 def _make_folder() -> Path:

@@ -236,5 +236,5 @@ def test_the_list_has_a_line_a_rule_in_the_order_of_codes(run):
 def test_the_demo_lists_its_faults_with_a_description(run):
     lines = run("demo", "--list").stdout.splitlines()
     names = [line.split()[0] for line in lines]
-    assert names == ["stuck", "crash", "killed", "early-exit", "mismatch", "exit-hang", "stopped"]
+    assert names == ["stuck", "crash", "killed", "early-exit", "mismatch", "exit-hang", "stopped", "input-bound"]
     assert all(len(line.split()) > 4 for line in lines)

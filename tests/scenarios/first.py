@@ -52,6 +52,7 @@ FIRST = {
         "test_a_folder_with_a_planted_link", "test_a_foreign_and_a_damaged_folder",
         "test_an_abort_at_exit_is_no_failure_of_training",
     ),
+    "test_demo.py": ("test_the_demo_finds_its_fault[input-bound]",),
     "speed/test_findings.py": (
         *(f"test_the_fault_is_found_with_its_ranks_and_line[{job}]" for job in (
             "accumulation every_part", "buckets one_for_each_tensor",

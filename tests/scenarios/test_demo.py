@@ -1,0 +1,22 @@
+"""Each fault of the demo is found by the demo itself, on real ranks."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.cli.demo import FAULTS
+from tests.scenarios.running import clean_environment
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_demo_finds_its_fault(fault: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ddpdoctor", "demo", fault]
+    done = subprocess.run(
+        command, env=clean_environment(TMPDIR=str(tmp_path)), cwd=tmp_path, capture_output=True, text=True,
+        check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f" {fault}, rank" in done.stderr
+    assert ("time of a step: " in done.stderr) is (fault == "input-bound")
