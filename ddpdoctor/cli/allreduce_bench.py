@@ -20,6 +20,7 @@ from ddpdoctor.cli.options import (
     REFERENCE,
     REPORT,
     REPORT_DIR,
+    SAVED,
     TIMEOUT,
     Backend,
     FailOn,
@@ -117,11 +118,7 @@ class Options:
     )
     compare: Annotated[
         Path | None,
-        Option(
-            panel=COMPARE,
-            metavar="REPORT",
-            help="A saved run to compare with, size by size: report.json or its folder.",
-        ),
+        SAVED.but(help="A saved run to compare with, size by size: report.json or its folder."),
     ] = None
     fail_below: Annotated[
         float | None,

@@ -176,4 +176,5 @@ EXCHANGE_PORT = Option(
 MODEL = Option(
     names=("--model",), metavar="MODULE:FUNCTION", help="A function of yours that returns the model.",
 )  # fmt: skip
+SAVED = Option(names=("--compare",), panel=COMPARE, metavar="REPORT", help="A saved run to compare with.")
 REFERENCE = Option(names=("--reference",), panel=COMPARE, help="What the result is compared with.")

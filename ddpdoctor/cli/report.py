@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ddpdoctor.cli.options import FORMAT, PLOT, VERBOSE, Argument
+from ddpdoctor.cli.options import FORMAT, PLOT, SAVED, VERBOSE, Argument
 from ddpdoctor.launch.command.options import SavedFormat
 from ddpdoctor.model.exit_status import ExitStatus
 
@@ -31,9 +31,19 @@ class Options:
             metavar="[RUN_DIR]", help=f"A run folder, or the report.json in it.  [default: the latest in {RUNS}/]"
         ),
     ] = None
+    compare: Annotated[
+        Path | None,
+        SAVED.but(
+            metavar="RUN_DIR",
+            help="Another run of `ddpdoctor wrap`: show what a step takes in both, phase by phase.",
+        ),
+    ] = None
     format: Annotated[
         SavedFormat,
-        FORMAT.but(help="How the report is written to stdout; csv and nccl-tests only for allreduce-bench."),
+        FORMAT.but(
+            help="How the report is written to stdout; csv only for allreduce-bench and --compare, nccl-tests "
+            "only for allreduce-bench.",
+        ),
     ] = "text"
     verbose: Annotated[bool, VERBOSE] = False
     plot: Annotated[Path | None, PLOT.but(help="For allreduce-bench: also draw its plot, as .png, .svg or .html.")] = (
@@ -51,11 +61,33 @@ def run(options: Options) -> int:
         check_plot_file(options.plot)
     path = options.run_dir or find_latest(Path(RUNS))
     saved = read_run(path)
+    if options.compare is not None:
+        return _show_comparison(options, path, saved, options.compare)
     if options.plot is not None:
         save_plot(saved, options.plot)
     folder = path.parent if path.is_file() else path
     show_report(saved, options.format, sys.stdout, folder, verbose=options.verbose, fail_on=Severity.ERROR)
     return ExitStatus.OK
+
+
+def _show_comparison(options: Options, path: Path, saved: Report, other: Path) -> int:
+    from ddpdoctor.cli.output import show_report
+    from ddpdoctor.diagnose.comparison import compare_reports
+    from ddpdoctor.model.errors import UserError
+    from ddpdoctor.model.findings import Severity
+
+    if options.plot is not None:
+        raise UserError("--plot draws the curves of allreduce-bench, and not a comparison")
+    if _is_same(path, other):
+        raise UserError(f"{path} and {other} are the same run", help="Give two runs: `ddpdoctor report A --compare B`.")
+    compared = compare_reports((str(path), saved), (str(other), read_run(other)))
+    show_report(compared, options.format, sys.stdout, None, verbose=options.verbose, fail_on=Severity.ERROR)
+    return ExitStatus.OK
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    files = [one / REPORT_NAME if one.is_dir() else one for one in (path, other)]
+    return path.resolve() == other.resolve() or (all(one.exists() for one in files) and files[0].samefile(files[1]))
 
 
 def find_latest(runs: Path) -> Path:

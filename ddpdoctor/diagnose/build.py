@@ -16,7 +16,8 @@ from ddpdoctor.model.facts import Job, Life, shell_status
 from ddpdoctor.model.findings import JobStatus, JobSummary, Judgment, Severity, as_earlier, now
 from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.model.run import JobEnd, Run
-from ddpdoctor.rules.speed.state import build_speed_state
+from ddpdoctor.rules.speed.settings import settings_of
+from ddpdoctor.rules.speed.state import SpeedState, build_speed_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,12 +129,16 @@ def _data(run: Run, job: Job, sections: tuple[Attempt, ...]) -> dict[str, Any]:
 
 def _speed(job: Job) -> Any:
     """Encode the time budget of a step. Without one, say why, and whether the user asked for it."""
+    found: SpeedState | Unread
     try:
         found = build_speed_state(job)
     except Exception as error:  # noqa: BLE001 - damaged records of one rank must not cost the report
         found = Unread(why=Why.ERROR, reason=f"{type(error).__name__}: {error}")
-    known = {"reason": found.reason} if isinstance(found, Unread) else {"budget": encode(found.budget)}
-    return {"asked": job.speed_asked, **known}
+    return {"asked": job.speed_asked, **({"reason": found.reason} if isinstance(found, Unread) else _known(found))}
+
+
+def _known(state: SpeedState) -> dict[str, Any]:
+    return {"budget": encode(state.budget), "settings": encode(settings_of(state))}
 
 
 def _without_values(consistency: Consistency | None) -> Any:

@@ -121,6 +121,29 @@ class PhaseRow:
     """On the median rank."""
     worst_ms: float
     worst_rank: int
+    blocks_ms: tuple[float, ...] = ()
+    """Like ``critical_ms``, in each block of consecutive steps: it tells how much the phase varies during the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedSettings:
+    """What the speed of a job depends on, as it was set. None: unknown, or not equal on all ranks."""
+
+    rows: float | None = None
+    """Rows of a rank's batches in the mean step, by the first dimension of forward's first tensor."""
+    reductions: float | None = None
+    """In the mean step, of the DDP model that reduces most often."""
+    threads: int | None = None
+    cores: int | None = None
+    workers: int | None = None
+    """Of the loader that each rank trains with."""
+    gradient_bytes: int | None = None
+    buckets: int | None = None
+    bucket_cap_bytes: int | None = None
+    finds_unused: bool | None = None
+    static_graph: bool | None = None
+    bucket_view: bool | None = None
+    syncs_buffers: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +167,8 @@ class Budget:
     """What ddpdoctor's own looks at replicas take, per step of the whole run. It is in no phase."""
     overlap: float | None = None
     """The share of the reduction that backward hides, or None if it is not known."""
+    blocks_ms: tuple[float, ...] = ()
+    """Like ``wall_ms``, in each block of consecutive steps."""
 
     @property
     def efficiency_bound(self) -> float:

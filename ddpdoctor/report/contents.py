@@ -24,6 +24,7 @@ BUILDERS = {
     "shares": "ddpdoctor.report.shares:shares_content",
     "drawn": "ddpdoctor.report.shares:drawn_content",
     "files": "ddpdoctor.report.checkpoints:checkpoint_content",
+    "comparison": "ddpdoctor.report.comparison:comparison_content",
     "evidence": "ddpdoctor.report.evidence:evidence_content",
     "nodes": CHECKS,
 }

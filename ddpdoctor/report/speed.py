@@ -59,9 +59,9 @@ def _table(budget: Budget) -> Table:
         indent=2,
         columns=(
             Column(name="phase", cells=tuple(row.phase for row in rows), align="left"),
-            Column(name="critical rank", unit="ms", cells=tuple(_number(row.critical_ms) for row in rows)),
+            Column(name="critical rank", unit="ms", cells=tuple(number(row.critical_ms) for row in rows)),
             Column(name="share", cells=tuple(f"{row.critical_ms / budget.wall_ms:.1%}" for row in rows)),
-            Column(name="median rank", unit="ms", cells=tuple(_number(row.median_ms) for row in rows)),
+            Column(name="median rank", unit="ms", cells=tuple(number(row.median_ms) for row in rows)),
             Column(name="worst rank", unit="ms", cells=tuple(_worst(row) for row in rows)),
         ),
     )
@@ -72,7 +72,7 @@ def _is_shown(row: PhaseRow, budget: Budget) -> bool:
 
 
 def _worst(row: PhaseRow) -> str:
-    return f"{_number(row.worst_ms)} (rank {row.worst_rank})"
+    return f"{number(row.worst_ms)} (rank {row.worst_rank})"
 
 
 def _lines(budget: Budget) -> list[str]:
@@ -88,10 +88,11 @@ def _lines(budget: Budget) -> list[str]:
     return lines
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return a number with about three digits, such as "12.3"."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def ms(value: float) -> str:
     """Return a time in milliseconds, such as "12.3 ms"."""
-    return f"{_number(value)} ms"
+    return f"{number(value)} ms"

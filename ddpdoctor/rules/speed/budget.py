@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ NAMES = {
 }
 """By part of a step: its name in the budget. The last three are transfer only."""
 WAITING = "waiting for ranks"
+BLOCKS = 20
+"""Our choice: neighboring steps are alike, so a run is resampled by blocks of them. Twenty are enough to resample."""
 
 
 def make_budget(steps: JobSteps, speeds: Mapping[int, Speed]) -> Budget:
@@ -46,6 +49,7 @@ def make_budget(steps: JobSteps, speeds: Mapping[int, Speed]) -> Budget:
         waiting_share=waiting / wall if wall else 0.0,
         samples_per_s=1e3 * rows / wall if rows and wall else None,
         own_ms=max(_own_ms(speed) for speed in speeds.values()),
+        blocks_ms=_blocks(steps.walls_ms),
     )
 
 
@@ -61,13 +65,22 @@ def _rows(steps: JobSteps) -> Iterator[PhaseRow]:
 def _row(phase: str, columns_ms: Mapping[int, Sequence[float]], critical: Sequence[int]) -> PhaseRow:
     means = {rank: mean(column) for rank, column in columns_ms.items()}
     worst = max(means, key=lambda rank: means[rank])
+    on_critical = [columns_ms[rank][i] for i, rank in enumerate(critical)]
     return PhaseRow(
         phase=phase,
-        critical_ms=mean([columns_ms[rank][i] for i, rank in enumerate(critical)]),
+        critical_ms=mean(on_critical),
         median_ms=median(means.values()),
         worst_ms=means[worst],
         worst_rank=worst,
+        blocks_ms=_blocks(on_critical),
     )
+
+
+def _blocks(values_ms: Sequence[float]) -> tuple[float, ...]:
+    """Return the mean of each block. Blocks have equal lengths, to within one step."""
+    count = min(BLOCKS, len(values_ms))
+    ends = [len(values_ms) * i // count for i in range(count + 1)] if count else []
+    return tuple(mean(values_ms[start:end]) for start, end in pairwise(ends))
 
 
 def _own_ms(speed: Speed) -> float:
