@@ -1,4 +1,4 @@
-"""Two real runs compared: the phase that changed is named, and a run compared with its own kind has no such phase."""
+"""Two real runs compared: of a phase that changed, the change is told from the noise."""
 
 from pathlib import Path
 
@@ -6,16 +6,20 @@ import pytest
 
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.diagnose.comparison import compare_reports
-from ddpdoctor.report.comparison import comparison_content
+from ddpdoctor.model.codec import decode
+from ddpdoctor.model.speed_comparison import SpeedComparison
 from tests.scenarios.speed.catalog import run_way
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 
-def test_the_phase_that_made_the_step_shorter_is_named(tmp_path: Path) -> None:
+def test_input_that_workers_prepare_takes_less_of_the_step(tmp_path: Path) -> None:
     runs = []
     for way in ("no_workers", "hidden"):
         (tmp_path / way).mkdir()
         runs.append((way, read_run(run_way(f"input_bound {way}", tmp_path / way).folder)))
-    status = comparison_content(compare_reports(*runs)).status
-    assert "shorter than one of A: data loading fell from" in status
+    found = decode(SpeedComparison, compare_reports(*runs).data["comparison"])
+    data = next(one.time for one in found.phases if one.phase == "data loading")
+    assert data.is_change
+    assert data.high_ms < 0
+    assert {one.name: (one.first, one.second) for one in found.unequal}["loader workers per rank"][0] == "0"
