@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ddpdoctor.cli.options import FORMAT, PLOT, SAVED, VERBOSE, Argument
+from ddpdoctor.cli.options import FORMAT, PLOT, SAVED, VERBOSE, Argument, Option
 from ddpdoctor.launch.command.options import SavedFormat
 from ddpdoctor.model.exit_status import ExitStatus
 
@@ -49,6 +49,13 @@ class Options:
     plot: Annotated[Path | None, PLOT.but(help="For allreduce-bench: also draw its plot, as .png, .svg or .html.")] = (
         None
     )
+    curve: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="For wrap --speed: predict with the times of a saved allreduce-bench: report.json or its folder.",
+        ),
+    ] = None
 
 
 def run(options: Options) -> int:
@@ -66,6 +73,8 @@ def run(options: Options) -> int:
     if options.plot is not None:
         save_plot(saved, options.plot)
     folder = path.parent if path.is_file() else path
+    if options.curve is not None:
+        saved = _predict_by_curve(saved, folder, options.curve)
     show_report(saved, options.format, sys.stdout, folder, verbose=options.verbose, fail_on=Severity.ERROR)
     return ExitStatus.OK
 
@@ -78,6 +87,8 @@ def _show_comparison(options: Options, path: Path, saved: Report, other: Path) -
 
     if options.plot is not None:
         raise UserError("--plot draws the curves of allreduce-bench, and not a comparison")
+    if options.curve is not None:
+        raise UserError("--curve predicts for one run, and not for a comparison")
     if _is_same(path, other):
         raise UserError(f"{path} and {other} are the same run", help="Give two runs: `ddpdoctor report A --compare B`.")
     compared = compare_reports((str(path), saved), (str(other), read_run(other)))
@@ -88,6 +99,13 @@ def _show_comparison(options: Options, path: Path, saved: Report, other: Path) -
 def _is_same(path: Path, other: Path) -> bool:
     files = [one / REPORT_NAME if one.is_dir() else one for one in (path, other)]
     return path.resolve() == other.resolve() or (all(one.exists() for one in files) and files[0].samefile(files[1]))
+
+
+def _predict_by_curve(report: Report, folder: Path, curve: Path) -> Report:
+    from ddpdoctor.diagnose.bandwidth.report import read_baseline
+    from ddpdoctor.diagnose.speed import predict_by_curve
+
+    return predict_by_curve(report, folder, read_baseline(read_run(curve), str(curve), "--curve"))
 
 
 def find_latest(runs: Path) -> Path:

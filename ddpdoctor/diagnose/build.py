@@ -10,20 +10,18 @@ from ddpdoctor.diagnose.attempts import judge_earlier, last_attempt, last_number
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.diagnose.rows import pace_rows, rank_row
+from ddpdoctor.diagnose.speed import speed_data
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import Job, Life, shell_status
 from ddpdoctor.model.findings import JobStatus, JobSummary, Judgment, Severity, as_earlier, now
-from ddpdoctor.model.reading import Unread, Why
 from ddpdoctor.model.run import JobEnd, Run
-from ddpdoctor.rules.speed.settings import settings_of
-from ddpdoctor.rules.speed.state import SpeedState, build_speed_state
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.consistency import Consistency
-    from ddpdoctor.model.findings import Attempt, Report
+    from ddpdoctor.model.findings import Attempt, Finding, Report
 
 
 def build_report(folder: Path, judgment: Judgment, end: JobEnd) -> Report:
@@ -86,7 +84,7 @@ def _build(saved: SavedRun, job: Job, judgment: Judgment, end: JobEnd) -> Report
         earlier=before,
         checks=judgment.checks,
         ranks=(rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks),
-        data=_data(run, job, sections),
+        data=_data(run, job, sections, shown),
     )
 
 
@@ -111,7 +109,7 @@ def _world_size(job: Job) -> int | None:
     return max(sizes) if sizes else job.world_size
 
 
-def _data(run: Run, job: Job, sections: tuple[Attempt, ...]) -> dict[str, Any]:
+def _data(run: Run, job: Job, sections: tuple[Attempt, ...], findings: tuple[Finding, ...]) -> dict[str, Any]:
     return {
         "run": {
             "hang_timeout_s": run.hang_timeout_s,
@@ -121,24 +119,10 @@ def _data(run: Run, job: Job, sections: tuple[Attempt, ...]) -> dict[str, Any]:
         },
         "attempts": last_number(job) + 1,
         "steps": pace_rows(job),
-        "speed": _speed(job),
+        "speed": speed_data(job, findings),
         "consistency": _without_values(job.consistency),
         "sections": [encode(section) for section in sections],
     }
-
-
-def _speed(job: Job) -> Any:
-    """Encode the time budget of a step. Without one, say why, and whether the user asked for it."""
-    found: SpeedState | Unread
-    try:
-        found = build_speed_state(job)
-    except Exception as error:  # noqa: BLE001 - damaged records of one rank must not cost the report
-        found = Unread(why=Why.ERROR, reason=f"{type(error).__name__}: {error}")
-    return {"asked": job.speed_asked, **({"reason": found.reason} if isinstance(found, Unread) else _known(found))}
-
-
-def _known(state: SpeedState) -> dict[str, Any]:
-    return {"budget": encode(state.budget), "settings": encode(settings_of(state))}
 
 
 def _without_values(consistency: Consistency | None) -> Any:

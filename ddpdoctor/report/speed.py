@@ -9,6 +9,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.speed import Budget
 from ddpdoctor.report.blocks import Column, Heading, Table, Text
+from ddpdoctor.report.predictions import prediction_blocks
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -31,7 +32,13 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
     budget = read_budget(report)
     if budget is None:
         return ((Heading(text="time of a step"), Text(text=f"cannot tell: {said.get('reason', 'unknown')}", indent=2)),)
-    return ((Heading(text=_title(budget)), _table(budget), *(Text(text=line, indent=2) for line in _lines(budget))),)
+    shown: Section = (
+        Heading(text=_title(budget)),
+        _table(budget),
+        *(Text(text=line, indent=2) for line in _lines(budget)),
+    )
+    predicted = prediction_blocks(report)
+    return (shown, predicted) if predicted else (shown,)
 
 
 def read_budget(report: Report) -> Budget | None:

@@ -161,11 +161,11 @@ def _loads(fleet: Fleet | None) -> list[dict[str, Any]]:
     return [{"host": host, **encode(load)} for host, load in loads if load is not None]
 
 
-def read_baseline(report: Report, name: str) -> Baseline:
-    """Return the baseline in a report. ``name`` is the user's argument to --compare. Raises ``UserError``."""
+def read_baseline(report: Report, name: str, option: str = "--compare") -> Baseline:
+    """Return the baseline in a report. ``name`` is the user's argument to the option. Raises ``UserError``."""
     data = report.data
     if data.get("verb") != VERB:
-        raise UserError(f"--compare {name} is no report of allreduce-bench", help=_HELP)
+        raise UserError(f"{option} {name} is no report of allreduce-bench", help=_HELP)
     try:
         baseline = Baseline(
             name=name,
@@ -174,12 +174,12 @@ def read_baseline(report: Report, name: str) -> Baseline:
             settings=decode(BenchSettings, data.get("settings")),
         )
     except WrongValue as error:
-        raise UserError(f"--compare {name} cannot be read: {error}", help=_HELP) from error
+        raise UserError(f"{option} {name} cannot be read: {error}", help=_HELP) from error
     if not baseline.results:
-        raise UserError(f"--compare {name} holds no measurement", help=_HELP)
+        raise UserError(f"{option} {name} holds no measurement", help=_HELP)
     times = [time for one in baseline.results for time in (one.p50_low_us, one.p50_us, one.p50_high_us)]
     if not all(0 < time < math.inf for time in times):
-        raise UserError(f"--compare {name} holds a time that is none", help=_HELP)
+        raise UserError(f"{option} {name} holds a time that is none", help=_HELP)
     return baseline
 
 

@@ -9,6 +9,7 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
 
+from .contention import contention
 from .models import built_at, knob, reduced_models
 from .simulation import MANY_BUCKETS, MIB, best_cap, gather, networks_of
 from .steps import mean
@@ -26,10 +27,6 @@ LEAST_OF_TRANSFER = 0.30
 """Our choice: what saves less of the reduction is not the buckets' fault."""
 SHORT_STEP_MS = 10.0
 """Shorter steps are not judged: in a toy job the latency of each collective is most of the step."""
-MOST_QUEUED = 0.20
-MOST_OF_CORES = 0.5
-"""If the ranks compute on more of the cores, the threads that reduce take time from backward, and the prediction
-does not hold. Our choice."""
 CAPS_MIB = (0.5, 1, 2, 4, 8, 16, 25, 50, 100)
 KNOBS = {
     "": "DistributedDataParallel(..., bucket_cap_mb={cap})",
@@ -83,27 +80,9 @@ def check_buckets(state: SpeedState) -> Answer:
     gradients = gather(list(models[0].times.values()))
     if gradients is None:
         return unknown("the ranks have different gradients")
-    if len(gradients.bucket_bytes) <= MANY_BUCKETS and (reason := _contested(state)):
+    if len(gradients.bucket_bytes) <= MANY_BUCKETS and (reason := contention(state.ranks)):
         return unknown(reason)
     return judged(_problems(state, models[0], gradients, transfer_ms))
-
-
-def _contested(state: SpeedState) -> str:
-    """Return why a prediction would not hold, or an empty string."""
-    by_host: dict[str, float] = {}
-    cores = 0
-    for rank in state.ranks:
-        if rank.speed is None or rank.speed.core_time is None or not rank.speed.core_time.elapsed_ms:
-            continue
-        time, around = rank.speed.core_time, rank.speed.surroundings
-        if time.queued_ms > MOST_QUEUED * time.elapsed_ms:
-            return f"rank {rank.rank} waited for a core for {time.queued_ms / time.elapsed_ms:.0%} of the time"
-        if around is not None:
-            cores = max(cores, around.cores)
-            by_host[rank.host] = by_host.get(rank.host, 0.0) + around.threads * time.on_core_ms / time.elapsed_ms
-    if cores and max(by_host.values(), default=0.0) > MOST_OF_CORES * cores:
-        return "the ranks compute on most of the cores, and the reduction takes cores from backward"
-    return ""
 
 
 def _problems(state: SpeedState, model: ReducedModel, gradients: BucketGradients, transfer_ms: float) -> list[Problem]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from math import ceil
 from statistics import median, median_low
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.predictions import PredictedStep
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.registry import rule
 
@@ -106,6 +108,42 @@ def check_input(state: SpeedState) -> Answer:
     return judged([problem])
 
 
+def predict_workers(state: SpeedState) -> PredictedStep | None:
+    """Return the step with as many loader workers as keep up with it, or None if the ranks do not wait for data.
+
+    A step with W workers takes what else it has to do, or the time of a batch divided by W, whichever is longer.
+    """
+    if not state.steps.ranks:
+        return None
+    waited_ms = median_low(mean(one.parts_ms["data"]) for one in state.steps.ranks.values())
+    found = _input(state, waited_ms)
+    wanted = _wanted_workers(found)
+    if wanted <= found.workers or (state.share(waited_ms) < SHARE / 2 and not _are_starved(state)):
+        return None
+    predicted = PredictedStep(setting=f"workers={wanted}", change=knob(state, WORKERS).format(wanted))
+    if lacking := _lacks_cores(state, found, wanted):
+        return replace(predicted, reason=lacking)
+    saved = _saved_ms(state, found, wanted, waited_ms), _saved_ms(state, found, wanted + 1, waited_ms)
+    low, high = (1 - state.share(max(saved))), (1 - state.share(min(saved)))
+    return replace(
+        predicted, ratio=high, low=low, high=high, assumes=f"a batch takes {ms(found.make_ms)} in a worker too"
+    )  # fmt: skip
+
+
+def _lacks_cores(state: SpeedState, found: _Input, wanted: int) -> str:
+    """Return that so many workers would need more cores than there are, or ""."""
+    around = [rank.speed.surroundings for rank in state.ranks if rank.speed and rank.speed.surroundings]
+    cores = min((one.cores for one in around), default=0)
+    needed = wanted * _ranks_of_a_host(state) * found.cpu_share
+    if found.cpu_share < COMPUTES or not cores or needed <= cores:
+        return ""
+    return f"{wanted} workers a rank would keep up, but need {needed:.0f} cores of {cores}"
+
+
+def _ranks_of_a_host(state: SpeedState) -> int:
+    return max(Counter(rank.host for rank in state.ranks).values())
+
+
 def _are_starved(state: SpeedState) -> bool:
     """Return whether the workers of all ranks are at work all the time."""
     shares = []
@@ -168,17 +206,10 @@ def _describe(found: _Input) -> str:
 
 
 def _fix(state: SpeedState, found: _Input, wanted: int) -> str:
-    cores = min(
-        (rank.speed.surroundings.cores for rank in state.ranks if rank.speed and rank.speed.surroundings), default=0
-    )
-    needed = wanted * len(state.ranks) * found.cpu_share
     if wanted <= found.workers:
         return f"keep workers for the next epoch ({knob(state, PERSISTENT)}), and fetch further ahead"
-    if found.cpu_share >= COMPUTES and cores and needed > cores:
-        return (
-            f"make a batch cheaper (cache, decode once, smaller files): {wanted} workers a rank would keep up, but "
-            f"need {needed:.0f} cores of {cores}"
-        )
+    if lacking := _lacks_cores(state, found, wanted):
+        return f"make a batch cheaper (cache, decode once, smaller files): {lacking}"
     workers = knob(state, WORKERS).format(wanted)
     return f"{workers}: enough to make a batch in the rest of the step, and more gain nothing"
 

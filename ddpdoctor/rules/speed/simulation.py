@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,6 +50,13 @@ class BucketGradients:
     """The order is the reverse of the registration: ``find_unused_parameters`` keeps DDP from building buckets anew."""
 
 
+class ReductionModel(Protocol):
+    """What tells how long the reduction of a bucket takes."""
+
+    def time_ms(self, size_bytes: float) -> float:
+        """Return the time of one bucket."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionCost:
     """How long the reduction of a bucket takes."""
@@ -57,7 +64,7 @@ class ReductionCost:
     latency_ms: float
     bytes_per_ms: float
 
-    def time_ms(self, size_bytes: int) -> float:
+    def time_ms(self, size_bytes: float) -> float:
         """Return the time of one bucket."""
         return self.latency_ms + size_bytes / self.bytes_per_ms
 
@@ -112,7 +119,7 @@ def buckets_for(gradients: BucketGradients, cap_bytes: int | None) -> tuple[int,
     return tuple(reversed(buckets)) if gradients.by_registration else tuple(buckets)
 
 
-def simulate(gradients: BucketGradients, bucket_bytes: Sequence[int], network: ReductionCost) -> float:
+def simulate(gradients: BucketGradients, bucket_bytes: Sequence[int], network: ReductionModel) -> float:
     """Return when backward ends with these buckets, in milliseconds."""
     ready, done = _ready_ms(gradients, bucket_bytes), 0.0
     for at, size in zip(ready, bucket_bytes, strict=True):
@@ -131,7 +138,7 @@ def networks_of(gradients: BucketGradients) -> tuple[ReductionCost, ...]:
     return tuple(network for latency in latencies if (network := _solve_bandwidth(gradients, latency)) is not None)
 
 
-def predict_cap(gradients: BucketGradients, networks: Sequence[ReductionCost], cap_bytes: int | None) -> Prediction:
+def predict_cap(gradients: BucketGradients, networks: Sequence[ReductionModel], cap_bytes: int | None) -> Prediction:
     """Return what another cap saves of backward."""
     buckets = buckets_for(gradients, cap_bytes)
     saved = sorted(gradients.end_ms - simulate(gradients, buckets, network) for network in networks)
@@ -139,7 +146,7 @@ def predict_cap(gradients: BucketGradients, networks: Sequence[ReductionCost], c
 
 
 def best_cap(
-    gradients: BucketGradients, networks: Sequence[ReductionCost], caps_bytes: Sequence[int]
+    gradients: BucketGradients, networks: Sequence[ReductionModel], caps_bytes: Sequence[int]
 ) -> tuple[int, Prediction]:
     """Return the cap that saves most, and what it saves. Of equal ones the first counts."""
     predictions = [(cap, predict_cap(gradients, networks, cap)) for cap in caps_bytes]
