@@ -21,6 +21,10 @@ EXAMPLES = {
         ("ddpdoctor wrap -- accelerate launch train.py", "any launcher"),
         ("srun --ntasks-per-node=1 ddpdoctor wrap train.py", "many nodes, one report"),
     ),
+    "tune": (
+        ("ddpdoctor tune train.py --output /tmp/tried", "which setting makes this job faster?"),
+        ("ddpdoctor tune --only bucket_cap --rounds 8 train.py", "one kind of setting, with less noise"),
+    ),
     "attach": (
         ("ddpdoctor attach", "the training job of this machine"),
         ("ddpdoctor attach --slurm 4711", "all nodes of a Slurm job, from the login node"),

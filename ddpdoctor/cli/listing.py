@@ -25,6 +25,10 @@ VERBS = {
         panel=RUN_A_JOB, summary="Run a training script under watch.",
         usage="[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]...",
     ),
+    "tune": Listed(
+        panel=RUN_A_JOB, summary="Try settings in one throwaway run, and say which line to change.",
+        usage="[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]...",
+    ),
     "attach": Listed(panel=RUN_A_JOB, summary="Find out why a job that runs now does not go on."),
     "analyze": Listed(
         panel=RUN_A_JOB, summary="Find out from logs, dumps and stacks what went wrong.",
@@ -43,6 +47,8 @@ VERBS = {
     "check-data": Listed(panel=MODEL_AND_DATA, summary="Check how data is split between ranks."),
     "check-checkpoint": Listed(panel=MODEL_AND_DATA, summary="Check whether a checkpoint is whole and would load."),
 }  # fmt: skip
+LAUNCHING = frozenset({"wrap", "tune"})
+"""Commands that start a job: a script or a command, and torchrun's options, follow their own options."""
 
 
 def load_verb(name: str) -> Any:

@@ -21,14 +21,13 @@ NOT_PLAIN = object()
 """Marks a value that Typer must handle."""
 
 
-def read_wrap(words: list[str], env: Mapping[str, str]) -> Any:
-    """Return the options of ``wrap`` with the command to run, or None if Typer is needed. Raises ``UserError``."""
-    from ddpdoctor.cli.wrap import Options
+def read_launch(kind: type[Any], words: Iterable[str], env: Mapping[str, str]) -> Any:
+    """Return the options of a command that starts a job, or None if Typer is needed. Raises ``UserError``."""
     from ddpdoctor.launch.command.command_line import HELP_OPTIONS, split_command
 
-    own = {name: not one.is_flag for one in declared_by(Options) for name in one.names}
+    own = {name: not one.is_flag for one in declared_by(kind) for name in one.names}
     split = split_command(words, own)
-    return None if HELP_OPTIONS & set(split.own) else read_plain(Options, split.own, env, split=split)
+    return None if HELP_OPTIONS & set(split.own) else read_plain(kind, split.own, env, split=split)
 
 
 def read_plain(kind: type[Any], words: Iterable[str], env: Mapping[str, str], **others: Any) -> Any:

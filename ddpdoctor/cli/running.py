@@ -20,11 +20,14 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.rank_words import rank_list
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ddpdoctor.launch.outcome import JobOutcome
     from ddpdoctor.launch.session import Judge
     from ddpdoctor.model.findings import Finding, Judgment, Report
+
+    MakeReport = Callable[[JobOutcome], Report]
 
 NCCL_LIMIT_S = 600
 """torch's ``default_pg_nccl_timeout``. That of other backends is 30 min."""
@@ -54,16 +57,20 @@ def run_under_outer(options: WrapOptions) -> NoReturn:
     become_launcher(options)
 
 
-def run_and_show(options: WrapOptions) -> JobOutcome:
-    """Run the job, then write its report to stderr. stdout belongs to the script."""
+def run_and_show(options: WrapOptions, make_report: MakeReport | None = None) -> JobOutcome:
+    """Run the job, then write its report to stderr. stdout belongs to the script.
+
+    ``make_report`` builds the report of an outcome. By default it is that of ``wrap``.
+    """
     from ddpdoctor.launch.session import Session
 
     _say_notes(options)
-    show = partial(_show, options)
+    make = make_report or outcome_report
+    show = partial(_show, options, make)
     notifier = Notifier(
-        save=partial(_save, options),
+        save=partial(_save, options, make),
         show=show,
-        go_on=partial(_go_on, options),
+        go_on=partial(_go_on, options, show),
         withdraw=partial(_withdraw, options),
         report_crash=partial(_report_crash, options),
         report_replicas=partial(_report_replicas, options),
@@ -160,18 +167,18 @@ def _report_replicas(options: WrapOptions, folder: Path) -> bool:
     return bool(found)
 
 
-def _show(options: WrapOptions, outcome: JobOutcome) -> None:
+def _show(options: WrapOptions, make: MakeReport, outcome: JobOutcome) -> None:
     if outcome.judged_at is not None and options.format == "text":
         _show_elsewhere(options, outcome)
         return
-    report = outcome_report(outcome)
+    report = make(outcome)
     shown = keep_errors(report) if options.quiet else report
     if shown is not None:
         file = options.report_file
         show_report(shown, options.format, sys.stderr, outcome.run_dir if file.name == REPORT_NAME else file)
 
 
-def _go_on(options: WrapOptions, outcome: JobOutcome, is_known: bool) -> None:
+def _go_on(options: WrapOptions, show: Callable[[JobOutcome], None], outcome: JobOutcome, is_known: bool) -> None:
     """Show a hang of a job that is not stopped, and what happens next. A hang shown before gets only one line."""
     found = _reported_hangs(options, outcome.judgment)
     if not found:
@@ -179,7 +186,7 @@ def _go_on(options: WrapOptions, outcome: JobOutcome, is_known: bool) -> None:
     if is_known:
         say(sys.stderr, f"{_title(found[0])} again: {found[0].summary}")
     else:
-        _show(options, outcome)
+        show(outcome)
         say(sys.stderr, GOES_ON[options.on_hang])
 
 
@@ -214,7 +221,7 @@ def _show_elsewhere(options: WrapOptions, outcome: JobOutcome) -> None:
         say(sys.stderr, f"{title_of(verdict)}: {verdict.summary}; {where}")
 
 
-def _save(options: WrapOptions, outcome: JobOutcome) -> None:
-    file, report = options.report_file, outcome_report(outcome)
+def _save(options: WrapOptions, make: MakeReport, outcome: JobOutcome) -> None:
+    file, report = options.report_file, make(outcome)
     if not save_report(file.parent, report, file.name) and outcome.folder != outcome.run_dir:
         save_report(outcome.folder, report)

@@ -48,7 +48,7 @@ class RankVerb(Verb):
             raise typer.Exit(status) from error
 
 
-class WrapVerb(Verb):
+class LaunchVerb(Verb):
     """Gives Typer only ddpdoctor's own options. Those of torchrun and the script bypass it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -71,7 +71,8 @@ class WrapVerb(Verb):
 
 SPLIT = "ddpdoctor.split"
 KINDS = {
-    "wrap": WrapVerb, "allreduce-bench": RankVerb, "check-consistency": RankVerb, "check-data": RankVerb,
+    "wrap": LaunchVerb, "tune": LaunchVerb, "allreduce-bench": RankVerb, "check-consistency": RankVerb,
+    "check-data": RankVerb,
 }  # fmt: skip
 
 

@@ -15,14 +15,16 @@ PREFIX = "DDPDOCTOR_"
 class RecorderSettings:
     """The settings, with their defaults."""
 
-    __slots__ = ("check_every", "tune_rounds")
+    __slots__ = ("check_every", "tune_only", "tune_rounds")
 
-    def __init__(self, check_every: int = 0, tune_rounds: int = 0) -> None:
+    def __init__(self, check_every: int = 0, tune_rounds: int = 0, tune_only: str = "") -> None:
         self.check_every = check_every
         """The number of steps between two fingerprints of a rank's replica. 0 turns off the checks of replicas,
         gradients and data."""
         self.tune_rounds = tune_rounds
         """In how many rounds a trial tries settings of DDP. 0: the job is no trial."""
+        self.tune_only = tune_only
+        """Names of the settings that it tries, with commas between them. Empty: all that fit the model."""
 
     def variables(self) -> Dict[str, str]:
         """Return the environment variables that carry the settings to the ranks."""

@@ -177,7 +177,7 @@ def _register_patches() -> None:
 def _register_trial() -> None:
     """Add the hooks of a trial after those of training, so that they run first."""
     for module, name in (("torch.nn.parallel.distributed", "patch_ddp"), ("torch.optim.optimizer", "patch_optimizer")):
-        imports.patches[module] = _both(imports.patches[module], _later("tuning.trial", name))
+        imports.patches[module] = _both(imports.patches[module], _later("tuning.patches", name))
     imports.patches["torch.serialization"] = _later("tuning.saves", "patch")
 
 

@@ -23,7 +23,7 @@ PACKAGE = "ddpdoctor.rules"
 LOOKED_UP_MOST = "progress"
 SUBJECTS = frozenset({
     "Node", "Fleet", "Meeting", "Measured", "JobState", "Job", "Replicas", "Shares", "Trial", "DiffFacts",
-    "Checkpoints", "RunState", "SpeedState",
+    "Checkpoints", "RunState", "SpeedState", "TuneResult",
 })  # fmt: skip
 """What a rule can be asked about: the type of its argument. CONTRIBUTING.md says which family has which."""
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from ddpdoctor.cli.listing import VERBS, load_verb
+from ddpdoctor.cli.listing import LAUNCHING, VERBS, load_verb
 from ddpdoctor.cli.options import PANELS, Argument, Declared, Option, declared_by
-from ddpdoctor.cli.plain import read_plain, read_wrap
+from ddpdoctor.cli.plain import read_launch, read_plain
 from ddpdoctor.cli.verbs import app
 from ddpdoctor.model.errors import UserError
 
@@ -72,6 +72,7 @@ def test_typer_has_what_is_declared(verb: str) -> None:
     [
         ("wrap", "train.py"),
         ("wrap", "--hang-timeout=8s", "--on-hang", "kill", "--debug-level", "off", "--exchange-port=4000", "t.py"),
+        ("tune", "--only", "bucket_cap", "--only=no_sync", "--rounds", "6", "--nproc-per-node=3", "t.py", "--lr", "1"),
         ("wrap", "--ignore", "DD601", "--ignore=DD602", "--report-dir", "a", "--format", "json", "--quiet", "t.py"),
         (
             "wrap",
@@ -104,7 +105,7 @@ def test_typer_has_what_is_declared(verb: str) -> None:
 def test_a_plain_line_is_read_as_typer_does(words: tuple[str, ...]) -> None:
     verb, *rest = words
     made = make_context(verb, rest)
-    plain = read_wrap(rest, {}) if verb == "wrap" else read_plain(options_of(verb), rest, {})
+    plain = (read_launch if verb in LAUNCHING else read_plain)(options_of(verb), rest, {})
     assert plain is not None
     for one in declared_by(options_of(verb)):
         given = made.params[one.field]

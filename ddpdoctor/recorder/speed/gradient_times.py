@@ -69,6 +69,8 @@ _models: Dict[int, Model] = {}
 """By id of the DDP model."""
 _count = 0
 _bytes = 0
+is_paused = False
+"""A trial has given DDP other settings, so its times are not those of the script."""
 
 
 @guarded("gradient times")
@@ -78,6 +80,8 @@ def reduced(ddp: Any) -> Optional[List[int]]:
     The times are nanoseconds from the end of forward, in the order of the model's parameters.
     """
     global _count
+    if is_paused:
+        return None
     model = _models.get(id(ddp))
     if model is None or model.ring is not here.ring:
         if _count >= MAX_MODELS:

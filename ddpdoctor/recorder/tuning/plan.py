@@ -15,6 +15,10 @@ LEFT_OUT = 3
 """Steps after a switch that are not measured: the first has one bucket, and the second builds them anew."""
 MEASURED = 5
 """Measured steps of a block."""
+ACCUMULATED = 4
+"""Our choice: over how many steps a trial accumulates gradients."""
+ACCUMULATE = "accumulate=%d" % ACCUMULATED
+"""Reduce gradients in one step of so many. Only for scripts with one forward a step."""
 MIB = 2**20
 BUCKETS = (16, 8, 4, 1)
 """Our choice: the numbers of buckets for which caps are tried."""
@@ -31,12 +35,26 @@ def _power_above(size_bytes: int) -> int:
     return 1 << max(size_bytes - 1, 0).bit_length()
 
 
-def order_blocks(settings: List[str], rounds: int) -> List[Tuple[int, str]]:
-    """Return (round, setting) for each block. Each round has all settings, in an order of its own."""
+def steps_to_measure(setting: str) -> int:
+    """Return how many steps of a block are measured. With accumulation they are whole cycles."""
+    return 2 * ACCUMULATED if setting == ACCUMULATE else MEASURED
+
+
+def choose(settings: List[str], only: str) -> List[str]:
+    """Return the settings whose names, without their values, are in a list with commas. Empty: all of them."""
+    names = set(only.split(",")) if only else set()
+    return [one for one in settings if not names or one in (BASE, AGAIN) or one.partition("=")[0] in names]
+
+
+def order_blocks(settings: List[str], rounds: int, first: int = 0) -> List[Tuple[int, str]]:
+    """Return (round, setting) for each block. Each round has all settings, in an order of its own.
+
+    ``first`` is the number of the first round.
+    """
     import random
 
     dice, blocks = random.Random(SEED), []  # noqa: S311 - an order, no secret
-    for number in range(rounds):
+    for number in range(first, first + rounds):
         shuffled = list(settings)
         dice.shuffle(shuffled)
         blocks += [(number, setting) for setting in shuffled]

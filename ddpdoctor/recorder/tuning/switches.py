@@ -6,14 +6,20 @@ import dataclasses
 import sys
 from typing import Any, Dict, List
 
-from .plan import AGAIN, BASE, choose_caps
+from .plan import ACCUMULATE, AGAIN, BASE, choose_caps
 
 CAP = "bucket_cap="
 """Followed by a number of bytes."""
 VIEWS = "gradient_as_bucket_view"
 STATIC = "static_graph"
 BUFFERS = "buffers_off"
+UNUSED = "find_unused_off"
+"""DDP does not look for unused parameters."""
+NO_SYNC = "no_sync"
+"""Of several forwards in a step, only the last one's backward reduces."""
 HALF = "bf16_reduction"
+AUTOCAST = "bf16_autocast"
+"""The forward runs under ``torch.autocast`` with bfloat16."""
 UNREDUCED = "unreduced"
 """No reduction at all: what communication costs in total."""
 NEEDED = (
@@ -30,6 +36,7 @@ class Script:
         self.config = ddp._bucket_config
         self.views = bool(ddp.gradient_as_bucket_view)
         self.static = bool(ddp.static_graph)
+        self.finds_unused = bool(ddp.find_unused_parameters)
         self.syncs_buffers = bool(ddp.forward_sync_buffers)
 
 
@@ -54,18 +61,34 @@ def _has_compiled() -> bool:
     return dynamo is not None and bool(dynamo.counters["frames"].get("total"))
 
 
-def settings_for(ddp: Any) -> List[str]:
-    """Return the settings to try with this model, the script's own first."""
-    sizes = [p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad]
-    caps = choose_caps(sum(sizes), ddp._bucket_config.bucket_bytes_cap)
+def settings_for(ddp: Any, forwards: int, has_autocast: bool) -> List[str]:
+    """Return the settings to try with this model, the script's own first.
+
+    Args:
+        ddp: The model.
+        forwards: Training forwards in each step that all reduce; 0 if it varies, or if the script uses no_sync.
+        has_autocast: Whether the script's forward runs under autocast already.
+    """
+    reduced = [p for p in ddp.parameters() if p.requires_grad]
+    is_single = all(str(p.dtype) == "torch.float32" for p in reduced)
+    caps = choose_caps(sum(p.numel() * p.element_size() for p in reduced), ddp._bucket_config.bucket_bytes_cap)
     offered: Dict[str, bool] = {
         VIEWS: not ddp.gradient_as_bucket_view,
         STATIC: not ddp.static_graph and not ddp.find_unused_parameters,
         BUFFERS: bool(ddp.forward_sync_buffers) and any(True for _ in ddp.module.buffers()),
-        HALF: all(str(p.dtype) == "torch.float32" for p in ddp.parameters() if p.requires_grad),
+        ACCUMULATE: forwards == 1,
+        NO_SYNC: forwards > 1,
+        HALF: is_single,
+        AUTOCAST: is_single and not has_autocast,
         UNREDUCED: True,
     }
     return [BASE, AGAIN, *[CAP + str(cap) for cap in caps], *[name for name, fits in offered.items() if fits]]
+
+
+def late_settings_for(ddp: Any, *, may_unused: bool, may_static: bool) -> List[str]:
+    """Return the settings that could stop the job if a later step uses other parameters. They come last."""
+    finds = bool(ddp.find_unused_parameters) and not ddp.static_graph
+    return [name for name, fits in ((UNUSED, finds and may_unused), (STATIC, finds and may_static)) if fits]
 
 
 def switch(ddp: Any, script: Script, setting: str) -> None:
@@ -80,11 +103,12 @@ def switch(ddp: Any, script: Script, setting: str) -> None:
     ddp.gradient_as_bucket_view = script.views or setting == VIEWS
     ddp.forward_sync_buffers = script.syncs_buffers and setting != BUFFERS
     ddp.require_backward_grad_sync = setting != UNREDUCED
+    ddp.find_unused_parameters = script.finds_unused and setting != UNUSED
     _build_reducer(ddp, is_static=script.static or setting == STATIC)
     if setting == HALF:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-        ddp.register_comm_hook(None, bf16_compress_hook)
+        ddp.register_comm_hook(ddp.process_group, bf16_compress_hook)
 
 
 def _set_caps(ddp: Any, config: Any, setting: str) -> None:

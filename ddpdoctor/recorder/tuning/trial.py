@@ -1,175 +1,200 @@
 """Runs a trial in a rank: switches the settings between steps, measures, and ends all ranks at the same step.
 
 A step begins at the first training forward after an optimizer step. All ranks make the same forwards and steps, so they
-switch and end at the same count without asking each other. ``RANK.jsonl`` in the folder ``tuning`` of the run gets a
-line when a block begins and another when it ends: after a crash it says which setting was being tried.
+switch and end at the same count. Whether a setting was refused is agreed on at the end of each block.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
-import weakref
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
-from .. import hooks
-from ..settings import read_settings
-from ..state import guarded, here
-from ..storage.files import make_folder, open_plain
-from ..wrappers import around, wraps
+from ..speed import gradient_times
 from . import switches
-from .plan import LEFT_OUT, MEASURED, order_blocks
+from .agreement import on_any_rank
+from .leaving import leave, leave_with_others, write
+from .plan import ACCUMULATE, ACCUMULATED, AGAIN, BASE, LEFT_OUT, choose, order_blocks, steps_to_measure
 
-FOLDER = "tuning"
 WARM_UP = 10
 """Our choice: steps before the first switch, in which caches fill and libraries choose their algorithms."""
 FORWARDS_WITHOUT_STEP = 512
 """Our choice: after so many training forwards and no step of a torch optimizer, the trial ends. Scripts accumulate
 gradients over a few dozen."""
+STEPS_WITHOUT_MODEL = 64
+"""Our choice: after so many optimizer steps and no training forward of a DDP model, the trial ends."""
 
 
 class SettingsTrial:
     """The state of the trial in this rank."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, only: str) -> None:
         self.rounds = rounds
+        self.only = only
         self.models: List[Any] = []
         """Weak references to the DDP models that the script has made."""
         self.steps = 0
+        self.optimizer_steps = 0
         self.forwards = 0
+        self.in_step = 0
+        """Training forwards in this step so far."""
+        self.per_step: set[int] = set()
+        """Of the steps before the first switch: their numbers of training forwards that reduce, 0 if one does not."""
         self.has_stepped = False
+        self.has_autocast = False
         self.script: Optional[switches.Script] = None
+        self.setting = BASE
+        self.refused = ""
+        """Why this rank could not try the setting."""
         self.blocks: List[Tuple[int, str]] = []
+        self.has_late = False
+        """The settings that could stop the job are being tried: all others are done."""
+        self.same_used = self.all_used = True
+        """In all steps so far the same parameters had gradients; all of them had. Only known with
+        ``find_unused_parameters``."""
         self.began: List[int] = []
-        """When each step of the block began, in nanoseconds."""
+        """When each step of the block after its first began, in nanoseconds."""
+
+    def optimizer_stepped(self) -> None:
+        """Count a step of an optimizer."""
+        self.has_stepped = True
+        self.optimizer_steps += 1
+        if self.forwards == 0 and self.optimizer_steps > STEPS_WITHOUT_MODEL:
+            leave({"end": "no model"})
 
     def forward_begins(self, ddp: Any) -> None:
         """Count a training forward; if it begins a step, switch or end where it is time."""
         self.forwards += 1
-        if not self.has_stepped:
-            if self.steps == 0 and self.forwards > FORWARDS_WITHOUT_STEP:
-                leave({"end": "no optimizer step"})
-            return
-        self.has_stepped = False
-        self.steps += 1
-        if self.steps >= WARM_UP:
-            self._step_begins(ddp)
+        if self.has_stepped:
+            self.has_stepped = False
+            self.steps += 1
+            if self.script is None:
+                self.per_step.add(self.in_step)
+            self.in_step = 0
+            if self.steps >= WARM_UP:
+                self._step_begins(ddp)
+        elif self.steps == 0 and self.forwards > FORWARDS_WITHOUT_STEP:
+            leave({"end": "no optimizer step"})
+        self.in_step += 1
+        self._forward_in_step(ddp)
+
+    def refuse(self, error: BaseException) -> None:
+        """Go on with the script's settings until all ranks drop this one, at the end of the block."""
+        self.refused = self.refused or "%s: %s" % (type(error).__name__, str(error).split("\n")[0][:200])
+
+    def _forward_in_step(self, ddp: Any) -> None:
+        if self.script is None:
+            if not ddp.require_backward_grad_sync:
+                self.per_step.add(0)
+            self.has_autocast = self.has_autocast or _is_autocast(ddp)
+        elif self.setting == ACCUMULATE:
+            measured = len(self.began) + 1 - LEFT_OUT
+            ddp.require_backward_grad_sync = measured <= 0 or measured % ACCUMULATED == 0
+        elif self.setting == switches.NO_SYNC:
+            ddp.require_backward_grad_sync = self.in_step == max(self.per_step)
 
     def _step_begins(self, ddp: Any) -> None:
         if self.script is None:
             self._begin(ddp)
             return
-        self.began.append(_now_ns(ddp, len(self.began)))
-        if len(self.began) == LEFT_OUT + MEASURED:
+        last = LEFT_OUT + steps_to_measure(self.setting)
+        self.began.append(_now_ns(ddp, is_edge=len(self.began) + 1 in (LEFT_OUT, last)))
+        gradient_times.is_paused = self.setting not in (BASE, AGAIN) or len(self.began) < LEFT_OUT
+        if len(self.began) == last:
             self._end_block(ddp)
 
     def _begin(self, ddp: Any) -> None:
         living = [model for model in (reference() for reference in self.models) if model is not None]
         if len(living) != 1:
             leave({"end": "several models", "models": len(living)})
+        if _is_spawned():
+            leave({"end": "spawned"})
         reason = switches.why_not(ddp)
         if reason:
             leave({"end": "cannot switch", "reason": reason})
         self.script = switches.Script(ddp)
-        settings = switches.settings_for(ddp)
+        forwards = self.per_step.pop() if len(self.per_step) == 1 else 0
+        self.per_step = {forwards}
+        settings = choose(switches.settings_for(ddp, forwards, self.has_autocast), self.only)
         self.blocks = order_blocks(settings, self.rounds)
-        write({"plan": settings, "rounds": self.rounds})
+        needs = WARM_UP + sum(LEFT_OUT + steps_to_measure(setting) for _, setting in self.blocks)
+        write({"plan": settings, "rounds": self.rounds, "forwards": forwards, "needs": needs})
         self._try_next(ddp)
 
     def _end_block(self, ddp: Any) -> None:
         number, setting = self.blocks.pop(0)
-        began = self.began
-        steps_ns = [began[step] - began[step - 1] for step in range(LEFT_OUT, len(began))]
-        write({"round": number, "setting": setting, "steps_ns": steps_ns})
-        if not self.blocks:
-            leave({"end": "done", "steps": self.steps})
+        self._note_used(ddp)
+        if on_any_rank(ddp, [bool(self.refused)])[0]:
+            self._drop(setting)
+        else:
+            began = self.began
+            steps_ns = [began[step] - began[step - 1] for step in range(LEFT_OUT, len(began))]
+            write({"round": number, "setting": setting, "steps_ns": steps_ns})
         self._try_next(ddp)
 
     def _try_next(self, ddp: Any) -> None:
+        """Switch to the setting of the next block that no rank refuses."""
         self.began = []
-        write({"tries": self.blocks[0][1]})
+        gradient_times.is_paused = True
+        while self._has_blocks(ddp):
+            self.setting, self.refused = self.blocks[0][1], ""
+            write({"tries": self.setting, "round": self.blocks[0][0]})
+            try:
+                self._switch(ddp, self.setting)
+            except Exception as error:  # noqa: BLE001 - torch refuses a setting; the others are tried all the same
+                self.refuse(error)
+            if not on_any_rank(ddp, [bool(self.refused)])[0]:
+                return
+            self._drop(self.setting)
+            self._switch(ddp, BASE)
+        leave({"end": "done", "steps": self.steps})
+
+    def _switch(self, ddp: Any, setting: str) -> None:
         if self.script is not None:
-            switches.switch(ddp, self.script, self.blocks[0][1])
+            switches.switch(ddp, self.script, setting)
+
+    def _drop(self, setting: str) -> None:
+        write({"refused": setting, "reason": self.refused or "another rank refuses it"})
+        self.blocks = [block for block in self.blocks if block[1] != setting]
+
+    def _has_blocks(self, ddp: Any) -> bool:
+        """Return whether blocks are left. After all others come those that could stop the job."""
+        if self.blocks or self.has_late:
+            return bool(self.blocks)
+        self.has_late = True
+        varies, unused = on_any_rank(ddp, [not self.same_used, not (self.same_used and self.all_used)])
+        self._switch(ddp, BASE)
+        late = choose(switches.late_settings_for(ddp, may_unused=not unused, may_static=not varies), self.only)
+        if late:
+            write({"late": late})
+            self.blocks = order_blocks([BASE, *late], self.rounds, first=self.rounds)
+            leave_with_others()
+        return bool(late)
+
+    def _note_used(self, ddp: Any) -> None:
+        """Note which parameters went unused, as far as DDP looked."""
+        if ddp.find_unused_parameters:
+            self.same_used = self.same_used and ddp.reducer._ddp_graph_static()
+            counts = ddp.logger._get_ddp_logging_data().ints_map
+            self.all_used = self.all_used and not counts.get("unused_parameter_size", 0)
 
 
-def _now_ns(ddp: Any, done: int) -> int:
+def _now_ns(ddp: Any, *, is_edge: bool) -> int:
     """Return the time. On a GPU the host waits for it where measuring begins and where it ends, and nowhere between."""
-    if ddp.device_type == "cuda" and done in (LEFT_OUT - 1, LEFT_OUT + MEASURED - 1):
+    if ddp.device_type == "cuda" and is_edge:
         import torch
 
         torch.cuda.synchronize()
     return time.monotonic_ns()
 
 
-def write(entry: Any) -> None:
-    """Append a line to this rank's file."""
-    folder = os.path.join(here.folder, FOLDER)
-    make_folder(folder)
-    path = os.path.join(folder, "%s.jsonl" % os.environ.get("RANK", "0"))
-    fd = open_plain(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    try:
-        os.write(fd, (json.dumps(entry) + "\n").encode())
-    finally:
-        os.close(fd)
-
-
-def leave(entry: Any) -> None:
-    """End this process at once: no ``finally`` of the script runs, no checkpoint is written, no atexit function."""
-    try:
-        write(entry)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        processes = sys.modules.get("multiprocessing.process")
-        for child in processes.active_children() if processes is not None else ():
-            child.kill()
-    finally:
-        os._exit(0)
-
-
-_trial: Optional[SettingsTrial] = None
-
-
-def patch_ddp(module: Any) -> None:
-    """Follow the construction of DDP models and their forwards. This hook comes last, so that it runs first."""
-    global _trial
-    _trial = SettingsTrial(read_settings(os.environ).tune_rounds)
-    ddp = module.DistributedDataParallel
-    hooks.put(ddp, "__init__", lambda original: around(original, after=_made))
-    hooks.put(ddp, "forward", _forward)
-
-
-@guarded("tuning")
-def _made(ddp: Any) -> None:
-    if _trial is not None:
-        _trial.models.append(weakref.ref(ddp))
-
-
-def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
+def _is_autocast(ddp: Any) -> bool:
     import torch
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and self.training and here.is_rank:
-            _before(self)
-        return original(self, *args, **kwargs)
-
-    return wraps(original)(forward)
+    return bool(torch.is_autocast_enabled(ddp.device_type))
 
 
-@guarded("tuning")
-def _before(ddp: Any) -> None:
-    if _trial is not None:
-        _trial.forward_begins(ddp)
+def _is_spawned() -> bool:
+    """Return whether another Python of the script has started this one, as torch.multiprocessing does."""
+    import multiprocessing
 
-
-def patch_optimizer(module: Any) -> None:
-    """Note steps of torch's optimizers."""
-    if hooks.has(module, "register_optimizer_step_post_hook"):
-        module.register_optimizer_step_post_hook(_stepped)
-
-
-@guarded("tuning")
-def _stepped(*unused: Any) -> None:
-    if _trial is not None:
-        _trial.has_stepped = True
+    return multiprocessing.parent_process() is not None

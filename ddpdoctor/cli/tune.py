@@ -1,0 +1,124 @@
+"""``ddpdoctor tune``: tries settings in one job that is thrown away, and says which line to change."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from ddpdoctor.cli.options import FORMAT, HANG_TIMEOUT, REPORT_DIR, Option, typed
+from ddpdoctor.launch.command.command_line import SplitCommand
+from ddpdoctor.launch.command.options import OutputFormat
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
+
+if TYPE_CHECKING:
+    from ddpdoctor.launch.command.options import WrapOptions
+    from ddpdoctor.launch.outcome import JobOutcome
+    from ddpdoctor.model.findings import Report
+
+LEAST_ROUNDS = 4
+"""Our choice: fewer ratios give no 95 % interval."""
+SETTINGS = {
+    "bucket_cap": "bucket_cap_mb",
+    "gradient_as_bucket_view": "gradient_as_bucket_view",
+    "static_graph": "static_graph",
+    "find_unused_off": "find_unused_parameters=False",
+    "buffers_off": "broadcast_buffers=False",
+    "accumulate": "no_sync() over 4 steps",
+    "no_sync": "no_sync() within a step",
+    "bf16_reduction": "reduction in bf16",
+    "bf16_autocast": "autocast to bf16",
+    "unreduced": "no reduction at all",
+}
+"""What --only takes, and what it stands for."""
+NOTICE = (
+    "this is a trial: it starts the job, changes settings of DDP between its steps, and stops it once all were tried. "
+    "What it trains is worth nothing, and what it gives to torch.save is thrown away. All else that the script writes "
+    "is written: safetensors, TensorBoard, wandb, files of a trainer. So give it an output folder of its own"
+)
+"""Said before the job starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Try settings of DDP in turns inside one job that is thrown away, and say which line to change.
+
+    The job is launched as by `ddpdoctor wrap`, with torchrun's options, and is stopped once all settings were tried.
+    What torch.save writes is thrown away. The settings are measured round by round against the script's own, so that a
+    busy machine counts for all of them alike.
+    """
+
+    split: SplitCommand
+    """The command to run, and torchrun's options."""
+    rounds: Annotated[
+        int, Option(min=LEAST_ROUNDS, metavar="N", help="How often each setting is tried. More rounds, less noise.")
+    ] = LEAST_ROUNDS
+    only: Annotated[
+        tuple[str, ...],
+        Option(metavar="SETTING", help=f"Try these settings only; repeatable: {', '.join(SETTINGS)}."),
+    ] = ()
+    hang_timeout_s: Annotated[float, HANG_TIMEOUT.but(variable="DDPDOCTOR_HANG_TIMEOUT")] = typed("300")
+    report_dir: Annotated[
+        Path | None,
+        REPORT_DIR.but(
+            variable="DDPDOCTOR_REPORT_DIR",
+            help="The run folder, which must be new or hold no report.  [default: ddpdoctor-report/<time>-<script>]",
+        ),
+    ] = None
+    format: Annotated[
+        OutputFormat, FORMAT.but(variable="DDPDOCTOR_FORMAT", help="How the report is written to stderr.")
+    ] = "text"
+
+
+def run(options: Options) -> int:
+    """Run the trial, show what it measured, and return the exit status. Raises ``UserError``."""
+    from ddpdoctor.cli.output import say
+    from ddpdoctor.cli.running import run_and_show
+    from ddpdoctor.launch.processes.nested import find_outer_run
+
+    if find_outer_run(os.environ) is not None:
+        raise UserError("this is a job of ddpdoctor wrap already", help="Run ddpdoctor tune by itself.")
+    prepared = _prepare(options)
+    say(sys.stderr, NOTICE)
+    return _status(run_and_show(prepared, make_report=_report))
+
+
+def _prepare(options: Options) -> WrapOptions:
+    """Prepare the job as ``wrap`` does, without what would distort steps."""
+    from ddpdoctor.cli.wrap import Options as Wrapped
+    from ddpdoctor.cli.wrap import prepare
+    from ddpdoctor.recorder.settings import RecorderSettings
+
+    for name in options.only:
+        if name not in SETTINGS:
+            raise UserError(
+                f"there is no setting {name}", help=f"Nothing was started. There are: {', '.join(SETTINGS)}."
+            )
+    wrapped = Wrapped(
+        split=options.split,
+        hang_timeout_s=options.hang_timeout_s,
+        on_hang="kill",
+        debug_level="OFF",
+        report_dir=options.report_dir,
+        format=options.format,
+        no_consistency=True,
+    )
+    ranks = RecorderSettings(tune_rounds=options.rounds, tune_only=",".join(options.only))
+    return replace(prepare(wrapped, os.environ), ranks=ranks)
+
+
+def _report(outcome: JobOutcome) -> Report:
+    from ddpdoctor.diagnose.tuning import build_tune_report
+
+    return build_tune_report(outcome.folder, outcome.judgment, outcome.end)
+
+
+def _status(outcome: JobOutcome) -> int:
+    """Return 0 for a trial with a result, 2 for one that cannot have one, and else the job's own status."""
+    trial = _report(outcome).data["tune"]
+    if trial["result"] is not None:
+        return ExitStatus.OK
+    return ExitStatus.WRONG_USE if trial["problem"] else outcome.exit_status

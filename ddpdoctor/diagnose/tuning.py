@@ -1,0 +1,142 @@
+"""Builds the report of a trial of settings. A job that hung or failed in it gets the diagnosis of any job first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.run.nodes import read_job
+from ddpdoctor.collect.run.trial_record import read_trial
+from ddpdoctor.diagnose.build import build_report
+from ddpdoctor.diagnose.reports import make_report
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.findings import JobStatus, JobSummary
+from ddpdoctor.model.tuning import TrialStop, TuneOutcome, TuneResult
+from ddpdoctor.rules.engine import judge
+from ddpdoctor.rules.progress.places import to_place
+from ddpdoctor.rules.registry import rules_of
+from ddpdoctor.rules.tuning.predicted import predict_settings
+from ddpdoctor.rules.tuning.result import base_step_ms, conclude
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddpdoctor.model.facts import Job
+    from ddpdoctor.model.findings import Judgment, Place, Report
+    from ddpdoctor.model.run import JobEnd
+    from ddpdoctor.model.tuning import TrialRecord
+
+FIRST_STEPS = 10
+"""The recorder tries no setting before that."""
+WRAP_IT = "`ddpdoctor wrap --speed` says where the time of a step goes in any job, without a trial."
+SPAWNED_HELP = (
+    "Let torchrun start them: take rank and world size from the environment, as init_process_group() does, and call "
+    "the function of a rank directly. Then run `ddpdoctor tune --nproc-per-node N SCRIPT`."
+)
+SENTENCES = {
+    TrialStop.NO_STEP: (
+        "the script makes no step of a torch optimizer",
+        "A trial counts steps of torch.optim. " + WRAP_IT,
+    ),
+    TrialStop.NO_MODEL: (
+        "the script trains, but no model of DistributedDataParallel",
+        "A trial tries settings of DDP. " + WRAP_IT,
+    ),
+    TrialStop.SPAWNED: (
+        "the script starts its ranks itself (torch.multiprocessing)",
+        SPAWNED_HELP,
+    ),
+}
+"""Why a trial has no result, and what to do, by how it ended."""
+
+
+def build_tune_report(folder: Path, judgment: Judgment, end: JobEnd) -> Report:
+    """Return the report of a trial.
+
+    Raises:
+        UserError: the folder is no run folder.
+    """
+    report = build_report(folder, judgment, end)
+    trial, job = read_trial(folder), read_job(folder)
+    if trial.has_result:
+        return _measured(report, job, trial)
+    ended_badly = report.job is not None and report.job.ended_badly
+    if ended_badly and trial.stop is TrialStop.CUT_SHORT:
+        outcome = TuneOutcome(trying=trial.trying, round=trial.round + 1 if trial.trying else 0, rounds=trial.rounds)
+        return replace(report, data={"tune": encode(outcome), **report.data})
+    problem, help_text = _why_none(job, trial)
+    outcome = TuneOutcome(problem=problem, help=help_text)
+    return replace(
+        report, job=_finished(report), verdict=None, findings=(), checks=(),
+        data={"tune": encode(outcome), **report.data},
+    )  # fmt: skip
+
+
+def _measured(report: Report, job: Job, trial: TrialRecord) -> Report:
+    """Return the report of a trial with a result. That the ranks were stopped in the middle is no finding."""
+    result = conclude(
+        trial,
+        predictions=predict_settings(job, trial.settings, base_step_ms(trial)),
+        frameworks=_frameworks(job),
+        where=_built_at(job),
+    )
+    judged = judge(rules_of("tuning"), {TuneResult: [result]})
+    return make_report(
+        command=report.command,
+        started_at=report.started_at,
+        ended_at=report.ended_at,
+        job=_finished(report),
+        findings=judged.findings,
+        checks=judged.checks,
+        data={"tune": encode(TuneOutcome(result=result, rounds=trial.rounds)), **report.data},
+    )
+
+
+def _finished(report: Report) -> JobSummary:
+    size = report.job.world_size if report.job is not None else None
+    nodes = report.job.nnodes if report.job is not None else 1
+    return JobSummary(world_size=size, nnodes=nodes, status=JobStatus.FINISHED, exit_status=0)
+
+
+def _why_none(job: Job, trial: TrialRecord) -> tuple[str, str]:
+    """Return why a trial of a job that did not fail has no result, and what to do."""
+    if trial.stop in SENTENCES:
+        return SENTENCES[trial.stop]
+    if trial.stop is TrialStop.SEVERAL_MODELS:
+        return (
+            f"the script has {trial.models} models of DistributedDataParallel",
+            "A trial can change the settings of one. Leave the others out of DDP for the trial. " + WRAP_IT,
+        )
+    if trial.stop is TrialStop.CANNOT_SWITCH:
+        return f"the settings of this job cannot be changed while it runs: {trial.reason}", (
+            "Leave that out for the trial, or compare two runs of `ddpdoctor wrap --speed`."
+        )
+    if trial.stop is TrialStop.FAILED:
+        return f"the trial failed: {trial.reason}", "That is a defect of ddpdoctor: please report it."
+    return _too_short(job, trial)
+
+
+def _too_short(job: Job, trial: TrialRecord) -> tuple[str, str]:
+    """Return the same for a job that ended before the trial did."""
+    steps = max((rank.steps for rank in job.ranks), default=0)
+    if not steps or not any(rank.models for rank in job.ranks):
+        return SENTENCES[TrialStop.NO_STEP if any(rank.models for rank in job.ranks) else TrialStop.NO_MODEL]
+    if not trial.needed_steps:
+        return f"the script ended after {steps} optimizer steps, before a setting was tried", (
+            f"A trial needs {FIRST_STEPS} steps before the first setting, and 8 for each setting in each round: about "
+            "400. Let the script train for longer; the trial stops it."
+        )
+    return f"the script ended after {steps} optimizer steps, and this trial needs {trial.needed_steps}", (
+        "Let the script train for longer (the trial stops it), or try fewer settings (--only)."
+    )
+
+
+def _frameworks(job: Job) -> frozenset[str]:
+    known = (rank.speed.surroundings for rank in job.ranks if rank.speed is not None)
+    return frozenset(name for one in known if one is not None for name in one.frameworks)
+
+
+def _built_at(job: Job) -> tuple[Place, ...]:
+    """Return where each rank built its DDP model."""
+    sites = ((rank.rank, rank.models[-1].site) for rank in job.ranks if rank.models)
+    return tuple(to_place(number, site) for number, site in sites if site is not None)

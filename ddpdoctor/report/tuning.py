@@ -1,0 +1,110 @@
+"""The content of `tune`: what each setting changes, and the one line to change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.codec import decode
+from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.tuning import Advice, TuneOutcome
+from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, Heading, Table, Text, Tone
+from ddpdoctor.report.findings import LABEL_WIDTH
+from ddpdoctor.report.job import job_content
+from ddpdoctor.report.names import merge_places
+from ddpdoctor.report.speed import ms
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.findings import Report
+    from ddpdoctor.model.tuning import RatioRange, TriedSetting, TuneResult
+    from ddpdoctor.report.blocks import Section
+
+
+def tune_content(report: Report) -> Content:
+    """Return the content of a trial. A job that hung or failed in it is shown as any such job."""
+    outcome = decode(TuneOutcome, report.data["tune"])
+    if outcome.result is not None:
+        return _measured(report, outcome.result)
+    if outcome.problem:
+        return Content(status=f"no result: {outcome.problem}", remarks=(outcome.help,))
+    content = job_content(report)
+    return Content(
+        status=content.status,
+        sections=(*content.sections, (Text(text=_tried(outcome)),)),
+        ends_with_verdict=True,
+        others=content.others,
+    )
+
+
+def _tried(outcome: TuneOutcome) -> str:
+    if not outcome.trying:
+        return "The trial had not begun: the script's own settings were in effect."
+    setting = "the script's own settings" if outcome.trying in {"base", "again"} else outcome.trying
+    return f"The trial has no result. In effect was: {setting} (round {outcome.round} of {outcome.rounds})."
+
+
+def _measured(report: Report, result: TuneResult) -> Content:
+    size = report.job.world_size if report.job is not None else None
+    ranks = f", {count_of(size, 'rank')}" if size else ""
+    return Content(
+        status=f"{result.conclusion}",
+        headline=result.conclusion,
+        verb="tune",
+        sections=(_table_section(result, ranks), *_advice(result)),
+    )
+
+
+def _table_section(result: TuneResult, ranks: str) -> Section:
+    title = f"settings tried in turns{ranks}, {count_of(result.rounds, 'round')}"
+    own = f"With the script's own settings a step takes {ms(result.step_ms)}. The others make it longer or shorter:"
+    return (Heading(text=title), Text(text=own, indent=2), _table(result))
+
+
+def _table(result: TuneResult) -> Table:
+    marks = {note: f"[{number}]" for number, note in enumerate(dict.fromkeys(r.note for r in result.rows if r.note), 1)}
+    rows = result.rows
+    reasons = [f"{row.title}: not measured: {row.reason}" for row in rows if row.reason]
+    return Table(
+        indent=2,
+        columns=(
+            Column(name="setting", cells=tuple(_name(row, marks) for row in rows), align="left"),
+            Column(name="predicted", cells=tuple(_predicted(row.predicted) for row in rows), weight=2),
+            Column(name="measured", cells=tuple(_change(row.measured) for row in rows)),
+            Column(name="95% interval", cells=tuple(_interval(row.measured) for row in rows)),
+            Column(name="rounds", cells=tuple(str(row.rounds) for row in rows), weight=1),
+        ),
+        tones={number: Tone.GOOD for number, row in enumerate(rows) if row.is_gain},
+        legend=(*(f"{mark} {note}" for note, mark in marks.items()), *reasons),
+    )
+
+
+def _name(row: TriedSetting, marks: dict[str, str]) -> str:
+    return f"{row.title} {marks[row.note]}" if row.note else row.title
+
+
+def _predicted(span: RatioRange | None) -> str:
+    if span is None:
+        return "-"
+    low, high = _percent(span.low), _percent(span.high)
+    return low if low == high else f"{low} to {high}"
+
+
+def _change(span: RatioRange | None) -> str:
+    return "-" if span is None else _percent(span.ratio)
+
+
+def _interval(span: RatioRange | None) -> str:
+    return "-" if span is None else f"{_percent(span.low)} to {_percent(span.high)}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.0f}%"
+
+
+def _advice(result: TuneResult) -> tuple[Section, ...]:
+    if result.advice is not Advice.CHANGE:
+        return ()
+    facts = (
+        FactEntry(label="change", texts=(result.fix,), whole=True),
+        FactEntry(label="where", texts=merge_places(result.where)),
+    )
+    return ((FactList(facts=facts, width=LABEL_WIDTH),),)

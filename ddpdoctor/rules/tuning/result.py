@@ -1,0 +1,149 @@
+"""What a trial shows: a row for each setting, and one conclusion."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.tuning import AGAIN, BASE, Advice, RatioRange, TriedSetting, TuneResult
+from ddpdoctor.rules.speed.effects import NOISY, SettingEffect, block_step_s, is_gain, measure_effect
+
+from .settings import ACCUMULATE, NOTES, REFUSED_FOR_TRAINING, UNREDUCED, fix_of, name_of, title_of_setting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.model.findings import Place
+    from ddpdoctor.model.tuning import TrialRecord, TriedBlock
+
+
+def conclude(
+    trial: TrialRecord,
+    *,
+    predictions: Mapping[str, RatioRange],
+    frameworks: frozenset[str] = frozenset(),
+    where: tuple[Place, ...] = (),
+) -> TuneResult:
+    """Return what a trial with results showed.
+
+    Args:
+        trial: A record whose ``has_result`` holds.
+        predictions: By setting, for those that can be predicted.
+        frameworks: What trains the model.
+        where: The line where the DDP model is built.
+    """
+    times = _step_times(trial)
+    noise = _effect(times, AGAIN)
+    rows = [_row(trial, times, setting, noise, predictions) for setting in _tried(trial)]
+    best = _best(rows)
+    return TuneResult(
+        step_ms=base_step_ms(trial),
+        rounds=trial.rounds,
+        noise=_range(noise),
+        rows=tuple(rows),
+        advice=_advice(best, noise),
+        conclusion=_conclusion(best, noise, rows),
+        fix=fix_of(best.setting, frameworks) if best is not None else "",
+        where=where if best is not None else (),
+    )
+
+
+def base_step_ms(trial: TrialRecord) -> float:
+    """Return the median step under the script's settings; 0 if there is none."""
+    times = _step_times(trial).get(BASE, {})
+    return median(times.values()) if times else 0.0
+
+
+def _tried(trial: TrialRecord) -> list[str]:
+    """Return the settings in the order of the table."""
+    known = dict.fromkeys((*trial.settings, *trial.late, *(setting for setting, _ in trial.refused)))
+    return [setting for setting in known if setting != BASE]
+
+
+def _step_times(trial: TrialRecord) -> dict[str, dict[int, float]]:
+    """Return the step time of each block, by setting and round."""
+    times: dict[str, dict[int, float]] = {}
+    for block in trial.blocks:
+        times.setdefault(block.setting, {})[block.round] = _block_ms(block)
+    return times
+
+
+def _block_ms(block: TriedBlock) -> float:
+    """Return the time of a step of a block. With accumulation the steps differ, so that their mean counts."""
+    if name_of(block.setting) == ACCUMULATE:
+        return fmean(max(step) for step in zip(*block.ranks_ms, strict=True))
+    return block_step_s(block.ranks_ms)
+
+
+def _effect(times: Mapping[str, Mapping[int, float]], setting: str) -> SettingEffect:
+    base, tried = times[BASE], times[setting]
+    rounds = sorted(base.keys() & tried.keys())
+    return measure_effect([tried[number] for number in rounds], [base[number] for number in rounds])
+
+
+def _row(
+    trial: TrialRecord,
+    times: Mapping[str, Mapping[int, float]],
+    setting: str,
+    noise: SettingEffect,
+    predictions: Mapping[str, RatioRange],
+) -> TriedSetting:
+    rounds = len(times[BASE].keys() & times.get(setting, {}).keys())
+    reason = dict(trial.refused).get(setting, "")
+    if not reason and rounds < trial.rounds:
+        reason = trial.reason or "the job ended while it was tried"
+    effect = None if reason else _effect(times, setting)
+    return TriedSetting(
+        setting=setting,
+        title=title_of_setting(setting),
+        note=NOTES.get(name_of(setting), ""),
+        rounds=rounds,
+        predicted=predictions.get(setting),
+        measured=None if effect is None else _range(effect),
+        reason=reason,
+        is_gain=setting != AGAIN and effect is not None and is_gain(effect, noise),
+    )
+
+
+def _range(effect: SettingEffect) -> RatioRange:
+    return RatioRange(ratio=effect.ratio, low=effect.low, high=effect.high)
+
+
+def _best(rows: list[TriedSetting]) -> TriedSetting | None:
+    """Return the setting that shortens the step most and trains the same."""
+    usable = [row for row in _gains(rows) if name_of(row.setting) not in REFUSED_FOR_TRAINING]
+    return min(usable, key=_ratio, default=None)
+
+
+def _gains(rows: list[TriedSetting]) -> list[TriedSetting]:
+    return [row for row in rows if row.is_gain and name_of(row.setting) != UNREDUCED]
+
+
+def _ratio(row: TriedSetting) -> float:
+    return row.measured.ratio if row.measured is not None else 1.0
+
+
+def _advice(best: TriedSetting | None, noise: SettingEffect) -> Advice:
+    if best is not None:
+        return Advice.CHANGE
+    return Advice.NOISY if is_noisy(noise) else Advice.NOTHING
+
+
+def is_noisy(noise: SettingEffect | RatioRange) -> bool:
+    """Return whether the script's settings against themselves differ so much that effects of 5% cannot be seen."""
+    return max(abs(noise.low - 1), abs(noise.high - 1)) > NOISY
+
+
+def _conclusion(best: TriedSetting | None, noise: SettingEffect, rows: list[TriedSetting]) -> str:
+    others = [row for row in _gains(rows) if name_of(row.setting) in REFUSED_FOR_TRAINING]
+    if best is not None and best.measured is not None:
+        low, high = 1 - best.measured.high, 1 - best.measured.low
+        text = f"{best.title} makes the step {1 - best.measured.ratio:.0%} shorter ({low:.0%} to {high:.0%})"
+    elif is_noisy(noise):
+        text = "too noisy: run again on a quiet machine, or with more rounds"
+    else:
+        text = "nothing here is worth changing"
+    if others:
+        most = min(others, key=_ratio)
+        text += f"; {most.title} makes it {1 - _ratio(most):.0%} shorter, but trains differently ({most.note})"
+    return text
