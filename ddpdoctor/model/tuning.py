@@ -99,7 +99,7 @@ class TriedSetting:
     is_gain: bool = False
 
 
-class Advice(str, Enum):
+class TuneVerdict(str, Enum):
     """What to do after a trial."""
 
     CHANGE = "change"
@@ -117,7 +117,7 @@ class TuneResult:
     noise: RatioRange
     """The script's settings against themselves."""
     rows: tuple[TriedSetting, ...]
-    advice: Advice
+    verdict: TuneVerdict
     conclusion: str
     """One sentence."""
     fix: str = ""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.rank_words import count_of
-from ddpdoctor.model.tuning import Advice, TuneOutcome
+from ddpdoctor.model.tuning import TuneOutcome, TuneVerdict
 from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, Heading, Table, Text, Tone
 from ddpdoctor.report.findings import LABEL_WIDTH
 from ddpdoctor.report.job import job_content
@@ -101,7 +101,7 @@ def _percent(ratio: float) -> str:
 
 
 def _advice(result: TuneResult) -> tuple[Section, ...]:
-    if result.advice is not Advice.CHANGE:
+    if result.verdict is not TuneVerdict.CHANGE:
         return ()
     facts = (
         FactEntry(label="change", texts=(result.fix,), whole=True),

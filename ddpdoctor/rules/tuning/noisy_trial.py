@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.tuning import Advice
+from ddpdoctor.model.tuning import TuneVerdict
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.registry import rule
 from ddpdoctor.rules.speed.effects import NOISY
@@ -47,7 +47,7 @@ def check_noise(result: TuneResult) -> Answer:
     """
     noise = result.noise
     seen = f"the script's settings against themselves: {noise.low - 1:+.0%} to {noise.high - 1:+.0%}"
-    if result.advice is not Advice.NOISY or not is_noisy(noise):
+    if result.verdict is not TuneVerdict.NOISY or not is_noisy(noise):
         return passed(seen)
     return judged(
         [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.tuning import AGAIN, BASE, Advice, RatioRange, TriedSetting, TuneResult
+from ddpdoctor.model.tuning import AGAIN, BASE, RatioRange, TriedSetting, TuneResult, TuneVerdict
 from ddpdoctor.rules.speed.effects import NOISY, SettingEffect, block_step_s, is_gain, measure_effect
 
 from .settings import ACCUMULATE, NOTES, REFUSED_FOR_TRAINING, UNREDUCED, fix_of, name_of, title_of_setting
@@ -41,7 +41,7 @@ def conclude(
         rounds=trial.rounds,
         noise=_range(noise),
         rows=tuple(rows),
-        advice=_advice(best, noise),
+        verdict=_verdict(best, noise),
         conclusion=_conclusion(best, noise, rows),
         fix=fix_of(best.setting, frameworks) if best is not None else "",
         where=where if best is not None else (),
@@ -123,10 +123,10 @@ def _ratio(row: TriedSetting) -> float:
     return row.measured.ratio if row.measured is not None else 1.0
 
 
-def _advice(best: TriedSetting | None, noise: SettingEffect) -> Advice:
+def _verdict(best: TriedSetting | None, noise: SettingEffect) -> TuneVerdict:
     if best is not None:
-        return Advice.CHANGE
-    return Advice.NOISY if is_noisy(noise) else Advice.NOTHING
+        return TuneVerdict.CHANGE
+    return TuneVerdict.NOISY if is_noisy(noise) else TuneVerdict.NOTHING
 
 
 def is_noisy(noise: SettingEffect | RatioRange) -> bool:
