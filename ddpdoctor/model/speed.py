@@ -59,6 +59,8 @@ class CoreTime:
     on_core_ms: float
     queued_ms: float
     """It could run, and another thread had the core."""
+    process_ms: float | None = None
+    """Processor time of all threads of the process together; None in rings of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,8 @@ class Speed:
     surroundings: Surroundings | None = None
     data_parallel: tuple[DataParallelSeen, ...] = ()
     hand_reduced: HandReduced | None = None
+    collected_at: Frame | None = None
+    """The user's line at which garbage collections took most time, if any took long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from ddpdoctor.recorder.storage.step_parts import parts_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddpdoctor.model.stacks import Frame
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 _GROUP, _FLAGS, _PHASES = 2, 3, 4
@@ -55,6 +56,7 @@ def read_speed(content: RingContent) -> Speed | None:
             if note["k"] == "data_parallel"
         ),
         hand_reduced=_read_hand_reduced(content),
+        collected_at=_read_collected_at(content),
     )
 
 
@@ -87,6 +89,7 @@ def _read_core_time(content: RingContent) -> CoreTime | None:
         elapsed_ms=cells["trained_ns"] / 1e6,
         on_core_ms=cells["main_cpu_ns"] / 1e6,
         queued_ms=cells["run_delay_ns"] / 1e6,
+        process_ms=cells["process_cpu_ns"] / 1e6 or None,
     )
 
 
@@ -107,6 +110,12 @@ def _read_hand_reduced(content: RingContent) -> HandReduced | None:
     if note is None:
         return None
     return HandReduced(gradients=_count(note.get("gradients")), site=read_frame(note.get("frame")))
+
+
+def _read_collected_at(content: RingContent) -> Frame | None:
+    """Return the line of the last note: it is written again from time to time."""
+    notes = [note for note in content.notes if note["k"] == "collected"]
+    return read_frame(notes[-1].get("frame")) if notes else None
 
 
 def _count(value: object) -> int:

@@ -1,18 +1,15 @@
-"""Records what a rank's speed depends on: garbage collections, threads and cores, the framework, DataParallel."""
+"""Records what a rank's speed depends on: threads and cores, the framework, DataParallel."""
 
 from __future__ import annotations
 
-import _thread
-import gc
 import os
 import sys
 import time
 import weakref
-from typing import Any, Dict
+from typing import Any
 
 from .. import frames, hooks
 from ..state import guarded, here
-from ..training.step_clock import clock
 from ..wrappers import around
 
 NOTED_AT_STEP = 5
@@ -25,10 +22,8 @@ FRAMEWORKS = {
 }
 """By framework: the modules of which one is loaded where a script trains with it."""
 
-_now_ns = time.monotonic_ns
 _built_at: Any = weakref.WeakKeyDictionary()
 """By DataParallel that has not trained yet: the line that built it."""
-_collecting_since = 0
 
 
 def patch_data_parallel(module: Any) -> None:
@@ -55,24 +50,6 @@ def _used(model: Any) -> None:
     del _built_at[model]
     devices = len(getattr(model, "device_ids", ()) or ())
     here.ring.note({"k": "data_parallel", "devices": devices, "frame": frame, "at": time.monotonic_ns()})
-
-
-def watch_collections() -> None:
-    """Count the time that Python's garbage collector takes in the main thread as a part of the step."""
-    if _collected not in gc.callbacks:
-        gc.callbacks.append(_collected)
-
-
-def _collected(phase: str, info: Dict[str, int]) -> None:
-    """Python calls this at the start and at the end of each collection. It must be quick, and must not raise."""
-    global _collecting_since
-    if _thread.get_ident() != here.main_thread:
-        return
-    if phase == "start":
-        _collecting_since = _now_ns()
-    elif _collecting_since:
-        clock.inside.gc += _now_ns() - _collecting_since
-        _collecting_since = 0
 
 
 @guarded("surroundings")

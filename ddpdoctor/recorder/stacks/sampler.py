@@ -105,11 +105,11 @@ def _first_library_frame(stack: List[Tuple[Any, int]]) -> int:
 
 
 class CoreClock:
-    """How long the main thread of a rank has had a core since its first step, and how long it waited for one."""
+    """How long a rank's main thread had a core since its first step, and waited for one; and what all threads took."""
 
     def __init__(self) -> None:
         self.due_ns = 0
-        self.first: Optional[Tuple[int, int, int]] = None
+        self.first: Optional[Tuple[int, ...]] = None
 
     def sample(self, ring: Any) -> None:
         """Read the kernel's counters about once a second, and write them."""
@@ -120,8 +120,9 @@ class CoreClock:
         counted = _core_time()
         if counted is None:
             return
-        first = self.first = self.first or (now, *counted)
-        for cell, value, start in zip(("trained_ns", "main_cpu_ns", "run_delay_ns"), (now, *counted), first):
+        values = (now, *counted, time.process_time_ns())
+        first = self.first = self.first or values
+        for cell, value, start in zip(("trained_ns", "main_cpu_ns", "run_delay_ns", "process_cpu_ns"), values, first):
             ring.set(cell, value - start)
 
 

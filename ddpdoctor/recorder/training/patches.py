@@ -17,7 +17,7 @@ from ..gradients import local
 from ..replicas import ddp_models, triggers
 from ..replicas import mesh as mesh_replicas
 from ..replicas import optimizers as made
-from ..speed import hand_made, surroundings
+from ..speed import garbage, hand_made
 from ..stacks.errors import noting_errors
 from ..state import MASTER_VARIABLE, guarded, here, store_address
 from ..storage import ring_layout
@@ -180,7 +180,7 @@ def patch_ddp(module: Any) -> None:
         ddp_constructor.note_model(given("module", args, kwargs), group, syncs_buffers, finds_unused)
 
     steps.patch_ddp(ddp)
-    surroundings.watch_collections()
+    garbage.watch_collections()
     local.patch_ddp(ddp)
     hooks.put(ddp, "__init__", phase("ddp_init", waits=True, before=before, after=_after_ddp, group=group_of))
     forward = phase("ddp_forward", before=_before_forward, name=_forward_name, group=_forward_group)

@@ -11,7 +11,7 @@ import weakref
 from typing import Any, Dict, Optional
 
 from ..calls import groups
-from ..speed import gradient_times, surroundings
+from ..speed import garbage, gradient_times, surroundings
 from ..state import guarded, here
 from ..storage import ring_layout
 from ..storage.kept_steps import is_sampled
@@ -72,6 +72,7 @@ def end_step() -> None:
     _held = clock.take()
     if clock.number == surroundings.NOTED_AT_STEP:
         surroundings.note()
+    garbage.step_ended(clock.number)
     if not _is_awaited(_held):
         _write_held()
 
@@ -83,6 +84,7 @@ def settle_all() -> None:
         _settle_without_forward(key)
     _write_held()
     gradient_times.settle_all()
+    garbage.note_line()
 
 
 @guarded("steps")

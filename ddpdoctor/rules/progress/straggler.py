@@ -29,7 +29,7 @@ from .pace import (
     slow_phase,
 )
 from .places import places
-from .slow_causes import find_slow_reason, shares_busy_cores
+from .slow_causes import SlowCause, find_slow_reason, shares_busy_cores
 from .stalled import TIMING
 from .words import place_words, verb
 
@@ -199,10 +199,11 @@ def _shares_busy_cores(job: JobState, late: Late) -> bool:
 
 def _finding(job: JobState, late: Late) -> Problem:
     by_phase = grouped((slow_phase(late, number)[0], number) for number in late.ranks)
-    where = tuple(place for number in late.ranks for place in _places(job, late, number))
     main = max(by_phase, key=lambda phase: len(by_phase[phase]))
     others = [job.rank(number) for number in late.others]
     reason = find_slow_reason(job.rank(late.ranks[0]), others, late.cost_ms)
+    collects = reason is not None and reason.cause is SlowCause.COLLECTIONS
+    where = tuple(place for number in late.ranks for place in _places(job, late, number, collects=collects))
     return Problem(
         confidence=_sureness(job, late),
         ranks=late.ranks,
@@ -290,11 +291,15 @@ def _ms(value: float) -> str:
     return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"
 
 
-def _places(job: JobState, late: Late, number: int) -> tuple[Place, ...]:
-    """Return the lines at which a late rank was seen most in its slow phase, else that phase's own line."""
+def _places(job: JobState, late: Late, number: int, *, collects: bool) -> tuple[Place, ...]:
+    """Return the lines at which a late rank was seen most in its slow phase, else that phase's own line.
+
+    A rank that collects garbage cannot be seen at it, and its line was noted.
+    """
     rank = job.rank(number)
     phase = slow_phase(late, number)[0]
-    frames = _lines(rank, phase) or _site(rank, phase)
+    noted = rank.speed.collected_at if collects and rank.speed is not None else None
+    frames = (noted,) if noted is not None else _lines(rank, phase) or _site(rank, phase)
     return places(number, frames)
 
 

@@ -13,10 +13,17 @@ from .steps import mean
 from .words import SHARE, host_lines, ms, percent, place, up_to
 
 if TYPE_CHECKING:
+    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.speed import CoreTime
+    from ddpdoctor.model.stacks import Frame
+
     from .state import SpeedState
 
 COLLECTION_SHARE = 0.05
 """The facts' figure: usual collections of young objects take far less."""
+COMPUTE_TOO = 0.5
+"""The other threads of a process compute too if together they run for this share of the main thread's time. Our choice:
+those of torch's operations run nearly as long as the main thread each, and those of Gloo a fraction."""
 ALIKE = 0.5
 """Ranks that lose at least this share of what the worst one loses are named with it. Our choice."""
 
@@ -56,7 +63,7 @@ def check_collections(state: SpeedState) -> Answer:
     if share < COLLECTION_SHARE:
         return passed(seen)
     ranks = tuple(rank for rank, value in lost.items() if value >= ALIKE * max(lost.values()))
-    lines = {rank: host_lines(state.rank(rank))[:1] for rank in ranks}
+    lines = {rank: _collected_at(state.rank(rank)) for rank in ranks}
     problem = Problem(
         summary=f"Python's garbage collector takes {percent(share)} of the step",
         ranks=ranks,
@@ -66,6 +73,12 @@ def check_collections(state: SpeedState) -> Answer:
         share=share,
     )
     return judged([problem])
+
+
+def _collected_at(rank: Rank) -> tuple[Frame, ...]:
+    """Return the line at which a rank collects most, or if that was not noted, the one at which it was sampled most."""
+    noted = rank.speed.collected_at if rank.speed is not None else None
+    return (noted,) if noted is not None else host_lines(rank)[:1]
 
 
 @rule("DD811", "cpu-oversubscribed", Severity.WARNING, "The ranks of a host have more threads than it has cores")
@@ -80,8 +93,9 @@ def check_threads(state: SpeedState) -> Answer:
     ## How it is recognized
 
     The threads of torch, summed over the ranks of the host, exceed the cores that the ranks may use. Each rank has more
-    than one thread. And the main threads could run but had no core for 10 % of the time, as the kernel counts it.
-    Waiting for cores with few threads has another reason: other processes, which the script cannot help.
+    than one thread, and these do compute: beside the main thread they take at least half as much processor time. And
+    the main threads could run but had no core for 10 % of the time, as the kernel counts it. Waiting for cores with few
+    threads, or with threads that have nothing to do, has another reason: other processes, which the script cannot help.
 
     ## How sure
 
@@ -101,10 +115,10 @@ def check_threads(state: SpeedState) -> Answer:
     if not rows:
         return skipped("threads and cores were not recorded")
     blamed = []
-    for rank, about, _ in rows:
+    for rank, about, time in rows:
         local = [one for one in rows if one[0].host == rank.host]
         threads = sum(other.threads for _, other, _ in local)
-        if about.threads > 1 and threads > about.cores:
+        if about.threads > 1 and threads > about.cores and _compute(time):
             blamed.append((rank, about))
     queued = median(time.queued_ms / max(1.0, time.elapsed_ms) for _, _, time in rows)
     seen = f"the main threads wait for a core {percent(queued)} of the time"
@@ -120,3 +134,8 @@ def check_threads(state: SpeedState) -> Answer:
         share=min(1.0, queued),
     )
     return judged([problem])
+
+
+def _compute(time: CoreTime) -> bool:
+    """Return whether more threads than the main thread compute. Where that was not counted, they do."""
+    return time.process_ms is None or time.process_ms - time.on_core_ms >= COMPUTE_TOO * time.on_core_ms
