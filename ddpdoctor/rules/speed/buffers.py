@@ -9,7 +9,7 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
 
 from .models import knob
-from .steps import mean
+from .steps import usual
 from .words import SHARE, is_small, model_places, ms, up_to
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def check_buffers(state: SpeedState) -> Answer:
 
         DDP broadcasts buffers before each forward: up to 48 % of the step
     """
-    transfer_ms = mean(state.steps.transfer_ms["buffers"])
+    transfer_ms = usual(state.steps.transfer_ms["buffers"])
     share = state.share(transfer_ms)
     seen = f"the broadcast takes {ms(transfer_ms)} of a step of {ms(state.budget.wall_ms)}"
     if share < SHARE:

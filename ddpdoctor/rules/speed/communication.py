@@ -10,6 +10,7 @@ from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
 
+from .buckets import contested
 from .models import reduced_models
 from .simulation import MIB, best_cap, gather, networks_of
 from .steps import mean
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 LARGE_TENSOR = 0.5
 """The facts' figure: one tensor that holds more than half of the bytes is named."""
+CONTESTED_SHARE = 0.2
+"""Where cores are contested, the reduction waits for them too. Our choice: twice the share of another machine."""
 LEAST_BYTES = MIB
 """With fewer gradients than this a reduction is latency, and not a matter of bandwidth: the facts' figure."""
 CAPS_BYTES = tuple(int(cap * MIB) for cap in (0.5, 1, 2, 4, 8, 16, 25, 50, 100))
@@ -41,7 +44,8 @@ def check_communication(state: SpeedState) -> Answer:
     ## How it is recognized
 
     The reduction's time beyond backward's own computation is 10 % of a step of at least 10 ms, on the rank that waits
-    least, and no bucket size is predicted to save a third of it. Reductions that accumulation does not need are left to
+    least, and no bucket size is predicted to save a third of it. Where ranks wait for cores or compute on most of them,
+    it must be 20 %, and nothing is predicted. Reductions that accumulation does not need are left to
     `accumulation-sync`.
 
     ## How sure
@@ -64,15 +68,16 @@ def check_communication(state: SpeedState) -> Answer:
     needed_ms = transfer_ms / max(1, int(min(counts)))
     share = state.share(needed_ms)
     seen = f"the reduction takes {ms(needed_ms)} of a step of {ms(state.budget.wall_ms)} beyond backward"
-    if share < SHARE:
+    models = reduced_models(state)
+    gradients = gather(list(models[0].times.values())) if len(models) == 1 else None
+    reason = contested(state, gradients)
+    if share < (CONTESTED_SHARE if reason else SHARE):
         return passed(seen)
     if small := is_small(state):
         return skipped(small)
-    models = reduced_models(state)
-    gradients = gather(list(models[0].times.values())) if len(models) == 1 else None
     if gradients is not None and sum(gradients.bucket_bytes) < LEAST_BYTES:
         return passed(f"{seen}; all gradients together are under 1 MiB")
-    saved_ms = _saved_by_buckets_ms(gradients)
+    saved_ms = None if reason else _saved_by_buckets_ms(gradients)
     if saved_ms is not None and saved_ms >= needed_ms / 3:
         return passed(f"{seen}, and another bucket size would save {percent(state.share(saved_ms))} of the step")
     known = saved_ms is not None

@@ -86,7 +86,7 @@ def check_input(state: SpeedState) -> Answer:
     data = {rank: mean(one.parts_ms["data"]) for rank, one in steps.ranks.items()}
     critical_ms = mean([steps.ranks[rank].parts_ms["data"][i] for i, rank in enumerate(steps.critical)])
     median_ms = median_low(data.values())
-    starved = _are_starved(state)
+    starved = are_starved(state)
     shares = percent(state.share(critical_ms)), percent(state.share(median_ms))
     seen = f"waiting for data takes {shares[0]} of the step on the critical rank, {shares[1]} on the median rank"
     if not starved and min(critical_ms, median_ms) < SHARE * state.budget.wall_ms:
@@ -118,7 +118,7 @@ def predict_workers(state: SpeedState) -> PredictedStep | None:
     waited_ms = median_low(mean(one.parts_ms["data"]) for one in state.steps.ranks.values())
     found = _input(state, waited_ms)
     wanted = _wanted_workers(found)
-    if wanted <= found.workers or (state.share(waited_ms) < SHARE / 2 and not _are_starved(state)):
+    if wanted <= found.workers or (state.share(waited_ms) < SHARE / 2 and not are_starved(state)):
         return None
     predicted = PredictedStep(setting=f"workers={wanted}", change=knob(state, WORKERS).format(wanted))
     if lacking := _lacks_cores(state, found, wanted):
@@ -144,7 +144,7 @@ def _ranks_of_a_host(state: SpeedState) -> int:
     return max(Counter(rank.host for rank in state.ranks).values())
 
 
-def _are_starved(state: SpeedState) -> bool:
+def are_starved(state: SpeedState) -> bool:
     """Return whether the workers of all ranks are at work all the time."""
     shares = []
     for rank in state.ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
@@ -10,7 +11,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
 
-from .steps import mean
+from .steps import usual
 from .words import SHARE, is_small, ms, place, up_to
 
 if TYPE_CHECKING:
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from .state import SpeedState
 
 EACH_STEP = 0.5
-"""Calls per step from which a line counts as one that runs in each step. Our choice: every second step or more."""
+"""The share of steps from which a line counts as one that runs in each step. Our choice: every second step or more."""
 
 
 @rule(
     "DD808", "sync-each-step", Severity.WARNING, "The script's own collectives take a large part of each step",
-    after=("hand-made-reduce",),
+    after=("hand-made-reduce", "data-parallel"),
 )  # fmt: skip
 def check_sync(state: SpeedState) -> Answer:
     """Report collectives of the script that take long in every step.
@@ -41,7 +42,8 @@ def check_sync(state: SpeedState) -> Answer:
     The recorder times the script's collectives and its waits for asynchronous ones. Of each step the shortest time of
     all ranks counts, which is the transfer. Waiting for a slow rank would only move elsewhere without the call, and
     does not count. The transfer must be 10 % of a step of at least 10 ms. The line that takes most of it is named, if
-    it runs in every second step or more.
+    it runs in every second step or more. Calls that reduce gradients are left to `hand-made-reduce`, and those of a
+    model in DataParallel to `data-parallel`.
 
     ## How sure
 
@@ -56,7 +58,7 @@ def check_sync(state: SpeedState) -> Answer:
 
         all_gather at train.py:48 runs in each step: up to 42 % of the step
     """
-    transfer_ms = mean(state.steps.transfer_ms["calls"])
+    transfer_ms = usual(state.steps.transfer_ms["calls"])
     share = state.share(transfer_ms)
     seen = f"the script's collectives take {ms(transfer_ms)} of a step of {ms(state.budget.wall_ms)}"
     if share < SHARE:
@@ -65,6 +67,8 @@ def check_sync(state: SpeedState) -> Answer:
         return skipped(small)
     if any(rank.speed and rank.speed.hand_reduced for rank in state.ranks):
         return passed("they reduce gradients")
+    if any(rank.speed and rank.speed.data_parallel for rank in state.ranks):
+        return passed(f"{seen}; the model trains in DataParallel, and its reductions are the script's own")
     found = {rank.rank: _line(rank) for rank in state.ranks}
     lines = {number: line for number, line in found.items() if line is not None}
     if not lines:
@@ -85,14 +89,16 @@ def check_sync(state: SpeedState) -> Answer:
 def _line(rank: Rank) -> tuple[str, Frame] | None:
     """Return the operation and the line of a rank's collectives that took most time, if it runs in each step."""
     log = pack_calls(rank.recent_calls)
-    calls = log.of_kinds(lambda kind: kind.thread_is_main and _is_waited_for(kind))
-    steps = len(log.of_kinds(lambda kind: kind.op == "backward"))
-    took: dict[tuple[str, Frame], list[int]] = {}
-    for call in calls:
+    ends = [call.started_ns for call in log.of_kinds(lambda kind: kind.op == "backward")]
+    took: dict[tuple[str, Frame], int] = {}
+    steps: dict[tuple[str, Frame], set[int]] = {}
+    for call in log.of_kinds(lambda kind: kind.thread_is_main and _is_waited_for(kind)):
         if call.site is not None and call.ended_ns:
-            took.setdefault((call.api, call.site), []).append(call.ended_ns - call.started_ns)
-    often = {key: sum(times) for key, times in took.items() if len(times) >= EACH_STEP * max(1, steps)}
-    return max(often, key=lambda key: often[key]) if often else None
+            key = call.api, call.site
+            took[key] = took.get(key, 0) + call.ended_ns - call.started_ns
+            steps.setdefault(key, set()).add(bisect_left(ends, call.started_ns))
+    often = [key for key in took if len(steps[key]) >= EACH_STEP * len(ends)]
+    return max(often, key=lambda key: took[key], default=None)
 
 
 def _is_waited_for(kind: CallKind) -> bool:
@@ -136,7 +142,7 @@ def check_hand_made(state: SpeedState) -> Answer:
         return passed("no gradient was given to all_reduce by itself")
     if small := is_small(state):
         return skipped(small)
-    transfer_ms = mean(state.steps.transfer_ms["calls"])
+    transfer_ms = usual(state.steps.transfer_ms["calls"])
     share = state.share(transfer_ms)
     most = max(one.gradients for one in reduced.values())
     seen = f"{most} calls take {ms(transfer_ms)} of a step of {ms(state.budget.wall_ms)}"

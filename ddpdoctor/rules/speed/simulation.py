@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from math import inf
+from math import inf, log
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ MANY_BUCKETS = 40
 """With more, the run itself tells how long a bucket of no size takes at most."""
 SPEEDS = (12.5e3, 125e3, inf)
 """Bytes per millisecond that a network with so many buckets may have: 100 Mbit/s, 1 Gbit/s, any."""
+NEARLY = 0.01
+"""Caps count as equally good if what they save differs by less than this share of backward. Our choice: predictions are
+no better."""
 _HALVINGS = 60
 
 
@@ -148,9 +151,11 @@ def predict_cap(gradients: BucketGradients, networks: Sequence[ReductionModel], 
 def best_cap(
     gradients: BucketGradients, networks: Sequence[ReductionModel], caps_bytes: Sequence[int]
 ) -> tuple[int, Prediction]:
-    """Return the cap that saves most, and what it saves. Of equal ones the first counts."""
+    """Return the cap that saves most, and what it saves. Of caps nearly as good, it is closest to the default."""
     predictions = [(cap, predict_cap(gradients, networks, cap)) for cap in caps_bytes]
-    return max(predictions, key=lambda one: one[1].mid_ms)
+    most_ms = max(saved.mid_ms for _, saved in predictions)
+    good = [one for one in predictions if one[1].mid_ms >= most_ms - NEARLY * gradients.end_ms]
+    return min(good, key=lambda one: abs(log(one[0] / DEFAULT_BYTES)))
 
 
 def _ready_ms(gradients: BucketGradients, bucket_bytes: Sequence[int]) -> list[float]:

@@ -11,13 +11,14 @@ from ddpdoctor.model.speed import BUSY_PARTS
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.registry import rule
 
+from .input import are_starved
 from .words import SHARE, host_lines, ms, percent, place, up_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .state import SpeedState
-    from .steps import JobSteps
+    from .steps import JobSteps, RankSteps
 
 SLOW = 1.5
 """A step over 1.5 medians is a stall."""
@@ -27,6 +28,9 @@ MIN_STALLS = 3
 """Our choice: one long pause, or two, may be anything."""
 LARGEST = 0.5
 """If one pause is more than this share of all, nothing comes back time after time. Our choice."""
+MODEL_PARTS = ("forward", "loss", "backward", "optimizer")
+COLLECTED = 0.5
+"""If collections are this share of what is lost, they are the cause. Our choice: then no other cause is larger."""
 ONE_RANK = 0.8
 """The share of the lost time that one rank must cause: DD610's figure."""
 
@@ -39,9 +43,11 @@ class _Stalls:
     """Their positions in the steps."""
     usual_ms: float
     lost_ms: dict[int, float]
-    """By rank: how long the others waited for it in these steps, beyond the usual."""
+    """By rank: how long the others waited in these steps for what it did beyond its usual work."""
     alike_ms: float
-    """What all ranks alike took longer in these steps."""
+    """What all ranks alike did in these steps beyond their usual work."""
+    collected_ms: float
+    """What garbage collections took in these steps, on the rank that came last."""
     alike_data_ms: float
     """The part of it in the loader."""
     total_ms: float
@@ -54,26 +60,38 @@ def _find(steps: JobSteps, total_ms: float) -> _Stalls | None:
     slow = tuple(i for i, wall in enumerate(walls) if wall > SLOW * usual)
     if not MIN_STALLS <= len(slow) <= MOST_SLOW * len(walls):
         return None
-    busy = {
-        rank: [sum(one.parts_ms[part][i] for part in BUSY_PARTS) for i in range(len(walls))]
-        for rank, one in steps.ranks.items()
-    }
-    usual_busy = {rank: median(values) for rank, values in busy.items()}
+    beyond = {rank: _beyond(one) for rank, one in steps.ranks.items()}
     usual_data = {rank: median(one.parts_ms["data"]) for rank, one in steps.ranks.items()}
     lost: dict[int, float] = {}
-    alike = alike_data = longest = 0.0
+    alike = alike_data = collected = longest = 0.0
     for i in slow:
         rank = steps.critical[i]
         waits = [steps.waits_ms[other][i] for other in steps.ranks if other != rank]
-        lost[rank] = lost.get(rank, 0.0) + (median(waits) if waits else 0.0)
-        alike += max(0.0, min(busy[other][i] - usual_busy[other] for other in steps.ranks))
+        lost[rank] = lost.get(rank, 0.0) + min(median(waits) if waits else 0.0, beyond[rank][i])
+        alike += min(values[i] for values in beyond.values())
+        collected += steps.ranks[rank].parts_ms["gc"][i]
         longest = max(longest, walls[i] - usual)
         alike_data += max(0.0, min(one.parts_ms["data"][i] - usual_data[other] for other, one in steps.ranks.items()))
     if longest > LARGEST * sum(walls[i] - usual for i in slow):
         return None
     return _Stalls(
-        places=slow, usual_ms=usual, lost_ms=lost, alike_ms=alike, alike_data_ms=alike_data, total_ms=total_ms
+        places=slow, usual_ms=usual, lost_ms=lost, alike_ms=alike, collected_ms=collected, alike_data_ms=alike_data,
+        total_ms=total_ms,
     )  # fmt: skip
+
+
+def _beyond(rank: RankSteps) -> list[float]:
+    """Return what a rank did in each step beyond the usual.
+
+    A step in which the model takes longer, as for a larger input or on a machine that is busy for a while, has no work
+    beside training. What the model takes longer is inferred from backward, in which a script has no other work.
+    """
+    model = [sum(values) for values in zip(*(rank.parts_ms[part] for part in MODEL_PARTS), strict=True)]
+    busy = [sum(values) for values in zip(*(rank.parts_ms[part] for part in BUSY_PARTS), strict=True)]
+    backward = rank.parts_ms["backward"]
+    usual_busy, usual_model, usual_backward = median(busy), median(model), median(backward)
+    slower = [max(0.0, own / usual_backward - 1) if usual_backward else 0.0 for own in backward]
+    return [max(0.0, own - usual_busy - more * usual_model) for own, more in zip(busy, slower, strict=True)]
 
 
 def _stalls(state: SpeedState) -> tuple[JobSteps, _Stalls] | None:
@@ -99,8 +117,9 @@ def check_rank_work(state: SpeedState) -> Answer:
     ## How it is recognized
 
     A stall is a step that takes over 1.5 times as long as the median step. There must be at least three, and at most a
-    third of the steps. In them one rank must come last and cost the others at least 10 % of the time of all steps. The
-    lines are those at which this rank was sampled outside forward and backward, and the others were not.
+    third of the steps. In them one rank must come last and cost the others at least 10 % of the time of all steps. What
+    the model itself takes longer in such a step does not count, nor do garbage collections. The lines are those at
+    which this rank was sampled outside forward and backward, and the others were not.
 
     ## How sure
 
@@ -122,8 +141,13 @@ def check_rank_work(state: SpeedState) -> Answer:
     rank = max(stalls.lost_ms, key=lambda number: stalls.lost_ms[number])
     lost = stalls.lost_ms[rank]
     share = min(1.0, lost / stalls.total_ms)
+    seen = f"one rank makes the others wait for {percent(share)} of the time in long steps"
     if share < SHARE or lost < ONE_RANK * sum(stalls.lost_ms.values()):
-        return passed(f"one rank makes the others wait for {percent(share)} of the time in long steps")
+        return passed(seen)
+    if stalls.collected_ms > COLLECTED * lost:
+        return passed(f"{seen}, in which it collects garbage")
+    if are_starved(state):
+        return passed(f"{seen}; the loader workers of all ranks are at work all the time")
     others = [one for one in state.ranks if one.rank != rank]
     lines = host_lines(state.rank(rank), others)
     at = f", in {lines[0].function} at {lines[0].file.rpartition('/')[2]}:{lines[0].line}" if lines else ""
@@ -155,8 +179,9 @@ def check_periodic(state: SpeedState) -> Answer:
 
     ## How it is recognized
 
-    Stalls are found as for `rank-zero-work`. What all ranks alike take longer in them must be 10 % of the time of all
-    steps, and not in the loader (then the job is bound by its input).
+    Stalls are found as for `rank-zero-work`. What all ranks alike do in them beyond the usual must be 10 % of the time
+    of all steps, and not in the loader (then the job is bound by its input). A busy machine or a larger input makes the
+    model slower too, so what it takes longer in proportion to backward does not count, nor do garbage collections.
 
     ## How sure
 
@@ -176,8 +201,11 @@ def check_periodic(state: SpeedState) -> Answer:
     steps, stalls = found
     own = stalls.alike_ms - stalls.alike_data_ms
     share = min(1.0, own / stalls.total_ms)
+    seen = f"all ranks alike pause for {percent(max(0.0, share))} of the time in long steps"
     if share < SHARE or stalls.alike_data_ms > own:
-        return passed(f"all ranks alike pause for {percent(max(0.0, share))} of the time in long steps")
+        return passed(seen)
+    if stalls.collected_ms > COLLECTED * own:
+        return passed(f"{seen}, in which they collect garbage")
     lines = {rank.rank: host_lines(rank)[:1] for rank in state.ranks}
     first = next((frames[0] for frames in lines.values() if frames), None)
     at = f", in {first.function} at {first.file.rpartition('/')[2]}:{first.line}" if first is not None else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.reading import Unread, Why
 
 from .budget import make_budget
-from .steps import MIN_STEPS, align, largest_group
+from .steps import MIN_STEPS, MIN_USABLE, align, largest_group
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job, Rank
@@ -53,8 +53,7 @@ def build_speed_state(job: Job) -> SpeedState | Unread:
         return Unread(why=Why.ABSENT, reason="no rank recorded the steps of a training loop")
     steps = align(speeds)
     if steps is None:
-        most = max(speed.count for speed in speeds.values())
-        return Unread(why=Why.ABSENT, reason=f"{most} steps are too few: at least {MIN_STEPS} are needed")
+        return Unread(why=Why.ABSENT, reason=_too_few(max(speed.count for speed in speeds.values())))
     if not any(any(speed.kept.is_split) for speed in speeds.values()):
         return Unread(why=Why.ABSENT, reason="how long the reduction of gradients takes was not measured")
     ranks = tuple(rank for rank in job.ranks if rank.rank in speeds)
@@ -67,3 +66,9 @@ def build_speed_state(job: Job) -> SpeedState | Unread:
         longest=align(speeds, longest=True) if is_sample else None,
         total_ms=max((speed.totals["wall"].sum_ms for speed in speeds.values() if "wall" in speed.totals), default=0.0),
     )
+
+
+def _too_few(steps: int) -> str:
+    if steps < MIN_STEPS:
+        return f"{steps} steps are too few: at least {MIN_STEPS} are needed"
+    return f"fewer than {MIN_USABLE} of {steps} steps are left without warm-up and without ddpdoctor's own looks"

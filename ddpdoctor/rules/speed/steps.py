@@ -25,8 +25,9 @@ MIN_USABLE = 10
 WARM_UP_SHARE = 0.1
 MOST_WARM_UP = 10
 """The first tenth of the steps, at most ten, is left out: torch allocates, and DDP rebuilds its buckets."""
-LOOK_SHARE = 0.02
-"""A step in which ddpdoctor's own looks take more is left out. Our choice: smaller looks change no figure."""
+LOOK_SHARES = (0.02, 0.1)
+"""A step in which ddpdoctor's own looks take more is left out. Our choice: smaller looks change no figure. The second
+limit holds if too few steps remain, as in a short run on a busy machine."""
 _PARTS = (*BUSY_PARTS, *SHARED_PARTS, "own", "gc", "wall")
 
 
@@ -74,6 +75,16 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
+def usual(values: Sequence[float]) -> float:
+    """Return the mean without a few very long times: all that are not 0 count as their median.
+
+    Sizes of messages and the work of a rank change little from step to step, and how long a rank waits for a core
+    changes a lot.
+    """
+    known = [value for value in values if value > 0]
+    return min(mean(values), median(known) * len(known) / len(values)) if known else 0.0
+
+
 def largest_group(ranks: Iterable[Rank]) -> dict[int, Speed]:
     """Return the ranks that end their steps together, by number; if there are several such groups, the largest."""
     groups: dict[object, dict[int, Speed]] = {}
@@ -90,8 +101,9 @@ def align(speeds: Mapping[int, Speed], *, longest: bool = False) -> JobSteps | N
     """
     tables = {rank: _places(speed.kept, longest=longest) for rank, speed in speeds.items()}
     common = set.intersection(*map(set, tables.values())) if tables else set()
-    numbers = _usable(sorted(common), tables, speeds)
-    if max(common, default=0) < MIN_STEPS or len(numbers) < MIN_USABLE:
+    usable = (_usable(sorted(common), tables, speeds, limit) for limit in LOOK_SHARES)
+    numbers: list[int] = next((found for found in usable if len(found) >= MIN_USABLE), [])
+    if max(common, default=0) < MIN_STEPS or not numbers:
         return None
     ranks = {rank: _columns(speed.kept, [tables[rank][n] for n in numbers]) for rank, speed in speeds.items()}
     transfer = {
@@ -115,12 +127,14 @@ def _places(parts: StepParts, *, longest: bool) -> dict[int, int]:
     return {number: i for i, number in enumerate(parts.numbers) if longest or parts.is_even[i]}
 
 
-def _usable(numbers: list[int], tables: Mapping[int, Mapping[int, int]], speeds: Mapping[int, Speed]) -> list[int]:
+def _usable(
+    numbers: list[int], tables: Mapping[int, Mapping[int, int]], speeds: Mapping[int, Speed], look_share: float
+) -> list[int]:
     warm_up = min(MOST_WARM_UP, int(WARM_UP_SHARE * max(numbers, default=0)) + 1)
 
     def is_looked_at(number: int) -> bool:
         return any(
-            speeds[rank].kept.parts_ms["own"][at[number]] > LOOK_SHARE * speeds[rank].kept.parts_ms["wall"][at[number]]
+            speeds[rank].kept.parts_ms["own"][at[number]] > look_share * speeds[rank].kept.parts_ms["wall"][at[number]]
             for rank, at in tables.items()
         )
 

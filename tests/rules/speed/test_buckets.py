@@ -55,7 +55,7 @@ def state(
 
 def test_a_bucket_that_leaves_after_backward_is_reported_with_a_cap() -> None:
     (problem,) = check_buckets(state()).problems
-    assert problem.fix == "DistributedDataParallel(..., bucket_cap_mb=0.5)"
+    assert problem.fix == "DistributedDataParallel(..., bucket_cap_mb=1)"
     assert "about 34% of the step" in problem.summary
     assert problem.ranks == (0, 1)
     assert {(place.file, place.line) for place in problem.where} == {(SITE.file, SITE.line)}
@@ -65,9 +65,9 @@ def test_a_bucket_that_leaves_after_backward_is_reported_with_a_cap() -> None:
 @pytest.mark.parametrize(
     ("frameworks", "fix"),
     [
-        (("transformers", "accelerate"), "TrainingArguments(ddp_bucket_cap_mb=0.5)"),
-        (("accelerate",), "DistributedDataParallelKwargs(bucket_cap_mb=0.5)"),
-        (("lightning",), "DDPStrategy(bucket_cap_mb=0.5)"),
+        (("transformers", "accelerate"), "TrainingArguments(ddp_bucket_cap_mb=1)"),
+        (("accelerate",), "DistributedDataParallelKwargs(bucket_cap_mb=1)"),
+        (("lightning",), "DDPStrategy(bucket_cap_mb=1)"),
     ],
 )
 def test_the_knob_is_the_one_of_the_framework(frameworks: tuple[str, ...], fix: str) -> None:

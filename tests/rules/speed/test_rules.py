@@ -7,7 +7,8 @@ import pytest
 
 from ddpdoctor.model.facts import Rank
 from ddpdoctor.model.findings import Outcome
-from ddpdoctor.model.speed import DataParallelSeen, HandReduced
+from ddpdoctor.model.reading import Unread
+from ddpdoctor.model.speed import CoreTime, DataParallelSeen, HandReduced
 from ddpdoctor.model.steps import FetchTimes
 from ddpdoctor.rules.answers import Answer
 from ddpdoctor.rules.speed.accumulation import check_accumulation
@@ -19,9 +20,9 @@ from ddpdoctor.rules.speed.imbalance import check_imbalance
 from ddpdoctor.rules.speed.input import check_input
 from ddpdoctor.rules.speed.script_calls import check_hand_made, check_sync
 from ddpdoctor.rules.speed.stalls import check_periodic, check_rank_work
-from ddpdoctor.rules.speed.state import SpeedState
+from ddpdoctor.rules.speed.state import SpeedState, build_speed_state
 
-from .jobs import every, frame, rank, seen, state
+from .jobs import every, frame, job, rank, seen, state
 
 Check = Callable[[SpeedState], Answer]
 RULES: tuple[Check, ...] = (
@@ -38,6 +39,11 @@ def workers(make_ms: float, count: int) -> FetchTimes:
     return FetchTimes(batches=60, making_ms=60 * make_ms, pauses_ms=0.0, cpu_ms=3.0, workers=count)
 
 
+def with_threads(process_ms: float) -> CoreTime:
+    """The main thread runs for 1 s of 10 s and waits for a core for 3 s, and all threads together run this long."""
+    return CoreTime(elapsed_ms=1e4, on_core_ms=1e3, queued_ms=3e3, process_ms=process_ms)
+
+
 REDUCED = {"hand_reduced": HandReduced(gradients=12, site=frame(9))}
 WRAPPED = {"data_parallel": (DataParallelSeen(devices=0, site=frame(5)),)}
 FAULTS: dict[str, tuple[Check, tuple[Rank, ...], tuple[int, ...], float]] = {
@@ -49,6 +55,9 @@ FAULTS: dict[str, tuple[Check, tuple[Rank, ...], tuple[int, ...], float]] = {
         check_collections, (rank(0, {"host": 51.0, "gc": 50.0}), rank(1, {"exposed": 52.0})), (0,), 1 / 3
     ),
     "threads": (check_threads, both(threads=2, queued_ms=4e3), (0, 1), 0.4),
+    "threads that compute": (
+        check_threads, both(threads=8, speed={"core_time": with_threads(4000.0)}), (0, 1), 0.3
+    ),
     "DataParallel": (check_data_parallel, both(speed=WRAPPED), (0, 1), 0.0),
     "lengths": (
         check_imbalance,
@@ -105,6 +114,14 @@ HEALTHY: dict[str, tuple[Rank, ...]] = {
     "one long pause": (rank(0, {"host": every(50, 1.0, 5001.0)}), rank(1, {"exposed": every(50, 2.0, 5002.0)})),
     "a save that takes little": (rank(0, {"host": every(20, 1.0, 91.0)}), rank(1, {"exposed": every(20, 2.0, 92.0)})),
     "threads that wait for nothing": both(threads=8),
+    "threads that have nothing to do": both(threads=8, speed={"core_time": with_threads(1100.0)}),
+    "a machine that is busy for a while": both({"forward": every(8, 32.0, 130.0), "backward": every(8, 62.0, 250.0)}),
+    "a toy job on a busy machine": both(
+        {"forward": every(3, 20.0, 1.0), "backward": every(3, 20.0, 1.0), "exposed": every(3, 9.0, 1.0),
+         "buffers": every(3, 9.0, 1.0), "calls": every(3, 9.0, 1.0)},
+        speed=REDUCED,
+    ),
+    "a few slow broadcasts": both({"buffers": every(8, 1.0, 200.0)}),
     "neighbors that take the cores": both(queued_ms=5e3),
     "young collections": both({"gc": 2.0}),
     "a call that costs nothing": both({"calls": 0.4}),
@@ -147,3 +164,34 @@ def test_workers_are_asked_for_only_as_far_as_they_help() -> None:
     assert "num_workers=4" in problem.fix
     (problem,) = check_input(state(*both({"data": 301.0}, cpu_ms={"data": 290.0}))).problems
     assert "need 8 cores of 2" in problem.fix
+
+
+def test_long_steps_in_which_garbage_is_collected_are_no_stalls() -> None:
+    alike = both({"host": every(10, 1.0, 301.0), "gc": every(10, 0.0, 290.0)}, lines_seen=(seen(31),))
+    answer = check_periodic(state(*alike))
+    assert answer.outcome is Outcome.PASSED
+    assert answer.seen.endswith("in which they collect garbage")
+    one = rank(0, {"host": every(10, 1.0, 301.0), "gc": every(10, 0.0, 290.0)})
+    answer = check_rank_work(state(one, rank(1, {"exposed": every(10, 2.0, 302.0)})))
+    assert answer.outcome is Outcome.PASSED
+    assert answer.seen.endswith("in which it collects garbage")
+
+
+def test_the_line_of_collections_is_the_one_that_was_noted() -> None:
+    """A sample would name the line after it: no other thread runs while Python collects."""
+    parts = {"host": 51.0, "gc": 50.0}
+    ranks = (
+        rank(0, parts, lines_seen=(seen(31),), speed={"collected_at": frame(30)}),
+        rank(1, parts, lines_seen=(seen(31),)),
+    )
+    (problem,) = check_collections(state(*ranks)).problems
+    assert [(place.rank, place.line) for place in problem.where] == [(0, 30), (1, 31)]
+
+
+@pytest.mark.parametrize(("own_share", "judged"), [(0.0, True), (0.05, True), (0.3, False)])
+def test_looks_in_each_step_of_a_short_run(own_share: float, judged: bool) -> None:  # noqa: FBT001
+    ranks = both({"own": 100 * own_share}, steps=20)
+    found = build_speed_state(job(*ranks))
+    assert isinstance(found, SpeedState) == judged
+    if isinstance(found, Unread):
+        assert found.reason.startswith("fewer than 10 of 20 steps are left")
