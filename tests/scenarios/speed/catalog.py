@@ -42,6 +42,7 @@ FAULTS = {
     "imbalance crops": Fault(kind="imbalance"),
     "communication head": Fault(kind="communication-bound"),
     "communication table": Fault(kind="communication-bound"),
+    "communication wide": Fault(kind="communication-bound", also=("bucket-size",)),
     "buckets one_for_each_tensor": Fault(kind="bucket-size", says="bucket_cap_mb="),
     "buckets few_kib": Fault(kind="bucket-size", says="bucket_cap_mb="),
     "accumulation every_part": Fault(kind="accumulation-sync", also=("communication-bound",), says="no_sync"),
@@ -67,6 +68,13 @@ FAULTS = {
     "by_hand over_rank_0": Fault(kind="hand-made-reduce", also=("sync-each-step",)),
     "periodic_stall all_save": Fault(kind="periodic-stall"),
     "periodic_stall epochs": Fault(kind="periodic-stall"),
+    "lightning_job unused": Fault(kind="find-unused-needless", says='strategy="ddp"'),
+    "lightning_job slow_rows": Fault(kind="input-bound", says="num_workers="),
+    "accelerate_job every_part": Fault(
+        kind="accumulation-sync", also=("communication-bound",), says="gradient_accumulation_steps"
+    ),
+    "transformers_job default": Fault(kind="find-unused-needless", says="ddp_find_unused_parameters"),
+    "transformers_job slow_rows": Fault(kind="input-bound", says="dataloader_num_workers"),
 }
 HEALTHY = (
     "input_bound cheap",
@@ -102,6 +110,9 @@ HEALTHY = (
     "quiet warms_up",
     "quiet pauses",
     "quiet short",
+    "lightning_job well",
+    "accelerate_job accumulates",
+    "transformers_job quick_rows",
 )
 NOT_THAT = {
     "accumulation at_the_last": "accumulation-sync",

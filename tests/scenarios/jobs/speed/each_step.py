@@ -33,7 +33,7 @@ def many_metrics():
 
 
 def objects():
-    rows = [{"id": i, "text": "word " * 40} for i in range(8_000)]
+    rows = [{"id": i, "text": "word " * 40} for i in range(20_000)]
     train(20, lambda step: dist.all_gather_object([None] * dist.get_world_size(), rows))  # FAULT objects
 
 

@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 from accelerator import Layers, SlowDisk, Stepper, Work, batch, run
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 STEPS = 40
 EXTRA_S = 0.04
@@ -19,7 +19,7 @@ def is_slow():
 
 class Images(Dataset):
     def __len__(self):
-        return 4 * STEPS
+        return 4 * STEPS * dist.get_world_size()
 
     def __getitem__(self, index):
         if is_slow():
@@ -73,7 +73,8 @@ def train(each_step=lambda: None, net=None):
 
 def reads():
     step = Stepper(Layers(30))
-    for rows in DataLoader(Images(), batch_size=4):  # FAULT reads
+    data = Images()
+    for rows in DataLoader(data, batch_size=4, sampler=DistributedSampler(data)):  # FAULT reads
         step(rows)
 
 
@@ -94,7 +95,7 @@ def differentiates():
 
 def collects():
     gc.freeze()
-    heap = [[i] for i in range(60_000)]
+    heap = [[i] for i in range(150_000)]
     train(lambda: gc.collect())  # FAULT collects
     del heap
 

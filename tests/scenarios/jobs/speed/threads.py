@@ -25,7 +25,7 @@ def multiply(threads):
 
 
 def all_cores_each():
-    multiply(4 * len(os.sched_getaffinity(0)))
+    multiply(len(os.sched_getaffinity(0)))
 
 
 def of_a_large_machine():
