@@ -92,6 +92,29 @@ class HandReduced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSteps:
+    """Steps of one rank that CUDA events measured on its GPU, as columns: one in twenty, the same on all ranks."""
+
+    numbers: Sequence[int]
+    device_ms: Mapping[str, Sequence[float]]
+    """By phase: "before" (idle, or copies of the input), "forward", "between", "backward", "optimizer"."""
+    host_ms: Mapping[str, Sequence[float]]
+    """What the host took to queue the same."""
+    data_ms: Sequence[float]
+    """The host's wait for a batch, a part of "before" there."""
+    data_cpu_ms: Sequence[float]
+    gc_ms: Sequence[float]
+    input_rows: Sequence[int]
+    input_numel: Sequence[int]
+    reductions: Sequence[int]
+    backwards: Sequence[int]
+    behind: Sequence[int]
+    """Changes of phase at which the GPU had not come to the one before: 0 where it waits for the host all the time."""
+    exposed_ms: Mapping[int, float]
+    """By iteration of DDP that torch times: from the end of backward's computation to the end of its reductions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
     """The speed of one rank."""
 
@@ -112,6 +135,8 @@ class Speed:
     hand_reduced: HandReduced | None = None
     collected_at: Frame | None = None
     """The user's line at which garbage collections took most time, if any took long."""
+    device: DeviceSteps | None = None
+    """None on a CPU. On a GPU ``kept`` and ``totals`` are times of the host, which runs ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +194,8 @@ class Budget:
     """Over all ranks, counted by the first dimension of forward's first tensor; None if that is not known."""
     own_ms: float = 0.0
     """What ddpdoctor's own looks at replicas take, per step of the whole run. It is in no phase."""
+    is_device: bool = False
+    """Whether these are times of the GPUs."""
     overlap: float | None = None
     """The share of the reduction that backward hides, or None if it is not known."""
     blocks_ms: tuple[float, ...] = ()

@@ -56,8 +56,9 @@ def read_budget(report: Report) -> Budget | None:
 
 def _title(budget: Budget) -> str:
     seen = count_of(budget.count, "step")
+    where = " on the GPU" if budget.is_device else ""
     mean = "" if budget.steps == budget.count else f", mean of {budget.steps}"
-    return f"time of a step: {ms(budget.wall_ms)} ({seen}{mean})"
+    return f"time of a step{where}: {ms(budget.wall_ms)} ({seen}{mean})"
 
 
 def _table(budget: Budget) -> Table:

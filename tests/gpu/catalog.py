@@ -106,6 +106,10 @@ _JOBS = (
     verb("bench_avg", *ALONE, "--dtype", FLOATS, "--op", "avg"),
     plain("event_stream", "event_stream", ranks=1, alone=True),
     wrapped("straggler", "straggler", *HEALTHY, *OFF, env={"TORCH_NCCL_ENABLE_TIMING": "1"}, alone=True),
+    wrapped("speed_busy", "steps_measured", "--speed", *HEALTHY, *OFF, ranks=1, alone=True),
+    wrapped(
+        "speed_small_kernels", "steps_measured", "--speed", *HEALTHY, *OFF, ranks=1, env={"SEEDED": "1"}, alone=True
+    ),
     verb("check_env_deep", "check-env", "--deep", limit_s=120, alone=True),
     plain("overhead_plain", "overhead", alone=True),
     wrapped("overhead_off", "overhead", *HEALTHY, *OFF, alone=True),

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-import zlib
 from typing import Any
 
-from ddpdoctor.collect.rank.notes import MAX_TEXT_BYTES
+from ddpdoctor.collect.rank.notes import unpack_columns
 from ddpdoctor.model.gradient_times import GradientTimes
 
 
@@ -21,7 +17,7 @@ def read_gradient_times(notes: list[dict[str, Any]]) -> tuple[GradientTimes, ...
 
 def _read(note: dict[str, Any]) -> GradientTimes | None:
     """Return a note as a record, or None if it is damaged."""
-    columns = _unpack(str(note.get("columns", "")))
+    columns = unpack_columns(str(note.get("columns", "")))
     sizes, ready, buckets = (_ints(columns.get(name)) for name in ("sizes", "ready", "buckets"))
     if not sizes or len(sizes) != len(ready):
         return None
@@ -43,15 +39,6 @@ def _read(note: dict[str, Any]) -> GradientTimes | None:
         unused_bytes=_int(note.get("unused_bytes")),
         same_unused=_flag(note.get("same_unused")),
     )
-
-
-def _unpack(packed: str) -> dict[str, Any]:
-    try:
-        text = zlib.decompressobj().decompress(base64.b64decode(packed, validate=True), MAX_TEXT_BYTES)
-        columns = json.loads(text)
-    except (binascii.Error, zlib.error, ValueError):
-        return {}
-    return columns if isinstance(columns, dict) else {}
 
 
 def _ints(value: Any) -> tuple[int, ...]:

@@ -35,6 +35,16 @@ def unpack(packed: str) -> tuple[TensorSeen, ...]:
         return ()
 
 
+def unpack_columns(packed: str) -> dict[str, Any]:
+    """Return the packed part of a note, or {} if it is damaged."""
+    try:
+        text = zlib.decompressobj().decompress(base64.b64decode(packed, validate=True), MAX_TEXT_BYTES)
+        columns = json.loads(text)
+    except (binascii.Error, zlib.error, ValueError):
+        return {}
+    return columns if isinstance(columns, dict) else {}
+
+
 def _tensor(row: list[Any]) -> TensorSeen:
     kind, name, shape, dtype, requires_grad = row
     return TensorSeen(

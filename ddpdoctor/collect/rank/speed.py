@@ -6,6 +6,7 @@ from array import array
 from operator import add
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.rank.device_steps import read_device_steps
 from ddpdoctor.collect.rank.steps import ENDS
 from ddpdoctor.collect.recorded import read_frame
 from ddpdoctor.model.speed import CoreTime, DataParallelSeen, HandReduced, PartTotal, Speed, StepParts, Surroundings
@@ -57,6 +58,7 @@ def read_speed(content: RingContent) -> Speed | None:
         ),
         hand_reduced=_read_hand_reduced(content),
         collected_at=_read_collected_at(content),
+        device=read_device_steps(content.notes),
     )
 
 

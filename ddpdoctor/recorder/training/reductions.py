@@ -11,7 +11,7 @@ import weakref
 from typing import Any, Dict, Optional
 
 from ..calls import groups
-from ..speed import garbage, gradient_times, surroundings
+from ..speed import device_steps, garbage, gradient_times, surroundings
 from ..state import guarded, here
 from ..storage import ring_layout
 from ..storage.kept_steps import is_sampled
@@ -57,6 +57,8 @@ def reduced(ddp: Any, backward_ns: int, ended_ns: int) -> None:
     began_anew(ddp)
     counts = clock.inside.reductions
     counts[id(ddp)] = counts.get(id(ddp), 0) + 1
+    if ddp.device_type == "cuda":
+        device_steps.model_reduced(ddp)
     clock.group = groups.name_id(here.ring, groups.known(ddp.process_group))
     is_passed_over = clock.number >= FIRST_STEPS and not is_sampled(clock.number + 1, SAMPLE_BITS)
     if is_passed_over or ddp.logger is None or ddp.device_type != "cpu":
@@ -70,6 +72,7 @@ def end_step() -> None:
     global _held
     _write_held()
     _held = clock.take()
+    device_steps.step_ended(_held)
     if clock.number == surroundings.NOTED_AT_STEP:
         surroundings.note()
     garbage.step_ended(clock.number)
@@ -85,6 +88,7 @@ def settle_all() -> None:
     _write_held()
     gradient_times.settle_all()
     garbage.note_line()
+    device_steps.settle_all()
 
 
 @guarded("steps")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import sys
 import time
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ..state import here
 from ..storage import ring_layout
@@ -53,6 +53,8 @@ class StepClock:
         """Of the loader that training takes batches from."""
         self.phase = ring_layout.BEFORE
         self.since_ns = 0
+        self.on_phase: Optional[Callable[[int], None]] = None
+        """Called when a phase begins, in steps that are measured on a GPU too."""
         self.waiting = False
         self.phases = 0
         """How many nested phases it is in that may need other ranks (``init_process_group``, ``backward``)."""
@@ -72,6 +74,8 @@ class StepClock:
         now = _now_ns()
         self._charge(now)
         self.phase = phase
+        if self.on_phase is not None:
+            self.on_phase(phase)
         return now
 
     def _charge(self, now_ns: int) -> None:

@@ -16,8 +16,10 @@ from typing import Any, Callable
 
 from .. import hooks
 from ..calls.waiting import begin_wait, end_wait
+from ..speed import device_steps
 from ..state import guarded, here
 from ..storage import ring_layout
+from ..storage.device_columns import OPTIMIZER
 from ..wrappers import around, wraps
 from . import reductions
 from .step_clock import clock
@@ -39,6 +41,8 @@ def optimizer_begins(optimizer: Any) -> None:
     global _optimizing
     if _optimizing[0] in (None, id(optimizer)):
         _optimizing = (id(optimizer), time.monotonic_ns(), clock.waits[clock.phase])
+        if clock.on_phase is not None:
+            clock.on_phase(OPTIMIZER)
 
 
 def stepped(optimizer: Any) -> None:
@@ -49,6 +53,8 @@ def stepped(optimizer: Any) -> None:
         waited = clock.waits[clock.phase] - waited
         clock.inside.optimizer += time.monotonic_ns() - began_ns - waited
         _optimizing = (None, 0, 0)
+        if clock.on_phase is not None:
+            clock.on_phase(clock.phase)
     if clock.ends_step(ring_layout.STEP_OPTIMIZER, id(optimizer)):
         reductions.end_step()
 
@@ -131,6 +137,7 @@ def _forward_ended(ddp: Any) -> None:
     if ddp.require_backward_grad_sync:
         _reducing = weakref.ref(ddp)
         reductions.began_anew(ddp)
+        device_steps.forward_ended(ddp)
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:

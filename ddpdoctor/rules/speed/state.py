@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.reading import Unread, Why
 
 from .budget import make_budget
+from .device import align_devices
 from .steps import MIN_STEPS, MIN_USABLE, align, largest_group
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ddpdoctor.model.facts import Job, Rank
-    from ddpdoctor.model.speed import Budget
+    from ddpdoctor.model.speed import Budget, Speed
 
     from .steps import JobSteps
+
+ONE_IN = 20
+"""On a GPU one step in so many is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +57,21 @@ def build_speed_state(job: Job) -> SpeedState | Unread:
     speeds = largest_group(job.ranks)
     if not speeds:
         return Unread(why=Why.ABSENT, reason="no rank recorded the steps of a training loop")
+    if any(speed.device is not None for speed in speeds.values()):
+        return _on_devices(job, speeds)
     steps = align(speeds)
     if steps is None:
         return Unread(why=Why.ABSENT, reason=_too_few(max(speed.count for speed in speeds.values())))
     if not any(any(speed.kept.is_split) for speed in speeds.values()):
         return Unread(why=Why.ABSENT, reason="how long the reduction of gradients takes was not measured")
-    ranks = tuple(rank for rank in job.ranks if rank.rank in speeds)
     is_sample = any(speed.sample_bits for speed in speeds.values())
     return SpeedState(
         job=job,
-        ranks=ranks,
+        ranks=tuple(rank for rank in job.ranks if rank.rank in speeds),
         steps=steps,
         budget=make_budget(steps, speeds),
         longest=align(speeds, longest=True) if is_sample else None,
-        total_ms=max((speed.totals["wall"].sum_ms for speed in speeds.values() if "wall" in speed.totals), default=0.0),
+        total_ms=_total_ms(speeds),
     )
 
 
@@ -72,3 +79,21 @@ def _too_few(steps: int) -> str:
     if steps < MIN_STEPS:
         return f"{steps} steps are too few: at least {MIN_STEPS} are needed"
     return f"fewer than {MIN_USABLE} of {steps} steps are left without warm-up and without ddpdoctor's own looks"
+
+
+def _on_devices(job: Job, speeds: Mapping[int, Speed]) -> SpeedState | Unread:
+    steps = align_devices(speeds)
+    if steps is None:
+        reason = f"too few steps were measured on the GPUs: about {ONE_IN * MIN_USABLE} steps are needed"
+        return Unread(why=Why.ABSENT, reason=reason)
+    return SpeedState(
+        job=job,
+        ranks=tuple(rank for rank in job.ranks if rank.rank in speeds),
+        steps=steps,
+        budget=replace(make_budget(steps, speeds), is_device=True),
+        total_ms=_total_ms(speeds),
+    )
+
+
+def _total_ms(speeds: Mapping[int, Speed]) -> float:
+    return max((speed.totals["wall"].sum_ms for speed in speeds.values() if "wall" in speed.totals), default=0.0)

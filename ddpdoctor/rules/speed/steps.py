@@ -110,7 +110,7 @@ def align(speeds: Mapping[int, Speed], *, longest: bool = False) -> JobSteps | N
         part: tuple(map(min, zip(*(one.parts_ms[part] for one in ranks.values()), strict=True)))
         for part in SHARED_PARTS
     }
-    waits = {rank: _waits(one, transfer) for rank, one in ranks.items()}
+    waits = {rank: waits_of(one, transfer) for rank, one in ranks.items()}
     order = list(waits)
     return JobSteps(
         numbers=tuple(numbers),
@@ -174,7 +174,8 @@ def _split(
     return backward, exposed
 
 
-def _waits(rank: RankSteps, transfer_ms: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
+def waits_of(rank: RankSteps, transfer_ms: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
+    """Return what a rank waits for others, step by step: what it spends beyond the transfer."""
     beyond = [
         [own - least for own, least in zip(rank.parts_ms[part], transfer_ms[part], strict=True)]
         for part in SHARED_PARTS
