@@ -66,7 +66,7 @@ class MeasuredStep:
         return [*(int(ms * 1e3) for ms in device), *(ns // 1000 for ns in host)]
 
 
-class DeviceSteps:
+class GpuClock:
     """The steps of this rank that are measured on its GPU."""
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class DeviceSteps:
             self.bytes += len(packed)
 
 
-measured = DeviceSteps()
+measured = GpuClock()
 
 
 @guarded("device steps")

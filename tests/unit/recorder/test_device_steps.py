@@ -10,7 +10,7 @@ import pytest
 
 from ddpdoctor.collect.rank.device_steps import read_device_steps
 from ddpdoctor.recorder.speed import device_steps
-from ddpdoctor.recorder.speed.device_steps import ONE_IN, DeviceSteps
+from ddpdoctor.recorder.speed.device_steps import ONE_IN, GpuClock
 from ddpdoctor.recorder.state import here
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.device_columns import OPTIMIZER
@@ -76,7 +76,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gpu]:
     cuda = Gpu()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
-    monkeypatch.setattr(device_steps, "measured", DeviceSteps())
+    monkeypatch.setattr(device_steps, "measured", GpuClock())
     monkeypatch.setattr(here, "ring", Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 42, 7))
     monkeypatch.setattr(here, "failures", 0)
     yield cuda
