@@ -24,6 +24,7 @@ EXAMPLES = {
     "tune": (
         ("ddpdoctor tune train.py --output /tmp/tried", "which setting makes this job faster?"),
         ("ddpdoctor tune --only bucket_cap --rounds 8 train.py", "one kind of setting, with less noise"),
+        ("ddpdoctor tune --scaling 1,2,4 train.py", "what do more ranks gain?"),
     ),
     "attach": (
         ("ddpdoctor attach", "the training job of this machine"),

@@ -60,6 +60,14 @@ class Options:
         tuple[str, ...],
         Option(metavar="SETTING", help=f"Try these settings only; repeatable: {', '.join(SETTINGS)}."),
     ] = ()
+    scaling: Annotated[
+        str | None,
+        Option(
+            metavar="N,N",
+            help="Try no settings: launch the job with these numbers of ranks, as 1,2,4, each beside one rank with the "
+            "same share of the cores, and show the scaling efficiency.",
+        ),
+    ] = None
     hang_timeout_s: Annotated[float, HANG_TIMEOUT.but(variable="DDPDOCTOR_HANG_TIMEOUT")] = typed("300")
     report_dir: Annotated[
         Path | None,
@@ -81,9 +89,32 @@ def run(options: Options) -> int:
 
     if find_outer_run(os.environ) is not None:
         raise UserError("this is a job of ddpdoctor wrap already", help="Run ddpdoctor tune by itself.")
+    if options.scaling is not None:
+        return _measure_sizes(options, options.scaling)
     prepared = _prepare(options)
     say(sys.stderr, NOTICE)
     return _status(run_and_show(prepared, make_report=_report))
+
+
+def _measure_sizes(options: Options, sizes: str) -> int:
+    """Run the job with several numbers of ranks. Raises ``UserError``."""
+    from ddpdoctor.cli.output import say
+    from ddpdoctor.cli.running import run_and_show
+    from ddpdoctor.cli.scaling import measure_sizes, parse_sizes
+
+    if options.only:
+        raise UserError("--scaling tries no settings: it goes without --only")
+    wanted = parse_sizes(sizes)
+    say(sys.stderr, NOTICE)
+
+    def prepare(split: SplitCommand, folder: Path | None) -> WrapOptions:
+        return _prepare(replace(options, split=split, report_dir=folder or options.report_dir, only=("unreduced",)))
+
+    def launch(prepared: WrapOptions) -> tuple[JobOutcome, bool]:
+        outcome = run_and_show(replace(prepared, quiet=True), make_report=_report)
+        return outcome, _report(outcome).data["tune"]["result"] is not None
+
+    return measure_sizes(options.split, wanted, prepare, launch)
 
 
 def _prepare(options: Options) -> WrapOptions:

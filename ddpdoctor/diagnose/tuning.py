@@ -76,7 +76,7 @@ def _measured(report: Report, job: Job, trial: TrialRecord) -> Report:
     """Return the report of a trial with a result. That the ranks were stopped in the middle is no finding."""
     result = conclude(
         trial,
-        predictions=predict_settings(job, trial.settings, base_step_ms(trial)),
+        predictions=predict_settings(job, trial.settings, base_step_ms(trial), trial.forwards),
         frameworks=_frameworks(job),
         where=_built_at(job),
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 JOB = "ddpdoctor.report.job:job_content"
 CHECKS = "ddpdoctor.report.checklist:checklist_content"
 BUILDERS = {
+    "scaling": "ddpdoctor.report.scaling:scaling_content",
     "tune": "ddpdoctor.report.tuning:tune_content",
     "results": "ddpdoctor.report.bandwidth.content:bandwidth_content",
     "trial": "ddpdoctor.report.trial:trial_content",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RUN_ASSUMES = "a bucket takes its bytes over one bandwidth, which is solved from this run"
 CURVE_ASSUMES = "an all-reduce takes as long as allreduce-bench measured"
 SCALED_ASSUMES = CURVE_ASSUMES + " with {measured} ranks, times what a ring of {ranks} sends"
-HALF_ASSUMES = "gradients are float32; half the bytes at best, and no gain at worst: sums of bf16 may be slower on CPUs"
+HALF_ASSUMES = "float32 gradients; half the bytes at best, no gain at worst: sums of bf16 may be slower on CPUs"
 CORES_ASSUMES = "the reductions also take cores from backward"
 SAME_ASSUMES = "a backward that does not reduce takes as long as backward's own computation"
 HALF = 0.5
@@ -106,7 +106,7 @@ def _with_curves(basis: PredictionBasis, curves: MeasuredCurves, ranks: int) -> 
 
 def _predict_cap(basis: PredictionBasis, setting: str, cap_bytes: int) -> PredictedStep:
     change = f"bucket_cap_mb={cap_bytes / MIB:g}"
-    gradients, reason = basis.gradients, _refusal(basis)
+    gradients, reason = basis.gradients, refusal_of(basis)
     if gradients is None or reason:
         return PredictedStep(setting=setting, change=change, reason=reason)
     ends = [simulate(gradients, buckets_for(gradients, cap_bytes), network) for network in basis.networks]
@@ -119,7 +119,7 @@ def _predict_order(basis: PredictionBasis, setting: str) -> PredictedStep | None
     if gradients is None or not gradients.by_registration:
         return None
     change = "find_unused_parameters=False"
-    if reason := _refusal(basis):
+    if reason := refusal_of(basis):
         return PredictedStep(setting=setting, change=change, reason=reason)
     order = sorted(range(len(gradients.ready_ms)), key=gradients.ready_ms.__getitem__)
     by_ready = replace(
@@ -135,7 +135,7 @@ def _predict_order(basis: PredictionBasis, setting: str) -> PredictedStep | None
 
 def _predict_half(basis: PredictionBasis, setting: str) -> PredictedStep:
     change = "gradients reduced in bf16"
-    gradients, reason = basis.gradients, _refusal(basis)
+    gradients, reason = basis.gradients, refusal_of(basis)
     if gradients is None or reason:
         return PredictedStep(setting=setting, change=change, reason=reason)
     halves = [_Halved(network=network) for network in basis.networks]
@@ -159,8 +159,8 @@ def _predict_fewer(basis: PredictionBasis, setting: str, steps: int) -> Predicte
     return replace(found, bound=Bound.AT_LEAST, assumes=CORES_ASSUMES) if basis.contested else found
 
 
-def _refusal(basis: PredictionBasis) -> str:
-    """Return why the reduction cannot be predicted, or ""."""
+def refusal_of(basis: PredictionBasis) -> str:
+    """Return why changes of the reduction cannot be predicted, or ""."""
     if basis.contested:
         return basis.contested
     if basis.gradients is None:
