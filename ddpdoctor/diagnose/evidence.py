@@ -23,6 +23,7 @@ from ddpdoctor.model.evidence import (
 from ddpdoctor.model.findings import Place, RankRow
 from ddpdoctor.model.rank_words import count_of, name_list
 from ddpdoctor.rules.engine import judge
+from ddpdoctor.rules.evidence.connection_words import explain_nccl
 from ddpdoctor.rules.evidence.ruling import decide
 from ddpdoctor.rules.evidence.stacks import innermost
 from ddpdoctor.rules.evidence.state import RunState, build_run_state, last_samples
@@ -78,7 +79,11 @@ def _about(state: RunState) -> dict[str, Any]:
     """Return what was read, for the report."""
     evidence = state.evidence
     hints = dict.fromkeys(
-        [*(one.words(ranks) for one, ranks in state.refusals()), *(fact.words for fact in state.all(Hint))]
+        [
+            *(one.words(ranks) for one, ranks in state.refusals()),
+            *(fact.words for fact in state.all(Hint)),
+            *explain_nccl(state),
+        ]
     )
     return {
         **evidence.counts,

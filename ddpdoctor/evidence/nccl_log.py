@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.evidence.launches import begins_run
 from ddpdoctor.evidence.nccl_calls import Calls
 from ddpdoctor.evidence.nccl_causes import link_of, warned
-from ddpdoctor.evidence.nccl_notes import Notes
+from ddpdoctor.evidence.nccl_notes import interface_notes, version_note
+from ddpdoctor.evidence.nccl_paths import WANTED, Paths
 from ddpdoctor.evidence.nccl_processes import NcclProcesses
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.model.evidence import Hint, Who
@@ -33,8 +34,7 @@ _WARN = re.compile(r"(?:(?P<place>[\w./-]{1,120}:\d{1,6}) )?(?:\([^()]{0,80}\) )
 _VERSION = re.compile(r"NCCL version (?P<nccl>\d+\.\d+\.\d+)(?:\+cuda(?P<cuda>\d+\.\d+))?")
 _WAY_UP = re.compile(r" -> (?P<code>[1-7])(?: \[|$)")
 _WANTED = re.compile(
-    r"Init (?:START|COMPLETE)|(?:Abort|Destroy) COMPLETE|Bootstrap ?: Using|Using network|NET/IB ?: Using \[| via |"
-    r"set by environment| -> [1-7](?: \[|$)|: opCount "
+    rf"Init (?:START|COMPLETE)|(?:Abort|Destroy) COMPLETE|Bootstrap ?: Using|{WANTED}| -> [1-7](?: \[|$)|: opCount "
 )
 """The INFO lines that are read. All others cost one search."""
 _WAY_UP_WORDS = {1: "a CUDA call of NCCL failed", 2: "a system call of NCCL failed"}
@@ -66,7 +66,8 @@ class NcclLogReader:
 
     def _begin(self) -> None:
         self._processes = NcclProcesses()
-        self._notes = Notes()
+        self._version: Hint | None = None
+        self._paths = Paths()
         self._calls = Calls()
         self._warned: set[tuple[str, int]] = set()
         self._way_up: dict[tuple[str, int], tuple[int, Line]] = {}
@@ -88,13 +89,14 @@ class NcclLogReader:
         if found is None:
             return ()
         facts = list(self.end()) if self._ended else []
-        self._notes.version(found["nccl"], found["cuda"], line)
+        self._version = version_note(found["nccl"], found["cuda"], line)
         return facts
 
     def end(self) -> Iterable[Fact]:
         """Return who is who, who waits in setting up a communicator, calls, and what transports were used."""
         facts = [*self._processes.tell(), *self._calls.tell(self._processes), *self._failed_silently()]
-        facts += self._notes.tell(self._processes)
+        facts += [] if self._version is None else [self._version]
+        facts += [*self._paths.tell(self._processes), *interface_notes(self._processes)]
         self._begin()
         return facts
 
@@ -106,7 +108,9 @@ class NcclLogReader:
         process = self._processes.get(host, pid, line)
         if process is None:
             return
-        if ": opCount " in text:
+        if " via " in text:
+            self._paths.read(process, text, line)
+        elif ": opCount " in text:
             self._calls.read(process, text, line)
         elif "omm 0x" in text or text.startswith("Bootstrap"):
             self._ended = self._ended or text.endswith(("Abort COMPLETE", "Destroy COMPLETE"))
@@ -115,7 +119,7 @@ class NcclLogReader:
             self._ended = True
             self._way_up.setdefault((host, pid), (int(code["code"]), line))
         else:
-            self._notes.read(process, text, line)
+            self._paths.read(process, text, line)
 
     def _warning(self, line: Line) -> list[Fact]:
         found = _HEAD.search(line.text)

@@ -53,6 +53,8 @@ class NcclProcess:
     """By pointer. Those that were destroyed are gone."""
     largest: Communicator | None = None
     bus: str = ""
+    members: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Its rank in each communicator that it ever had, and how many ranks that has."""
     told: bool = False
 
 
@@ -138,6 +140,7 @@ def _note(process: NcclProcess, found: re.Match[str], line: Line) -> None:
     if not one.key and former is not None:
         one.key = former.key
     process.communicators[pointer] = one
+    process.members[one.key or f"of {ranks}"] = (rank, ranks)
     if process.largest is None or ranks > process.largest.ranks:
         process.largest = one
     if found["bus"]:

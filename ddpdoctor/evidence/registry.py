@@ -14,14 +14,15 @@ def document_readers() -> tuple[DocumentReader, ...]:
     """Return the readers of whole files. The first that recognizes a file reads it."""
     from ddpdoctor.evidence.attached import AttachReader
     from ddpdoctor.evidence.flight import FlightJsonReader, FlightPickleReader
+    from ddpdoctor.evidence.machine_facts import MachineFactsReader
     from ddpdoctor.evidence.nvidia_smi import NvidiaSmiReader
     from ddpdoctor.evidence.ras import RasJsonReader
     from ddpdoctor.evidence.stacks import JsonStackReader, StackReader
     from ddpdoctor.evidence.torchrun import ErrorFileReader
 
     return (
-        FlightPickleReader(), AttachReader(), FlightJsonReader(), RasJsonReader(), NvidiaSmiReader(), JsonStackReader(),
-        StackReader(), ErrorFileReader(),
+        FlightPickleReader(), AttachReader(), MachineFactsReader(), FlightJsonReader(), RasJsonReader(),
+        NvidiaSmiReader(), JsonStackReader(), StackReader(), ErrorFileReader(),
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """NCCL's own log: who is who, what warnings mean, what is only a note."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from ddpdoctor.model.evidence import (
     Waiting,
     Who,
 )
+from ddpdoctor.model.nccl_paths import DataWay, NcclPaths
 from tests.unit.evidence.reading_lines import read_text
 
 COMPLETION = "NET/IB: Got completion from peer 10.0.0.2<4> with "
@@ -34,7 +36,7 @@ def read(text: str) -> list[Fact]:
 
 
 def without_hints(facts: Sequence[Fact]) -> list[Fact]:
-    return [fact for fact in facts if not isinstance(fact, Hint | Seen | Size)]
+    return [fact for fact in facts if not isinstance(fact, Hint | Seen | Size | NcclPaths)]
 
 
 def warning(text: str) -> Fact:
@@ -184,7 +186,7 @@ def test_a_healthy_log_says_who_is_who_and_nothing_else() -> None:
     assert seen == {0: (1, "ws2", "1a:00"), 1: (2, "ws2", "4e:00")}
     assert [fact.ranks for fact in facts if isinstance(fact, Size)] == [2]
     kinds = {fact.kind: fact.words for fact in facts if isinstance(fact, Hint)}
-    assert set(kinds) == {"nccl-version", "transport", "channels", "interface"}
+    assert set(kinds) == {"nccl-version", "interface"}
     assert kinds["nccl-version"] == "NCCL 2.27.3, built for CUDA 12.9"
     assert kinds["interface"] == "NCCL's connections go over eno1 on ws2 (192.168.1.7)"
 
@@ -231,9 +233,62 @@ def test_what_is_suspicious_is_a_note() -> None:
     facts = read(text)
     assert without_hints(facts) == []
     words = {fact.kind: fact.words for fact in facts if isinstance(fact, Hint)}
-    assert "mlx5_0, mlx5_1" in words["suspicious-transport"]
     assert "leads only to its own host" in words["suspicious-interface"]
-    assert words["setting"].startswith("NCCL_P2P_DISABLE=1")
+
+
+DATA = Path(__file__).parents[2] / "data" / "nccl-logs"
+EDGES = {
+    "nvlink8": {DataWay.P2P},
+    "no-p2p": {DataWay.SHM},
+    "sockets": {DataWay.TCP, DataWay.SHM},
+    "ib-no-gdr": {DataWay.NET},
+    "ib-gdr": {DataWay.GDRDMA, DataWay.P2P},
+    "plugin": {DataWay.GDRDMA, DataWay.P2P},
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_the_ways_between_ranks_are_read_from_all_forms_of_the_line(name: str) -> None:
+    (paths,) = (fact for fact in read((DATA / f"{name}.txt").read_text()) if isinstance(fact, NcclPaths))
+    assert {edge.way for edge in paths.edges} == EDGES[name]
+    assert paths.network
+
+
+@pytest.mark.parametrize(
+    ("line", "way", "ends"),
+    [
+        ("Ring 00 : 0 -> 1 [send] via NET/Socket/0", DataWay.TCP, (0, 1)),
+        ("Channel 03 : 1[4e000] -> 0[1a000] via P2P/indirect/2[5e000]", DataWay.INDIRECT, (1, 0)),
+        ("Channel 03/1 : 3[3] -> 0[0] [receive] via NET/IB/0(1)/GDRDMA/Shared", DataWay.GDRDMA, (0, 3)),
+        ("Channel 00 : 0[0] -> 1[1] via P2P/IPC comm 0x55 nRanks 02", DataWay.P2P, (0, 1)),
+        ("Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct", DataWay.SHM, (0, 1)),
+    ],
+)
+def test_a_connection_has_its_own_rank_and_its_peer(line: str, way: DataWay, ends: tuple[int, int]) -> None:
+    (paths,) = (fact for fact in read(f"n1:7:8 [0] NCCL INFO {line}\n" * 2) if isinstance(fact, NcclPaths))
+    (edge,) = paths.edges
+    assert (edge.way, edge.own, edge.peer, edge.channels) == (way, *ends, 2)
+
+
+def test_what_else_the_lines_say() -> None:
+    text = "".join(
+        f"n1:7:8 [0] NCCL INFO {one}\n"
+        for one in (
+            "NET/IB : Using [0]={[0] mlx5_0:1/IB, [1] mlx5_1:1/IB} [1]mlx5_2:1/RoCE [RO]; OOB eth0:10.0.0.4<0>",
+            "NCCL_SHM_DISABLE set by environment to 1.",
+            "DMA-BUF is available on GPU device 0",
+            "NVLS multicast support is not available on dev 0 (NVLS_NCHANNELS 0)",
+            "24 coll channels, 24 collnet channels, 0 nvls channels, 32 p2p channels, 2 p2p channels per peer",
+            "Init timings - ncclCommInitRank: rank 2 nranks 16 total 31.08 (kernels 0.51, bootstrap 30.22)",
+            "AllReduce: 8388608 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}",
+            "AllReduce: 64 Bytes -> Algo 0 proto 0 time 11.2",
+        )
+    )
+    (paths,) = (fact for fact in read(text) if isinstance(fact, NcclPaths))
+    assert paths.adapters == ("mlx5_0", "mlx5_1", "mlx5_2")
+    assert paths.settings == {"NCCL_SHM_DISABLE": "1"}
+    assert (paths.dmabuf, paths.nvls, paths.channels, paths.init_s) == (True, False, 24, 31.08)
+    assert paths.algorithms == {"AllReduce RING SIMPLE": 1, "AllReduce TREE LL": 1}
 
 
 def call(pid: int, number: int, op: str, count: int = 64, pointer: str = "0xa") -> str:
