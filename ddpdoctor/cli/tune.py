@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import FORMAT, HANG_TIMEOUT, REPORT_DIR, Option, typed
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.outcome import JobOutcome
     from ddpdoctor.model.findings import Report
 
+LOOK_EVERY_S = 1.0
 LEAST_ROUNDS = 4
 """Our choice: fewer ratios give no 95 % interval."""
 SETTINGS = {
@@ -93,6 +96,7 @@ def run(options: Options) -> int:
         return _measure_sizes(options, options.scaling)
     prepared = _prepare(options)
     say(sys.stderr, NOTICE)
+    Thread(target=_say_outlook, args=(prepared.report_dir,), daemon=True).start()
     return _status(run_and_show(prepared, make_report=_report))
 
 
@@ -139,6 +143,16 @@ def _prepare(options: Options) -> WrapOptions:
     )
     ranks = RecorderSettings(tune_rounds=options.rounds, tune_only=",".join(options.only))
     return replace(prepare(wrapped, os.environ), ranks=ranks)
+
+
+def _say_outlook(folder: Path) -> None:
+    """Say once how long the trial takes, as soon as that is known: nothing else shows that it goes on."""
+    from ddpdoctor.cli.output import say
+    from ddpdoctor.diagnose.tuning import read_outlook
+
+    while not (outlook := read_outlook(folder)):
+        time.sleep(LOOK_EVERY_S)
+    say(sys.stderr, outlook)
 
 
 def _report(outcome: JobOutcome) -> Report:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.run.nodes import read_job
@@ -11,12 +12,14 @@ from ddpdoctor.diagnose.build import build_report
 from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import JobStatus, JobSummary
-from ddpdoctor.model.tuning import TrialStop, TuneOutcome, TuneResult
+from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.tuning import AGAIN, BASE, TrialStop, TuneOutcome, TuneResult
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.progress.places import to_place
 from ddpdoctor.rules.registry import rules_of
 from ddpdoctor.rules.tuning.predicted import predict_settings
 from ddpdoctor.rules.tuning.result import base_step_ms, conclude
+from ddpdoctor.rules.tuning.settings import title_of_setting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.run import JobEnd
     from ddpdoctor.model.tuning import TrialRecord
 
+ENOUGH_BLOCKS = 3
+"""Our choice: their mean tells about how long the trial takes."""
 FIRST_STEPS = 10
 """The recorder tries no setting before that."""
 WRAP_IT = "`ddpdoctor wrap --speed` says where the time of a step goes in any job, without a trial."
@@ -62,7 +67,9 @@ def build_tune_report(folder: Path, judgment: Judgment, end: JobEnd) -> Report:
         return _measured(report, job, trial)
     ended_badly = report.job is not None and report.job.ended_badly
     if ended_badly and trial.stop is TrialStop.CUT_SHORT:
-        outcome = TuneOutcome(trying=trial.trying, round=trial.round + 1 if trial.trying else 0, rounds=trial.rounds)
+        outcome = TuneOutcome(
+            trying=_words(trial.trying), round=trial.round + 1 if trial.trying else 0, rounds=trial.rounds
+        )
         return replace(report, data={"tune": encode(outcome), **report.data})
     problem, help_text = _why_none(job, trial)
     outcome = TuneOutcome(problem=problem, help=help_text)
@@ -70,6 +77,23 @@ def build_tune_report(folder: Path, judgment: Judgment, end: JobEnd) -> Report:
         report, job=_finished(report), verdict=None, findings=(), checks=(),
         data={"tune": encode(outcome), **report.data},
     )  # fmt: skip
+
+
+def _words(setting: str) -> str:
+    """Return what a user calls a setting that was in effect."""
+    return "the script's own settings" if setting in {BASE, AGAIN} else title_of_setting(setting) if setting else ""
+
+
+def read_outlook(folder: Path) -> str:
+    """Return what a trial that has just begun tries and about how long that takes; "" if that is not known yet."""
+    trial = read_trial(folder)
+    steps_ms = [median(block.ranks_ms[0]) for block in trial.blocks]
+    if len(steps_ms) < ENOUGH_BLOCKS:
+        return ""
+    tried = count_of(len(trial.settings) - 2, "setting")
+    seconds = trial.needed_steps * fmean(steps_ms) / 1e3
+    last = f"about {seconds / 60:.0f} min" if seconds > 2 * 60 else f"about {seconds:.0f} s"
+    return f"{tried} in {count_of(trial.rounds, 'round')}: {trial.needed_steps} steps, {last} in all"
 
 
 def _measured(report: Report, job: Job, trial: TrialRecord) -> Report:

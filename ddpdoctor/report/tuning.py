@@ -38,8 +38,7 @@ def tune_content(report: Report) -> Content:
 def _tried(outcome: TuneOutcome) -> str:
     if not outcome.trying:
         return "The trial had not begun: the script's own settings were in effect."
-    setting = "the script's own settings" if outcome.trying in {"base", "again"} else outcome.trying
-    return f"The trial has no result. In effect was: {setting} (round {outcome.round} of {outcome.rounds})."
+    return f"The trial has no result. In effect was: {outcome.trying} (round {outcome.round} of {outcome.rounds})."
 
 
 def _measured(report: Report, result: TuneResult) -> Content:

@@ -15,7 +15,16 @@ from tests.scenarios.first import FIRST
 
 ROOT = Path(__file__).parents[2]
 KINDS = {path.stem[6:]: path.stem[:5] for path in (ROOT / "docs" / "rules").glob("DD*.md")}
-VERBS = ("wrap", "check-env", "check-rendezvous", "allreduce-bench", "check-data", "check-consistency", "report")
+VERBS = (
+    "wrap",
+    "tune",
+    "check-env",
+    "check-rendezvous",
+    "allreduce-bench",
+    "check-data",
+    "check-consistency",
+    "report",
+)
 LAUNCHERS = ("torchrun", "accelerate", "mpirun", "launch.sh", "srun", "kubernetes", "spawn", "hosts")
 ASK = "import sys, pytest, tests.contract.test_first_scenarios as t; sys.exit(pytest.main(sys.argv[1:], [t.Texts()]))"
 

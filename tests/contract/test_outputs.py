@@ -16,6 +16,7 @@ from tests.scenarios.running import clean_environment
 ROOT = Path(__file__).parents[2]
 LINES = {
     "wrap": [("probe.py",)],
+    "tune": [("probe.py",)],
     "report": [("run",)],
     "check-env": [("shm",), ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--timeout", "1h")],
     "check-rendezvous": [("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--timeout", "1h")],

@@ -52,6 +52,10 @@ FIRST = {
         "test_a_folder_with_a_planted_link", "test_a_foreign_and_a_damaged_folder",
         "test_an_abort_at_exit_is_no_failure_of_training",
     ),
+    "test_tune.py": (
+        "test_the_setting_that_shortens_the_step", "test_steps_that_differ", "test_a_trial_without_a_result[few-",
+        "test_a_job_that_crashes", "test_ctrl_c",
+    ),
     "test_demo.py": ("test_the_demo_finds_its_fault[input-bound]",),
     "speed/test_findings.py": (
         *(f"test_the_fault_is_found_with_its_ranks_and_line[{job}]" for job in (

@@ -46,6 +46,12 @@ def choose(settings: List[str], only: str) -> List[str]:
     return [one for one in settings if not names or one in (BASE, AGAIN) or one.partition("=")[0] in names]
 
 
+def left_out(only: str, settings: List[str]) -> List[str]:
+    """Return the names in a list with commas that none of the settings has."""
+    names = {setting.partition("=")[0] for setting in settings}
+    return [name for name in only.split(",") if name and name not in names]
+
+
 def order_blocks(settings: List[str], rounds: int, first: int = 0) -> List[Tuple[int, str]]:
     """Return (round, setting) for each block. Each round has all settings, in an order of its own.
 

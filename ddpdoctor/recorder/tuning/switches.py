@@ -85,10 +85,9 @@ def settings_for(ddp: Any, forwards: int, has_autocast: bool) -> List[str]:
     return [BASE, AGAIN, *[CAP + str(cap) for cap in caps], *[name for name, fits in offered.items() if fits]]
 
 
-def late_settings_for(ddp: Any, *, may_unused: bool, may_static: bool) -> List[str]:
+def late_settings_for(ddp: Any) -> List[str]:
     """Return the settings that could stop the job if a later step uses other parameters. They come last."""
-    finds = bool(ddp.find_unused_parameters) and not ddp.static_graph
-    return [name for name, fits in ((UNUSED, finds and may_unused), (STATIC, finds and may_static)) if fits]
+    return [UNUSED, STATIC] if ddp.find_unused_parameters and not ddp.static_graph else []
 
 
 def switch(ddp: Any, script: Script, setting: str) -> None:
@@ -103,7 +102,7 @@ def switch(ddp: Any, script: Script, setting: str) -> None:
     ddp.gradient_as_bucket_view = script.views or setting == VIEWS
     ddp.forward_sync_buffers = script.syncs_buffers and setting != BUFFERS
     ddp.require_backward_grad_sync = setting != UNREDUCED
-    ddp.find_unused_parameters = script.finds_unused and setting != UNUSED
+    ddp.find_unused_parameters = script.finds_unused and setting not in (UNUSED, STATIC)
     _build_reducer(ddp, is_static=script.static or setting == STATIC)
     if setting == HALF:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook

@@ -13,7 +13,7 @@ from ..speed import gradient_times
 from . import switches
 from .agreement import on_any_rank
 from .leaving import leave, leave_with_others, write
-from .plan import ACCUMULATE, ACCUMULATED, AGAIN, BASE, LEFT_OUT, choose, order_blocks, steps_to_measure
+from .plan import ACCUMULATE, ACCUMULATED, AGAIN, BASE, LEFT_OUT, choose, left_out, order_blocks, steps_to_measure
 
 WARM_UP = 10
 """Our choice: steps before the first switch, in which caches fill and libraries choose their algorithms."""
@@ -118,6 +118,9 @@ class SettingsTrial:
         self.blocks = order_blocks(settings, self.rounds)
         needs = WARM_UP + sum(LEFT_OUT + steps_to_measure(setting) for _, setting in self.blocks)
         write({"plan": settings, "rounds": self.rounds, "forwards": forwards, "needs": needs})
+        unfit = left_out(self.only, [*settings, *switches.late_settings_for(ddp)])
+        for name in unfit:
+            write({"refused": name, "reason": "it does not fit this job"})
         self._try_next(ddp)
 
     def _end_block(self, ddp: Any) -> None:
@@ -161,14 +164,24 @@ class SettingsTrial:
         if self.blocks or self.has_late:
             return bool(self.blocks)
         self.has_late = True
-        varies, unused = on_any_rank(ddp, [not self.same_used, not (self.same_used and self.all_used)])
+        varies, some = on_any_rank(ddp, [not self.same_used, not self.all_used])
         self._switch(ddp, BASE)
-        late = choose(switches.late_settings_for(ddp, may_unused=not unused, may_static=not varies), self.only)
+        late = choose(switches.late_settings_for(ddp), self.only)
+        if late and varies:
+            late = self._refuse_late(late, late, "the parameters that go unused change from step to step")
+        elif late and some:
+            late = self._refuse_late(late, [switches.UNUSED], "a parameter goes unused")
         if late:
             write({"late": late})
             self.blocks = order_blocks([BASE, *late], self.rounds, first=self.rounds)
             leave_with_others()
         return bool(late)
+
+    def _refuse_late(self, late: List[str], refused: List[str], reason: str) -> List[str]:
+        for setting in late:
+            if setting in refused:
+                write({"refused": setting, "reason": reason})
+        return [setting for setting in late if setting not in refused]
 
     def _note_used(self, ddp: Any) -> None:
         """Note which parameters went unused, as far as DDP looked."""

@@ -41,8 +41,8 @@ def conclude(
         rounds=trial.rounds,
         noise=_range(noise),
         rows=tuple(rows),
-        verdict=_verdict(best, noise),
-        conclusion=_conclusion(best, noise, rows),
+        verdict=_verdict(best, noise) if _has_tried(rows) else TuneVerdict.NOTHING,
+        conclusion=_conclusion(best, noise, rows) if _has_tried(rows) else "no setting could be tried",
         fix=fix_of(best.setting, frameworks) if best is not None else "",
         where=where if best is not None else (),
     )
@@ -107,6 +107,10 @@ def _row(
 
 def _range(effect: SettingEffect) -> RatioRange:
     return RatioRange(ratio=effect.ratio, low=effect.low, high=effect.high)
+
+
+def _has_tried(rows: list[TriedSetting]) -> bool:
+    return any(row.measured is not None and row.setting != AGAIN for row in rows)
 
 
 def _best(rows: list[TriedSetting]) -> TriedSetting | None:

@@ -1,0 +1,132 @@
+"""Jobs for trials of settings: what changes the step, and what keeps a trial from its result.
+
+The steps sleep, so that a busy machine changes little.
+"""
+
+import os
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "speed"))
+
+import torch
+import torch.distributed as dist
+from accelerator import Layers, batch, run
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+STEP_MS = 20
+MANY = 100_000
+
+
+class Branches(Layers):
+    """A second branch, of which the last argument says from which step on it goes unused on rank 1."""
+
+    def __init__(self):
+        super().__init__(STEP_MS)
+        self.rare = torch.nn.Linear(64, 64)
+        self.steps = 0
+
+    def forward(self, x):
+        self.steps += 1
+        is_left_out = dist.get_rank() == 1 and self.steps > int(sys.argv[2])
+        return super().forward(x) if is_left_out else super().forward(x) + self.rare(x)
+
+
+def loop(model, steps=MANY, each=None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(batch()).mean().backward()
+        optimizer.step()
+        if each is not None:
+            each(step, model)
+
+
+def slow_buffers():
+    """Broadcasting buffers takes most of the step, as with a large table in a slow network."""
+    original = DDP._sync_buffers
+
+    def slow(self):
+        time.sleep(5 * STEP_MS / 1000)
+        original(self)
+
+    DDP._sync_buffers = slow
+    net = Layers(STEP_MS)
+    net.register_buffer("table", torch.zeros(8))
+    loop(DDP(net), each=save)
+
+
+def save(step, model):
+    """Save as many scripts do: under another name first."""
+    path = sys.argv[2]
+    torch.save(model.state_dict(), path + ".tmp")
+    os.replace(path + ".tmp", path)
+
+
+def healthy():
+    loop(DDP(Layers(STEP_MS)))
+
+
+def growing():
+    """Steps become longer and longer, so that no two tries of a setting take alike."""
+
+    def wait(step, model):
+        time.sleep(0.01 * 1.3 ** (max(step - 9, 0) // 8))
+
+    loop(DDP(Layers(1)), each=wait)
+
+
+def few():
+    loop(DDP(Layers(STEP_MS)), 5)
+
+
+def short():
+    loop(DDP(Layers(STEP_MS)), 60)
+
+
+def bare():
+    loop(Layers(STEP_MS))
+
+
+def two():
+    loop(torch.nn.Sequential(DDP(Layers(STEP_MS)), DDP(Layers(STEP_MS))))
+
+
+def unstepped():
+    model = DDP(Layers(1))
+    while True:
+        model(batch()).mean().backward()
+
+
+def crash():
+    def fail(step, model):
+        if step == 30 and dist.get_rank() == 1:
+            raise ValueError("the label is out of range")
+
+    loop(DDP(Layers(STEP_MS)), each=fail)
+
+
+def hang():
+    def stop(step, model):
+        if step == 30 and dist.get_rank() == 1:
+            time.sleep(600)
+
+    loop(DDP(Layers(STEP_MS)), each=stop)
+
+
+def search():
+    loop(DDP(Branches(), find_unused_parameters=True))
+
+
+def micro_batches():
+    model = DDP(Layers(STEP_MS))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(MANY):
+        optimizer.zero_grad()
+        for _ in range(3):
+            model(batch()).mean().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    run(slow_buffers, healthy, growing, few, short, bare, two, unstepped, crash, hang, search, micro_batches)

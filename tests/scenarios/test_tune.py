@@ -1,0 +1,164 @@
+"""A trial names the setting that shortens the step, keeps nothing, and says why if it has no result."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.running import JOBS, Ran, clean_environment, finish, free_port, job_pids, wait_for
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+JOB = JOBS / "tune.py"
+PATIENT = ("--hang-timeout", "60")
+KEPT = "the checkpoint of an earlier run"
+
+
+def start(folder: Path, *options: str, args: tuple[str, ...], script: Path = JOB) -> Any:
+    """Start ``ddpdoctor tune`` on a job; ``folder`` becomes the run folder."""
+    command = [
+        sys.executable, "-m", "ddpdoctor", "tune", "--nproc-per-node=2", f"--master-port={free_port()}",
+        "--report-dir", str(folder), *options, str(script), *args,
+    ]  # fmt: skip
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+        env=clean_environment(), start_new_session=True,
+    )  # fmt: skip
+
+
+def tune(folder: Path, *options: str, args: tuple[str, ...]) -> Ran:
+    """Run a trial to its end."""
+    ran = finish(start(folder, *options, args=args), folder)
+    assert job_pids(folder) == []
+    return ran
+
+
+def rows_of(ran: Ran) -> dict[str, Any]:
+    """Return the rows of the table by setting."""
+    return {row["setting"]: row for row in ran.report["data"]["tune"]["result"]["rows"]}
+
+
+def test_the_setting_that_shortens_the_step_is_named_and_no_checkpoint_is_touched(tmp_path: Path) -> None:
+    saved = tmp_path / "model.pt"
+    saved.write_text(KEPT)
+    only = ("--only", "buffers_off", "--only", "static_graph")
+    ran = tune(tmp_path / "run", *PATIENT, *only, args=("slow_buffers", str(saved)))
+    assert ran.status == 0, ran.stderr
+    result = ran.report["data"]["tune"]["result"]
+    assert result["verdict"] == "change", result
+    assert result["fix"] == "DistributedDataParallel(broadcast_buffers=False)"
+    assert {Path(place["file"]).name for place in result["where"]} == {"tune.py"}
+    assert rows_of(ran)["buffers_off"]["measured"]["high"] < 1
+    assert not rows_of(ran)["static_graph"]["is_gain"]
+    assert ran.report["findings"] == []
+    assert "what it gives to torch.save is thrown away" in ran.stderr.replace("\n", " ")
+    assert "broadcast_buffers=False makes the step" in ran.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["model.pt"]
+    assert saved.read_text() == KEPT
+
+
+def test_steps_that_differ_by_themselves_give_no_advice(tmp_path: Path) -> None:
+    ran = tune(tmp_path / "run", *PATIENT, "--only", "static_graph", args=("growing",))
+    assert ran.status == 0, ran.stderr
+    assert ran.report["data"]["tune"]["result"]["verdict"] == "noisy"
+    assert [finding["code"] for finding in ran.report["findings"]] == ["DD817"]
+    assert ran.report["verdict"] is None
+    assert "too noisy: run again on a quiet machine" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("few", "the script ended after 5 optimizer steps, before a setting was tried"),
+        ("short", "the script ended after 60 optimizer steps, and this trial needs"),
+        ("bare", "no model of DistributedDataParallel"),
+        ("two", "the script has 2 models of DistributedDataParallel"),
+        ("unstepped", "the script makes no step of a torch optimizer"),
+    ],
+)
+def test_a_trial_without_a_result_says_why_and_what_to_do(way: str, says: str, tmp_path: Path) -> None:
+    ran = tune(tmp_path / "run", *PATIENT, args=(way,))
+    assert ran.status == 2, ran.stderr
+    trial = ran.report["data"]["tune"]
+    assert says in trial["problem"]
+    assert trial["help"]
+    assert f"no result: {trial['problem']}" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_ranks_that_the_script_starts_itself_are_refused(tmp_path: Path) -> None:
+    script = tmp_path / "spawned.py"
+    script.write_text(
+        f"import sys; sys.path[:0] = [{str(JOBS)!r}]\nimport training\n"
+        'if __name__ == "__main__":\n    training.loop.__defaults__ = (training.random_batch, 100_000)\n'
+        "    training.spawn()\n"
+    )
+    process = start(tmp_path / "run", "--nproc-per-node=1", *PATIENT, args=(), script=script)
+    ran = finish(process, tmp_path / "run")
+    assert ran.status == 2, ran.stderr
+    assert "the script starts its ranks itself" in ran.stderr
+    assert job_pids(tmp_path / "run") == []
+
+
+def test_a_job_that_crashes_in_the_trial_is_diagnosed_as_ever(tmp_path: Path) -> None:
+    ran = tune(tmp_path / "run", *PATIENT, args=("crash",))
+    assert ran.status == 1
+    assert (ran.report["verdict"]["kind"], ran.report["verdict"]["ranks"]) == ("crash", [1])
+    assert "The trial has no result. In effect was:" in ran.stderr
+
+
+def test_a_job_that_hangs_in_the_trial_is_stopped_and_diagnosed_as_ever(tmp_path: Path) -> None:
+    ran = tune(tmp_path / "run", "--hang-timeout", "8", args=("hang",))
+    assert ran.status == 124, ran.stderr
+    assert (ran.report["verdict"]["kind"], ran.report["verdict"]["ranks"]) == ("stuck", [1])
+
+
+def test_ctrl_c_between_two_settings_leaves_no_process(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(folder, *PATIENT, args=("healthy",))
+    first = folder / "tuning" / "0.jsonl"
+    assert wait_for(lambda: first.exists() and b"steps_ns" in first.read_bytes())
+    os.killpg(process.pid, signal.SIGINT)
+    ran = finish(process, folder)
+    assert ran.status == 130, ran.stderr
+    assert ran.report["data"]["tune"]["result"] is None
+    assert job_pids(folder) == []
+
+
+def test_a_parameter_that_goes_unused_while_ddp_does_not_look_costs_that_setting_only(tmp_path: Path) -> None:
+    only = ("--only", "find_unused_off", "--only", "gradient_as_bucket_view")
+    # steps before the last settings: 10, and 3 settings of 8 steps in 4 rounds
+    ran = tune(tmp_path / "run", *PATIENT, *only, args=("search", "130"))
+    assert ran.status == 0, ran.stderr
+    rows = rows_of(ran)
+    assert rows["find_unused_off"]["reason"] == "a parameter went unused in a later step"
+    assert rows["gradient_as_bucket_view"]["rounds"] == 4
+
+
+def test_settings_that_would_stop_the_job_are_not_tried(tmp_path: Path) -> None:
+    ran = tune(tmp_path / "run", *PATIENT, "--only", "find_unused_off", args=("search", "30"))
+    assert ran.status == 0, ran.stderr
+    row = rows_of(ran)["find_unused_off"]
+    assert (row["rounds"], row["reason"]) == (0, "the parameters that go unused change from step to step")
+    assert "no setting could be tried" in ran.stderr
+
+
+def test_reductions_of_micro_batches_are_left_out_but_for_the_last(tmp_path: Path) -> None:
+    ran = tune(tmp_path / "run", *PATIENT, "--only", "no_sync", "--only", "accumulate", args=("micro_batches",))
+    assert ran.status == 0, ran.stderr
+    rows = rows_of(ran)
+    assert rows["no_sync"]["rounds"] == 4
+    assert rows["accumulate"]["reason"] == "it does not fit this job"
+
+
+def test_an_unknown_setting_starts_nothing(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "ddpdoctor", "tune", "--only", "views", str(JOB), "few"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, timeout=100, env=clean_environment(), cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert "there is no setting views" in done.stderr
+    assert list(tmp_path.iterdir()) == []
