@@ -49,7 +49,7 @@ def _collected(phase: str, info: Dict[str, int]) -> None:
         _collecting_since = 0
         clock.inside.gc += took_ns
         if took_ns >= LONG_NS and clock.number:
-            _count(sys._getframe(1), took_ns)
+            _count(sys._getframe().f_back, took_ns)  # None in the last collection, after all code has ended
 
 
 @guarded("collections")

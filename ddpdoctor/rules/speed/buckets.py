@@ -11,7 +11,7 @@ from ddpdoctor.rules.registry import rule
 
 from .contention import contention
 from .models import built_at, knob, reduced_models
-from .simulation import MANY_BUCKETS, MIB, best_cap, gather, networks_of
+from .simulation import CAPS_BYTES, MANY_BUCKETS, MIB, best_cap, gather, networks_of
 from .steps import mean
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ LEAST_OF_TRANSFER = 0.30
 """Our choice: what saves less of the reduction is not the buckets' fault."""
 SHORT_STEP_MS = 10.0
 """Shorter steps are not judged: in a toy job the latency of each collective is most of the step."""
-CAPS_MIB = (0.5, 1, 2, 4, 8, 16, 25, 50, 100)
 KNOBS = {
     "": "DistributedDataParallel(..., bucket_cap_mb={cap})",
     "lightning": "DDPStrategy(bucket_cap_mb={cap})",
@@ -96,7 +95,7 @@ def _problems(state: SpeedState, model: ReducedModel, gradients: BucketGradients
     networks = networks_of(gradients)
     if not networks:
         return []
-    cap_bytes, saved = best_cap(gradients, networks, [int(cap * MIB) for cap in CAPS_MIB])
+    cap_bytes, saved = best_cap(gradients, networks, CAPS_BYTES)
     if state.share(saved.low_ms) < LEAST_GAIN or saved.mid_ms < LEAST_OF_TRANSFER * transfer_ms:
         return []
     sizes, cap = gradients.bucket_bytes, f"{cap_bytes / MIB:g}"

@@ -10,7 +10,7 @@ from ddpdoctor.model.predictions import Bound, PredictedStep
 
 from .input import predict_workers
 from .predictions import basis_of, predict_setting
-from .simulation import MIB, buckets_for, simulate
+from .simulation import CAPS_BYTES, best_cap
 from .steps import mean
 from .words import is_small
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .predictions import PredictionBasis
     from .state import SpeedState
 
-CAPS_BYTES = tuple(int(cap * MIB) for cap in (0.5, 1, 2, 4, 8, 16, 25, 50, 100))
 LEAST_SHARE = 0.05
 """Parts of the step below this are not worth a prediction. Our choice: predictions are off by about as much."""
 ACCUMULATED = 4
@@ -69,12 +68,10 @@ def _reductions(state: SpeedState, basis: PredictionBasis) -> list[PredictedStep
 
 
 def _best_cap(basis: PredictionBasis) -> int:
-    """Return the cap with which backward ends first on the middle network; of equal ones the first counts."""
-    gradients = basis.gradients
-    if gradients is None or not basis.networks:
+    """Return the cap that saves most, or any if that cannot be predicted."""
+    if basis.gradients is None or not basis.networks:
         return CAPS_BYTES[0]
-    network = basis.networks[len(basis.networks) // 2]
-    return min(CAPS_BYTES, key=lambda cap: simulate(gradients, buckets_for(gradients, cap), network))
+    return best_cap(basis.gradients, basis.networks, CAPS_BYTES)[0]
 
 
 def _workers(state: SpeedState) -> list[PredictedStep]:

@@ -12,7 +12,7 @@ from ddpdoctor.rules.registry import rule
 
 from .buckets import contested
 from .models import reduced_models
-from .simulation import MIB, best_cap, gather, networks_of
+from .simulation import CAPS_BYTES, MIB, best_cap, gather, networks_of
 from .steps import mean
 from .words import SHARE, call_places, is_small, ms, percent
 
@@ -26,7 +26,6 @@ CONTESTED_SHARE = 0.2
 """Where cores are contested, the reduction waits for them too. Our choice: twice the share of another machine."""
 LEAST_BYTES = MIB
 """With fewer gradients than this a reduction is latency, and not a matter of bandwidth: the facts' figure."""
-CAPS_BYTES = tuple(int(cap * MIB) for cap in (0.5, 1, 2, 4, 8, 16, 25, 50, 100))
 
 
 @rule(

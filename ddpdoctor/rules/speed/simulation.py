@@ -22,6 +22,8 @@ FIRST_BYTES = MIB
 DEFAULT_BYTES = 25 * MIB
 """DDP's buckets without ``bucket_cap_mb``: ``_DEFAULT_FIRST_BUCKET_BYTES``, and 25 MiB for the others. A given cap
 holds for the first bucket too (pytorch#121640)."""
+CAPS_BYTES = tuple(int(cap * MIB) for cap in (0.5, 1, 2, 4, 8, 16, 25, 50, 100))
+"""The caps that are tried."""
 LATENCIES_MS = (0.0, 0.25, 0.5)
 """How long a bucket of no size may take. A run with few buckets cannot tell. Gloo over a link of 1 Gbit/s took 0.4 to
 0.5 ms."""
