@@ -11,6 +11,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.reading import Unread
 from ddpdoctor.rules.speed.changes import predict_changes
 from ddpdoctor.rules.speed.curves import curves_of
+from ddpdoctor.rules.speed.overlap import overlap_of
 from ddpdoctor.rules.speed.settings import settings_of
 from ddpdoctor.rules.speed.state import build_speed_state
 
@@ -60,7 +61,7 @@ def _known(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | None)
         return {"reason": found.reason}
     predictions = predict_changes(found, findings, curves)
     return {
-        "budget": encode(found.budget),
+        "budget": encode(replace(found.budget, overlap=overlap_of(found))),
         "settings": encode(settings_of(found)),
         "predictions": [encode(one) for one in predictions],
     }

@@ -84,13 +84,12 @@ def _worst(row: PhaseRow) -> str:
 
 
 def _lines(budget: Budget) -> list[str]:
-    first = (
-        f"communication {budget.communication_share:.0%}, waiting for slower ranks {budget.waiting_share:.0%} (median "
-        f"rank): scaling efficiency is at most {budget.efficiency_bound:.0%}"
-    )
+    shares = f"communication {budget.communication_share:.0%}, waiting for slower ranks {budget.waiting_share:.0%}"
+    lines = [f"{shares} (median rank): scaling efficiency is at most {budget.efficiency_bound:.0%}"]
+    if budget.overlap is not None:
+        lines.append(f"backward hides about {budget.overlap:.0%} of the reduction")
     if budget.samples_per_s is not None:
-        first += f"; {budget.samples_per_s:,.0f} samples/s over all ranks"
-    lines = [first]
+        lines.append(f"{budget.samples_per_s:,.0f} samples/s over all ranks")
     if budget.own_ms >= SHOWN_SHARE * budget.wall_ms:
         lines.append(f"ddpdoctor's own checks of replicas take {ms(budget.own_ms)} a step more, and are not included")
     return lines

@@ -12,6 +12,7 @@ from ddpdoctor.model.speed import Budget, CoreTime, Speed, StepParts, Surroundin
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.model.steps import StepEnd
 from ddpdoctor.rules.speed.buckets import check_buckets
+from ddpdoctor.rules.speed.overlap import overlap_of
 from ddpdoctor.rules.speed.simulation import MIB
 from ddpdoctor.rules.speed.state import SpeedState
 from ddpdoctor.rules.speed.steps import JobSteps
@@ -128,3 +129,17 @@ def test_a_bucket_for_each_tensor_is_reported_also_where_cores_are_short() -> No
     )
     (problem,) = check_buckets(state(tiny, queued_ms=3000.0)).problems
     assert problem.evidence[0].endswith("in 300 buckets, the largest with 2400 B")
+
+
+@pytest.mark.parametrize(
+    ("times", "share"),
+    [
+        (LATE, 1 / 16),  # the first MiB of sixteen is sent while backward computes
+        (replace(LATE, bucket_bytes=(MIB,) * 16, exposed_ms=10.0), 15 / 16),
+        (replace(LATE, exposed_ms=0.0), None),
+        (None, None),
+    ],
+    ids=["two buckets", "a bucket for each layer", "all is hidden", "no times"],
+)
+def test_the_share_of_the_reduction_that_backward_hides(times: GradientTimes | None, share: float | None) -> None:
+    assert overlap_of(state(times)) == (None if share is None else pytest.approx(share, abs=0.01))
