@@ -27,6 +27,7 @@ FAULTS = {
     "input_bound no_workers": Fault(kind="input-bound", says="num_workers="),
     "input_bound streams": Fault(kind="input-bound"),
     "input_bound collates": Fault(kind="input-bound", says="num_workers="),
+    "input_bound decodes": Fault(kind="input-bound"),
     "input_bound starved": Fault(kind="input-bound", says="num_workers="),
     "input_bound behind": Fault(kind="input-bound", says="num_workers="),
     "input_bound restarted": Fault(kind="input-bound", says="persistent_workers"),
@@ -44,6 +45,7 @@ FAULTS = {
     "communication table": Fault(kind="communication-bound"),
     "communication wide": Fault(kind="communication-bound", also=("bucket-size",)),
     "buckets one_for_each_tensor": Fault(kind="bucket-size", says="bucket_cap_mb="),
+    "buckets one_for_all": Fault(kind="bucket-size", also=("communication-bound",)),
     "buckets few_kib": Fault(kind="bucket-size", says="bucket_cap_mb="),
     "accumulation every_part": Fault(kind="accumulation-sync", also=("communication-bound",), says="no_sync"),
     "accumulation forward_outside": Fault(kind="accumulation-sync", also=("communication-bound",), says="no_sync"),
@@ -63,11 +65,13 @@ FAULTS = {
     "threads all_cores_each": Fault(kind="cpu-oversubscribed", says="OMP_NUM_THREADS="),
     "threads of_a_large_machine": Fault(kind="cpu-oversubscribed", says="OMP_NUM_THREADS="),
     "data_parallel trains": Fault(kind="data-parallel"),
+    "data_parallel alone": Fault(kind="data-parallel"),
     "data_parallel inside": Fault(kind="data-parallel"),
     "by_hand one_by_one": Fault(kind="hand-made-reduce", says="DistributedDataParallel"),
     "by_hand over_rank_0": Fault(kind="hand-made-reduce", also=("sync-each-step",)),
     "periodic_stall all_save": Fault(kind="periodic-stall"),
     "periodic_stall epochs": Fault(kind="periodic-stall"),
+    "periodic_stall all_evaluate": Fault(kind="periodic-stall"),
     "lightning_job unused": Fault(kind="find-unused-needless", says='strategy="ddp"'),
     "lightning_job slow_rows": Fault(kind="input-bound", says="num_workers="),
     "accelerate_job every_part": Fault(
@@ -85,6 +89,8 @@ HEALTHY = (
     "straggler pauses",
     "imbalance sorted_by_length",
     "imbalance nearly_even",
+    "accumulation at_the_last",
+    "accumulation two_models",
     "communication overlapped",
     "buckets many_tensors",
     "find_unused in_turn",
@@ -115,8 +121,6 @@ HEALTHY = (
     "transformers_job quick_rows",
 )
 NOT_THAT = {
-    "accumulation at_the_last": "accumulation-sync",
-    "accumulation two_models": "accumulation-sync",
     "communication accumulated": "accumulation-sync",
 }
 """Jobs that are slow for another reason than the one that they look like."""

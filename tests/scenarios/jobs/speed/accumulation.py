@@ -3,11 +3,11 @@
 import torch
 from accelerator import Layers, Stepper, batch, run
 
-STEPS, PARTS, WIDTH = 20, 4, 1024
+STEPS, PARTS, WIDTH = 30, 4, 1024
 
 
-def net():
-    return Layers(18, count=3, width=WIDTH)
+def net(ms=18, width=WIDTH):
+    return Layers(ms, count=3, width=width)
 
 
 def every_part():
@@ -33,25 +33,25 @@ def forward_outside():
 
 
 def at_the_last():
-    step = Stepper(net())
+    step = Stepper(net(30, 256))
     for _ in range(STEPS):
         step.optimizer.zero_grad()
         with step.model.no_sync():
             for _ in range(PARTS - 1):
-                step.model(batch(WIDTH)).mean().backward()
-        step.model(batch(WIDTH)).mean().backward()
+                step.model(batch(256)).mean().backward()
+        step.model(batch(256)).mean().backward()
         step.optimizer.step()
 
 
 def two_models():
     """A GAN: each model has a backward and an optimizer of its own in each step."""
-    judge, maker = Stepper(net()), Stepper(net())
+    judge, maker = (Stepper(net(60, 256)) for _ in range(2))
     for _ in range(STEPS):
         judge.optimizer.zero_grad()
-        judge.model(maker.net(batch(WIDTH)).detach()).mean().backward()
+        judge.model(maker.net(batch(256)).detach()).mean().backward()
         judge.optimizer.step()
         maker.optimizer.zero_grad()
-        judge.net(maker.model(batch(WIDTH))).mean().backward()
+        judge.net(maker.model(batch(256))).mean().backward()
         maker.optimizer.step()
 
 

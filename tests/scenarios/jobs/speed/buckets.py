@@ -39,8 +39,13 @@ def of_1_mib():
     train(Layers(400, count=16, width=512), 512, bucket_cap_mb=1)
 
 
+def one_for_all():
+    """64 MiB, of which DDP's default would reduce most while backward computes."""
+    train(Layers(200, count=16, width=1024), 1024, bucket_cap_mb=1000)
+
+
 def many_tensors():
     train(Deep(60, 120))
 
 
-run(one_for_each_tensor, few_kib, default, of_1_mib, many_tensors)
+run(one_for_each_tensor, few_kib, default, of_1_mib, one_for_all, many_tensors)

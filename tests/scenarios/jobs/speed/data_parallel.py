@@ -22,6 +22,17 @@ def trains():
     fit(torch.nn.DataParallel(net), net)  # FAULT trains
 
 
+def alone():
+    """Each rank trains the same model on the same data, and no rank needs another."""
+    torch.manual_seed(0)
+    model = torch.nn.DataParallel(Layers(20))  # FAULT alone
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(batch()).mean().backward()
+        optimizer.step()
+
+
 def inside():
     step = Stepper(torch.nn.DataParallel(Layers(20)))  # FAULT inside
     for _ in range(STEPS):
@@ -37,4 +48,4 @@ def unwraps():
         step(batch())
 
 
-run(trains, inside, unwraps)
+run(trains, alone, inside, unwraps)

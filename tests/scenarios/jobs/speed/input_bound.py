@@ -23,6 +23,16 @@ class Files(Dataset):
         return torch.full((64,), float(index))
 
 
+class Archive(Files):
+    """Rows that a processor must unpack."""
+
+    def __getitem__(self, index):
+        until = time.thread_time() + 0.006
+        while time.thread_time() < until:
+            torch.arange(1000).sum()  # FAULT decodes
+        return torch.full((64,), float(index))
+
+
 class Stream(IterableDataset):
     """Each rank reads rows of its own."""
 
@@ -60,6 +70,12 @@ def streams():
 def collates():
     step = Stepper(Layers(15))
     for rows in load(Files(0), collate_fn=tokenize):  # FAULT collates
+        step(rows)
+
+
+def decodes():
+    step = Stepper(Layers(15))
+    for rows in load(Archive(0)):  # FAULT decodes
         step(rows)
 
 
@@ -107,4 +123,4 @@ def persistent():
             step(rows)
 
 
-run(no_workers, streams, collates, starved, behind, restarted, cheap, hidden, persistent)
+run(no_workers, streams, collates, decodes, starved, behind, restarted, cheap, hidden, persistent)

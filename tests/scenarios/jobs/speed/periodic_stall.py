@@ -26,6 +26,23 @@ def epochs():
             step(batch())
 
 
+def evaluate(model):
+    model.eval()
+    with torch.no_grad():
+        for _ in range(18):
+            model(batch())  # FAULT all_evaluate
+    model.train()
+
+
+def all_evaluate():
+    """Each rank evaluates all of the data, in the DDP model."""
+    step = Stepper(Layers(20))
+    for number in range(64):
+        step(batch())
+        if number % 8 == 7:
+            evaluate(step.model)  # FAULT all_evaluate
+
+
 def once():
     step = Stepper(Layers(30))
     for number in range(60):
@@ -34,4 +51,4 @@ def once():
             torch.save(step.net.state_dict(), SlowDisk(0.04))
 
 
-run(all_save, epochs, once)
+run(all_save, epochs, all_evaluate, once)
