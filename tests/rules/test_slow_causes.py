@@ -37,7 +37,7 @@ def test_the_cause_explains_half_of_the_cost(name: str) -> None:
 
 
 def test_a_rank_whose_core_is_taken() -> None:
-    slow, free = cores(1, 30.0, 45.0), cores(0, 30.0, 2.0)
+    slow, free = cores(1, 30.0, 45.0), cores(0, 30.0, 1.0)
     reason = find_slow_reason(slow, [free], COST_MS)
     assert reason is not None
     assert reason.cause is SlowCause.HOST_LOAD
@@ -46,6 +46,7 @@ def test_a_rank_whose_core_is_taken() -> None:
 
 def test_ranks_whose_cores_are_all_taken() -> None:
     assert shares_busy_cores(cores(1, 30.0, 55.0), [cores(0, 30.0, 20.0)], COST_MS)
+    assert shares_busy_cores(cores(1, 10.0, 45.0), [cores(0, 10.0, 5.0)], COST_MS)
 
 
 def test_a_rank_that_computes_more_waits_more_for_its_core() -> None:

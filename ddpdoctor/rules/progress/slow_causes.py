@@ -20,9 +20,9 @@ LARGER = 1.2
 and changes no median."""
 COMPUTES = 0.5
 """From this share of processor time, a part of a step is computation."""
-BUSY = 0.1
-"""Ranks that wait for a core in this share of their time are slowed down by what else runs there. Healthy jobs whose
-ranks mostly sleep wait in 1 to 13 % of it on a machine with five programs for each core."""
+BUSY = 0.02
+"""If ranks wait for a core in a larger share of their time, other programs use their cores. Our choice: on an idle
+machine they wait less. With a busy loop on each core, ranks that mostly sleep wait in 3 to 30 % of it."""
 
 
 class SlowCause(Enum):
