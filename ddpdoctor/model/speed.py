@@ -59,8 +59,8 @@ class CoreTime:
     on_core_ms: float
     queued_ms: float
     """It could run, and another thread had the core."""
-    process_ms: float | None = None
-    """Processor time of all threads of the process together; None in rings of older versions."""
+    others_queued_ms: float = 0.0
+    """The same for the other threads of the process, summed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

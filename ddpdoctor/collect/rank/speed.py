@@ -91,7 +91,7 @@ def _read_core_time(content: RingContent) -> CoreTime | None:
         elapsed_ms=cells["trained_ns"] / 1e6,
         on_core_ms=cells["main_cpu_ns"] / 1e6,
         queued_ms=cells["run_delay_ns"] / 1e6,
-        process_ms=cells["process_cpu_ns"] / 1e6 or None,
+        others_queued_ms=cells["others_delay_ns"] / 1e6,
     )
 
 

@@ -28,6 +28,8 @@ CHILD_INTERVAL_S = 0.4
 LOOKS_APART_S = 0.3
 CORE_TIME_NS = 900_000_000
 """Time between two readings of the main thread's core time."""
+MAX_THREADS = 64
+"""So many other threads are asked how long they waited for a core. Our choice: more take a thousandth of a core."""
 STOP_LIMIT_S = 0.05
 """How long the end of a process waits for the thread. An idle thread needs a thousandth of that."""
 STACK_BYTES = 4 * 2**20
@@ -105,7 +107,7 @@ def _first_library_frame(stack: List[Tuple[Any, int]]) -> int:
 
 
 class CoreClock:
-    """How long a rank's main thread had a core since its first step, and waited for one; and what all threads took."""
+    """How long a rank's main thread had a core since its first step, and waited for one; and how long others waited."""
 
     def __init__(self) -> None:
         self.due_ns = 0
@@ -120,16 +122,27 @@ class CoreClock:
         counted = _core_time()
         if counted is None:
             return
-        values = (now, *counted, time.process_time_ns())
+        values = (now, *counted, _others_delay())
         first = self.first = self.first or values
-        for cell, value, start in zip(("trained_ns", "main_cpu_ns", "run_delay_ns", "process_cpu_ns"), values, first):
-            ring.set(cell, value - start)
+        for cell, value, start in zip(("trained_ns", "main_cpu_ns", "run_delay_ns", "others_delay_ns"), values, first):
+            ring.set(cell, max(0, value - start))  # threads may have ended
 
 
-def _core_time() -> Optional[Tuple[int, int]]:
-    """Return the main thread's time on a core, and its time in a queue for one, in nanoseconds; None if not counted."""
+def _others_delay() -> int:
+    """Return how long the other threads of the process were in a queue for a core, summed, in nanoseconds."""
+    own = str(os.getpid())
+    others = [thread for thread in os.listdir("/proc/self/task") if thread != own]
+    counted = [_core_time("/proc/self/task/%s/schedstat" % thread) for thread in others[:MAX_THREADS]]
+    return sum(one[1] for one in counted if one is not None)
+
+
+def _core_time(path: str = "/proc/self/schedstat") -> Optional[Tuple[int, int]]:
+    """Return a thread's time on a core, and its time in a queue for one, in nanoseconds; None if not counted.
+
+    It is the main thread without another path.
+    """
     try:
-        with open("/proc/self/schedstat", "rb") as file:
+        with open(path, "rb") as file:
             ran, waited = file.read().split()[:2]
     except (OSError, ValueError):
         return None

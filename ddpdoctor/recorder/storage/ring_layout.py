@@ -76,7 +76,7 @@ CELL_NAMES = (
     "run_delay_ns",
     "trained_ns",
     "loader_workers",
-    "process_cpu_ns",
+    "others_delay_ns",
 )
 """New cells are added at the end. In older rings they read as 0."""
 CELL_NAMES_OF_VERSION_2 = (*CELL_NAMES[:2], *CELL_NAMES[3:11], "wait_since_ns", *CELL_NAMES[11:])

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 COLLECTION_SHARE = 0.05
 """The facts' figure: usual collections of young objects take far less."""
 COMPUTE_TOO = 0.5
-"""The other threads of a process compute too if together they run for this share of the main thread's time. Our choice:
-those of torch's operations run nearly as long as the main thread each, and those of Gloo a fraction."""
+"""The other threads of a process compute too if together they wait for cores for this share of what the main thread
+waits. Our choice: those of torch's operations wait as long each, and those of Gloo run seldom."""
 ALIKE = 0.5
 """Ranks that lose at least this share of what the worst one loses are named with it. Our choice."""
 
@@ -93,9 +93,9 @@ def check_threads(state: SpeedState) -> Answer:
     ## How it is recognized
 
     The threads of torch, summed over the ranks of the host, exceed the cores that the ranks may use. Each rank has more
-    than one thread, and these do compute: beside the main thread they take at least half as much processor time. And
-    the main threads could run but had no core for 10 % of the time, as the kernel counts it. Waiting for cores with few
-    threads, or with threads that have nothing to do, has another reason: other processes, which the script cannot help.
+    than one thread. The main threads could run but had no core for 10 % of the time, as the kernel counts it, and the
+    other threads of their processes together at least half as long. Waiting for cores with few threads, or with threads
+    that have nothing to do, has another reason: other processes, which the script cannot help.
 
     ## How sure
 
@@ -137,5 +137,5 @@ def check_threads(state: SpeedState) -> Answer:
 
 
 def _compute(time: CoreTime) -> bool:
-    """Return whether more threads than the main thread compute. Where that was not counted, they do."""
-    return time.process_ms is None or time.process_ms - time.on_core_ms >= COMPUTE_TOO * time.on_core_ms
+    """Return whether more threads than the main thread need cores."""
+    return time.others_queued_ms >= COMPUTE_TOO * time.queued_ms
