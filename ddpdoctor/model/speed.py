@@ -60,7 +60,7 @@ class CoreTime:
     queued_ms: float
     """It could run, and another thread had the core."""
     others_queued_ms: float = 0.0
-    """The same for the other threads of the process, summed."""
+    """The same for up to 64 other threads of the process, summed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,16 +14,18 @@ from .words import SHARE, host_lines, ms, percent, place, up_to
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Rank
-    from ddpdoctor.model.speed import CoreTime
+    from ddpdoctor.model.speed import CoreTime, Surroundings
     from ddpdoctor.model.stacks import Frame
 
     from .state import SpeedState
 
 COLLECTION_SHARE = 0.05
 """The facts' figure: usual collections of young objects take far less."""
-COMPUTE_TOO = 0.5
-"""The other threads of a process compute too if together they wait for cores for this share of what the main thread
-waits. Our choice: those of torch's operations wait as long each, and those of Gloo run seldom."""
+COMPUTE_TOO = 0.15
+"""A thread computes too if it waits for a core for this share of the time. Our choice: beside a busy loop on each core,
+31 threads that multiply matrices wait 0.3 of it each, and 15 that now and then add up a few numbers 0.07."""
+MOST_COUNTED = 64
+"""The recorder asks so many threads of a process how long they waited."""
 ALIKE = 0.5
 """Ranks that lose at least this share of what the worst one loses are named with it. Our choice."""
 
@@ -93,9 +95,9 @@ def check_threads(state: SpeedState) -> Answer:
     ## How it is recognized
 
     The threads of torch, summed over the ranks of the host, exceed the cores that the ranks may use. Each rank has more
-    than one thread. The main threads could run but had no core for 10 % of the time, as the kernel counts it, and the
-    other threads of their processes together at least half as long. Waiting for cores with few threads, or with threads
-    that have nothing to do, has another reason: other processes, which the script cannot help.
+    than one thread. The main threads could run but had no core for 10 % of the time, as the kernel counts it, and each
+    other thread for 15 % of it. Waiting for cores with few threads, or with threads that have nothing to do, has
+    another reason: other processes, which the script cannot help.
 
     ## How sure
 
@@ -118,7 +120,7 @@ def check_threads(state: SpeedState) -> Answer:
     for rank, about, time in rows:
         local = [one for one in rows if one[0].host == rank.host]
         threads = sum(other.threads for _, other, _ in local)
-        if about.threads > 1 and threads > about.cores and _compute(time):
+        if about.threads > 1 and threads > about.cores and _compute(about, time):
             blamed.append((rank, about))
     queued = median(time.queued_ms / max(1.0, time.elapsed_ms) for _, _, time in rows)
     seen = f"the main threads wait for a core {percent(queued)} of the time"
@@ -136,6 +138,7 @@ def check_threads(state: SpeedState) -> Answer:
     return judged([problem])
 
 
-def _compute(time: CoreTime) -> bool:
+def _compute(about: Surroundings, time: CoreTime) -> bool:
     """Return whether more threads than the main thread need cores."""
-    return time.others_queued_ms >= COMPUTE_TOO * time.queued_ms
+    others = min(about.threads - 1, MOST_COUNTED)
+    return time.others_queued_ms >= COMPUTE_TOO * others * time.elapsed_ms

@@ -113,7 +113,7 @@ HEALTHY: dict[str, tuple[Rank, ...]] = {
     "one long pause": (rank(0, {"host": every(50, 1.0, 5001.0)}), rank(1, {"exposed": every(50, 2.0, 5002.0)})),
     "a save that takes little": (rank(0, {"host": every(20, 1.0, 91.0)}), rank(1, {"exposed": every(20, 2.0, 92.0)})),
     "threads that wait for nothing": both(threads=8),
-    "threads that have nothing to do": both(threads=8, speed={"core_time": with_threads(1e3)}),
+    "threads that have nothing to do": both(threads=8, speed={"core_time": with_threads(5e3)}),
     "a machine that is busy for a while": both({"forward": every(8, 32.0, 130.0), "backward": every(8, 62.0, 250.0)}),
     "a toy job on a busy machine": both(
         {"forward": every(3, 20.0, 1.0), "backward": every(3, 20.0, 1.0), "exposed": every(3, 9.0, 1.0),
