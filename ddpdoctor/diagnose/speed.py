@@ -11,6 +11,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.reading import Unread
 from ddpdoctor.rules.speed.changes import predict_changes
 from ddpdoctor.rules.speed.curves import curves_of
+from ddpdoctor.rules.speed.network import network_use
 from ddpdoctor.rules.speed.overlap import overlap_of
 from ddpdoctor.rules.speed.settings import settings_of
 from ddpdoctor.rules.speed.state import build_speed_state
@@ -60,8 +61,10 @@ def _known(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | None)
     if isinstance(found, Unread):
         return {"reason": found.reason}
     predictions = predict_changes(found, findings, curves)
+    network = network_use(found, curves)
     return {
         "budget": encode(replace(found.budget, overlap=overlap_of(found))),
         "settings": encode(settings_of(found)),
+        "network": None if network is None else encode(network),
         "predictions": [encode(one) for one in predictions],
     }

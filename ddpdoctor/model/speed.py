@@ -176,6 +176,20 @@ class SpeedSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkUse:
+    """What a job's reductions use of the network. Figures are bus bandwidths, as in nccl-tests."""
+
+    step_bytes: int
+    """Gradients that are reduced in a step."""
+    used_gb_s: float
+    """The mean over the whole step."""
+    limit_gb_s: float | None
+    """What the network could carry, or None if that is not known."""
+    source: str
+    """Who says so: "allreduce-bench", "the link eth0 of 1 Gbit/s"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """Where the time of a step goes. The critical column adds up to the wall time of a step."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.amounts import format_size
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import count_of
-from ddpdoctor.model.speed import Budget
+from ddpdoctor.model.speed import Budget, NetworkUse
 from ddpdoctor.report.blocks import Column, Heading, Table, Text
 from ddpdoctor.report.predictions import prediction_blocks
 
@@ -35,7 +36,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
     shown: Section = (
         Heading(text=_title(budget)),
         _table(budget),
-        *(Text(text=line, indent=2) for line in _lines(budget)),
+        *(Text(text=line, indent=2) for line in (*_lines(budget), *_network(report))),
     )
     predicted = prediction_blocks(report)
     return (shown, predicted) if predicted else (shown,)
@@ -93,6 +94,25 @@ def _lines(budget: Budget) -> list[str]:
     if budget.own_ms >= SHOWN_SHARE * budget.wall_ms:
         lines.append(f"ddpdoctor's own checks of replicas take {ms(budget.own_ms)} a step more, and are not included")
     return lines
+
+
+def _network(report: Report) -> list[str]:
+    plain = (report.data.get("speed") or {}).get("network")
+    try:
+        words = None if plain is None else network_words(decode(NetworkUse, plain))
+    except (WrongValue, TypeError) as error:
+        raise UserError(f"the use of the network in the report cannot be read: {error}") from error
+    return [] if words is None else [words]
+
+
+def network_words(use: NetworkUse) -> str | None:
+    """Say what the network could carry and what the job uses of it, or nothing if one of them is unknown."""
+    if use.limit_gb_s is None:
+        return None
+    return (
+        f"the network could carry {use.limit_gb_s:.3g} GB/s ({use.source}); the reductions of this job use "
+        f"{use.used_gb_s:.2g} GB/s on average ({format_size(use.step_bytes)} a step)"
+    )
 
 
 def number(value: float) -> str:
