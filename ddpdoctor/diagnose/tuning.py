@@ -133,7 +133,8 @@ def _why_none(job: Job, trial: TrialRecord) -> tuple[str, str]:
         )
     if trial.stop is TrialStop.CANNOT_SWITCH:
         return f"the settings of this job cannot be changed while it runs: {trial.reason}", (
-            "Leave that out for the trial, or compare two runs of `ddpdoctor wrap --speed`."
+            "Leave that out for the trial, or run `ddpdoctor wrap --speed` with and without a setting, and compare the "
+            "two: `ddpdoctor report A --compare B`."
         )
     if trial.stop is TrialStop.FAILED:
         return f"the trial failed: {trial.reason}", "That is a defect of ddpdoctor: please report it."

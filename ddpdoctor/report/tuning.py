@@ -54,7 +54,7 @@ def _measured(report: Report, result: TuneResult) -> Content:
 
 def _table_section(result: TuneResult, ranks: str) -> Section:
     title = f"settings tried in turns{ranks}, {count_of(result.rounds, 'round')}"
-    own = f"With the script's own settings a step takes {ms(result.step_ms)}. The others make it longer or shorter:"
+    own = f"A step of the script takes {ms(result.step_ms)}. What each setting makes of it (minus: shorter):"
     return (Heading(text=title), Text(text=own, indent=2), _table(result))
 
 
@@ -96,7 +96,7 @@ def _interval(span: RatioRange | None) -> str:
 
 
 def _percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.0f}%"
+    return f"{round(100 * (ratio - 1)):+d}%"
 
 
 def _advice(result: TuneResult) -> tuple[Section, ...]:

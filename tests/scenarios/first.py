@@ -53,8 +53,8 @@ FIRST = {
         "test_an_abort_at_exit_is_no_failure_of_training",
     ),
     "test_tune.py": (
-        "test_the_setting_that_shortens_the_step", "test_steps_that_differ", "test_a_trial_without_a_result[few-",
-        "test_a_job_that_crashes", "test_ctrl_c",
+        "test_the_setting_that_shortens_the_step", "test_steps_that_differ",
+        "test_a_trial_without_a_result_says_why_and_what_to_do[few-", "test_a_job_that_crashes", "test_ctrl_c",
     ),
     "test_demo.py": ("test_the_demo_finds_its_fault[input-bound]",),
     "speed/test_findings.py": (

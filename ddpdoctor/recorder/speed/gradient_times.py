@@ -69,6 +69,8 @@ _models: Dict[int, Model] = {}
 """By id of the DDP model."""
 _count = 0
 _bytes = 0
+reads_all = False
+"""Read every timed reduction: a trial has few with the settings of the script."""
 is_paused = False
 """A trial has given DDP other settings, so its times are not those of the script."""
 
@@ -90,7 +92,7 @@ def reduced(ddp: Any) -> Optional[List[int]]:
         model = _models[id(ddp)] = Model(ddp, _count)
     model.timed += 1
     model.same_unused = model.same_unused and ddp.reducer._ddp_graph_static()
-    if model.timed % ONE_IN != FIRST:
+    if model.timed < FIRST or (model.timed % ONE_IN != FIRST and not reads_all):
         return None
     ready: List[int] = ddp.reducer.get_backward_stats()
     return ready if len(ready) == model.tensors else None

@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any
 
+from ..speed import gradient_times
 from ..state import here
 from ..storage.files import make_folder, open_plain
 
@@ -37,6 +38,7 @@ def leave(entry: Any) -> None:
     """End this process at once: no ``finally`` of the script runs, no checkpoint is written, no atexit function."""
     try:
         write(entry)
+        gradient_times.settle_all()
         _append(os.path.join(_folder(), LEFT), _number() + "\n")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -78,7 +78,7 @@ def settings_for(ddp: Any, forwards: int, has_autocast: bool) -> List[str]:
         BUFFERS: bool(ddp.forward_sync_buffers) and any(True for _ in ddp.module.buffers()),
         ACCUMULATE: forwards == 1,
         NO_SYNC: forwards > 1,
-        HALF: is_single,
+        HALF: is_single and ddp.device_type != "cpu",  # torch refuses its hook without NCCL or XCCL
         AUTOCAST: is_single and not has_autocast,
         UNREDUCED: True,
     }

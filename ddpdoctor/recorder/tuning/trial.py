@@ -28,6 +28,7 @@ class SettingsTrial:
     """The state of the trial in this rank."""
 
     def __init__(self, rounds: int, only: str) -> None:
+        gradient_times.reads_all = True
         self.rounds = rounds
         self.only = only
         self.models: List[Any] = []
