@@ -6,6 +6,7 @@ from ddpdoctor.evidence.frameworks import FrameworkReader
 from ddpdoctor.evidence.nccl_log import NcclLogReader
 from ddpdoctor.evidence.nccl_tests import NcclTestsReader
 from ddpdoctor.model.evidence import Exited, Fact, Finished, Hint, Moving, Seen, Trouble
+from ddpdoctor.model.nccl_paths import NcclPaths
 from tests.unit.evidence.reading_lines import read_text
 
 
@@ -81,7 +82,7 @@ SILENT = [
 @pytest.mark.parametrize("text", SILENT)
 def test_what_is_harmless_says_nothing(text: str) -> None:
     assert read(text) == []
-    noted = [fact for fact in read_text(NcclLogReader(), text) if not isinstance(fact, Hint | Seen)]
+    noted = [fact for fact in read_text(NcclLogReader(), text) if not isinstance(fact, Hint | NcclPaths | Seen)]
     assert noted == []
 
 
