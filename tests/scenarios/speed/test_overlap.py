@@ -1,4 +1,4 @@
-"""On a network of 1 Gbit/s DDP's default buckets leave the reduction to run alone; smaller ones are hidden by backward."""
+"""At 1 Gbit/s DDP's default buckets leave the reduction to run alone, and smaller ones are hidden by backward."""
 
 import json
 import subprocess
