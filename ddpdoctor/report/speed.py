@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_size
+from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import count_of
@@ -111,7 +111,7 @@ def network_words(use: NetworkUse) -> str | None:
         return None
     return (
         f"the network could carry {use.limit_gb_s:.3g} GB/s ({use.source}); the reductions of this job use "
-        f"{use.used_gb_s:.2g} GB/s on average ({format_size(use.step_bytes)} a step)"
+        f"{use.used_gb_s:.2g} GB/s on average ({format_about(use.step_bytes)} a step)"
     )
 
 
