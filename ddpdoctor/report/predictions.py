@@ -32,7 +32,9 @@ def prediction_blocks(report: Report) -> tuple[Block, ...]:
     if not shown:
         return ()
     blocks: tuple[Block, ...] = (Heading(text="what a change would gain (predicted)"), _table(shown))
-    return (*blocks, Text(text=f"Other settings of DDP cannot be predicted here: {refused}", indent=2)) if refused else blocks
+    if not refused:
+        return blocks
+    return (*blocks, Text(text=f"Other settings of DDP cannot be predicted here: {refused}", indent=2))
 
 
 def read_predictions(report: Report) -> tuple[PredictedStep, ...]:
