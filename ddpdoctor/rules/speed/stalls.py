@@ -154,7 +154,7 @@ def check_rank_work(state: SpeedState) -> Answer:
     often = f"{len(stalls.places)} of {len(steps.numbers)} steps"
     problem = Problem(
         confidence=Confidence.HIGH if lines else Confidence.MEDIUM,
-        summary=f"the others wait for rank {rank} in {often}{at}: {up_to(share).replace('of the step', 'of the time')}",
+        summary=f"the others wait for rank {rank} in {often}{at}: {up_to(share, of='time')}",
         ranks=(rank,),
         where=tuple(place(rank, frame) for frame in lines),
         evidence=(
@@ -212,7 +212,7 @@ def check_periodic(state: SpeedState) -> Answer:
     often = f"{len(stalls.places)} of {len(steps.numbers)} steps"
     problem = Problem(
         confidence=Confidence.HIGH if first is not None else Confidence.MEDIUM,
-        summary=f"all ranks pause in {often}{at}: {up_to(share).replace('of the step', 'of the time')}",
+        summary=f"all ranks pause in {often}{at}: {up_to(share, of='time')}",
         ranks=tuple(steps.ranks),
         where=tuple(place(number, frame) for number, frames in lines.items() for frame in frames),
         evidence=(f"a step takes {ms(stalls.usual_ms)}, and {_longest(steps, stalls.places)} in a pause",),

@@ -39,9 +39,9 @@ def ms(value: float) -> str:
     return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"
 
 
-def up_to(share: float) -> str:
+def up_to(share: float, *, of: str = "step") -> str:
     """Return what a fix recovers at most."""
-    return f"up to {share:.0%} of the step"
+    return f"up to {share:.0%} of the {of}"
 
 
 def is_small(state: SpeedState) -> str:
