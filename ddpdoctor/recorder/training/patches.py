@@ -10,7 +10,7 @@ import weakref
 from typing import Any, Callable
 
 from .. import frames, hooks, imports
-from ..calls import collectives, detail, flight, groups, records
+from ..calls import collectives, detail, flight, groups, objects, records
 from ..calls.waiting import enter_phase, leave_phase
 from ..data import fetches, loaders
 from ..gradients import local
@@ -85,6 +85,7 @@ def patch_groups(module: Any) -> None:
     """Patch torch.distributed.distributed_c10d: collectives, and making and destroying groups."""
     detail.keep_helpers(module)
     collectives.patch(module)
+    objects.patch(module)
     init = phase("init_process_group", waits=True, before=_before_init, after=_after_init)
     hooks.put(module, "init_process_group", init)
     hooks.put(module, "new_group", phase("new_group", waits=True))

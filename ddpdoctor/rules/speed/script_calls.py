@@ -39,8 +39,9 @@ def check_sync(state: SpeedState) -> Answer:
 
     ## How it is recognized
 
-    The recorder times the script's collectives and its waits for asynchronous ones. Of each step the shortest time of
-    all ranks counts, which is the transfer. Waiting for a slow rank would only move elsewhere without the call, and
+    The recorder times the script's collectives and its waits for asynchronous ones. Pickling in `all_gather_object` and
+    `broadcast_object_list` is a part of the call. Of each step the shortest time of all ranks counts, which is the
+    transfer. Waiting for a slow rank would only move elsewhere without the call, and
     does not count. The transfer must be 10 % of a step of at least 10 ms. The line that takes most of it is named, if
     it runs in every second step or more. Calls that reduce gradients are left to `hand-made-reduce`, and those of a
     model in DataParallel to `data-parallel`.

@@ -56,6 +56,7 @@ FAULTS = {
     "each_step gathers": Fault(kind="sync-each-step"),
     "each_step many_metrics": Fault(kind="sync-each-step"),
     "each_step objects": Fault(kind="sync-each-step"),
+    "each_step pickles": Fault(kind="sync-each-step"),
     "rank_zero evaluates": Fault(kind="rank-zero-work", ranks=(0,)),
     "rank_zero saves": Fault(kind="rank-zero-work", ranks=(0,)),
     "rank_zero logs": Fault(kind="rank-zero-work", ranks=(0,)),

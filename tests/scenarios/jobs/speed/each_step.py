@@ -37,6 +37,12 @@ def objects():
     train(20, lambda step: dist.all_gather_object([None] * dist.get_world_size(), rows))  # FAULT objects
 
 
+def pickles():
+    """Little is sent, but it is many small objects, and to pickle them takes most of the call."""
+    rows = [{"id": i, "score": i / 2} for i in range(40_000)]
+    train(20, lambda step: dist.all_gather_object([None] * dist.get_world_size(), rows))  # FAULT pickles
+
+
 def meets():
     train(60, lambda step: dist.barrier())
 
@@ -50,4 +56,4 @@ def every_20():
     train(60, lambda step: step % 20 == 19 and dist.all_reduce(own))
 
 
-run(gathers, many_metrics, objects, meets, averages_the_loss, every_20)
+run(gathers, many_metrics, objects, pickles, meets, averages_the_loss, every_20)
