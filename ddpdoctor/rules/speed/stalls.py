@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.speed import BUSY_PARTS
+from ddpdoctor.model.steps import Phase
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.registry import rule
 
 from .input import are_starved
-from .words import SHARE, host_lines, ms, percent, place, up_to
+from .words import HOST_PHASES, SHARE, host_lines, ms, percent, place, up_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,9 @@ MIN_STALLS = 3
 LARGEST = 0.5
 """If one pause is more than this share of all, nothing comes back time after time. Our choice."""
 MODEL_PARTS = ("forward", "loss", "backward", "optimizer")
+MODEL_PHASES = {"forward": frozenset({Phase.FORWARD}), "backward": frozenset({Phase.BACKWARD})}
+"""By part of the step, where a hook of the model does the work: the phase whose lines are named."""
+NAMES = {"host": "host code outside forward and backward", "data": "the loader"}
 COLLECTED = 0.5
 """If collections are this share of what is lost, they are the cause. Our choice: then no other cause is larger."""
 ONE_RANK = 0.8
@@ -119,7 +123,8 @@ def check_rank_work(state: SpeedState) -> Answer:
     A stall is a step that takes over 1.5 times as long as the median step. There must be at least three, and at most a
     third of the steps. In them one rank must come last and cost the others at least 10 % of the time of all steps. What
     the model itself takes longer in such a step does not count, nor do garbage collections. The lines are those at
-    which this rank was sampled outside forward and backward, and the others were not.
+    which this rank was sampled outside forward and backward, and the others were not; or in forward, if that is where
+    it loses the time, as in a hook of the model.
 
     ## How sure
 
@@ -149,7 +154,8 @@ def check_rank_work(state: SpeedState) -> Answer:
     if are_starved(state):
         return passed(f"{seen}; the loader workers of all ranks are at work all the time")
     others = [one for one in state.ranks if one.rank != rank]
-    lines = host_lines(state.rank(rank), others)
+    part, more_ms = _where_spent(steps, stalls.places, rank)
+    lines = host_lines(state.rank(rank), others, MODEL_PHASES.get(part, HOST_PHASES))
     at = f", in {lines[0].function} at {lines[0].file.rpartition('/')[2]}:{lines[0].line}" if lines else ""
     often = f"{len(stalls.places)} of {len(steps.numbers)} steps"
     problem = Problem(
@@ -159,7 +165,7 @@ def check_rank_work(state: SpeedState) -> Answer:
         where=tuple(place(rank, frame) for frame in lines),
         evidence=(
             f"a step takes {ms(stalls.usual_ms)}, and {_longest(steps, stalls.places)} where rank {rank} comes last",
-            _where_spent(steps, stalls.places, rank),
+            f"rank {rank} spends {ms(more_ms)} more in {NAMES.get(part, part)} there",
         ),
         fix="do this work on all ranks, each on its share; or more rarely; or in the background "
         "(torch.distributed.checkpoint.async_save for checkpoints)",
@@ -226,9 +232,9 @@ def _longest(steps: JobSteps, places: Sequence[int]) -> str:
     return ms(median(steps.walls_ms[i] for i in places))
 
 
-def _where_spent(steps: JobSteps, places: Sequence[int], rank: int) -> str:
+def _where_spent(steps: JobSteps, places: Sequence[int], rank: int) -> tuple[str, float]:
+    """Return the part of the step in which a rank does most beyond the usual in these steps, and how much."""
     parts = steps.ranks[rank].parts_ms
     beyond = {part: sum(parts[part][i] for i in places) / len(places) - median(parts[part]) for part in BUSY_PARTS}
     part = max(beyond, key=lambda name: beyond[name])
-    names = {"host": "host code outside forward and backward", "data": "the loader"}
-    return f"rank {rank} spends {ms(beyond[part])} more in {names.get(part, part)} there"
+    return part, beyond[part]

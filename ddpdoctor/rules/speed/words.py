@@ -10,7 +10,7 @@ from ddpdoctor.model.findings import Place
 from ddpdoctor.model.steps import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Collection, Container, Iterable
 
     from ddpdoctor.model.facts import Rank
     from ddpdoctor.model.stacks import Frame
@@ -25,6 +25,8 @@ OFTEN = 0.25
 """A line is named if it was sampled this often, compared with the most frequent one: DD610's figure."""
 MAKING = frozenset({"__getitem__", "__getitems__", "__iter__", "__next__"})
 """Functions of a script's dataset that the loader calls in the rank itself, without workers."""
+HOST_PHASES = frozenset({Phase.BEFORE, Phase.BETWEEN})
+"""Outside forward and backward."""
 SHARE = 0.1
 """Share of the step that a cause must take to be worth a finding: TraceML's warning."""
 
@@ -78,16 +80,17 @@ def place(rank: int, frame: Frame) -> Place:
     return Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
 
 
-def host_lines(rank: Rank, others: Iterable[Rank] = ()) -> tuple[Frame, ...]:
+def host_lines(rank: Rank, others: Iterable[Rank] = (), phases: Collection[Phase] = HOST_PHASES) -> tuple[Frame, ...]:
     """Return up to two lines at which a rank was sampled outside forward and backward, more often than the others.
 
-    A line that calls a model, as in an evaluation, comes before the line in the model.
+    A line that calls a model, as in an evaluation, comes before the line in the model. With ``phases`` it is lines of
+    these phases. In forward every line is below one that calls the model, so such lines are left out there.
     """
     compared = list(others)
     usual = Counter[object]()
     for other in compared:
-        usual.update(_host_samples(other))
-    own = _host_samples(rank)
+        usual.update(_samples(other, phases))
+    own = _samples(rank, phases)
     beyond = {line: times - usual[line] / max(1, len(compared)) for line, times in own.items()}
     most = max(beyond.values(), default=0.0)
     often = [line for line, times in beyond.items() if times > 0 and times >= OFTEN * most]
@@ -111,10 +114,11 @@ def making_line(rank: Rank, loader: tuple[str, int] | None) -> Frame | None:
     return found.most_common(1)[0][0] if found else None
 
 
-def _host_samples(rank: Rank) -> Counter[tuple[Frame, bool]]:
-    """Return how often a rank was sampled at each line outside forward and backward, and whether it called a model."""
+def _samples(rank: Rank, phases: Collection[Phase]) -> Counter[tuple[Frame, bool]]:
+    """Return how often a rank was sampled at each line in these phases, and whether it called a model there."""
     found: Counter[tuple[Frame, bool]] = Counter()
     for line in rank.lines_seen:
-        if line.phase in {Phase.BEFORE, Phase.BETWEEN} and not line.in_child:
+        is_outside = line.phase in HOST_PHASES
+        if line.phase in phases and not line.in_child and (is_outside or not line.calls_module):
             found[line.frame, line.calls_module] += line.times
     return found

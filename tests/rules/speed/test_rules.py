@@ -9,7 +9,7 @@ from ddpdoctor.model.facts import Rank
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.reading import Unread
 from ddpdoctor.model.speed import CoreTime, DataParallelSeen, HandReduced
-from ddpdoctor.model.steps import FetchTimes
+from ddpdoctor.model.steps import FetchTimes, Phase
 from ddpdoctor.rules.answers import Answer
 from ddpdoctor.rules.speed.accumulation import check_accumulation
 from ddpdoctor.rules.speed.buffers import check_buffers
@@ -155,6 +155,17 @@ def test_rare_work_of_a_long_run_is_found_in_its_longest_steps() -> None:
     )
     (problem,) = check_rank_work(state(*ranks)).problems
     assert problem.ranks == (0,)
+    assert [place.line for place in problem.where] == [31]
+
+
+def test_work_of_one_rank_in_a_hook_of_the_model_is_named_at_its_line() -> None:
+    """Both ranks are seen in the layers; rank 0 alone at line 31."""
+    layers = seen(20, phase=Phase.FORWARD), seen(9, phase=Phase.FORWARD, calls_module=True)
+    ranks = (
+        rank(0, {"forward": every(8, 32.0, 432.0)}, lines_seen=(*layers, seen(31, phase=Phase.FORWARD), seen(40, 9))),
+        rank(1, {"exposed": every(8, 2.0, 402.0)}, lines_seen=layers),
+    )
+    (problem,) = check_rank_work(state(*ranks)).problems
     assert [place.line for place in problem.where] == [31]
 
 

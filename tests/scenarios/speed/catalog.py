@@ -60,6 +60,7 @@ FAULTS = {
     "rank_zero evaluates": Fault(kind="rank-zero-work", ranks=(0,)),
     "rank_zero saves": Fault(kind="rank-zero-work", ranks=(0,)),
     "rank_zero logs": Fault(kind="rank-zero-work", ranks=(0,)),
+    "rank_zero draws": Fault(kind="rank-zero-work", ranks=(0,)),
     "gc_pauses collects": Fault(kind="gc-pauses", says="gc.freeze"),
     "gc_pauses keeps": Fault(kind="gc-pauses", says="gc.freeze"),
     "gc_pauses eagerly": Fault(kind="gc-pauses", says="gc.freeze"),

@@ -14,7 +14,7 @@ def train(now_and_then, every, ranks=(0,)):
     for number in range(STEPS):
         step(batch())
         if number % every == every - 1 and dist.get_rank() in ranks:
-            now_and_then(step.net)  # FAULT
+            now_and_then(step.net)  # FAULT evaluates saves logs
 
 
 def accuracy(net, batches):
@@ -40,6 +40,22 @@ def logs():
     train(upload, every=5)
 
 
+def draws():
+    """In a hook of the model."""
+    drawn = 0
+
+    def draw(*_):
+        nonlocal drawn
+        drawn += 1
+        if drawn % 8 == 0 and dist.get_rank() == 0:
+            time.sleep(0.15)  # FAULT draws
+
+    step = Stepper(Layers(20))
+    step.net.register_forward_hook(draw)
+    for _ in range(STEPS):
+        step(batch())
+
+
 def saves_once():
     train(lambda net: torch.save(net.state_dict(), SlowDisk(0.04)), every=50)
 
@@ -52,4 +68,4 @@ def all_evaluate():
     train(lambda net: accuracy(net, 3), every=20, ranks=range(dist.get_world_size()))
 
 
-run(evaluates, saves, logs, saves_once, prints, all_evaluate)
+run(evaluates, saves, logs, draws, saves_once, prints, all_evaluate)
