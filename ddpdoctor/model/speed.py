@@ -89,6 +89,8 @@ class HandReduced:
 
     gradients: int
     site: Frame | None
+    copied: bool = False
+    """A copy of each was reduced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

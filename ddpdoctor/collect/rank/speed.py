@@ -111,7 +111,11 @@ def _read_hand_reduced(content: RingContent) -> HandReduced | None:
     note = next((note for note in content.notes if note["k"] == "hand_reduced"), None)
     if note is None:
         return None
-    return HandReduced(gradients=_count(note.get("gradients")), site=read_frame(note.get("frame")))
+    return HandReduced(
+        gradients=_count(note.get("gradients")),
+        site=read_frame(note.get("frame")),
+        copied=note.get("copied") is True,
+    )
 
 
 def _read_collected_at(content: RingContent) -> Frame | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import PHASES, POINT_TO_POINT
-from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
 
@@ -15,8 +15,11 @@ from .steps import usual
 from .words import SHARE, is_small, ms, place, up_to
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ddpdoctor.model.facts import CallKind, Rank
     from ddpdoctor.model.findings import Place
+    from ddpdoctor.model.speed import HandReduced
     from ddpdoctor.model.stacks import Frame
 
     from .state import SpeedState
@@ -120,12 +123,14 @@ def check_hand_made(state: SpeedState) -> Answer:
     ## How it is recognized
 
     In one early step the recorder compares the memory that all_reduce is given with the gradients that the optimizer
-    then uses. At least two gradients must have been reduced, each by its own call. One call on a flat tensor is not
-    reported, and neither is averaging every N steps. The script's collectives must be 10 % of a step of at least 10 ms.
+    then uses. At least two gradients must have been reduced, each by its own call. Copies are compared by their shapes:
+    there must be one for each gradient, and DDP must have reduced nothing in that step. One call on a flat tensor is
+    not reported, and neither is averaging every N steps. The script's collectives must be 10 % of a step of at least
+    10 ms.
 
     ## How sure
 
-    High: the tensors are the optimizer's gradients.
+    High: the tensors are the optimizer's gradients. Medium if copies were reduced.
 
     ## What to do
 
@@ -151,11 +156,18 @@ def check_hand_made(state: SpeedState) -> Answer:
         return passed(seen)
     where: tuple[Place, ...] = tuple(place(number, one.site) for number, one in reduced.items() if one.site is not None)
     problem = Problem(
+        confidence=Confidence.MEDIUM if any(one.copied for one in reduced.values()) else Confidence.HIGH,
         summary=f"{most} gradients are reduced one by one after backward: {up_to(share)}",
         ranks=tuple(reduced),
         where=where,
-        evidence=(seen, "all_reduce was given the memory of the optimizer's gradients, one call for each"),
+        evidence=(seen, _given(reduced.values())),
         fix="wrap the model in torch.nn.parallel.DistributedDataParallel and drop the loop; or reduce one flat tensor",
         share=share,
     )
     return judged([problem])
+
+
+def _given(reduced: Iterable[HandReduced]) -> str:
+    if any(one.copied for one in reduced):
+        return "all_reduce was given a tensor of the shape of each of the optimizer's gradients, one call for each"
+    return "all_reduce was given the memory of the optimizer's gradients, one call for each"

@@ -45,6 +45,7 @@ def with_threads(others_queued_ms: float) -> CoreTime:
 
 
 REDUCED = {"hand_reduced": HandReduced(gradients=12, site=frame(9))}
+COPIED = {"hand_reduced": HandReduced(gradients=12, site=frame(9), copied=True)}
 WRAPPED = {"data_parallel": (DataParallelSeen(devices=0, site=frame(5)),)}
 FAULTS: dict[str, tuple[Check, tuple[Rank, ...], tuple[int, ...], float]] = {
     "reduced three times": (check_accumulation, both({"exposed": 30.0}, reductions=3), (0, 1), 20 / 128),
@@ -76,6 +77,7 @@ FAULTS: dict[str, tuple[Check, tuple[Rank, ...], tuple[int, ...], float]] = {
         (0, 1), 0.5,
     ),
     "one by one": (check_hand_made, both({"calls": 50.0, "exposed": 0.0}, speed=REDUCED), (0, 1), 50 / 148),
+    "copies one by one": (check_hand_made, both({"calls": 50.0, "exposed": 0.0}, speed=COPIED), (0, 1), 50 / 148),
     "rank 0 evaluates": (
         check_rank_work,
         (

@@ -70,6 +70,7 @@ FAULTS = {
     "data_parallel alone": Fault(kind="data-parallel"),
     "data_parallel inside": Fault(kind="data-parallel"),
     "by_hand one_by_one": Fault(kind="hand-made-reduce", says="DistributedDataParallel"),
+    "by_hand copies": Fault(kind="hand-made-reduce", says="DistributedDataParallel"),
     "by_hand over_rank_0": Fault(kind="hand-made-reduce", also=("sync-each-step",)),
     "periodic_stall all_save": Fault(kind="periodic-stall"),
     "periodic_stall epochs": Fault(kind="periodic-stall"),

@@ -36,6 +36,16 @@ def over_rank_0():
     train(Layers(20, count=15, width=32), reduce)
 
 
+def copies():
+    def reduce(net, number):
+        for p in net.parameters():
+            mean = p.grad / dist.get_world_size()
+            dist.all_reduce(mean)  # FAULT copies
+            p.grad.copy_(mean)
+
+    train(Layers(20, count=20, width=32), reduce)
+
+
 def flat():
     def reduce(net, number):
         grads = [p.grad for p in net.parameters()]
@@ -57,4 +67,4 @@ def local_sgd():
     train(Layers(60, count=20, width=32), average)
 
 
-run(one_by_one, over_rank_0, flat, local_sgd)
+run(one_by_one, over_rank_0, copies, flat, local_sgd)
