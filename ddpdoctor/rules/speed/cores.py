@@ -94,10 +94,10 @@ def check_threads(state: SpeedState) -> Answer:
 
     ## How it is recognized
 
-    The threads of torch, summed over the ranks of the host, exceed the cores that the ranks may use. Each rank has more
-    than one thread. The main threads could run but had no core for 10 % of the time, as the kernel counts it, and each
-    other thread for 15 % of it. Waiting for cores with few threads, or with threads that have nothing to do, has
-    another reason: other processes, which the script cannot help.
+    The threads of torch, summed over the ranks of the host, exceed the cores that the ranks may use. Each rank has
+    more than one thread. The main threads could run but had no core for 10 % of the time, as the kernel counts it,
+    and each other thread of the median rank of the host for 15 % of it. Waiting for cores with few threads, or with
+    threads that have nothing to do, has another reason: other processes, which the script cannot help.
 
     ## How sure
 
@@ -117,10 +117,11 @@ def check_threads(state: SpeedState) -> Answer:
     if not rows:
         return skipped("threads and cores were not recorded")
     blamed = []
-    for rank, about, time in rows:
+    for rank, about, _ in rows:
         local = [one for one in rows if one[0].host == rank.host]
         threads = sum(other.threads for _, other, _ in local)
-        if about.threads > 1 and threads > about.cores and _compute(about, time):
+        many = [_queued(other, time) for _, other, time in local if other.threads > 1]
+        if about.threads > 1 and threads > about.cores and median(many) >= COMPUTE_TOO:
             blamed.append((rank, about))
     queued = median(time.queued_ms / max(1.0, time.elapsed_ms) for _, _, time in rows)
     seen = f"the main threads wait for a core {percent(queued)} of the time"
@@ -138,7 +139,7 @@ def check_threads(state: SpeedState) -> Answer:
     return judged([problem])
 
 
-def _compute(about: Surroundings, time: CoreTime) -> bool:
-    """Return whether more threads than the main thread need cores."""
+def _queued(about: Surroundings, time: CoreTime) -> float:
+    """Return the share of the time that each thread beside the main thread waits for a core; 0 without such threads."""
     others = min(about.threads - 1, MOST_COUNTED)
-    return time.others_queued_ms >= COMPUTE_TOO * others * time.elapsed_ms
+    return time.others_queued_ms / (others * time.elapsed_ms) if others and time.elapsed_ms else 0.0

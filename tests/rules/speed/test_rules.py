@@ -58,6 +58,11 @@ FAULTS: dict[str, tuple[Check, tuple[Rank, ...], tuple[int, ...], float]] = {
     "threads that compute": (
         check_threads, both(threads=8, speed={"core_time": with_threads(2e4)}), (0, 1), 0.3
     ),
+    "threads that compute, on one rank a little less": (
+        check_threads,
+        tuple(rank(n, threads=8, speed={"core_time": with_threads(ms)}) for n, ms in enumerate((2e4, 9e3, 2e4))),
+        (0, 1, 2), 0.3,
+    ),
     "DataParallel": (check_data_parallel, both(speed=WRAPPED), (0, 1), 0.0),
     "lengths": (
         check_imbalance,
