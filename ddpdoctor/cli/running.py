@@ -57,10 +57,15 @@ def run_under_outer(options: WrapOptions) -> NoReturn:
     become_launcher(options)
 
 
-def run_and_show(options: WrapOptions, make_report: MakeReport | None = None) -> JobOutcome:
+def run_and_show(
+    options: WrapOptions, make_report: MakeReport | None = None, is_last: Callable[[JobOutcome], bool] | None = None
+) -> JobOutcome:
     """Run the job, then write its report to stderr. stdout belongs to the script.
 
-    ``make_report`` builds the report of an outcome. By default it is that of ``wrap``.
+    Args:
+        options: The prepared job.
+        make_report: Builds the report of an outcome. By default it is that of ``wrap``.
+        is_last: Returns whether the report is shown at the end. It is not if other launches follow, for one report.
     """
     from ddpdoctor.launch.session import Session
 
@@ -78,7 +83,8 @@ def run_and_show(options: WrapOptions, make_report: MakeReport | None = None) ->
     outcome = Session(options, _load_judge, notifier).run()
     failure = outcome.failure
     try:
-        show(outcome)
+        if is_last is None or is_last(outcome):
+            show(outcome)
     except Exception as error:  # noqa: BLE001 - the job has ended, and its status is returned whatever fails here
         failure = failure or error
     if failure is not None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ddpdoctor.cli.launches import THREADS, with_threads
 from ddpdoctor.cli.output import save_report, say, show_report
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command.options import WrapOptions
     from ddpdoctor.launch.outcome import JobOutcome
 
-THREADS = "OMP_NUM_THREADS"
 MOST_RANKS = 64
 """Our choice: more ranks on one machine tell nothing."""
 WORDS = {
@@ -134,15 +134,13 @@ def _share_of(launch: PlannedLaunch) -> Iterator[None]:
     if launch.kind is not LaunchKind.SHARE:
         yield
         return
-    cores, threads = os.sched_getaffinity(0), os.environ.get(THREADS)
+    cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(cores)[: max(1, len(cores) // launch.ranks)])
-    os.environ[THREADS] = threads or "1"  # torchrun sets 1 where there are several ranks
     try:
-        yield
+        with with_threads(os.environ.get(THREADS) or "1"):  # torchrun sets 1 where there are several ranks
+            yield
     finally:
         os.sched_setaffinity(0, cores)
-        if threads is None:
-            del os.environ[THREADS]
 
 
 def _notes(sizes: tuple[int, ...]) -> tuple[str, ...]:

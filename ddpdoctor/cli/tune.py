@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated
@@ -15,11 +16,13 @@ from ddpdoctor.launch.command.command_line import SplitCommand
 from ddpdoctor.launch.command.options import OutputFormat
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.tuning import BASE
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.command.options import WrapOptions
     from ddpdoctor.launch.outcome import JobOutcome
     from ddpdoctor.model.findings import Report
+    from ddpdoctor.model.tuning import RestartPlan
 
 LOOK_EVERY_S = 1.0
 LEAST_ROUNDS = 4
@@ -35,8 +38,12 @@ SETTINGS = {
     "bf16_reduction": "reduction in bf16",
     "bf16_autocast": "autocast to bf16",
     "unreduced": "no reduction at all",
+    "workers": "num_workers of the loaders",
+    "threads": "OMP_NUM_THREADS",
 }
 """What --only takes, and what it stands for."""
+BY_RESTARTS = frozenset({"workers", "threads"})
+"""Those that no running job can change."""
 NOTICE = (
     "this is a trial: it starts the job, changes settings of DDP between its steps, and stops it once all were tried. "
     "What it trains is worth nothing, and what it gives to torch.save is thrown away. All else that the script writes "
@@ -51,7 +58,7 @@ class Options:
 
     The job is launched as by `ddpdoctor wrap`, with torchrun's options, and is stopped once all settings were tried.
     What torch.save writes is thrown away. The settings are measured round by round against the script's own, so that a
-    busy machine counts for all of them alike.
+    busy machine counts for all of them alike. What a running job cannot change is tried by restarts.
     """
 
     split: SplitCommand
@@ -94,16 +101,51 @@ def run(options: Options) -> int:
         raise UserError("this is a job of ddpdoctor wrap already", help="Run ddpdoctor tune by itself.")
     if options.scaling is not None:
         return _measure_sizes(options, options.scaling)
-    prepared = _prepare(options)
+    is_in_turns = not options.only or not BY_RESTARTS.issuperset(options.only)
+    prepared = _prepare(options, setting="" if is_in_turns else BASE)
+    if not is_in_turns and not prepared.placement.alone:
+        raise UserError("restarts are tried on one node only", help="Run ddpdoctor tune on one node by itself.")
     say(sys.stderr, NOTICE)
-    Thread(target=_say_outlook, args=(prepared.report_dir,), daemon=True).start()
-    return _status(run_and_show(prepared, make_report=_report))
+    if is_in_turns:
+        Thread(target=_say_outlook, args=(prepared.report_dir,), daemon=True).start()
+    began_s = time.monotonic()
+    plan_after = partial(_plan_after, options, prepared, began_s)
+    outcome = run_and_show(prepared, make_report=_report, is_last=lambda one: plan_after(one) is None)
+    plan = plan_after(outcome)
+    return _status(outcome) if plan is None else _restart(options, prepared, outcome, plan)
+
+
+def _plan_after(options: Options, prepared: WrapOptions, began_s: float, outcome: JobOutcome) -> RestartPlan | None:
+    """Return what to try by restarts after the first launch, or None if it was the only one."""
+    from ddpdoctor.diagnose.restarts import read_plan
+
+    if outcome.exit_status or outcome.end.interrupted or not prepared.placement.alone:
+        return None
+    return read_plan(outcome.folder, options.only, time.monotonic() - began_s)
+
+
+def _restart(options: Options, first: WrapOptions, outcome: JobOutcome, plan: RestartPlan) -> int:
+    """Try settings by restarts, show the report of all launches, and return the exit status."""
+    from ddpdoctor.cli.output import save_report, show_report
+    from ddpdoctor.cli.restarts import Restarts
+    from ddpdoctor.diagnose.tuning import build_tune_report
+
+    def prepare(setting: str, folder: Path) -> WrapOptions:
+        return _prepare(replace(options, report_dir=folder), setting=setting)
+
+    restarts = Restarts(plan, options.rounds, first.report_dir, prepare)
+    report = build_tune_report(outcome.folder, outcome.judgment, outcome.end, restarts.run())
+    save_report(first.report_file.parent, report, first.report_file.name)
+    show_report(report, first.format, sys.stderr, first.report_dir)
+    if restarts.status == ExitStatus.INTERRUPTED or report.data["tune"]["result"] is None:
+        return restarts.status or ExitStatus.WRONG_USE
+    return ExitStatus.OK
 
 
 def _measure_sizes(options: Options, sizes: str) -> int:
     """Run the job with several numbers of ranks. Raises ``UserError``."""
+    from ddpdoctor.cli.launches import launch_quietly
     from ddpdoctor.cli.output import say
-    from ddpdoctor.cli.running import run_and_show
     from ddpdoctor.cli.scaling import measure_sizes, parse_sizes
 
     if options.only:
@@ -115,14 +157,14 @@ def _measure_sizes(options: Options, sizes: str) -> int:
         return _prepare(replace(options, split=split, report_dir=folder or options.report_dir, only=("unreduced",)))
 
     def launch(prepared: WrapOptions) -> tuple[JobOutcome, bool]:
-        outcome = run_and_show(replace(prepared, quiet=True), make_report=_report)
+        outcome = launch_quietly(prepared, _report)
         return outcome, _report(outcome).data["tune"]["result"] is not None
 
     return measure_sizes(options.split, wanted, prepare, launch)
 
 
-def _prepare(options: Options) -> WrapOptions:
-    """Prepare the job as ``wrap`` does, without what would distort steps."""
+def _prepare(options: Options, setting: str = "") -> WrapOptions:
+    """Prepare the job as ``wrap`` does, without what would distort steps. A launch may have one setting throughout."""
     from ddpdoctor.cli.wrap import Options as Wrapped
     from ddpdoctor.cli.wrap import prepare
     from ddpdoctor.recorder.settings import RecorderSettings
@@ -141,7 +183,8 @@ def _prepare(options: Options) -> WrapOptions:
         format=options.format,
         no_consistency=True,
     )
-    ranks = RecorderSettings(tune_rounds=options.rounds, tune_only=",".join(options.only))
+    in_turns = [name for name in options.only if name not in BY_RESTARTS]
+    ranks = RecorderSettings(tune_rounds=options.rounds, tune_only=",".join(in_turns), tune_setting=setting)
     return replace(prepare(wrapped, os.environ), ranks=ranks)
 
 

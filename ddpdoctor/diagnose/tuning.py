@@ -13,11 +13,15 @@ from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import JobStatus, JobSummary
 from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.reading import Unread
 from ddpdoctor.model.tuning import AGAIN, BASE, TrialStop, TuneOutcome, TuneResult
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.progress.places import to_place
 from ddpdoctor.rules.registry import rules_of
+from ddpdoctor.rules.speed.state import build_speed_state
+from ddpdoctor.rules.speed.words import call_site
 from ddpdoctor.rules.tuning.predicted import predict_settings
+from ddpdoctor.rules.tuning.restarts import predict_restarts
 from ddpdoctor.rules.tuning.result import base_step_ms, conclude
 from ddpdoctor.rules.tuning.settings import title_of_setting
 
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
     from ddpdoctor.model.findings import Judgment, Place, Report
     from ddpdoctor.model.run import JobEnd
-    from ddpdoctor.model.tuning import TrialRecord
+    from ddpdoctor.model.tuning import RatioRange, TrialRecord
 
 ENOUGH_BLOCKS = 3
 """Our choice: their mean tells about how long the trial takes."""
@@ -55,33 +59,48 @@ SENTENCES = {
 """Why a trial has no result, and what to do, by how it ended."""
 
 
-def build_tune_report(folder: Path, judgment: Judgment, end: JobEnd) -> Report:
-    """Return the report of a trial.
+def build_tune_report(
+    folder: Path, judgment: Judgment, end: JobEnd, restarted: TrialRecord | None = None
+) -> Report:  # fmt: skip
+    """Return the report of a trial, and of what was tried by restarts after it.
 
     Raises:
         UserError: the folder is no run folder.
     """
     report = build_report(folder, judgment, end)
     trial, job = read_trial(folder), read_job(folder)
-    if trial.has_result:
-        return _measured(report, job, trial)
+    trials = [one for one in (trial, restarted) if one is not None and one.has_result]
+    if trials:
+        if restarted is not None and not restarted.has_result:
+            trials = [replace(trial, refused=(*trial.refused, *restarted.refused))]
+        return _measured(report, job, trials)
     ended_badly = report.job is not None and report.job.ended_badly
     if ended_badly and trial.stop is TrialStop.CUT_SHORT:
         outcome = TuneOutcome(
-            trying=_words(trial.trying), round=trial.round + 1 if trial.trying else 0, rounds=trial.rounds
+            trying=words_of_setting(trial.trying) if trial.trying else "",
+            round=trial.round + 1 if trial.trying else 0,
+            rounds=trial.rounds,
         )
         return replace(report, data={"tune": encode(outcome), **report.data})
-    problem, help_text = _why_none(job, trial)
+    problem, help_text = _why_none(job, trial) if restarted is None else _why_stopped(restarted)
     outcome = TuneOutcome(problem=problem, help=help_text)
     return replace(
-        report, job=_finished(report), verdict=None, findings=(), checks=(),
+        report, job=finished(report), verdict=None, findings=(), checks=(),
         data={"tune": encode(outcome), **report.data},
     )  # fmt: skip
 
 
-def _words(setting: str) -> str:
+def words_of_setting(setting: str) -> str:
     """Return what a user calls a setting that was in effect."""
-    return "the script's own settings" if setting in {BASE, AGAIN} else title_of_setting(setting) if setting else ""
+    return "the script's own settings" if setting in {BASE, AGAIN} else title_of_setting(setting)
+
+
+def _why_stopped(restarted: TrialRecord) -> tuple[str, str]:
+    """Return why a trial by restarts has no result, and what to do."""
+    if restarted.reason:
+        return restarted.reason, "The record of each launch is in a folder of its own below the run folder."
+    refused = "; ".join(f"{title_of_setting(setting)}: {reason}" for setting, reason in restarted.refused)
+    return f"nothing can be tried: {refused}", WRAP_IT
 
 
 def read_outlook(folder: Path) -> str:
@@ -96,27 +115,39 @@ def read_outlook(folder: Path) -> str:
     return f"{tried} in {count_of(trial.rounds, 'round')}: {trial.needed_steps} steps, {last} in all"
 
 
-def _measured(report: Report, job: Job, trial: TrialRecord) -> Report:
+def _measured(report: Report, job: Job, trials: list[TrialRecord]) -> Report:
     """Return the report of a trial with a result. That the ranks were stopped in the middle is no finding."""
     result = conclude(
-        trial,
-        predictions=predict_settings(job, trial.settings, base_step_ms(trial), trial.forwards),
+        *trials,
+        predictions=_predict(job, trials),
         frameworks=_frameworks(job),
         where=_built_at(job),
+        loaders_at=_taken_at(job),
     )
     judged = judge(rules_of("tuning"), {TuneResult: [result]})
     return make_report(
         command=report.command,
         started_at=report.started_at,
         ended_at=report.ended_at,
-        job=_finished(report),
+        job=finished(report),
         findings=judged.findings,
         checks=judged.checks,
-        data={"tune": encode(TuneOutcome(result=result, rounds=trial.rounds)), **report.data},
+        data={"tune": encode(TuneOutcome(result=result, rounds=result.rounds)), **report.data},
     )
 
 
-def _finished(report: Report) -> JobSummary:
+def _predict(job: Job, trials: list[TrialRecord]) -> dict[str, RatioRange]:
+    """Return what the first launch predicts of each setting."""
+    settings = [setting for trial in trials for setting in trial.settings]
+    forwards = max(trial.forwards for trial in trials)
+    found = build_speed_state(job)
+    state = None if isinstance(found, Unread) else found
+    ddp = predict_settings(job, settings, base_step_ms(trials[0]), forwards)
+    return {**ddp, **predict_restarts(state, settings)}
+
+
+def finished(report: Report) -> JobSummary:
+    """Return the summary of a job that the trial ended as it meant to."""
     size = report.job.world_size if report.job is not None else None
     nodes = report.job.nnodes if report.job is not None else 1
     return JobSummary(world_size=size, nnodes=nodes, status=JobStatus.FINISHED, exit_status=0)
@@ -164,4 +195,10 @@ def _frameworks(job: Job) -> frozenset[str]:
 def _built_at(job: Job) -> tuple[Place, ...]:
     """Return where each rank built its DDP model."""
     sites = ((rank.rank, rank.models[-1].site) for rank in job.ranks if rank.models)
+    return tuple(to_place(number, site) for number, site in sites if site is not None)
+
+
+def _taken_at(job: Job) -> tuple[Place, ...]:
+    """Return where each rank takes batches from its loader."""
+    sites = ((rank.rank, call_site(rank, {"next_batch"})) for rank in job.ranks)
     return tuple(to_place(number, site) for number, site in sites if site is not None)

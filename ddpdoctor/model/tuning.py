@@ -63,6 +63,10 @@ class TrialRecord:
     """The round in which that was, from 0."""
     needed_steps: int = 0
     """Optimizer steps of the whole trial; 0 if the plan was not made."""
+    fits: tuple[str, ...] = ()
+    """Settings that launches of this job can have from their start. Known if its own settings were measured alone."""
+    by_restarts: bool = False
+    """Each block is a launch of its own."""
 
     @property
     def has_result(self) -> bool:
@@ -97,6 +101,21 @@ class TriedSetting:
     reason: str = ""
     """Why it was not measured."""
     is_gain: bool = False
+    by_restarts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPlan:
+    """What launches of a job try, each with one setting from its start."""
+
+    settings: tuple[str, ...]
+    """Those to try, besides the script's own."""
+    refused: tuple[tuple[str, str], ...] = ()
+    """What was asked for and cannot be tried: setting and reason."""
+    why: str = ""
+    """Why launches are needed, as a sentence."""
+    launch_s: float = 0.0
+    """About how long a launch takes."""
 
 
 class TuneVerdict(str, Enum):
@@ -123,7 +142,7 @@ class TuneResult:
     fix: str = ""
     """The setting to change, in the words of the framework in use."""
     where: tuple[Place, ...] = ()
-    """The line where the DDP model is built."""
+    """The line to change: where the DDP model is built, or where batches are taken from the loader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ PREFIX = "DDPDOCTOR_"
 class RecorderSettings:
     """The settings, with their defaults."""
 
-    __slots__ = ("check_every", "tune_only", "tune_rounds")
+    __slots__ = ("check_every", "tune_only", "tune_rounds", "tune_setting")
 
-    def __init__(self, check_every: int = 0, tune_rounds: int = 0, tune_only: str = "") -> None:
+    def __init__(self, check_every: int = 0, tune_rounds: int = 0, tune_only: str = "", tune_setting: str = "") -> None:
         self.check_every = check_every
         """The number of steps between two fingerprints of a rank's replica. 0 turns off the checks of replicas,
         gradients and data."""
@@ -25,6 +25,8 @@ class RecorderSettings:
         """In how many rounds a trial tries settings of DDP. 0: the job is no trial."""
         self.tune_only = tune_only
         """Names of the settings that it tries, with commas between them. Empty: all that fit the model."""
+        self.tune_setting = tune_setting
+        """The one setting that this launch has from its start. Empty: the trial switches in the running job."""
 
     def variables(self) -> Dict[str, str]:
         """Return the environment variables that carry the settings to the ranks."""

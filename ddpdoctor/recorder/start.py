@@ -176,7 +176,12 @@ def _register_patches() -> None:
 
 def _register_trial() -> None:
     """Add the hooks of a trial after those of training, so that they run first."""
-    for module, name in (("torch.nn.parallel.distributed", "patch_ddp"), ("torch.optim.optimizer", "patch_optimizer")):
+    trial = {
+        "torch.nn.parallel.distributed": "patch_ddp",
+        "torch.optim.optimizer": "patch_optimizer",
+        "torch.utils.data.dataloader": "patch_loader",
+    }
+    for module, name in trial.items():
         imports.patches[module] = _both(imports.patches[module], _later("tuning.patches", name))
     imports.patches["torch.serialization"] = _later("tuning.saves", "patch")
 

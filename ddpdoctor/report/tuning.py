@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.tuning import RatioRange, TriedSetting, TuneResult
     from ddpdoctor.report.blocks import Section
 
+RESTARTED = "by restarts: each time the job was launched anew with this setting"
+
 
 def tune_content(report: Report) -> Content:
     """Return the content of a trial. A job that hung or failed in it is shown as any such job."""
@@ -59,8 +61,8 @@ def _table_section(result: TuneResult, ranks: str) -> Section:
 
 
 def _table(result: TuneResult) -> Table:
-    marks = {note: f"[{number}]" for number, note in enumerate(dict.fromkeys(r.note for r in result.rows if r.note), 1)}
     rows = result.rows
+    marks = {note: f"[{n}]" for n, note in enumerate(dict.fromkeys(note for row in rows for note in _notes(row)), 1)}
     reasons = [f"{row.title}: not measured: {row.reason}" for row in rows if row.reason]
     return Table(
         indent=2,
@@ -77,7 +79,11 @@ def _table(result: TuneResult) -> Table:
 
 
 def _name(row: TriedSetting, marks: dict[str, str]) -> str:
-    return f"{row.title} {marks[row.note]}" if row.note else row.title
+    return " ".join((row.title, *(marks[note] for note in _notes(row))))
+
+
+def _notes(row: TriedSetting) -> tuple[str, ...]:
+    return tuple(note for note in (row.note, RESTARTED if row.by_restarts else "") if note)
 
 
 def _predicted(span: RatioRange | None) -> str:

@@ -56,6 +56,9 @@ FIRST = {
         "test_the_setting_that_shortens_the_step", "test_steps_that_differ",
         "test_a_trial_without_a_result_says_why_and_what_to_do[few-", "test_a_job_that_crashes", "test_ctrl_c",
     ),
+    "test_restarts.py": (
+        "test_with_a_hook_of_the_script", "test_ctrl_c_between_two_launches_leaves_no_process_and_starts_none[hooked",
+    ),
     "test_demo.py": ("test_the_demo_finds_its_fault[input-bound]",),
     "speed/test_findings.py": (
         *(f"test_the_fault_is_found_with_its_ranks_and_line[{job}]" for job in (

@@ -80,7 +80,7 @@ def test_steps_that_differ_by_themselves_give_no_advice(tmp_path: Path) -> None:
     ],
 )
 def test_a_trial_without_a_result_says_why_and_what_to_do(way: str, says: str, tmp_path: Path) -> None:
-    ran = tune(tmp_path / "run", *PATIENT, args=(way,))
+    ran = tune(tmp_path / "run", *PATIENT, "--only", "accumulate", args=(way,))
     assert ran.status == 2, ran.stderr
     trial = ran.report["data"]["tune"]
     assert says in trial["problem"]

@@ -22,8 +22,7 @@ Lines = list[dict[str, Any]]
 def read_trial(folder: Path) -> TrialRecord:
     """Return what the ranks of a run recorded of a trial; an empty record if there is nothing."""
     ranks = [lines for path in sorted((folder / FOLDER).glob("*.jsonl")) if (lines := _read_lines(path))]
-    plan = next((line for lines in ranks for line in lines if "plan" in line), {})
-    late = next((line for lines in ranks for line in lines if "late" in line), {})
+    plan, launch, late = (_first(ranks, key) for key in ("plan", "launch", "late"))
     tries = _last(ranks, "tries")
     end = _end(ranks)
     return TrialRecord(
@@ -35,10 +34,11 @@ def read_trial(folder: Path) -> TrialRecord:
         stop=_stop(end),
         reason=str(end.get("reason", "")),
         models=_int(end.get("models")),
-        forwards=_int(plan.get("forwards")),
+        forwards=_int((plan or launch).get("forwards")),
         trying=str(tries.get("tries", "")),
         round=_int(tries.get("round")),
-        needed_steps=_int(plan.get("needs")),
+        needed_steps=_int((plan or launch).get("needs")),
+        fits=_texts(launch.get("fits")),
     )
 
 
@@ -93,6 +93,10 @@ def _end(ranks: list[Lines]) -> dict[str, Any]:
 
 def _stop(end: dict[str, Any]) -> TrialStop:
     return TrialStop(end["end"]) if "end" in end else TrialStop.CUT_SHORT
+
+
+def _first(ranks: list[Lines], key: str) -> dict[str, Any]:
+    return next((line for lines in ranks for line in lines if key in line), {})
 
 
 def _last(ranks: list[Lines], key: str) -> dict[str, Any]:

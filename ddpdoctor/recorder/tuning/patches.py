@@ -10,6 +10,7 @@ from .. import hooks
 from ..settings import read_settings
 from ..state import guarded, here
 from ..wrappers import around, wraps
+from . import constructed
 from .leaving import leave, write
 from .switches import AUTOCAST, UNUSED
 from .trial import SettingsTrial
@@ -23,16 +24,23 @@ def patch_ddp(module: Any) -> None:
     """Follow the construction of DDP models and their forwards. This hook comes last, so that it runs first."""
     global _trial
     settings = read_settings(os.environ)
-    _trial = SettingsTrial(settings.tune_rounds, settings.tune_only)
+    _trial = SettingsTrial(settings.tune_rounds, settings.tune_only, settings.tune_setting)
     ddp = module.DistributedDataParallel
+    constructed.patch_ddp(ddp, settings.tune_setting)
     hooks.put(ddp, "__init__", lambda original: around(original, after=_made))
     hooks.put(ddp, "forward", _forward)
 
 
 def patch_optimizer(module: Any) -> None:
-    """Note steps of torch's optimizers."""
+    """Note steps of torch's optimizers. By then torch is there, so its threads can be set."""
+    constructed.set_threads(read_settings(os.environ).tune_setting)
     if hooks.has(module, "register_optimizer_step_post_hook"):
         module.register_optimizer_step_post_hook(_stepped)
+
+
+def patch_loader(module: Any) -> None:
+    """Give loaders the workers that this launch tries."""
+    constructed.patch_loader(module.DataLoader, read_settings(os.environ).tune_setting)
 
 
 @guarded("tuning")

@@ -15,6 +15,8 @@ LEFT_OUT = 3
 """Steps after a switch that are not measured: the first has one bucket, and the second builds them anew."""
 MEASURED = 5
 """Measured steps of a block."""
+MEASURED_IN_LAUNCH = 20
+"""Our choice: measured steps of a launch that has one setting. They are few beside the time that a start takes."""
 ACCUMULATED = 4
 """Our choice: over how many steps a trial accumulates gradients."""
 ACCUMULATE = "accumulate=%d" % ACCUMULATED

@@ -71,11 +71,11 @@ def settings_for(ddp: Any, forwards: int, has_autocast: bool) -> List[str]:
     """
     reduced = [p for p in ddp.parameters() if p.requires_grad]
     is_single = all(str(p.dtype) == "torch.float32" for p in reduced)
-    caps = choose_caps(sum(p.numel() * p.element_size() for p in reduced), ddp._bucket_config.bucket_bytes_cap)
+    caps = choose_caps(sum(p.numel() * p.element_size() for p in reduced), ddp.bucket_bytes_cap)
     offered: Dict[str, bool] = {
         VIEWS: not ddp.gradient_as_bucket_view,
         STATIC: not ddp.static_graph and not ddp.find_unused_parameters,
-        BUFFERS: bool(ddp.forward_sync_buffers) and any(True for _ in ddp.module.buffers()),
+        BUFFERS: _syncs_buffers(ddp) and any(True for _ in ddp.module.buffers()),
         ACCUMULATE: forwards == 1,
         NO_SYNC: forwards > 1,
         HALF: is_single and ddp.device_type != "cpu",  # torch refuses its hook without NCCL or XCCL
@@ -83,6 +83,11 @@ def settings_for(ddp: Any, forwards: int, has_autocast: bool) -> List[str]:
         UNREDUCED: True,
     }
     return [BASE, AGAIN, *[CAP + str(cap) for cap in caps], *[name for name, fits in offered.items() if fits]]
+
+
+def _syncs_buffers(ddp: Any) -> bool:
+    """Return whether DDP sends buffers before a forward. Older versions of torch call that ``broadcast_buffers``."""
+    return bool(getattr(ddp, "forward_sync_buffers", getattr(ddp, "broadcast_buffers", False)))
 
 
 def late_settings_for(ddp: Any) -> List[str]:

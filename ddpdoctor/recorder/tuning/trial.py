@@ -1,19 +1,32 @@
 """Runs a trial in a rank: switches the settings between steps, measures, and ends all ranks at the same step.
 
+A launch that has one setting from its start, and a job whose settings cannot be switched, only measure.
+
 A step begins at the first training forward after an optimizer step. All ranks make the same forwards and steps, so they
 switch and end at the same count. Whether a setting was refused is agreed on at the end of each block.
 """
 
 from __future__ import annotations
 
-import time
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ..speed import gradient_times
 from . import switches
 from .agreement import on_any_rank
+from .fixed import FixedSteps, now_ns
 from .leaving import leave, leave_with_others, write
-from .plan import ACCUMULATE, ACCUMULATED, AGAIN, BASE, LEFT_OUT, choose, left_out, order_blocks, steps_to_measure
+from .plan import (
+    ACCUMULATE,
+    ACCUMULATED,
+    AGAIN,
+    BASE,
+    LEFT_OUT,
+    MEASURED_IN_LAUNCH,
+    choose,
+    left_out,
+    order_blocks,
+    steps_to_measure,
+)
 
 WARM_UP = 10
 """Our choice: steps before the first switch, in which caches fill and libraries choose their algorithms."""
@@ -27,10 +40,12 @@ STEPS_WITHOUT_MODEL = 64
 class SettingsTrial:
     """The state of the trial in this rank."""
 
-    def __init__(self, rounds: int, only: str) -> None:
+    def __init__(self, rounds: int, only: str, setting: str = "") -> None:
         gradient_times.reads_all = True
         self.rounds = rounds
         self.only = only
+        self.fixed: Optional[FixedSteps] = FixedSteps(setting) if setting else None
+        """Set if this launch keeps its settings."""
         self.models: List[Any] = []
         """Weak references to the DDP models that the script has made."""
         self.steps = 0
@@ -95,25 +110,36 @@ class SettingsTrial:
 
     def _step_begins(self, ddp: Any) -> None:
         if self.script is None:
-            self._begin(ddp)
+            self._begin_or_measure(ddp)
             return
         last = LEFT_OUT + steps_to_measure(self.setting)
-        self.began.append(_now_ns(ddp, is_edge=len(self.began) + 1 in (LEFT_OUT, last)))
+        self.began.append(now_ns(ddp, is_edge=len(self.began) + 1 in (LEFT_OUT, last)))
         gradient_times.is_paused = self.setting not in (BASE, AGAIN) or len(self.began) < LEFT_OUT
         if len(self.began) == last:
             self._end_block(ddp)
 
+    def _begin_or_measure(self, ddp: Any) -> None:
+        """Begin to switch, if this job can. Else measure it as it is: restarts may try what a running job cannot."""
+        if self.steps == WARM_UP:
+            if _is_spawned():
+                leave({"end": "spawned"})
+            living = [model for model in (reference() for reference in self.models) if model is not None]
+            if self.fixed is None:
+                end = _why_fixed(ddp, len(living))
+                self.fixed = FixedSteps(BASE, end) if end else None
+            if self.fixed is not None:
+                self.fixed.begin(living, self._forwards(), WARM_UP + MEASURED_IN_LAUNCH)
+        if self.fixed is not None:
+            self.fixed.step_begins(ddp)
+        else:
+            self._begin(ddp)
+
+    def _forwards(self) -> int:
+        return next(iter(self.per_step)) if len(self.per_step) == 1 else 0
+
     def _begin(self, ddp: Any) -> None:
-        living = [model for model in (reference() for reference in self.models) if model is not None]
-        if len(living) != 1:
-            leave({"end": "several models", "models": len(living)})
-        if _is_spawned():
-            leave({"end": "spawned"})
-        reason = switches.why_not(ddp)
-        if reason:
-            leave({"end": "cannot switch", "reason": reason})
         self.script = switches.Script(ddp)
-        forwards = self.per_step.pop() if len(self.per_step) == 1 else 0
+        forwards = self._forwards()
         self.per_step = {forwards}
         settings = choose(switches.settings_for(ddp, forwards, self.has_autocast), self.only)
         self.blocks = order_blocks(settings, self.rounds)
@@ -192,13 +218,12 @@ class SettingsTrial:
             self.all_used = self.all_used and not counts.get("unused_parameter_size", 0)
 
 
-def _now_ns(ddp: Any, *, is_edge: bool) -> int:
-    """Return the time. On a GPU the host waits for it where measuring begins and where it ends, and nowhere between."""
-    if ddp.device_type == "cuda" and is_edge:
-        import torch
-
-        torch.cuda.synchronize()
-    return time.monotonic_ns()
+def _why_fixed(ddp: Any, models: int) -> Dict[str, Any]:
+    """Return how to say that this job's settings cannot be switched while it runs; empty if they can be."""
+    if models > 1:
+        return {"end": "several models", "models": models}
+    reason = switches.why_not(ddp)
+    return {"end": "cannot switch", "reason": reason} if reason else {}
 
 
 def _is_autocast(ddp: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -143,3 +144,15 @@ def _queued(about: Surroundings, time: CoreTime) -> float:
     """Return the share of the time that each thread beside the main thread waits for a core; 0 without such threads."""
     others = min(about.threads - 1, MOST_COUNTED)
     return time.others_queued_ms / (others * time.elapsed_ms) if others and time.elapsed_ms else 0.0
+
+
+def threads_to_try(state: SpeedState) -> tuple[int, int]:
+    """Return the threads of a rank, and the cores of its host divided by the ranks there; zeros if that is not known.
+
+    If the ranks differ, the ones with most threads count.
+    """
+    around = [(rank.host, rank.speed.surroundings) for rank in state.ranks if rank.speed and rank.speed.surroundings]
+    if not around:
+        return 0, 0
+    most = max(Counter(host for host, _ in around).values())
+    return max(one.threads for _, one in around), max(1, min(one.cores for _, one in around) // most)

@@ -108,16 +108,17 @@ def check_input(state: SpeedState) -> Answer:
     return judged([problem])
 
 
-def predict_workers(state: SpeedState) -> PredictedStep | None:
+def predict_workers(state: SpeedState, count: int | None = None) -> PredictedStep | None:
     """Return the step with as many loader workers as keep up with it, or None if the ranks do not wait for data.
 
     A step with W workers takes what else it has to do, or the time of a batch divided by W, whichever is longer.
+    ``count`` gives another number of workers.
     """
     if not state.steps.ranks:
         return None
     waited_ms = median_low(mean(one.parts_ms["data"]) for one in state.steps.ranks.values())
     found = _input(state, waited_ms)
-    wanted = _wanted_workers(found)
+    wanted = _wanted_workers(found) if count is None else count
     if wanted <= found.workers or (state.share(waited_ms) < SHARE / 2 and not are_starved(state)):
         return None
     predicted = PredictedStep(setting=f"workers={wanted}", change=knob(state, WORKERS).format(wanted))
@@ -128,6 +129,20 @@ def predict_workers(state: SpeedState) -> PredictedStep | None:
     return replace(
         predicted, ratio=high, low=low, high=high, assumes=f"a batch takes {ms(found.make_ms)} in a worker too"
     )  # fmt: skip
+
+
+def workers_to_try(state: SpeedState | None) -> tuple[int, int]:
+    """Return the number of loader workers that is predicted to keep up, and twice as many.
+
+    Without such a prediction, that is the present number, which a trial tries with ``persistent_workers``, or one.
+    """
+    predicted = predict_workers(state) if state is not None else None
+    if predicted is not None and predicted.ratio is not None:
+        count = int(predicted.setting.partition("=")[2])
+    else:
+        known = [rank.fetch_times.workers or 0 for rank in state.ranks if rank.fetch_times] if state is not None else []
+        count = max(1, min(known, default=0))
+    return count, 2 * count
 
 
 def _lacks_cores(state: SpeedState, found: _Input, wanted: int) -> str:

@@ -6,9 +6,20 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.tuning import AGAIN, BASE, RatioRange, TriedSetting, TuneResult, TuneVerdict
-from ddpdoctor.rules.speed.effects import NOISY, SettingEffect, block_step_s, is_gain, measure_effect
+from ddpdoctor.rules.speed.effects import LEAST_GAIN, NOISY, SettingEffect, block_step_s, is_gain, measure_effect
 
-from .settings import ACCUMULATE, NOTES, REFUSED_FOR_TRAINING, UNREDUCED, fix_of, name_of, title_of_setting
+from .settings import (
+    ACCUMULATE,
+    NOTES,
+    REFUSED_FOR_TRAINING,
+    THREADS,
+    UNREDUCED,
+    WORKERS,
+    fix_of,
+    name_of,
+    title_of_setting,
+    value_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,34 +29,41 @@ if TYPE_CHECKING:
 
 
 def conclude(
-    trial: TrialRecord,
-    *,
+    *trials: TrialRecord,
     predictions: Mapping[str, RatioRange],
     frameworks: frozenset[str] = frozenset(),
     where: tuple[Place, ...] = (),
+    loaders_at: tuple[Place, ...] = (),
 ) -> TuneResult:
-    """Return what a trial with results showed.
+    """Return what a trial with results showed: in a running job, by restarts, or first one and then the other.
 
     Args:
-        trial: A record whose ``has_result`` holds.
+        trials: Records whose ``has_result`` holds. Each is compared with its own base.
         predictions: By setting, for those that can be predicted.
         frameworks: What trains the model.
         where: The line where the DDP model is built.
+        loaders_at: The line that takes batches from a loader.
     """
-    times = _step_times(trial)
-    noise = _effect(times, AGAIN)
-    rows = [_row(trial, times, setting, noise, predictions) for setting in _tried(trial)]
+    noises = [_effect(_step_times(trial), AGAIN) for trial in trials]
+    rows = [row for trial, noise in zip(trials, noises, strict=True) for row in _rows(trial, noise, predictions)]
+    noise = max(noises, key=lambda one: one.spread)
     best = _best(rows)
+    name = name_of(best.setting) if best is not None else ""
     return TuneResult(
-        step_ms=base_step_ms(trial),
-        rounds=trial.rounds,
+        step_ms=base_step_ms(trials[0]),
+        rounds=trials[0].rounds,
         noise=_range(noise),
         rows=tuple(rows),
         verdict=_verdict(best, noise) if _has_tried(rows) else TuneVerdict.NOTHING,
         conclusion=_conclusion(best, noise, rows) if _has_tried(rows) else "no setting could be tried",
         fix=fix_of(best.setting, frameworks) if best is not None else "",
-        where=where if best is not None else (),
+        where={"": (), WORKERS: loaders_at, THREADS: ()}.get(name, where),
     )
+
+
+def _rows(trial: TrialRecord, noise: SettingEffect, predictions: Mapping[str, RatioRange]) -> list[TriedSetting]:
+    times = _step_times(trial)
+    return [_row(trial, times, setting, noise, predictions) for setting in _tried(trial)]
 
 
 def base_step_ms(trial: TrialRecord) -> float:
@@ -102,6 +120,7 @@ def _row(
         measured=None if effect is None else _range(effect),
         reason=reason,
         is_gain=setting != AGAIN and effect is not None and is_gain(effect, noise),
+        by_restarts=trial.by_restarts,
     )
 
 
@@ -116,7 +135,12 @@ def _has_tried(rows: list[TriedSetting]) -> bool:
 def _best(rows: list[TriedSetting]) -> TriedSetting | None:
     """Return the setting that shortens the step most and trains the same."""
     usable = [row for row in _gains(rows) if name_of(row.setting) not in REFUSED_FOR_TRAINING]
-    return min(usable, key=_ratio, default=None)
+    best = min(usable, key=_ratio, default=None)
+    if best is None or name_of(best.setting) != WORKERS:
+        return best
+    # More workers take more memory, so the fewest of those that gain about the same are enough.
+    alike = [row for row in usable if name_of(row.setting) == WORKERS and _ratio(row) <= _ratio(best) + LEAST_GAIN]
+    return min(alike, key=lambda row: value_of(row.setting))
 
 
 def _gains(rows: list[TriedSetting]) -> list[TriedSetting]:

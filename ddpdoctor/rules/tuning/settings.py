@@ -11,6 +11,8 @@ CAP = "bucket_cap"
 ACCUMULATE = "accumulate"
 NO_SYNC = "no_sync"
 UNREDUCED = "unreduced"
+WORKERS = "workers"
+THREADS = "threads"
 NUMERICS = "changes numerics"
 
 TITLES = {
@@ -25,6 +27,8 @@ TITLES = {
     "bf16_reduction": "reduction in bf16",
     "bf16_autocast": "autocast to bf16",
     UNREDUCED: "no reduction at all",
+    WORKERS: "num_workers={value}",
+    THREADS: "OMP_NUM_THREADS={value}",
 }
 NOTES = {
     ACCUMULATE: "a batch as many times as large: the learning rate may need another value",
@@ -78,6 +82,11 @@ KNOBS: dict[str, dict[str, str]] = {
         "transformers": "TrainingArguments(bf16=True)",
         "accelerate": 'Accelerator(mixed_precision="bf16")',
     },
+    WORKERS: {
+        "": "DataLoader(num_workers={value}, persistent_workers=True)",
+        "transformers": "TrainingArguments(dataloader_num_workers={value}, dataloader_persistent_workers=True)",
+    },
+    THREADS: {"": "OMP_NUM_THREADS={value}"},
 }
 """By setting and framework, "" for DDP itself."""
 FRAMEWORKS = ("lightning", "transformers", "accelerate")
@@ -86,6 +95,11 @@ FRAMEWORKS = ("lightning", "transformers", "accelerate")
 def name_of(setting: str) -> str:
     """Return a setting without its value: "bucket_cap" of "bucket_cap=1048576"."""
     return setting.partition("=")[0]
+
+
+def value_of(setting: str) -> int:
+    """Return the number in a setting: 4 of "workers=4"."""
+    return int(setting.partition("=")[2])
 
 
 def title_of_setting(setting: str) -> str:

@@ -159,7 +159,7 @@ def test_predictions_stand_beside_what_was_measured():
 def test_each_setting_has_a_title_and_one_that_can_be_used_a_line():
     assert set(TITLES) - {AGAIN, "unreduced"} == set(KNOBS)
     for name in KNOBS:
-        value = {"bucket_cap": "=524288", "accumulate": "=4"}.get(name, "")
+        value = {"bucket_cap": "=524288", "accumulate": "=4", "workers": "=2", "threads": "=2"}.get(name, "")
         for frameworks in (frozenset(), *(frozenset({one}) for one in KNOBS[name] if one)):
             assert "{" not in title_of_setting(name + value) + fix_of(name + value, frameworks)
     assert title_of_setting("bucket_cap=524288") == "bucket_cap_mb=0.5"

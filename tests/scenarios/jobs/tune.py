@@ -12,9 +12,13 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "spe
 import torch
 import torch.distributed as dist
 from accelerator import Layers, batch, run
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 STEP_MS = 20
+SHORT_STEP_MS = 8
+"""Of jobs that are launched many times."""
 MANY = 100_000
 
 
@@ -42,18 +46,64 @@ def loop(model, steps=MANY, each=None):
             each(step, model)
 
 
-def slow_buffers():
-    """Broadcasting buffers takes most of the step, as with a large table in a slow network."""
+def wrap_with_slow_buffers(step_ms):
+    """Return a model of which broadcasting buffers takes most of the step, as with a large table in a slow network."""
     original = DDP._sync_buffers
 
     def slow(self):
-        time.sleep(5 * STEP_MS / 1000)
+        time.sleep(5 * step_ms / 1000)
         original(self)
 
     DDP._sync_buffers = slow
-    net = Layers(STEP_MS)
+    net = Layers(step_ms)
     net.register_buffer("table", torch.zeros(8))
-    loop(DDP(net), each=save)
+    return DDP(net)
+
+
+def slow_buffers():
+    loop(wrap_with_slow_buffers(STEP_MS), each=save)
+
+
+def hooked():
+    """With a communication hook of the script's, nothing can be switched while the job runs."""
+    model = wrap_with_slow_buffers(SHORT_STEP_MS)
+    model.register_comm_hook(None, allreduce_hook)
+    loop(model, each=save)
+
+
+def picky():
+    """Under one of the settings, the job fails."""
+    model = wrap_with_slow_buffers(SHORT_STEP_MS)
+    model.register_comm_hook(None, allreduce_hook)
+    if model.static_graph:
+        raise ValueError("this model has no static graph")
+    loop(model, each=save)
+
+
+def compiled():
+    """So it is under torch.compile."""
+    loop(torch.compile(wrap_with_slow_buffers(SHORT_STEP_MS), backend="eager"), each=save)
+
+
+class Files(Dataset):
+    """Each row takes 30 ms to read."""
+
+    def __len__(self):
+        return MANY
+
+    def __getitem__(self, index):
+        time.sleep(0.03)
+        return torch.full((64,), float(index))
+
+
+def waits_for_files():
+    model = DDP(Layers(STEP_MS))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = Files()
+    for rows in DataLoader(data, sampler=DistributedSampler(data, shuffle=False)):  # FAULT
+        optimizer.zero_grad()
+        model(rows).mean().backward()
+        optimizer.step()
 
 
 def save(step, model):
@@ -129,4 +179,7 @@ def micro_batches():
 
 
 if __name__ == "__main__":
-    run(slow_buffers, healthy, growing, few, short, bare, two, unstepped, crash, hang, search, micro_batches)
+    run(
+        slow_buffers, hooked, picky, compiled, waits_for_files, healthy, growing, few, short, bare, two, unstepped, crash, hang,
+        search, micro_batches,
+    )  # fmt: skip

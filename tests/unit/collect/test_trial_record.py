@@ -61,5 +61,17 @@ def test_the_reason_of_the_rank_that_refused_counts(tmp_path):
     assert read_trial(tmp_path).refused == (("static_graph", "RuntimeError: no"),)
 
 
+def test_a_launch_with_one_setting_has_a_block_and_no_plan(tmp_path):
+    lines = [
+        {"launch": "base", "fits": ["static_graph"], "forwards": 1, "needs": 30},
+        {"round": 0, "setting": "base", "steps_ns": [2_000_000]},
+        {"end": "cannot switch", "reason": "a hook"},
+    ]
+    write(tmp_path, lines, lines)
+    trial = read_trial(tmp_path)
+    assert (trial.fits, trial.needed_steps, trial.forwards, trial.has_result) == (("static_graph",), 30, 1, False)
+    assert trial.blocks == (TriedBlock(round=0, setting="base", ranks_ms=((2.0,), (2.0,))),)
+
+
 def test_a_run_without_a_trial_has_an_empty_record(tmp_path):
     assert read_trial(tmp_path) == TrialRecord()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.recorder.tuning.plan import LEFT_OUT, MEASURED, MIB, choose_caps, order_blocks
+from ddpdoctor.recorder.tuning.plan import LEFT_OUT, MEASURED, MEASURED_IN_LAUNCH, MIB, choose_caps, order_blocks
 from ddpdoctor.recorder.tuning.trial import WARM_UP
 from tests.scenarios.running import clean_environment, free_port
 
@@ -19,7 +19,7 @@ KEEPING = "bucket_cap,gradient_as_bucket_view,static_graph,buffers_off,unreduced
 KEPT = "the checkpoint of an earlier run"
 
 
-def run_job(folder, rounds, steps, only=""):
+def run_job(folder, rounds, steps, only="", setting=""):
     checkpoint = folder / "model.pt"
     checkpoint.write_text(KEPT)
     for name in ("rings", "evidence"):
@@ -29,7 +29,9 @@ def run_job(folder, rounds, steps, only=""):
         str(steps), str(checkpoint),
     ]  # fmt: skip
     path = f"{ROOT / 'ddpdoctor' / 'recorder' / 'bootstrap'}{os.pathsep}{ROOT}"
-    trial = {"DDPDOCTOR_TUNE_ROUNDS": str(rounds), "DDPDOCTOR_TUNE_ONLY": only}
+    trial = {
+        "DDPDOCTOR_TUNE_ROUNDS": str(rounds), "DDPDOCTOR_TUNE_ONLY": only, "DDPDOCTOR_TUNE_SETTING": setting
+    }  # fmt: skip
     env = clean_environment(PYTHONPATH=path, DDPDOCTOR_RUN=str(folder), **trial)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -60,6 +62,18 @@ def test_parameters_are_those_of_a_job_without_switches_until_the_reduction_is_l
         {"end": "done", "steps": steps}
     ] * 2
     assert len(tried) == steps  # the script would have gone on to 1,000
+    assert kept.read_text() == KEPT
+
+
+def test_a_launch_with_one_setting_measures_some_steps_and_ends_on_all_ranks(tmp_path):
+    trained, kept = run_job(tmp_path, rounds=1, steps=1000, setting="gradient_as_bucket_view")
+    steps = WARM_UP + MEASURED_IN_LAUNCH
+    assert len(trained) == steps
+    for rank in (0, 1):
+        launch, block, end = lines_of(tmp_path, rank)
+        assert launch == {"launch": "gradient_as_bucket_view", "fits": [], "forwards": 1, "needs": steps}
+        assert len(block["steps_ns"]) == MEASURED_IN_LAUNCH
+        assert end == {"end": "done"}
     assert kept.read_text() == KEPT
 
 
