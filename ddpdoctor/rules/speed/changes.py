@@ -11,7 +11,7 @@ from ddpdoctor.model.predictions import Bound, PredictedStep
 from .input import predict_workers
 from .predictions import basis_of, predict_setting
 from .simulation import CAPS_BYTES, best_cap
-from .steps import mean
+from .steps import mean, usual
 from .words import is_small
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def job_basis(state: SpeedState, curves: MeasuredCurves | None = None) -> Predic
     return replace(
         basis,
         exposed_ms=mean(state.steps.transfer_ms.get("exposed", ())),
-        buffers_ms=mean(state.steps.transfer_ms.get("buffers", ())),
+        buffers_ms=usual(state.steps.transfer_ms.get("buffers", ())),
     )
 
 

@@ -29,8 +29,9 @@ LATENCIES_MS = (0.0, 0.25, 0.5)
 0.5 ms."""
 MANY_BUCKETS = 40
 """With more, the run itself tells how long a bucket of no size takes at most."""
-SPEEDS = (12.5e3, 125e3, inf)
-"""Bytes per millisecond that a network with so many buckets may have: 100 Mbit/s, 1 Gbit/s, any."""
+SPEEDS = (50e3, 125e3, inf)
+"""Bytes per millisecond that a network with so many buckets may have: 400 Mbit/s, 1 Gbit/s, any. Our choice: no job
+trains over a slower one, and at 100 Mbit/s half a MiB alone would explain 120 buckets on a busy machine."""
 NEARLY = 0.01
 """Caps count as equally good if what they save differs by less than this share of backward. Our choice: predictions are
 no better."""

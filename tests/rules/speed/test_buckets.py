@@ -143,3 +143,14 @@ def test_a_bucket_for_each_tensor_is_reported_also_where_cores_are_short() -> No
 )
 def test_the_share_of_the_reduction_that_backward_hides(times: GradientTimes | None, share: float | None) -> None:
     assert overlap_of(state(times)) == (None if share is None else pytest.approx(share, abs=0.01))
+
+
+def test_many_small_buckets_on_a_busy_machine_are_found_although_half_a_mib_is_little() -> None:
+    sizes = (128, 4096) * 120
+    times = replace(
+        LATE, sizes_bytes=sizes, ready_ms=tuple(55.0 * i / 240 for i in range(240, 0, -1)), bucket_bytes=(4224,) * 120,
+        compute_end_ms=55.5, exposed_ms=42.0, cap_bytes=2048,
+    )  # fmt: skip
+    (problem,) = check_buckets(state(times, wall_ms=160.0, transfer_ms=46.0, queued_ms=3e3)).problems
+    assert problem.fix == "DistributedDataParallel(..., bucket_cap_mb=25)"
+    assert problem.share > 0.15

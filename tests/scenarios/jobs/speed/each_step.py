@@ -22,7 +22,7 @@ def gathers():
 
 
 def many_metrics():
-    metrics = [torch.ones(()) for _ in range(25)]
+    metrics = [torch.ones(()) for _ in range(100)]
 
     def reduce(step):
         for metric in metrics:
