@@ -197,7 +197,13 @@ def test_the_last_look_asks_no_stream_while_a_graph_is_captured(monkeypatch, cap
     assert not asked
 
 
-def test_no_timer_of_ddp_is_read_that_waits_for_a_gpu():
-    ddp = SimpleNamespace(device_type="cuda", process_group=Group(), logger=SimpleNamespace())
+class OnGpu(SimpleNamespace):
+    """A DDP model on a GPU. A plain SimpleNamespace has no weak references."""
+
+
+def test_no_timer_of_ddp_is_read_that_waits_for_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the recorder writes its failures here
+    ddp = OnGpu(device_type="cuda", device="cuda:0", process_group=Group(), logger=SimpleNamespace())
     reductions.reduced(ddp, 1, 2)
     assert not reductions._pending
+    assert list(tmp_path.iterdir()) == []
