@@ -15,12 +15,21 @@ PREFIX = "DDPDOCTOR_"
 class RecorderSettings:
     """The settings, with their defaults."""
 
-    __slots__ = ("check_every", "tune_only", "tune_rounds", "tune_setting")
+    __slots__ = ("check_every", "speed", "tune_only", "tune_rounds", "tune_setting")
 
-    def __init__(self, check_every: int = 0, tune_rounds: int = 0, tune_only: str = "", tune_setting: str = "") -> None:
+    def __init__(
+        self,
+        check_every: int = 0,
+        speed: bool = False,
+        tune_rounds: int = 0,
+        tune_only: str = "",
+        tune_setting: str = "",
+    ) -> None:
         self.check_every = check_every
         """The number of steps between two fingerprints of a rank's replica. 0 turns off the checks of replicas,
         gradients and data."""
+        self.speed = speed
+        """Steps are to be slowed down as little as possible: gradients are checked only where replicas are compared."""
         self.tune_rounds = tune_rounds
         """In how many rounds a trial tries settings of DDP. 0: the job is no trial."""
         self.tune_only = tune_only

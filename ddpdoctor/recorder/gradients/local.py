@@ -5,6 +5,7 @@ They register no communication hook, change no gradient, and wait for no device.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import weakref
@@ -13,6 +14,8 @@ from typing import Any, Callable, List
 from .. import hooks
 from ..capture import is_capturing
 from ..replicas import ddp_models
+from ..replicas.fingerprinting import next_due
+from ..settings import read_settings
 from ..state import check_every, guarded, here
 from ..wrappers import around, wraps
 from .finite_checks import tensors_in
@@ -28,6 +31,8 @@ class _Kept:
     def __init__(self) -> None:
         self.watches: Any = weakref.WeakKeyDictionary()
         """By replica: its ``GradientWatch``."""
+        self.every = 0
+        """With ``--speed``: only steps in which replicas are compared are checked, every N-th. 0: all steps are."""
         self.backwards: List[Backward] = []
         """The running calls of torch.autograd.backward, the innermost last."""
         self.handles: List[Any] = []
@@ -59,6 +64,8 @@ def patch_ddp(ddp: Any) -> None:
     """Make each forward of DDP prepare for the check of its gradients."""
     if not check_every():
         return
+    settings = read_settings(os.environ)
+    _kept.every = settings.check_every if settings.speed else 0
     hooks.put(ddp, "forward", _looking)
     scaler = hooks.part(sys.modules.get("torch.amp.grad_scaler"), "GradScaler")
     hooks.put(scaler, "scale", lambda original: around(original, before=_scales))
@@ -116,7 +123,7 @@ def _begin(ddp: Any, given: Any) -> Any:
     import torch
 
     replica = ddp_models.find(ddp) if torch.is_grad_enabled() and not is_capturing() else None
-    if replica is None:
+    if replica is None or _is_left_out(replica):
         return None
     watch = _kept.watches.get(replica)
     if watch is None:
@@ -127,6 +134,11 @@ def _begin(ddp: Any, given: Any) -> Any:
         _kept.is_noted = here.ring.note({"k": "gradients", "at": time.monotonic_ns()})
     watch.begin_forward(ddp, given)
     return watch
+
+
+def _is_left_out(replica: Any) -> bool:
+    """Return whether this step is one of those that ``wrap --speed`` leaves out, as checks take time in each step."""
+    return _kept.every > 0 and next_due(replica.reductions, _kept.every) != replica.reductions + 1
 
 
 @guarded("gradients")
