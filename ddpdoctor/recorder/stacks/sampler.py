@@ -28,6 +28,8 @@ CHILD_INTERVAL_S = 0.4
 LOOKS_APART_S = 0.3
 CORE_TIME_NS = 900_000_000
 """Time between two readings of the main thread's core time."""
+FIRST_CORE_TIME_NS = 200_000_000
+"""The same between the first two, so that jobs of less than a second have it too."""
 MAX_THREADS = 64
 """So many other threads are asked how long they waited for a core. Our choice: more take a thousandth of a core."""
 STOP_LIMIT_S = 0.05
@@ -118,7 +120,7 @@ class CoreClock:
         now = time.monotonic_ns()
         if now < self.due_ns or not here.is_rank or here.clock is None or not here.clock.number:
             return
-        self.due_ns = now + CORE_TIME_NS
+        self.due_ns = now + (FIRST_CORE_TIME_NS if self.first is None else CORE_TIME_NS)
         counted = _core_time()
         if counted is None:
             return

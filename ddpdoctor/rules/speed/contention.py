@@ -19,9 +19,11 @@ def contention(ranks: Iterable[Rank]) -> str:
     """Return why a prediction of the reduction would not hold, or "" if nothing is against it."""
     by_host: dict[str, float] = {}
     cores = 0
+    is_known = False
     for rank in ranks:
         if rank.speed is None or rank.speed.core_time is None or not rank.speed.core_time.elapsed_ms:
             continue
+        is_known = True
         time, around = rank.speed.core_time, rank.speed.surroundings
         if time.queued_ms > MOST_QUEUED * time.elapsed_ms:
             return f"rank {rank.rank} waited for a core for {time.queued_ms / time.elapsed_ms:.0%} of the time"
@@ -30,4 +32,4 @@ def contention(ranks: Iterable[Rank]) -> str:
             by_host[rank.host] = by_host.get(rank.host, 0.0) + around.threads * time.on_core_ms / time.elapsed_ms
     if cores and max(by_host.values(), default=0.0) > MOST_OF_CORES * cores:
         return "the ranks compute on most of the cores, and the reduction takes cores from backward"
-    return ""
+    return "" if is_known else "the job was too short to see on how many cores the ranks compute"

@@ -154,3 +154,11 @@ def test_many_small_buckets_on_a_busy_machine_are_found_although_half_a_mib_is_l
     (problem,) = check_buckets(state(times, wall_ms=160.0, transfer_ms=46.0, queued_ms=3e3)).problems
     assert problem.fix == "DistributedDataParallel(..., bucket_cap_mb=25)"
     assert problem.share > 0.15
+
+
+def test_a_job_that_is_too_short_to_see_its_cores_is_not_judged() -> None:
+    known = state()
+    ranks = tuple(replace(rank, speed=replace(rank.speed, core_time=None)) for rank in known.ranks if rank.speed)
+    answer = check_buckets(replace(known, ranks=ranks))
+    assert (answer.outcome, answer.problems) == (Outcome.INCONCLUSIVE, ())
+    assert "too short" in answer.seen
