@@ -12,7 +12,7 @@ import time
 from typing import Any, Callable
 
 from .. import hooks
-from ..state import here
+from ..state import guarded, here
 from ..training.step_clock import clock
 from ..wrappers import hide_own_frames, wraps
 
@@ -44,6 +44,7 @@ def count(original: Callable[..., Any]) -> Callable[..., Any]:
     return counted
 
 
+@guarded("objects")
 def _caller(frame: Any) -> str:
     """Return the function that calls a helper. Before Python 3.12 a list comprehension in it has a frame of its own."""
     is_inside = frame.f_code.co_name.startswith("<") and frame.f_back is not None

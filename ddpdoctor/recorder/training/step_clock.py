@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from ..state import here
+from ..state import guarded, here
 from ..storage import ring_layout
 
 MOST_US = 2**32 - 1
@@ -95,6 +95,7 @@ class StepClock:
         self.inside.own += took
         self.spent[self.phase] -= took
 
+    @guarded("data loading")
     def begin_data(self) -> Optional[Tuple[int, int, int]]:
         """Begin to take a batch from a loader; return what ``end_data`` needs, or None inside another loader."""
         if self.loading or _get_ident() != here.main_thread:
@@ -102,6 +103,7 @@ class StepClock:
         self.loading = True
         return _now_ns(), _cpu_ns(), self.waits[self.phase]
 
+    @guarded("data loading")
     def end_data(self, began: Optional[Tuple[int, int, int]]) -> None:
         """Note that the loader has returned."""
         if began is None:
