@@ -19,9 +19,9 @@ class Matrices(torch.nn.Module):
 
 def multiply(threads):
     torch.set_num_threads(threads)
-    step = Stepper(Matrices(512))
+    step = Stepper(Matrices(256))
     for _ in range(STEPS):
-        step(torch.randn(256, 512))
+        step(torch.randn(4096, 256))
 
 
 def all_cores_each():
