@@ -77,7 +77,7 @@ def check_communication(state: SpeedState) -> Answer:
     if gradients is not None and sum(gradients.bucket_bytes) < LEAST_BYTES:
         return passed(f"{seen}; all gradients together are under 1 MiB")
     saved_ms = None if reason else _saved_by_buckets_ms(gradients)
-    if saved_ms is not None and saved_ms >= needed_ms / 3:
+    if saved_ms is not None and gradients is not None and saved_ms >= min(needed_ms, gradients.exposed_ms) / 3:
         return passed(f"{seen}, and another bucket size would save {percent(state.share(saved_ms))} of the step")
     known = saved_ms is not None
     problem = Problem(

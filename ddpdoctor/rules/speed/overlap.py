@@ -24,7 +24,7 @@ def overlap_of(state: SpeedState) -> float | None:
     gradients = gather(list(models[0].times.values())) if len(models) == 1 else None
     if gradients is None:
         return None
-    exposed_ms = gradients.end_ms - gradients.compute_end_ms
+    exposed_ms = gradients.exposed_ms
     sums_ms = [sum(map(network.time_ms, gradients.bucket_bytes)) for network in networks_of(gradients)]
     shares = [1 - exposed_ms / whole_ms for whole_ms in sums_ms if whole_ms]
     return min(1.0, max(0.0, median(shares))) if shares else None

@@ -68,7 +68,7 @@ def basis_of(
     """
     times = [rank.gradient_times[0] for rank in ranks if len(rank.gradient_times) == 1]
     gradients = gather(times) if times and len(times) == len(ranks) else None
-    exposed_ms = reductions * (gradients.end_ms - gradients.compute_end_ms) if gradients is not None else 0.0
+    exposed_ms = reductions * gradients.exposed_ms if gradients is not None else 0.0
     basis = PredictionBasis(
         step_ms=step_ms,
         gradients=gradients,

@@ -55,6 +55,11 @@ class BucketGradients:
     by_registration: bool = False
     """The order is the reverse of the registration: ``find_unused_parameters`` keeps DDP from building buckets anew."""
 
+    @property
+    def exposed_ms(self) -> float:
+        """Return the time of the reduction that backward does not hide."""
+        return self.end_ms - self.compute_end_ms
+
 
 class ReductionModel(Protocol):
     """What tells how long the reduction of a bucket takes."""

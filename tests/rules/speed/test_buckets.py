@@ -156,6 +156,16 @@ def test_many_small_buckets_on_a_busy_machine_are_found_although_half_a_mib_is_l
     assert problem.share > 0.15
 
 
+def test_a_busy_machine_that_makes_most_reductions_longer_does_not_hide_the_buckets() -> None:
+    sizes = (128, 1024) * 120
+    times = replace(
+        LATE, sizes_bytes=sizes, ready_ms=tuple(20.0 * i / 240 for i in range(240, 0, -1)), bucket_bytes=(1152,) * 120,
+        compute_end_ms=20.0, exposed_ms=25.0, cap_bytes=100,
+    )  # fmt: skip
+    (problem,) = check_buckets(state(times, wall_ms=115.0, transfer_ms=80.0)).problems
+    assert problem.fix == "DistributedDataParallel(..., bucket_cap_mb=25)"
+
+
 def test_a_job_that_is_too_short_to_see_its_cores_is_not_judged() -> None:
     known = state()
     ranks = tuple(replace(rank, speed=replace(rank.speed, core_time=None)) for rank in known.ranks if rank.speed)
