@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.model.findings import Finding
+    from ddpdoctor.model.timeline import Timeline
 
 
 class Tone(str, Enum):
@@ -147,7 +148,88 @@ class Places:
     classes: tuple[RankClass, ...]
 
 
-Block = Heading | Text | Items | FactList | Table | Series | Places
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """What each rank did over time."""
+
+    timeline: Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitNode:
+    """Ranks of one class in the graph of waits."""
+
+    ranks: tuple[int, ...]
+    state: str
+    place: str
+    blamed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitGraph:
+    """Who waits for whom. Edges are pairs of positions in ``nodes``: the first waits for the second."""
+
+    nodes: tuple[WaitNode, ...]
+    edges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeNode:
+    """A frame of merged stacks and the frames that it called. ``strong``: the user's own code."""
+
+    text: str
+    ranks: tuple[int, ...]
+    strong: bool = False
+    blamed: bool = False
+    children: tuple[TreeNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """Stacks of all ranks, merged from the outermost frame."""
+
+    title: str
+    roots: tuple[TreeNode, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLines:
+    """Lines of a file around the one that is blamed. ``first`` is the number of the first line."""
+
+    file: str
+    first: int
+    lines: tuple[str, ...]
+    blamed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridCell:
+    """One cell of a grid. ``about`` is what hovering says."""
+
+    text: str = ""
+    tone: Tone = Tone.PLAIN
+    about: str = ""
+    level: float | None = None
+    """From 0 (low) to 1 (high), for cells that are drawn as a heat map."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A matrix, such as ranks by tensors or checks by hosts."""
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[tuple[GridCell, ...], ...]
+    """One tuple per row, one cell per column."""
+    row_name: str = ""
+    column_name: str = ""
+    legend: tuple[str, ...] = ()
+
+
+Picture = Lanes | WaitGraph | Tree | SourceLines | Grid
+"""Blocks that formats of plain text draw in little, or leave out."""
+Block = Heading | Text | Items | FactList | Table | Series | Places | Picture
 Section = tuple[Block, ...]
 """Blocks that belong together. Formats separate sections."""
 
@@ -181,6 +263,8 @@ class Content:
     """Findings name their hosts."""
     ends_with_verdict: bool = False
     """On a screen, the verdict comes last and the status first. If False, the status comes last."""
+    pictures: tuple[Section, ...] = ()
+    """What a document draws before the results: the timeline, who waits for whom, stacks, grids."""
     others: tuple[Finding, ...] = ()
     """With ``ends_with_verdict``: findings beside the verdict that no section shows."""
     is_checklist: bool = False

@@ -74,6 +74,8 @@ def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
             return _write_rows(PLACE_HEADS, place_rows(block))
         case Series():
             return ""  # in the picture
+        case _:
+            return ""
 
 
 def _write_facts(block: FactList) -> str:

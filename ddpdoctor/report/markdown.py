@@ -57,6 +57,8 @@ def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
             return _write_rows(PLACE_HEADS, place_rows(block))
         case Series():
             return ""  # the numbers are in a table beside it
+        case _:
+            return ""
 
 
 def _write_item(text: str, more: Sequence[str]) -> str:
