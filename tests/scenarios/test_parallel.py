@@ -18,7 +18,7 @@ FAULTS = (
     ("hybrid", "stuck", 4, "DETAIL", "in the shard group (ranks 2 and 3) for rank 3"),
     ("fsdp_tensor", "stuck", 4, "OFF", "in the dp group (ranks 1 and 3) for rank 3"),
     ("tensor", "stuck", 2, "OFF", "in DTensor (all_reduce)"),
-    ("pipeline", "crash", 2, "OFF", "torch raised RuntimeError because of it"),
+    ("pipeline", "crash", 2, "OFF", "torch raised RuntimeError because of this error"),
     ("pipeline", "stuck", 4, "DETAIL", "in schedule.step (irecv) of float32[1, 8] from rank 2"),
     ("saved", "crash", 2, "DETAIL", "torch raised CheckpointException because of it"),
 )

@@ -61,7 +61,7 @@ def test_of_a_rank_that_waits_for_its_loader_the_line_of_the_worker_is_told(tmp_
 
     verdict = json.loads(done.stdout)["verdict"]
     assert (done.returncode, verdict["code"], verdict["ranks"]) == (1, "DD601", [1])
-    at_fault = f"in wait_for_the_test at attached.py:{marked('FAULT')}"
+    at_fault = f"in wait_for_the_test (attached.py:{marked('FAULT')})"
     assert [
         line for line in verdict["evidence"] if line.startswith("the worker of rank 1 with pid ") and at_fault in line
     ]

@@ -197,7 +197,7 @@ def test_a_node_that_is_cut_off_while_it_trains(hosts, tmp_path):
     assert other.named == first.named
     # Of three nodes the one that reaches none of the others knows that it is itself.
     assert (cut_off.verdict["kind"], cut_off.verdict["hosts"]) == ("killed", ["dd1"]), cut_off.verdict
-    assert "this node (dd1) is cut off from dd0 and dd2" in cut_off.verdict["summary"]
+    assert "this node (dd1) is cut off: dd0 and dd2 do not respond" in cut_off.verdict["summary"]
     assert [member.status for member in (first, cut_off, other)] == [124, 124, 124]
 
 

@@ -144,7 +144,7 @@ FAILED = {
     ),
     "raised by a wrapper, whatever its type": (
         (position(0), position(1, error="RuntimeError: no", stack=(OURS, PLUGIN)), position(2, error=PEER)),
-        ("crash", (1,), "rank 1 raised RuntimeError in all_reduce at plugin.py:12: no"),
+        ("crash", (1,), "rank 1 raised RuntimeError in all_reduce (plugin.py:12): no"),
     ),
     "raised by a call of torch's": (
         (position(0), position(1, error="RuntimeError: CUDA error: out of memory"), position(2)),
