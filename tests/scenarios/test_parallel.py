@@ -50,7 +50,9 @@ def test_what_a_mesh_holds_alike_is_compared(kind: str, ranks: list[int], dims: 
     assert (verdict["kind"], verdict["tensor"]) == ("param-drift", "0.norm.bias"), verdict
     assert set(verdict["ranks"]) <= set(ranks), verdict
     assert 3 in verdict["ranks"], verdict
-    assert any(f"hold the same in the {dims} dimension of the mesh" in one for one in verdict["evidence"]), verdict
+    assert any(
+        f"should have equal values along the {dims} dimension of the mesh" in one for one in verdict["evidence"]
+    ), verdict
 
 
 @pytest.mark.parametrize("level", ["DETAIL", "OFF"])
