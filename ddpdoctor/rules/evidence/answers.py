@@ -70,7 +70,7 @@ def find_transport(state: RunState) -> Answer:
     return _answer("transport", state)
 
 
-@rule("DD613", "cannot-tell", Severity.INFO, "The evidence does not name the cause")
+@rule("DD613", "cannot-tell", Severity.INFO, "The evidence does not show the cause")
 def check_sufficient(state: RunState) -> Answer:
     """Say that the cause cannot be told from what was given, and what to collect.
 

@@ -118,4 +118,4 @@ def test_of_two_ranks_it_cannot_be_determined_which_is_slow():
     assert ran.status == 4
     assert named(ran) == []
     assert len(ran.report["data"]["pairs"]) == 1
-    assert "it takes three ranks" in seen(ran, "slow-link")["reason"]
+    assert "three ranks are needed" in seen(ran, "slow-link")["reason"]
