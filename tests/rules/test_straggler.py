@@ -138,7 +138,7 @@ def random_lengths(rank):
         (usual,),
     ],
     ids=[
-        "equal", "all slow", "checkpoints", "in turns", "warm-up", "three quarters of the steps", "19 ms",
+        "equal", "all slow", "checkpoints", "in rounds", "warm-up", "three quarters of the steps", "19 ms",
         "one is fast", "random lengths", "random lengths of two", "one rank",
     ],
 )  # fmt: skip

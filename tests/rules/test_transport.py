@@ -65,7 +65,7 @@ def test_data_that_nobody_acknowledges_name_the_ranks_and_the_way():
     ranks = (connected(in_call(0, world=2), "10.0.0.4:4000", LOST), connected(in_call(1, world=2), "10.0.0.4:5000"))
     finding = finding_of(on_one_host("gloo", *ranks))
     assert finding.evidence[0] == (
-        "data from rank 0 to rank 1 are not acknowledged: 10.0.0.4:4000 to 10.0.0.4:5000, 76 bytes are waiting, "
+        "data from rank 0 to rank 1 is not acknowledged: 10.0.0.4:4000 to 10.0.0.4:5000, 76 bytes are waiting, "
         "resent 4 times"
     )
     assert finding.fix.startswith("packets from 10.0.0.4 to itself are lost")

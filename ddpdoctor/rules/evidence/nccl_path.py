@@ -89,7 +89,8 @@ def _inside_host(job: NcclJob) -> Iterator[Problem]:
             hosts=(host,),
             evidence=(*_said(those), *_set(job, off, host)),
             fix=_unset(off)
-            or "run `ddpdoctor check-env shm p2p` on that host; share memory between the containers (docker run --ipc=host, or a "
+            or "run `ddpdoctor check-env shm p2p` on that host; share memory between containers (docker run "
+            "--ipc=host, or a "
             "larger /dev/shm)",
         )
 
@@ -139,8 +140,8 @@ def _without_gdr(job: NcclJob) -> Iterator[Problem]:
             confidence=Confidence.MEDIUM,
             evidence=(*_said(over), *_set(job, off, host)),
             fix=_unset(off)
-            or "run `ddpdoctor check-env peermem acs-iommu` on that host; check the distance of GPUs and adapters with nvidia-smi "
-            "topo -m: beyond PHB, NCCL does not use GDRDMA",
+            or "run `ddpdoctor check-env peermem acs-iommu` on that host; check the distance of GPUs and "
+            "adapters with nvidia-smi topo -m: beyond PHB, NCCL does not use GDRDMA",
         )
 
 

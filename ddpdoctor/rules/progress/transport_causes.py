@@ -143,7 +143,7 @@ def _stalled_connections(job: JobState) -> Iterator[Clue]:
             here, there = one.local.rpartition(":")[0], one.remote.rpartition(":")[0]
             way = f"between {here} and {there}" if here != there else f"from {here} to itself"
             yield Clue(
-                said=f"data from rank {number} to {to} are not acknowledged: {one.local} to {one.remote}, "
+                said=f"data from rank {number} to {to} is not acknowledged: {one.local} to {one.remote}, "
                 f"{one.unsent_bytes} bytes are waiting, resent {one.retries} times",
                 fix=f"packets {way} are lost: check the packet filters (nft list ruleset; iptables-save) and "
                 "the link (ip -s link show)",

@@ -139,7 +139,7 @@ def test_many_slower_sizes_are_one_finding_with_the_worst_first():
     assert problem.summary.startswith("all_reduce float32 throughput of ")
     assert "reaches 50% (49%-51%) of its earlier speed: " in problem.summary
     assert problem.summary.endswith(": below --fail-below 90% of monday.json. 15 more of 16 sizes are below it.")
-    assert len([line for line in problem.evidence if "of what it did" in line]) == 6
+    assert len([line for line in problem.evidence if "of its earlier speed" in line]) == 6
 
 
 def test_a_demand_that_is_open_counts_before_a_warning():

@@ -160,8 +160,8 @@ def test_a_rank_with_a_narrow_way():
     assert problem.summary.startswith("rank 2 on a is slow with every other rank: 0.01")
     assert problem.hosts == ("a",)
     assert problem.confidence is Confidence.HIGH
-    assert f"at least twice as slow in {TURNS} of {TURNS} turns" in problem.evidence[0]
-    assert "the way of the data is narrow" in problem.evidence[1]
+    assert f"at least twice as slow in {TURNS} of {TURNS} rounds" in problem.evidence[0]
+    assert "the bandwidth is low" in problem.evidence[1]
     assert len(problem.evidence) == 2
 
 
@@ -172,8 +172,8 @@ def test_a_rank_that_is_slow_to_answer_with_what_its_machine_shows():
     measured = pairs(ONE, latency=with_end(2, 3, 6.0), alone=False)
     (problem,) = check_slow_rank(scene(ONE, pairs=measured, reasons=(own, everybody, machine))).problems
 
-    assert "ms for a small message where" in problem.summary
-    assert "look at the core" in problem.evidence[1]
+    assert "ms for a small message instead of" in problem.summary
+    assert "check its CPU core" in problem.evidence[1]
     assert problem.evidence[2:] == (
         "others kept CPU 1 busy (/proc/stat)",
         "several ran at once, so they may have slowed each other",

@@ -67,10 +67,10 @@ def test_one_element_of_one_rank():
         # Of the rank before, or made wrong on arrival.
         ([wrong(2, collective=SEND_RECV)], (1, 2), LOW, "sender and receiver cannot be distinguished"),
         ([wrong(0, collective=SEND_RECV)], (0, 3), LOW, "sender and receiver"),
-        ([wrong(n, collective=SEND_RECV) for n in (1, 2)], (1,), MEDIUM, "it sent or received every message"),
+        ([wrong(n, collective=SEND_RECV) for n in (1, 2)], (1,), MEDIUM, "it sent or received every wrong message"),
         # Of 262144 elements, those from 131072 on come of rank 2.
         ([wrong(0, collective=TO_ALL, index=140_000)], (0, 2), LOW, "sender and receiver"),
-        ([wrong(n, collective=TO_ALL, index=140_000) for n in (0, 1, 3)], (2,), MEDIUM, "every message"),
+        ([wrong(n, collective=TO_ALL, index=140_000) for n in (0, 1, 3)], (2,), MEDIUM, "every wrong message"),
         ([wrong(0, collective=TO_ALL, index=140_000, size=2 * MIB)], (0,), LOW, "sender and receiver"),
     ],
 )

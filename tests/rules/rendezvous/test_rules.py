@@ -91,7 +91,8 @@ TABLE = {
     ),
     "what answers is no store": (
         with_visits(TWO, n0=view(0, Contact.NO_STORE, "Address already in use"), n1=view(1, Contact.NO_STORE)),
-        [("tcp-store", ("node0",), "cannot serve the store on port 29500"), ("tcp-store", ("node0",), "is not a torch store")],
+        [("tcp-store", ("node0",), "cannot serve the store on port 29500"),
+         ("tcp-store", ("node0",), "is not a torch store")],
     ),
     "nobody listens, as a node alone sees it": (
         lone(Contact.REFUSED), [("tcp-store", ("node0",), "no process listens there, or a firewall")]
@@ -105,7 +106,8 @@ TABLE = {
     "a host that is cut off": (
         with_pairs(FOUR, row(2) | column(2), fails(Contact.UNREACHABLE)), [("mesh", ("node2",), "cut off")]
     ),
-    "one pair": (with_pairs(FOUR, {(1, 2)}, fails(Contact.REFUSED)), [("mesh", ("node1", "node2"), "both can connect to")]),
+    "one pair": (with_pairs(FOUR, {(1, 2)}, fails(Contact.REFUSED)),
+        [("mesh", ("node1", "node2"), "both can connect to")]),
     "two hosts, one way": (
         with_pairs(TWO, {(0, 1)}, fails(Contact.NO_ANSWER)), [("mesh", ("node1",), "the other direction works")]
     ),
@@ -159,7 +161,7 @@ TABLE = {
     ),
     "two slow hosts of four": (
         with_pairs(FOUR, row(0) | column(0) | row(3) | column(3), CRAWLS),
-        [("slow-link", (name,), f"to {name} and from it") for name in ("node0", "node3")],
+        [("slow-link", (name,), f"to and from {name}") for name in ("node0", "node3")],
     ),
     "so slow that it was given up": (
         with_pairs(FOUR, row(1), large(contact=Contact.NO_ANSWER, duration_s=12.5, sent=70, delivered=60_000)),
