@@ -98,7 +98,7 @@ def check_slow_rank(measured: Measured) -> Answer:
     after=("slow-rank",),
 )
 def check_slow_link(measured: Measured) -> Answer:
-    """Report two ranks or nodes that are slow with each other, and as fast as usual with everyone else.
+    """Report two ranks or nodes that are slow only with each other.
 
     ## What it means
 
@@ -162,7 +162,7 @@ def check_slow_node(measured: Measured) -> Answer:
 
     ## What to do
 
-    Check the node's card and port, compare the machine with another one, and leave it out of the job until it is
+    Check the node's card and port, compare the machine with another one, and exclude it from the job until it is
     repaired.
     """
     bench, who = measured.bench, find_who(measured.bench)

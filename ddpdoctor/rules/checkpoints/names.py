@@ -173,7 +173,7 @@ def check_keys(seen: Checkpoints) -> Answer:
 
     ## Example
 
-        last.pt does not fit train:build_model: head.weight is (10, 64) in the file and (12, 64) in the model
+        last.pt does not match train:build_model: head.weight is (10, 64) in the file and (12, 64) in the model
     """
     if seen.expected is None:
         return skipped("there is no model to compare with (--model)")

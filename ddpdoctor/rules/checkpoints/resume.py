@@ -59,7 +59,7 @@ def check_resume(seen: Checkpoints) -> Answer:
 
     ## Example
 
-        last.pt holds model, optimizer state, epoch or step; it has no scheduler state, random state
+        last.pt has model, optimizer state, epoch or step, but no scheduler state, random state
     """
     training = [one for one in seen.files if _is_training(one)]
     if not training:
@@ -124,7 +124,7 @@ def check_refusal(seen: Checkpoints) -> Answer:
 
     ## Example
 
-        args.pt: torch.load refuses it, because it names argparse.Namespace
+        args.pt: torch.load rejects it (weights_only=True), because it refers to argparse.Namespace
     """
     read = [one for one in seen.files if one.contents is not None and one.state is ReadState.WHOLE]
     if not read:

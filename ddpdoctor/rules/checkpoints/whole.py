@@ -46,7 +46,7 @@ def check_foreign(seen: Checkpoints) -> Answer:
 
     ## Example
 
-        model.pt is no checkpoint: a pointer of git-lfs
+        model.pt is not a checkpoint: a pointer of git-lfs
     """
     problems = [
         Problem(
@@ -88,7 +88,7 @@ def check_damaged(seen: Checkpoints) -> Answer:
 
     ## Example
 
-        epoch3.pt is damaged: 1 record has a wrong checksum, in which lies model.layers.3.weight
+        epoch3.pt is damaged: 1 record has a wrong checksum (model.layers.3.weight)
     """
     problems = [_damage(one) for one in seen.files if one.damaged or one.state is ReadState.UNREADABLE]
     checked = [one for one in seen.files if one.checksums is Checksums.CHECKED]
@@ -142,7 +142,7 @@ def check_truncated(seen: Checkpoints) -> Answer:
 
     ## Example
 
-        epoch4.pt is cut off: of 62 tensors 17 are lost, the first of them model.layers.9.weight
+        epoch4.pt is truncated: 17 of 62 tensors are lost, starting with model.layers.9.weight
     """
     problems = [_truncation(one) for one in seen.files if one.state in {ReadState.CUT, ReadState.EMPTY}]
     return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} complete")
@@ -201,7 +201,7 @@ def check_values(seen: Checkpoints) -> Answer:
 
     ## Example
 
-        last.pt holds NaN: 12 of 4096 values of model.layers.7.weight
+        last.pt has NaN: 12 of 4096 values of model.layers.7.weight
     """
     looked = [one for one in seen.files if one.values is not None]
     if not looked:

@@ -45,8 +45,8 @@ def check_buffers(job: Job) -> Answer:
 
     ## Example
 
-        buffers differ between ranks 0 and 1 after step 1: broadcast_buffers=False leaves each rank the statistics of
-        its own data
+        buffers differ between ranks 0 and 1 after step 1: with broadcast_buffers=False, each rank keeps the statistics
+        of its own data
     """
     seen = survey(job, What.BUFFER, _why)
     return ruling(job, seen, problems_of(job, seen.found, "buffers"), "buffers that DDP sends")

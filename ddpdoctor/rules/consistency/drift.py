@@ -83,9 +83,9 @@ def check_parameters(job: Job) -> Answer:
 
     ## Example
 
-        parameters differ between ranks 0-2 after step 50: something other than the optimizer's step changed them on
-        rank 0, as a checkpoint that was loaded there alone or an edit in place, or gradients were changed after the
-        reduction at a step in between, which was not compared
+        parameters differ between ranks 0-2 after step 50: something other than the optimizer step changed them on rank
+        0, such as a checkpoint loaded only there or an in-place edit, or gradients were changed after the reduction in
+        a step that was not compared
     """
     seen = survey(job, What.PARAMETER, why_parameters_differ)
     found = [*(_since(one) for one in seen.found), *unwrapped_drift(job)]

@@ -74,12 +74,12 @@ def check_gradients(job: Job) -> Answer:
     ## What to do
 
     Call the DDP object itself in training. Keep the forward and the backward of the last batch before `step()` out of
-    `no_sync()`. Wrap the model once it is complete. Treat gradients alike on all ranks.
+    `no_sync()`. Wrap the model once it is complete. Treat gradients the same way on all ranks.
 
     ## Example
 
-        gradients differ between ranks 0 and 1 at step 1: the model was trained past DDP, whose forward did not run
-        before the step
+        gradients differ between ranks 0 and 1 at step 1: the training step bypassed DDP: its forward did not run before
+        the step
     """
     seen = survey(job, What.GRADIENT, why_gradients_differ)
     return ruling(job, seen, problems_of(job, seen.found, "gradients"), "gradients")

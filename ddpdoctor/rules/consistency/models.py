@@ -50,7 +50,8 @@ def check_models(job: JobState) -> Answer:
 
     ## Example
 
-        rank 2 has requires_grad=False for 0.weight, where ranks 0 and 1 have requires_grad=True
+        the ranks' DDP models differ at 0.weight: rank 2 has requires_grad=False, but ranks 0 and 1 have
+        requires_grad=True
     """
     difference = job.difference
     if difference is None:

@@ -80,8 +80,8 @@ def check_local_gradients(job: Job) -> Answer:
 
     ## Example
 
-        rank 1 computed NaN as the gradient of layers.3.weight in step 12, and loss and input were finite; the reduction
-        gave it to all ranks
+        rank 1 computed NaN as the gradient of layers.3.weight in step 12, and the loss and the input
+        were finite; the reduction spread it to all ranks
     """
     looked = [rank for rank in job.ranks if rank.nonfinite is not None]
     if not looked:

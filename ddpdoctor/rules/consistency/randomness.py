@@ -46,7 +46,8 @@ def check_random_state(job: Job) -> Answer:
 
     ## Example
 
-        ranks 0 and 1 have the same random state while the model trains with dropout: each drops the same units
+        ranks 0 and 1 have the same random state while the model trains with dropout, so they use the
+        same dropout masks
     """
     everything = [(replica, stream) for replica in replicas_of(job) for stream in replica.streams]
     found = [_finding(job, replica, stream) for replica, stream in everything if _is_same(stream)]

@@ -69,8 +69,8 @@ def check_stale_optimizer(job: Job) -> Answer:
 
     ## Example
 
-        the parameters of the model did not change in 16 steps: the optimizer holds 4 tensors that are no parameters
-        of it, and none of the 4 that train
+        the model's parameters did not change in 16 backwards on ranks 0 and 1: the optimizer has 4 tensors that are not
+        in the model, and none of the 4 trained parameters
     """
     found = [
         one for replica in replicas_of(job) for stream in replica.streams if (one := _finding(job, replica, stream))

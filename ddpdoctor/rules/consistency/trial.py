@@ -60,8 +60,8 @@ def check_reference(trial: Trial) -> Answer:
 
     ## Example
 
-        DDP's gradient is 0.25 times that of one process: the loss is a sum over samples, and DDP takes the mean over 4
-        ranks
+        DDP's gradient differs from one process on the whole batch: it is 1/4 of the expected one: the loss is a sum
+        over samples, and DDP takes the mean over 4 ranks
     """
     reference = trial.reference
     if reference is None:

@@ -64,7 +64,7 @@ def check_duplicates(replicas: Replicas) -> Answer:
 
     ## Example
 
-        ranks 0 and 1 train on the same 320 samples: the loader at train.py:12 has no distributed sampler
+        ranks 0 and 1 train on the same 320 samples: the DataLoader (train.py:12) has no distributed sampler
     """
     return with_counts(replicas, judge_loaders(replicas, _judge, "no two ranks draw the same samples"))
 

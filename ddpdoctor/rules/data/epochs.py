@@ -52,8 +52,8 @@ def check_epochs(replicas: Replicas) -> Answer:
 
     ## Example
 
-        3 epochs had the same order: set_epoch of the sampler of the loader at train.py:20 is never called, or always
-        with the same number
+        3 epochs had the same order: the script never calls set_epoch on the sampler of the DataLoader (train.py:20), or
+        always with the same number
     """
     drawn = replicas.drawn
     more = "" if drawn is None else "; this check does not look for set_epoch in your script"

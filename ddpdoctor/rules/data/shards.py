@@ -75,7 +75,7 @@ def check_shards(replicas: Replicas) -> Answer:
 
     ## Example
 
-        the shares of ranks 0 and 1 overlap and leave samples out: their samplers have different seeds
+        the shares of ranks 0 and 1 overlap or miss samples: their samplers have different seeds
     """
     answer = with_counts(replicas, judge_loaders(replicas, _judge, "the shares of the ranks cover each sample once"))
     return answer if answer.problems else find_overlap(replicas) or answer

@@ -56,7 +56,7 @@ def check_batches(replicas: Replicas) -> Answer:
 
     ## Example
 
-        rank 2 has 10 batches in pass 1, where ranks 0 and 1 have 12: the loader at train.py:22
+        rank 2 has 10 batches in pass 1, but ranks 0 and 1 have 12: the DataLoader (train.py:22)
     """
     return judge_loaders(replicas, _judge, "all ranks have the same number of batches")
 

@@ -45,7 +45,7 @@ def check_gpu_alloc(node: Node) -> Answer:
 
     ## What to do
 
-    If results are wrong or the GPU hangs, take the node out of use, reset the GPU or reboot, try again, and run
+    If results are wrong or the GPU hangs, drain the node, reset the GPU or reboot, try again, and run
     `dcgmi diag -r 3`.
     """
     trial = need(node.gpu_trial)

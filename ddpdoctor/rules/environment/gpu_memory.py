@@ -41,7 +41,7 @@ def check_ecc_unc(node: Node) -> Answer:
 
     ## What else looks like it
 
-    Consumer GPUs have no ECC, or have it off by default. They are not checked.
+    Consumer GPUs have no ECC, or it is off by default. They are not checked.
 
     ## What to do
 
@@ -104,7 +104,7 @@ def check_row_remap(node: Node) -> Answer:
 
     ## What to do
 
-    For a pending row, reset the GPU or reboot. For a failed one, take the node out of use and have the GPU replaced.
+    For a pending row, reset the GPU or reboot. For a failed one, drain the node and have the GPU replaced.
     """
     gpus = [gpu for gpu in in_use(node) if gpu.remap_failed is not None or gpu.remap_pending is not None]
     if not gpus:

@@ -178,7 +178,8 @@ def check_mig(node: Node) -> Answer:
 
     ## What to do
 
-    Use whole GPUs: run `nvidia-smi -mig 0` with nothing running, or ask the batch system for GPUs and not for slices.
+    Use whole GPUs: run `nvidia-smi -mig 0` when no process runs, or request whole GPUs from the batch
+    system.
     """
     gpus = [gpu for gpu in in_use(node) if gpu.mig_enabled is not None]
     if not gpus:

@@ -102,7 +102,7 @@ def _state(gpu: Gpu) -> str:
     group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: temperature and threshold, enforced and default power limit",
 )  # fmt: skip
 def check_temp_power(node: Node) -> Answer:
-    """Report GPUs within 5 °C of slowing down, and GPUs whose power limit is lowered.
+    """Report GPUs within 5 °C of thermal throttling, and GPUs with a lowered power limit.
 
     ## What it means
 

@@ -59,7 +59,7 @@ def seen_of(chosen: Chosen) -> str:
     reads="the choice of NCCL and Gloo on every node: variables, interfaces, addresses, the host name",
 )  # fmt: skip
 def check_iface_agree(fleet: Fleet) -> Answer:
-    """Report nodes that would give the others an address at which they cannot be reached.
+    """Report nodes that would send an unreachable address to the other nodes.
 
     ## What it means
 

@@ -40,7 +40,7 @@ def check_k8s(node: Node) -> Answer:
 
     An operator (Kubeflow's PyTorchJob and TrainJob) describes the job to torchrun with `PET_NNODES`,
     `PET_NPROC_PER_NODE` and `PET_MASTER_ADDR` or `PET_RDZV_ENDPOINT`. Options on torchrun's command line override them.
-    With a leftover `--standalone`, each pod trains by itself.
+    With a leftover `--standalone`, each pod trains alone.
 
     ## How it is recognized
 

@@ -70,7 +70,7 @@ def check_nccl_conf(node: Node) -> Answer:
     ## Example
 
         NCCL_P2P_DISABLE=1: GPUs of one node reach each other through host memory, 2 to 10 times slower; …
-        NCCL_P2P_DISABLE=1 stands in line 3 of /etc/nccl.conf; the environment does not show it
+        NCCL_P2P_DISABLE=1 is in line 3 of /etc/nccl.conf; the environment does not show it
     """
     files = need(node.conf_files)
     if not files:

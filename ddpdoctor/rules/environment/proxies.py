@@ -41,7 +41,7 @@ def check_proxy_env(node: Node) -> Answer:
 
     ## Example
 
-        http_proxy is set and no_proxy does not name etcd0, the host of the etcd rendezvous
+        http_proxy is set, but no_proxy does not include etcd0, the etcd rendezvous host
     """
     process = node.first
     if not process.variables.get("PET_RDZV_BACKEND", "").startswith("etcd"):

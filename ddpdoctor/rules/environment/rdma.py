@@ -169,7 +169,7 @@ def check_ib_flap(node: Node) -> Answer:
 
     ## What to do
 
-    Clean and reseat the cable, change the transceiver, and look at the switch's log. `perfquery -x` shows the counters
+    Clean and reseat the cable, replace the transceiver, and check the switch log. `perfquery -x` shows the counters
     of both ends. `perfquery -R` resets them, so that the next check shows only new events.
     """
     rdma = need(node.rdma)

@@ -176,7 +176,7 @@ def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
     reads="/dev/infiniband/uverbs*, /sys/class/infiniband_verbs",
 )
 def check_uverbs(node: Node) -> Answer:
-    """Report RDMA devices whose device file is missing or may not be opened by this process.
+    """Report RDMA devices whose device file is missing or cannot be opened by this process.
 
     ## What it means
 

@@ -66,7 +66,7 @@ def check_ib_rate(fleet: Fleet) -> Answer:
 
     ## What to do
 
-    Run `mlxlink -d mlx5_3 -m`, which shows lanes and cable. Clean, reseat or change the cable, and check the switch
+    Run `mlxlink -d mlx5_3 -m`, which shows lanes and cable. Clean, reseat or replace the cable, and check the switch
     port.
     """
     groups = grouped(

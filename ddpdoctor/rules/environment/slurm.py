@@ -89,7 +89,7 @@ def check_slurm_shape(node: Node) -> Answer:
     ## What it means
 
     Two shapes work: `srun` starts one task for each rank (`SLURM_NTASKS` = `WORLD_SIZE`), or one torchrun on each node
-    (`SLURM_NTASKS` = `SLURM_NNODES`). In any other shape, ranks wait for ranks that nobody starts, several torchruns
+    (`SLURM_NTASKS` = `SLURM_NNODES`). In any other shape, ranks wait for ranks that never start, several torchruns
     compete for the GPUs of one node, or each torchrun trains by itself.
 
     ## How it is recognized

@@ -151,7 +151,7 @@ def _copy_words(wrong: tuple[str, ...]) -> tuple[str, ...]:
     reads="/sys/bus/pci/devices/*/{numa_node,local_cpulist} of GPUs, sched_getaffinity of each rank",
 )
 def check_numa(node: Node) -> Answer:
-    """Report ranks that may run only on CPUs of a different memory node than their GPU.
+    """Report ranks that can only run on CPUs of a different NUMA node than their GPU.
 
     ## What it means
 

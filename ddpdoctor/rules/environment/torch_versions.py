@@ -187,7 +187,7 @@ def _use_own_nccl(build: TorchBuild) -> str:
     reads="torch.version.hip",
 )
 def check_hip_gpu_other(node: Node) -> Answer:
-    """Say that torch is built for AMD's GPUs, so that checks of NVIDIA's software are skipped.
+    """Report that torch is built for AMD GPUs, so checks of NVIDIA software are skipped.
 
     ## What it means
 

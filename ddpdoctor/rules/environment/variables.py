@@ -69,7 +69,7 @@ def check_env_unknown(node: Node) -> Answer:
 
     ## Example
 
-        nothing reads NCCL_SOCKET_IFNAMES; the nearest known name is NCCL_SOCKET_IFNAME
+        nothing reads NCCL_SOCKET_IFNAMES; did you mean NCCL_SOCKET_IFNAME?
     """
 
     def flaws(process: NodeProcess, context: VariableContext) -> Iterable[Flaw | None]:
@@ -115,7 +115,7 @@ def check_env_value(node: Node) -> Answer:
 
     ## Example
 
-        NCCL_P2P_DISABLE=true: NCCL takes a whole number, and reads this as 0 (from 2.32 on as not set)
+        NCCL_P2P_DISABLE=true: NCCL takes an integer, and reads this as 0 (since 2.32 as not set)
     """
     return judged(_draw(node, _over_listed(find_wrong_value)), _shown(node))
 
@@ -148,7 +148,7 @@ def check_env_deprecated(node: Node) -> Answer:
 
     ## Example
 
-        NCCL_BLOCKING_WAIT is an old name: TORCH_NCCL_BLOCKING_WAIT has taken its place
+        NCCL_BLOCKING_WAIT is an old name: use TORCH_NCCL_BLOCKING_WAIT
     """
     return judged(_draw(node, _over_listed(find_deprecated)), _shown(node))
 

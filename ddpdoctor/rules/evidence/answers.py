@@ -98,7 +98,7 @@ def check_sufficient(state: RunState) -> Answer:
 
     ## Example
 
-        rank 2 waited for others, and nothing that was given says for whom; give the logs of the other ranks
+        rank 2 waited for other ranks, but the evidence does not show which ones; give the logs of the other ranks
     """
     ruling = state.ruling
     read = about(state)

@@ -44,7 +44,7 @@ def check_nccl_path(state: RunState) -> Answer:
     - TCP between hosts, although NCCL's log or `check-env` names an active InfiniBand or RoCE adapter there;
     - an adapter that is never given GPU memory (no `GDRDMA`), although `check-env` found nvidia_peermem or DMA-BUF and
       a GPU for data centers;
-    - ranks that reach each other through a third GPU (`P2P/indirect`);
+    - ranks that communicate through a third GPU (`P2P/indirect`);
     - the host's memory between GPUs, although `check-env` found active NVLinks and no pair uses P2P;
     - no NVLS on Hopper or later GPUs behind NVSwitches;
     - ranks of one communicator with unequal numbers of channels.

@@ -30,7 +30,7 @@ def check_stopped(job: JobState) -> Answer:
 
     ## What it means
 
-    The kernel runs no instruction of the rank. The rank's code is not at fault. Either somebody stopped the process
+    The process is not running at all. The rank's code is not at fault. Either somebody stopped the process
     (`kill -STOP`, Ctrl-Z, a batch system that suspends jobs), or a debugger holds it, or a device or file system does
     not answer.
 
@@ -122,8 +122,8 @@ def check_missing(job: JobState) -> Answer:
 
     ## What it means
 
-    `init_process_group` returns only when all ranks of the world have come. Either fewer ranks were started than the
-    world size says, or two got the same number, or a whole node did not come.
+    `init_process_group` returns only when all ranks of the world have joined. Either fewer ranks were started than the
+    world size, or two ranks have the same number, or a whole node did not join.
 
     ## How it is recognized
 

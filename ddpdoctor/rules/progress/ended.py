@@ -45,12 +45,12 @@ def check_early_exit(job: JobState) -> Answer:
 
     ## What it means
 
-    The rank left the loop or the script while the others went on. It had fewer batches, or it alone decided to stop
+    The rank left the loop or the script while the others continued. It had fewer batches, or it alone decided to stop
     early, or it alone called `sys.exit()` or `os._exit(0)`. torch's launcher does not notice an exit with status 0.
 
     ## How it is recognized
 
-    The process ended with status 0, or its script came to its end. Others wait in a collective that it never came to,
+    The process exited with status 0, or its script ended. Others wait in a collective that it never called,
     or failed in that collective ("Connection closed by peer"). No rank failed by itself before that.
 
     A call that only the waiting rank makes, such as one under `if rank == 0:` at the end of the script, is DD602.
@@ -62,8 +62,8 @@ def check_early_exit(job: JobState) -> Answer:
 
     ## What to do
 
-    Let all ranks decide together (`all_reduce` the wish to stop). Give all ranks the same number of batches
-    (`drop_last=True`, or `with model.join():`). Leave together: call `dist.barrier()` before the end.
+    Let all ranks decide together (`all_reduce` the decision to stop). Give all ranks the same number of batches
+    (`drop_last=True`, or `with model.join():`). Call `dist.barrier()` before the script ends.
 
     ## Example
 
@@ -154,7 +154,7 @@ def check_crash(job: JobState) -> Answer:
 
     ## Example
 
-        rank 0 raised ValueError in parse at train.py:7: invalid literal for int() with base 10: '12x'
+        rank 0 raised ValueError in parse (train.py:7): invalid literal for int() with base 10: '12x'
     """
     root = job.root_failure
     if job.cause is not Cause.FAILURE or root is None:

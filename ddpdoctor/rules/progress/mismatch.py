@@ -52,7 +52,7 @@ def check_mismatch(job: JobState) -> Answer:
     ## What it means
 
     Collectives are matched by their order alone. Suppose that one rank calls `reduce` while the others reduce
-    gradients, or that it makes one call more or fewer. Then all ranks wait, abort, or compute nonsense.
+    gradients, or that it makes one call more or fewer. Then all ranks hang, abort, or compute wrong results.
 
     ## How it is recognized
 

@@ -76,7 +76,7 @@ def check_stuck(job: JobState) -> Answer:
     ## What to do
 
     Open the line that the report names. If a rank waits for a loader worker, the worker's line comes first. Give every
-    wait on a file, a socket, a queue or a lock a time limit. If the work is merely slow, let every rank do its part, do
+    wait on a file, a socket, a queue or a lock a time limit. If the work is just slow, split it between the ranks, do
     it before `init_process_group`, or raise the group's limit: `init_process_group(timeout=timedelta(hours=2))`.
 
     ## Example

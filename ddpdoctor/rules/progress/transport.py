@@ -35,7 +35,7 @@ def check_transport(job: JobState) -> Answer:
 
     ## What it means
 
-    No rank is late. The data do not get through: a firewall, a wrong interface, a dead link, or a device that hangs.
+    No rank is late. Data does not get through: a firewall, a wrong interface, a dead link, or a hung device.
 
     ## How it is recognized
 

@@ -141,7 +141,7 @@ def check_payloads(meeting: Meeting) -> Answer:
     ## What to do
 
     Check the counters of the interface that is named, `ethtool -S eth0 | grep -iE 'drop|err|crc'` and `ip -s link show
-    eth0`, then the cable and the switch port.
+    eth0`, then check the cable and the switch port.
     """
     pairs = {(p.source, p.target): p for p in meeting.rendezvous.pairs if p.large is not None}
     if not pairs:

@@ -49,7 +49,7 @@ def check_accumulation(state: SpeedState) -> Answer:
 
     ## Example
 
-        gradients are reduced 4 times in each optimizer step: up to 31 % of the step
+        gradients are reduced 4 times per optimizer step, but once is enough: up to 31 % of the step
     """
     reductions = min(int(median(rank.reductions)) for rank in state.steps.ranks.values())
     if reductions < 2:

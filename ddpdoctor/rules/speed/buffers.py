@@ -45,7 +45,7 @@ def check_buffers(state: SpeedState) -> Answer:
 
     ## What to do
 
-    Keep constants in a plain attribute and not in a buffer, or name them in
+    Keep constants in a plain attribute instead of a buffer, or name them in
     `_set_params_and_buffers_to_ignore_for_model`. If no buffer has to be equal on all ranks, pass
     `broadcast_buffers=False`. With BatchNorm that leaves each rank with statistics of its own: SyncBatchNorm keeps them
     equal.

@@ -55,11 +55,11 @@ def check_communication(state: SpeedState) -> Answer:
 
     Move fewer bytes or move them less often: larger batches, or accumulation with `no_sync`; gradients in bf16
     (`ddp_comm_hooks.default_hooks.bf16_compress_hook`), which changes numbers; `sparse=True` for a large embedding of
-    which few rows are used. `ddpdoctor allreduce-bench` tells whether the network is as fast as it should be.
+    which few rows are used. `ddpdoctor allreduce-bench` checks whether the network is as fast as expected.
 
     ## Example
 
-        reducing gradients takes 45 % of the step beyond backward, and no bucket size changes that
+        gradient reduction takes 45 % of the step beyond backward, and no bucket size helps
     """
     counts = [median(rank.reductions) for rank in state.steps.ranks.values()]
     exposed_ms = state.steps.transfer_ms["exposed"]

@@ -52,7 +52,7 @@ def check_collections(state: SpeedState) -> Answer:
     ## What to do
 
     Call `gc.freeze()` after set-up, so that the objects which live as long as the job are not visited any more. Call
-    `gc.collect()` rarely, and on all ranks at the same step. Do not only switch the collector off: memory grows.
+    `gc.collect()` rarely, and on all ranks at the same step. Do not just disable the collector: memory grows.
 
     ## Example
 

@@ -35,7 +35,7 @@ def check_data_parallel(state: SpeedState) -> Answer:
 
     ## What to do
 
-    Start one process for each GPU with torchrun, and in the script:
+    Start one process per GPU with torchrun, and change the script:
 
         dist.init_process_group()
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -44,7 +44,7 @@ def check_data_parallel(state: SpeedState) -> Answer:
 
     ## Example
 
-        the model trains in DataParallel, which runs one process for all GPUs
+        the model uses DataParallel, which runs one process for all GPUs
     """
     used = {rank.rank: rank.speed.data_parallel for rank in state.ranks if rank.speed and rank.speed.data_parallel}
     found = {number: seen for number, all_seen in used.items() for seen in all_seen if seen.devices != 1}

@@ -61,7 +61,7 @@ def check_imbalance(state: SpeedState) -> Answer:
 
     ## Example
 
-        the ranks wait for each other, each time for another one: up to 24 % of the step
+        the ranks wait for each other, and a different rank is the slowest in each step: up to 24 % of the step
     """
     steps = state.steps
     if len(steps.ranks) < 2 or (small := is_small(state)):

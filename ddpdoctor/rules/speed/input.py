@@ -80,7 +80,7 @@ def check_input(state: SpeedState) -> Answer:
 
     ## Example
 
-        the ranks wait for data in 64 % of the step: it takes 60 ms to make a batch, and there are no workers
+        all ranks wait for their data: up to 64 % of the step
     """
     steps = state.steps
     data = {rank: mean(one.parts_ms["data"]) for rank, one in steps.ranks.items()}

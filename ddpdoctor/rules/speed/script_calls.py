@@ -56,11 +56,11 @@ def check_sync(state: SpeedState) -> Answer:
     ## What to do
 
     Call it every N steps, or once at the end of the epoch on sums that each rank keeps. Where the result is needed
-    later, pass `async_op=True` and wait for the work when the result is used. Gather scalars and not whole outputs.
+    later, pass `async_op=True` and wait for the work when the result is used. Gather scalars instead of whole outputs.
 
     ## Example
 
-        all_gather at train.py:48 runs in each step: up to 42 % of the step
+        all_gather (train.py:48) runs in every step: up to 42 % of the step
     """
     transfer_ms = usual(state.steps.transfer_ms["calls"])
     share = state.share(transfer_ms)
@@ -124,9 +124,9 @@ def check_hand_made(state: SpeedState) -> Answer:
 
     In one early step the recorder compares the memory that all_reduce is given with the gradients that the optimizer
     then uses. At least two gradients must have been reduced, each by its own call. Copies are compared by their shapes:
-    there must be one for each gradient, and DDP must have reduced nothing in that step. One call on a flat tensor is
-    not reported, and neither is averaging every N steps. The script's collectives must be 10 % of a step of at least
-    10 ms.
+    there must be one for each gradient, and DDP must not have reduced any gradient in that step. One call on a flat
+    tensor is not reported, and neither is averaging every N steps. The script's collectives must be 10 % of a step of
+    at least 10 ms.
 
     ## How sure
 

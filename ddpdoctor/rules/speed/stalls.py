@@ -132,12 +132,12 @@ def check_rank_work(state: SpeedState) -> Answer:
 
     ## What to do
 
-    Evaluate on all ranks, each on its share of the data, and reduce the result. Save more rarely, or in the background
+    Evaluate on all ranks, each on its share of the data, and reduce the result. Save less often, or in the background
     (`torch.distributed.checkpoint.async_save`). Log every N steps.
 
     ## Example
 
-        the others wait for rank 0 in 10 of 80 steps, in accuracy at train.py:31: up to 43 % of the time
+        rank 0 holds up the others in 10 of 80 steps, in accuracy (train.py:31): up to 43 % of the time
     """
     found = _stalls(state)
     if found is None:
@@ -160,7 +160,7 @@ def check_rank_work(state: SpeedState) -> Answer:
     often = f"{len(stalls.places)} of {len(steps.numbers)} steps"
     problem = Problem(
         confidence=Confidence.HIGH if lines else Confidence.MEDIUM,
-        summary=f"the others wait for rank {rank} in {often}{at}: {up_to(share, of='time')}",
+        summary=f"rank {rank} holds up the others in {often}{at}: {up_to(share, of='time')}",
         ranks=(rank,),
         where=tuple(place(rank, frame) for frame in lines),
         evidence=(
@@ -195,11 +195,11 @@ def check_periodic(state: SpeedState) -> Answer:
 
     ## What to do
 
-    Do it more rarely, share it among the ranks, or do it in the background.
+    Do it less often, split it between the ranks, or do it in the background.
 
     ## Example
 
-        all ranks pause in 10 of 80 steps, in save at train.py:40: up to 35 % of the time
+        all ranks pause in 10 of 80 steps, in save (train.py:40): up to 35 % of the time
     """
     found = _stalls(state)
     if found is None:

@@ -25,7 +25,7 @@ DROP = {
 
 @rule("DD806", "find-unused-needless", Severity.WARNING, "DDP searches for unused parameters, but there are none")
 def check_unused(state: SpeedState) -> Answer:
-    """Report a model with find_unused_parameters=True in which no parameter went unused in any step.
+    """Report a model with find_unused_parameters=True in which every parameter is used in every step.
 
     ## What it means
 
@@ -36,11 +36,11 @@ def check_unused(state: SpeedState) -> Answer:
 
     DDP itself compares the set of unused parameters of each step with that of the step before. Reported is a model
     whose set never changed on any rank, and was empty, in at least 20 reductions. Models with `static_graph=True` are
-    not judged. If the same parameters went unused all the time, it is a note.
+    not judged. If the same parameters are always unused, it is a note.
 
     ## How sure
 
-    That no parameter went unused in this run is certain. A branch that is rarer than this run is long is not seen.
+    It is certain for this run. A very rare branch may not occur in a short run.
 
     ## What to do
 
