@@ -114,7 +114,7 @@ def test_models_that_nobody_wrapped_and_layers_that_no_optimizer_holds(tmp_path:
         reported
     )
     assert "each rank created its own initial weights" in reported["DD501", "averaged.weight"]["summary"]
-    assert "its gradients are not exchanged" in reported["DD501", "critic.weight"]["summary"]
+    assert "its gradients are not reduced" in reported["DD501", "critic.weight"]["summary"]
     assert "after the optimizer was created" in reported["DD508", "head.weight"]["summary"]
 
 

@@ -215,7 +215,7 @@ def _memory_words(limits: Limits) -> str:
         used, limit = map(format_about, (limits.memory_used_bytes, limits.memory_limit_bytes))
         words.append(f"cgroup: {used} of {limit} used")
     if limits.oom_kills is not None:
-        words.append(f"{limits.oom_kills} OOM kills")
+        words.append(count_of(limits.oom_kills, "OOM kill"))
     if limits.swap_total_bytes:
         words.append(f"swap {format_about(limits.swap_total_bytes)}")
     return ", ".join(words)

@@ -47,7 +47,7 @@ def test_a_host_that_sends_slowly(hosts):
     assert named(ran) == [("slow-node", [2], ["dd2"])]
     (finding,) = ran.report["findings"]
     assert "0.012 GB/s" in finding["summary"]
-    assert "the way of the data is narrow" in " ".join(finding["evidence"])
+    assert "the bandwidth is low" in " ".join(finding["evidence"])
 
 
 def test_two_hosts_that_are_slow_with_each_other(hosts):

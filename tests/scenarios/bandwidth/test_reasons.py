@@ -52,7 +52,7 @@ def test_a_machine_as_it_should_be():
 
     # Whether somebody else works on this machine, or on its host, is not the test's to say.
     assert [one["source"] for one in found if not one["source"].startswith("/proc/stat")] == [HOST_ALONE]
-    assert "of no network" in found[-1]["text"]
+    assert "not a network" in found[-1]["text"]
     assert found[-1]["hosts"] == [os.uname().nodename]
 
 

@@ -61,7 +61,7 @@ def test_a_task_that_never_comes(slurm):
     findings, _ = check_env(slurm, *TASK_A_RANK, script=never, more=("--timeout", "20"), **STORE)
     assert findings["rank-set"]["ranks"] == [3]
     assert findings["rank-set"]["hosts"] == ["dd1"]
-    assert "rank 3 of 4 on dd1 did not answer" in findings["rank-set"]["summary"]
+    assert "rank 3 of 4 on dd1 did not respond" in findings["rank-set"]["summary"]
 
 
 def test_a_variable_of_one_node(slurm):

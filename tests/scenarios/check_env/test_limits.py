@@ -98,7 +98,7 @@ def test_a_low_limit_on_open_files():
     seen = check_env("nofile", before=("prlimit", "--nofile=1024:4096"))
     kind, severity, summary, fix = seen.only()
     assert (kind, severity, seen.status) == ("nofile", "warning", 0)
-    assert summary.startswith("only 1024 may be open")
+    assert summary.startswith("The limit of open files is only 1024")
     assert seen.checks["nofile"]["seen"] == "soft limit 1024, hard limit 4096"
     assert fix.startswith("ulimit -n 4096, and ") or "--ulimit nofile=65536:65536" in fix
 
@@ -189,7 +189,7 @@ def test_a_memory_limit_and_a_kill_for_it(group):
 
     again = check_env("mem-limit", before=before)
     assert "The OOM killer was active before under the current memory limit" in [one[2] for one in again.findings]
-    assert "1 OOM kills" in again.checks["mem-limit"]["seen"]
+    assert "1 OOM kill" in again.checks["mem-limit"]["seen"]
 
 
 @pytest.mark.alone  # the loader workers of another test would need some of it

@@ -151,7 +151,7 @@ add rule inet dd in ip saddr {hosts.address(2)} drop"
 
     assert first.named == ("transport", [0, 1, 2], ["dd0", "dd1", "dd2"]), first.verdict
     seen = " ".join(first.verdict["evidence"])
-    assert "what rank 1 sends to rank 2 is not acknowledged" in seen or "what rank 2 sends to rank 1" in seen, seen
+    assert "data from rank 1 to rank 2 is not acknowledged" in seen or "data from rank 2 to rank 1" in seen, seen
     assert [other.status for other in others] == [124, 124]
 
 

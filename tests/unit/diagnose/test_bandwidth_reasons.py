@@ -86,7 +86,7 @@ def test_a_desktop_whose_cards_have_no_peer_access():
 def test_gloo_on_one_host_is_named_as_what_it_is():
     node = node_of("container-nogpu", ranks=range(2))
     (reason,) = find_reasons(bench_of(node, backend="gloo"), Fleet(nodes=(node,)))
-    assert "of no network" in reason.text
+    assert "not a network" in reason.text
 
 
 def test_gloo_asks_nothing_of_gpus_and_rdma():

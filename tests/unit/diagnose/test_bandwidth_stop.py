@@ -136,11 +136,11 @@ FAILED = {
     ),
     "gone, and nobody saw how": (
         (position(0, error=PEER, states={"1": ""}), position(2, states={"1": ""})),
-        ("killed", (1,), "rank 1 ended and nobody saw how"),
+        ("killed", (1,), "rank 1 ended for an unknown reason"),
     ),
     "left with a status": (
         (position(0, ends={"1": "exit status 3"}, states={"1": "Z"}), position(2)),
-        ("crash", (1,), "rank 1 left with exit status 3"),
+        ("crash", (1,), "rank 1 exited with status 3"),
     ),
     "raised by a wrapper, whatever its type": (
         (position(0), position(1, error="RuntimeError: no", stack=(OURS, PLUGIN)), position(2, error=PEER)),
@@ -210,7 +210,7 @@ def test_pairs_that_fail_together_are_one_finding():
 def test_a_host_that_is_silent_is_not_said_to_be_stuck_at_a_line():
     (finding,) = stop_findings(bench(position(0, states={}), hosts=("a", "b", "b")))
     assert (finding.ranks, finding.hosts, finding.where) == ((1, 2), ("b",), ())
-    assert finding.summary == "ranks 1 and 2 no longer answer while rank 0 waits for them in all_reduce"
+    assert finding.summary == "ranks 1 and 2 do not respond anymore; rank 0 is waiting for them in all_reduce"
     assert finding.evidence == (
         "rank 0: in all_reduce", 'the bench was in its phase "measure", at all_reduce float32 1 MiB',
     )  # fmt: skip

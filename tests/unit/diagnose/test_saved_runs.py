@@ -30,7 +30,7 @@ def reported(report: Report) -> tuple[object, ...]:
     assert report.job is not None
     verdict = report.verdict
     kind, ranks = (verdict.kind, verdict.ranks) if verdict is not None else (None, ())
-    said = (verdict.summary, verdict.where) if verdict is not None else ()
+    said = (verdict.code, verdict.where) if verdict is not None else ()
     return report.job.status.value, report.job.exit_status, kind, ranks, said, report.started_at
 
 
