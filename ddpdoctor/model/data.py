@@ -147,6 +147,9 @@ class Pass:
     """Number of samples that no rank drew."""
     alike: tuple[tuple[int, ...], ...] = ()
     """Groups of ranks that drew exactly the same set of samples."""
+    overlaps: tuple[tuple[int, ...], ...] = ()
+    """How many different samples two ranks both drew: one row per rank, in the order of ``ranks``. On the diagonal are
+    those of one rank. Only for the first ranks, at most 64."""
 
     @property
     def drawn(self) -> int:
