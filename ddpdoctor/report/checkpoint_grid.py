@@ -44,7 +44,7 @@ def _rows(files: Sequence[Mapping[str, Any]]) -> list[Row]:
         ("read", dict(enumerate(map(_state, files)))),
         ("checksums", dict(enumerate(map(_checksums, files)))),
         ("NaN and infinity", dict(enumerate(map(_values, files)))),
-        ("tensors", {at: GridCell(text=str(one.get("tensors", "?"))) for at, one in enumerate(files)}),
+        ("tensors", dict(enumerate(map(_tensors, files)))),
         *((part, {at: _held(part, one) for at, one in enumerate(files)}) for part in parts),
     ]
 
@@ -66,6 +66,11 @@ def _values(one: Mapping[str, Any]) -> GridCell:
     if one.get("values_looked_at") is True:
         return GridCell(text="none" if found == 0 else "looked for", tone=Tone.GOOD if found == 0 else Tone.PLAIN)
     return GridCell(text="not looked for", tone=Tone.SKIPPED)
+
+
+def _tensors(one: Mapping[str, Any]) -> GridCell:
+    count = one.get("tensors")
+    return GridCell(text=str(count)) if isinstance(count, int) else GridCell(text="?", tone=Tone.SKIPPED)
 
 
 def _held(part: str, one: Mapping[str, Any]) -> GridCell:

@@ -70,10 +70,11 @@ def _grid(stream: Stream, tone: Tone, *, several: bool) -> Grid:
     rows = [_row(stream, each, split, tone) for each, split in splits]
     ranks = sorted({*stream.ranks, *(rank for _, cells in rows for rank in cells)})
     hidden = sum(each.differing for each in stream.differences) - len(splits)
+    points = "at the end" if stream.clock is StreamClock.END else f"at each {stream.clock.value}"
     model = f", model {stream.model}" if several and stream.model > 0 else ""
     outside = ", parameters outside DDP" if stream.model < 0 else ""
     return grid_by_member(
-        f"replicas that differ, compared at each {stream.clock.value}{model}{outside}",
+        f"replicas that differ, compared {points}{model}{outside}",
         [*rows, *_equal_rows(stream, ranks)],
         ranks,
         format_ranks,
