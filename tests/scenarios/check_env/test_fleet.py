@@ -180,7 +180,8 @@ def test_two_hosts_that_differ_under_torchrun(hosts, other_torch):
     assert "NCCL_ALGO" in finding(report, "ws-same")["summary"]
     by_host = grids_of(report)["checks by host"]
     (row,) = (name for name in by_host.rows if name.endswith(" clock"))
-    assert (cell_of(by_host, row, "dd0"), cell_of(by_host, row, "dd1")) == ("-", "error")
+    # It is not known which host is right, so that the finding names both.
+    assert cell_of(by_host, row, "dd[0, 1]") == "error"
     mtu = finding(report, "mtu")
     assert "1500 on dd0, 1400 on dd1" in mtu["summary"]
     version = finding(report, "version-same")
