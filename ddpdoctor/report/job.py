@@ -12,6 +12,7 @@ from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content, FactEntry, FactList, Heading, Text
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES
+from ddpdoctor.report.loader_grid import loader_pictures
 from ddpdoctor.report.names import merge_places, title_of
 from ddpdoctor.report.replica_grid import NOUNS, replica_pictures
 from ddpdoctor.report.speed import speed_sections
@@ -42,7 +43,11 @@ def job_content(report: Report) -> Content:
         remarks=() if replicas is None else (replicas,),
         ends_with_verdict=True,
         others=tuple(one for one in report.findings if one != report.verdict and one not in earlier),
-        pictures=(*replica_pictures(report), *(() if ended_badly else speed_pictures(report))),
+        pictures=(
+            *replica_pictures(report),
+            *loader_pictures(report),
+            *(() if ended_badly else speed_pictures(report)),
+        ),
     )
 
 

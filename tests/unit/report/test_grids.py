@@ -9,7 +9,7 @@ from ddpdoctor.diagnose.rendezvous.judging import rendezvous_data
 from ddpdoctor.model.checkpoint import Checkpoints, Checksums, Contents, FileSeen, Form, OddValues, ReadState, StatePart
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.consistency import Consistency, StreamClock, What
-from ddpdoctor.model.data import Drawn, Pass, RankPass
+from ddpdoctor.model.data import Drawn, LoaderTaken, Pass, PassTaken, RankPass, RankTaken
 from ddpdoctor.model.diff import Kind
 from ddpdoctor.model.findings import (
     Check,
@@ -18,6 +18,7 @@ from ddpdoctor.model.findings import (
     JobStatus,
     JobSummary,
     Outcome,
+    Place,
     Report,
     Severity,
 )
@@ -446,3 +447,29 @@ def test_scaling_shows_the_factors_of_the_efficiency():
         ("4", "0.50", "1.00", "0.62", "0.80"),
     ]
     assert grid.cells[0][0] == GridCell(text="0.50", about="50.0%", level=0.5)
+
+
+def test_a_loader_that_a_finding_names_shows_which_ranks_took_the_same():
+    def taken(rank, order="x", batches=6, drawn=45, *, complete=True):
+        return RankTaken(rank=rank, batches=batches, drawn=drawn, order=order, complete=complete)
+
+    same = PassTaken(number=1, ranks=(taken(0), taken(1), taken(2, "y")))
+    again = PassTaken(number=3, ranks=(taken(0), taken(1, "z", complete=False), taken(2, "", drawn=None)))
+    loaders = [encode(LoaderTaken(file="/job/train.py", line=line, passes=(same, again))) for line in (12, 40)]
+    place = Place(rank=0, file="/job/train.py", line=12, function="main")
+    found = finding("DD701", ranks=(0, 1), where=(place,))
+    grid = only(report(found, job=FINISHED, loaders=loaders))
+    assert texts(grid) == [
+        ("> rank 0", "> rank 1", "rank 2"),
+        ("train.py:12, pass 1", "A 6", "A 6", "B 6"),
+        ("train.py:12, pass 3", "A 6", "C 6", "6"),
+    ]
+    assert [[cell.tone for cell in row] for row in grid.cells] == [
+        [Tone.ERROR, Tone.ERROR, Tone.PLAIN], [Tone.ERROR, Tone.PLAIN, Tone.PLAIN]
+    ]  # fmt: skip
+    assert [cell.about for cell in grid.cells[1]] == [
+        "6 batches, 45 indices", "6 batches, 45 indices, not to the end", "6 batches"
+    ]  # fmt: skip
+    assert grid.legend[1] == "> a rank that a finding about data names"
+    assert pictures(report(job=FINISHED, loaders=loaders)) == []
+    assert pictures(report(found, job=FINISHED, loaders=[{"file": 3}])) == []
