@@ -35,6 +35,7 @@ VERBS = {
     ),
     "report": Listed(panel=RUN_A_JOB, summary="Show the report of a saved run again."),
     "explain": Listed(panel=RUN_A_JOB, summary="Explain a code, such as DD601."),
+    "config": Listed(panel=RUN_A_JOB, summary="Show the options that files and variables set."),
     "demo": Listed(panel=RUN_A_JOB, summary="Diagnose a tiny job with a fault, to see how it looks."),
     "check-env": Listed(panel=BEFORE_A_JOB, summary="Check whether machines are fit to train."),
     "check-rendezvous": Listed(panel=BEFORE_A_JOB, summary="Check whether a job over several nodes would start."),

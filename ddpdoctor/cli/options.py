@@ -146,6 +146,9 @@ HANG_TIMEOUT = Option(
 )  # fmt: skip
 FORMAT = Option(names=("--format",), panel=REPORT, help="How the report is written to stdout.")
 FAIL_ON = Option(names=("--fail-on",), panel=REPORT, help="The least severe finding for which the exit status is 1.")
+IGNORE = Option(
+    names=("--ignore",), panel=REPORT, metavar="CODE", help="Leave out findings with this code; repeatable."
+)
 REPORT_DIR = Option(names=("--report-dir",), panel=REPORT, metavar="DIR", help="Save report.json in this folder too.")
 PLOT = Option(names=("--plot",), panel=REPORT, metavar="FILE", help="Also draw the curves, as .png, .svg or .html.")
 VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it saw, and notes.")
