@@ -42,7 +42,7 @@ def check_outputs(outputs: Outputs) -> None:
     if outputs.plot is not None:
         check_plot_file(outputs.plot)
     if outputs.output is not None:
-        _check_writable(outputs.output, "--output")
+        check_writable(outputs.output, "--output")
         if outputs.output == outputs.plot:
             raise UserError(f"--output and --plot are both {outputs.output}", help="Give each a file of its own.")
     if outputs.report_dir is not None:
@@ -56,11 +56,14 @@ def check_plot_file(path: Path) -> None:
     from ddpdoctor.report.plots import check_plot
 
     check_plot(path)
-    _check_writable(path, "--plot")
+    check_writable(path, "--plot")
 
 
-def _check_writable(path: Path, option: str) -> None:
-    """Try to write, because permissions alone are not enough to know. A new file is removed again."""
+def check_writable(path: Path, option: str) -> None:
+    """Try to write, because permissions alone are not enough to know. A new file is removed again.
+
+    Raises ``UserError`` if the file cannot be written.
+    """
     existed = path.exists()
     if existed and not path.is_file() and not path.is_dir():
         return  # a pipe or a device: opening it may wait for a reader

@@ -34,6 +34,7 @@ VERBS = {
         panel=RUN_A_JOB, summary="Find out from logs, dumps and stacks what went wrong.",
     ),
     "report": Listed(panel=RUN_A_JOB, summary="Show the report of a saved run again."),
+    "bundle": Listed(panel=RUN_A_JOB, summary="Pack a run's report, without secrets and names, to hand on."),
     "explain": Listed(panel=RUN_A_JOB, summary="Explain a code, such as DD601."),
     "config": Listed(panel=RUN_A_JOB, summary="Show the options that files and variables set."),
     "demo": Listed(panel=RUN_A_JOB, summary="Diagnose a tiny job with a fault, to see how it looks."),

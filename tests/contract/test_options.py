@@ -37,7 +37,7 @@ def test_what_verbs_say_differently_of_an_option_is_known() -> None:
         texts.setdefault(one.names[0], set()).add(option.help)
     assert {name for name, said in texts.items() if len(said) > 1} == {
         "--compare", "--exchange-port", "--fail-on", "--format", "--hang-timeout", "--list", "--master-port", "--model",
-        "--nnodes", "--node-rank", "--plot", "--reference", "--report-dir", "--timeout",
+        "--nnodes", "--node-rank", "--output", "--plot", "--reference", "--report-dir", "--timeout",
     }  # fmt: skip
 
 
