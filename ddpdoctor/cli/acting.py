@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ddpdoctor.cli.output import say
 from ddpdoctor.model.exit_status import ExitStatus
-from ddpdoctor.model.findings import Origin, Severity
+from ddpdoctor.model.findings import FaultOrigin, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -132,4 +132,4 @@ def status_of_verdict(report: Report, status: int) -> int:
     verdict = report.verdict
     if not status or verdict is None or verdict.severity is not Severity.ERROR or verdict.origin is None:
         return status
-    return ExitStatus.RETRY if verdict.origin in {Origin.MACHINE, Origin.NETWORK} else ExitStatus.GIVE_UP
+    return ExitStatus.RETRY if verdict.origin in {FaultOrigin.MACHINE, FaultOrigin.NETWORK} else ExitStatus.GIVE_UP

@@ -6,7 +6,7 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Origin
+from ddpdoctor.model.findings import FaultOrigin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,8 +38,8 @@ def exclude_hosts(path: Path, report: Report, file: Path) -> str:
 def hosts_to_exclude(report: Report) -> tuple[str, ...]:
     """Return the hosts that the verdict blames for a fault of theirs."""
     verdict = report.verdict
-    if verdict is None or verdict.origin not in {Origin.MACHINE, Origin.NETWORK}:
+    if verdict is None or verdict.origin not in {FaultOrigin.MACHINE, FaultOrigin.NETWORK}:
         return ()
     named = verdict.hosts or tuple(dict.fromkeys(row.host for row in report.ranks if row.rank in verdict.ranks))
     others = {row.host for row in report.ranks} - set(named)
-    return named if others or verdict.origin is Origin.MACHINE else ()
+    return named if others or verdict.origin is FaultOrigin.MACHINE else ()

@@ -41,7 +41,7 @@ class Outcome(str, Enum):
     CRASHED = "crashed"
 
 
-class Origin(str, Enum):
+class FaultOrigin(str, Enum):
     """Where a fault lies. A scheduler starts a job again elsewhere only for the first two."""
 
     MACHINE = "machine"
@@ -90,7 +90,7 @@ class Finding:
     fix: str = ""
     share: float | None = None
     """How much of the step the fix recovers at most: 0 to 1. None for findings that are not about speed."""
-    origin: Origin | None = None
+    origin: FaultOrigin | None = None
     """Where the fault lies. None if that is not known."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ddpdoctor.model.findings import Origin
+from ddpdoctor.model.findings import FaultOrigin
 from ddpdoctor.model.reducer import Fault
 
 from .clues import Clue
@@ -17,7 +17,12 @@ MACHINE = "the machine, or its limits"
 HARDWARE = "the GPU itself"
 PEER = "another rank"
 EITHER = "the script or the machine"
-_ORIGINS = {SCRIPT: Origin.SCRIPT, SETTINGS: Origin.SETTINGS, MACHINE: Origin.SETTINGS, HARDWARE: Origin.MACHINE}
+_ORIGINS = {
+    SCRIPT: FaultOrigin.SCRIPT,
+    SETTINGS: FaultOrigin.SETTINGS,
+    MACHINE: FaultOrigin.SETTINGS,
+    HARDWARE: FaultOrigin.MACHINE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,7 @@ def find_known(text: str) -> KnownError | None:
     return next((known for known in KNOWN_ERRORS if re.search(known.pattern, text, re.DOTALL)), None)
 
 
-def origin_of_error(text: str) -> Origin | None:
+def origin_of_error(text: str) -> FaultOrigin | None:
     """Return where the fault of a known error lies; None if the error is not known or may have several origins."""
     known = find_known(text)
     return None if known is None else _ORIGINS.get(known.fault)

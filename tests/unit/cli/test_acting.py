@@ -8,12 +8,12 @@ import pytest
 from ddpdoctor.cli.acting import run_command, status_of_verdict
 from ddpdoctor.cli.exclusion import exclude_hosts, hosts_to_exclude
 from ddpdoctor.cli.webhook import call_webhook
-from ddpdoctor.model.findings import Confidence, Finding, Origin, RankRow, Report, Severity
+from ddpdoctor.model.findings import Confidence, FaultOrigin, Finding, RankRow, Report, Severity
 from tests.web import Receiver
 
 FINDING = Finding(
     code="DD611", kind="transport", severity=Severity.ERROR, confidence=Confidence.HIGH,
-    summary="an all_reduce\nstalls", ranks=(1,), hosts=("node1",), origin=Origin.NETWORK, fix="look at the network",
+    summary="an all_reduce\nstalls", ranks=(1,), hosts=("node1",), origin=FaultOrigin.NETWORK, fix="look at the network",
 )  # fmt: skip
 
 
@@ -30,11 +30,11 @@ def report(**changes):
     ("changes", "hosts"),
     [
         ({}, ("node1",)),
-        ({"origin": Origin.MACHINE}, ("node1",)),
+        ({"origin": FaultOrigin.MACHINE}, ("node1",)),
         ({"hosts": (), "ranks": (2,)}, ("node2",)),
         ({"hosts": ("node0", "node1", "node2")}, ()),
-        ({"origin": Origin.SCRIPT}, ()),
-        ({"origin": Origin.SETTINGS}, ()),
+        ({"origin": FaultOrigin.SCRIPT}, ()),
+        ({"origin": FaultOrigin.SETTINGS}, ()),
         ({"origin": None}, ()),
     ],
 )
@@ -55,12 +55,12 @@ def test_a_host_is_excluded_once_with_reason_and_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("origin", "severity", "status", "wanted"),
     [
-        (Origin.NETWORK, Severity.ERROR, 124, 75),
-        (Origin.SCRIPT, Severity.ERROR, 1, 70),
-        (Origin.SETTINGS, Severity.ERROR, 1, 70),
+        (FaultOrigin.NETWORK, Severity.ERROR, 124, 75),
+        (FaultOrigin.SCRIPT, Severity.ERROR, 1, 70),
+        (FaultOrigin.SETTINGS, Severity.ERROR, 1, 70),
         (None, Severity.ERROR, 124, 124),
-        (Origin.SCRIPT, Severity.WARNING, 1, 1),
-        (Origin.SCRIPT, Severity.ERROR, 0, 0),
+        (FaultOrigin.SCRIPT, Severity.WARNING, 1, 1),
+        (FaultOrigin.SCRIPT, Severity.ERROR, 0, 0),
     ],
 )
 def test_the_status_says_whether_to_start_again(origin, severity, status, wanted) -> None:
