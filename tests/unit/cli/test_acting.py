@@ -13,7 +13,8 @@ from tests.web import Receiver
 
 FINDING = Finding(
     code="DD611", kind="transport", severity=Severity.ERROR, confidence=Confidence.HIGH,
-    summary="an all_reduce\nstalls", ranks=(1,), hosts=("node1",), origin=FaultOrigin.NETWORK, fix="look at the network",
+    summary="an all_reduce\nstalls", ranks=(1,), hosts=("node1",), origin=FaultOrigin.NETWORK,
+    fix="look at the network",
 )  # fmt: skip
 
 
