@@ -15,10 +15,11 @@ from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
     HANG_TIMEOUT,
+    IGNORE,
     NPROC_PER_NODE,
+    OUTPUT,
     PLOT,
     REFERENCE,
-    REPORT,
     REPORT_DIR,
     SAVED,
     TIMEOUT,
@@ -148,10 +149,11 @@ class Options:
         Literal["text", "json", "csv", "markdown", "nccl-tests"],
         FORMAT,
     ] = "text"
-    output: Annotated[Path | None, Option(panel=REPORT, metavar="FILE", help="Write the report to this file.")] = None
+    output: Annotated[Path | None, OUTPUT] = None
     plot: Annotated[Path | None, PLOT] = None
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     hang_timeout_s: Annotated[
         float,
         HANG_TIMEOUT.but(help="No progress this long is a hang."),
@@ -291,6 +293,5 @@ def _report(
     from ddpdoctor.diagnose.bandwidth.report import build_report, exit_status
 
     progress.stop()
-    report = build_report(bench, replace(wanted, fleet=reader.fleet))
-    deliver(report, settings_of(options, Outputs))
+    report = deliver(build_report(bench, replace(wanted, fleet=reader.fleet)), settings_of(options, Outputs))
     return exit_status(report, severity_of(options.fail_on))

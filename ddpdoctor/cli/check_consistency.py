@@ -15,6 +15,7 @@ from ddpdoctor.cli.options import (
     COMPARE,
     FAIL_ON,
     FORMAT,
+    IGNORE,
     MODEL,
     NPROC_PER_NODE,
     REFERENCE,
@@ -87,6 +88,7 @@ class Options:
         FailOn | None,
         FAIL_ON,
     ] = None
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     limit_s: Annotated[float, TIMEOUT.but(help="Longest start, model build or step.")] = typed("2m")
 
 

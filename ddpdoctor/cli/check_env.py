@@ -6,11 +6,12 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    IGNORE,
     LIST,
     MASTER_ADDR,
     MASTER_PORT,
@@ -29,9 +30,6 @@ from ddpdoctor.cli.options import (
 )
 from ddpdoctor.model.exit_status import ExitStatus
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -46,11 +44,16 @@ class Options:
     ] = ()
     show_list: Annotated[bool, LIST.but(help="List the checks and what each reads.")] = False
     skip: Annotated[tuple[str, ...], Option(metavar="CHECK", help="Leave out this check; may be repeated.")] = ()
+    expect_version: Annotated[
+        tuple[str, ...],
+        Option(metavar="NAME==V", help="Version that every node must have."),
+    ] = ()
     verbose: Annotated[bool, VERBOSE] = False
     deep: Annotated[bool, Option(help="Also use each GPU and measure the disks. Slower.")] = False
     no_torch: Annotated[bool, Option(help="Do not import torch.")] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     redact: Annotated[bool, Option(panel=REPORT, help="Hide host names, addresses and user names.")] = False
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     timeout_s: Annotated[float, TIMEOUT.but(help="How long to wait for the other ranks.")] = typed("30")

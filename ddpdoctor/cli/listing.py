@@ -32,10 +32,12 @@ VERBS = {
     "wrap": Listed(panel=RUN_A_JOB, summary="Run a training script; explain a hang or a crash.", usage=LAUNCH),
     "tune": Listed(panel=RUN_A_JOB, summary="Try DDP settings; name the one that saves most time.", usage=LAUNCH),
     "demo": Listed(panel=RUN_A_JOB, summary="Run a small job with a fault and diagnose it."),
+    "config": Listed(panel=RUN_A_JOB, summary="Show the options that files and variables set."),
     "attach": Listed(panel=HUNG_OR_DEAD, summary="Find out why a running job makes no progress."),
     "analyze": Listed(panel=HUNG_OR_DEAD, summary="Find the cause in logs, dumps and stacks."),
     "report": Listed(panel=SAVED_RUN, summary="Show the report of a saved run."),
     "explain": Listed(panel=SAVED_RUN, summary="Explain a code or an error message."),
+    "bundle": Listed(panel=SAVED_RUN, summary="Pack a report without secrets, for an issue."),
 }
 LAUNCHING = frozenset({"wrap", "tune"})
 """Commands that start a job: a script or a command, and torchrun's options, follow their own options."""

@@ -146,7 +146,9 @@ HANG_TIMEOUT = Option(
 )  # fmt: skip
 FORMAT = Option(names=("--format",), panel=REPORT, metavar="FORMAT", help="Format:")
 FAIL_ON = Option(names=("--fail-on",), panel=REPORT, metavar="LEVEL", help="Exit 1 on:")
+IGNORE = Option(names=("--ignore",), panel=REPORT, metavar="CODE", help="Leave out this code; may be repeated.")
 REPORT_DIR = Option(names=("--report-dir",), panel=REPORT, metavar="DIR", help="Also save report.json in this folder.")
+OUTPUT = Option(names=("--output", "-o"), panel=REPORT, metavar="FILE", help="Write the report to this file.")
 PLOT = Option(names=("--plot",), panel=REPORT, metavar="FILE", help="Draw the curves: .png, .svg or .html.")
 VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it saw.")
 LIST = Option(names=("--list",), help="List them and exit.")
@@ -172,6 +174,7 @@ EXCHANGE_PORT = Option(
     names=("--exchange-port",), panel=NODES, metavar="PORT", variable="DDPDOCTOR_EXCHANGE_PORT", parse=parse_port,
     help="Port on the first node where the nodes meet.",
 )  # fmt: skip
+RUN_DIR = Argument(metavar="[RUN_DIR]", help="A run folder or its report.json.  [default: the latest]")
 MODEL = Option(
     names=("--model",), metavar="MODULE:FUNCTION", help="A function of yours that returns the model.",
 )  # fmt: skip

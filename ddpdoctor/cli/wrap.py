@@ -18,6 +18,7 @@ from ddpdoctor.cli.options import (
     FORMAT,
     HANG_TIMEOUT,
     HANGS,
+    IGNORE,
     REPLICAS,
     REPORT,
     REPORT_DIR,
@@ -86,15 +87,7 @@ class Options:
         FAIL_ON.but(variable="DDPDOCTOR_FAIL_ON"),
     ] = "never"
     quiet: Annotated[bool, Option(panel=REPORT, variable="DDPDOCTOR_QUIET", help="Show only errors.")] = False
-    ignore: Annotated[
-        tuple[str, ...],
-        Option(
-            panel=REPORT,
-            metavar="CODE",
-            variable="DDPDOCTOR_IGNORE",
-            help="Leave out this code; may be repeated.",
-        ),
-    ] = ()
+    ignore: Annotated[tuple[str, ...], IGNORE.but(variable="DDPDOCTOR_IGNORE")] = ()
     check_every: Annotated[
         str,
         Option(

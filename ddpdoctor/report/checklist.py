@@ -8,14 +8,15 @@ from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content
 from ddpdoctor.report.findings import count_findings
+from ddpdoctor.report.machine_grid import machine_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.blocks import Section
 
 
-def checklist_content(report: Report, *about: Section) -> Content:
-    """Return the content of checks. ``about`` describes what was checked."""
+def checklist_content(report: Report, *about: Section, pictures: tuple[Section, ...] = ()) -> Content:
+    """Return the content of checks. ``about`` describes what was checked. Of machines, they are drawn by host too."""
     hosts = report.data.get("hosts")
     count = len(hosts) if isinstance(hosts, list) else 0
     return Content(
@@ -23,6 +24,7 @@ def checklist_content(report: Report, *about: Section) -> Content:
         status=", ".join(filter(None, (_who(report, count), count_findings(report.findings)))),
         about=about,
         several_hosts=count > 1,
+        pictures=(*machine_pictures(report), *pictures),
         is_checklist=True,
     )
 

@@ -8,6 +8,7 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.diff import DiffFacts, Kind
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content, Text, items, table_of
+from ddpdoctor.report.diff_grid import diff_pictures
 from ddpdoctor.report.findings import count_findings
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def diff_content(report: Report) -> Content:
         status=", ".join(filter(None, (count_of(len(facts.files), "file"), count_findings(report.findings)))),
         about=((files,),),
         sections=_table(facts),
+        pictures=diff_pictures(facts, report.findings),
     )
 
 
