@@ -50,11 +50,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Run a training script as torchrun would, and say which rank hung or died, at which line, and why.
+    """Run a training script like torchrun, and explain a hang or a crash.
 
-    Takes torchrun's options too, and passes them on. Everything after SCRIPT belongs to the script; `-m MODULE`
-    runs a module. After `--` comes any COMMAND that starts ranks or is a rank: torchrun, accelerate, deepspeed, mpirun,
-    a shell script, `python train.py`. The exit status is that of the launcher, or 124 if a hung job was stopped.
+    Takes torchrun's options. `-m MODULE` runs a module. After `--`, any command that starts ranks works: torchrun,
+    accelerate, deepspeed, mpirun, a shell script. The exit status is the launcher's, or 124 if a hung job was stopped.
     """
 
     split: SplitCommand
@@ -65,8 +64,8 @@ class Options:
         Option(
             panel=HANGS,
             variable="DDPDOCTOR_ON_HANG",
-            help="When to stop a hung job (exit status 124): auto, once it can never go on; kill, at the first report; "
-            "report, never.",
+            metavar="WHEN",
+            help="When to stop:",
         ),
     ] = "auto"
     debug_level: Annotated[
@@ -75,32 +74,23 @@ class Options:
             panel=HANGS,
             variable="DDPDOCTOR_DEBUG_LEVEL",
             ignores_case=True,
-            metavar="DETAIL|INFO|OFF",
-            help="The value of TORCH_DISTRIBUTED_DEBUG. By default DETAIL over Gloo and OFF over NCCL, unless it is "
-            "already set. With DETAIL, torch compares every collective over all ranks before it runs, which slows "
-            "small ones.",
+            metavar="LEVEL",
+            help="TORCH_DISTRIBUTED_DEBUG: DETAIL, INFO or OFF.",
         ),
     ] = None
     report_dir: Annotated[
         Path | None,
         REPORT_DIR.but(
             variable="DDPDOCTOR_REPORT_DIR",
-            help="The run folder, which must be new or hold no report.  [default: ddpdoctor-report/<time>-<script>]",
+            help="The run folder: new, or without a report.",
         ),
     ] = None
-    format: Annotated[
-        OutputFormat, FORMAT.but(variable="DDPDOCTOR_FORMAT", help="How the report is written to stderr.")
-    ] = "text"
+    format: Annotated[OutputFormat, FORMAT.but(variable="DDPDOCTOR_FORMAT", help="Format on stderr:")] = "text"
     fail_on: Annotated[
         FailOn,
-        FAIL_ON.but(
-            variable="DDPDOCTOR_FAIL_ON",
-            help="Exit with status 1 if the job succeeds with a finding at least this severe. For CI.",
-        ),
+        FAIL_ON.but(variable="DDPDOCTOR_FAIL_ON"),
     ] = "never"
-    quiet: Annotated[
-        bool, Option(panel=REPORT, variable="DDPDOCTOR_QUIET", help="Print only findings of severity error.")
-    ] = False
+    quiet: Annotated[bool, Option(panel=REPORT, variable="DDPDOCTOR_QUIET", help="Show only errors.")] = False
     ignore: Annotated[tuple[str, ...], IGNORE.but(variable="DDPDOCTOR_IGNORE")] = ()
     check_every: Annotated[
         str,
@@ -108,8 +98,7 @@ class Options:
             panel=REPLICAS,
             metavar="N",
             variable="DDPDOCTOR_CHECK_EVERY",
-            help="Compare the replicas at every N-th optimizer step, at steps 1, 2, 4, 8, ... before it, and at the "
-            "end.",
+            help="Compare replicas every N steps.",
         ),
     ] = "50"
     no_consistency: Annotated[
@@ -117,7 +106,7 @@ class Options:
         Option(
             panel=REPLICAS,
             variable="DDPDOCTOR_NO_CONSISTENCY",
-            help="Do not compare replicas, look for gradients that are not finite, or check how data is split.",
+            help="Do not check replicas, gradients and data.",
         ),
     ] = False
     allow_different: Annotated[tuple[str, ...], ALLOW_DIFFERENT.but(variable="DDPDOCTOR_ALLOW_DIFFERENT")] = ()
@@ -126,8 +115,7 @@ class Options:
         Option(
             panel=REPORT,
             variable="DDPDOCTOR_SPEED",
-            help="Say where the time of a step goes, and which change recovers most. Turns torch's DETAIL off, unless "
-            "it is set.",
+            help="Show where a step's time goes and what to change.",
         ),
     ] = False
     exchange_port: Annotated[int | None, EXCHANGE_PORT] = None
