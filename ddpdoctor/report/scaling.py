@@ -36,9 +36,8 @@ def scaling_content(report: Report) -> Content:
     result = decode(ScalingResult, report.data["scaling"])
     alone = next((one for one in result.launches if one.kind is LaunchKind.ALONE), None)
     if not result.rows or alone is None:
-        return Content(status="no efficiency: a launch has no result")
+        return Content(headline="no efficiency: a launch has no result")
     return Content(
-        status=_headline(result),
         headline=_headline(result),
         verb="tune",
         sections=(_measured(result, alone), *_predicted(result)),
