@@ -62,7 +62,7 @@ def _describe_silent(rank: str, stop: Stop) -> str:
     states = {one.states[rank] for one in stop.positions if rank in one.states}
     if states & GONE:
         return "gone"
-    return "stopped" if states & {"T", "t"} else "did not respond"
+    return "stopped" if states & {"T", "t"} else "did not answer"
 
 
 def _in_words_of_bench(finding: Finding, bench: Bench, stop: Stop) -> Finding:

@@ -188,7 +188,7 @@ def test_a_user_who_ends_a_bench_that_hangs_gets_the_reason():
 def test_transport_says_which_call_among_whom_and_what_to_look_at():
     far = bench(*map(position, EVERYBODY), hosts=("a", "b", "b"))
     (finding,) = stop_findings(far)
-    assert finding.summary == "ranks 0-2 are in all_reduce float32 1 MiB, and it does not complete"
+    assert finding.summary == "ranks 0-2 are in all_reduce float32 1 MiB, but it does not complete"
     assert finding.hosts == ("a", "b")
     assert "ddpdoctor check-env" in finding.fix
     (near,) = stop_findings(bench(*map(position, EVERYBODY), backend="nccl"))
@@ -203,7 +203,7 @@ def test_pairs_that_fail_together_are_one_finding():
     assert (finding.kind, finding.ranks) == ("transport", (0, 1, 2, 3))
     assert finding.summary == (
         "ranks 0 and 1 are in all_reduce float32 8 MiB, ranks 2 and 3 are in all_reduce float32 8 MiB, "
-        "and none of these completes"
+        "but none of these completes"
     )
 
 

@@ -78,7 +78,7 @@ def test_ranks_that_were_seen_and_do_not_wait_are_to_be_looked_at_again(tmp_path
     _, evidence = about(save(tmp_path / "n1", "n1", dict.fromkeys(range(4), AT_FAULT)))
     assert evidence["unclear"] == "there is no sign of progress, and no rank was seen to wait for another"
     (step,) = evidence["collect"]
-    assert step.startswith("look again in a minute")
+    assert step.startswith("check again in a minute")
 
 
 def test_a_node_that_sent_nothing_is_named_with_what_to_do(tmp_path):
