@@ -16,9 +16,9 @@ from ddpdoctor.cli.options import (
     FORMAT,
     HANG_TIMEOUT,
     NPROC_PER_NODE,
+    OUTPUT,
     PLOT,
     REFERENCE,
-    REPORT,
     REPORT_DIR,
     SAVED,
     TIMEOUT,
@@ -155,7 +155,7 @@ class Options:
         Literal["text", "json", "csv", "markdown", "nccl-tests"],
         FORMAT.but(help="How the report is written to stdout, or to --output."),
     ] = "text"
-    output: Annotated[Path | None, Option(panel=REPORT, metavar="FILE", help="Write the report to a file.")] = None
+    output: Annotated[Path | None, OUTPUT] = None
     plot: Annotated[Path | None, PLOT] = None
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     fail_on: Annotated[FailOn, FAIL_ON] = "error"

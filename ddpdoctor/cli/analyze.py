@@ -10,6 +10,7 @@ from typing import Annotated
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    HTML,
     REPORT_DIR,
     VERBOSE,
     Argument,
@@ -36,6 +37,7 @@ class Options:
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
     report_dir: Annotated[Path | None, REPORT_DIR] = None
+    html: Annotated[Path | None, HTML] = None
 
 
 def run(options: Options) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    HTML,
     NODES,
     REPORT_DIR,
     VERBOSE,
@@ -68,6 +69,7 @@ class Options:
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
     report_dir: Annotated[Path | None, REPORT_DIR] = None
+    html: Annotated[Path | None, HTML] = None
 
 
 def run(options: Options) -> int:

@@ -11,6 +11,7 @@ from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
     MODEL,
+    OUTPUT,
     REPORT_DIR,
     VERBOSE,
     Argument,
@@ -38,6 +39,7 @@ class Options:
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
     report_dir: Annotated[Path | None, REPORT_DIR] = None
+    output: Annotated[Path | None, OUTPUT] = None
 
 
 def run(options: Options) -> int:

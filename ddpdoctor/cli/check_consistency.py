@@ -17,6 +17,7 @@ from ddpdoctor.cli.options import (
     FORMAT,
     MODEL,
     NPROC_PER_NODE,
+    OUTPUT,
     REFERENCE,
     REPORT_DIR,
     TIMEOUT,
@@ -91,6 +92,7 @@ class Options:
     )
     format: Annotated[ReportFormat, FORMAT] = "text"
     report_dir: Annotated[Path | None, REPORT_DIR] = None
+    output: Annotated[Path | None, OUTPUT] = None
     fail_on: Annotated[
         FailOn | None,
         FAIL_ON.but(

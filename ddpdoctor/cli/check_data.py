@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    OUTPUT,
     REPORT_DIR,
     TIMEOUT,
     VERBOSE,
@@ -89,6 +90,7 @@ class Options:
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
     report_dir: Annotated[Path | None, REPORT_DIR] = None
+    output: Annotated[Path | None, OUTPUT] = None
     timeout_s: Annotated[float, TIMEOUT.but(help="With --dataset: how long to wait for the slowest rank.")] = typed(
         "10m"
     )

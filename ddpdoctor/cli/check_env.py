@@ -16,6 +16,7 @@ from ddpdoctor.cli.options import (
     MASTER_PORT,
     NNODES,
     NODE_RANK,
+    OUTPUT,
     REPORT,
     REPORT_DIR,
     TIMEOUT,
@@ -57,6 +58,7 @@ class Options:
         False
     )
     report_dir: Annotated[Path | None, REPORT_DIR] = None
+    output: Annotated[Path | None, OUTPUT] = None
     timeout_s: Annotated[float, TIMEOUT.but(help="How long to wait for the other ranks: 30, 30s, 2m.")] = typed("30")
     nnodes: Annotated[
         int | None,

@@ -17,6 +17,7 @@ from ddpdoctor.cli.options import (
     NNODES,
     NODE_RANK,
     NODES,
+    OUTPUT,
     REPORT_DIR,
     TIMEOUT,
     VERBOSE,
@@ -87,15 +88,18 @@ class Options:
         Path | None,
         REPORT_DIR.but(help="Save report.json or node-N.json here. Nodes can also meet through a shared folder."),
     ] = None
+    output: Annotated[Path | None, OUTPUT] = None
 
 
 def run(options: Options) -> int:
     """Take part in the check and return the exit status, which is equal on all judged nodes. Raises ``UserError``."""
+    from ddpdoctor.cli.delivery import Outputs, check_files
     from ddpdoctor.diagnose.rendezvous.check import check_rendezvous
     from ddpdoctor.diagnose.rendezvous.judging import RendezvousOptions
     from ddpdoctor.launch.folders.report_dir import make_private
     from ddpdoctor.model.launch import NodeOptions
 
+    check_files(settings_of(options, Outputs))
     if options.report_dir is not None:
         make_private(options.report_dir)  # other nodes that share it may already have written to it
     wanted = settings_of(

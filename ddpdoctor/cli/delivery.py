@@ -32,20 +32,30 @@ class Outputs:
     verbose: bool = False
     output: Path | None = None
     plot: Path | None = None
+    html: Path | None = None
 
 
 def check_outputs(outputs: Outputs) -> None:
     """Make the report folder. Raise ``UserError`` if an output cannot be written or a plot cannot be drawn here."""
-    if outputs.plot is not None:
-        check_plot_file(outputs.plot)
-    if outputs.output is not None:
-        _check_writable(outputs.output, "--output")
-        if outputs.output == outputs.plot:
-            raise UserError(f"--output and --plot are both {outputs.output}", help="Give each a file of its own.")
+    check_files(outputs)
     if outputs.report_dir is not None:
         from ddpdoctor.launch.folders.report_dir import make_report_dir
 
         make_report_dir(outputs.report_dir)
+
+
+def check_files(outputs: Outputs) -> None:
+    """Raise ``UserError`` if a file cannot be written, a plot cannot be drawn here, or two are the same file."""
+    if outputs.plot is not None:
+        check_plot_file(outputs.plot)
+    given: dict[Path, str] = {} if outputs.plot is None else {outputs.plot: "--plot"}
+    for path, option in ((outputs.output, "--output"), (outputs.html, "--html")):
+        if path is None:
+            continue
+        check_writable(path, option)
+        if path in given:
+            raise UserError(f"{given[path]} and {option} are both {path}", help="Give each a file of its own.")
+        given[path] = option
 
 
 def check_plot_file(path: Path) -> None:
@@ -53,11 +63,14 @@ def check_plot_file(path: Path) -> None:
     from ddpdoctor.report.plots import check_plot
 
     check_plot(path)
-    _check_writable(path, "--plot")
+    check_writable(path, "--plot")
 
 
-def _check_writable(path: Path, option: str) -> None:
-    """Try to write, because permissions alone are not enough to know. A new file is removed again."""
+def check_writable(path: Path, option: str) -> None:
+    """Try to write, because permissions alone are not enough to know. A new file is removed again.
+
+    Raises ``UserError`` if it cannot be written.
+    """
     existed = path.exists()
     if existed and not path.is_file() and not path.is_dir():
         return  # a pipe or a device: opening it may wait for a reader
@@ -76,16 +89,20 @@ def _check_writable(path: Path, option: str) -> None:
 
 def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, shows: bool = True) -> None:
     """Save a report, then show it. The order matters because a reader may close the pipe early."""
-    from ddpdoctor.cli.output import save_report, show_report
+    from ddpdoctor.cli.output import save_page, save_report, show_report
 
     if outputs.report_dir is not None:
         save_report(outputs.report_dir, report, name)
     if outputs.plot is not None:
         save_plot(report, outputs.plot)
+    if outputs.html is not None:
+        save_page(report, outputs.html)
     show = partial(show_report, report, outputs.format, verbose=outputs.verbose, fail_on=severity_of(outputs.fail_on))
+    if not shows:
+        return
     if outputs.output is not None:
-        _write_file(show, outputs.output)
-    elif shows:
+        write_report(show, outputs.output)
+    else:
         show(sys.stdout, outputs.report_dir)
 
 
@@ -115,8 +132,8 @@ def save_plot(report: Report, path: Path) -> None:
         say(sys.stderr, f"the plot could not be saved: {path}: {error.strerror}")
 
 
-def _write_file(show: Callable[[TextIO, Path | None], None], path: Path) -> None:
-    """Write a report to --output, formatted as for a pipe. If that fails, show it instead."""
+def write_report(show: Callable[[TextIO, Path | None], None], path: Path) -> bool:
+    """Write a report to --output, formatted as for a pipe. If that fails, show it instead, and return False."""
     from ddpdoctor.cli.output import say
 
     try:
@@ -125,3 +142,5 @@ def _write_file(show: Callable[[TextIO, Path | None], None], path: Path) -> None
     except OSError as error:
         say(sys.stderr, f"the report could not be saved: {path}: {error.strerror}")
         show(sys.stdout, None)
+        return False
+    return True

@@ -147,6 +147,13 @@ HANG_TIMEOUT = Option(
 FORMAT = Option(names=("--format",), panel=REPORT, help="How the report is written to stdout.")
 FAIL_ON = Option(names=("--fail-on",), panel=REPORT, help="The least severe finding for which the exit status is 1.")
 REPORT_DIR = Option(names=("--report-dir",), panel=REPORT, metavar="DIR", help="Save report.json in this folder too.")
+OUTPUT = Option(
+    names=("--output", "-o"), panel=REPORT, metavar="FILE", help="Write the report to this file, and not to stdout."
+)
+HTML = Option(
+    names=("--html",), panel=REPORT, metavar="FILE",
+    help="Write the report as one HTML page with pictures too. It needs no network.",
+)  # fmt: skip
 PLOT = Option(names=("--plot",), panel=REPORT, metavar="FILE", help="Also draw the curves, as .png, .svg or .html.")
 VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it saw, and notes.")
 LIST = Option(names=("--list",), help="List what there is, and exit.")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.debug_level import choose_debug_level, has_memory_for_detail
+from ddpdoctor.cli.delivery import check_writable
 from ddpdoctor.cli.options import (
     ALLOW_DIFFERENT,
     EXCHANGE_PORT,
@@ -18,6 +19,7 @@ from ddpdoctor.cli.options import (
     FORMAT,
     HANG_TIMEOUT,
     HANGS,
+    HTML,
     REPLICAS,
     REPORT,
     REPORT_DIR,
@@ -86,6 +88,7 @@ class Options:
     format: Annotated[
         OutputFormat, FORMAT.but(variable="DDPDOCTOR_FORMAT", help="How the report is written to stderr.")
     ] = "text"
+    html: Annotated[Path | None, HTML.but(variable="DDPDOCTOR_HTML")] = None
     fail_on: Annotated[
         FailOn,
         FAIL_ON.but(
@@ -169,6 +172,8 @@ def prepare(
     placement = number_first(place(split, env, options.exchange_port))
     by_torchrun = placement.style is Style.TORCHRUN
     nproc_args, note = choose_ranks(split.torchrun, source, env) if by_torchrun else ((), None)
+    if options.html is not None:
+        check_writable(options.html, "--html")
     ranks = settings_of(options, RecorderSettings, check_every=_read_check_every(options, outer))
     member = _make_member(options, placement, env, command) if outer is None else _under(outer)
     return settings_of(
