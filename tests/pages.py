@@ -35,6 +35,7 @@ STEP_MS = 180.0
 STEPS = 60
 DETAIL_STEPS = 12
 LINE = "train.py:61 in main"
+FAULT = "data.py:112 in load_shard"
 FIX = "look at what rank 1 waits for in load_shard at data.py:112, and give it a time limit"
 
 
@@ -78,12 +79,12 @@ def lane(rank, ranks, culprit):
         )
         for at in range(0, STEPS, 5)
     )  # fmt: skip
-    whole = tuple(span for number in range(first, STEPS) for span in step_spans(number, rank, detail=True))
+    stands = rank in {culprit, 0, 1}
+    numbers = range(first, STEPS) if stands else ()
+    whole = tuple(span for number in numbers for span in step_spans(number, rank, detail=True))
     at = STEPS * STEP_MS
     if rank == culprit:
-        last = (
-            Span(kind=SpanKind.HOST, start_ms=at, end_ms=None, label="load_shard", place="data.py:112 in load_shard"),
-        )
+        last = (Span(kind=SpanKind.HOST, start_ms=at, end_ms=None, label="load_shard", place=FAULT),)
     else:
         call = {"label": "all_reduce", "place": LINE}
         last = (
@@ -91,7 +92,6 @@ def lane(rank, ranks, culprit):
                  shape="float32 [1024, 16]", **call),
             Span(kind=SpanKind.WAIT, start_ms=at + 82, end_ms=None, **call),
         )  # fmt: skip
-    stands = rank in {culprit, 0, 1}
     return Lane(
         rank=rank, host=f"node{rank * 4 // ranks}", state="in load_shard" if rank == culprit else "in all_reduce",
         blamed=rank == culprit, coarse=(*coarse, *last), detail=(*whole, *last) if stands else (),
@@ -114,7 +114,7 @@ def graph(ranks=8):
         nodes=(
             WaitNode(ranks=(0, *range(2, ranks - 1)), state="in all_reduce", place=LINE, blamed=False),
             WaitNode(ranks=(ranks - 1,), state="in broadcast", place="train.py:70 in save", blamed=False),
-            WaitNode(ranks=(1,), state="in load_shard", place="data.py:112 in load_shard", blamed=True),
+            WaitNode(ranks=(1,), state="in load_shard", place=FAULT, blamed=True),
         ),
         edges=((0, 2), (1, 0), (1, 2)),
     )

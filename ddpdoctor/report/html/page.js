@@ -22,7 +22,11 @@ const page = (() => {
     return element;
   }
 
-  function showTip(text, x, y) {
+  // A tip for the keyboard stays while its cell is scrolled into sight.
+  let isPinned = false;
+
+  function showTip(text, x, y, pinned = false) {
+    isPinned = pinned;
     tip.textContent = text;
     tip.hidden = false;
     const box = tip.getBoundingClientRect();
@@ -50,13 +54,18 @@ const page = (() => {
       title.parentNode.dataset.say = title.textContent;
       title.remove();
     }
+    let pointer = "";
     document.addEventListener("pointermove", (event) => {
+      // Scrolling sends the event without a move.
+      const place = `${event.screenX} ${event.screenY}`;
+      if (place === pointer) return;
+      pointer = place;
       const element = event.target.closest?.("[data-say]");
       if (element) showTip(element.dataset.say, event.clientX, event.clientY);
-      else if (!event.target.closest?.(".bars")) hideTip();
+      else if (!isPinned && !event.target.closest?.(".bars")) hideTip();
     });
     document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
-    document.addEventListener("scroll", hideTip, { passive: true, capture: true });
+    document.addEventListener("scroll", () => { if (!isPinned) hideTip(); }, { passive: true, capture: true });
   }
 
   // Cells of a grid are td in rows; points of a chart are circles in groups.
@@ -89,7 +98,7 @@ const page = (() => {
       cell.classList.add("on");
       cell.scrollIntoView({ block: "nearest", inline: "nearest" });
       const box = cell.getBoundingClientRect();
-      showTip(words(cell), box.left, box.bottom - 12);
+      showTip(words(cell), box.left, box.bottom - 12, true);
       say(words(cell));
     });
     holder.addEventListener("blur", () => {

@@ -333,7 +333,7 @@ class Timeline {
     for (const name of ["focus", "blur"]) this.plot.addEventListener(name, () => this.draw());
     this.rows.addEventListener("scroll", () => this.draw(), { passive: true });
     this.plot.addEventListener("pointermove", (event) => this.hover(event));
-    this.plot.addEventListener("pointerleave", () => page.hideTip());
+    this.rows.addEventListener("pointerleave", () => page.hideTip());
     this.plot.addEventListener("wheel", (event) => {
       if (!event.ctrlKey) return;
       event.preventDefault();
