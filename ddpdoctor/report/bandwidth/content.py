@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.amounts import format_size, format_time
 from ddpdoctor.model.bandwidth import Assessment, Mode
 from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.report.bandwidth.charts import chart_sections
 from ddpdoctor.report.bandwidth.comparison import comparison_section
 from ddpdoctor.report.bandwidth.curves import curve_facts, pick_curves
 from ddpdoctor.report.bandwidth.matrix import make_matrices, matrix_section
@@ -53,6 +54,7 @@ def bandwidth_content(report: Report) -> Content:
             *_reason_sections(bench),
         ),
         records=make_records(bench.results),
+        pictures=chart_sections(bench),
         several_hosts=len(bench.hosts) > 1,
     )
 
