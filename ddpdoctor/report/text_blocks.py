@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.report.blocks import FactList, Heading, Items, Lanes, Places, Series, Table, Text, Tone
-from ddpdoctor.report.chart import draw_chart
+from ddpdoctor.report.chart import draw_chart, draw_sparks
 from ddpdoctor.report.columns import draw_table
 from ddpdoctor.report.names import format_ranks
 from ddpdoctor.report.page import width_of
@@ -89,8 +89,9 @@ def _add_table(page: TextPage, table: Table) -> None:
 
 
 def _add_series(page: TextPage, block: Series) -> None:
-    """Draw curves only on a terminal, because nobody looks at them in a pipe."""
-    for line in draw_chart(block, page.width) if page.width is not None else ():
+    """Draw a chart on a terminal with room for it, else a line for each curve."""
+    chart = draw_chart(block, page.width) if page.width is not None else []
+    for line in chart or draw_sparks(block):
         page.add(line, whole=True)
 
 

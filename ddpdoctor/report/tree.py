@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddpdoctor.report.blocks import Tree, TreeNode
+from ddpdoctor.report.names import format_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -73,3 +74,17 @@ def _build(
             blamed=not blamed.get((file, line), frozenset()).isdisjoint(node.ranks),
             children=tuple(_build(node.below, blamed)),
         )
+
+
+def draw_tree(tree: Tree) -> list[str]:
+    """Return the lines of a tree in ASCII. It goes a level deeper only where ranks part."""
+    return [line for root in tree.roots for line in _draw(root, 0, ())]
+
+
+def _draw(node: TreeNode, depth: int, above: tuple[int, ...]) -> Iterator[str]:
+    """Yield the lines of a node. Its ranks are named where they are not those of the node above."""
+    ranks = f"  [{format_ranks(node.ranks)}]" if node.ranks != above else ""
+    yield f"{'> ' if node.blamed else '  '}{'  ' * depth}{node.text}{ranks}"
+    parts = len(node.children) > 1 or any(child.ranks != node.ranks for child in node.children)
+    for child in node.children:
+        yield from _draw(child, depth + parts, node.ranks)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class TimelineClock:
     """The beginning and the end of a timeline."""
 
     began_ns: int

@@ -11,11 +11,11 @@ from ddpdoctor.model.timeline import Span, SpanKind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.diagnose.pictures.clock import Clock
+    from ddpdoctor.diagnose.pictures.clock import TimelineClock
     from ddpdoctor.model.facts import Rank
 
 
-class Part(NamedTuple):
+class StepRange(NamedTuple):
     """Consecutive steps. Times are nanoseconds."""
 
     first: int
@@ -24,7 +24,7 @@ class Part(NamedTuple):
     end_ns: int
 
 
-def coarse_spans(rank: Rank, clock: Clock, tail: Span | None, most: int) -> tuple[Span, ...]:
+def coarse_spans(rank: Rank, clock: TimelineClock, tail: Span | None, most: int) -> tuple[Span, ...]:
     """Return the steps of a rank, merged to at most ``most`` spans, with what came before and after them.
 
     ``tail`` is what the rank did in the end.
@@ -45,7 +45,7 @@ def _host(start_ms: float, end_ms: float, label: str) -> tuple[Span, ...]:
     return (Span(kind=SpanKind.HOST, start_ms=start_ms, end_ms=end_ms, label=label),) if end_ms > start_ms else ()
 
 
-def _step_span(part: Part, clock: Clock) -> Span:
+def _step_span(part: StepRange, clock: TimelineClock) -> Span:
     one = part.first == part.last
     return Span(
         kind=SpanKind.STEP,
@@ -56,23 +56,23 @@ def _step_span(part: Part, clock: Clock) -> Span:
     )
 
 
-def _known_steps(rank: Rank) -> list[Part]:
+def _known_steps(rank: Rank) -> list[StepRange]:
     """Return the recorded steps by number: the evenly kept and the longest of the run, and the last ones."""
-    found: dict[int, Part] = {}
+    found: dict[int, StepRange] = {}
     kept = rank.speed.kept if rank.speed is not None else None
     if kept is not None:
         for number, end_ns, wall_ms in zip(kept.numbers, kept.ended_ns, kept.parts_ms.get("wall", ()), strict=False):
-            found[number] = Part(number, number, end_ns - int(wall_ms * 1e6), end_ns)
+            found[number] = StepRange(number, number, end_ns - int(wall_ms * 1e6), end_ns)
     times = rank.step_times
     if times is not None:
         for number, end_ns, total_us in zip(times.numbers, times.ended_ns, step_totals(times), strict=False):
-            found[number] = Part(number, number, end_ns - total_us * 1000, end_ns)
+            found[number] = StepRange(number, number, end_ns - total_us * 1000, end_ns)
     return sorted(one for one in found.values() if one.end_ns > one.start_ns)
 
 
-def _parts(steps: Iterable[Part]) -> list[Part]:
+def _parts(steps: Iterable[StepRange]) -> list[StepRange]:
     """Return the steps without overlaps, and one part for all steps between two known ones."""
-    parts: list[Part] = []
+    parts: list[StepRange] = []
     for step in steps:
         before = parts[-1] if parts else None
         if before is not None:
@@ -80,16 +80,16 @@ def _parts(steps: Iterable[Part]) -> list[Part]:
                 continue
             step = step._replace(start_ns=max(step.start_ns, before.end_ns))  # noqa: PLW2901 - the same step
             if step.first > before.last + 1:
-                between = Part(before.last + 1, step.first - 1, before.end_ns, step.start_ns)
+                between = StepRange(before.last + 1, step.first - 1, before.end_ns, step.start_ns)
                 parts += [between] if between.end_ns > between.start_ns else []
         parts.append(step)
     return parts
 
 
-def merge_parts(parts: Sequence[Part], most: int) -> list[Part]:
+def merge_parts(parts: Sequence[StepRange], most: int) -> list[StepRange]:
     """Merge parts that end in the same of ``most`` equal slices of time, so that a long step keeps its own span."""
     if len(parts) <= most:
         return list(parts)
     start_ns, length_ns = parts[0].start_ns, max(1, parts[-1].end_ns - parts[0].start_ns)
     slices = grouped((min(most - 1, (part.end_ns - start_ns) * most // length_ns), part) for part in parts)
-    return [Part(those[0].first, those[-1].last, those[0].start_ns, those[-1].end_ns) for those in slices.values()]
+    return [StepRange(those[0].first, those[-1].last, those[0].start_ns, those[-1].end_ns) for those in slices.values()]

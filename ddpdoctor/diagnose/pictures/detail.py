@@ -16,7 +16,7 @@ from ddpdoctor.rules.progress.groups import default_name, own_state
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.diagnose.pictures.clock import Clock
+    from ddpdoctor.diagnose.pictures.clock import TimelineClock
     from ddpdoctor.diagnose.pictures.reductions import StepKey
     from ddpdoctor.model.call_log import CallLog
     from ddpdoctor.model.facts import Call, CallKind, Rank
@@ -42,7 +42,7 @@ CALLS_AFTER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ChosenCalls:
     """Which of a rank's calls are shown."""
 
     calls: CallLog
@@ -58,7 +58,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
+class LastArrivals:
     """When the last rank came to a collective, or to the reduction of a step's gradients."""
 
     calls: Mapping[CallKey, int]
@@ -66,7 +66,7 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class LaneEnd:
     """How a rank ended, or what it did when it was last seen."""
 
     tail: Span | None
@@ -74,7 +74,7 @@ class End:
     """It waited for others, also if that wait failed."""
 
 
-def choose_calls(rank: Rank, fault_ns: int | None, most: int) -> Chosen:
+def choose_calls(rank: Rank, fault_ns: int | None, most: int) -> ChosenCalls:
     """Return the last calls of a rank, or those around the fault if there are many after it."""
     log = pack_calls(rank.recent_calls)
     end = len(log)
@@ -82,7 +82,7 @@ def choose_calls(rank: Rank, fault_ns: int | None, most: int) -> Chosen:
         end = min(end, bisect_right(log.started_ns, fault_ns) + most // CALLS_AFTER)
     start = max(0, end - most)
     is_whole = start == 0 and (not len(log) or log.indexes[0] <= 1)
-    return Chosen(calls=log[start:end], cut_before=not is_whole, cut_after=end < len(log))
+    return ChosenCalls(calls=log[start:end], cut_before=not is_whole, cut_after=end < len(log))
 
 
 def call_keys(rank: Rank, calls: CallLog) -> list[CallKey | None]:
@@ -109,7 +109,9 @@ def last_arrivals(ranks: Iterable[Rank], wanted: set[CallKey], from_ns: int) -> 
     return latest
 
 
-def detail_spans(rank: Rank, chosen: Chosen, arrivals: Arrivals, clock: Clock, end: End) -> list[Span]:
+def detail_spans(
+    rank: Rank, chosen: ChosenCalls, arrivals: LastArrivals, clock: TimelineClock, end: LaneEnd
+) -> list[Span]:
     """Return the spans of a rank's chosen calls, of those that have not ended, and of the code between, by start.
 
     What the rank did in the end is left out if later calls are not shown.
@@ -122,7 +124,9 @@ def detail_spans(rank: Rank, chosen: Chosen, arrivals: Arrivals, clock: Clock, e
     return sorted((*(span for span, _ in spans), *_gaps(spans, clock)), key=lambda one: one.start_ms)
 
 
-def _ended_spans(rank: Rank, chosen: Chosen, arrivals: Arrivals, clock: Clock, end: End) -> Iterator[tuple[Span, bool]]:
+def _ended_spans(
+    rank: Rank, chosen: ChosenCalls, arrivals: LastArrivals, clock: TimelineClock, end: LaneEnd
+) -> Iterator[tuple[Span, bool]]:
     """Yield the spans of ended calls, and whether each is one in which the main thread was."""
     calls, words = chosen.calls, [_words(rank, kind) for kind in chosen.calls.kinds]
     reductions = find_reductions(rank, chosen.from_ns)
@@ -148,7 +152,7 @@ def _ended_spans(rank: Rank, chosen: Chosen, arrivals: Arrivals, clock: Clock, e
 
 
 def _split_backward(
-    span: Span, step: StepKey, began_ns: int, arrivals: Arrivals, clock: Clock
+    span: Span, step: StepKey, began_ns: int, arrivals: LastArrivals, clock: TimelineClock
 ) -> Iterator[Span]:  # fmt: skip
     """Yield the computation of a backward, then the wait for other ranks, then the reduction that nothing hides."""
     began_ms = clock.ms(began_ns)
@@ -186,7 +190,7 @@ def _shape(kind: CallKind) -> str:
     return f"{kind.dtype.removeprefix('torch.')} {list(kind.shape)}"
 
 
-def _split(span: Span, come_ns: int | None, clock: Clock) -> Iterator[Span]:
+def _split(span: Span, come_ns: int | None, clock: TimelineClock) -> Iterator[Span]:
     """Yield the span of a call. If others came later, ``come_ns``, its wait and the rest are two spans."""
     start_ms, end_ms = span.start_ms, _end_of(span, clock)
     come_ms = clock.ms(come_ns) if come_ns is not None else None
@@ -199,7 +203,7 @@ def _split(span: Span, come_ns: int | None, clock: Clock) -> Iterator[Span]:
         yield replace(span, start_ms=round(start_ms + waited_ms, 3))
 
 
-def _still_open(rank: Rank, clock: Clock, tail: Span | None) -> Iterator[Span]:
+def _still_open(rank: Rank, clock: TimelineClock, tail: Span | None) -> Iterator[Span]:
     """Yield the calls that have not ended, except the one that the tail shows."""
     for call in rank.open_calls:
         span = open_span(rank, call, clock)
@@ -207,12 +211,12 @@ def _still_open(rank: Rank, clock: Clock, tail: Span | None) -> Iterator[Span]:
             yield span
 
 
-def open_span(rank: Rank, call: Call, clock: Clock) -> Span:
+def open_span(rank: Rank, call: Call, clock: TimelineClock) -> Span:
     """Return the span of a call that has not ended."""
     return replace(_words(rank, kind_of(call)), start_ms=clock.ms(call.started_ns), number=call.seq)
 
 
-def _gaps(spans: Sequence[tuple[Span, bool]], clock: Clock) -> Iterator[Span]:
+def _gaps(spans: Sequence[tuple[Span, bool]], clock: TimelineClock) -> Iterator[Span]:
     """Yield the code between the calls of the main thread, which are sorted by start."""
     busy_ms: float | None = None
     for span, is_main in spans:
@@ -223,5 +227,5 @@ def _gaps(spans: Sequence[tuple[Span, bool]], clock: Clock) -> Iterator[Span]:
         busy_ms = max(busy_ms or 0.0, _end_of(span, clock))
 
 
-def _end_of(span: Span, clock: Clock) -> float:
+def _end_of(span: Span, clock: TimelineClock) -> float:
     return clock.until_ms if span.end_ms is None else span.end_ms

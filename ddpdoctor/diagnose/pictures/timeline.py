@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.diagnose.pictures.classes import blamed_ranks, classes_of, short_place
-from ddpdoctor.diagnose.pictures.clock import Clock
+from ddpdoctor.diagnose.pictures.clock import TimelineClock
 from ddpdoctor.diagnose.pictures.coarse import coarse_spans
 from ddpdoctor.diagnose.pictures.detail import (
-    Arrivals,
-    Chosen,
-    End,
+    ChosenCalls,
+    LaneEnd,
+    LastArrivals,
     call_keys,
     choose_calls,
     detail_spans,
@@ -58,7 +58,7 @@ class Scene:
     state: JobState
     rows: Mapping[int, RankRow]
     blamed: frozenset[int]
-    clock: Clock
+    clock: TimelineClock
     fault_ns: int | None
     hung: bool
 
@@ -80,7 +80,7 @@ def make_timeline(
     if not ranks:
         return None
     blamed = blamed_ranks(verdict)
-    clock = Clock(began_ns=began_ns(job), until_ns=until_ns(job))
+    clock = TimelineClock(began_ns=began_ns(job), until_ns=until_ns(job))
     scene = Scene(
         job=job,
         state=state,
@@ -160,13 +160,13 @@ def _details(
     chosen = {number: choose_calls(rank, scene.fault_ns, most // 2) for number, rank in there.items()}
     wanted = {key for number, rank in there.items() for key in call_keys(rank, chosen[number].calls) if key is not None}
     first_ns = min((one.from_ns for one in chosen.values() if len(one.calls)), default=scene.clock.until_ns)
-    arrivals = Arrivals(
+    arrivals = LastArrivals(
         calls=last_arrivals(ranks.values(), wanted, first_ns), steps=last_to_reduce(ranks.values(), first_ns)
     )
     found: dict[int, list[Span]] = {}
     froms = [0.0]
     for number, rank in there.items():
-        end = End(tail=_tail(scene, rank), waits=_waits(scene, rank))
+        end = LaneEnd(tail=_tail(scene, rank), waits=_waits(scene, rank))
         spans = detail_spans(rank, chosen[number], arrivals, scene.clock, end)
         found[number] = spans[-most:]
         if _is_cut(chosen[number], spans, most) and found[number]:
@@ -175,7 +175,7 @@ def _details(
     return {number: tuple(_since(spans, from_ms)) for number, spans in found.items()}, from_ms
 
 
-def _is_cut(chosen: Chosen, spans: list[Span], most: int) -> bool:
+def _is_cut(chosen: ChosenCalls, spans: list[Span], most: int) -> bool:
     return len(spans) > most or chosen.cut_before
 
 
