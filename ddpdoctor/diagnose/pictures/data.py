@@ -18,7 +18,7 @@ from ddpdoctor.rules.progress.job_state import build_job_state
 from ddpdoctor.rules.progress.wait_links import find_targets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ddpdoctor.model.facts import Job
     from ddpdoctor.model.findings import Finding, RankRow
@@ -41,13 +41,16 @@ def picture_data(
     job: Job, run: Run, rows: Iterable[RankRow], verdict: Finding | None, status: JobStatus
 ) -> PictureData:
     """Return the data of a job's pictures. A failure here costs the pictures and not the report."""
-    by_rank = rows_by_rank(rows)
+    return walled(lambda: _make(job, run, rows_by_rank(rows), verdict, status))
+
+
+def walled(make: Callable[[], dict[str, Any]]) -> PictureData:
+    """Return the data that a function makes, or a crashed check if it raises."""
     try:
-        data = _make(job, run, by_rank, verdict, status)
+        return PictureData(data=make())
     except Exception as error:  # noqa: BLE001 - the wall around a rule: these are functions of untrusted facts, too
         reason = f"{type(error).__name__}: {error}"
         return PictureData(data={}, checks=(Check(id=CHECK_ID, outcome=Outcome.CRASHED, reason=reason),))
-    return PictureData(data=data)
 
 
 def _make(

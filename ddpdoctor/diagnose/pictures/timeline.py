@@ -91,7 +91,7 @@ def make_timeline(
         hung=hung,
     )
     classes = classes_of({number: rows[number] for number in ranks}, blamed)
-    shown = _detailed(classes, blamed)
+    shown = choose_detailed(classes, blamed)
     details, from_ms = _details(scene, {number: ranks[number] for number in shown}, ranks)
     most = max(LEAST_COARSE_SPANS, min(LANE_COARSE_SPANS, MOST_COARSE_SPANS // len(ranks)))
     return Timeline(
@@ -107,7 +107,7 @@ def make_timeline(
     )
 
 
-def _detailed(classes: tuple[tuple[int, ...], ...], blamed: frozenset[int]) -> frozenset[int]:
+def choose_detailed(classes: tuple[tuple[int, ...], ...], blamed: frozenset[int]) -> frozenset[int]:
     """Return the ranks whose calls are kept: one of each class, then the blamed ones, as far as there is room."""
     firsts = sorted((ranks[0] for ranks in classes), key=lambda rank: (rank not in blamed, rank))
     members = {rank for ranks in classes for rank in ranks}
@@ -172,14 +172,14 @@ def _details(
         if _is_cut(chosen[number], spans, most) and found[number]:
             froms.append(found[number][0].start_ms)
     from_ms = min(max(froms), scene.clock.ms(scene.fault_ns) if scene.fault_ns is not None else scene.clock.until_ms)
-    return {number: tuple(_since(spans, from_ms)) for number, spans in found.items()}, from_ms
+    return {number: tuple(since(spans, from_ms)) for number, spans in found.items()}, from_ms
 
 
 def _is_cut(chosen: ChosenCalls, spans: list[Span], most: int) -> bool:
     return len(spans) > most or chosen.cut_before
 
 
-def _since(spans: list[Span], from_ms: float) -> Iterator[Span]:
+def since(spans: list[Span], from_ms: float) -> Iterator[Span]:
     """Yield the spans since a time. One that began before is cut there."""
     for span in spans:
         if span.end_ms is None or span.end_ms > from_ms:
