@@ -73,16 +73,18 @@ def _known_steps(rank: Rank) -> list[StepRange]:
 def _parts(steps: Iterable[StepRange]) -> list[StepRange]:
     """Return the steps without overlaps, and one part for all steps between two known ones."""
     parts: list[StepRange] = []
+    last, busy_ns = None, 0
     for step in steps:
-        before = parts[-1] if parts else None
-        if before is not None:
-            if step.end_ns <= before.end_ns:  # numbers of another count, or a damaged record
-                continue
-            step = step._replace(start_ns=max(step.start_ns, before.end_ns))  # noqa: PLW2901 - the same step
-            if step.first > before.last + 1:
-                between = StepRange(before.last + 1, step.first - 1, before.end_ns, step.start_ns)
-                parts += [between] if between.end_ns > between.start_ns else []
+        first, _, start_ns, end_ns = step
+        if end_ns <= busy_ns:  # numbers of another count, or a damaged record
+            continue
+        if start_ns < busy_ns:
+            start_ns = busy_ns
+            step = StepRange(first, first, start_ns, end_ns)  # noqa: PLW2901 - the same step
+        if last is not None and first > last + 1 and start_ns > busy_ns:
+            parts.append(StepRange(last + 1, first - 1, busy_ns, start_ns))
         parts.append(step)
+        last, busy_ns = first, end_ns
     return parts
 
 

@@ -56,11 +56,17 @@ def walled(make: Callable[[], dict[str, Any]]) -> PictureData:
 def _make(
     job: Job, run: Run, rows: Mapping[int, RankRow], verdict: Finding | None, status: JobStatus
 ) -> dict[str, Any]:  # fmt: skip
-    state = build_job_state(job)
-    cause = verdict if status is not JobStatus.FINISHED else None
-    started_at = wall_time(began_ns(job), job, run) or run.started_at or ""
-    timeline = make_timeline(job, state, rows, cause, started_at=started_at, hung=status is JobStatus.HUNG)
-    waits = fold_waits(find_targets(state), rows, blamed_ranks(cause)) if status is not JobStatus.FINISHED else None
+    state = build_job_state(job) if status is not JobStatus.FINISHED else None
+    cause = verdict if state is not None else None
+    timeline = make_timeline(
+        job,
+        rows,
+        cause,
+        waiters=frozenset(state.waits.waiters if state is not None else ()),
+        started_at=wall_time(began_ns(job), job, run) or run.started_at or "",
+        hung=status is JobStatus.HUNG,
+    )
+    waits = fold_waits(find_targets(state), rows, blamed_ranks(cause)) if state is not None else None
     return {
         "timeline": encode_timeline(timeline),
         "waits": None if waits is None else encode(waits),

@@ -32,17 +32,16 @@ from ddpdoctor.model.facts import Life
 from ddpdoctor.model.timeline import Lane, Moment, Span, SpanKind, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from ddpdoctor.model.facts import Job, Rank
     from ddpdoctor.model.findings import Finding, RankRow
-    from ddpdoctor.rules.progress.job_state import JobState
 
 MOST_DETAILED = 48
 """Lanes with detail: one for each class, then blamed ranks."""
 MOST_DETAIL_SPANS = 960
 LANE_DETAIL_SPANS = 240
-MOST_COARSE_SPANS = 10_000
+MOST_COARSE_SPANS = 8_000
 LANE_COARSE_SPANS = 48
 LEAST_COARSE_SPANS = 8
 """Our choice of all five: a span takes 200 to 300 bytes in report.json, which is to stay small: 400 KiB for 8 ranks and
@@ -55,7 +54,7 @@ class Scene:
     """What the lanes of a timeline have in common."""
 
     job: Job
-    state: JobState
+    waiters: Collection[int]
     rows: Mapping[int, RankRow]
     blamed: frozenset[int]
     clock: TimelineClock
@@ -64,15 +63,21 @@ class Scene:
 
 
 def make_timeline(
-    job: Job, state: JobState, rows: Mapping[int, RankRow], verdict: Finding | None, *, started_at: str, hung: bool
+    job: Job,
+    rows: Mapping[int, RankRow],
+    verdict: Finding | None,
+    *,
+    waiters: Collection[int],
+    started_at: str,
+    hung: bool,
 ) -> Timeline | None:
     """Return the timeline of a job, or None if it had no ranks.
 
     Args:
         job: Its facts.
-        state: Its state by the rules.
         rows: The row of each rank in the report.
         verdict: The verdict if the job ended badly, else None.
+        waiters: The ranks that waited for others in the end, also if their wait failed.
         started_at: The time of ``began_ns`` in the format of reports.
         hung: It hung, and was stopped for that.
     """
@@ -83,7 +88,7 @@ def make_timeline(
     clock = TimelineClock(began_ns=began_ns(job), until_ns=until_ns(job))
     scene = Scene(
         job=job,
-        state=state,
+        waiters=waiters,
         rows=rows,
         blamed=blamed,
         clock=clock,
@@ -138,17 +143,12 @@ def _tail(scene: Scene, rank: Rank) -> Span | None:
     call = open_call(rank, scene.job.stopping_since_ns)
     if call is not None:
         span = replace(open_span(rank, call, clock), end_ms=end_ms)
-        return replace(span, kind=SpanKind.WAIT) if _waits(scene, rank) else span
+        return replace(span, kind=SpanKind.WAIT) if rank.rank in scene.waiters else span
     start_ms = clock.ms(last_call_ns(rank) or rank.started_ns or clock.began_ns)
     if end_ms is not None and end_ms <= start_ms:
         return None
     label = row.state if end_ms is None else "script"
     return Span(kind=SpanKind.HOST, start_ms=start_ms, end_ms=end_ms, label=label, place=short_place(row.where))
-
-
-def _waits(scene: Scene, rank: Rank) -> bool:
-    """Return whether a rank waited for others in the end, also if its wait failed."""
-    return rank.rank in scene.state.waits.waiters
 
 
 def _details(
@@ -166,7 +166,7 @@ def _details(
     found: dict[int, list[Span]] = {}
     froms = [0.0]
     for number, rank in there.items():
-        end = LaneEnd(tail=_tail(scene, rank), waits=_waits(scene, rank))
+        end = LaneEnd(tail=_tail(scene, rank), waits=rank.rank in scene.waiters)
         spans = detail_spans(rank, chosen[number], arrivals, scene.clock, end)
         found[number] = spans[-most:]
         if _is_cut(chosen[number], spans, most) and found[number]:
