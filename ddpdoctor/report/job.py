@@ -13,6 +13,7 @@ from ddpdoctor.report.blocks import Content, FactEntry, FactList, Heading, Text
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES
 from ddpdoctor.report.names import merge_places, title_of
+from ddpdoctor.report.pictures import job_pictures
 from ddpdoctor.report.speed import speed_sections
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def job_content(report: Report) -> Content:
         ),
         remarks=() if replicas is None else (replicas,),
         ends_with_verdict=True,
+        pictures=job_pictures(report),
         others=tuple(one for one in report.findings if one != report.verdict and one not in earlier),
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.sides import grouped
-from ddpdoctor.report.blocks import Tone, items
+from ddpdoctor.report.blocks import Lanes, Tone, items
 from ddpdoctor.report.classes import merge_findings
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.findings import Check, Report
-    from ddpdoctor.report.blocks import Content
+    from ddpdoctor.report.blocks import Content, Section
 
 MAX_REASONS = 5
 WORD_WIDTH = max(map(len, OUTCOME_WORDS.values()))
@@ -63,7 +63,7 @@ def _add_job(page: TextPage, report: Report, content: Content, run_dir: Path | N
     """Add a report whose verdict comes last, so that it stays visible on the screen."""
     if report.verdict is not None:
         _add_status(page, content, "", run_dir)
-    add_sections(page, (*content.about, *content.sections))
+    add_sections(page, (*content.about, *content.sections, *_strips(content)))
     unknown = [check for check in report.checks if check.outcome in UNKNOWN]
     if report.findings or (report.job is not None and report.job.ended_badly):
         texts = [f"{name_check(check)}: {OUTCOME_WORDS[check.outcome]}: {check.reason}" for check in unknown]
@@ -73,6 +73,11 @@ def _add_job(page: TextPage, report: Report, content: Content, run_dir: Path | N
         add_sections(page, [verdict_section(report.verdict)])
     else:
         _add_status(page, content, "", run_dir)
+
+
+def _strips(content: Content) -> list[Section]:
+    """Return the pictures that text draws: timelines. The verdict says the rest."""
+    return [section for section in content.pictures if any(isinstance(block, Lanes) for block in section)]
 
 
 def _add_checkup(page: TextPage, report: Report, content: Content, run_dir: Path | None, *, verbose: bool) -> None:

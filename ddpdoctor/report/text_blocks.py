@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Series, Table, Text, Tone
-from ddpdoctor.report.chart import draw_chart
+from ddpdoctor.report.blocks import FactList, Heading, Items, Lanes, Places, Series, Table, Text, Tone
+from ddpdoctor.report.chart import draw_chart, draw_sparks
 from ddpdoctor.report.columns import draw_table
 from ddpdoctor.report.names import format_ranks
 from ddpdoctor.report.page import width_of
+from ddpdoctor.report.strip import draw_strip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +34,7 @@ def add_sections(page: TextPage, sections: Iterable[Section]) -> None:
             del page.lines[before:]
 
 
-def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:
+def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:  # noqa: C901 - one for each kind
     """Add blocks one below the other."""
     for block in blocks:
         match block:
@@ -51,6 +52,9 @@ def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:
                 _add_series(page, block)
             case Places():
                 _add_places(page, block)
+            case Lanes():
+                for line in draw_strip(block.timeline, page.width):
+                    page.add(line, whole=True)
 
 
 def _add_items(page: TextPage, block: Items) -> None:
@@ -85,8 +89,9 @@ def _add_table(page: TextPage, table: Table) -> None:
 
 
 def _add_series(page: TextPage, block: Series) -> None:
-    """Draw curves only on a terminal, because nobody looks at them in a pipe."""
-    for line in draw_chart(block, page.width) if page.width is not None else ():
+    """Draw a chart on a terminal with room for it, else a line for each curve."""
+    chart = draw_chart(block, page.width) if page.width is not None else []
+    for line in chart or draw_sparks(block):
         page.add(line, whole=True)
 
 
