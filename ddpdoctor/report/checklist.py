@@ -8,18 +8,25 @@ from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content
 from ddpdoctor.report.findings import count_findings
+from ddpdoctor.report.machine_grid import machine_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.blocks import Section
 
 
-def checklist_content(report: Report, *about: Section) -> Content:
-    """Return the content of checks. ``about`` describes what was checked."""
+def checklist_content(report: Report, *about: Section, pictures: tuple[Section, ...] = ()) -> Content:
+    """Return the content of checks. ``about`` describes what was checked. Of machines, they are drawn by host too."""
     hosts = report.data.get("hosts")
     count = len(hosts) if isinstance(hosts, list) else 0
     found = count_findings(report.findings) or _no_finding(report)
-    return Content(status=f"{_who(report, count)}{found}", about=about, several_hosts=count > 1, is_checklist=True)
+    return Content(
+        status=f"{_who(report, count)}{found}",
+        about=about,
+        several_hosts=count > 1,
+        pictures=(*machine_pictures(report), *pictures),
+        is_checklist=True,
+    )
 
 
 def _no_finding(report: Report) -> str:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.consistency import Consistency, StreamClock, What
+from ddpdoctor.model.consistency import Consistency, StreamClock
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Attempt, Outcome, Severity, as_earlier
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content, FactEntry, FactList, Heading, Text
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES
+from ddpdoctor.report.loader_grid import loader_pictures
 from ddpdoctor.report.names import merge_places, title_of
 from ddpdoctor.report.pictures import job_pictures
+from ddpdoctor.report.replica_grid import NOUNS, replica_pictures
 from ddpdoctor.report.speed import speed_sections
+from ddpdoctor.report.speed_grid import speed_pictures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,12 +26,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding, Report
     from ddpdoctor.report.blocks import Section
 
-_NOUNS = {
-    What.PARAMETER: "parameters",
-    What.GRADIENT: "gradients",
-    What.BUFFER: "buffers",
-    What.STATE: "optimizer state",
-}
 _BEST_FIRST = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClock.SYNC)
 
 
@@ -46,8 +43,13 @@ def job_content(report: Report) -> Content:
         ),
         remarks=() if replicas is None else (replicas,),
         ends_with_verdict=True,
-        pictures=job_pictures(report),
         others=tuple(one for one in report.findings if one != report.verdict and one not in earlier),
+        pictures=(
+            *job_pictures(report),
+            *replica_pictures(report),
+            *loader_pictures(report),
+            *(() if ended_badly else speed_pictures(report)),
+        ),
     )
 
 
@@ -129,7 +131,7 @@ def replica_words(report: Report) -> str | None:
     differing = dict.fromkeys(one.what for stream in compared for one in stream.differences)
     if not differing:
         return f"replicas equal: {checks}"
-    nouns = " and ".join(_NOUNS[what] for what in differing)
+    nouns = " and ".join(NOUNS[what] for what in differing)
     return f"replicas compared: {checks}; {nouns} differ, and no rule calls that wrong"
 
 

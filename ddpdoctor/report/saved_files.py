@@ -8,6 +8,7 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.diff import DiffFacts, Kind
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content, Text, items, table_of
+from ddpdoctor.report.diff_grid import diff_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.diff import SavedFile, Unequal
@@ -29,6 +30,7 @@ def diff_content(report: Report) -> Content:
         headline=headline,
         about=((files,),),
         sections=_table(facts),
+        pictures=diff_pictures(facts, report.findings),
     )
 
 

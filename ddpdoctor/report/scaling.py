@@ -9,6 +9,7 @@ from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.scaling import LaunchKind, ScalingKind, ScalingResult
 from ddpdoctor.report.blocks import Column, Content, Heading, Table, Text
 from ddpdoctor.report.speed import ms
+from ddpdoctor.report.tune_grid import scaling_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -41,6 +42,7 @@ def scaling_content(report: Report) -> Content:
         verb="tune",
         sections=(_measured(result), *_predicted(result)),
         remarks=result.notes,
+        pictures=scaling_pictures(result.rows),
     )
 
 

@@ -12,6 +12,7 @@ from ddpdoctor.report.findings import LABEL_WIDTH
 from ddpdoctor.report.job import job_content
 from ddpdoctor.report.names import merge_places
 from ddpdoctor.report.speed import ms
+from ddpdoctor.report.tune_grid import tune_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -34,6 +35,7 @@ def tune_content(report: Report) -> Content:
         sections=(*content.sections, (Text(text=_tried(outcome)),)),
         ends_with_verdict=True,
         others=content.others,
+        pictures=content.pictures,
     )
 
 
@@ -51,6 +53,7 @@ def _measured(report: Report, result: TuneResult) -> Content:
         headline=result.conclusion,
         verb="tune",
         sections=(_table_section(result, ranks), *_advice(result)),
+        pictures=tune_pictures(result.rows),
     )
 
 

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from tests import forking
-from tests.scenarios.running import SCHEMA
+from tests.scenarios.running import SCHEMA, cell_of, grids_of
 
 DATA = """
 from torch.utils.data import DataLoader, DistributedSampler
@@ -56,6 +56,7 @@ def test_every_format_is_written_and_a_saved_report_is_drawn_again(run, tmp_path
     jsonschema.validate(report, SCHEMA)
 
     assert report["data"]["shares"]["unique"] == 455
+    assert cell_of(grids_of(report)["samples that two ranks both get in an epoch"], "0", "1") == "1"
     assert run("report", "saved").stdout.startswith(run(*plan()).stdout[:300])
     assert "228" in run(*plan("--format", "markdown")).stdout
     assert "<testsuite" in run(*plan("--format", "junit")).stdout
@@ -122,3 +123,5 @@ def test_checkpoints_are_distinguished(run, tmp_path):
     assert report["verdict"]["code"] == "DD713"
     assert report["verdict"]["tensor"] == "module.weight"
     assert "error  DD712 checkpoint-truncated" in cut.stdout
+    (grid,) = grids_of(report).values()
+    assert cell_of(grid, "read", "wrapped.pt") == "whole"

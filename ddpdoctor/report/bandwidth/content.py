@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.amounts import format_size, format_time
 from ddpdoctor.model.bandwidth import Assessment, Mode
 from ddpdoctor.model.rank_words import count_of
-from ddpdoctor.report.bandwidth.charts import chart_sections
 from ddpdoctor.report.bandwidth.comparison import comparison_section
 from ddpdoctor.report.bandwidth.curves import curve_facts, pick_curves
 from ddpdoctor.report.bandwidth.matrix import make_matrices, matrix_section
 from ddpdoctor.report.bandwidth.numbers import format_share
+from ddpdoctor.report.bandwidth.pictures import curve_pictures, matrix_picture
 from ddpdoctor.report.bandwidth.reading import VERB, read_bandwidth
 from ddpdoctor.report.bandwidth.results import make_records, name_series, series_table, sort_series
 from ddpdoctor.report.bandwidth.run import describe_run, headline
@@ -35,6 +35,7 @@ def bandwidth_content(report: Report) -> Content:
     """Return the content of a run. Raises ``UserError`` if the report is damaged."""
     bench = read_bandwidth(report)
     series = sort_series(bench.results)
+    matrices = make_matrices(report, bench)
     comparison = (comparison_section(bench.comparison),) if bench.comparison is not None else ()
     return Content(
         status=f"{count_of(len(bench.members), 'rank')}, {headline(report, bench)}",
@@ -44,7 +45,7 @@ def bandwidth_content(report: Report) -> Content:
         sections=(
             *(_series_section(bench, one) for one in series),
             (_chart(bench, series),),
-            *(matrix_section(one) for one in make_matrices(report, bench)),
+            *(matrix_section(one) for one in matrices),
             *_late_sections(bench),
             *comparison,
             *titled_list("what it means for DDP", bench.advice.text if bench.advice else ()),
@@ -54,8 +55,8 @@ def bandwidth_content(report: Report) -> Content:
             *_reason_sections(bench),
         ),
         records=make_records(bench.results),
-        pictures=chart_sections(bench),
         several_hosts=len(bench.hosts) > 1,
+        pictures=(*curve_pictures(bench), *map(matrix_picture, matrices)),
     )
 
 

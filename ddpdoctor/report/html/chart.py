@@ -17,8 +17,8 @@ WIDTH, HEIGHT = 720, 340
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 34
 """Margins around the axes, in pixels."""
 MAX_TICKS = 9
-STYLES = 8
-"""Line styles of the page's style sheet: colors, dashes and marks."""
+LEVEL_STYLE = 7
+"""The last of the colors of the page's style sheet, for levels. The others are for lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +91,20 @@ def lay_out_chart(series: Series) -> Chart:
         across=tuple(Tick(at=across.place(size), label=format_size(size)) for size in _size_ticks(across)),
         up=tuple(Tick(at=up.place(value), label=f"{value:g}") for value in _value_ticks(up)),
         curves=tuple(
-            _curve(line, across, up, number % STYLES, is_reference=is_reference)
-            for number, (line, is_reference) in enumerate(lines)
+            _curve(line, across, up, style, is_reference=is_reference)
+            for style, (line, is_reference) in zip(_styles(lines), lines, strict=True)
         ),
     )
+
+
+def _styles(lines: Sequence[tuple[ChartLine, bool]]) -> list[int]:
+    """Give each line a color of its own. An earlier run has that of the line before it, a level the last one."""
+    styles: list[int] = []
+    for line, is_reference in lines:
+        before = max((style for style in styles if style != LEVEL_STYLE), default=-1)
+        is_level = is_reference and len({y for _, y in line.points}) == 1
+        styles.append(LEVEL_STYLE if is_level else before if is_reference else (before + 1) % LEVEL_STYLE)
+    return styles
 
 
 def _drawable(line: ChartLine) -> list[tuple[int, float]]:

@@ -27,7 +27,7 @@ class Part:
 
 def list_parts(content: Content) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     """Return the parts before the other findings, which support the verdict, and the parts behind them."""
-    sections = _without_small_charts(content)
+    sections = _without_small_forms(content)
     places = [section for section in sections if _is_places(section)]
     first = places if len(places) == 1 else []  # with several, each belongs to an attempt
     rest = [section for section in sections if section not in first]
@@ -39,14 +39,10 @@ def _is_places(section: Section) -> bool:
     return len(section) == 1 and isinstance(section[0], Places)
 
 
-def _without_small_charts(content: Content) -> list[Section]:
-    """Leave out charts that stand alone if the pictures of the page show the same in full."""
-    has_charts = any(isinstance(block, Series) for section in content.pictures for block in section)
-    return [
-        section
-        for section in content.sections
-        if not (has_charts and all(isinstance(block, Series) for block in section))
-    ]
+def _without_small_forms(content: Content) -> list[Section]:
+    """Leave out what a picture with the same title shows in full: charts and matrices for the screen."""
+    drawn = {title for section in content.pictures for block in section if (title := _title(block)) is not None}
+    return [section for section in content.sections if section and _title(section[0]) not in drawn]
 
 
 def _parts(sections: Iterable[Section], prefix: str) -> tuple[Part, ...]:
@@ -70,8 +66,10 @@ def _titled(sections: Iterable[Section]) -> Iterator[tuple[str | None, Tone, Sec
 
 
 def _title(block: Block) -> str | None:
-    """Return the title of a section that has none, after its first block."""
+    """Return the title that a section has from its first block."""
     match block:
+        case Heading():
+            return block.text
         case Lanes():
             return "Timeline"
         case WaitGraph():
