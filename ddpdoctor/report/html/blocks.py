@@ -26,6 +26,8 @@ from ddpdoctor.report.html.stacks import list_frames
 from ddpdoctor.report.html.timeline import lane_rows, timeline_data
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from jinja2 import Environment
 
     from ddpdoctor.report.blocks import Block
@@ -37,9 +39,10 @@ HEAT_LEVELS = 8
 class BlockDrawer:
     """Draws the blocks of one page, and gives those that are linked to or scripted a name of their own."""
 
-    def __init__(self, env: Environment) -> None:
+    def __init__(self, env: Environment, folder: Path | None = None) -> None:
         env.globals |= {"draw": self.draw, "heat": _heat}
         self._macros: Any = env.get_template("blocks.html.jinja").module
+        self._folder = folder
         self._numbers = itertools.count(1)
 
     def draw(self, block: Block, under: str = "") -> Any:  # noqa: C901, PLR0911 - one for each kind
@@ -61,7 +64,7 @@ class BlockDrawer:
             case Series():
                 return macros.chart(lay_out_chart(block), under)
             case Lanes():
-                data = embed(timeline_data(block.timeline))
+                data = embed(timeline_data(block.timeline), self._folder)
                 return macros.lanes(block.timeline, lane_rows(block.timeline), data, name)
             case WaitGraph():
                 return macros.graph(block, lay_out_graph(block), name)

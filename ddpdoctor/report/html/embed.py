@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.report.lines import clean
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
-def embed(data: Any) -> str:
-    """Return data as JSON in ASCII without a character that HTML reads. Texts are cleaned as everywhere else."""
-    text = json.dumps(_cleaned(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+def embed(data: Any, folder: Path | None = None) -> str:
+    """Return data as JSON in ASCII without a character that HTML reads. Texts are cleaned as everywhere else.
+
+    Paths below ``folder`` lose it.
+    """
+    text = json.dumps(_cleaned(data, folder), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.translate(ESCAPES)
 
 
-def _cleaned(data: Any) -> Any:
+def _cleaned(data: Any, folder: Path | None) -> Any:
     match data:
         case str():
-            return clean(data)
+            return clean(data, folder)
         case float():
             return data if math.isfinite(data) else None
         case dict():
-            return {name: _cleaned(value) for name, value in data.items()}
+            return {name: _cleaned(value, folder) for name, value in data.items()}
         case list() | tuple():
-            return [_cleaned(value) for value in data]
+            return [_cleaned(value, folder) for value in data]
         case _:
             return data

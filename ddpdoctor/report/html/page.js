@@ -36,8 +36,8 @@ const page = (() => {
     tip.style.top = `${Math.max(4, top)}px`;
   }
 
-  function hideTip() {
-    tip.hidden = true;
+  function hideTip(force = false) {
+    if (force || !isPinned) tip.hidden = true;
   }
 
   function say(text) {
@@ -62,10 +62,10 @@ const page = (() => {
       pointer = place;
       const element = event.target.closest?.("[data-say]");
       if (element) showTip(element.dataset.say, event.clientX, event.clientY);
-      else if (!isPinned && !event.target.closest?.(".bars")) hideTip();
+      else if (!event.target.closest?.(".bars")) hideTip();
     });
-    document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
-    document.addEventListener("scroll", () => { if (!isPinned) hideTip(); }, { passive: true, capture: true });
+    document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(true); });
+    document.addEventListener("scroll", () => hideTip(), { passive: true, capture: true });
   }
 
   // Cells of a grid are td in rows; points of a chart are circles in groups.
@@ -103,7 +103,7 @@ const page = (() => {
     });
     holder.addEventListener("blur", () => {
       if (at) rows[at[0]][at[1]].classList.remove("on");
-      hideTip();
+      hideTip(true);
     });
   }
 

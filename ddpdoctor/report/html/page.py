@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
-from functools import cache
-from pathlib import Path
+from functools import cache, partial
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.findings import Outcome, Severity
@@ -44,7 +44,8 @@ CHECK_ORDER = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PA
 def render_html(report: Report) -> str:
     """Render the page. It loads nothing from elsewhere. Raises ``UserError`` if the report is damaged."""
     content = read_content(report)
-    env = make_environment()
+    folder = find_folder(report)
+    env = make_environment(folder)
     style, script = read_file("page.css"), "".join(map(read_file, SCRIPTS))
     return env.get_template("page.html.jinja").render(
         report=report,
@@ -55,7 +56,8 @@ def render_html(report: Report) -> str:
         tone=_tone(report),
         parts=list_parts(content),
         others=_others(report, content),
-        draw=BlockDrawer(env).draw,
+        draw=BlockDrawer(env, folder).draw,
+        folder=folder,
         style=style,
         script=script,
         policy=_policy(style, script),
@@ -65,9 +67,20 @@ def render_html(report: Report) -> str:
     )
 
 
-def make_environment() -> Environment:
-    """Return the environment of the templates. It escapes what is not markup of its own."""
+def find_folder(report: Report) -> Path | None:
+    """Return the folder of the user's code. Paths below it are shown without it, save in the verdict and commands."""
+    places = [*(report.verdict.where if report.verdict else ()), *(row.where for row in report.ranks if row.where)]
+    folder = PurePosixPath(places[0].file).parent if places else PurePosixPath()
+    return Path(folder) if folder.is_absolute() and folder.parent != folder else None
+
+
+def make_environment(folder: Path | None = None) -> Environment:
+    """Return the environment of the templates. It escapes what is not markup of its own.
+
+    Paths below ``folder`` lose it, unless the filter ``whole`` keeps them.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import escape
 
     env = Environment(
         loader=FileSystemLoader(FOLDER),
@@ -75,22 +88,23 @@ def make_environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_finalize,
+        finalize=partial(_finalize, folder),
     )
     env.filters |= {
         "ranks": format_ranks, "hosts": format_hosts, "time": format_time, "word": severity_word,
         "tone": lambda severity: TONES[severity].value, "outcome_tone": lambda outcome: OUTCOME_TONES[outcome].value,
         "outcome_word": OUTCOME_WORDS.get, "is_command": lambda fix: COMMAND.match(fix) is not None,
+        "whole": lambda text: escape(clean(text)),
         "title_of": title_of, "check_words": check_words, "by_place": _by_place, "by_group": _by_group, "rows": _rows,
     }  # fmt: skip
     return env
 
 
-def _by_place(where: tuple[Place, ...]) -> list[tuple[list[int], Place]]:
+def _by_place(where: tuple[Place, ...]) -> list[tuple[tuple[int, ...], Place]]:
     """Return each line of code once, with its ranks."""
     places = {format_place(place): place for place in reversed(where)}
     ranks = grouped((format_place(place), place.rank) for place in where)
-    return [(at, places[line]) for line, at in ranks.items()]
+    return [(tuple(at), places[line]) for line, at in ranks.items()]
 
 
 def _by_group(columns: tuple[Column, ...]) -> list[tuple[str, int]]:
@@ -102,9 +116,9 @@ def _rows(table: Table) -> list[tuple[str, ...]]:
     return list(zip(*(column.cells for column in table.columns), strict=True))
 
 
-def _finalize(value: Any) -> Any:
+def _finalize(folder: Path | None, value: Any) -> Any:
     """Show control and bidi characters of a plain text. Markup has been through this already."""
-    return value if hasattr(value, "__html__") or not isinstance(value, str) else clean(value)
+    return value if hasattr(value, "__html__") or not isinstance(value, str) else clean(value, folder)
 
 
 @cache

@@ -14,7 +14,10 @@ class Timeline {
     this.figure = figure;
     this.build(figure.querySelector(".stage"));
     const hasDetail = this.data.lanes.some((lane) => lane.detail.length) && this.data.detailFromMs < this.length;
-    this.view = hasDetail ? [this.data.detailFromMs, this.length] : [0, this.length];
+    const drawn = this.data.lanes.filter((lane) => lane.detail.length || !hasDetail);
+    const first = Math.min(...drawn.map(timelineData.firstMs), this.length) - this.length * 0.02;
+    this.end = [Math.max(hasDetail ? this.data.detailFromMs : 0, first), this.length];
+    this.view = this.end;
     this.listen();
     this.fold();
   }
@@ -30,7 +33,7 @@ class Timeline {
       "div", { class: "tools", role: "toolbar", "aria-label": "Timeline" },
       button("+", "Zoom in", () => this.zoom(0.5)), button("\u2212", "Zoom out", () => this.zoom(2)),
       button("Whole run", "Show the whole run", () => this.show(0, this.length)),
-      button("The end", "Show the end in detail", () => this.show(this.data.detailFromMs, this.length)),
+      button("The end", "Show the end in detail", () => this.show(...this.end)),
       this.range,
     );
     this.strip = page.makeSvg("svg", { class: "strip", height: 40, "aria-hidden": "true" });
@@ -47,7 +50,7 @@ class Timeline {
   hatching() {
     const line = page.makeSvg("path", { class: "hatch", d: "M0 6L6 0M-1 1L1 -1M5 7L7 5" });
     const pattern = page.makeSvg("pattern", { id: "hatch", width: 6, height: 6, patternUnits: "userSpaceOnUse" }, line);
-    return page.makeSvg("svg", { width: 0, height: 0, "aria-hidden": "true" }, page.makeSvg("defs", {}, pattern));
+    return page.makeSvg("svg", { class: "hidden", "aria-hidden": "true" }, page.makeSvg("defs", {}, pattern));
   }
 
   legend() {
@@ -157,13 +160,18 @@ class Timeline {
     for (let at = Math.ceil(start / step); at * step <= end; at += 1) this.marks.push(at * step);
     const texts = this.marks.filter((ms) => this.x(ms) < this.width() - 30).map((ms) =>
       page.makeSvg("text", { x: this.x(ms) + 3, y: 17 }, `${(ms / 1000).toFixed(Math.min(digits, 5))} s`));
-    const moments = this.data.moments.filter((one) => one.atMs >= start && one.atMs <= end).map((one) => {
+    const moments = this.moments().filter((one) => one.atMs >= start && one.atMs <= end).map((one) => {
       const x = this.x(one.atMs);
-      const mark = page.makeSvg("path", { class: "moment-mark", d: `M${x - 6} 0H${x + 6}L${x} 9z` });
+      const mark = page.makeSvg("path", { class: one.fault ? "moment-mark fault" : "moment-mark", d: `M${x - 6} 0H${x + 6}L${x} 9z` });
       mark.dataset.say = `${timelineData.clock(one.atMs)}: ${one.label}${one.ranks.length ? ` (${timelineData.ranks(one.ranks)})` : ""}`;
       return mark;
     });
     this.ticks.replaceChildren(...texts, ...moments);
+  }
+
+  // The fault comes last, so that it lies over what happened at the same time.
+  moments() {
+    return [...this.data.moments].sort((one, other) => one.fault - other.fault);
   }
 
   // Only the rows that are in sight are drawn.
@@ -181,10 +189,10 @@ class Timeline {
     const height = Timeline.ROW - 1;
     const line = (ms, kind) => page.makeSvg("line", { class: kind, x1: this.x(ms), x2: this.x(ms), y1: 0, y2: height });
     const [start, end] = this.view;
-    const moments = this.data.moments.filter((one) => !one.ranks.length || row.ranks.some((rank) => one.ranks.includes(rank)));
+    const moments = this.moments().filter((one) => !one.ranks.length || row.ranks.some((rank) => one.ranks.includes(rank)));
     return [
       ...this.marks.map((ms) => line(ms, "tick")), ...this.bars(row),
-      ...moments.filter((one) => one.atMs >= start && one.atMs <= end).map((one) => line(one.atMs, "moment")),
+      ...moments.filter((one) => one.atMs >= start && one.atMs <= end).map((one) => line(one.atMs, one.fault ? "moment fault" : "moment")),
     ];
   }
 
@@ -319,7 +327,7 @@ class Timeline {
       "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2),
       ArrowLeft: () => this.pan(-0.15), ArrowRight: () => this.pan(0.15),
       ArrowUp: () => this.move(-1), ArrowDown: () => this.move(1),
-      Home: () => this.show(0, this.length), End: () => this.show(this.data.detailFromMs, this.length),
+      Home: () => this.show(0, this.length), End: () => this.show(...this.end),
       n: () => this.next(1), p: () => this.next(-1),
       Enter: () => row.isClass && this.toggle(row.number),
     };

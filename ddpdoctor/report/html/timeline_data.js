@@ -39,6 +39,12 @@ const timelineData = (() => {
     return lane.spans;
   }
 
+  // Return when a lane begins, without unpacking it.
+  function firstMs(lane) {
+    const flat = lane.detail.length ? lane.detail : lane.coarse;
+    return flat.length ? flat[1] / TICKS_PER_MS : Infinity;
+  }
+
   function duration(ms) {
     if (ms < 1) return `${Math.round(ms * 1000)} us`;
     if (ms < 1000) return `${ms.toPrecision(3)} ms`;
@@ -72,9 +78,9 @@ const timelineData = (() => {
       if (last && last[1] === rank - 1) last[1] = rank;
       else runs.push([rank, rank]);
     }
-    const written = runs.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`)).join(", ");
+    const written = runs.map(([first, last]) => (first === last ? `${first}` : `${first}${last === first + 1 ? ", " : "-"}${last}`)).join(", ");
     return `rank${numbers.length > 1 ? "s" : ""} ${written}`;
   }
 
-  return { BANDS, spansOf, duration, clock, name, words, ranks };
+  return { BANDS, spansOf, firstMs, duration, clock, name, words, ranks };
 })();
