@@ -74,7 +74,7 @@ def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
 
 
 def _number_lines(block: SourceLines) -> list[str]:
-    width = len(str(block.first + len(block.lines)))
+    width = len(str(block.first + len(block.lines) - 1))
     numbered = enumerate(block.lines, start=block.first)
     return [f"{'>' if number == block.blamed else ' '} {number:{width}} | {line}" for number, line in numbered]
 
