@@ -15,10 +15,11 @@ from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
     HANG_TIMEOUT,
+    IGNORE,
     NPROC_PER_NODE,
+    OUTPUT,
     PLOT,
     REFERENCE,
-    REPORT,
     REPORT_DIR,
     SAVED,
     TIMEOUT,
@@ -155,10 +156,11 @@ class Options:
         Literal["text", "json", "csv", "markdown", "nccl-tests"],
         FORMAT.but(help="How the report is written to stdout, or to --output."),
     ] = "text"
-    output: Annotated[Path | None, Option(panel=REPORT, metavar="FILE", help="Write the report to a file.")] = None
+    output: Annotated[Path | None, OUTPUT] = None
     plot: Annotated[Path | None, PLOT] = None
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     hang_timeout_s: Annotated[
         float,
         HANG_TIMEOUT.but(help="How long the bench may go without a completed call before it is reported as hung."),
@@ -300,6 +302,5 @@ def _report(
     from ddpdoctor.diagnose.bandwidth.report import build_report, exit_status
 
     progress.stop()
-    report = build_report(bench, replace(wanted, fleet=reader.fleet))
-    deliver(report, settings_of(options, Outputs))
+    report = deliver(build_report(bench, replace(wanted, fleet=reader.fleet)), settings_of(options, Outputs))
     return exit_status(report, severity_of(options.fail_on))
