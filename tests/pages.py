@@ -221,7 +221,7 @@ def content(ranks=8):
         )
     )  # fmt: skip
     return Content(
-        status=f"hung, {ranks} ranks, exit status 124",
+        headline=STUCK.summary, status=f"hung, {ranks} ranks, exit status 124",
         sections=((places,), (Heading(text="compared replicas"), Text(text="equal up to step 59"))),
         ends_with_verdict=True, others=OTHERS,
         pictures=((Lanes(timeline=timeline(ranks)),), (graph(ranks),), (SOURCE,), (tree(ranks),), (grid(ranks),),

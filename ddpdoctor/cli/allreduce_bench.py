@@ -15,6 +15,7 @@ from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
     HANG_TIMEOUT,
+    IGNORE,
     NPROC_PER_NODE,
     OUTPUT,
     PLOT,
@@ -159,6 +160,7 @@ class Options:
     plot: Annotated[Path | None, PLOT] = None
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     hang_timeout_s: Annotated[
         float,
         HANG_TIMEOUT.but(help="How long the bench may go without a completed call before it is reported as hung."),
@@ -300,6 +302,5 @@ def _report(
     from ddpdoctor.diagnose.bandwidth.report import build_report, exit_status
 
     progress.stop()
-    report = build_report(bench, replace(wanted, fleet=reader.fleet))
-    deliver(report, settings_of(options, Outputs))
+    report = deliver(build_report(bench, replace(wanted, fleet=reader.fleet)), settings_of(options, Outputs))
     return exit_status(report, severity_of(options.fail_on))

@@ -11,6 +11,7 @@ from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
     HTML,
+    IGNORE,
     REPORT_DIR,
     VERBOSE,
     Argument,
@@ -36,6 +37,7 @@ class Options:
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     html: Annotated[Path | None, HTML] = None
 

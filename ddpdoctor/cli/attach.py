@@ -12,6 +12,7 @@ from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
     HTML,
+    IGNORE,
     NODES,
     REPORT_DIR,
     VERBOSE,
@@ -68,6 +69,7 @@ class Options:
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     html: Annotated[Path | None, HTML] = None
 

@@ -10,6 +10,7 @@ from typing import Annotated
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    IGNORE,
     MODEL,
     OUTPUT,
     REPORT_DIR,
@@ -38,6 +39,7 @@ class Options:
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     output: Annotated[Path | None, OUTPUT] = None
 

@@ -15,6 +15,7 @@ from ddpdoctor.cli.options import (
     COMPARE,
     FAIL_ON,
     FORMAT,
+    IGNORE,
     MODEL,
     NPROC_PER_NODE,
     OUTPUT,
@@ -99,6 +100,7 @@ class Options:
             help="The least severe finding for which the exit status is 1.  [default: error; with --diff warning]"
         ),
     ] = None
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     limit_s: Annotated[float, TIMEOUT.but(help="How long a rank may take to start, to build, or for a step.")] = typed(
         "2m"
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    IGNORE,
     OUTPUT,
     REPORT_DIR,
     TIMEOUT,
@@ -89,6 +90,7 @@ class Options:
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     output: Annotated[Path | None, OUTPUT] = None
     timeout_s: Annotated[float, TIMEOUT.but(help="With --dataset: how long to wait for the slowest rank.")] = typed(

@@ -6,11 +6,12 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    IGNORE,
     LIST,
     MASTER_ADDR,
     MASTER_PORT,
@@ -30,9 +31,6 @@ from ddpdoctor.cli.options import (
 )
 from ddpdoctor.model.exit_status import ExitStatus
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -47,6 +45,10 @@ class Options:
     ] = ()
     show_list: Annotated[bool, LIST.but(help="List the checks and what each reads.")] = False
     skip: Annotated[tuple[str, ...], Option(metavar="CHECK", help="Leave checks out; repeatable, or with commas.")] = ()
+    expect_version: Annotated[
+        tuple[str, ...],
+        Option(metavar="NAME==VERSION", help="A version that every node should have, as torch==2.13.*; repeatable."),
+    ] = ()
     verbose: Annotated[bool, VERBOSE] = False
     deep: Annotated[
         bool, Option(help="Also run work on each GPU, copy between GPUs, and measure disks. Takes longer.")
@@ -54,6 +56,7 @@ class Options:
     no_torch: Annotated[bool, Option(help="Do not import torch; read versions from package metadata.")] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     redact: Annotated[bool, Option(panel=REPORT, help="Hide host names, addresses and user names in the report.")] = (
         False
     )

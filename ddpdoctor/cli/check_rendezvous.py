@@ -12,6 +12,7 @@ from ddpdoctor.cli.options import (
     EXCHANGE_PORT,
     FAIL_ON,
     FORMAT,
+    IGNORE,
     MASTER_ADDR,
     MASTER_PORT,
     NNODES,
@@ -84,6 +85,7 @@ class Options:
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[
         Path | None,
         REPORT_DIR.but(help="Save report.json or node-N.json here. Nodes can also meet through a shared folder."),
@@ -93,13 +95,15 @@ class Options:
 
 def run(options: Options) -> int:
     """Take part in the check and return the exit status, which is equal on all judged nodes. Raises ``UserError``."""
-    from ddpdoctor.cli.delivery import Outputs, check_files
+    from ddpdoctor.cli.delivery import Outputs, check_codes, check_files
     from ddpdoctor.diagnose.rendezvous.check import check_rendezvous
     from ddpdoctor.diagnose.rendezvous.judging import RendezvousOptions
     from ddpdoctor.launch.folders.report_dir import make_private
     from ddpdoctor.model.launch import NodeOptions
 
     check_files(settings_of(options, Outputs))
+    if options.ignore:
+        check_codes(options.ignore)
     if options.report_dir is not None:
         make_private(options.report_dir)  # other nodes that share it may already have written to it
     wanted = settings_of(
@@ -119,5 +123,5 @@ def _finish(checked: RendezvousChecked, options: Options) -> int:
     from ddpdoctor.model.exit_status import report_status
 
     name = REPORT_NAME if checked.judged else f"node-{checked.number}.json"
-    deliver(checked.report, settings_of(options, Outputs), name, shows=checked.shows)
-    return report_status(checked.report, severity_of(options.fail_on))
+    report = deliver(checked.report, settings_of(options, Outputs), name, shows=checked.shows)
+    return report_status(report, severity_of(options.fail_on))

@@ -33,10 +33,13 @@ class Outputs:
     output: Path | None = None
     plot: Path | None = None
     html: Path | None = None
+    ignore: tuple[str, ...] = ()
 
 
 def check_outputs(outputs: Outputs) -> None:
     """Make the report folder. Raise ``UserError`` if an output cannot be written or a plot cannot be drawn here."""
+    if outputs.ignore:
+        check_codes(outputs.ignore)
     check_files(outputs)
     if outputs.report_dir is not None:
         from ddpdoctor.launch.folders.report_dir import make_report_dir
@@ -69,7 +72,7 @@ def check_plot_file(path: Path) -> None:
 def check_writable(path: Path, option: str) -> None:
     """Try to write, because permissions alone are not enough to know. A new file is removed again.
 
-    Raises ``UserError`` if it cannot be written.
+    Raises ``UserError`` if the file cannot be written.
     """
     existed = path.exists()
     if existed and not path.is_file() and not path.is_dir():
@@ -87,10 +90,17 @@ def check_writable(path: Path, option: str) -> None:
         raise UserError(f"{option} {path} cannot be written: {error.strerror}", help=HELP) from error
 
 
-def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, shows: bool = True) -> None:
-    """Save a report, then show it. The order matters because a reader may close the pipe early."""
+def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, shows: bool = True) -> Report:
+    """Save a report, then show it, and return it without the findings that the user ignores.
+
+    The order matters because a reader may close the pipe early.
+    """
     from ddpdoctor.cli.output import save_page, save_report, show_report
 
+    if outputs.ignore:
+        from ddpdoctor.diagnose.reports import leave_out
+
+        report = leave_out(report, check_codes(outputs.ignore))
     if outputs.report_dir is not None:
         save_report(outputs.report_dir, report, name)
     if outputs.plot is not None:
@@ -99,19 +109,26 @@ def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, show
         save_page(report, outputs.html)
     show = partial(show_report, report, outputs.format, verbose=outputs.verbose, fail_on=severity_of(outputs.fail_on))
     if not shows:
-        return
+        return report
     if outputs.output is not None:
         write_report(show, outputs.output)
     else:
         show(sys.stdout, outputs.report_dir)
+    return report
 
 
 def deliver_check(report: Report, outputs: Outputs) -> int:
     """Save and show the report of a check, and return the exit status."""
     from ddpdoctor.model.exit_status import report_status
 
-    deliver(report, outputs)
-    return report_status(report, severity_of(outputs.fail_on))
+    return report_status(deliver(report, outputs), severity_of(outputs.fail_on))
+
+
+def check_codes(codes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the codes of --ignore in upper case. Raises ``UserError`` for an unknown one."""
+    from ddpdoctor.diagnose.pages import check_codes as check
+
+    return check(codes)
 
 
 def severity_of(fail_on: FailOn) -> Severity | None:

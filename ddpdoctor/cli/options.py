@@ -146,6 +146,9 @@ HANG_TIMEOUT = Option(
 )  # fmt: skip
 FORMAT = Option(names=("--format",), panel=REPORT, help="How the report is written to stdout.")
 FAIL_ON = Option(names=("--fail-on",), panel=REPORT, help="The least severe finding for which the exit status is 1.")
+IGNORE = Option(
+    names=("--ignore",), panel=REPORT, metavar="CODE", help="Leave out findings with this code; repeatable."
+)
 REPORT_DIR = Option(names=("--report-dir",), panel=REPORT, metavar="DIR", help="Save report.json in this folder too.")
 OUTPUT = Option(
     names=("--output", "-o"), panel=REPORT, metavar="FILE", help="Write the report to this file, and not to stdout."
@@ -180,6 +183,9 @@ EXCHANGE_PORT = Option(
     help="The port on the first node where the nodes of a job meet.  [default: the one after the rendezvous port; "
     "under Slurm, one derived from the job]",
 )  # fmt: skip
+RUN_DIR = Argument(
+    metavar="[RUN_DIR]", help="A run folder, or the report.json in it.  [default: the latest in ddpdoctor-report/]"
+)
 MODEL = Option(
     names=("--model",), metavar="MODULE:FUNCTION", help="A function of yours that returns the model.",
 )  # fmt: skip

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ddpdoctor.cli.options import FORMAT, OUTPUT, PLOT, REPORT, SAVED, VERBOSE, Argument, Option, settings_of
+from ddpdoctor.cli.options import FORMAT, OUTPUT, PLOT, REPORT, RUN_DIR, SAVED, VERBOSE, Option, settings_of
 from ddpdoctor.launch.command.options import SavedFormat
 from ddpdoctor.model.exit_status import ExitStatus
 
@@ -26,12 +26,7 @@ RUN_MARK = "run.json"
 class Options:
     """Show the report of a saved run again. Needs neither torch nor the machine that it ran on."""
 
-    run_dir: Annotated[
-        Path | None,
-        Argument(
-            metavar="[RUN_DIR]", help=f"A run folder, or the report.json in it.  [default: the latest in {RUNS}/]"
-        ),
-    ] = None
+    run_dir: Annotated[Path | None, RUN_DIR] = None
     compare: Annotated[
         Path | None,
         SAVED.but(
@@ -173,13 +168,22 @@ def read_run(path: Path) -> Report:
     )
 
 
+def _unpack(bundle: Path) -> bytes:
+    from ddpdoctor.diagnose.bundles import read_packed
+
+    return read_packed(bundle)
+
+
 def _read_file(file: Path) -> Report:
+    import zipfile
+
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.recorder.storage.files import check_json, read_plain
     from ddpdoctor.report.json_format import parse_report
 
     try:
-        return parse_report(check_json(read_plain(file)).decode())
+        content = _unpack(file) if zipfile.is_zipfile(file) else read_plain(file)
+        return parse_report(check_json(content).decode())
     except UserError as error:
         raise UserError(f"{file}: {error.message}", help=error.help, status=error.status) from error
     except (ValueError, OSError) as error:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.debug_level import debug_note
-from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_error, show_report
+from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_error, show_report, write
 from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 from ddpdoctor.launch.folders.shared_folder import has_space
@@ -83,6 +83,7 @@ def run_and_show(
     outcome = Session(options, _load_judge, notifier).run()
     failure = outcome.failure
     try:
+        _show_launcher_log(outcome)
         if is_last is None or is_last(outcome):
             show(outcome)
     except Exception as error:  # noqa: BLE001 - the job has ended, and its status is returned whatever fails here
@@ -92,6 +93,17 @@ def run_and_show(
     if outcome.folder != outcome.run_dir and not has_space(outcome.run_dir):
         say(sys.stderr, f"{outcome.run_dir} had no room for the record of this run, which is in {outcome.folder}")
     return outcome
+
+
+def _show_launcher_log(outcome: JobOutcome) -> None:
+    """Show what torchrun said about the end of a job that failed without a verdict."""
+    errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
+    if not outcome.exit_status or errors - set(outcome.end.ignore):
+        return
+    from ddpdoctor.launch.folders.launcher_log import read_launcher_log
+    from ddpdoctor.report.lines import clean
+
+    write(sys.stderr, clean(read_launcher_log(outcome.folder)))
 
 
 def _load_judge() -> Judge:

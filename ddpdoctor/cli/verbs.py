@@ -14,13 +14,14 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from ddpdoctor import __version__
+from ddpdoctor.cli.config_files import read_declared
 from ddpdoctor.cli.help import Verb, write_examples, write_options, write_section
 from ddpdoctor.cli.listing import VERBS, load_verb
-from ddpdoctor.cli.options import PANELS, Argument, Option, build, declared_by
+from ddpdoctor.cli.options import PANELS, Argument, Option, build
 from ddpdoctor.model.exit_status import MEANINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ddpdoctor.cli.options import Declared
 
@@ -56,7 +57,11 @@ class LaunchVerb(Verb):
         from ddpdoctor.launch.command.command_line import split_command
 
         params = self.get_params(ctx)
-        own = {name: not getattr(param, "is_flag", False) for param in params for name in param.opts}
+        own = {
+            name: not getattr(param, "is_flag", False)
+            for param in params
+            for name in (*param.opts, *param.secondary_opts)
+        }
         split = split_command(args, own)
         ctx.meta[SPLIT] = split
         return super().parse_args(ctx, list(split.own))
@@ -114,11 +119,11 @@ def make_command(name: str) -> Any:
         name, cls=KINDS.get(name, Verb),
         help=module.Options.__doc__, short_help=verb.summary, options_metavar=verb.usage,
         context_settings={"help_option_names": ["--help", "-h"]},
-    )(_callback(module.Options, module.run))  # fmt: skip
+    )(_callback(module.Options, module.run, read_declared(name)))  # fmt: skip
     return get_command(alone)
 
 
-def _callback(kind: type[Any], run: Callable[[Any], int]) -> Callable[..., None]:
+def _callback(kind: type[Any], run: Callable[[Any], int], declared: Iterable[Declared]) -> Callable[..., None]:
     """Return a function with one parameter per option, as Typer requires."""
 
     def call(ctx: typer.Context, **values: Any) -> None:
@@ -126,7 +131,7 @@ def _callback(kind: type[Any], run: Callable[[Any], int]) -> Callable[..., None]
         raise typer.Exit(run(build(kind, values | split)))
 
     parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    parameters += [_parameter(one) for one in declared_by(kind)]
+    parameters += [_parameter(one) for one in declared]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {}
     return call

@@ -20,6 +20,7 @@ from ddpdoctor.cli.options import (
     HANG_TIMEOUT,
     HANGS,
     HTML,
+    IGNORE,
     REPLICAS,
     REPORT,
     REPORT_DIR,
@@ -99,15 +100,7 @@ class Options:
     quiet: Annotated[
         bool, Option(panel=REPORT, variable="DDPDOCTOR_QUIET", help="Print only findings of severity error.")
     ] = False
-    ignore: Annotated[
-        tuple[str, ...],
-        Option(
-            panel=REPORT,
-            metavar="CODE",
-            variable="DDPDOCTOR_IGNORE",
-            help="Leave out findings with this code; repeatable.",
-        ),
-    ] = ()
+    ignore: Annotated[tuple[str, ...], IGNORE.but(variable="DDPDOCTOR_IGNORE")] = ()
     check_every: Annotated[
         str,
         Option(

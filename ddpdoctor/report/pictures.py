@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt
 from ddpdoctor.model.timeline import Timeline
 from ddpdoctor.report.blocks import Lanes, SourceLines, WaitGraph, WaitNode
@@ -21,10 +20,9 @@ Kind = TypeVar("Kind")
 
 
 def job_pictures(report: Report) -> tuple[Section, ...]:
-    """Return the pictures of a job, as far as the report has what they are drawn from. Older reports have less.
+    """Return the pictures of a job, as far as the report has what they are drawn from.
 
-    Raises:
-        UserError: the report is damaged.
+    Reports of older versions have less. Damaged data costs its picture and nothing else.
     """
     return tuple(_pictures(report))
 
@@ -57,5 +55,5 @@ def _read(kind: type[Kind], report: Report, name: str) -> Kind | None:
     plain = report.data.get(name)
     try:
         return None if plain is None else decode(kind, plain)
-    except WrongValue as error:
-        raise UserError(f"the report cannot be read: data.{name}.{error}") from error
+    except WrongValue:
+        return None

@@ -35,9 +35,8 @@ def scaling_content(report: Report) -> Content:
     """Return the content."""
     result = decode(ScalingResult, report.data["scaling"])
     if not result.rows:
-        return Content(status="no efficiency: a launch has no result")
+        return Content(headline="no efficiency: a launch has no result")
     return Content(
-        status=_headline(result),
         headline=_headline(result),
         verb="tune",
         sections=(_measured(result), *_predicted(result)),

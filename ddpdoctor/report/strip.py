@@ -26,17 +26,18 @@ MARKS = {
     SpanKind.HOST: ".",
 }
 WORDS = {
-    SpanKind.BATCH: "waits for data",
+    SpanKind.BATCH: "data",
     SpanKind.FORWARD: "forward",
     SpanKind.BACKWARD: "backward",
     SpanKind.COLLECTIVE: "collective",
-    SpanKind.POINT_TO_POINT: "point-to-point",
+    SpanKind.POINT_TO_POINT: "send/recv",
     SpanKind.CHECKPOINT: "checkpoint",
-    SpanKind.WAIT: "waits for ranks",
+    SpanKind.WAIT: "wait",
     SpanKind.HOST: "script",
 }
 MOST_ROWS = 8
-WIDTH = 78
+STRIP_WIDTH = 78
+"""Our choice: a strip fits into 80 columns also where the width is not known."""
 NAME_WIDTH = 22
 """A longer list of ranks is cut."""
 CALLS_BEFORE = 24
@@ -61,8 +62,8 @@ class _Window:
         return min(self.columns - 1, max(0, math.floor((at_ms - self.start_ms) / self.slice_ms)))
 
 
-def draw_strip(timeline: Timeline, width: int | None) -> list[str]:
-    """Return the lines of a strip in ASCII, or nothing without a fault or without calls around it."""
+def draw_strip(timeline: Timeline, width: int) -> list[str]:
+    """Return the lines of a strip in ASCII, the last one its legend; nothing without a fault or calls around it."""
     fault = next((moment for moment in timeline.moments if moment.fault), None)
     lanes = {lane.rank: lane for lane in timeline.lanes}
     rows = [(ranks, lane) for ranks in timeline.classes if (lane := _drawn(ranks, lanes)) is not None]
@@ -70,7 +71,7 @@ def draw_strip(timeline: Timeline, width: int | None) -> list[str]:
     shown = rows[:MOST_ROWS]
     names = [_name(ranks) for ranks, _ in shown]
     name_width = max(map(len, names), default=0)
-    columns = min(width or WIDTH, WIDTH) - name_width - 4
+    columns = width - name_width - 4
     window = _window([lane for _, lane in shown], fault, timeline.length_ms, columns) if fault is not None else None
     if fault is None or window is None:
         return []
@@ -80,7 +81,7 @@ def draw_strip(timeline: Timeline, width: int | None) -> list[str]:
         lines.append(f"{'> ' if lane.blamed else '  '}{name.ljust(name_width)}  {marks}".rstrip())
     if len(rows) > len(shown):
         lines.append(f"  and {len(rows) - len(shown)} more rows in report.json")
-    return [*lines, *_legend("".join(drawn), window)]
+    return [*lines, _legend("".join(drawn), window)]
 
 
 def _drawn(ranks: Sequence[int], lanes: dict[int, Lane]) -> Lane | None:
@@ -138,17 +139,14 @@ def _innermost(spans: Sequence[Span], window: _Window) -> Iterator[tuple[Span, f
 
 def _head(fault: Moment, window: _Window, name_width: int) -> str:
     """Return the line above the rows, whose mark stands at the time of the fault."""
-    at = window.column(fault.at_ms)
+    at = name_width + 4 + window.column(fault.at_ms)
     label = fault.label + (f", {format_ranks(fault.ranks)}" if fault.ranks else "")
-    indent = name_width + 4
     left = f"{label} v"
-    if at + 1 >= len(left):
-        return " " * indent + left.rjust(at + 1)
-    return " " * (indent + at) + f"v {label}"
+    return left.rjust(at + 1) if at + 1 >= len(left) else " " * at + f"v {label}"
 
 
-def _legend(marks: str, window: _Window) -> list[str]:
+def _legend(marks: str, window: _Window) -> str:
     """Return what the characters mean, of those that occur."""
     used = [f"{mark} {WORDS[kind]}" for kind, mark in MARKS.items() if mark in marks]
     time = format_time(window.slice_ms * 1e3)
-    return [f"  {', '.join(used)}; a column is {time}"]
+    return f"{', '.join(used)}; each {time}"

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from ddpdoctor.report.blocks import FactList, Heading, Items, Lanes, Places, Series, Table, Text, Tone
 from ddpdoctor.report.chart import draw_chart, draw_sparks
 from ddpdoctor.report.columns import draw_table
+from ddpdoctor.report.lines import wrap
 from ddpdoctor.report.names import format_ranks
 from ddpdoctor.report.page import width_of
-from ddpdoctor.report.strip import draw_strip
+from ddpdoctor.report.strip import STRIP_WIDTH, draw_strip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +35,7 @@ def add_sections(page: TextPage, sections: Iterable[Section]) -> None:
             del page.lines[before:]
 
 
-def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:  # noqa: C901 - one for each kind
+def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:
     """Add blocks one below the other."""
     for block in blocks:
         match block:
@@ -53,8 +54,14 @@ def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:  # noqa: C901 -
             case Places():
                 _add_places(page, block)
             case Lanes():
-                for line in draw_strip(block.timeline, page.width):
-                    page.add(line, whole=True)
+                _add_strip(page, block)
+
+
+def _add_strip(page: TextPage, block: Lanes) -> None:
+    width = STRIP_WIDTH if page.width is None else min(page.width, STRIP_WIDTH)
+    *rows, legend = draw_strip(block.timeline, width) or [""]
+    for line in (*rows, *(wrap(legend, width, first="  ") if legend else [])):
+        page.add(line, whole=True)
 
 
 def _add_items(page: TextPage, block: Items) -> None:

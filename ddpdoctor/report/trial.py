@@ -37,8 +37,8 @@ def trial_content(report: Report) -> Content:
     """Return the content for a trained model."""
     trial = decode(Trial, report.data["trial"])
     return Content(
-        status=f"{count_of(len(trial.participants), 'rank')}, {_headline(report, trial)}",
-        headline=_headline(report, trial),
+        headline=_healthy(trial, report) if report.verdict is None else report.verdict.summary,
+        status=", ".join(filter(None, (count_of(len(trial.participants), "rank"), count_findings(report.findings)))),
         about=((items(_about(trial)),),),
         sections=(
             *_compared_sections(trial),
@@ -133,12 +133,6 @@ def _rerun_sections(trial: Trial) -> tuple[Section, ...]:
 
 def _worst_ratio(step: ReferenceStep) -> float:
     return max(map(error_ratio, step.tensors), default=0.0)
-
-
-def _headline(report: Report, trial: Trial) -> str:
-    found = count_findings(report.findings)
-    said = report.verdict.summary if report.verdict is not None else _healthy(trial, report)
-    return f"{found}: {said}" if found else said
 
 
 def _healthy(trial: Trial, report: Report) -> str:

@@ -28,9 +28,10 @@ def tune_content(report: Report) -> Content:
     if outcome.result is not None:
         return _measured(report, outcome.result)
     if outcome.problem:
-        return Content(status=f"no result: {outcome.problem}", remarks=(outcome.help,))
+        return Content(headline=f"no result: {outcome.problem}", remarks=(outcome.help,))
     content = job_content(report)
     return Content(
+        headline=content.headline,
         status=content.status,
         sections=(*content.sections, (Text(text=_tried(outcome)),)),
         ends_with_verdict=True,
@@ -49,7 +50,6 @@ def _measured(report: Report, result: TuneResult) -> Content:
     size = report.job.world_size if report.job is not None else None
     ranks = f", {count_of(size, 'rank')}" if size else ""
     return Content(
-        status=f"{result.conclusion}",
         headline=result.conclusion,
         verb="tune",
         sections=(_table_section(result, ranks), *_advice(result)),

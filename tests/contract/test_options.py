@@ -37,7 +37,7 @@ def test_what_verbs_say_differently_of_an_option_is_known() -> None:
         texts.setdefault(one.names[0], set()).add(option.help)
     assert {name for name, said in texts.items() if len(said) > 1} == {
         "--compare", "--exchange-port", "--fail-on", "--format", "--hang-timeout", "--list", "--master-port", "--model",
-        "--nnodes", "--node-rank", "--plot", "--reference", "--report-dir", "--timeout",
+        "--nnodes", "--node-rank", "--output", "--plot", "--reference", "--report-dir", "--timeout",
     }  # fmt: skip
 
 
@@ -105,7 +105,9 @@ def test_typer_has_what_is_declared(verb: str) -> None:
 def test_a_plain_line_is_read_as_typer_does(words: tuple[str, ...]) -> None:
     verb, *rest = words
     made = make_context(verb, rest)
-    plain = (read_launch if verb in LAUNCHING else read_plain)(options_of(verb), rest, {})
+    plain = (read_launch if verb in LAUNCHING else read_plain)(
+        options_of(verb), rest, {}, declared_by(options_of(verb))
+    )
     assert plain is not None
     for one in declared_by(options_of(verb)):
         given = made.params[one.field]
@@ -132,13 +134,13 @@ def test_a_plain_line_is_read_as_typer_does(words: tuple[str, ...]) -> None:
     ids=" ".join,
 )
 def test_help_and_what_is_refused_are_left_to_typer(words: tuple[str, ...]) -> None:
-    assert read_plain(options_of(words[0]), words[1:], {}) is None
+    assert read_plain(options_of(words[0]), words[1:], {}, declared_by(options_of(words[0]))) is None
 
 
 def test_a_variable_leaves_the_line_to_typer() -> None:
     kind = options_of("check-rendezvous")
-    assert read_plain(kind, ["--nnodes=2"], {"DDPDOCTOR_EXCHANGE_PORT": "4000"}) is None
-    assert read_plain(kind, ["--nnodes=2"], {"DDPDOCTOR_EXCHANGE_PORT": ""}) is not None
+    assert read_plain(kind, ["--nnodes=2"], {"DDPDOCTOR_EXCHANGE_PORT": "4000"}, declared_by(kind)) is None
+    assert read_plain(kind, ["--nnodes=2"], {"DDPDOCTOR_EXCHANGE_PORT": ""}, declared_by(kind)) is not None
 
 
 def test_a_value_that_is_parsed_names_its_option() -> None:

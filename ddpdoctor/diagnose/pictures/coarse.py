@@ -89,9 +89,18 @@ def _parts(steps: Iterable[StepRange]) -> list[StepRange]:
 
 
 def merge_parts(parts: Sequence[StepRange], most: int) -> list[StepRange]:
-    """Merge parts that end in the same of ``most`` equal slices of time, so that a long step keeps its own span."""
+    """Merge parts that end in the same slice of time. One that is longer than a slice stays alone.
+
+    There are half as many slices as ``most``, the largest number of merged parts.
+    """
     if len(parts) <= most:
         return list(parts)
-    start_ns, length_ns = parts[0].start_ns, max(1, parts[-1].end_ns - parts[0].start_ns)
-    slices = grouped((min(most - 1, (part.end_ns - start_ns) * most // length_ns), part) for part in parts)
+    start_ns, count = parts[0].start_ns, max(1, most // 2)
+    length_ns = max(1, parts[-1].end_ns - start_ns)
+
+    def slice_of(part: StepRange) -> tuple[int, bool]:
+        is_long = (part.end_ns - part.start_ns) * count > length_ns
+        return min(count - 1, (part.end_ns - start_ns) * count // length_ns), is_long
+
+    slices = grouped((slice_of(part), part) for part in parts)
     return [StepRange(those[0].first, those[-1].last, those[0].start_ns, those[-1].end_ns) for those in slices.values()]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_size, format_time
 from ddpdoctor.model.bandwidth import Assessment, Mode
-from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.bandwidth.comparison import comparison_section
 from ddpdoctor.report.bandwidth.curves import curve_facts, pick_curves
 from ddpdoctor.report.bandwidth.matrix import make_matrices, matrix_section
@@ -15,7 +14,7 @@ from ddpdoctor.report.bandwidth.numbers import format_share
 from ddpdoctor.report.bandwidth.pictures import curve_pictures, matrix_picture
 from ddpdoctor.report.bandwidth.reading import VERB, read_bandwidth
 from ddpdoctor.report.bandwidth.results import make_records, name_series, series_table, sort_series
-from ddpdoctor.report.bandwidth.run import describe_run, headline
+from ddpdoctor.report.bandwidth.run import describe_end, describe_run, headline
 from ddpdoctor.report.blocks import ChartLine, Content, Heading, Item, Items, Series, Text, Tone, items, titled_list
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.names import format_hosts, format_ranks
@@ -38,8 +37,8 @@ def bandwidth_content(report: Report) -> Content:
     matrices = make_matrices(report, bench)
     comparison = (comparison_section(bench.comparison),) if bench.comparison is not None else ()
     return Content(
-        status=f"{count_of(len(bench.members), 'rank')}, {headline(report, bench)}",
         headline=headline(report, bench),
+        status=describe_end(report, bench),
         verb=VERB,
         about=((items(describe_run(bench)),),),
         sections=(

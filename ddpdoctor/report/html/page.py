@@ -21,7 +21,6 @@ from ddpdoctor.report.findings import (
     UNKNOWN,
     check_words,
     count_checks,
-    headline,
     severity_word,
 )
 from ddpdoctor.report.html.blocks import BlockDrawer
@@ -52,7 +51,7 @@ def render_html(report: Report) -> str:
         content=content,
         title=" ".join(part for part in ("ddpdoctor", content.verb or _verb(report)) if part),
         verdict=report.verdict,
-        headline=_headline(report, content),
+        headline=content.headline,
         tone=_tone(report),
         parts=list_parts(content),
         others=_others(report, content),
@@ -142,13 +141,6 @@ def _verb(report: Report) -> str:
     """Return the command that made a report, for the title."""
     words = report.command[1:2]
     return words[0] if words and words[0].replace("-", "").isalpha() else ""
-
-
-def _headline(report: Report, content: Content) -> str:
-    """Return what the page says in its largest letters: the verdict's sentence, or how it ended."""
-    if report.verdict is not None:
-        return report.verdict.summary
-    return content.headline or content.status or headline(report)
 
 
 def _tone(report: Report) -> str:

@@ -76,7 +76,7 @@ def test_parts_support_the_verdict_first_and_titles_are_said_once():
 
 def test_what_a_picture_shows_is_not_shown_in_its_small_form_too():
     small = ((Heading(text=pages.heat().title), Text(text="a table")), (pages.SERIES,), (Text(text="kept"),))
-    content = Content(status="", sections=small, pictures=((pages.heat(),), (pages.SERIES,)))
+    content = Content(headline="", sections=small, pictures=((pages.heat(),), (pages.SERIES,)))
     before, behind = list_parts(content)
     assert [part.title for part in before] == [pages.heat().title, pages.SERIES.title]
     assert [(part.title, part.blocks) for part in behind] == [("Results", (Text(text="kept"),))]
