@@ -31,6 +31,7 @@ from ddpdoctor.model.tuning import RatioRange, TriedSetting, TuneOutcome, TuneRe
 from ddpdoctor.report.blocks import ChartLine, Grid, GridCell, Series, Tone
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.grids import MAX_COLUMNS, MAX_ROWS, grid_by_member, linear_level, log_level
+from ddpdoctor.report.text import render_text
 from tests import benches
 from tests.rules.consistency import test_files as files
 from tests.rules.consistency.build import difference, stream
@@ -123,6 +124,14 @@ def test_of_many_differing_tensors_the_first_are_shown_and_all_are_counted():
     assert len(grid.rows) == MAX_ROWS + 2  # and the gradients and states, which are all equal
     assert grid.legend[-1] == "Not shown: 40 more differing tensors."
     assert grid.cells[0][1].tone is Tone.NOTE  # no rule calls it wrong
+
+
+def test_of_many_sets_of_ranks_the_first_have_letters():
+    one = difference(What.GRADIENT, sides=tuple((rank,) for rank in range(100)))
+    found = encode(Consistency(check_every=1, streams=(stream(one, ranks=100),)))
+    grid = only(report(job=FINISHED, consistency=found))
+    assert grid.columns[-2:] == ("rank 25", "ranks 26-99")
+    assert [cell.text for cell in grid.cells[0][-2:]] == ["Z", "other"]
 
 
 def test_of_several_models_the_title_says_which_and_by_what_clock():
@@ -473,3 +482,33 @@ def test_a_loader_that_a_finding_names_shows_which_ranks_took_the_same():
     assert grid.legend[1] == "> a rank that a finding about data names"
     assert pictures(report(job=FINISHED, loaders=loaders)) == []
     assert pictures(report(found, job=FINISHED, loaders=[{"file": 3}])) == []
+
+
+def span(ratio):
+    return RatioRange(ratio=ratio, low=ratio, high=ratio)
+
+
+def damaged_reports():
+    """Reports whose data has the right form, and does not fit together."""
+    shares = share_out(SamplingPlan(samples=10, world_size=3, batch_size=2))
+    renamed = replace(shares, ranks=tuple(replace(one, rank=one.rank + 7) for one in shares.ranks))
+    row = TriedSetting(setting="a", title="a", measured=span(float("inf")), predicted=span(1e308))
+    tuned = TuneResult(
+        step_ms=1.0, rounds=1, noise=span(1.0), rows=(row,), verdict=TuneVerdict.NOTHING, conclusion="nothing"
+    )
+    scaled = ScalingRow(
+        ranks=4, kind=ScalingKind.WEAK, step_ms=10.0, rows=8.0, efficiency=0.5, threads=1.0, contention=0.6,
+        communication=0.8, noise=0.01,
+    )  # fmt: skip
+    return {
+        "ranks that are none": {"shares": encode(renamed)},
+        "changes without a number": {"tune": encode(TuneOutcome(result=tuned))},
+        "no launch alone": {"scaling": encode(ScalingResult(launches=(), rows=(scaled,)))},
+        "contents of no side": {"diff": encode(files.facts(files.unequal(seen=())))},
+        "a speed that is a text": {"speed": "fast"},
+    }
+
+
+@pytest.mark.parametrize("name", damaged_reports())
+def test_a_damaged_report_is_drawn_nevertheless(name):
+    assert render_text(report(job=FINISHED, **damaged_reports()[name]), width=None, color=False, run_dir=None)
