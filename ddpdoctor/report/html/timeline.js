@@ -16,10 +16,18 @@ class Timeline {
     const hasDetail = this.data.lanes.some((lane) => lane.detail.length) && this.data.detailFromMs < this.length;
     const drawn = this.data.lanes.filter((lane) => lane.detail.length || !hasDetail);
     const first = Math.min(...drawn.map(timelineData.firstMs), this.length) - this.length * 0.02;
-    this.end = [Math.max(hasDetail ? this.data.detailFromMs : 0, first), this.length];
+    this.end = [this.endFrom(Math.max(hasDetail ? this.data.detailFromMs : 0, first)), this.length];
     this.view = this.end;
     this.listen();
     this.fold();
+  }
+
+  // Return where the view of the end begins: a little before the fault, if one is known.
+  endFrom(first) {
+    const fault = this.data.moments.find((one) => one.fault);
+    if (!fault) return first;
+    const shown = Math.max(((this.length - fault.atMs) * 4) / 3, (this.length - first) / 10);
+    return Math.max(first, this.length - shown);
   }
 
   build(stage) {
