@@ -12,8 +12,10 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
 
 SEVERE = "SEVERE"
+LIMIT_S = 60
 
 
 @contextmanager
@@ -61,6 +63,10 @@ class Browser:
     def ask(self, script: str, *arguments: Any) -> Any:
         """Return what a script in the page returns."""
         return self.driver.execute_script(script, *arguments)
+
+    def waits_for(self, script: str) -> bool:
+        """Wait until a script in the page returns true."""
+        return bool(WebDriverWait(self.driver, LIMIT_S).until(lambda _: self.ask(script)))
 
     def wheel(self, x: float, y: float, by: float, *, with_control: bool) -> None:
         """Turn the wheel at a place of the window."""

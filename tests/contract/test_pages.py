@@ -17,6 +17,7 @@ from ddpdoctor.cli.output import render
 from ddpdoctor.cli.plain import read_plain
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.report import contents
+from ddpdoctor.report.blocks import Lanes
 from tests import benches, pages
 from tests.browser import Browser, started_browser
 
@@ -92,7 +93,7 @@ def test_rank_line_cause_and_fix_are_in_sight_at_once(browser, save, width, heig
 def test_a_click_on_a_lane_opens_its_ranks(browser, save):
     browser.open(save())
     lanes = [one.text.splitlines() for one in browser.all(".lane .label")]
-    assert lanes == [["rank 1", "culprit, in load_shard"], ["\u25b8 ranks 0, 2-7 (7)", "in all_reduce"]]
+    assert lanes == [["rank 1", "culprit, in load_shard"], ["\u25b8 ranks 0, 2-7", "7 ranks, in all_reduce"]]
     button = browser.one(".lane button.label")
     button.click()
     assert [one.text.splitlines()[0] for one in browser.all(".lane.member .label")] == [
@@ -139,6 +140,15 @@ def test_the_timeline_zooms_and_pans_by_buttons_keys_wheel_and_drag(browser, sav
     before = settled_range(browser)
     browser.wheel(box["x"] - view[0] + 100, box["y"] - view[1] + 20, -200, with_control=False)
     assert settled_range(browser) == before
+
+
+def test_at_first_the_last_steps_before_the_fault_are_in_sight(browser, save):
+    timeline = pages.timeline()
+    fault = replace(timeline.moments[0], at_ms=10_800.0, fault=True)
+    lanes = Lanes(timeline=replace(timeline, moments=(fault,)))
+    browser.open(save(replace(pages.content(), pictures=((lanes,),))))
+    assert settled_range(browser) == [9.666, 11.16, 16.8]
+    assert browser.one(".moments .fault").text == "10.80 s: the hang is certain (rank 1)"
 
 
 def test_hovering_and_keys_say_what_a_rank_did(browser, save):
@@ -189,7 +199,7 @@ def test_a_filter_hides_rows(browser, save):
 def test_the_fix_is_copied(browser, save):
     browser.open(save())
     browser.one(".verdict [data-copy]").click()
-    assert browser.one(".verdict [data-copy]").text == "Copied"
+    assert browser.waits_for("return document.getElementById('said').textContent === 'Copied'")
     box = browser.one("[data-filter=others-list]")
     box.send_keys(Keys.CONTROL, "v")
     assert box.get_attribute("value") == pages.FIX

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ddpdoctor.report.blocks import Column, Content, Table
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("page.js", "timeline_data.js", "timeline.js")
+SCRIPTS = ("page.js", "timeline_data.js", "timeline_drawing.js", "timeline.js")
 """Joined in this order to the one script of a page."""
 CHECK_ORDER = (Outcome.FAILED, Outcome.CRASHED, Outcome.INCONCLUSIVE, Outcome.PASSED, Outcome.SKIPPED)
 
