@@ -147,7 +147,7 @@ def test_at_first_the_last_steps_before_the_fault_are_in_sight(browser, save):
     fault = replace(timeline.moments[0], at_ms=10_800.0, fault=True)
     lanes = Lanes(timeline=replace(timeline, moments=(fault,)))
     browser.open(save(replace(pages.content(), pictures=((lanes,),))))
-    assert settled_range(browser) == [9.666, 11.16, 16.8]
+    assert settled_range(browser) == [10.233, 10.98, 16.8]
     assert browser.one(".moments .fault").text == "10.80 s: the hang is certain (rank 1)"
 
 

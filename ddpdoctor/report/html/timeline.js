@@ -1,7 +1,7 @@
 // Lets a user move in a timeline: zoom and pan, open lanes, and read calls by mouse and by keyboard.
 class Timeline extends TimelineDrawing {
   static LEAST_MS = 0.05;
-  static STEPS = 6;
+  static SPANS = 24;
 
   constructor(figure) {
     super();
@@ -22,13 +22,14 @@ class Timeline extends TimelineDrawing {
     this.fold();
   }
 
-  // Return what is shown at first: the last steps before the fault and what follows, or the end if no fault is known.
+  // Return what is shown at first: the last spans before the fault and what follows, or the end if no fault is known.
   firstView(first) {
     const fault = this.data.moments.find((one) => one.fault && one.atMs > first);
     if (!fault) return [first, this.length];
     const lane = this.byRank.get(fault.ranks[0]) || this.data.lanes[0];
-    const steps = timelineData.spansOf(lane, this.data).filter((span) => span.kind === "step" && span.startMs < fault.atMs);
-    const start = Math.max(steps.at(-Timeline.STEPS)?.startMs ?? first, first);
+    const spans = timelineData.spansOf(lane, this.data).filter((span) => span.kind !== "step" && span.startMs < fault.atMs);
+    const starts = spans.map((span) => span.startMs).sort((one, other) => one - other);
+    const start = Math.max(starts.at(-Timeline.SPANS) ?? first, first);
     const before = Math.max(fault.atMs - start, this.length / 1000);
     return [fault.atMs - before * 1.05, Math.min(fault.atMs + before / 3, this.length)];
   }
