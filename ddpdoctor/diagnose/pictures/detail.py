@@ -204,8 +204,13 @@ def _split(span: Span, come_ns: int | None, clock: TimelineClock) -> Iterator[Sp
 
 
 def _still_open(rank: Rank, clock: TimelineClock, tail: Span | None) -> Iterator[Span]:
-    """Yield the calls that have not ended, except the one that the tail shows."""
+    """Yield the calls that have not ended, except the one that the tail shows.
+
+    Of a call that is pending on a device alone, the host's call has ended.
+    """
     for call in rank.open_calls:
+        if call.device_state is not None:
+            continue
         span = open_span(rank, call, clock)
         if tail is None or (span.label, span.start_ms) != (tail.label, tail.start_ms):
             yield span

@@ -57,7 +57,7 @@ def _fault_of(rank: Rank, stopped_ns: int | None) -> int | None:
     if at is not None:
         return at
     call = open_call(rank, stopped_ns)
-    return call.started_ns if call is not None else last_call_ns(rank) or rank.started_ns
+    return (call.started_ns if call is not None else 0) or last_call_ns(rank) or rank.started_ns
 
 
 def failed_ns(rank: Rank) -> int | None:
