@@ -169,7 +169,7 @@ def _words(rank: Rank, kind: CallKind) -> Span:
     group = "" if not kind.numbered or kind.group == default_name(rank) else kind.group
     state = own_state(rank, kind.group)
     return Span(
-        kind=kind_of_op(kind.op),
+        kind=_kind_of_op(kind.op),
         start_ms=0.0,
         end_ms=None,
         label="wait" if kind.op == "work_wait" else kind.op,
@@ -179,7 +179,7 @@ def _words(rank: Rank, kind: CallKind) -> Span:
     )
 
 
-def kind_of_op(op: str) -> SpanKind:
+def _kind_of_op(op: str) -> SpanKind:
     """Return what a rank does in a call."""
     return PHASE_KINDS.get(op) or (SpanKind.POINT_TO_POINT if op in POINT_TO_POINT else SpanKind.COLLECTIVE)
 
