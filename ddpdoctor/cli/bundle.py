@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Pack the report of a run, without secrets and names, into one archive to hand on.
+    """Pack a run's report into one archive, without secrets and names.
 
-    Shows what the archive holds, and asks before it is written. `ddpdoctor report` opens it on any machine.
+    Shows what is in the archive, and asks before writing it. `ddpdoctor report` opens it on any machine.
     """
 
     run_dir: Annotated[Path | None, RUN_DIR] = None

@@ -25,7 +25,7 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Show the options that files and variables set, and where each value comes from."""
+    """Show the options that files and variables set, and where they are set."""
 
     verb: Annotated[str | None, Argument(metavar="[VERB]", help="Show only this command's options.")] = None
     show_all: Annotated[bool, Option(names=("--all",), help="Show defaults too.")] = False

@@ -23,32 +23,30 @@ RUN_MARK = "run.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Show the report of a saved run again. Needs neither torch nor the machine that it ran on."""
+    """Show the report of a saved run.
+
+    Needs neither torch nor the machine that the job ran on.
+    """
 
     run_dir: Annotated[Path | None, RUN_DIR] = None
     compare: Annotated[
         Path | None,
         SAVED.but(
             metavar="RUN_DIR",
-            help="Another run of `ddpdoctor wrap`: show what a step takes in both, phase by phase.",
+            help="Another run: compare the time of a step.",
         ),
     ] = None
     format: Annotated[
         SavedFormat,
-        FORMAT.but(
-            help="How the report is written to stdout; csv only for allreduce-bench and --compare, nccl-tests "
-            "only for allreduce-bench.",
-        ),
+        FORMAT,
     ] = "text"
     verbose: Annotated[bool, VERBOSE] = False
-    plot: Annotated[Path | None, PLOT.but(help="For allreduce-bench: also draw its plot, as .png, .svg or .html.")] = (
-        None
-    )
+    plot: Annotated[Path | None, PLOT.but(help="Draw the curves of allreduce-bench: .png, .svg, .html.")] = None
     curve: Annotated[
         Path | None,
         Option(
             metavar="FILE",
-            help="For wrap --speed: predict with the times of a saved allreduce-bench: report.json or its folder.",
+            help="Predict with a saved allreduce-bench (wrap --speed).",
         ),
     ] = None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import MISSING
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer.core import TyperGroup
@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from ddpdoctor import __version__
 from ddpdoctor.cli.config_files import read_declared
-from ddpdoctor.cli.help import Verb, write_examples, write_options, write_section
+from ddpdoctor.cli.help import Verb, write_examples, write_names, write_options, write_section
 from ddpdoctor.cli.listing import VERBS, load_verb
 from ddpdoctor.cli.options import PANELS, Argument, Option, build
 from ddpdoctor.model.exit_status import MEANINGS
@@ -68,10 +68,11 @@ class LaunchVerb(Verb):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write ddpdoctor's options, then the names of torchrun's."""
-        from ddpdoctor.cli.help import write_torchrun_options
+        from ddpdoctor.launch.command.torchrun_table import TORCHRUN_OPTIONS
 
         super().format_options(ctx, formatter)
-        write_torchrun_options(formatter)
+        names = [name for name in TORCHRUN_OPTIONS if name.startswith("--")]
+        write_names(formatter, "torchrun's options, passed on to it", names)
 
 
 SPLIT = "ddpdoctor.split"
@@ -154,16 +155,20 @@ def _argument(argument: Argument) -> Any:
 def _option(one: Declared, option: Option) -> Any:
     return typer.Option(
         *one.names,
-        help=option.help,
+        help=_help(one, option),
         metavar=option.metavar,
         envvar=option.variable,
-        show_envvar=option.shows_variable,
+        show_envvar=False,
         parser=one.parse if option.parse else None,
         min=option.min,
         max=option.max,
         case_sensitive=not option.ignores_case,
         rich_help_panel=option.panel,
     )
+
+
+def _help(one: Declared, option: Option) -> str:
+    return f"{option.help} {', '.join(get_args(one.type))}" if option.help.endswith(":") else option.help
 
 
 def _print_version(wanted: bool) -> None:

@@ -11,6 +11,8 @@ from ddpdoctor.cli.plain import read_launch, read_plain
 from ddpdoctor.cli.verbs import app
 from ddpdoctor.model.errors import UserError
 
+MOST_HELP = 55
+
 
 def options_of(verb: str) -> type[Any]:
     kind: type[Any] = load_verb(verb).Options
@@ -36,9 +38,19 @@ def test_what_verbs_say_differently_of_an_option_is_known() -> None:
     for _, one, option in all_options():
         texts.setdefault(one.names[0], set()).add(option.help)
     assert {name for name, said in texts.items() if len(said) > 1} == {
-        "--compare", "--exchange-port", "--fail-on", "--format", "--hang-timeout", "--list", "--master-port", "--model",
-        "--nnodes", "--node-rank", "--output", "--plot", "--reference", "--report-dir", "--timeout",
+        "--compare", "--exchange-port", "--format", "--list", "--master-port", "--model", "--nnodes", "--output",
+        "--plot", "--reference", "--report-dir", "--timeout",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_help_text_is_a_line_of_80_columns(verb: str) -> None:
+    declared = declared_by(options_of(verb))
+    assert [one.option.help for one in declared if len(one.option.help) > MOST_HELP] == []
+    assert len(VERBS[verb].summary) <= MOST_HELP
+    summary, *more = (options_of(verb).__doc__ or "").splitlines()
+    assert len(summary) <= 80
+    assert len(more) <= 6
 
 
 def test_options_have_a_help_text_and_stand_in_a_panel_that_help_shows() -> None:
