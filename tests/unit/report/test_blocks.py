@@ -58,6 +58,8 @@ name    size
 weight    12
 bias       4
   a legend
+a chart, 1 B to 4 KiB
+a line  _*#  1 to 12
 > ranks 0, 1  in fetch  train.py:3 in main
 """
 
