@@ -109,13 +109,14 @@ def _show_comparison(options: Options, path: Path, saved: Report, other: Path) -
         raise UserError("--plot draws the curves of allreduce-bench, and not a comparison")
     if options.curve is not None:
         raise UserError("--curve predicts for one run, and not for a comparison")
-    if _is_same(path, other):
+    if is_same_run(path, other):
         raise UserError(f"{path} and {other} are the same run", help="Give two runs: `ddpdoctor report A --compare B`.")
     compared = compare_reports((str(path), saved), (str(other), read_run(other)))
     return _show(options, compared, None)
 
 
-def _is_same(path: Path, other: Path) -> bool:
+def is_same_run(path: Path, other: Path) -> bool:
+    """Return whether two paths name one run."""
     files = [one / REPORT_NAME if one.is_dir() else one for one in (path, other)]
     return path.resolve() == other.resolve() or (all(one.exists() for one in files) and files[0].samefile(files[1]))
 

@@ -73,18 +73,14 @@ def _known_steps(rank: Rank) -> list[StepRange]:
 def _parts(steps: Iterable[StepRange]) -> list[StepRange]:
     """Return the steps without overlaps, and one part for all steps between two known ones."""
     parts: list[StepRange] = []
-    last, busy_ns = None, 0
     for step in steps:
-        first, _, start_ns, end_ns = step
-        if end_ns <= busy_ns:  # numbers of another count, or a damaged record
+        _, last, _, busy_ns = parts[-1] if parts else (0, step.first - 1, 0, step.start_ns)
+        if step.end_ns <= busy_ns:  # numbers of another count, or a damaged record
             continue
-        if start_ns < busy_ns:
-            start_ns = busy_ns
-            step = StepRange(first, first, start_ns, end_ns)  # noqa: PLW2901 - the same step
-        if last is not None and first > last + 1 and start_ns > busy_ns:
-            parts.append(StepRange(last + 1, first - 1, busy_ns, start_ns))
-        parts.append(step)
-        last, busy_ns = first, end_ns
+        start_ns = max(step.start_ns, busy_ns)
+        if step.first > last + 1 and start_ns > busy_ns:
+            parts.append(StepRange(last + 1, step.first - 1, busy_ns, start_ns))
+        parts.append(StepRange(step.first, step.last, start_ns, step.end_ns))
     return parts
 
 

@@ -169,7 +169,7 @@ def _words(rank: Rank, kind: CallKind) -> Span:
     group = "" if not kind.numbered or kind.group == default_name(rank) else kind.group
     state = own_state(rank, kind.group)
     return Span(
-        kind=kind_of_op(kind.op),
+        kind=_kind_of_op(kind.op),
         start_ms=0.0,
         end_ms=None,
         label="wait" if kind.op == "work_wait" else kind.op,
@@ -179,7 +179,7 @@ def _words(rank: Rank, kind: CallKind) -> Span:
     )
 
 
-def kind_of_op(op: str) -> SpanKind:
+def _kind_of_op(op: str) -> SpanKind:
     """Return what a rank does in a call."""
     return PHASE_KINDS.get(op) or (SpanKind.POINT_TO_POINT if op in POINT_TO_POINT else SpanKind.COLLECTIVE)
 
@@ -204,8 +204,13 @@ def _split(span: Span, come_ns: int | None, clock: TimelineClock) -> Iterator[Sp
 
 
 def _still_open(rank: Rank, clock: TimelineClock, tail: Span | None) -> Iterator[Span]:
-    """Yield the calls that have not ended, except the one that the tail shows."""
+    """Yield the calls that have not ended, except the one that the tail shows.
+
+    Of a call that is pending on a device alone, the host's call has ended.
+    """
     for call in rank.open_calls:
+        if call.device_state is not None:
+            continue
         span = open_span(rank, call, clock)
         if tail is None or (span.label, span.start_ms) != (tail.label, tail.start_ms):
             yield span

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.sides import grouped
-from ddpdoctor.rules.progress.states import final_error
+from ddpdoctor.rules.progress.states import final_error, is_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -51,13 +51,13 @@ def fault_ns(job: Job, blamed: Iterable[int]) -> int | None:
 
 
 def _fault_of(rank: Rank, stopped_ns: int | None) -> int | None:
-    ended = rank.ended_ns if _is_over(rank) else None
+    ended = rank.ended_ns if is_over(rank) else None
     known = filter(None, (failed_ns(rank), ended, rank.frozen_since_ns, rank.main_ended_ns))
     at = min((one for one in known if stopped_ns is None or one <= stopped_ns), default=None)
     if at is not None:
         return at
     call = open_call(rank, stopped_ns)
-    return call.started_ns if call is not None else last_call_ns(rank) or rank.started_ns
+    return (call.started_ns if call is not None else 0) or last_call_ns(rank) or rank.started_ns
 
 
 def failed_ns(rank: Rank) -> int | None:
@@ -66,7 +66,7 @@ def failed_ns(rank: Rank) -> int | None:
     if error is not None:
         return error.time_ns
     is_bad = rank.life is Life.SIGNALED or (rank.life is Life.EXITED and rank.exit_code not in {0, None})
-    return rank.ended_ns if is_bad and _is_over(rank) else None
+    return rank.ended_ns if is_bad and is_over(rank) else None
 
 
 def over_at_ns(rank: Rank, hung_until_ns: int | None) -> int | None:
@@ -77,12 +77,8 @@ def over_at_ns(rank: Rank, hung_until_ns: int | None) -> int | None:
     failed = failed_ns(rank)
     if failed is not None and hung_until_ns is not None and failed > hung_until_ns:
         failed = None
-    known = filter(None, (failed, rank.ended_ns if _is_over(rank) else None))
+    known = filter(None, (failed, rank.ended_ns if is_over(rank) else None))
     return min(known, default=None)
-
-
-def _is_over(rank: Rank) -> bool:
-    return rank.life in {Life.EXITED, Life.SIGNALED, Life.GONE} and not rank.after_stop
 
 
 def failures(job: Job, rows: Mapping[int, RankRow]) -> list[tuple[int, str, tuple[int, ...]]]:

@@ -141,10 +141,13 @@ def _tail(scene: Scene, rank: Rank) -> Span | None:
     over_ns = over_at_ns(rank, scene.job.stopping_since_ns if scene.hung else None)
     end_ms = clock.ms(over_ns) if over_ns is not None else None
     call = open_call(rank, scene.job.stopping_since_ns)
-    if call is not None:
-        span = replace(open_span(rank, call, clock), end_ms=end_ms)
-        return replace(span, kind=SpanKind.WAIT) if rank.rank in scene.waiters else span
     start_ms = clock.ms(last_call_ns(rank) or rank.started_ns or clock.began_ns)
+    if call is not None:
+        span = open_span(rank, call, clock)
+        span = replace(span, end_ms=None if end_ms is None else max(span.start_ms, end_ms))
+        if call.device_state is not None:  # the host went on, and stands in .item() or synchronize() now
+            span = replace(span, start_ms=start_ms, place=short_place(row.where))
+        return replace(span, kind=SpanKind.WAIT) if rank.rank in scene.waiters else span
     if end_ms is not None and end_ms <= start_ms:
         return None
     label = row.state if end_ms is None else "script"

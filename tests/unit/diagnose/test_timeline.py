@@ -15,7 +15,7 @@ from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import decode
-from ddpdoctor.model.facts import Life
+from ddpdoctor.model.facts import DeviceState, Life
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.speed import Speed, StepParts
 from ddpdoctor.model.steps import StepEnd, StepTimes
@@ -34,8 +34,11 @@ from tests.rules.build import (
     in_user,
     job,
     killed,
+    line,
     phase,
     rank,
+    sample,
+    stack,
 )
 from tests.synthetic import Job, write_gathered
 
@@ -46,10 +49,8 @@ def timeline_of(facts, *, finished=False, hung=True):
     """Return the timeline of a job as its report has it."""
     rows = {one.rank: rank_row(one) for one in facts.ranks}
     verdict = None if finished else pick_verdict(judge_job(facts).findings)
-    found = make_timeline(
-        facts, rows, verdict, waiters=build_job_state(facts).waits.waiters, started_at="2026-01-01T00:00:00+00:00",
-        hung=hung,
-    )  # fmt: skip
+    waiters = build_job_state(facts).waits.waiters
+    found = make_timeline(facts, rows, verdict, waiters=waiters, started_at="2026-01-01T00:00:00+00:00", hung=hung)
     assert decode(Timeline, json.loads(json.dumps(encode_timeline(found)))) == found
     return found
 
@@ -159,9 +160,19 @@ def test_what_a_hung_job_raised_when_it_was_stopped_is_left_out():
     verdict = Finding(
         code="DD601", kind="stuck", severity=Severity.ERROR, confidence=Confidence.HIGH, summary="", ranks=(1,)
     )  # fmt: skip
-    found = make_timeline(facts, rows, verdict, waiters={0, 2}, started_at="", hung=True)
+    found = make_timeline(facts, rows, verdict, waiters=(0, 2), started_at="", hung=True)
     assert [one.label for one in found.moments] == ["DD601 stuck", "the job is stopped"]
     assert spans(lane(found, 0))[-1] == ("wait", "all_reduce", 30, None)
+
+
+def test_a_rank_that_waits_for_its_device_waits_since_its_last_call():
+    pending = call(seq=6, index=200, started_ns=LONG_AGO, device_state=DeviceState.STARTED)
+    made = (ended_call(seq=6, start=0, end=1), phase("backward", index=2, open_=False, started_ns=LONG_AGO + MS))
+    waits = replace(in_call(0, world=2), open_calls=(pending,), recent_calls=made)
+    found = timeline_of(job(replace(waits, samples=(sample(stack(line(33))),)), in_user(1, world=2, enqueued=5)))
+    *_, last = lane(found, 0).detail
+    assert (last.kind, last.label, last.place) == (SpanKind.WAIT, "all_reduce", "train.py:33 in main")
+    assert spans(lane(found, 0))[-1][2:] == (1000, None)
 
 
 def test_a_killed_rank_and_one_that_never_started():
@@ -267,7 +278,7 @@ def test_the_size_has_a_limit(world, most_kib):
         code="DD601", kind="stuck", severity=Severity.ERROR, confidence=Confidence.HIGH, summary="", ranks=blamed
     )  # fmt: skip
     rows = {one.rank: replace(rank_row(one), state=f"in all_reduce_{one.rank % 64}") for one in facts.ranks}
-    found = make_timeline(facts, rows, verdict, waiters=frozenset(range(world)), started_at="", hung=True)
+    found = make_timeline(facts, rows, verdict, waiters=range(world), started_at="", hung=True)
     assert len(found.lanes) == world
     assert len(found.classes) == min(world, 64)
     assert sum(bool(one.detail) for one in found.lanes) == min(world, 48)
