@@ -121,7 +121,10 @@ def test_an_interrupted_run_says_by_what_and_that_it_is_partial():
     stop = Stop(ending=Ending.INTERRUPTED, phase="measure", signal="SIGINT")
     text = draw(benches.report(rows=benches.results(benches.SIZES[:2]), status=JobStatus.INTERRUPTED, stop=stop))
 
-    assert "interrupted by SIGINT in phase measure: the results are partial; what is above was measured before" in text
+    assert (
+        "interrupted by SIGINT in phase measure: the results are partial; the results above were measured before"
+        in text
+    )
     assert text.startswith("ddpdoctor: no cause found")
     assert "\n  8 ranks, interrupted, results partial; report in run\n" in text
 

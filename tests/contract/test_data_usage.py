@@ -41,7 +41,7 @@ def test_the_arithmetic_is_drawn_in_a_pipe_and_needs_no_torch(run):
         "ddpdoctor: no problem found\n"
         "  1 note; checks: 4 passed, 1 skipped (-v shows each)\n"
         "\n"
-        "455 samples, 2 ranks, batches of 8: shared out by DistributedSampler, shuffled\n"
+        "455 samples, 2 ranks, batches of 8: split by DistributedSampler, shuffled\n"
         "\n"
         "  ranks   samples  repeated  batches  last batch  left out\n"
         "  0           228         0       29           4         0\n"
@@ -84,7 +84,7 @@ def test_the_exit_status_follows_what_was_found(run):
         (("check-data", "--dataset", "data:make", "--timeout", "soon"), "--timeout is 'soon'"),
         (("check-checkpoint",), "FILE"),
         (("check-checkpoint", "gone.pt"), "there is no gone.pt"),
-        (("check-checkpoint", "."), "holds no checkpoint"),
+        (("check-checkpoint", "."), "has no checkpoint"),
         (("check-checkpoint", "data.py", "--model", "data:fail"), "ValueError: no such data"),
     ],
 )

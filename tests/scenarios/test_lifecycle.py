@@ -337,7 +337,7 @@ def test_a_record_that_has_no_room_is_kept_elsewhere(tmp_path: Path) -> None:
         verdict = ran.report["verdict"]
     (record,) = (tmp_path / "temporary").glob("ddpdoctor-*")
     assert (verdict["kind"], verdict["where"][0]["line"]) == ("crash", marked_lines("crash_exit_status")[0]), ran.stderr
-    assert f"had no room for the record of this run, which is in {record}" in ran.stderr
+    assert f"is full. The record of this run is in {record}" in ran.stderr
     assert "DD604 crash, rank 1" in ddpdoctor("report", str(record)).stdout
 
 

@@ -99,7 +99,7 @@ def _silent(finding: Finding, bench: Bench, stop: Stop) -> Finding:
         finding,
         summary=f"{rank_list(finding.ranks)} {verb}" + (f" {waiting}" if waiting else ""),
         evidence=_others(finding, bench, stop),
-        fix=f"see what they do: py-spy dump --native --pid {' '.join(pids)}" if pids else down,
+        fix=f"see what they are doing: py-spy dump --native --pid {' '.join(pids)}" if pids else down,
     )
 
 
