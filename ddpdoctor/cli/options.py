@@ -27,7 +27,8 @@ REPLICAS = "Replicas and data"
 NODES = "Nodes and ranks"
 COMPARE = "Compare"
 REPORT = "Report"
-PANELS = ("Options", HANGS, REPLICAS, NODES, COMPARE, REPORT, "Help")
+ACTIONS = "When there is a verdict"
+PANELS = ("Options", HANGS, REPLICAS, NODES, COMPARE, REPORT, ACTIONS, "Help")
 """Titles under which --help shows options, in this order."""
 
 

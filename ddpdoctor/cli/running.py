@@ -58,7 +58,10 @@ def run_under_outer(options: WrapOptions) -> NoReturn:
 
 
 def run_and_show(
-    options: WrapOptions, make_report: MakeReport | None = None, is_last: Callable[[JobOutcome], bool] | None = None
+    options: WrapOptions,
+    make_report: MakeReport | None = None,
+    is_last: Callable[[JobOutcome], bool] | None = None,
+    act: Callable[[Report, Path], None] | None = None,
 ) -> JobOutcome:
     """Run the job, then write its report to stderr. stdout belongs to the script.
 
@@ -66,12 +69,13 @@ def run_and_show(
         options: The prepared job.
         make_report: Builds the report of an outcome. By default it is that of ``wrap``.
         is_last: Returns whether the report is shown at the end. It is not if other launches follow, for one report.
+        act: Acts on a report that was shown.
     """
     from ddpdoctor.launch.session import Session
 
     _say_notes(options)
     make = make_report or outcome_report
-    show = partial(_show, options, make)
+    show = partial(_show, options, make, act)
     notifier = Notifier(
         save=partial(_save, options, make),
         show=show,
@@ -188,7 +192,9 @@ def _report_replicas(options: WrapOptions, folder: Path) -> bool:
     return bool(found)
 
 
-def _show(options: WrapOptions, make: MakeReport, outcome: JobOutcome) -> None:
+def _show(
+    options: WrapOptions, make: MakeReport, act: Callable[[Report, Path], None] | None, outcome: JobOutcome
+) -> None:
     if outcome.judged_at is not None and options.format == "text":
         _show_elsewhere(options, outcome)
         return
@@ -197,6 +203,8 @@ def _show(options: WrapOptions, make: MakeReport, outcome: JobOutcome) -> None:
     if shown is not None:
         file = options.report_file
         show_report(shown, options.format, sys.stderr, outcome.run_dir if file.name == REPORT_NAME else file)
+    if act is not None and outcome.judged_at is None:
+        act(report, options.report_file)
 
 
 def _go_on(options: WrapOptions, show: Callable[[JobOutcome], None], outcome: JobOutcome, is_known: bool) -> None:

@@ -10,8 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from ddpdoctor.cli.acting import ActionOptions, Actor, WebhookFormat, status_of_verdict
 from ddpdoctor.cli.debug_level import choose_debug_level, has_memory_for_detail
+from ddpdoctor.cli.delivery import check_writable
 from ddpdoctor.cli.options import (
+    ACTIONS,
     ALLOW_DIFFERENT,
     EXCHANGE_PORT,
     FAIL_ON,
@@ -28,6 +31,7 @@ from ddpdoctor.cli.options import (
     typed,
 )
 from ddpdoctor.cli.values import parse_steps
+from ddpdoctor.cli.webhook import check_webhook
 from ddpdoctor.launch.command.command_line import SplitCommand
 from ddpdoctor.launch.command.options import DebugLevel, OnHang, OutputFormat, WrapOptions
 from ddpdoctor.launch.command.placement import Style
@@ -115,6 +119,37 @@ class Options:
         ),
     ] = False
     exchange_port: Annotated[int | None, EXCHANGE_PORT] = None
+    on_finding: Annotated[
+        str | None,
+        Option(
+            panel=ACTIONS, metavar="COMMAND", variable="DDPDOCTOR_ON_FINDING",
+            help="Run this when there is a verdict, with the report on stdin.",
+        ),
+    ] = None  # fmt: skip
+    webhook: Annotated[
+        str | None,
+        Option(
+            panel=ACTIONS, metavar="URL", variable="DDPDOCTOR_WEBHOOK", help="Post a verdict to this URL.",
+        ),
+    ] = None  # fmt: skip
+    webhook_format: Annotated[
+        WebhookFormat,
+        Option(panel=ACTIONS, variable="DDPDOCTOR_WEBHOOK_FORMAT", help="What the webhook expects."),
+    ] = "json"
+    exclude_file: Annotated[
+        Path | None,
+        Option(
+            panel=ACTIONS, metavar="FILE", variable="DDPDOCTOR_EXCLUDE_FILE",
+            help="Append hosts at fault, for `srun --exclude`.",
+        ),
+    ] = None  # fmt: skip
+    exit_status_of_verdict: Annotated[
+        bool,
+        Option(
+            panel=ACTIONS, variable="DDPDOCTOR_EXIT_STATUS_OF_VERDICT",
+            help="Exit with 75 to retry elsewhere, 70 to give up.",
+        ),
+    ] = False  # fmt: skip
 
 
 def run(options: Options) -> int:
@@ -128,9 +163,13 @@ def run(options: Options) -> int:
     prepared = prepare(options, os.environ, outer)
     if outer is not None:
         run_under_outer(prepared)
-    outcome = run_and_show(prepared)
+    actor = Actor(options=settings_of(options, ActionOptions))
+    outcome = run_and_show(prepared, act=actor.act)
+    actor.finish()
     if outcome.exit_status == 0 and has_found(outcome_report(outcome), severity_of(options.fail_on)):
         return ExitStatus.FOUND
+    if options.exit_status_of_verdict:
+        return status_of_verdict(outcome_report(outcome), outcome.exit_status)
     return outcome.exit_status
 
 
@@ -143,6 +182,10 @@ def prepare(
     command line in the report. Raises ``UserError`` for a script that cannot run, an unknown code, or a folder that is
     not writable.
     """
+    if options.webhook:
+        check_webhook(options.webhook)
+    if options.exclude_file is not None:
+        check_writable(options.exclude_file, "--exclude-file")
     command = command or tuple(sys.argv)
     split = _with_variables(options.split, env)
     source = _check_source(split, env)
