@@ -123,7 +123,7 @@ class Options:
         str | None,
         Option(
             panel=ACTIONS, metavar="COMMAND", variable="DDPDOCTOR_ON_FINDING",
-            help="Run this when there is a verdict, with the report on stdin.",
+            help="Run this with the report on stdin.",
         ),
     ] = None  # fmt: skip
     webhook: Annotated[
@@ -134,7 +134,7 @@ class Options:
     ] = None  # fmt: skip
     webhook_format: Annotated[
         WebhookFormat,
-        Option(panel=ACTIONS, variable="DDPDOCTOR_WEBHOOK_FORMAT", help="What the webhook expects."),
+        Option(panel=ACTIONS, variable="DDPDOCTOR_WEBHOOK_FORMAT", metavar="FORMAT", help="Format:"),
     ] = "json"
     exclude_file: Annotated[
         Path | None,
