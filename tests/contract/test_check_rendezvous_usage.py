@@ -19,9 +19,12 @@ WRONG = {
     "nothing says which nodes": ([], "nothing says which nodes belong to the job"),
     "no number of this node": (["--nnodes", "2", "--master-addr", "node0"], "needs --node-rank"),
     "no place to meet": (["--nnodes", "2", "--node-rank", "0"], "needs --master-addr or --rdzv-endpoint"),
-    "no number of nodes": (["--nnodes", "two", "--node-rank", "0", "--master-addr", "a"], "is not a number of nodes"),
+    "not a number of nodes": (
+        ["--nnodes", "two", "--node-rank", "0", "--master-addr", "a"],
+        "is not a number of nodes",
+    ),
     "no range of ports": (["--port-range", "9"], "--port-range 9 is not a range of ports"),
-    "no duration": (["--timeout", "soon"], "--timeout"),
+    "not a duration": (["--timeout", "soon"], "--timeout"),
 }
 
 

@@ -115,7 +115,7 @@ def test_an_ignored_finding_is_left_out_and_an_expired_one_counts(monkeypatch, c
         ("[wrap]\nhang-timout = '2m'", "[wrap] has the unknown key hang-timout", "hang-timeout"),
         ("[wrapp]", "has the unknown key wrapp", "wrap"),
         ("hang_timeout = '2m'", "has the unknown key hang_timeout", "hang-timeout"),
-        ("[wrap]\nhang-timeout = 'soon'", "no duration", "Give seconds"),
+        ("[wrap]\nhang-timeout = 'soon'", "not a duration", "Give seconds"),
         ("[wrap]\non-hang = 'explode'", "on-hang is 'explode'", "auto"),
         ("[wrap]\nspeed = 'yes'", "speed is 'yes'", "true or false"),
         ("[wrap]\ncheck-every = [1]", "which the option does not take", "number"),

@@ -76,7 +76,7 @@ def test_the_exit_status_follows_what_was_found(run):
         (("check-data",), "--samples, or --dataset"),
         (("check-data", "--samples", "4"), "--samples needs --world-size"),
         (("check-data", "--samples", "0", "--world-size", "2"), "--samples"),
-        ((*plan(), "--split", "--no-sampler"), "two things"),
+        ((*plan(), "--split", "--no-sampler"), "not both"),
         ((*plan(), "--split", "--sampler-drop-last"), "--sampler-drop-last"),
         (("check-data", "--dataset", "data:make", "--drop-last"), "--drop-last is for the arithmetic"),
         (("check-data", "--dataset", "data.py:make"), "data:make"),

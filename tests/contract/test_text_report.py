@@ -149,7 +149,7 @@ def test_a_note_takes_nothing_from_replicas_that_are_equal():
 
 
 def test_damaged_facts_of_replicas_are_reported():
-    with pytest.raises(UserError, match="replicas cannot be read"):
+    with pytest.raises(UserError, match="replicas in the report cannot be read"):
         render(replace(FINISHED, data={"consistency": {"check_every": "x"}}))
 
 

@@ -136,7 +136,7 @@ def test_a_hang_that_may_resolve_is_reported_at_once_and_stays_the_verdict_when_
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     ran = finish(process, tmp_path)
-    assert "the job goes on and is watched" in ran.stderr
+    assert "the job keeps running" in ran.stderr
     assert "withdrawn" not in ran.stderr
     assert ran.report["job"]["status"] == "interrupted"
     assert (ran.report["verdict"]["kind"], ran.report["verdict"]["ranks"]) == ("stuck", [1])
