@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ddpdoctor.cli.acting import ActionOptions, Actor, WebhookFormat, status_of_verdict
+from ddpdoctor.cli.acting import ActionOptions, Actor, status_of_verdict
 from ddpdoctor.cli.debug_level import choose_debug_level, has_memory_for_detail
 from ddpdoctor.cli.delivery import check_writable
 from ddpdoctor.cli.options import (
@@ -21,6 +21,7 @@ from ddpdoctor.cli.options import (
     FORMAT,
     HANG_TIMEOUT,
     HANGS,
+    HTML,
     IGNORE,
     REPLICAS,
     REPORT,
@@ -31,7 +32,7 @@ from ddpdoctor.cli.options import (
     typed,
 )
 from ddpdoctor.cli.values import parse_steps
-from ddpdoctor.cli.webhook import check_webhook
+from ddpdoctor.cli.webhook import WebhookFormat, check_webhook
 from ddpdoctor.launch.command.command_line import SplitCommand
 from ddpdoctor.launch.command.options import DebugLevel, OnHang, OutputFormat, WrapOptions
 from ddpdoctor.launch.command.placement import Style
@@ -86,6 +87,7 @@ class Options:
         ),
     ] = None
     format: Annotated[OutputFormat, FORMAT.but(variable="DDPDOCTOR_FORMAT", help="Format on stderr:")] = "text"
+    html: Annotated[Path | None, HTML.but(variable="DDPDOCTOR_HTML")] = None
     fail_on: Annotated[
         FailOn,
         FAIL_ON.but(variable="DDPDOCTOR_FAIL_ON"),
@@ -123,7 +125,7 @@ class Options:
         str | None,
         Option(
             panel=ACTIONS, metavar="COMMAND", variable="DDPDOCTOR_ON_FINDING",
-            help="Run this with the report on stdin.",
+            help="Run this at a verdict, with the report on stdin.",
         ),
     ] = None  # fmt: skip
     webhook: Annotated[
@@ -193,6 +195,8 @@ def prepare(
     placement = number_first(place(split, env, options.exchange_port))
     by_torchrun = placement.style is Style.TORCHRUN
     nproc_args, note = choose_ranks(split.torchrun, source, env) if by_torchrun else ((), None)
+    if options.html is not None:
+        check_writable(options.html, "--html")
     ranks = settings_of(options, RecorderSettings, check_every=_read_check_every(options, outer))
     member = _make_member(options, placement, env, command) if outer is None else _under(outer)
     return settings_of(

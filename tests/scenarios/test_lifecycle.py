@@ -129,8 +129,10 @@ AUTO = ("--on-hang", "auto", "--debug-level", "OFF")
 def test_a_hang_that_may_resolve_is_reported_at_once_and_stays_the_verdict_when_the_user_stops_it(
     tmp_path: Path,
 ) -> None:
-    process = start("stuck_before_init", tmp_path, *AUTO, ranks=3)
+    page = tmp_path / "page.html"
+    process = start("stuck_before_init", tmp_path, *AUTO, "--html", str(page), ranks=3)
     assert wait_for((tmp_path / "report.json").exists)
+    assert wait_for(lambda: page.exists() and "DD601 stuck" in page.read_text().partition("</main>")[0])
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["job"]["status"], report["verdict"]["kind"], report["verdict"]["ranks"]) == ("hung", "stuck", [1])
     assert process.poll() is None
