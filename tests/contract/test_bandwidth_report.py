@@ -167,7 +167,7 @@ def test_markdown_starts_with_the_verdict_and_escapes_markup():
 
 
 def test_a_report_of_another_verb_cannot_be_drawn_in_these_columns():
-    for form, said in (("csv", "no table"), ("nccl-tests", "no report of `ddpdoctor allreduce-bench`")):
+    for form, said in (("csv", "no table"), ("nccl-tests", "not a report of `ddpdoctor allreduce-bench`")):
         with pytest.raises(UserError, match=said):
             render(replace(benches.report(), data={}), form)
 

@@ -78,7 +78,7 @@ def test_the_exit_status_follows_what_was_found(run):
         (("check-data", "--samples", "0", "--world-size", "2"), "--samples"),
         ((*plan(), "--split", "--no-sampler"), "not both"),
         ((*plan(), "--split", "--sampler-drop-last"), "--sampler-drop-last"),
-        (("check-data", "--dataset", "data:make", "--drop-last"), "--drop-last is for the arithmetic"),
+        (("check-data", "--dataset", "data:make", "--drop-last"), "--drop-last cannot be used with --dataset"),
         (("check-data", "--dataset", "data.py:make"), "data:make"),
         (("check-data", "--dataset", "data:fail"), "ValueError: no such data"),
         (("check-data", "--dataset", "data:make", "--timeout", "soon"), "--timeout is 'soon'"),

@@ -158,7 +158,7 @@ def test_a_job_that_does_not_run(slurm):
 @pytest.mark.parametrize(
     ("options", "env", "words"),
     [
-        pytest.param(("--slurm", "999999"), {}, "Slurm knows no job 999999", id="no such job"),
+        pytest.param(("--slurm", "999999"), {}, "Slurm does not know job 999999", id="no such job"),
         pytest.param(("--slurm", "train"), {}, "train is not the number of a Slurm job", id="no number"),
         pytest.param(("--slurm", "1"), {"PATH": "/nowhere"}, "squeue is not on PATH", id="no Slurm here"),
         pytest.param(("--slurm", "1"), {"SLURM_CONF": "/nowhere"}, "Slurm does not answer", id="no controller"),
