@@ -26,6 +26,11 @@ EXAMPLES = {
         ("ddpdoctor tune --only bucket_cap --rounds 8 train.py", "one kind of setting, with less noise"),
         ("ddpdoctor tune --scaling 1,2,4 train.py", "what do more ranks gain?"),
     ),
+    "status": (
+        ("ddpdoctor status", "the latest job of this folder"),
+        ("ddpdoctor status RUN --watch", "again every second, until the job ends"),
+        ("ddpdoctor status RUN --dump", "the stacks of all ranks; the job goes on"),
+    ),
     "attach": (
         ("ddpdoctor attach", "the training job of this machine"),
         ("ddpdoctor attach --slurm 4711", "all nodes of a Slurm job, from the login node"),

@@ -29,6 +29,7 @@ VERBS = {
         panel=RUN_A_JOB, summary="Try settings in one throwaway run, and say which line to change.",
         usage="[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]...",
     ),
+    "status": Listed(panel=RUN_A_JOB, summary="Show what a job under wrap does right now."),
     "attach": Listed(panel=RUN_A_JOB, summary="Find out why a job that runs now does not go on."),
     "analyze": Listed(
         panel=RUN_A_JOB, summary="Find out from logs, dumps and stacks what went wrong.",

@@ -168,6 +168,10 @@ CONTROL_ACK = 16
 """Offset of the time at which the watcher had its evidence. The watcher writes it."""
 CONTROL_STOPPING = 24
 """Offset of the time at which the watcher began to stop the job, 0 before that. The watcher writes it."""
+CONTROL_DUMP_ASKED = 32
+"""Offset of the time at which `ddpdoctor status --dump` last asked the watcher for evidence. That command writes it."""
+CONTROL_DUMPED = 40
+"""Offset of the same number once that evidence is saved. The watcher writes it."""
 
 
 SAMPLED_STEPS = 256
