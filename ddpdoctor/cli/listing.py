@@ -35,6 +35,7 @@ VERBS = {
         panel=RUN_A_JOB, summary="Find out from logs, dumps and stacks what went wrong.",
     ),
     "report": Listed(panel=RUN_A_JOB, summary="Show the report of a saved run again."),
+    "history": Listed(panel=RUN_A_JOB, summary="Show how a job that restarts fared, start by start."),
     "explain": Listed(panel=RUN_A_JOB, summary="Explain a code, such as DD601."),
     "demo": Listed(panel=RUN_A_JOB, summary="Diagnose a tiny job with a fault, to see how it looks."),
     "check-env": Listed(panel=BEFORE_A_JOB, summary="Check whether machines are fit to train."),

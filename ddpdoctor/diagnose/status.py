@@ -95,8 +95,9 @@ def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
     now_ns = live.job.now_ns
     pace = recent_pace(rank.step_times) if rank.step_times is not None else None
     lives = rank.life is Life.RUNNING
-    trains = lives and rank.proc_state is None and pace is not None and _moves(pace.ended_ns, pace.step_ms, now_ns)
     waiting = judged.states.get(rank.rank) if judged is not None else None
+    is_at_it = lives and rank.proc_state is None and not _waits_long(waiting, now_ns)
+    trains = is_at_it and pace is not None and _moves(pace.ended_ns, pace.step_ms, now_ns)
     return RankNow(
         rank=rank.rank,
         host=rank.host,
@@ -117,6 +118,10 @@ def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
 
 def _moves(ended_ns: int, step_ms: float, now_ns: int) -> bool:
     return now_ns - ended_ns < max(MOVES_S * 1e9, MOVES_STEPS * step_ms * 1e6)
+
+
+def _waits_long(state: RankState | None, now_ns: int) -> bool:
+    return state is not None and state.waiting and (state.since(now_ns) or 0) > WAITS_S * 1e9
 
 
 def _since_s(rank: Rank, state: RankState | None, now_ns: int) -> float | None:
@@ -143,8 +148,8 @@ def _waits(judged: JobState) -> tuple[WaitNow, ...]:
     now_ns, found = judged.time_ns, []
     for number in judged.waits.waiters:
         state = judged.states[number]
-        since_ns = state.since(now_ns)
-        if state.rank.life is Life.RUNNING and since_ns is not None and since_ns > WAITS_S * 1e9:
+        since_ns = state.since(now_ns) or 0
+        if state.rank.life is Life.RUNNING and _waits_long(state, now_ns):
             found.append((call_words(state.call) + peer_words(state.call), (number, since_ns)))
     rows = [
         WaitNow(ranks=tuple(n for n, _ in those), call=call, since_s=round(max(ns for _, ns in those) / 1e9, 3))

@@ -10,7 +10,7 @@ from ddpdoctor.model.nodes import Presence
 from ddpdoctor.model.rank_words import count_of, format_numbers, rank_list
 from ddpdoctor.model.status import RunState
 from ddpdoctor.report.blocks import Column, Heading, Table, Text, Tone
-from ddpdoctor.report.names import format_hosts, format_place, format_ranks
+from ddpdoctor.report.names import format_hosts, format_place
 from ddpdoctor.report.page import TextPage, draw
 from ddpdoctor.report.text_blocks import add_sections
 
@@ -158,8 +158,8 @@ def _waits(status: Status) -> Iterator[Text]:
 def _wait_words(wait: WaitNow, awaited: tuple[int, ...]) -> str:
     others = sorted(set(awaited) - set(wait.ranks))
     whom = f" for {rank_list(others)}" if others else ""
-    verb = "waits" if len(wait.ranks) == 1 else "wait"
-    return f"{rank_list(wait.ranks)} {verb}{whom} in {wait.call}, since {format_span(wait.since_s)}"
+    verb = "has" if len(wait.ranks) == 1 else "have"
+    return f"{rank_list(wait.ranks)} {verb} waited{whom} for {format_span(wait.since_s)}, in {wait.call}"
 
 
 def _still(classes: Sequence[Sequence[RankNow]]) -> Iterator[Text]:
@@ -167,7 +167,8 @@ def _still(classes: Sequence[Sequence[RankNow]]) -> Iterator[Text]:
     still = [those for those in classes if those[0].lives and not those[0].trains and those[0].where is not None]
     for those in still[:MOST_STILL]:
         place = format_place(those[0].where) if those[0].where is not None else ""
-        yield Text(text=f"{format_ranks(rank.rank for rank in those)}: {_does(those)}, at {place}")
+        verb = "is" if len(those) == 1 else "are"
+        yield Text(text=f"{rank_list(rank.rank for rank in those)} {verb} at {place}")
 
 
 def _replicas(found: ReplicasNow | None) -> Iterator[Text]:
