@@ -9,7 +9,7 @@ from ddpdoctor.model.amounts import format_digits, format_memory, format_span
 from ddpdoctor.model.nodes import Presence
 from ddpdoctor.model.rank_words import count_of, format_numbers, rank_list
 from ddpdoctor.model.status import RunState
-from ddpdoctor.report.blocks import Column, Heading, Table, Text, Tone
+from ddpdoctor.report.blocks import Column, FactEntry, FactList, Heading, Table, Text, Tone
 from ddpdoctor.report.names import format_hosts, format_place
 from ddpdoctor.report.page import TextPage, draw
 from ddpdoctor.report.text_blocks import add_sections
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.nodes import NodeSeen
     from ddpdoctor.model.status import RankNow, ReplicasNow, Status, WaitNow
-    from ddpdoctor.report.blocks import Section
+    from ddpdoctor.report.blocks import Block, Section
 
 STEPS_APART = 2
 """Our choice: ranks are read one after another, so those of one job may be this many steps apart."""
@@ -40,9 +40,15 @@ def render_status(status: Status, *, width: int | None, color: bool, cwd: Path |
 def status_sections(status: Status) -> tuple[Section, ...]:
     """Return the blocks of a status, without empty sections."""
     if status.state is RunState.ENDED:
-        return ((Heading(text=_ended(status)),),)
+        return ((Heading(text=_ended(status)), _command(status)),)
     classes = fold(status.ranks)
-    lines = (*_reported(status), *_waits(status), *_still(classes), *_replicas(status.replicas), *_unseen(status))
+    lines: Section = (
+        *_reported(status),
+        *_waits(status),
+        *_still(classes),
+        *_replicas(status.replicas),
+        *_unseen(status),
+    )
     table = (_table(classes),) if classes else ()
     return ((Heading(text=_headline(status)), *table), lines)
 
@@ -94,7 +100,12 @@ def _headline(status: Status) -> str:
 def _ended(status: Status) -> str:
     how = "" if status.exit_status is None else f" with exit status {status.exit_status}"
     cut = "" if status.exit_status is not None else ", and its `wrap` left no word of how"
-    return f"ddpdoctor: the job has ended{how}{cut}: `ddpdoctor report {status.run}` says more"
+    return f"ddpdoctor: the job has ended{how}{cut}"
+
+
+def _command(status: Status) -> FactList:
+    """Return the command that shows the report, on a line of its own so that it can be pasted."""
+    return FactList(facts=(FactEntry(label="report", texts=(f"ddpdoctor report {status.run}",), whole=True),))
 
 
 def _table(classes: Sequence[Sequence[RankNow]]) -> Table:
@@ -144,10 +155,10 @@ def _does(those: Sequence[RankNow]) -> str:
     return those[0].state + (f" for {format_span(since)}" if since is not None else "")
 
 
-def _reported(status: Status) -> Iterator[Text]:
+def _reported(status: Status) -> Iterator[Block]:
     if status.reported:
-        text = f"`wrap` has reported {status.reported}; `ddpdoctor report {status.run}` shows it"
-        yield Text(text=text, tone=Tone.ERROR)
+        yield Text(text=f"`wrap` has reported {status.reported}", tone=Tone.ERROR)
+        yield _command(status)
 
 
 def _waits(status: Status) -> Iterator[Text]:
@@ -198,9 +209,7 @@ def _unseen_words(node: NodeSeen) -> str:
     whose = f"{rank_list(node.ranks)} on {name}" if node.ranks else f"the ranks on {name}"
     if node.presence is not Presence.HERE:
         return f"{whose} cannot be seen from here: {_PRESENCE[node.presence]}"
-    said = (
-        [] if node.alive is None else [f"{count_of(node.alive, 'rank')} there {'lives' if node.alive == 1 else 'live'}"]
-    )
+    said = [] if node.alive is None else [count_of(node.alive, "living rank")]
     said += [] if node.waits_s is None else [f"one has waited for {format_span(node.waits_s)}"]
     told = f"; its `wrap` says: {', '.join(said)}" if said else ""
     return f"{whose} cannot be seen from here: run `ddpdoctor status` there{told}"

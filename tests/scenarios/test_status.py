@@ -149,7 +149,7 @@ def test_the_watch_ends_with_the_job_whose_status_is_its_own(job: Live) -> None:
     shown, _ = watching.communicate(timeout=200)
 
     assert (watching.returncode, job.process.wait(100)) == (0, 0)
-    assert shown.endswith(f"ddpdoctor: the job has ended with exit status 0: `ddpdoctor report {job.run}` says more\n")
+    assert shown.endswith(f"the job has ended with exit status 0\n  report  ddpdoctor report {job.run}\n")
     refused = job.status("--dump")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert f"`ddpdoctor report {job.run}`" in refused.stderr
