@@ -84,9 +84,13 @@ def _find(given: Path | None) -> Path:
         raise UserError(f"there is no {given}", help=NOT_WRAPPED)
     if given.is_file() and given.name in {REPORT_NAME, RUN_MARK}:
         given = given.parent
-    if not (given / RUN_MARK).is_file() and not (given / RECORD_MARK).is_file():
+    if not any(path.is_file() for where in (given, *given.glob("nodes/*")) for path in _marks(where)):
         raise UserError(f"{given} is not the run folder of a job under `ddpdoctor wrap`", help=NOT_WRAPPED)
     return given
+
+
+def _marks(folder: Path) -> tuple[Path, Path]:
+    return folder / RUN_MARK, folder / RECORD_MARK
 
 
 def _read(run_dir: Path) -> Status:

@@ -16,14 +16,14 @@ from ddpdoctor.collect.run.runfolder import RunFolder, read_run_folder
 from ddpdoctor.model.consistency import Consistency
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Life
-from ddpdoctor.model.nodes import NodesSeen
-from ddpdoctor.model.run import END_NAME, MEMBERS_NAME, RECORD_NAME, REPLICAS_NAME, JobEnd, RecordPlace
+from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
+from ddpdoctor.model.run import END_NAME, MEMBERS_NAME, RECORD_NAME, REPLICAS_NAME, JobEnd, RecordPlace, Run
 from ddpdoctor.recorder.storage.files import is_folder
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job, Rank
-    from ddpdoctor.model.run import Run
 
+RUN_MARK = "run.json"
 NODES = "nodes"
 """The subfolder of a run folder in which other members record, if they see the same folder."""
 FROZEN = "Tt"
@@ -64,10 +64,11 @@ def read_live(run_dir: Path) -> LiveRun:
         UserError: the folder is not a run folder, or is damaged.
     """
     here = socket.gethostname()
-    folder = find_record(run_dir, here)
+    own_dir = _own_dir(run_dir, here)
+    folder = find_record(own_dir, here)
     own = _without_comparison(read_run_folder(folder, kept=False))
-    others = _read_others(folder)
-    members = load(NodesSeen, folder / MEMBERS_NAME)
+    others = _read_others(run_dir, own_dir, here)
+    members = load(NodesSeen, folder / MEMBERS_NAME) or _members_of(own_dir, own, others)
     job = job_of(SavedRun(own=own, members=members, others=others))
     owners = _owners((own, *others.values()), here)
     is_here = own.run.host in {here, ""}
@@ -85,6 +86,23 @@ def read_live(run_dir: Path) -> LiveRun:
         replicas=load(Consistency, folder / REPLICAS_NAME),
         memory_bytes={key: found.rss_bytes for key, found in processes.items() if found is not None},
     )
+
+
+def _own_dir(run_dir: Path, here: str) -> Path:
+    """Return the folder of the member whose view is shown: the first one, or if it is elsewhere, one of this host."""
+    if (run_dir / RUN_MARK).is_file() or (run_dir / RECORD_NAME).is_file():
+        return run_dir
+    for path in _member_dirs(run_dir):
+        run, place = load(Run, path / RUN_MARK), load(RecordPlace, path / RECORD_NAME)
+        if here in {run.host if run is not None else "", place.host if place is not None else ""}:
+            return path
+    return run_dir
+
+
+def _member_dirs(run_dir: Path) -> list[Path]:
+    """Return the folders of further members, by number."""
+    found = [path for path in (run_dir / NODES).glob("*") if path.name.isascii() and path.name.isdecimal()]
+    return sorted((path for path in found if is_folder(path)), key=lambda path: int(path.name))
 
 
 def find_record(run_dir: Path, here: str) -> Path:
@@ -114,15 +132,24 @@ def _without_comparison(folder: RunFolder) -> RunFolder:
     return replace(folder, run=replace(folder.run, check_every=None))
 
 
-def _read_others(folder: Path) -> dict[int, RunFolder]:
+def _read_others(run_dir: Path, own_dir: Path, here: str) -> dict[int, RunFolder]:
     """Return the run folders of other members that record in the same place, by number."""
     found = {}
-    for path in (folder / NODES).glob("*"):
-        if path.name.isascii() and path.name.isdecimal() and is_folder(path):
-            place = find_record(path, socket.gethostname())
+    for path in _member_dirs(run_dir):
+        if path != own_dir:
             with suppress(UserError):
-                found[int(path.name)] = _without_comparison(read_run_folder(place, kept=False))
+                found[int(path.name)] = _without_comparison(read_run_folder(find_record(path, here), kept=False))
     return found
+
+
+def _members_of(own_dir: Path, own: RunFolder, others: dict[int, RunFolder]) -> NodesSeen | None:
+    """Return the members whose records were read, where none of them has written yet what it knows of all."""
+    if not others:
+        return None
+    number = int(own_dir.name) if own_dir.parent.name == NODES else 0
+    hosts = {number: own.run.host, **{other: folder.run.host for other, folder in others.items()}}
+    nodes = (NodeSeen(number=one, host=host, presence=Presence.HERE) for one, host in sorted(hosts.items()))
+    return NodesSeen(expected=len(hosts), own=number, nodes=tuple(nodes))
 
 
 def _owners(folders: tuple[RunFolder, ...], here: str) -> dict[tuple[str, int], _Owner]:
