@@ -17,7 +17,7 @@ from ddpdoctor.cli.values import parse_duration
 from ddpdoctor.model.exit_status import ExitStatus
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.status import Status
+    from ddpdoctor.model.status import JobNow
 
 StatusFormat = Literal["text", "json"]
 RECORD_MARK = "record.json"
@@ -93,12 +93,12 @@ def _marks(folder: Path) -> tuple[Path, Path]:
     return folder / RUN_MARK, folder / RECORD_MARK
 
 
-def _read(run_dir: Path) -> Status:
+def _read(run_dir: Path) -> JobNow:
     from ddpdoctor.diagnose.status import read_status
-    from ddpdoctor.model.status import RunState
+    from ddpdoctor.model.status import Liveness
 
     found = read_status(run_dir)
-    return replace(found, reported=_reported(run_dir)) if found.state is RunState.RUNNING else found
+    return replace(found, reported=_reported(run_dir)) if found.state is Liveness.RUNNING else found
 
 
 def _reported(run_dir: Path) -> str:
@@ -116,13 +116,13 @@ def _reported(run_dir: Path) -> str:
     return "" if verdict is None else f"{title_of(verdict)}: {verdict.summary}"
 
 
-def _show(status: Status, options: Options) -> None:
+def _show(status: JobNow, options: Options) -> None:
     from ddpdoctor.cli.output import write
 
     write(sys.stdout, _draw(status, options))
 
 
-def _draw(status: Status, options: Options) -> str:
+def _draw(status: JobNow, options: Options) -> str:
     if options.format == "json":
         return json.dumps(plain(status)) + "\n"
     from ddpdoctor.cli.output import has_color, read_cwd, read_width
@@ -132,7 +132,7 @@ def _draw(status: Status, options: Options) -> str:
     return render_status(status, width=width, color=color, cwd=read_cwd())
 
 
-def plain(status: Status) -> dict[str, Any]:
+def plain(status: JobNow) -> dict[str, Any]:
     """Return a status as the object that ``--format json`` writes."""
     from ddpdoctor.model.codec import encode
     from ddpdoctor.model.status import STATUS_FORMAT, STATUS_VERSION
@@ -143,14 +143,14 @@ def plain(status: Status) -> dict[str, Any]:
 def _watch(run_dir: Path, options: Options) -> None:
     """Show the status until the job ends. From the second time on, the job has the cores first."""
     from ddpdoctor.cli.live_text import LiveText
-    from ddpdoctor.model.status import RunState
+    from ddpdoctor.model.status import Liveness
 
     with LiveText(sys.stdout, in_place=options.format == "text") as screen:
         while True:
             began = time.process_time()
             status = _read(run_dir)
             is_read = screen.show(_draw(status, options))
-            if status.state is RunState.ENDED or not is_read:
+            if status.state is Liveness.ENDED or not is_read:
                 return
             took_s = time.process_time() - began
             os.setpriority(os.PRIO_PROCESS, 0, NICENESS)

@@ -12,7 +12,7 @@ from ddpdoctor.model.consistency import StreamClock
 from ddpdoctor.model.facts import Life
 from ddpdoctor.model.findings import Place
 from ddpdoctor.model.sides import grouped
-from ddpdoctor.model.status import RankNow, ReplicasNow, RunState, Status, WaitNow
+from ddpdoctor.model.status import JobNow, Liveness, RankNow, ReplicasNow, WaitNow
 from ddpdoctor.model.steps import recent_pace
 from ddpdoctor.rules.progress.job_state import build_job_state
 from ddpdoctor.rules.progress.words import call_words, peer_words
@@ -38,7 +38,7 @@ CLOCKS = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClock.SY
 """The best clock first. The others check the same tensors."""
 
 
-def read_status(run_dir: Path) -> Status:
+def read_status(run_dir: Path) -> JobNow:
     """Return what the job in a run folder does right now.
 
     Raises:
@@ -47,18 +47,18 @@ def read_status(run_dir: Path) -> Status:
     return status_of(run_dir, read_live(run_dir), datetime.now(timezone.utc))
 
 
-def status_of(run_dir: Path, live: LiveRun, now: datetime) -> Status:
+def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:
     """Return what a job does, from what was read of it."""
     job, state = live.job, _state(live)
-    judged = _judged(live) if state is not RunState.ENDED else None
+    judged = _judged(live) if state is not Liveness.ENDED else None
     waits = _waits(judged) if judged is not None else ()
-    return Status(
+    return JobNow(
         run=str(run_dir),
         state=state,
         host=live.run.host,
         started_at=live.run.started_at,
-        running_s=_running_s(live.run, now) if state is not RunState.ENDED else None,
-        exit_status=live.end.exit_status if live.end is not None and state is RunState.ENDED else None,
+        running_s=_running_s(live.run, now) if state is not Liveness.ENDED else None,
+        exit_status=live.end.exit_status if live.end is not None and state is Liveness.ENDED else None,
         attempt=max((rank.attempt for rank in job.ranks), default=0),
         world_size=max((rank.world_size for rank in job.ranks if rank.world_size), default=job.world_size),
         ranks=tuple(_rank_now(rank, live, judged) for rank in job.ranks),
@@ -70,10 +70,10 @@ def status_of(run_dir: Path, live: LiveRun, now: datetime) -> Status:
     )
 
 
-def _state(live: LiveRun) -> RunState:
+def _state(live: LiveRun) -> Liveness:
     if live.is_running is None:
-        return RunState.ELSEWHERE if live.end is None else RunState.ENDED
-    return RunState.RUNNING if live.is_running else RunState.ENDED
+        return Liveness.ELSEWHERE if live.end is None else Liveness.ENDED
+    return Liveness.RUNNING if live.is_running else Liveness.ENDED
 
 
 def _judged(live: LiveRun) -> JobState | None:

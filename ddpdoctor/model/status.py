@@ -14,7 +14,7 @@ STATUS_FORMAT = "ddpdoctor-status"
 STATUS_VERSION = 1
 
 
-class RunState(str, Enum):
+class Liveness(str, Enum):
     """Whether a job runs."""
 
     RUNNING = "running"
@@ -78,12 +78,12 @@ class ReplicasNow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class JobNow:
     """A wrapped job at one point in time."""
 
     run: str
     """Its run folder."""
-    state: RunState
+    state: Liveness
     host: str
     """The host of the `wrap` that reports."""
     started_at: str | None

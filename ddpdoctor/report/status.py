@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.amounts import format_digits, format_memory, format_span
 from ddpdoctor.model.nodes import Presence
 from ddpdoctor.model.rank_words import count_of, format_numbers, rank_list
-from ddpdoctor.model.status import RunState
+from ddpdoctor.model.status import Liveness
 from ddpdoctor.report.blocks import Column, FactEntry, FactList, Heading, Table, Text, Tone
 from ddpdoctor.report.names import format_hosts, format_place
 from ddpdoctor.report.page import TextPage, draw
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.nodes import NodeSeen
-    from ddpdoctor.model.status import RankNow, ReplicasNow, Status, WaitNow
+    from ddpdoctor.model.status import JobNow, RankNow, ReplicasNow, WaitNow
     from ddpdoctor.report.blocks import Block, Section
 
 STEPS_APART = 2
@@ -30,16 +30,16 @@ MOST_STILL = 8
 """Most lines that say where ranks are which do not train."""
 
 
-def render_status(status: Status, *, width: int | None, color: bool, cwd: Path | None = None) -> str:
+def render_status(status: JobNow, *, width: int | None, color: bool, cwd: Path | None = None) -> str:
     """Draw a status as text. ``width`` is None if the output is not a terminal. Then nothing is wrapped."""
     page = TextPage(width=width, cwd=cwd)
     add_sections(page, status_sections(status))
     return draw(page, color=color)
 
 
-def status_sections(status: Status) -> tuple[Section, ...]:
+def status_sections(status: JobNow) -> tuple[Section, ...]:
     """Return the blocks of a status, without empty sections."""
-    if status.state is RunState.ENDED:
+    if status.state is Liveness.ENDED:
         return ((Heading(text=_ended(status)), _command(status)),)
     classes = fold(status.ranks)
     lines: Section = (
@@ -82,10 +82,10 @@ def _line(rank: RankNow) -> tuple[str, int] | None:
     return (rank.where.file, rank.where.line) if rank.where is not None else None
 
 
-def _headline(status: Status) -> str:
-    words = ["the job runs" if status.state is RunState.RUNNING else f"the job was started on {status.host}"]
+def _headline(status: JobNow) -> str:
+    words = ["the job runs" if status.state is Liveness.RUNNING else f"the job was started on {status.host}"]
     if status.running_s is not None:
-        before = "for" if status.state is RunState.RUNNING else ""
+        before = "for" if status.state is Liveness.RUNNING else ""
         words.append(f"{before} {format_span(status.running_s)}{'' if before else ' ago'}".strip())
     known = [" ".join(words)]
     if status.world_size is not None:
@@ -97,13 +97,13 @@ def _headline(status: Status) -> str:
     return f"ddpdoctor: {', '.join(known)}; run folder {status.run}"
 
 
-def _ended(status: Status) -> str:
+def _ended(status: JobNow) -> str:
     how = "" if status.exit_status is None else f" with exit status {status.exit_status}"
     cut = "" if status.exit_status is not None else ", and its `wrap` left no word of how"
     return f"ddpdoctor: the job has ended{how}{cut}"
 
 
-def _command(status: Status) -> FactList:
+def _command(status: JobNow) -> FactList:
     """Return the command that shows the report, on a line of its own so that it can be pasted."""
     return FactList(facts=(FactEntry(label="report", texts=(f"ddpdoctor report {status.run}",), whole=True),))
 
@@ -155,13 +155,13 @@ def _does(those: Sequence[RankNow]) -> str:
     return those[0].state + (f" for {format_span(since)}" if since is not None else "")
 
 
-def _reported(status: Status) -> Iterator[Block]:
+def _reported(status: JobNow) -> Iterator[Block]:
     if status.reported:
         yield Text(text=f"`wrap` has reported {status.reported}", tone=Tone.ERROR)
         yield _command(status)
 
 
-def _waits(status: Status) -> Iterator[Text]:
+def _waits(status: JobNow) -> Iterator[Text]:
     for wait in status.waits:
         yield Text(text=_wait_words(wait, status.waited_for), tone=Tone.WARNING)
 
@@ -192,7 +192,7 @@ def _replicas(found: ReplicasNow | None) -> Iterator[Text]:
     yield Text(text=f"replicas {since}: {' and '.join(found.differing)} differ", tone=Tone.WARNING)
 
 
-def _unseen(status: Status) -> Iterator[Text]:
+def _unseen(status: JobNow) -> Iterator[Text]:
     for node in status.unseen:
         yield Text(text=_unseen_words(node))
     known = {rank.rank for rank in status.ranks}.union(*(node.ranks for node in status.unseen))

@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.model.findings import Place
 from ddpdoctor.model.nodes import NodeSeen, Presence
-from ddpdoctor.model.status import RankNow, ReplicasNow, RunState, Status, WaitNow
+from ddpdoctor.model.status import JobNow, Liveness, RankNow, ReplicasNow, WaitNow
 from ddpdoctor.report.status import fold, render_status
 
 
@@ -24,8 +24,8 @@ def still(number, state, line, **changes):
 
 
 def status(*ranks, **changes):
-    one = Status(
-        run="run", state=RunState.RUNNING, host="n0", started_at=None, running_s=723.0, exit_status=None, attempt=0,
+    one = JobNow(
+        run="run", state=Liveness.RUNNING, host="n0", started_at=None, running_s=723.0, exit_status=None, attempt=0,
         world_size=len(ranks) or None, ranks=ranks, waits=(), waited_for=(), replicas=None, unseen=(), reported="",
     )  # fmt: skip
     return replace(one, **changes)
@@ -110,7 +110,7 @@ def test_ranks_of_which_nobody_knows_are_named():
 
 
 def test_a_job_that_has_ended_names_the_report():
-    ended = status(state=RunState.ENDED, exit_status=1)
+    ended = status(state=Liveness.ENDED, exit_status=1)
     assert draw(ended, None) == ("ddpdoctor: the job has ended with exit status 1\n  report  ddpdoctor report run\n")
     assert "left no word of how" in draw(replace(ended, exit_status=None), None)
 
