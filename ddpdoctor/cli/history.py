@@ -17,18 +17,14 @@ from ddpdoctor.model.exit_status import ExitStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Show how a job that restarts fared: each start, how it ended and why, what that cost, and who returns.
+    """Show the restarts of a job and what they cost.
 
-    Counts the attempts of torchrun's --max-restarts and the runs of a scheduler that starts a job again.
+    Each start, how it ended and why, lost steps and time, who returns in the verdicts. Counts the attempts of torchrun
+    and the runs that a scheduler started again.
     """
 
-    folder: Annotated[
-        Path,
-        Argument(metavar="[DIR]", help="A folder with run folders of `ddpdoctor wrap`, or one of them."),
-    ] = Path(RUNS)
-    format: Annotated[
-        StatusFormat, FORMAT.but(help="How it is written to stdout: for people, or an object for scripts.")
-    ] = "text"
+    folder: Annotated[Path, Argument(metavar="[DIR]", help="A folder with run folders, or one of them.")] = Path(RUNS)
+    format: Annotated[StatusFormat, FORMAT] = "text"
 
 
 def run(options: Options) -> int:

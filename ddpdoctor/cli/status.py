@@ -31,26 +31,19 @@ NICENESS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Show what a job under `ddpdoctor wrap` does right now: steps, pace, who waits for whom, replicas, memory.
+    """Show what a job under wrap does right now.
 
-    It reads what the ranks record anyway. The job is not asked, and pays nothing.
+    Steps, pace, who waits for whom, whether replicas are equal, memory. It reads what the ranks record anyway: the job
+    is not asked, and pays nothing.
     """
 
-    run: Annotated[
-        Path | None,
-        Argument(metavar="[RUN]", help=f"The run folder of the job.  [default: the latest in {RUNS}/]"),
-    ] = None
-    watch: Annotated[bool, Option(help="Show it again and again, until the job ends or you press Ctrl-C.")] = False
+    run: Annotated[Path | None, Argument(metavar="[RUN]", help="The job's run folder.  [default: the latest]")] = None
+    watch: Annotated[bool, Option(help="Refresh until the job ends or Ctrl-C.")] = False
     every: Annotated[
-        float, Option(metavar="DURATION", parse=parse_duration, help="With --watch: how often: 1, 500ms, 10s.")
+        float, Option(metavar="DURATION", parse=parse_duration, help="How often to refresh: 500ms, 10s.")
     ] = typed("1s")
-    dump: Annotated[
-        bool,
-        Option(help="Take the stacks of all ranks, save a report in the run folder, and show it. The job goes on."),
-    ] = False
-    format: Annotated[
-        StatusFormat, FORMAT.but(help="How it is written to stdout: for people, or an object a line for scripts.")
-    ] = "text"
+    dump: Annotated[bool, Option(help="Save a report with all stacks; the job goes on.")] = False
+    format: Annotated[StatusFormat, FORMAT] = "text"
 
 
 def run(options: Options) -> int:
