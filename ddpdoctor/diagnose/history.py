@@ -187,6 +187,7 @@ def _with_past(start: Start, saved: SavedRun, past: Past) -> Start:
         first_step_at=wall(past.first_step_ns),
         last_progress_at=wall(past.last_progress_ns),
         steps=max(start.steps, past.steps),
+        saved_step=past.saved_step,
         passes=past.passes,
         first_epoch=past.first_epoch,
     )

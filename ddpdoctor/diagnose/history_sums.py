@@ -62,7 +62,12 @@ def _lost_seconds(start: Start, following: Start) -> float | None:
 
 
 def _lost_steps(start: Start, following: Start) -> int | None:
-    """Return how many steps the next start made again at most: those since the epoch with which it began."""
+    """Return how many steps the next start made again at most.
+
+    Those are the steps since the last torch.save, else since the epoch with which the next start began.
+    """
+    if start.saved_step is not None:
+        return max(0, start.steps - start.saved_step)
     resumed, first = following.first_epoch, start.first_epoch
     if not start.steps:
         return 0

@@ -55,6 +55,8 @@ class Start:
     """None if it still runs."""
     steps: int
     """The last step that a rank reached, counted from this start."""
+    saved_step: int | None = None
+    """The step at which it last saved something with torch.save; None if it did not, or if that is not known."""
     passes: tuple[PassSeen, ...] = ()
     """The passes over the data of one rank, without a gap from the last one backwards."""
     first_epoch: int | None = None

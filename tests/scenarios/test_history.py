@@ -17,7 +17,7 @@ def test_restarts_and_requeued_runs_are_one_history(tmp_path: Path) -> None:
     job.mkdir()
     arguments = (str(job), "2:1:raised", "4:1:killed")
     first = run(SCRIPT, runs / "first", *PATIENT, "--max-restarts=1", ranks=2, args=arguments)
-    second = run(SCRIPT, runs / "second", *PATIENT, "--max-restarts=1", ranks=2, args=arguments)
+    second = run(SCRIPT, runs / "second", *PATIENT, "--max-restarts=1", ranks=2, args=arguments, SAVES="")
     assert (first.status, second.status) == (1, 0)
 
     done = forking.run("-m", "ddpdoctor", "history", runs, "--format", "json", env=clean_environment())
@@ -35,6 +35,7 @@ def test_restarts_and_requeued_runs_are_one_history(tmp_path: Path) -> None:
     assert [one["lost_steps"] for one in starts] == [4, 4, None]
     assert all(one["lost_s"] > 0 for one in starts[:2])
     assert starts[2]["lost_s"] is None
+    assert [one["saved_step"] for one in starts] == [None, None, 8]
     assert (found["failures"], [(row["rank"], row["times"]) for row in found["returning"]]) == (2, [(1, 2)])
     assert 0 < found["between_failures_s"] < found["span_s"]
 

@@ -39,6 +39,8 @@ class Past:
     last_progress_ns: int | None
     """When the last step ended."""
     steps: int
+    saved_step: int | None = None
+    """The step at which a rank last saved something with torch.save; None if none did."""
     passes: tuple[PassSeen, ...] = ()
     """The passes over the data of one rank, without a gap from the last one backwards."""
     first_epoch: int | None = None
@@ -87,6 +89,7 @@ def read_past(saved: SavedRun, attempt: int, *, is_last: bool) -> Past:
         first_step_ns=min(first, default=None),
         last_progress_ns=max((at for rank in job.ranks if (at := _last_step_ns(rank))), default=None),
         steps=max((_steps_of(rank) for rank in job.ranks), default=0),
+        saved_step=max((one.cells["saved_steps"] for one in contents if one and one.cells["saves"]), default=None),
         passes=passes,
         first_epoch=first_epoch,
     )

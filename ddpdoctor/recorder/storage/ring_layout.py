@@ -77,6 +77,8 @@ CELL_NAMES = (
     "trained_ns",
     "loader_workers",
     "others_delay_ns",
+    "saves",
+    "saved_steps",
 )
 """New cells are added at the end. In older rings they read as 0."""
 CELL_NAMES_OF_VERSION_2 = (*CELL_NAMES[:2], *CELL_NAMES[3:11], "wait_since_ns", *CELL_NAMES[11:])

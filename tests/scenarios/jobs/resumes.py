@@ -54,6 +54,8 @@ def main():
         meet(f"{epoch}_after")
         if epoch % 2 and RANK == 0:
             saved.write_text(str(epoch + 1))
+            if "SAVES" in os.environ:
+                torch.save(model.state_dict(), FOLDER / "model.pt")
 
 
 main()

@@ -1,5 +1,6 @@
 """What the failures of a job cost, how far apart they are, and who returns in their verdicts."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -72,6 +73,12 @@ def test_of_the_first_of_many_passes_nothing_is_known_any_more():
     earlier = start(epochs={7: 30, 8: 30}, first_epoch=0, steps=270)
     assert cost_of([earlier, start(began=12, epochs={5: 5})], 0).steps is None
     assert cost_of([earlier, start(began=12, epochs={8: 5})], 0).steps == 30
+
+
+def test_steps_since_the_last_checkpoint_are_lost_whatever_the_epochs_say():
+    saved = replace(start(epochs={0: 45, 1: 45}), saved_step=80)
+    assert cost_of([saved, start(began=12, epochs={0: 5})], 0).steps == 10
+    assert cost_of([replace(saved, saved_step=90), start(began=12)], 0).steps == 0
 
 
 def test_a_start_that_made_no_step_lost_none():
