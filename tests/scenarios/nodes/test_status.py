@@ -6,6 +6,18 @@ from tests.scenarios.nodes.test_basic import DDPDOCTOR, ENDLESS, Running
 from tests.scenarios.running import wait_for
 
 
+def until(hosts, folder, condition):
+    """Ask on the first host until the status is as wanted, and return it."""
+    seen = {}
+
+    def holds():
+        seen.update(status_of(hosts, 0, folder))
+        return condition(seen)
+
+    assert wait_for(holds), seen
+    return seen
+
+
 def status_of(hosts, number, folder, *options):
     return json.loads(hosts.run(number, *DDPDOCTOR, "status", str(folder), "--format", "json", *options))
 
@@ -13,9 +25,8 @@ def status_of(hosts, number, folder, *options):
 def test_without_a_common_folder_the_first_host_knows_what_the_others_wrap_says(hosts, tmp_path):
     job = Running(hosts, tmp_path, "nothing", ENDLESS)
     job.wait_until_it_trains()
-    assert wait_for(lambda: any(one["alive"] for one in status_of(hosts, 0, job.folders[0])["unseen"]))
+    seen = until(hosts, job.folders[0], lambda seen: any(one["alive"] for one in seen["unseen"]))
 
-    seen = status_of(hosts, 0, job.folders[0])
     assert [(rank["rank"], rank["host"], rank["lives"]) for rank in seen["ranks"]] == [(0, "dd0", True)]
     (node,) = seen["unseen"]
     assert (node["number"], node["host"], node["presence"], node["ranks"], node["alive"]) == (1, "dd1", "here", [1], 1)
@@ -34,9 +45,8 @@ def test_without_a_common_folder_the_first_host_knows_what_the_others_wrap_says(
 def test_in_a_common_folder_all_ranks_are_seen(hosts, tmp_path):
     job = Running(hosts, tmp_path, "nothing", ENDLESS, shares=True)
     job.wait_until_it_trains()
-    assert wait_for(lambda: len(status_of(hosts, 0, job.folders[0])["ranks"]) == 2)
+    seen = until(hosts, job.folders[0], lambda seen: len(seen["ranks"]) == 2)
 
-    seen = status_of(hosts, 0, job.folders[0])
     assert [(rank["host"], rank["lives"], rank["memory_bytes"] is not None) for rank in seen["ranks"]] == [
         ("dd0", True, True), ("dd1", True, False),
     ]  # fmt: skip
