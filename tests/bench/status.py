@@ -50,9 +50,12 @@ def watch(run: Path) -> Iterator[None]:
     beside = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=clean_environment())
     try:
         yield
-        shown, _ = beside.communicate(timeout=100)
-        blocks = shown.count(b"  trains\n")
-        print(f"{blocks} refreshes while it trained", flush=True)
+        assert beside.stdout is not None
+        blocks = beside.stdout.read().count(b"  trains\n")
+        _, status, used = os.wait4(beside.pid, 0)
+        beside.returncode = os.waitstatus_to_exitcode(status)
+        cost_ms = (used.ru_utime + used.ru_stime) * 1e3 / max(blocks, 1)
+        print(f"{blocks} refreshes while it trained, {cost_ms:.0f} ms of a core each, imports included", flush=True)
     finally:
         beside.kill()
 

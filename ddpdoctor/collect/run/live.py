@@ -66,7 +66,7 @@ def read_live(run_dir: Path) -> LiveRun:
     here = socket.gethostname()
     own_dir = _own_dir(run_dir, here)
     folder = find_record(own_dir, here)
-    own = _without_comparison(read_run_folder(folder, kept=False))
+    own = _for_now(read_run_folder(folder, kept=False))
     others = _read_others(run_dir, own_dir, here)
     members = load(NodesSeen, folder / MEMBERS_NAME) or _members_of(own_dir, own, others)
     job = job_of(SavedRun(own=own, members=members, others=others))
@@ -127,9 +127,12 @@ def _lives(run: Run, ranks: tuple[Rank, ...]) -> bool:
     return any(rank.life is Life.RUNNING for rank in ranks)
 
 
-def _without_comparison(folder: RunFolder) -> RunFolder:
-    """Return a run folder whose replicas are not compared again: the watcher does that."""
-    return replace(folder, run=replace(folder.run, check_every=None))
+def _for_now(folder: RunFolder) -> RunFolder:
+    """Return a run folder without what costs time to read and says nothing of now: comparing replicas, older steps."""
+    contents = {pid: content._replace(kept=[], totals=[]) for pid, content in folder.rings.contents.items()}
+    return replace(
+        folder, run=replace(folder.run, check_every=None), rings=replace(folder.rings, contents=contents)
+    )  # fmt: skip
 
 
 def _read_others(run_dir: Path, own_dir: Path, here: str) -> dict[int, RunFolder]:
@@ -138,7 +141,7 @@ def _read_others(run_dir: Path, own_dir: Path, here: str) -> dict[int, RunFolder
     for path in _member_dirs(run_dir):
         if path != own_dir:
             with suppress(UserError):
-                found[int(path.name)] = _without_comparison(read_run_folder(find_record(path, here), kept=False))
+                found[int(path.name)] = _for_now(read_run_folder(find_record(path, here), kept=False))
     return found
 
 
