@@ -15,13 +15,12 @@ from ddpdoctor.cli.options import FORMAT, Argument, Option, typed
 from ddpdoctor.cli.report import REPORT_NAME, RUN_MARK, RUNS
 from ddpdoctor.cli.values import parse_duration
 from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.run import RECORD_NAME
 
 if TYPE_CHECKING:
     from ddpdoctor.model.status import JobNow
 
 StatusFormat = Literal["text", "json"]
-RECORD_MARK = "record.json"
-"""Stands in a run folder whose record is elsewhere while the job runs."""
 NOT_WRAPPED = "Of a job that was not started by `ddpdoctor wrap`, `ddpdoctor attach` says what it does."
 LEAST_PAUSE = 20
 """A pause is at least this many times as long as the reading took, so that reading takes 5 % of a core at most."""
@@ -68,7 +67,7 @@ def _find(given: Path | None) -> Path:
     from ddpdoctor.model.errors import UserError
 
     if given is None:
-        marks = (*Path(RUNS).glob(f"*/{RUN_MARK}"), *Path(RUNS).glob(f"*/{RECORD_MARK}"))
+        marks = (*Path(RUNS).glob(f"*/{RUN_MARK}"), *Path(RUNS).glob(f"*/{RECORD_NAME}"))
         folders = {path.parent for path in marks}
         if not folders:
             raise UserError(f"there is no run folder in {RUNS}/ here", help=f"Give the run folder. {NOT_WRAPPED}")
@@ -83,7 +82,7 @@ def _find(given: Path | None) -> Path:
 
 
 def _marks(folder: Path) -> tuple[Path, Path]:
-    return folder / RUN_MARK, folder / RECORD_MARK
+    return folder / RUN_MARK, folder / RECORD_NAME
 
 
 def _read(run_dir: Path) -> JobNow:
