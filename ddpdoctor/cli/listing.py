@@ -39,6 +39,7 @@ VERBS = {
     "report": Listed(panel=SAVED_RUN, summary="Show the report of a saved run."),
     "history": Listed(panel=SAVED_RUN, summary="Show the restarts of a job and what they cost."),
     "explain": Listed(panel=SAVED_RUN, summary="Explain a code or an error message."),
+    "diff": Listed(panel=SAVED_RUN, summary="Say what differs between two runs."),
     "bundle": Listed(panel=SAVED_RUN, summary="Pack a report without secrets, for an issue."),
 }
 LAUNCHING = frozenset({"wrap", "tune"})
