@@ -25,7 +25,7 @@ NOTES: dict[str, str] = {
     "small steps slower; over NCCL the host then waits for all ranks before each one, 0.3 to 1 ms on one host and more "
     "with more ranks, so that steps may take twice as long; --debug-level OFF turns that off",
 }
-"""The cost of a level, printed in one line before the start. For NCCL it is an estimate: see docs/wrap.md."""
+"""The cost of a level, printed in one line before the start. For NCCL it is an estimate: see docs/what-it-costs.md."""
 
 
 def choose_debug_level(
