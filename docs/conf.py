@@ -1,4 +1,4 @@
-"""Sphinx builds the site from these pages: sphinx-build -W --keep-going -n -b html docs site
+"""Sphinx builds the site from these pages: sphinx-build -W --keep-going -n -b html docs site.
 
 The pages are plain Markdown, readable on GitHub, and hold no toctree. A page listed in ``INDEX_PAGES`` is an index: the
 pages that it links to are its entries in the sidebar, under the heading above the link.

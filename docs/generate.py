@@ -125,8 +125,8 @@ def render_family(family: Family, rules: Iterable[Rule]) -> str:
 def render_index(rules: list[Rule]) -> str:
     """Return the list of all families."""
     rows = (
-        f"| {', '.join(prefix.ljust(5, 'x') for prefix in family.prefixes)} | [{family.title}](family-{family.page}.md) "
-        f"| {len(family.members(rules))} |"
+        f"| {', '.join(prefix.ljust(5, 'x') for prefix in family.prefixes)} "
+        f"| [{family.title}](family-{family.page}.md) | {len(family.members(rules))} |"
         for family in FAMILIES
     )
     head = (

@@ -8,9 +8,11 @@ A block of output stands after a mark with its name, and begins with the command
     ...
 
 A line that begins with ``...`` stands for any number of lines. Commands that need several ranks, hosts or minutes are
-recorded: the report of a real run is kept in tests/data/pages/NAME.json.xz, and the block is how it is drawn. To run the command again, keep its report and write the block anew:
+recorded: the report of a real run is kept in tests/data/pages/NAME.json.xz, and the block is how a terminal shows it.
 
-    python -m tests.pages NAME [FOLDER]     where FOLDER holds what the command reads
+python -m tests.pages NAME [FOLDER]    run the command of a block again, in a folder that has what it reads; keep its
+                                       report, and write the block anew
+python -m tests.pages --draw           write all recorded blocks anew, after a change of what reports look like
 """
 
 import lzma
@@ -27,7 +29,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 RECORDED = ROOT / "tests" / "data" / "pages"
-FENCE = re.compile(r"(?:^<!-- output: (?P<name>[\w-]+) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"(?:^<!-- output: (?P<name>[\w-]+) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE
+)
 SPAN = re.compile(r"(?<!`)`(ddpdoctor [^`]+)`(?!`)")
 WIDTH = 110
 """The width of the terminal in which recorded runs are shown."""
@@ -150,9 +154,11 @@ def scrub(report: str, folder: Path) -> str:
 
 
 def keep(block: Block, report: str) -> None:
-    """Keep a report as the record of a block, and write the block anew."""
+    """Keep a report as the record of a block, and write the block anew, unless it leaves lines out."""
     RECORDED.mkdir(exist_ok=True)
     (RECORDED / f"{block.name}.json.xz").write_bytes(lzma.compress(report.encode()))
+    if re.search(r"^ *\.\.\.", block.shown, re.MULTILINE):
+        return
     text = block.page.read_text()
     match = next(match for match in FENCE.finditer(text) if match["name"] == block.name)
     start = match.start("body") + len(re.match(r"(?:\$ .*\n(?:    .*\n)*)*", match["body"])[0])
@@ -169,6 +175,16 @@ def draw(report: str) -> str:
         return render_text(read_run(Path(folder)), width=WIDTH, color=False, run_dir=None)
 
 
+def main(words: list[str]) -> None:
+    """Write one block anew, or all that are recorded."""
+    if words == ["--draw"]:
+        for block in blocks():
+            if (RECORDED / f"{block.name}.json.xz").exists():
+                keep(block, recorded(block.name))
+        return
+    (wanted,) = [one for one in blocks() if one.name == words[0]]
+    record(wanted, Path(words[1]) if len(words) > 1 else DOCS / "examples")
+
+
 if __name__ == "__main__":
-    (wanted,) = [one for one in blocks() if one.name == sys.argv[1]]
-    record(wanted, Path(sys.argv[2]) if len(sys.argv) > 2 else DOCS / "examples")
+    main(sys.argv[1:])

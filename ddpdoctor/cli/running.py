@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.debug_level import debug_note
-from ddpdoctor.cli.output import save_report, say, show_defect, show_error, show_report
+from ddpdoctor.cli.output import save_report, say, show_defect, show_error, show_report, write
 from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 from ddpdoctor.launch.folders.shared_folder import has_space
@@ -58,7 +58,10 @@ def run_under_outer(options: WrapOptions) -> NoReturn:
 
 
 def run_and_show(
-    options: WrapOptions, make_report: MakeReport | None = None, is_last: Callable[[JobOutcome], bool] | None = None
+    options: WrapOptions,
+    make_report: MakeReport | None = None,
+    is_last: Callable[[JobOutcome], bool] | None = None,
+    act: Callable[[Report, Path], None] | None = None,
 ) -> JobOutcome:
     """Run the job, then write its report to stderr. stdout belongs to the script.
 
@@ -66,12 +69,13 @@ def run_and_show(
         options: The prepared job.
         make_report: Builds the report of an outcome. By default it is that of ``wrap``.
         is_last: Returns whether the report is shown at the end. It is not if other launches follow, for one report.
+        act: Acts on a report that was shown.
     """
     from ddpdoctor.launch.session import Session
 
     _say_notes(options)
     make = make_report or outcome_report
-    show = partial(_show, options, make)
+    show = partial(_show, options, make, act)
     notifier = Notifier(
         save=partial(_save, options, make),
         show=show,
@@ -83,6 +87,7 @@ def run_and_show(
     outcome = Session(options, _load_judge, notifier).run()
     failure = outcome.failure
     try:
+        _show_launcher_log(outcome)
         if is_last is None or is_last(outcome):
             show(outcome)
     except Exception as error:  # noqa: BLE001 - the job has ended, and its status is returned whatever fails here
@@ -92,6 +97,17 @@ def run_and_show(
     if outcome.folder != outcome.run_dir and not has_space(outcome.run_dir):
         say(sys.stderr, f"{outcome.run_dir} had no room for the record of this run, which is in {outcome.folder}")
     return outcome
+
+
+def _show_launcher_log(outcome: JobOutcome) -> None:
+    """Show what torchrun said about the end of a job that failed without a verdict."""
+    errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
+    if not outcome.exit_status or errors - set(outcome.end.ignore):
+        return
+    from ddpdoctor.launch.folders.launcher_log import read_launcher_log
+    from ddpdoctor.report.lines import clean
+
+    write(sys.stderr, clean(read_launcher_log(outcome.folder)))
 
 
 def _load_judge() -> Judge:
@@ -173,7 +189,9 @@ def _report_replicas(options: WrapOptions, folder: Path) -> bool:
     return bool(found)
 
 
-def _show(options: WrapOptions, make: MakeReport, outcome: JobOutcome) -> None:
+def _show(
+    options: WrapOptions, make: MakeReport, act: Callable[[Report, Path], None] | None, outcome: JobOutcome
+) -> None:
     if outcome.judged_at is not None and options.format == "text":
         _show_elsewhere(options, outcome)
         return
@@ -182,6 +200,8 @@ def _show(options: WrapOptions, make: MakeReport, outcome: JobOutcome) -> None:
     if shown is not None:
         file = options.report_file
         show_report(shown, options.format, sys.stderr, outcome.run_dir if file.name == REPORT_NAME else file)
+    if act is not None and outcome.judged_at is None:
+        act(report, options.report_file)
 
 
 def _go_on(options: WrapOptions, show: Callable[[JobOutcome], None], outcome: JobOutcome, is_known: bool) -> None:
