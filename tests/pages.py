@@ -7,34 +7,21 @@ A block of output stands after a mark with its name, and begins with the command
     $ ddpdoctor check-data --samples 455
     ...
 
-A line that begins with ``...`` stands for any number of lines. Commands that need several ranks, hosts or minutes are
-recorded: the report of a real run is kept in tests/data/pages/NAME.json.xz, and the block is how a terminal shows it.
-
-python -m tests.pages NAME [FOLDER]    run the command of a block again, in a folder that has what it reads; keep its
-                                       report, and write the block anew
-python -m tests.pages --draw           write all recorded blocks anew, after a change of what reports look like
+A line that begins with ``...`` stands for any number of lines. ``tests.page_runs`` runs the commands.
 """
 
-import lzma
-import os
 import re
 import shlex
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-RECORDED = ROOT / "tests" / "data" / "pages"
 FENCE = re.compile(
     r"(?:^<!-- output: (?P<name>[\w-]+) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE
 )
 SPAN = re.compile(r"(?<!`)`(ddpdoctor [^`]+)`(?!`)")
-WIDTH = 110
-"""The width of the terminal in which recorded runs are shown."""
 ENDS_COMMAND = frozenset({"|", "||", "&&", ";", "&", ">", ">>", "2>", "2>&1"})
 
 
@@ -126,65 +113,3 @@ def mask_all(line: str) -> str:
     """Return a line without what differs from run to run: folders, numbers, the machine's interfaces."""
     line = re.sub(r"interfaces: .*|IFNAME=\w+$", "interfaces", mask_places(line))
     return re.sub(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?", "0", line)
-
-
-def recorded(name: str) -> str:
-    """Return the report of a recorded run, as JSON."""
-    return lzma.decompress((RECORDED / f"{name}.json.xz").read_bytes()).decode()
-
-
-def record(block: Block, folder: Path) -> None:
-    """Run a block's command for real, keep its report, and write the block anew."""
-    with tempfile.TemporaryDirectory() as kept:
-        words = [*shlex.split(block.commands[-1]), "--report-dir", kept]
-        env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=900, check=False)
-        report = Path(kept, "report.json")
-        if not report.exists():
-            sys.exit(done.stdout + done.stderr)
-        keep(block, scrub(report.read_text(), folder).replace(kept, "run"))
-
-
-def scrub(report: str, folder: Path) -> str:
-    """Return a report without the paths of this machine."""
-    report = report.replace(f"{folder.resolve()}/", "").replace(
-        f"{Path(sys.executable).parent}/", "/home/ada/venv/bin/"
-    )
-    return report.replace(f"{ROOT}/", "").replace(sys.base_prefix, "/usr")
-
-
-def keep(block: Block, report: str) -> None:
-    """Keep a report as the record of a block, and write the block anew, unless it leaves lines out."""
-    RECORDED.mkdir(exist_ok=True)
-    (RECORDED / f"{block.name}.json.xz").write_bytes(lzma.compress(report.encode()))
-    if re.search(r"^ *\.\.\.", block.shown, re.MULTILINE):
-        return
-    text = block.page.read_text()
-    match = next(match for match in FENCE.finditer(text) if match["name"] == block.name)
-    start = match.start("body") + len(re.match(r"(?:\$ .*\n(?:    .*\n)*)*", match["body"])[0])
-    block.page.write_text(text[:start] + draw(report).strip("\n") + "\n" + text[match.end("body") :])
-
-
-def draw(report: str) -> str:
-    """Return a report as a terminal shows it."""
-    from ddpdoctor.cli.report import read_run
-    from ddpdoctor.report.text import render_text
-
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "report.json").write_text(report)
-        return render_text(read_run(Path(folder)), width=WIDTH, color=False, run_dir=None)
-
-
-def main(words: list[str]) -> None:
-    """Write one block anew, or all that are recorded."""
-    if words == ["--draw"]:
-        for block in blocks():
-            if (RECORDED / f"{block.name}.json.xz").exists():
-                keep(block, recorded(block.name))
-        return
-    (wanted,) = [one for one in blocks() if one.name == words[0]]
-    record(wanted, Path(words[1]) if len(words) > 1 else DOCS / "examples")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
