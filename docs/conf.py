@@ -25,6 +25,8 @@ myst_heading_anchors = 4
 
 html_theme = "furo"
 html_title = f"ddpdoctor {release}"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_show_search_summary = False  # a summary is fetched, which browsers refuse for pages opened from a disk
 html_show_sphinx = False
 html_copy_source = False

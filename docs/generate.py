@@ -91,7 +91,7 @@ def render_errors() -> str:
     """Return the page of errors that everybody meets."""
     rows = [
         f"## {known.shown}\n\nIt means: {known.means}.\n\nAt fault: {known.fault}.\n\nWhat to do: {known.fix}.\n\n"
-        f"Source: {known.source}\n"
+        f"Source: {as_link(known.source)}\n"
         for known in KNOWN_ERRORS
     ]
     head = (
@@ -99,6 +99,11 @@ def render_errors() -> str:
         '`ddpdoctor wrap` says it in its report, and `ddpdoctor explain "TEXT OF THE ERROR"` in the terminal.\n'
     )
     return "\n".join([ERRORS_NOTICE + "\n", head, *rows])
+
+
+def as_link(source: str) -> str:
+    """Return an address in the form of a link, and anything else as it is."""
+    return f"<{source}>" if source.startswith("https://") and " " not in source else source
 
 
 def file_name(rule: Rule) -> str:
