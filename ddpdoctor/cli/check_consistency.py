@@ -18,6 +18,7 @@ from ddpdoctor.cli.options import (
     IGNORE,
     MODEL,
     NPROC_PER_NODE,
+    OUTPUT,
     REFERENCE,
     REPORT_DIR,
     TIMEOUT,
@@ -84,6 +85,7 @@ class Options:
     diff: Annotated[bool, Option(panel=COMPARE, help="Compare files by tensor name; starts no ranks.")] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     report_dir: Annotated[Path | None, REPORT_DIR] = None
+    output: Annotated[Path | None, OUTPUT] = None
     fail_on: Annotated[
         FailOn | None,
         FAIL_ON,

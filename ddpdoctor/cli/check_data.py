@@ -12,6 +12,7 @@ from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
     IGNORE,
+    OUTPUT,
     REPORT_DIR,
     TIMEOUT,
     VERBOSE,
@@ -84,6 +85,7 @@ class Options:
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
     ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[Path | None, REPORT_DIR] = None
+    output: Annotated[Path | None, OUTPUT] = None
     timeout_s: Annotated[float, TIMEOUT.but(help="With --dataset: how long to wait for the slowest rank.")] = typed(
         "10m"
     )

@@ -66,7 +66,7 @@ def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity 
 
         return render_nccl_tests(report)
     if output_format == "html":
-        from ddpdoctor.report.html import render_html
+        from ddpdoctor.report.html.page import render_html
 
         return render_html(report)
     from ddpdoctor.report.markdown import render_markdown
@@ -92,6 +92,16 @@ def save_report(run_dir: Path, report: Report, name: str = "report.json") -> boo
         write_whole(run_dir / name, render_json(report))
     except OSError as error:
         say(sys.stderr, f"the report could not be saved in {run_dir}: {error.strerror}")
+        return False
+    return True
+
+
+def save_page(report: Report, path: Path) -> bool:
+    """Write a report as an HTML page. Return whether it was written. If not, say why on stderr."""
+    try:
+        path.write_text(render(report, "html"), encoding="utf-8")
+    except OSError as error:
+        say(sys.stderr, f"the page could not be saved: {path}: {error.strerror}")
         return False
     return True
 

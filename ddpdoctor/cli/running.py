@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.debug_level import debug_note
-from ddpdoctor.cli.output import save_report, say, show_defect, show_error, show_report, write
+from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_error, show_report, write
 from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 from ddpdoctor.launch.folders.shared_folder import has_space
@@ -219,6 +219,9 @@ def _go_on(options: WrapOptions, show: Callable[[JobOutcome], None], outcome: Jo
 def _withdraw(options: WrapOptions, judgment: Judgment) -> None:
     """Say that a reported hang is over, and remove its report, because a running job has none."""
     options.report_file.unlink(missing_ok=True)
+    page = _page_of(options)
+    if page is not None:
+        page.unlink(missing_ok=True)
     found = _reported_hangs(options, judgment)
     if found:
         ranks = found[0].ranks
@@ -251,3 +254,19 @@ def _save(options: WrapOptions, make: MakeReport, outcome: JobOutcome) -> None:
     file, report = options.report_file, make(outcome)
     if not save_report(file.parent, report, file.name) and outcome.folder != outcome.run_dir:
         save_report(outcome.folder, report)
+    page = _page_of(options)
+    if page is not None:
+        _save_page(report, page)
+
+
+def _page_of(options: WrapOptions) -> Path | None:
+    """Return the file for the page, or None if no page is wanted or another node writes the report of the job."""
+    return options.html if options.report_file.name == REPORT_NAME else None
+
+
+def _save_page(report: Report, path: Path) -> None:
+    """Write the page of a job. Whatever fails here must not keep a job that hangs from being stopped."""
+    try:
+        save_page(report, path)
+    except Exception as error:  # noqa: BLE001 - see above
+        show_defect(error)

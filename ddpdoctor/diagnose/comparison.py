@@ -107,7 +107,7 @@ def _run_speed(name: str, report: Report, budget: Budget) -> RunSpeed:
 
 def _unequal(first: Report, second: Report) -> Iterator[UnequalSetting]:
     """Yield the settings that both reports have, and in which they differ."""
-    sides = [dict(_settings(report)) for report in (first, second)]
+    sides = [dict(settings_of_run(report)) for report in (first, second)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
         a, b = (side.get(name, UNSET) for side in sides)
         if a != b and (name in sides[0]) + (name in sides[1]) >= (1 if _is_variable(name) else 2):
@@ -119,7 +119,8 @@ def _is_variable(name: str) -> bool:
     return name.isupper()
 
 
-def _settings(report: Report) -> Iterator[tuple[str, str]]:
+def settings_of_run(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield the settings that a report knows, by name. Raises ``UserError`` if they are damaged."""
     run = report.data.get("run") or {}
     job = report.job
     known = {

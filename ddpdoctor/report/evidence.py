@@ -9,6 +9,7 @@ from ddpdoctor.model.rank_words import count_of, format_numbers
 from ddpdoctor.report.blocks import Content, FactEntry, FactList, items
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, count_findings
+from ddpdoctor.report.pictures import job_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -27,6 +28,7 @@ def evidence_content(report: Report) -> Content:
         about=(_read_section(about),),
         sections=(*places_of(report.ranks, report.verdict), *_notes(about), *_lacking(about)),
         ends_with_verdict=True,
+        pictures=job_pictures(report),
         others=tuple(one for one in report.findings if one != report.verdict),
     )
 

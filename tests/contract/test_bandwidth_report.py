@@ -72,9 +72,11 @@ def test_what_was_collected_is_never_markup_nor_a_control_character():
     assert "[bold]\\x1b[31m" in draw(report, width=80)
 
 
-def test_the_curve_is_drawn_on_a_terminal_only():
-    assert "busbw in GB/s over size" in draw(benches.report(), width=80)
-    assert "busbw in GB/s over size" not in draw(benches.report())
+def test_the_curve_is_a_chart_on_a_terminal_and_a_line_elsewhere():
+    assert "busbw in GB/s over size\no all_reduce float32 sum\n" in draw(benches.report(), width=80)
+    line = "busbw in GB/s over size, 1 KiB to 1 GiB\nall_reduce float32 sum  _.:-=**####  0.0896 to 470\n"
+    assert line in draw(benches.report())
+    assert line in draw(benches.report(), width=25)
 
 
 THREE = tuple(

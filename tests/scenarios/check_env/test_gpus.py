@@ -125,7 +125,7 @@ def test_check_env_finds_what_is_wrong(driver):
     found = {finding["kind"]: finding["summary"] for finding in report["findings"]}
     assert status == 1
     assert found["ecc-unc"].startswith("GPU 1 had memory errors")
-    assert found["row-remap"].startswith("GPU 1 has a bad memory row") or "GPU 0 replaced" in found["row-remap"]
+    assert found["row-remap"].startswith("GPU 1 has a bad memory row") or "GPU 0 remapped" in found["row-remap"]
     assert found["sram-threshold"].startswith("GPU 1")
     assert found["nvlink"].startswith("GPU 1 has NVLinks that are down")
     assert "other-procs" not in found
@@ -135,7 +135,7 @@ def test_check_env_blames_a_lost_gpu(driver):
     report, status = check_env(driver, "gpu-count", "--no-torch", state="lost")
     (finding,) = report["findings"]
     assert (status, finding["severity"]) == (1, "error")
-    assert finding["summary"].startswith("GPU 1 does not answer")
+    assert finding["summary"].startswith("GPU 1 does not respond")
 
 
 def test_a_hidden_gpu_of_the_real_environment(driver, monkeypatch):

@@ -232,7 +232,7 @@ def test_checks_of_a_report_are_those_of_the_rules():
 
     assert report.checks[0] == Check(
         id="wrong-data", code="DD401", group="bandwidth", outcome=Outcome.PASSED,
-        seen="the results of 16 measured cases are as they have to be",
+        seen="the results of 16 measured cases are correct",
     )  # fmt: skip
 
 

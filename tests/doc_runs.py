@@ -3,8 +3,8 @@
 Commands that need several ranks, hosts or minutes are recorded: the report of a real run is kept in
 tests/data/pages/NAME.json.xz, and the block is how a terminal shows it.
 
-python -m tests.page_runs                   write all blocks anew: run what is quick, draw what is recorded
-python -m tests.page_runs NAME [FOLDER]     run a recorded command again, in a folder that has what it reads
+python -m tests.doc_runs                   write all blocks anew: run what is quick, draw what is recorded
+python -m tests.doc_runs NAME [FOLDER]     run a recorded command again, in a folder that has what it reads
 """
 
 import lzma
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import forking
-from tests.pages import DOCS, FENCE, ROOT, Block, blocks
+from tests.doc_pages import DOCS, FENCE, ROOT, Block, blocks
 
 FILES = ROOT / "tests" / "data" / "pages"
 """Recorded reports, and files that commands on pages read."""
