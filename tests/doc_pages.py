@@ -87,20 +87,26 @@ def own_words(line: str) -> list[list[str]]:
 
 def differs(shown: str, printed: str, mask: Callable[[str], str] | None = None) -> str:
     """Return the first line that is shown and was not printed in its place, or nothing."""
-    mask = mask or mask_all
-    left = [mask(line) for line in printed.strip().splitlines()]
-    skips = False
-    for line in shown.strip().splitlines():
+    masked = [(mask or mask_all)(line) for line in printed.strip().splitlines()]
+    wanted = [
+        line if line.lstrip().startswith("...") else (mask or mask_all)(line) for line in shown.strip().splitlines()
+    ]
+    return _first_missing(wanted, masked)
+
+
+def _first_missing(wanted: list[str], left: list[str]) -> str:
+    for number, line in enumerate(wanted):
         if line.lstrip().startswith("..."):
-            skips = True
-            continue
-        if skips and not line.strip():
-            continue
-        places = [number for number, one in enumerate(left) if one == mask(line)]
-        if not places or (places[0] and not skips):
-            return line
-        left, skips = left[places[0] + 1 :], False
-    return "" if skips or not left else f"and then: {left[0]}"
+            rest = wanted[number + 1 :]
+            while rest and not rest[0]:
+                rest = rest[1:]
+            starts = [at for at, one in enumerate(left) if rest and one == rest[0]]
+            missing = [_first_missing(rest, left[at:]) for at in starts]
+            return "" if not rest or "" in missing else (missing or rest)[0]
+        if not left or left[0] != line:
+            return line or (left or [""])[0]
+        left = left[1:]
+    return f"and then: {left[0]}" if left else ""
 
 
 def mask_places(line: str) -> str:

@@ -85,7 +85,7 @@ def test_a_wrong_command_line_is_seen(line, right):
         ("a\n... (more)\nb", "a\nx\ny\nb", ""),
         ("a\n...", "a\nx", ""),
         ("a", "a\nx", "and then: x"),
-        ("a\nrank 1 is stuck", "a\nrank 1 is stopped", "rank 1 is stuck"),
+        ("a\nrank one is stuck", "a\nrank one is stopped", "rank one is stuck"),
         ("report in ddpdoctor-demo-abc/report", "report in /tmp/ddpdoctor-demo-x_1/report", ""),
     ],
 )
