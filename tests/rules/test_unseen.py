@@ -60,7 +60,7 @@ def test_nodes_that_the_user_named_are_named_only_where_something_is_wrong(waiti
 
 
 def test_a_rank_that_keeps_the_recorder_out_says_why():
-    kept_out = replace(rank(1, 2), recorded=False, lost="Python was started with -I, which keeps start-up hooks out")
+    kept_out = replace(rank(1, 2), recorded=False, lost="Python was started with -I, which turns off start-up hooks")
     found = judge(job(in_call(0, world=2), kept_out))
     (finding,) = of_kind(found, "not-recorded")
     assert finding.ranks == (1,)

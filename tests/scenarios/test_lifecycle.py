@@ -138,7 +138,7 @@ def test_a_hang_that_may_resolve_is_reported_at_once_and_stays_the_verdict_when_
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     ran = finish(process, tmp_path)
-    assert "the job goes on and is watched" in ran.stderr
+    assert "the job keeps running" in ran.stderr
     assert "withdrawn" not in ran.stderr
     assert ran.report["job"]["status"] == "interrupted"
     assert (ran.report["verdict"]["kind"], ran.report["verdict"]["ranks"]) == ("stuck", [1])
@@ -339,7 +339,7 @@ def test_a_record_that_has_no_room_is_kept_elsewhere(tmp_path: Path) -> None:
         verdict = ran.report["verdict"]
     (record,) = (tmp_path / "temporary").glob("ddpdoctor-*")
     assert (verdict["kind"], verdict["where"][0]["line"]) == ("crash", marked_lines("crash_exit_status")[0]), ran.stderr
-    assert f"had no room for the record of this run, which is in {record}" in ran.stderr
+    assert f"is full. The record of this run is in {record}" in ran.stderr
     assert "DD604 crash, rank 1" in ddpdoctor("report", str(record)).stdout
 
 

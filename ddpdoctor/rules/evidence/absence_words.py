@@ -53,13 +53,11 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
     workers = _workers(state, samples, ranks)
     where = (*places(frames), *_worker_places(workers))
     target = "init_process_group" if absent[0].in_init else operation.words()
-    did = {"early-exit": "has ended", "missing": "never came"}.get(kind, "did not come")
-    at = f"; it is {place_words(where[0])}" if where and kind == "stuck" else ""
-    wait = f"{rank_list(waiters)} {verb(waiters, 'waits', 'wait')}" if waiters else "others wait"
+    did = {"early-exit": "exited before", "missing": "never joined"}.get(kind, "did not call")
+    at = f"{verb(ranks, 'it is', 'they are')} {place_words(where[0])}, and " if where and kind == "stuck" else ""
+    wait = f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting" if waiters else "other ranks are waiting"
     return Problem(
-        summary=f"{who_words(state, ranks)} {did} to {target}, where {wait} for it{at}".replace(
-            "has ended to", "has ended before"
-        ),
+        summary=f"{who_words(state, ranks)} {did} {target}; {at}{wait} for {verb(ranks, 'it', 'them')}",
         confidence=one.confidence,
         ranks=tuple(ranks),
         hosts=state.hosts_of(ranks),

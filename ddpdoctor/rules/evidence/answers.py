@@ -13,7 +13,7 @@ def _answer(kind: str, state: RunState) -> Answer:
     ruling = state.ruling
     if ruling.kind == kind and ruling.problem is not None:
         return judged([ruling.problem])
-    return passed() if not ruling.kind and not ruling.reason else skipped(ruling.kind or "cannot be told")
+    return passed() if not ruling.kind and not ruling.reason else skipped(ruling.kind or "the cause is unknown")
 
 
 @also("DD601")

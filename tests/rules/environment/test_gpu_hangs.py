@@ -33,7 +33,7 @@ def test_one_hangs_and_others_compute_wrongly():
 
 
 def test_not_asked_for():
-    unread = Unread(why=Why.NOT_ASKED, reason="GPUs are given work with --deep only")
+    unread = Unread(why=Why.NOT_ASKED, reason="GPUs are tested only with --deep")
     check, _ = ask("gpu-alloc", node(gpu_trial=unread))
     assert (check.outcome, check.reason) == (Outcome.SKIPPED, unread.reason)
 

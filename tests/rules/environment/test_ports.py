@@ -70,7 +70,7 @@ def test_the_owner_is_named():
 
 @pytest.mark.parametrize(
     "why",
-    [NO_PORT, Unread(why=Why.NEEDLESS, reason="the store of the very job that runs this command listens on it")],
+    [NO_PORT, Unread(why=Why.NEEDLESS, reason="the store of this job listens on it")],
 )
 def test_no_port_to_try(why):
     check, findings = ask("port-free", node(network=network(port=why)))

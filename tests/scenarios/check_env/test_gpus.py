@@ -98,7 +98,7 @@ def test_gpus_are_counted(driver, state, visible, count):
 
 def test_a_driver_that_cannot_be_asked_is_not_taken_for_none(driver):
     env = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": "mismatch"}
-    assert count_gpus(env) == GpuCount(unknown="NVML could not be asked: it says LIB_RM_VERSION_MISMATCH")
+    assert count_gpus(env) == GpuCount(unknown="NVML gave no answer: it says LIB_RM_VERSION_MISMATCH")
 
 
 @pytest.mark.parametrize("state", ["dead", "hang"])
