@@ -26,7 +26,7 @@ RUN_FILES = (
     *RUN_MARKS, "agent.jsonl", "consistency.json", "control", "end.json", "joint.json", "machine.json", "moments.json",
     "nodes.json", "reached.json", "reserve", "verdict.txt", "watch.json",
 )  # fmt: skip
-RUN_FOLDERS = ("evidence", "gathered", "nccl", "nodes", "prints", "rings", "tuning")
+RUN_FOLDERS = ("evidence", "gathered", "left", "nccl", "nodes", "present", "prints", "rings", "tuning")
 """The subfolders that a run writes to. They must not be links or belong to another user."""
 _HELP = "Nothing was started. Choose another folder with --report-dir."
 _HELP_OWN = "Nothing was started. With --report-dir, name a folder that is not there yet: it is made, and yours."
