@@ -17,7 +17,10 @@ else:
 
 
 class DdpDoctorTracker(_Tracker):  # type: ignore[misc]
-    """Watches from ``init_trackers`` to ``end_training``. The report goes to the log of Accelerate."""
+    """Watches from when it is made to ``end_training``. The report goes to the log of Accelerate.
+
+    Accelerate starts and ends trackers on the main process only. The other ranks leave the watch when they end.
+    """
 
     name = TITLE
     requires_logging_directory = False
@@ -30,22 +33,15 @@ class DdpDoctorTracker(_Tracker):  # type: ignore[misc]
         on_hang: HangAction = "report",
         report_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Take what ``ddpdoctor.watch`` takes."""
+        """Take what ``ddpdoctor.watch`` takes, and start."""
         super().__init__()
         self._training = TrainingWatch(hang_timeout, on_hang, report_dir)
+        self._training.begin()
 
     @property
     def tracker(self) -> TrainingWatch:
         """What Accelerate gives to who asks for the tracker itself."""
         return self._training
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:  # noqa: ARG002 - Accelerate's signature
-        """Start. ``init_trackers`` calls this in each rank if it is given a configuration."""
-        self._training.begin()
-
-    def start(self) -> None:
-        """Start. ``init_trackers`` calls this in each rank."""
-        self._training.begin()
 
     def log(self, values: dict[str, Any], step: int | None, **more: Any) -> None:
         """Keep nothing: what a script logs is for its other trackers."""

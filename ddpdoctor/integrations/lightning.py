@@ -62,3 +62,4 @@ def _log(loggers: Any, text: str) -> None:
                 logger.experiment.add_text(TITLE, f"```\n{text}\n```")
             else:
                 logger.log_hyperparams({TITLE: text})
+                logger.save()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ def take_place(asked: Asked, env: Mapping[str, str]) -> Meeting:
         OSError: the watcher cannot be started.
     """
     process, number = this_process(), env.get("RANK", "")
-    file = meeting_file(env, asked.report_dir, process)
+    file = meeting_file(env, astuple(asked), process)
     with locked(file) as descriptor:
         meeting = read_meeting(descriptor)
         if meeting is None or not _is_ours(meeting, process, number):

@@ -67,7 +67,7 @@ class Watch(contextlib.ContextDecorator):
             _active, self._pid = self, os.getpid()
             self._begin()
         except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor: training goes on without it
-            _say_once(f"this job is not watched: {getattr(error, 'message', error) or type(error).__name__}")
+            _say_once(f"this job is not watched: {getattr(error, 'message', error)}")
         return self
 
     def stop(self) -> None:

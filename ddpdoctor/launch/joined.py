@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.run.ends import TOLD_TOGETHER_NS
 from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.folders.attendance import Attendance, Leaving, read_attendance
@@ -71,6 +74,8 @@ class JoinedSession(Session):
         """Return None while a process is present; then 0 if all have left well, else 1."""
         if not self.closed:
             self.attendance = read_attendance(self.folder)
+            if Leaving.INTERRUPTED in self.attendance.left.values():
+                self._note_end_by("SIGINT", time.monotonic_ns())
             came = self.attendance.left or self.attendance.gone
             if self.attendance.present or (not came and time.monotonic() < self._deadline) or not self._close():
                 return None
@@ -80,7 +85,7 @@ class JoinedSession(Session):
     def _close(self) -> bool:
         """Let nobody join any more. Return False if somebody has just joined."""
         if self.joining.meeting is not None:
-            with locked(self.joining.meeting) as file:
+            with contextlib.suppress(OSError), locked(self.joining.meeting) as file:
                 self.attendance = read_attendance(self.folder)
                 if self.attendance.present:
                     return False
@@ -90,8 +95,9 @@ class JoinedSession(Session):
 
     def _react(self) -> None:
         """Report a failure at once: the process waits a moment for that, and its launcher may then end everything."""
-        failed = sum(how is Leaving.FAILED for how in self.attendance.left.values())
-        if failed > self.failed and not self.signals:
+        left = list(self.attendance.left.values())
+        failed = left.count(Leaving.FAILED)
+        if failed > self.failed and not self.signals and Leaving.INTERRUPTED not in left:
             self.failed = failed
             self._take_evidence()
             with self._job_goes_first():
@@ -131,14 +137,31 @@ class JoinedSession(Session):
 
     def _close_record(self, status: int) -> None:
         """Count those that have left as ended: what they do now is not watched."""
+        self.watch.follow(at_once=True)
+        if self.hang is None:
+            self._note_sigterm_to_all()
         now_ns = time.monotonic_ns()
         for process in self.watch.followed.values():
             how = self.attendance.left.get((process.pid, process.ticks))
             if how is not None and process.ended_ns is None:
-                _end(process, how, now_ns)
-        if Leaving.INTERRUPTED in self.attendance.left.values() and self.watch.interrupted_by is None:
-            self.watch.interrupted_by, self.watch.interrupted_ns = "SIGINT", now_ns
+                process.ended_ns, process.exit_code = now_ns, int(how is Leaving.FAILED)
         super()._close_record(status)
+
+    def _note_sigterm_to_all(self) -> None:
+        """Note an interruption if all ranks got SIGTERM together: somebody has ended the launcher, or the job."""
+        told = [self._told_to_end_ns(rank) for rank in self.watch.ranks()]
+        known = [at_ns for at_ns in told if at_ns is not None]
+        if told and len(known) == len(told) and max(known) - min(known) <= TOLD_TOGETHER_NS:
+            self._note_end_by("SIGTERM", min(known))
+
+    def _told_to_end_ns(self, rank: Followed) -> int | None:
+        """Return when a rank got SIGTERM, as far as that is known, or None if it ended otherwise."""
+        ended_by_it = rank.exit_code == -signal.SIGTERM
+        return self.watch.evidence.asked_to_end_ns(rank) or (rank.ended_ns if ended_by_it else None)
+
+    def _note_end_by(self, name: str, at_ns: int) -> None:
+        if self.watch.interrupted_by is None:
+            self.watch.interrupted_by, self.watch.interrupted_ns = name, at_ns
 
 
 def joined_options(run_dir: Path, hang_timeout_s: float, on_hang: OnHang, command: tuple[str, ...]) -> WrapOptions:
@@ -165,8 +188,3 @@ def joined_options(run_dir: Path, hang_timeout_s: float, on_hang: OnHang, comman
         nproc_note=None,
         command=command,
     )
-
-
-def _end(process: Followed, how: Leaving, now_ns: int) -> None:
-    process.ended_ns = now_ns
-    process.exit_code = int(how is Leaving.FAILED)

@@ -68,7 +68,7 @@ def _file(folder: Path, name: str, process: Target) -> Path:
 def _listed(folder: Path) -> list[Target]:
     try:
         names = [path.name.split("-") for path in folder.iterdir()]
-    except FileNotFoundError:
+    except OSError:
         return []
     return [(int(name[0]), int(name[1])) for name in names if len(name) == 2 and all(map(str.isdecimal, name))]
 

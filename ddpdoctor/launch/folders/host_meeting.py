@@ -45,16 +45,16 @@ class Meeting:
     watcher: Target
 
 
-def meeting_file(env: Mapping[str, str], report_dir: Path | None, process: Target) -> Path:
-    """Return the file at which the ranks of this launch meet on this host.
+def meeting_file(env: Mapping[str, str], asked: tuple[object, ...], process: Target) -> Path:
+    """Return the file at which the ranks of this launch that ask for the same meet on this host.
 
     Without a launcher, a process is alone: the file is its own. Raises ``UserError`` if no private folder can be made.
     """
     values = [env.get(name, "") for name in LAUNCH_VARIABLES]
     if not any(values):
         values = [str(number) for number in process]
-    named = "" if report_dir is None else str(report_dir.absolute())
-    key = hashlib.sha256("\0".join([*values, named]).encode(errors="surrogateescape")).hexdigest()[:16]
+    text = "\0".join([*values, *map(str, asked), str(Path.cwd())])
+    key = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
     parent = Path(tempfile.gettempdir()) / f"ddpdoctor-watch-{os.getuid()}"
     make_private(parent)
     return parent / key
