@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.folders.attendance import enter, read_attendance
-from ddpdoctor.launch.folders.host_meeting import Meeting, locked, meeting_file, read_meeting, write_meeting
-from ddpdoctor.launch.folders.report_dir import RUN_MARKS, make_default_dir, make_report_dir
+from ddpdoctor.launch.folders.host_meeting import HostWatch, locked, meeting_file, read_meeting, write_meeting
+from ddpdoctor.launch.folders.report_dir import RUN_FILES, make_default_dir, make_report_dir
 from ddpdoctor.launch.folders.shared_folder import choose_folder
 from ddpdoctor.launch.processes.stopping import is_same
 from ddpdoctor.recorder.state import AGENT_VARIABLE, FOLDER_VARIABLE, start_ticks
@@ -44,7 +44,7 @@ def this_process() -> Target:
     return os.getpid(), start_ticks()
 
 
-def take_place(asked: Asked, env: Mapping[str, str]) -> Meeting:
+def take_place(asked: Asked, env: Mapping[str, str]) -> HostWatch:
     """Join the watch of this host's ranks; the first starts it.
 
     Raises:
@@ -62,7 +62,7 @@ def take_place(asked: Asked, env: Mapping[str, str]) -> Meeting:
     return meeting
 
 
-def _is_ours(meeting: Meeting, process: Target, number: str) -> bool:
+def _is_ours(meeting: HostWatch, process: Target, number: str) -> bool:
     """Return whether a watch is for this launch: its watcher lives, and no other process has this rank's number."""
     if not is_same(*meeting.watcher):
         return False
@@ -70,12 +70,12 @@ def _is_ours(meeting: Meeting, process: Target, number: str) -> bool:
     return not number or all(one == process or taken != number for one, taken in present.items())
 
 
-def _open_meeting(asked: Asked, env: Mapping[str, str], file: Path) -> Meeting:
+def _open_meeting(asked: Asked, env: Mapping[str, str], file: Path) -> HostWatch:
     run_dir = _make_run_dir(asked.report_dir, env).resolve()
     record = choose_folder(run_dir)
     make_record(str(record))
     watcher = _start_watcher(asked, [str(run_dir), str(record), str(file)], env)
-    return Meeting(record=record, run_dir=run_dir, watcher=watcher)
+    return HostWatch(record=record, run_dir=run_dir, watcher=watcher)
 
 
 def _make_run_dir(report_dir: Path | None, env: Mapping[str, str]) -> Path:
@@ -87,7 +87,7 @@ def _make_run_dir(report_dir: Path | None, env: Mapping[str, str]) -> Path:
         return make_default_dir(script, is_module=False, now=now, label=node)
     base = report_dir / f"node-{node}" if node else report_dir
     tries = (base if number == 1 else base / f"run-{number}" for number in range(1, 10_000))
-    return make_report_dir(next(path for path in tries if not any((path / mark).exists() for mark in RUN_MARKS)))
+    return make_report_dir(next(path for path in tries if not any((path / name).exists() for name in RUN_FILES)))
 
 
 def watcher_command(asked: Asked, places: list[str]) -> list[str]:

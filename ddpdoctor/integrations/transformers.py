@@ -1,4 +1,4 @@
-"""A callback for the Trainer of Transformers: ``Trainer(..., callbacks=[DdpDoctorCallback()])``."""
+"""A callback for the Trainer of Transformers: ``Trainer(..., callbacks=[DdpDoctorTrainerCallback()])``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ else:
     from transformers import TrainerCallback as _Callback
 
 
-class DdpDoctorCallback(_Callback):  # type: ignore[misc]
+class DdpDoctorTrainerCallback(_Callback):  # type: ignore[misc]
     """Watches each ``train`` of a Trainer. The report goes to the log of Transformers, and to the Trainer's history.
 
     The Trainer tells its callbacks nothing of an error. Then the watch ends with the process.

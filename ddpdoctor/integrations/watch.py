@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ddpdoctor.launch.folders.attendance import Leaving
-    from ddpdoctor.launch.folders.host_meeting import Meeting
+    from ddpdoctor.launch.folders.host_meeting import HostWatch
 
 HangAction = Literal["report", "kill"]
 FAILURE_LIMIT_S = 3.0
@@ -53,7 +53,7 @@ class Watch(contextlib.ContextDecorator):
         self._hang_timeout_s = float(hang_timeout)
         self._on_hang = on_hang
         self._report_dir = None if report_dir is None else Path(report_dir)
-        self._meeting: Meeting | None = None
+        self._meeting: HostWatch | None = None
         self._pid = 0
         self._former: dict[str, str | None] = {}
 
@@ -152,7 +152,7 @@ class Watch(contextlib.ContextDecorator):
                 os.environ[name] = value
 
 
-def _note_leaving(meeting: Meeting, how: Leaving, error: Exception | None) -> None:
+def _note_leaving(meeting: HostWatch, how: Leaving, error: Exception | None) -> None:
     from ddpdoctor.integrations.place import this_process
     from ddpdoctor.launch.folders.attendance import leave
     from ddpdoctor.recorder.stacks.errors import note_exception
@@ -166,19 +166,19 @@ def _note_leaving(meeting: Meeting, how: Leaving, error: Exception | None) -> No
             time.sleep(POLL_S)
 
 
-def _has_report(meeting: Meeting) -> bool:
+def _has_report(meeting: HostWatch) -> bool:
     from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 
     return (meeting.run_dir / REPORT_NAME).exists()
 
 
-def _is_watched(meeting: Meeting) -> bool:
+def _is_watched(meeting: HostWatch) -> bool:
     from ddpdoctor.launch.processes.stopping import is_same
 
     return is_same(*meeting.watcher)
 
 
-def _report_of(meeting: Meeting, wait_s: float) -> str:
+def _report_of(meeting: HostWatch, wait_s: float) -> str:
     from ddpdoctor.integrations.verdict import draw_verdict
 
     deadline = time.monotonic() + wait_s

@@ -36,7 +36,7 @@ MOST_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class HostWatch:
     """The common run folder, and the process that watches it."""
 
     record: Path
@@ -83,18 +83,18 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def read_meeting(descriptor: int) -> Meeting | None:
+def read_meeting(descriptor: int) -> HostWatch | None:
     """Return what the first process has written, or None before that, and after the watcher has cleared it."""
     text = os.pread(descriptor, MOST_BYTES, 0)
     try:
         plain = parse_json(text)
         pid, ticks = plain["watcher"]
-        return Meeting(record=Path(plain["record"]), run_dir=Path(plain["run_dir"]), watcher=(int(pid), int(ticks)))
+        return HostWatch(record=Path(plain["record"]), run_dir=Path(plain["run_dir"]), watcher=(int(pid), int(ticks)))
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def write_meeting(descriptor: int, meeting: Meeting | None) -> None:
+def write_meeting(descriptor: int, meeting: HostWatch | None) -> None:
     """Write where the others find the folder; None clears that."""
     plain = None
     if meeting is not None:

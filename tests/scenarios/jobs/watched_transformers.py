@@ -9,7 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from transformers import Trainer, TrainingArguments
 
-from ddpdoctor.integrations.transformers import DdpDoctorCallback
+from ddpdoctor.integrations.transformers import DdpDoctorTrainerCallback
 
 torch.set_num_threads(1)
 FOLDER = sys.argv[1]
@@ -39,7 +39,7 @@ def main():
             report_to="none",
             disable_tqdm=True,
         )
-        callback = DdpDoctorCallback(report_dir=f"{FOLDER}/{name}")
+        callback = DdpDoctorTrainerCallback(report_dir=f"{FOLDER}/{name}")
         trainer = Trainer(Net(name == "bad"), arguments, train_dataset=data, callbacks=[callback])
         trainer.train()
         found = [row["ddpdoctor"] for row in trainer.state.log_history if "ddpdoctor" in row]
