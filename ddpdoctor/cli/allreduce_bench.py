@@ -15,10 +15,11 @@ from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
     HANG_TIMEOUT,
+    IGNORE,
     NPROC_PER_NODE,
+    OUTPUT,
     PLOT,
     REFERENCE,
-    REPORT,
     REPORT_DIR,
     SAVED,
     TIMEOUT,
@@ -45,23 +46,22 @@ MODES = {"latency": ("latency",), "throughput": ("throughput",), "both": ("laten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Measure collectives between ranks, and say whether they are fast and what is slow.
+    """Measure collectives between ranks, and find a slow rank, link or host.
 
-    Under torchrun or srun it runs as a rank of that job; otherwise it starts ranks on this machine. Needs only torch.
-    Sizes and bandwidths are as in nccl-tests: MiB is 2**20, GB/s is 1e9 bytes a second.
+    Runs in the ranks of torchrun or srun, or starts ranks on this machine. Sizes and bandwidths are as in nccl-tests:
+    MiB is 2**20 bytes, GB/s is 1e9 bytes per second.
     """
 
     collective: Annotated[
         tuple[str, ...],
         Option(
             metavar="NAME",
-            help="all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, send_recv, or all; with "
-            "commas or repeated.  [default: all_reduce]",
+            help="Collectives, or all.  [default: all_reduce]",
         ),
     ] = ()
     min_size_bytes: Annotated[
         int,
-        Option(names=("--min-size",), metavar="SIZE", parse=parse_size, help="The smallest size: 1KiB, 4096."),
+        Option(names=("--min-size",), metavar="SIZE", parse=parse_size, help="Smallest size."),
     ] = typed("1KiB")
     max_size_bytes: Annotated[
         int,
@@ -69,25 +69,21 @@ class Options:
             names=("--max-size",),
             metavar="SIZE",
             parse=parse_size,
-            help="The largest size. Sizes that do not fit the budget or free memory are left out and listed.",
+            help="Largest size.",
         ),
     ] = typed("1GiB")
-    factor: Annotated[
-        int, Option(min=2, metavar="N", help="How many times larger each size is than the one before.")
-    ] = 2
+    factor: Annotated[int, Option(min=2, metavar="N", help="Each size is N times the one before.")] = 2
     dtype: Annotated[
         tuple[str, ...],
-        Option(metavar="NAME", help="float32, bfloat16, …; with commas or repeated.  [default: float32]"),
+        Option(metavar="NAME", help="float32, bfloat16, ...  [default: float32]"),
     ] = ()
-    op: Annotated[str, Option(metavar="NAME", help="How to reduce: sum, prod, min, max, avg.")] = "sum"
+    op: Annotated[str, Option(metavar="NAME", help="sum, prod, min, max or avg.")] = "sum"
     mode: Annotated[
         Literal["latency", "throughput", "both"],
-        Option(help="Single calls, each after a barrier, or batches back to back as nccl-tests has them."),
+        Option(metavar="MODE", help="Timing:"),
     ] = "both"
-    in_place: Annotated[bool, Option(help="Reduce in place, into the send buffer.")] = False
-    cold: Annotated[bool, Option(help="Use more buffers than the last-level cache holds, so that none is warm.")] = (
-        False
-    )
+    in_place: Annotated[bool, Option(help="Reduce in place.")] = False
+    cold: Annotated[bool, Option(help="Keep the buffers out of the CPU cache.")] = False
     backend: Annotated[Backend | None, BACKEND] = None
     nproc_per_node: Annotated[int | None, NPROC_PER_NODE] = None
     budget_s: Annotated[
@@ -96,7 +92,7 @@ class Options:
             names=("--budget",),
             metavar="DURATION",
             parse=parse_duration,
-            help="Time to check and measure; decides sizes and repeats. --pairs and --by-node each take as long again.",
+            help="Time to spend.",
         ),
     ] = typed("30s")
     iterations: Annotated[
@@ -105,20 +101,18 @@ class Options:
             names=("--iters",),
             min=1,
             metavar="N",
-            help="How many calls to time in each case.  [default: from the budget]",
+            help="Timed calls per case.  [default: by --budget]",
         ),
     ] = None
     warmup: Annotated[
         int | None,
-        Option(min=0, metavar="N", help="Calls to make before the timed ones.  [default: from the budget]"),
+        Option(min=0, metavar="N", help="Calls before the timed ones.  [default: by --budget]"),
     ] = None
-    pairs: Annotated[bool, Option(help="Measure every pair of ranks too, and name a slow rank or link.")] = False
-    by_node: Annotated[bool, Option(help="Measure every host alone and every pair of hosts, and name a slow host.")] = (
-        False
-    )
+    pairs: Annotated[bool, Option(help="Measure each pair of ranks; find a slow rank or link.")] = False
+    by_node: Annotated[bool, Option(help="Measure each pair of hosts; find a slow host.")] = False
     compare: Annotated[
         Path | None,
-        SAVED.but(help="A saved run to compare with, size by size: report.json or its folder."),
+        SAVED.but(help="A saved run to compare with."),
     ] = None
     fail_below: Annotated[
         float | None,
@@ -126,7 +120,7 @@ class Options:
             panel=COMPARE,
             metavar="SHARE",
             parse=parse_share,
-            help="With --compare: the least share of the saved bandwidth at each size: 90%. Less is an error.",
+            help="Least share of the saved bandwidth, such as 90%.",
         ),
     ] = None
     expect_gb_s: Annotated[
@@ -136,36 +130,35 @@ class Options:
             panel=COMPARE,
             metavar="BANDWIDTH",
             parse=parse_bandwidth,
-            help="The least bus bandwidth of the plateau: 460GB/s. Less is an error.",
+            help="Least bus bandwidth, such as 460GB/s.",
         ),
     ] = None
     reference: Annotated[
         Literal["auto", "none"],
-        REFERENCE.but(help="Whether to compare the plateau with the table of known hardware."),
+        REFERENCE.but(help="Compare with known hardware."),
     ] = "auto"
     model_size: Annotated[
         int | None,
         Option(
             metavar="N",
             parse=parse_count,
-            help="Parameters of your model (350M, 7B), to say what the curve means for DDP.",
+            help="Parameters of your model (7B): what DDP costs.",
         ),
     ] = None
     format: Annotated[
         Literal["text", "json", "csv", "markdown", "nccl-tests"],
-        FORMAT.but(help="How the report is written to stdout, or to --output."),
+        FORMAT,
     ] = "text"
-    output: Annotated[Path | None, Option(panel=REPORT, metavar="FILE", help="Write the report to a file.")] = None
+    output: Annotated[Path | None, OUTPUT] = None
     plot: Annotated[Path | None, PLOT] = None
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     hang_timeout_s: Annotated[
         float,
-        HANG_TIMEOUT.but(help="How long the bench may go without a completed call before it is reported as hung."),
+        HANG_TIMEOUT.but(help="No progress this long is a hang."),
     ] = typed("60s")
-    timeout_s: Annotated[float, TIMEOUT.but(help="How long to wait for the slowest rank to start: 60, 2m.")] = typed(
-        "60s"
-    )
+    timeout_s: Annotated[float, TIMEOUT.but(help="How long to wait for the slowest rank.")] = typed("60s")
 
 
 def run(options: Options) -> int:
@@ -300,6 +293,5 @@ def _report(
     from ddpdoctor.diagnose.bandwidth.report import build_report, exit_status
 
     progress.stop()
-    report = build_report(bench, replace(wanted, fleet=reader.fleet))
-    deliver(report, settings_of(options, Outputs))
+    report = deliver(build_report(bench, replace(wanted, fleet=reader.fleet)), settings_of(options, Outputs))
     return exit_status(report, severity_of(options.fail_on))

@@ -10,6 +10,7 @@ from typing import Annotated
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    IGNORE,
     REPORT_DIR,
     VERBOSE,
     Argument,
@@ -21,20 +22,20 @@ from ddpdoctor.cli.options import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Find out from what a job left behind which rank failed or held up the others, and why.
+    """Find out why a job failed or hung, from what it left behind.
 
-    Reads logs of any launcher, torch's flight recorder dumps, stacks of py-spy and others, NCCL's logs and RAS reports,
-    Slurm's and the kernel's lines, all in one call, packed or not. Nothing in them is run. If the cause is not in them,
-    it says what to collect.
+    Reads logs, flight recorder dumps, stacks, and messages of NCCL, Slurm and the kernel, also compressed. Nothing in
+    them is executed. If they do not show the cause, it says what to collect.
     """
 
     paths: Annotated[
         tuple[str, ...],
-        Argument(metavar="PATH", help="Files or folders that the job left behind; - reads standard input."),
+        Argument(metavar="PATH", help="Files or folders that the job left; - is stdin."),
     ]
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[Path | None, REPORT_DIR] = None
 
 

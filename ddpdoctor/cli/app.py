@@ -50,15 +50,16 @@ def came_of_interrupt(error: BaseException) -> bool:
 
 def _run(arguments: list[str]) -> int:
     """Run a command. A plain command line is read without Typer, because importing it takes time."""
+    from ddpdoctor.cli.config_files import read_declared
     from ddpdoctor.cli.listing import LAUNCHING, VERBS, load_verb
 
     name, words = (arguments[0], arguments[1:]) if arguments else ("", [])
     if name in VERBS:
         from ddpdoctor.cli.plain import read_launch, read_plain
 
-        verb = load_verb(name)
+        verb, declared = load_verb(name), read_declared(name)
         read = read_launch if name in LAUNCHING else read_plain
-        options = read(verb.Options, words, os.environ)
+        options = read(verb.Options, words, os.environ, declared)
         if options is not None:
             status: int = verb.run(options)
             return status

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    IGNORE,
     NODES,
     REPORT_DIR,
     VERBOSE,
@@ -28,45 +29,39 @@ STDOUT = Path("-")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Find out why a job that runs now does not go on, although it was started without ddpdoctor.
+    """Find out why a running job makes no progress.
 
-    Finds the training ranks of this machine, or of all nodes of a Slurm job or a Kubernetes selector, looks at each
-    twice, and judges what stayed the same. It sends no signal and writes nothing into the job. What it saw is saved in
-    a folder; `ddpdoctor analyze` reads the folders of all nodes together.
+    Looks twice at the ranks of this machine, of a Slurm job or of pods, and says which rank holds up the others. It
+    sends no signal to the job and writes nothing into it. What it saw is saved in a folder for `ddpdoctor analyze`.
     """
 
-    pid: Annotated[int | None, Option(help="A process of the job: a rank or its launcher.", metavar="PID", min=1)] = (
-        None
-    )
-    job: Annotated[str | None, Option(help="The name of the job, where there are several.", metavar="NAME")] = None
+    pid: Annotated[int | None, Option(help="A rank of the job, or its launcher.", metavar="PID", min=1)] = None
+    job: Annotated[str | None, Option(help="The job's name, if there are several.", metavar="NAME")] = None
     slurm: Annotated[
-        str | None, Option(panel=NODES, metavar="JOBID", help="Look at all nodes of this Slurm job, by srun --overlap.")
+        str | None, Option(panel=NODES, metavar="JOBID", help="All nodes of this Slurm job, through srun --overlap.")
     ] = None
     kubectl: Annotated[
         str | None,
-        Option(panel=NODES, metavar="SELECTOR", help="Look into all pods with these labels, by kubectl exec."),
+        Option(panel=NODES, metavar="SELECTOR", help="All pods with these labels, through kubectl exec."),
     ] = None
-    namespace: Annotated[str | None, Option(panel=NODES, metavar="NAME", help="The namespace of the pods.")] = None
-    container: Annotated[
-        str | None, Option(panel=NODES, metavar="NAME", help="The container of each pod where the ranks are.")
-    ] = None
+    namespace: Annotated[str | None, Option(panel=NODES, metavar="NAME", help="Namespace of the pods.")] = None
+    container: Annotated[str | None, Option(panel=NODES, metavar="NAME", help="The container that runs the ranks.")] = (
+        None
+    )
     python: Annotated[
         str | None,
         Option(
             panel=NODES,
             metavar="PATH",
-            help="The Python there that has ddpdoctor.  [default: this one; with --kubectl, python]",
+            help="A Python there that has ddpdoctor.",
         ),
     ] = None
-    node_only: Annotated[
-        bool, Option(panel=NODES, help="Look at this machine and save what was seen; judge nothing.")
-    ] = False
-    folder: Annotated[
-        Path, Option(metavar="DIR", help="Where the folder with what was seen is made; with --node-only, - is stdout.")
-    ] = Path()
+    node_only: Annotated[bool, Option(panel=NODES, help="Save what this machine shows; do not diagnose it.")] = False
+    folder: Annotated[Path, Option(metavar="DIR", help="Where to save what was seen.")] = Path()
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[Path | None, REPORT_DIR] = None
 
 

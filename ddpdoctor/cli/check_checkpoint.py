@@ -10,6 +10,7 @@ from typing import Annotated
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    IGNORE,
     MODEL,
     REPORT_DIR,
     VERBOSE,
@@ -23,20 +24,19 @@ from ddpdoctor.cli.options import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Check checkpoints: damage by tensor, missing parts, names and shapes against the model, NaN.
+    """Check checkpoints: damage, missing parts, names and shapes, NaN.
 
-    No code in a file is run. Values are read through a memory map, so a file need not fit in memory.
+    No code in a file is executed. A file may be larger than memory.
     """
 
-    paths: Annotated[
-        tuple[Path, ...], Argument(metavar="FILE", help="Files, or folders of them; distributed checkpoints too.")
-    ]
-    model: Annotated[str | None, MODEL.but(help="A function of yours that returns the model to load into.")] = None
-    same: Annotated[bool, Option(help="The files are copies of one checkpoint: report where they differ.")] = False
-    quick: Annotated[bool, Option(help="Read only the index, not checksums or values.")] = False
+    paths: Annotated[tuple[Path, ...], Argument(metavar="FILE", help="Checkpoint files or folders.")]
+    model: Annotated[str | None, MODEL.but(help="Function that returns the model to load into.")] = None
+    same: Annotated[bool, Option(help="The files must be copies of one checkpoint.")] = False
+    quick: Annotated[bool, Option(help="Read only the index, not the values.")] = False
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[Path | None, REPORT_DIR] = None
 
 

@@ -15,6 +15,7 @@ from ddpdoctor.cli.options import (
     COMPARE,
     FAIL_ON,
     FORMAT,
+    IGNORE,
     MODEL,
     NPROC_PER_NODE,
     REFERENCE,
@@ -39,67 +40,56 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Train your model for a few steps under DDP and compare all ranks, step by step.
+    """Train your model for a few steps under DDP, and compare all ranks.
 
-    Under torchrun or srun it runs as a rank of that job; otherwise it starts ranks on this machine. With --diff it
-    compares files of any two ranks or runs instead.
+    Runs in the ranks of torchrun or srun, or starts ranks on this machine. With --diff, it compares files instead.
     """
 
-    files: Annotated[tuple[Path, ...], Argument(metavar="FILE", help="With --diff: checkpoints of ranks or runs.")] = ()
+    files: Annotated[tuple[Path, ...], Argument(metavar="FILE", help="With --diff: the files to compare.")] = ()
     model: Annotated[
         str,
         MODEL.but(
             metavar="NAME",
-            help="package.module:build_model, which returns a Module, or (Module, optimizer), or (Module, optimizer, "
-            "loss_fn).",
+            help="Function that returns the model.",
         ),
     ] = ""
     batch: Annotated[
         str,
         Option(
             metavar="NAME",
-            help="package.module:make_batch; make_batch(rank, world_size, step) returns a batch.  [default: random, "
-            "to fit the first Linear, Conv2d or Embedding]",
+            help="Function that returns a batch.  [default: random]",
         ),
     ] = ""
     step: Annotated[
         str,
         Option(
             metavar="NAME",
-            help="package.module:train_step; train_step(model, batch) returns the loss, or has called backward.  "
-            "[default: the loss_fn, or the output's loss]",
+            help="Function that does forward and backward.",
         ),
     ] = ""
-    steps: Annotated[int, Option(min=1, metavar="N", help="Optimizer steps to make.")] = 5
-    reference: Annotated[
-        bool, REFERENCE.but(help="Compare DDP's gradient with that of one process on the whole batch.")
-    ] = False
-    twice: Annotated[bool, Option(help="Run a second time with the same seed, and compare bit by bit.")] = False
+    steps: Annotated[int, Option(min=1, metavar="N", help="Optimizer steps to run.")] = 5
+    reference: Annotated[bool, REFERENCE.but(help="Compare DDP's gradient with one process.")] = False
+    twice: Annotated[bool, Option(help="Run twice with one seed, and compare all bits.")] = False
     allowed: Annotated[tuple[str, ...], ALLOW_DIFFERENT] = ()
     unused: Annotated[
         bool,
         Option(
             names=("--find-unused-parameters",),
-            help="Pass this to DDP, for models that do not use all parameters in each step.",
+            help="Pass find_unused_parameters=True to DDP.",
         ),
     ] = False
     backend: Annotated[Backend | None, BACKEND] = None
-    seed: Annotated[int, Option(metavar="N", help="Seed for building the model, making batches, and steps.")] = 0
+    seed: Annotated[int, Option(metavar="N", help="Seed of model, batches and steps.")] = 0
     nproc_per_node: Annotated[int | None, NPROC_PER_NODE] = None
-    diff: Annotated[bool, Option(panel=COMPARE, help="Compare files tensor by tensor, by name; needs no ranks.")] = (
-        False
-    )
+    diff: Annotated[bool, Option(panel=COMPARE, help="Compare files by tensor name; starts no ranks.")] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     fail_on: Annotated[
         FailOn | None,
-        FAIL_ON.but(
-            help="The least severe finding for which the exit status is 1.  [default: error; with --diff warning]"
-        ),
+        FAIL_ON,
     ] = None
-    limit_s: Annotated[float, TIMEOUT.but(help="How long a rank may take to start, to build, or for a step.")] = typed(
-        "2m"
-    )
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
+    limit_s: Annotated[float, TIMEOUT.but(help="Longest start, model build or step.")] = typed("2m")
 
 
 def run(options: Options) -> int:

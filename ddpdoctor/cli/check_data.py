@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    IGNORE,
     REPORT_DIR,
     TIMEOUT,
     VERBOSE,
@@ -38,56 +39,50 @@ OF_THE_LOADER = ("samples", "batch_size", "drop_last", "sampler_drop_last", "no_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Say which part of the data each rank gets: by arithmetic alone, or from your own loader.
+    """Show which samples each rank gets, by arithmetic or from your own loader.
 
-    With --samples nothing is run and torch is not needed. With --dataset, under torchrun, each rank makes its loader
-    and draws its indices, without loading the samples; rank 0 says exactly what is shared, repeated and missed.
+    With --samples, nothing is run. With --dataset, each rank makes its loader and draws indices, but loads no samples.
     """
 
     dataset: Annotated[
         str | None,
         Option(
             metavar="MODULE:FUNCTION",
-            help="A function of yours that returns the DataLoader of this rank; its indices are read.",
+            help="Your function that returns a DataLoader.",
         ),
     ] = None
-    epochs: Annotated[int, Option(min=1, max=16, metavar="N", help="With --dataset: how many passes to check.")] = 2
+    epochs: Annotated[int, Option(min=1, max=16, metavar="N", help="With --dataset: passes to check.")] = 2
     set_epoch: Annotated[
         bool,
         Option(
             names=("--set-epoch/--no-set-epoch",),
-            help="With --dataset: whether to call the sampler's set_epoch before each pass.",
+            help="With --dataset: call set_epoch before each pass.",
         ),
     ] = True
-    samples: Annotated[
-        int | None, Option(min=1, metavar="N", help="Length of the dataset, for the arithmetic alone.")
-    ] = None
+    samples: Annotated[int | None, Option(min=1, metavar="N", help="Number of samples; no loader is run.")] = None
     world_size: Annotated[
         int | None,
-        Option(min=1, metavar="N", help="Number of ranks; with --dataset and no launcher, how many to start here."),
+        Option(min=1, metavar="N", help="Number of ranks."),
     ] = None
-    batch_size: Annotated[
-        int | None, Option(min=1, metavar="N", help="Batch size of each rank's loader.  [default: 1]")
-    ] = None
-    drop_last: Annotated[bool, Option(help="The loader drops a last batch that is not full.")] = False
-    sampler_drop_last: Annotated[bool, Option(help="DistributedSampler(drop_last=True): nothing is repeated.")] = False
-    no_sampler: Annotated[
-        bool, Option(help="There is no sampler that splits the data: every rank goes over all samples.")
-    ] = False
-    split: Annotated[bool, Option(help="Split by hand, without padding: samples[rank::world_size].")] = False
-    shuffle: Annotated[bool, Option(names=("--shuffle/--no-shuffle",), help="Whether the sampler shuffles.")] = True
+    batch_size: Annotated[int | None, Option(min=1, metavar="N", help="Batch size of each rank.  [default: 1]")] = None
+    drop_last: Annotated[bool, Option(help="DataLoader(drop_last=True).")] = False
+    sampler_drop_last: Annotated[bool, Option(help="DistributedSampler(drop_last=True).")] = False
+    no_sampler: Annotated[bool, Option(help="Every rank reads all samples.")] = False
+    split: Annotated[bool, Option(help="Split by samples[rank::world_size].")] = False
+    shuffle: Annotated[bool, Option(names=("--shuffle/--no-shuffle",), help="Whether to shuffle.")] = True
     accumulation: Annotated[
         int,
         Option(
             names=("--grad-accumulation",),
             min=1,
             metavar="K",
-            help="How many batches are accumulated for one optimizer step.",
+            help="Batches per optimizer step.",
         ),
     ] = 1
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[Path | None, REPORT_DIR] = None
     timeout_s: Annotated[float, TIMEOUT.but(help="With --dataset: how long to wait for the slowest rank.")] = typed(
         "10m"

@@ -6,11 +6,12 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    IGNORE,
     LIST,
     MASTER_ADDR,
     MASTER_PORT,
@@ -29,40 +30,38 @@ from ddpdoctor.cli.options import (
 )
 from ddpdoctor.model.exit_status import ExitStatus
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Check whether this machine is fit to train; under torchrun or srun, check all machines of the job.
+    """Check this machine: versions, variables, limits, network and GPUs.
 
-    Prints what is wrong, what was seen, and what to do. Needs no GPU and no root.
+    Under torchrun or srun, it checks all machines of the job. Needs no GPU and no root.
     """
 
     checks: Annotated[
         tuple[str, ...],
-        Argument(metavar="CHECK", help="Checks by id (shm), code (DD121) or beginning of codes (DD1)."),
+        Argument(metavar="CHECK", help="Check only these: shm, DD121, or DD1 for all DD1xx."),
     ] = ()
     show_list: Annotated[bool, LIST.but(help="List the checks and what each reads.")] = False
-    skip: Annotated[tuple[str, ...], Option(metavar="CHECK", help="Leave checks out; repeatable, or with commas.")] = ()
+    skip: Annotated[tuple[str, ...], Option(metavar="CHECK", help="Leave out this check; may be repeated.")] = ()
+    expect_version: Annotated[
+        tuple[str, ...],
+        Option(metavar="NAME==V", help="Version that every node must have."),
+    ] = ()
     verbose: Annotated[bool, VERBOSE] = False
-    deep: Annotated[
-        bool, Option(help="Also run work on each GPU, copy between GPUs, and measure disks. Takes longer.")
-    ] = False
-    no_torch: Annotated[bool, Option(help="Do not import torch; read versions from package metadata.")] = False
+    deep: Annotated[bool, Option(help="Also use each GPU and measure the disks. Slower.")] = False
+    no_torch: Annotated[bool, Option(help="Do not import torch.")] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
-    redact: Annotated[bool, Option(panel=REPORT, help="Hide host names, addresses and user names in the report.")] = (
-        False
-    )
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
+    redact: Annotated[bool, Option(panel=REPORT, help="Hide host names, addresses and user names.")] = False
     report_dir: Annotated[Path | None, REPORT_DIR] = None
-    timeout_s: Annotated[float, TIMEOUT.but(help="How long to wait for the other ranks: 30, 30s, 2m.")] = typed("30")
+    timeout_s: Annotated[float, TIMEOUT.but(help="How long to wait for the other ranks.")] = typed("30")
     nnodes: Annotated[
         int | None,
         NNODES.but(
             min=1,
-            help="Number of nodes. Only without a launcher: start the command on every node with these four options.",
+            help="Number of nodes, if there is no launcher.",
         ),
     ] = None
     node_rank: Annotated[int | None, NODE_RANK] = None

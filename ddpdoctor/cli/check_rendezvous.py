@@ -12,6 +12,7 @@ from ddpdoctor.cli.options import (
     EXCHANGE_PORT,
     FAIL_ON,
     FORMAT,
+    IGNORE,
     MASTER_ADDR,
     MASTER_PORT,
     NNODES,
@@ -35,67 +36,64 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Find out whether a job over several nodes would start, and if not, which host prevents it.
+    """Check that the nodes of a job can meet and start.
 
-    Start it on every node, in any order, or under torchrun or srun, where it needs no options. It tries names, the
-    store, who arrives, every pair of hosts, large payloads and a real start, each with its own time limit.
+    Run it on every node, or under torchrun or srun, where it needs no options. It tests names, the store, every pair
+    of hosts, large payloads and a real start.
     """
 
-    nnodes: Annotated[
-        str | None, NNODES.but(help="Number of nodes of the job, as for torchrun: 2, or 1:4 for an elastic job.")
-    ] = None
-    node_rank: Annotated[
-        int | None, NODE_RANK.but(help="This node's number, from 0; not needed with --rdzv-endpoint.")
-    ] = None
+    nnodes: Annotated[str | None, NNODES.but(help="Number of nodes: 2, or 1:4 for an elastic job.")] = None
+    node_rank: Annotated[int | None, NODE_RANK.but(help="This node's number, from 0.")] = None
     master_addr: Annotated[str | None, MASTER_ADDR] = None
-    master_port: Annotated[int | None, MASTER_PORT.but(help="Port of the store on node 0.  [default: 29500]")] = None
+    master_port: Annotated[int | None, MASTER_PORT.but(help="Port of the store.  [default: 29500]")] = None
     rdzv_endpoint: Annotated[
         str | None,
         Option(
             panel=NODES,
             metavar="HOST:PORT",
-            help="As for torchrun's c10d rendezvous; the check finds out which node hosts it.",
+            help="torchrun's c10d endpoint.",
         ),
     ] = None
     rdzv_backend: Annotated[
         str | None, Option(metavar="NAME", help="c10d or static.  [default: c10d with an endpoint]")
     ] = None
     rdzv_id: Annotated[str | None, Option(metavar="ID", help="Id of the job, the same on all nodes.")] = None
-    rdzv_conf: Annotated[
-        str | None, Option(metavar="K=V,...", help="As for torchrun; is_host=1: this node hosts the store.")
-    ] = None
+    rdzv_conf: Annotated[str | None, Option(metavar="K=V,...", help="torchrun's rendezvous options.")] = None
     port_range: Annotated[
         tuple[int, int] | None,
         Option(
             metavar="LO-HI",
             parse=parse_ports,
-            help="The ports to connect the pairs on.  [default: any free ones]",
+            help="Ports to test between the nodes.  [default: any]",
         ),
     ] = None
     exchange_port: Annotated[
         int | None,
         EXCHANGE_PORT.but(
-            shows_variable=False,
-            help="The port on the first host where ddpdoctor's processes meet.  [default: the store's port + 1]",
+            help="Port where the nodes meet.  [default: store's port + 1]",
         ),
     ] = None
-    timeout_s: Annotated[float, TIMEOUT.but(help="How long nodes wait for each other: 30, 30s, 2m.")] = typed("30s")
+    timeout_s: Annotated[float, TIMEOUT.but(help="How long nodes wait for each other.")] = typed("30s")
     verbose: Annotated[bool, VERBOSE] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
+    ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[
         Path | None,
-        REPORT_DIR.but(help="Save report.json or node-N.json here. Nodes can also meet through a shared folder."),
+        REPORT_DIR.but(help="Save the report here; may be a shared folder."),
     ] = None
 
 
 def run(options: Options) -> int:
     """Take part in the check and return the exit status, which is equal on all judged nodes. Raises ``UserError``."""
+    from ddpdoctor.cli.delivery import check_codes
     from ddpdoctor.diagnose.rendezvous.check import check_rendezvous
     from ddpdoctor.diagnose.rendezvous.judging import RendezvousOptions
     from ddpdoctor.launch.folders.report_dir import make_private
     from ddpdoctor.model.launch import NodeOptions
 
+    if options.ignore:
+        check_codes(options.ignore)
     if options.report_dir is not None:
         make_private(options.report_dir)  # other nodes that share it may already have written to it
     wanted = settings_of(
@@ -115,5 +113,5 @@ def _finish(checked: RendezvousChecked, options: Options) -> int:
     from ddpdoctor.model.exit_status import report_status
 
     name = REPORT_NAME if checked.judged else f"node-{checked.number}.json"
-    deliver(checked.report, settings_of(options, Outputs), name, shows=checked.shows)
-    return report_status(checked.report, severity_of(options.fail_on))
+    report = deliver(checked.report, settings_of(options, Outputs), name, shows=checked.shows)
+    return report_status(report, severity_of(options.fail_on))

@@ -32,14 +32,17 @@ class Outputs:
     verbose: bool = False
     output: Path | None = None
     plot: Path | None = None
+    ignore: tuple[str, ...] = ()
 
 
 def check_outputs(outputs: Outputs) -> None:
     """Make the report folder. Raise ``UserError`` if an output cannot be written or a plot cannot be drawn here."""
+    if outputs.ignore:
+        check_codes(outputs.ignore)
     if outputs.plot is not None:
         check_plot_file(outputs.plot)
     if outputs.output is not None:
-        _check_writable(outputs.output, "--output")
+        check_writable(outputs.output, "--output")
         if outputs.output == outputs.plot:
             raise UserError(f"--output and --plot are both {outputs.output}", help="Give each a file of its own.")
     if outputs.report_dir is not None:
@@ -53,11 +56,14 @@ def check_plot_file(path: Path) -> None:
     from ddpdoctor.report.plots import check_plot
 
     check_plot(path)
-    _check_writable(path, "--plot")
+    check_writable(path, "--plot")
 
 
-def _check_writable(path: Path, option: str) -> None:
-    """Try to write, because permissions alone are not enough to know. A new file is removed again."""
+def check_writable(path: Path, option: str) -> None:
+    """Try to write, because permissions alone are not enough to know. A new file is removed again.
+
+    Raises ``UserError`` if the file cannot be written.
+    """
     existed = path.exists()
     if existed and not path.is_file() and not path.is_dir():
         return  # a pipe or a device: opening it may wait for a reader
@@ -74,10 +80,17 @@ def _check_writable(path: Path, option: str) -> None:
         raise UserError(f"{option} {path} cannot be written: {error.strerror}", help=HELP) from error
 
 
-def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, shows: bool = True) -> None:
-    """Save a report, then show it. The order matters because a reader may close the pipe early."""
+def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, shows: bool = True) -> Report:
+    """Save a report, then show it, and return it without the findings that the user ignores.
+
+    The order matters because a reader may close the pipe early.
+    """
     from ddpdoctor.cli.output import save_report, show_report
 
+    if outputs.ignore:
+        from ddpdoctor.diagnose.reports import leave_out
+
+        report = leave_out(report, check_codes(outputs.ignore))
     if outputs.report_dir is not None:
         save_report(outputs.report_dir, report, name)
     if outputs.plot is not None:
@@ -87,14 +100,21 @@ def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, show
         _write_file(show, outputs.output)
     elif shows:
         show(sys.stdout, outputs.report_dir)
+    return report
 
 
 def deliver_check(report: Report, outputs: Outputs) -> int:
     """Save and show the report of a check, and return the exit status."""
     from ddpdoctor.model.exit_status import report_status
 
-    deliver(report, outputs)
-    return report_status(report, severity_of(outputs.fail_on))
+    return report_status(deliver(report, outputs), severity_of(outputs.fail_on))
+
+
+def check_codes(codes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the codes of --ignore in upper case. Raises ``UserError`` for an unknown one."""
+    from ddpdoctor.diagnose.pages import check_codes as check
+
+    return check(codes)
 
 
 def severity_of(fail_on: FailOn) -> Severity | None:

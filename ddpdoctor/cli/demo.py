@@ -25,12 +25,12 @@ HANG_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Run a tiny real job with a seeded fault and diagnose it, in less than 30 s.
+    """Run a small job with a fault and diagnose it.
 
-    The exit status is 0 if the diagnosis names the fault, else 1.
+    Takes less than 30 s. The exit status is 0 if the diagnosis names the fault, else 1.
     """
 
-    fault: Annotated[str, Argument(metavar="FAULT", help="What goes wrong; --list names the faults.")] = FAULTS[0]
+    fault: Annotated[str, Argument(metavar="FAULT", help="The fault; --list names them.")] = FAULTS[0]
     show_list: Annotated[bool, LIST.but(help="List the faults.")] = False
 
 

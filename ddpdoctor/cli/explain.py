@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Explain a finding, or an error of torch: what it means and what to do."""
+    """Explain a code or an error message: what it means and what to do."""
 
     name: Annotated[
-        str | None, Argument(metavar="CODE|TEXT", help="A code or kind (DD601, stuck), or the text of an error.")
+        str | None, Argument(metavar="CODE|TEXT", help="A code or kind (DD601, stuck), or an error message.")
     ] = None
     show_list: Annotated[bool, LIST.but(help="List all codes.")] = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import Any
 
@@ -68,8 +69,14 @@ EXAMPLES = {
 """Examples by command, "" for the whole program: a command line to paste, and what it does."""
 
 
+UNWANTED = re.compile(
+    r"  \[(\d+<=)?x[<>]=\d+\]|; (\d+<=)?x[<>]=\d+(?=\])|  \[required\]| <(list\[)?(str|path|Path)\]?>"
+)
+"""Matches what Typer adds and --help leaves out: limits of numbers, which errors name, and types of arguments."""
+
+
 def write_options(command: Any, ctx: Any, formatter: Any) -> None:
-    """Write arguments, then options by subject."""
+    """Write arguments, then options by subject, then the variables that set options."""
     sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *PANELS)}
     for param in command.get_params(ctx):
         record = param.get_help_record(ctx)
@@ -77,9 +84,12 @@ def write_options(command: Any, ctx: Any, formatter: Any) -> None:
             panel = getattr(param, "rich_help_panel", None)
             is_argument = param.param_type_name == "argument"
             default = "Help" if param.name in {"help", "install_completion", "show_completion"} else PANELS[0]
-            sections["Arguments" if is_argument else panel or default].append(record)
+            name, text = (UNWANTED.sub("", part) for part in record)
+            sections["Arguments" if is_argument else panel or default].append((name, text))
     for title, rows in sections.items():
         write_section(formatter, title, rows)
+    variables = [param.envvar for param in command.get_params(ctx) if isinstance(param.envvar, str)]
+    write_names(formatter, "Environment variables that set these options", variables)
 
 
 def write_section(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:
@@ -89,15 +99,13 @@ def write_section(formatter: Any, title: str, rows: list[tuple[str, str]]) -> No
             formatter.write_dl(rows)
 
 
-def write_torchrun_options(formatter: Any) -> None:
-    """Write the names of torchrun's options."""
-    from ddpdoctor.launch.command.torchrun_table import TORCHRUN_OPTIONS
-
-    with formatter.section("torchrun's options, passed on to it"):
-        names = " ".join(name for name in TORCHRUN_OPTIONS if name.startswith("--"))
-        indent = " " * formatter.current_indent
-        for line in textwrap.wrap(names, formatter.width - len(indent), break_on_hyphens=False):
-            formatter.write(f"{indent}{line}\n")
+def write_names(formatter: Any, title: str, names: list[str]) -> None:
+    """Write names under a title, as many in a line as fit, or nothing if there are none."""
+    if names:
+        with formatter.section(title):
+            indent = " " * formatter.current_indent
+            for line in textwrap.wrap(" ".join(names), formatter.width - len(indent), break_on_hyphens=False):
+                formatter.write(f"{indent}{line}\n")
 
 
 def write_examples(formatter: Any, name: str) -> None:

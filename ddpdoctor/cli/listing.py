@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-RUN_A_JOB = "Run a job and find out what is wrong"
 BEFORE_A_JOB = "Before a job"
-MODEL_AND_DATA = "Model, data and checkpoints"
+RUN_A_JOB = "Run a job"
+HUNG_OR_DEAD = "A job that hangs or died"
+SAVED_RUN = "Look at a saved run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,33 +21,24 @@ class Listed:
     usage: str = "[OPTIONS]"
 
 
+LAUNCH = "[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]..."
 VERBS = {
-    "wrap": Listed(
-        panel=RUN_A_JOB, summary="Run a training script under watch.",
-        usage="[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]...",
-    ),
-    "tune": Listed(
-        panel=RUN_A_JOB, summary="Try settings in one throwaway run, and say which line to change.",
-        usage="[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]... | [OPTIONS] -- COMMAND [ARGS]...",
-    ),
-    "attach": Listed(panel=RUN_A_JOB, summary="Find out why a job that runs now does not go on."),
-    "analyze": Listed(
-        panel=RUN_A_JOB, summary="Find out from logs, dumps and stacks what went wrong.",
-    ),
-    "report": Listed(panel=RUN_A_JOB, summary="Show the report of a saved run again."),
-    "explain": Listed(panel=RUN_A_JOB, summary="Explain a code, such as DD601."),
-    "demo": Listed(panel=RUN_A_JOB, summary="Diagnose a tiny job with a fault, to see how it looks."),
-    "check-env": Listed(panel=BEFORE_A_JOB, summary="Check whether machines are fit to train."),
-    "check-rendezvous": Listed(panel=BEFORE_A_JOB, summary="Check whether a job over several nodes would start."),
-    "allreduce-bench": Listed(
-        panel=BEFORE_A_JOB, summary="Measure collectives, and name what is slow."
-    ),
-    "check-consistency": Listed(
-        panel=MODEL_AND_DATA, summary="Check whether all replicas stay one model."
-    ),
-    "check-data": Listed(panel=MODEL_AND_DATA, summary="Check how data is split between ranks."),
-    "check-checkpoint": Listed(panel=MODEL_AND_DATA, summary="Check whether a checkpoint is whole and would load."),
-}  # fmt: skip
+    "check-env": Listed(panel=BEFORE_A_JOB, summary="Check versions, variables, network and GPUs."),
+    "check-rendezvous": Listed(panel=BEFORE_A_JOB, summary="Check that the nodes of a job can meet and start."),
+    "allreduce-bench": Listed(panel=BEFORE_A_JOB, summary="Measure collectives; find a slow rank, link or host."),
+    "check-consistency": Listed(panel=BEFORE_A_JOB, summary="Check that all ranks train the same model."),
+    "check-data": Listed(panel=BEFORE_A_JOB, summary="Check how the samples are split between ranks."),
+    "check-checkpoint": Listed(panel=BEFORE_A_JOB, summary="Check that checkpoints are complete and would load."),
+    "wrap": Listed(panel=RUN_A_JOB, summary="Run a training script; explain a hang or a crash.", usage=LAUNCH),
+    "tune": Listed(panel=RUN_A_JOB, summary="Try DDP settings; name the one that saves most time.", usage=LAUNCH),
+    "demo": Listed(panel=RUN_A_JOB, summary="Run a small job with a fault and diagnose it."),
+    "config": Listed(panel=RUN_A_JOB, summary="Show the options that files and variables set."),
+    "attach": Listed(panel=HUNG_OR_DEAD, summary="Find out why a running job makes no progress."),
+    "analyze": Listed(panel=HUNG_OR_DEAD, summary="Find the cause in logs, dumps and stacks."),
+    "report": Listed(panel=SAVED_RUN, summary="Show the report of a saved run."),
+    "explain": Listed(panel=SAVED_RUN, summary="Explain a code or an error message."),
+    "bundle": Listed(panel=SAVED_RUN, summary="Pack a report without secrets, for an issue."),
+}
 LAUNCHING = frozenset({"wrap", "tune"})
 """Commands that start a job: a script or a command, and torchrun's options, follow their own options."""
 

@@ -27,7 +27,8 @@ REPLICAS = "Replicas and data"
 NODES = "Nodes and ranks"
 COMPARE = "Compare"
 REPORT = "Report"
-PANELS = ("Options", HANGS, REPLICAS, NODES, COMPARE, REPORT, "Help")
+ACTIONS = "When there is a verdict"
+PANELS = ("Options", HANGS, REPLICAS, NODES, COMPARE, REPORT, ACTIONS, "Help")
 """Titles under which --help shows options, in this order."""
 
 
@@ -36,13 +37,13 @@ class Option:
     """An option. Several commands may share it."""
 
     help: str
+    """A line of 80 columns. If it ends with a colon, --help adds the choices."""
     names: tuple[str, ...] = ()
     """Empty: the field's name with dashes."""
     panel: str = PANELS[0]
     metavar: str | None = None
     variable: str | None = None
     """An environment variable that may set it."""
-    shows_variable: bool = True
     parse: Callable[[str, str], Any] | None = None
     """Takes the text and the option's name; raises ``UserError``."""
     min: int | None = None
@@ -138,29 +139,31 @@ def settings_of(options: Any, kind: type[Kind], /, **others: Any) -> Kind:
 
 TIMEOUT = Option(
     names=("--timeout",), panel=NODES, metavar="DURATION", parse=parse_duration,
-    help="How long to wait for the slowest rank: 30, 30s, 2m.",
+    help="How long to wait for the slowest rank: 30s, 2m.",
 )  # fmt: skip
 HANG_TIMEOUT = Option(
     names=("--hang-timeout",), panel=HANGS, metavar="DURATION", parse=parse_duration,
-    help="How long a rank may make no progress while another waits for it: 8, 8.0, 8s, 5m.",
+    help="No progress this long is a hang.",
 )  # fmt: skip
-FORMAT = Option(names=("--format",), panel=REPORT, help="How the report is written to stdout.")
-FAIL_ON = Option(names=("--fail-on",), panel=REPORT, help="The least severe finding for which the exit status is 1.")
-REPORT_DIR = Option(names=("--report-dir",), panel=REPORT, metavar="DIR", help="Save report.json in this folder too.")
-PLOT = Option(names=("--plot",), panel=REPORT, metavar="FILE", help="Also draw the curves, as .png, .svg or .html.")
-VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it saw, and notes.")
-LIST = Option(names=("--list",), help="List what there is, and exit.")
+FORMAT = Option(names=("--format",), panel=REPORT, metavar="FORMAT", help="Format:")
+FAIL_ON = Option(names=("--fail-on",), panel=REPORT, metavar="LEVEL", help="Exit 1 on:")
+IGNORE = Option(names=("--ignore",), panel=REPORT, metavar="CODE", help="Leave out this code; may be repeated.")
+REPORT_DIR = Option(names=("--report-dir",), panel=REPORT, metavar="DIR", help="Also save report.json in this folder.")
+OUTPUT = Option(names=("--output", "-o"), panel=REPORT, metavar="FILE", help="Write the report to this file.")
+PLOT = Option(names=("--plot",), panel=REPORT, metavar="FILE", help="Draw the curves: .png, .svg or .html.")
+VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it saw.")
+LIST = Option(names=("--list",), help="List them and exit.")
 ALLOW_DIFFERENT = Option(
     names=("--allow-different",), panel=REPLICAS, metavar="GLOB",
-    help="Names of tensors that are meant to differ between ranks, such as 'expert.*'; repeatable.",
+    help="Tensors that may differ, such as 'expert.*'.",
 )  # fmt: skip
 BACKEND = Option(
     names=("--backend",),
-    help="Backend of the process group.  [default: nccl if every rank has its own GPU, else gloo]",
+    help="Process group backend.  [default: nccl on GPUs]",
 )
 NPROC_PER_NODE = Option(
     names=("--nproc-per-node",), panel=NODES, metavar="N", min=1,
-    help="Without torchrun or srun: how many ranks to start on this machine.  [default: one per GPU, else 2]",
+    help="Ranks to start here.  [default: one per GPU, else 2]",
 )  # fmt: skip
 NNODES = Option(names=("--nnodes",), panel=NODES, metavar="N", help="Number of nodes of the job.")
 NODE_RANK = Option(names=("--node-rank",), panel=NODES, metavar="N", min=0, help="This node's number, from 0.")
@@ -170,9 +173,9 @@ MASTER_PORT = Option(
 )
 EXCHANGE_PORT = Option(
     names=("--exchange-port",), panel=NODES, metavar="PORT", variable="DDPDOCTOR_EXCHANGE_PORT", parse=parse_port,
-    help="The port on the first node where the nodes of a job meet.  [default: the one after the rendezvous port; "
-    "under Slurm, one derived from the job]",
+    help="Port on the first node where the nodes meet.",
 )  # fmt: skip
+RUN_DIR = Argument(metavar="[RUN_DIR]", help="A run folder or its report.json.  [default: the latest]")
 MODEL = Option(
     names=("--model",), metavar="MODULE:FUNCTION", help="A function of yours that returns the model.",
 )  # fmt: skip

@@ -9,11 +9,11 @@ from collections import deque
 from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any, get_args
 
-from ddpdoctor.cli.options import Argument, Option, build, declared_by
+from ddpdoctor.cli.options import Argument, Option, build
 from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.cli.options import Declared
 
@@ -21,21 +21,22 @@ NOT_PLAIN = object()
 """Marks a value that Typer must handle."""
 
 
-def read_launch(kind: type[Any], words: Iterable[str], env: Mapping[str, str]) -> Any:
+def read_launch(kind: type[Any], words: Iterable[str], env: Mapping[str, str], declared: Sequence[Declared]) -> Any:
     """Return the options of a command that starts a job, or None if Typer is needed. Raises ``UserError``."""
     from ddpdoctor.launch.command.command_line import HELP_OPTIONS, split_command
 
-    own = {name: not one.is_flag for one in declared_by(kind) for name in one.names}
+    own = {name: not one.is_flag for one in declared for names in one.names for name in names.split("/")}
     split = split_command(words, own)
-    return None if HELP_OPTIONS & set(split.own) else read_plain(kind, split.own, env, split=split)
+    return None if HELP_OPTIONS & set(split.own) else read_plain(kind, split.own, env, declared, split=split)
 
 
-def read_plain(kind: type[Any], words: Iterable[str], env: Mapping[str, str], **others: Any) -> Any:
+def read_plain(
+    kind: type[Any], words: Iterable[str], env: Mapping[str, str], declared: Sequence[Declared], **others: Any
+) -> Any:
     """Return a command's options, or None if Typer is needed.
 
-    ``others`` are fields that do not come from the command line.
+    ``declared`` are its options with their defaults. ``others`` are fields that do not come from the command line.
     """
-    declared = declared_by(kind)
     if any(isinstance(one.option, Option) and env.get(one.option.variable or "") for one in declared):
         return None
     texts = _read_texts(deque(words), declared)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ddpdoctor.cli.options import FORMAT, PLOT, SAVED, VERBOSE, Argument, Option
+from ddpdoctor.cli.options import FORMAT, PLOT, RUN_DIR, SAVED, VERBOSE, Option
 from ddpdoctor.launch.command.options import SavedFormat
 from ddpdoctor.model.exit_status import ExitStatus
 
@@ -23,37 +23,30 @@ RUN_MARK = "run.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Show the report of a saved run again. Needs neither torch nor the machine that it ran on."""
+    """Show the report of a saved run.
 
-    run_dir: Annotated[
-        Path | None,
-        Argument(
-            metavar="[RUN_DIR]", help=f"A run folder, or the report.json in it.  [default: the latest in {RUNS}/]"
-        ),
-    ] = None
+    Needs neither torch nor the machine that the job ran on.
+    """
+
+    run_dir: Annotated[Path | None, RUN_DIR] = None
     compare: Annotated[
         Path | None,
         SAVED.but(
             metavar="RUN_DIR",
-            help="Another run of `ddpdoctor wrap`: show what a step takes in both, phase by phase.",
+            help="Another run: compare the time of a step.",
         ),
     ] = None
     format: Annotated[
         SavedFormat,
-        FORMAT.but(
-            help="How the report is written to stdout; csv only for allreduce-bench and --compare, nccl-tests "
-            "only for allreduce-bench.",
-        ),
+        FORMAT,
     ] = "text"
     verbose: Annotated[bool, VERBOSE] = False
-    plot: Annotated[Path | None, PLOT.but(help="For allreduce-bench: also draw its plot, as .png, .svg or .html.")] = (
-        None
-    )
+    plot: Annotated[Path | None, PLOT.but(help="Draw the curves of allreduce-bench: .png, .svg, .html.")] = None
     curve: Annotated[
         Path | None,
         Option(
             metavar="FILE",
-            help="For wrap --speed: predict with the times of a saved allreduce-bench: report.json or its folder.",
+            help="Predict with a saved allreduce-bench (wrap --speed).",
         ),
     ] = None
 
@@ -144,13 +137,22 @@ def read_run(path: Path) -> Report:
     )
 
 
+def _unpack(bundle: Path) -> bytes:
+    from ddpdoctor.diagnose.bundles import read_packed
+
+    return read_packed(bundle)
+
+
 def _read_file(file: Path) -> Report:
+    import zipfile
+
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.recorder.storage.files import check_json, read_plain
     from ddpdoctor.report.json_format import parse_report
 
     try:
-        return parse_report(check_json(read_plain(file)).decode())
+        content = _unpack(file) if zipfile.is_zipfile(file) else read_plain(file)
+        return parse_report(check_json(content).decode())
     except UserError as error:
         raise UserError(f"{file}: {error.message}", help=error.help, status=error.status) from error
     except (ValueError, OSError) as error:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.debug_level import debug_note
-from ddpdoctor.cli.output import save_report, say, show_defect, show_error, show_report
+from ddpdoctor.cli.output import save_report, say, show_defect, show_error, show_report, write
 from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 from ddpdoctor.launch.folders.shared_folder import has_space
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding, Judgment, Report
 
     MakeReport = Callable[[JobOutcome], Report]
+    Act = Callable[[Report, Path], None]
 
 NCCL_LIMIT_S = 600
 """torch's ``default_pg_nccl_timeout``. That of other backends is 30 min."""
@@ -58,7 +59,10 @@ def run_under_outer(options: WrapOptions) -> NoReturn:
 
 
 def run_and_show(
-    options: WrapOptions, make_report: MakeReport | None = None, is_last: Callable[[JobOutcome], bool] | None = None
+    options: WrapOptions,
+    make_report: MakeReport | None = None,
+    is_last: Callable[[JobOutcome], bool] | None = None,
+    act: Act | None = None,
 ) -> JobOutcome:
     """Run the job, then write its report to stderr. stdout belongs to the script.
 
@@ -66,18 +70,19 @@ def run_and_show(
         options: The prepared job.
         make_report: Builds the report of an outcome. By default it is that of ``wrap``.
         is_last: Returns whether the report is shown at the end. It is not if other launches follow, for one report.
+        act: Acts on a report that was shown.
     """
     from ddpdoctor.launch.session import Session
 
     _say_notes(options)
-    notifier = make_notifier(options, make_report or outcome_report, GOES_ON[options.on_hang])
+    notifier = make_notifier(options, make_report or outcome_report, GOES_ON[options.on_hang], act)
     session = Session(options, load_judge, notifier)
     return finish(session.run(), notifier, is_shown=is_last)
 
 
-def make_notifier(options: WrapOptions, make: MakeReport, goes_on: str) -> Notifier:
+def make_notifier(options: WrapOptions, make: MakeReport, goes_on: str, act: Act | None = None) -> Notifier:
     """Return the callbacks of a session that reports on stderr. ``goes_on`` stands below the report of a hang."""
-    show = partial(_show, options, make)
+    show = partial(_show, options, make, act)
     return Notifier(
         save=partial(_save, options, make),
         show=show,
@@ -94,6 +99,7 @@ def finish(
     """Show the report of a job that has ended, unless ``is_shown`` says no, and what went wrong with ddpdoctor."""
     failure = outcome.failure
     try:
+        _show_launcher_log(outcome)
         if is_shown is None or is_shown(outcome):
             notifier.show(outcome)
     except Exception as error:  # noqa: BLE001 - the job has ended, and its status is returned whatever fails here
@@ -103,6 +109,17 @@ def finish(
     if outcome.folder != outcome.run_dir and not has_space(outcome.run_dir):
         say(sys.stderr, f"{outcome.run_dir} had no room for the record of this run, which is in {outcome.folder}")
     return outcome
+
+
+def _show_launcher_log(outcome: JobOutcome) -> None:
+    """Show what torchrun said about the end of a job that failed without a verdict."""
+    errors = {finding.code for finding in outcome.judgment.findings if finding.severity is Severity.ERROR}
+    if not outcome.exit_status or errors - set(outcome.end.ignore):
+        return
+    from ddpdoctor.launch.folders.launcher_log import read_launcher_log
+    from ddpdoctor.report.lines import clean
+
+    write(sys.stderr, clean(read_launcher_log(outcome.folder)))
 
 
 def load_judge() -> Judge:
@@ -185,7 +202,7 @@ def _report_replicas(options: WrapOptions, folder: Path) -> bool:
     return bool(found)
 
 
-def _show(options: WrapOptions, make: MakeReport, outcome: JobOutcome) -> None:
+def _show(options: WrapOptions, make: MakeReport, act: Act | None, outcome: JobOutcome) -> None:
     if outcome.judged_at is not None and options.format == "text":
         _show_elsewhere(options, outcome)
         return
@@ -194,6 +211,8 @@ def _show(options: WrapOptions, make: MakeReport, outcome: JobOutcome) -> None:
     if shown is not None:
         file = options.report_file
         show_report(shown, options.format, sys.stderr, outcome.run_dir if file.name == REPORT_NAME else file)
+    if act is not None and outcome.judged_at is None:
+        act(report, options.report_file)
 
 
 def _go_on(

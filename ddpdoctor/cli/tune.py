@@ -54,28 +54,24 @@ NOTICE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Try settings of DDP in turns inside one job that is thrown away, and say which line to change.
+    """Try DDP settings in one throwaway job, and name the one that saves most time.
 
-    The job is launched as by `ddpdoctor wrap`, with torchrun's options, and is stopped once all settings were tried.
-    What torch.save writes is thrown away. The settings are measured round by round against the script's own, so that a
-    busy machine counts for all of them alike. What a running job cannot change is tried by restarts.
+    The job starts as under `ddpdoctor wrap`, and is stopped when all settings were tried. What torch.save writes is
+    thrown away.
     """
 
     split: SplitCommand
     """The command to run, and torchrun's options."""
-    rounds: Annotated[
-        int, Option(min=LEAST_ROUNDS, metavar="N", help="How often each setting is tried. More rounds, less noise.")
-    ] = LEAST_ROUNDS
+    rounds: Annotated[int, Option(min=LEAST_ROUNDS, metavar="N", help="How often to try each setting.")] = LEAST_ROUNDS
     only: Annotated[
         tuple[str, ...],
-        Option(metavar="SETTING", help=f"Try these settings only; repeatable: {', '.join(SETTINGS)}."),
+        Option(metavar="SETTING", help="Try only this setting; may be repeated."),
     ] = ()
     scaling: Annotated[
         str | None,
         Option(
             metavar="N,N",
-            help="Try no settings: launch the job with these numbers of ranks, as 1,2,4, each beside one rank with the "
-            "same share of the cores, and show the scaling efficiency.",
+            help="Measure how the job scales to these numbers of ranks.",
         ),
     ] = None
     hang_timeout_s: Annotated[float, HANG_TIMEOUT.but(variable="DDPDOCTOR_HANG_TIMEOUT")] = typed("300")
@@ -83,12 +79,10 @@ class Options:
         Path | None,
         REPORT_DIR.but(
             variable="DDPDOCTOR_REPORT_DIR",
-            help="The run folder, which must be new or hold no report.  [default: ddpdoctor-report/<time>-<script>]",
+            help="The run folder: new, or without a report.",
         ),
     ] = None
-    format: Annotated[
-        OutputFormat, FORMAT.but(variable="DDPDOCTOR_FORMAT", help="How the report is written to stderr.")
-    ] = "text"
+    format: Annotated[OutputFormat, FORMAT.but(variable="DDPDOCTOR_FORMAT", help="Format on stderr:")] = "text"
 
 
 def run(options: Options) -> int:

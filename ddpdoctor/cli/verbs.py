@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import MISSING
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from ddpdoctor import __version__
-from ddpdoctor.cli.help import Verb, write_examples, write_options, write_section
+from ddpdoctor.cli.config_files import read_declared
+from ddpdoctor.cli.help import Verb, write_examples, write_names, write_options, write_section
 from ddpdoctor.cli.listing import VERBS, load_verb
-from ddpdoctor.cli.options import PANELS, Argument, Option, build, declared_by
+from ddpdoctor.cli.options import PANELS, Argument, Option, build
 from ddpdoctor.model.exit_status import MEANINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ddpdoctor.cli.options import Declared
 
@@ -56,17 +57,22 @@ class LaunchVerb(Verb):
         from ddpdoctor.launch.command.command_line import split_command
 
         params = self.get_params(ctx)
-        own = {name: not getattr(param, "is_flag", False) for param in params for name in param.opts}
+        own = {
+            name: not getattr(param, "is_flag", False)
+            for param in params
+            for name in (*param.opts, *param.secondary_opts)
+        }
         split = split_command(args, own)
         ctx.meta[SPLIT] = split
         return super().parse_args(ctx, list(split.own))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write ddpdoctor's options, then the names of torchrun's."""
-        from ddpdoctor.cli.help import write_torchrun_options
+        from ddpdoctor.launch.command.torchrun_table import TORCHRUN_OPTIONS
 
         super().format_options(ctx, formatter)
-        write_torchrun_options(formatter)
+        names = [name for name in TORCHRUN_OPTIONS if name.startswith("--")]
+        write_names(formatter, "torchrun's options, passed on to it", names)
 
 
 SPLIT = "ddpdoctor.split"
@@ -114,11 +120,11 @@ def make_command(name: str) -> Any:
         name, cls=KINDS.get(name, Verb),
         help=module.Options.__doc__, short_help=verb.summary, options_metavar=verb.usage,
         context_settings={"help_option_names": ["--help", "-h"]},
-    )(_callback(module.Options, module.run))  # fmt: skip
+    )(_callback(module.Options, module.run, read_declared(name)))  # fmt: skip
     return get_command(alone)
 
 
-def _callback(kind: type[Any], run: Callable[[Any], int]) -> Callable[..., None]:
+def _callback(kind: type[Any], run: Callable[[Any], int], declared: Iterable[Declared]) -> Callable[..., None]:
     """Return a function with one parameter per option, as Typer requires."""
 
     def call(ctx: typer.Context, **values: Any) -> None:
@@ -126,7 +132,7 @@ def _callback(kind: type[Any], run: Callable[[Any], int]) -> Callable[..., None]
         raise typer.Exit(run(build(kind, values | split)))
 
     parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    parameters += [_parameter(one) for one in declared_by(kind)]
+    parameters += [_parameter(one) for one in declared]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {}
     return call
@@ -149,16 +155,20 @@ def _argument(argument: Argument) -> Any:
 def _option(one: Declared, option: Option) -> Any:
     return typer.Option(
         *one.names,
-        help=option.help,
+        help=_help(one, option),
         metavar=option.metavar,
         envvar=option.variable,
-        show_envvar=option.shows_variable,
+        show_envvar=False,
         parser=one.parse if option.parse else None,
         min=option.min,
         max=option.max,
         case_sensitive=not option.ignores_case,
         rich_help_panel=option.panel,
     )
+
+
+def _help(one: Declared, option: Option) -> str:
+    return f"{option.help} {', '.join(get_args(one.type))}" if option.help.endswith(":") else option.help
 
 
 def _print_version(wanted: bool) -> None:

@@ -10,14 +10,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from ddpdoctor.cli.acting import ActionOptions, Actor, WebhookFormat, status_of_verdict
 from ddpdoctor.cli.debug_level import choose_debug_level, has_memory_for_detail
+from ddpdoctor.cli.delivery import check_writable
 from ddpdoctor.cli.options import (
+    ACTIONS,
     ALLOW_DIFFERENT,
     EXCHANGE_PORT,
     FAIL_ON,
     FORMAT,
     HANG_TIMEOUT,
     HANGS,
+    IGNORE,
     REPLICAS,
     REPORT,
     REPORT_DIR,
@@ -27,6 +31,7 @@ from ddpdoctor.cli.options import (
     typed,
 )
 from ddpdoctor.cli.values import parse_steps
+from ddpdoctor.cli.webhook import check_webhook
 from ddpdoctor.launch.command.command_line import SplitCommand
 from ddpdoctor.launch.command.options import DebugLevel, OnHang, OutputFormat, WrapOptions
 from ddpdoctor.launch.command.placement import Style
@@ -45,11 +50,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Run a training script as torchrun would, and say which rank hung or died, at which line, and why.
+    """Run a training script like torchrun, and explain a hang or a crash.
 
-    Takes torchrun's options too, and passes them on. Everything after SCRIPT belongs to the script; `-m MODULE`
-    runs a module. After `--` comes any COMMAND that starts ranks or is a rank: torchrun, accelerate, deepspeed, mpirun,
-    a shell script, `python train.py`. The exit status is that of the launcher, or 124 if a hung job was stopped.
+    Takes torchrun's options. `-m MODULE` runs a module. After `--`, any command that starts ranks works: torchrun,
+    accelerate, deepspeed, mpirun, a shell script. The exit status is the launcher's, or 124 if a hung job was stopped.
     """
 
     split: SplitCommand
@@ -60,8 +64,8 @@ class Options:
         Option(
             panel=HANGS,
             variable="DDPDOCTOR_ON_HANG",
-            help="When to stop a hung job (exit status 124): auto, once it can never go on; kill, at the first report; "
-            "report, never.",
+            metavar="WHEN",
+            help="When to stop:",
         ),
     ] = "auto"
     debug_level: Annotated[
@@ -70,49 +74,31 @@ class Options:
             panel=HANGS,
             variable="DDPDOCTOR_DEBUG_LEVEL",
             ignores_case=True,
-            metavar="DETAIL|INFO|OFF",
-            help="The value of TORCH_DISTRIBUTED_DEBUG. By default DETAIL over Gloo and OFF over NCCL, unless it is "
-            "already set. With DETAIL, torch compares every collective over all ranks before it runs, which slows "
-            "small ones.",
+            metavar="LEVEL",
+            help="TORCH_DISTRIBUTED_DEBUG: DETAIL, INFO or OFF.",
         ),
     ] = None
     report_dir: Annotated[
         Path | None,
         REPORT_DIR.but(
             variable="DDPDOCTOR_REPORT_DIR",
-            help="The run folder, which must be new or hold no report.  [default: ddpdoctor-report/<time>-<script>]",
+            help="The run folder: new, or without a report.",
         ),
     ] = None
-    format: Annotated[
-        OutputFormat, FORMAT.but(variable="DDPDOCTOR_FORMAT", help="How the report is written to stderr.")
-    ] = "text"
+    format: Annotated[OutputFormat, FORMAT.but(variable="DDPDOCTOR_FORMAT", help="Format on stderr:")] = "text"
     fail_on: Annotated[
         FailOn,
-        FAIL_ON.but(
-            variable="DDPDOCTOR_FAIL_ON",
-            help="Exit with status 1 if the job succeeds with a finding at least this severe. For CI.",
-        ),
+        FAIL_ON.but(variable="DDPDOCTOR_FAIL_ON"),
     ] = "never"
-    quiet: Annotated[
-        bool, Option(panel=REPORT, variable="DDPDOCTOR_QUIET", help="Print only findings of severity error.")
-    ] = False
-    ignore: Annotated[
-        tuple[str, ...],
-        Option(
-            panel=REPORT,
-            metavar="CODE",
-            variable="DDPDOCTOR_IGNORE",
-            help="Leave out findings with this code; repeatable.",
-        ),
-    ] = ()
+    quiet: Annotated[bool, Option(panel=REPORT, variable="DDPDOCTOR_QUIET", help="Show only errors.")] = False
+    ignore: Annotated[tuple[str, ...], IGNORE.but(variable="DDPDOCTOR_IGNORE")] = ()
     check_every: Annotated[
         str,
         Option(
             panel=REPLICAS,
             metavar="N",
             variable="DDPDOCTOR_CHECK_EVERY",
-            help="Compare the replicas at every N-th optimizer step, at steps 1, 2, 4, 8, ... before it, and at the "
-            "end.",
+            help="Compare replicas every N steps.",
         ),
     ] = "50"
     no_consistency: Annotated[
@@ -120,7 +106,7 @@ class Options:
         Option(
             panel=REPLICAS,
             variable="DDPDOCTOR_NO_CONSISTENCY",
-            help="Do not compare replicas, look for gradients that are not finite, or check how data is split.",
+            help="Do not check replicas, gradients and data.",
         ),
     ] = False
     allow_different: Annotated[tuple[str, ...], ALLOW_DIFFERENT.but(variable="DDPDOCTOR_ALLOW_DIFFERENT")] = ()
@@ -129,11 +115,41 @@ class Options:
         Option(
             panel=REPORT,
             variable="DDPDOCTOR_SPEED",
-            help="Say where the time of a step goes, and which change recovers most. Turns torch's DETAIL off, unless "
-            "it is set.",
+            help="Show where a step's time goes and what to change.",
         ),
     ] = False
     exchange_port: Annotated[int | None, EXCHANGE_PORT] = None
+    on_finding: Annotated[
+        str | None,
+        Option(
+            panel=ACTIONS, metavar="COMMAND", variable="DDPDOCTOR_ON_FINDING",
+            help="Run this when there is a verdict, with the report on stdin.",
+        ),
+    ] = None  # fmt: skip
+    webhook: Annotated[
+        str | None,
+        Option(
+            panel=ACTIONS, metavar="URL", variable="DDPDOCTOR_WEBHOOK", help="Post a verdict to this URL.",
+        ),
+    ] = None  # fmt: skip
+    webhook_format: Annotated[
+        WebhookFormat,
+        Option(panel=ACTIONS, variable="DDPDOCTOR_WEBHOOK_FORMAT", help="What the webhook expects."),
+    ] = "json"
+    exclude_file: Annotated[
+        Path | None,
+        Option(
+            panel=ACTIONS, metavar="FILE", variable="DDPDOCTOR_EXCLUDE_FILE",
+            help="Append hosts at fault, for `srun --exclude`.",
+        ),
+    ] = None  # fmt: skip
+    exit_status_of_verdict: Annotated[
+        bool,
+        Option(
+            panel=ACTIONS, variable="DDPDOCTOR_EXIT_STATUS_OF_VERDICT",
+            help="Exit with 75 to retry elsewhere, 70 to give up.",
+        ),
+    ] = False  # fmt: skip
 
 
 def run(options: Options) -> int:
@@ -147,9 +163,13 @@ def run(options: Options) -> int:
     prepared = prepare(options, os.environ, outer)
     if outer is not None:
         run_under_outer(prepared)
-    outcome = run_and_show(prepared)
+    actor = Actor(options=settings_of(options, ActionOptions))
+    outcome = run_and_show(prepared, act=actor.act)
+    actor.finish()
     if outcome.exit_status == 0 and has_found(outcome_report(outcome), severity_of(options.fail_on)):
         return ExitStatus.FOUND
+    if options.exit_status_of_verdict:
+        return status_of_verdict(outcome_report(outcome), outcome.exit_status)
     return outcome.exit_status
 
 
@@ -162,6 +182,10 @@ def prepare(
     command line in the report. Raises ``UserError`` for a script that cannot run, an unknown code, or a folder that is
     not writable.
     """
+    if options.webhook:
+        check_webhook(options.webhook)
+    if options.exclude_file is not None:
+        check_writable(options.exclude_file, "--exclude-file")
     command = command or tuple(sys.argv)
     split = _with_variables(options.split, env)
     source = _check_source(split, env)

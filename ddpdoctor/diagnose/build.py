@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.run.nodes import SavedRun, job_of, read_saved_run
 from ddpdoctor.diagnose.attempts import judge_earlier, last_attempt, last_number
+from ddpdoctor.diagnose.loaders import loader_data
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.diagnose.rows import pace_rows, rank_row
@@ -121,6 +122,7 @@ def _data(run: Run, job: Job, sections: tuple[Attempt, ...], findings: tuple[Fin
         "steps": pace_rows(job),
         "speed": speed_data(job, findings),
         "consistency": _without_values(job.consistency),
+        "loaders": loader_data(job),
         "sections": [encode(section) for section in sections],
     }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.launch.launchers import ByHand, seen_launch
@@ -13,8 +14,11 @@ from ddpdoctor.diagnose.redact import redact
 from ddpdoctor.diagnose.reports import check_report
 from ddpdoctor.diagnose.selection import choose_rules, sections_of
 from ddpdoctor.model.codec import encode
+from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import now
+from ddpdoctor.model.node import ExpectedVersion
 from ddpdoctor.rules.engine import fleet_facts
+from ddpdoctor.rules.environment.expected_versions import VERSION_OF
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
     from ddpdoctor.model.node import Fleet
     from ddpdoctor.rules.registry import Rule
+
+
+EXPECT_HELP = "Write it as torch==2.13.* or driver>=550."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +41,8 @@ class CheckEnvOptions:
     deep: bool = False
     use_torch: bool = True
     redact: bool = False
+    expect_version: tuple[str, ...] = ()
+    """Versions that every node should have: "torch==2.13.*"."""
     timeout_s: float = 30.0
     nnodes: int | None = None
     node_rank: int | None = None
@@ -57,12 +66,35 @@ def list_checks(wanted: CheckEnvOptions) -> list[str]:
     ]
 
 
+def read_expected(text: str) -> ExpectedVersion:
+    """Read "torch==2.13.*". Raises ``UserError`` for an unknown name or no version specifier."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    name, specifier = re.fullmatch(r"\s*([A-Za-z]*)\s*(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    if name.lower() not in VERSION_OF:
+        raise UserError(
+            f"--expect-version is {text!r}, which names no version that is read",
+            help=f"Known: {', '.join(VERSION_OF)}.",
+        )
+    try:
+        known = str(SpecifierSet(specifier))
+    except InvalidSpecifier:
+        known = ""
+    if not known:
+        raise UserError(
+            f"--expect-version is {text!r}, which is no version", help="Such as torch==2.13.* or driver>=550."
+        )
+    return ExpectedVersion(name=name.lower(), specifier=known)
+
+
 def check_environment(wanted: CheckEnvOptions, env: Mapping[str, str]) -> Report | None:
     """Check this machine, or all machines of the job under a launcher. Return None on ranks that do not report.
 
     Raises ``UserError`` for unknown checks, and if the other ranks cannot be reached.
     """
     started_at = now()
+    for text in wanted.expect_version:
+        read_expected(text)
     by_hand = ByHand(
         nnodes=wanted.nnodes,
         node_rank=wanted.node_rank,
@@ -82,6 +114,7 @@ def build_checkup(
     fleet: Fleet, rules: Iterable[Rule], wanted: CheckEnvOptions, started_at: str, env: Mapping[str, str]
 ) -> Report:
     """Judge a fleet and build its report."""
+    fleet = replace(fleet, expected=tuple(map(read_expected, wanted.expect_version)))
     report = check_report(rules, fleet_facts(fleet), _data(fleet), wanted.command, started_at)
     return redact(report, fleet, env) if wanted.redact else report
 

@@ -36,4 +36,5 @@ def _about(one: FileSeen) -> dict[str, Any]:
         if contents is None
         else [{"key": one.where, "tensors": len(one.tensors)} for one in contents.weights],
         "values_looked_at": one.values is not None,
+        "not_finite": None if one.values is None else len(one.values),
     }

@@ -70,6 +70,14 @@ class Redactor:
             found = type(value)(self.value(item) for item in value)
         return found  # type: ignore[no-any-return]
 
+    def counts(self) -> tuple[str, ...]:
+        """Say how many names and addresses were replaced: "2 host names"."""
+        hosts = sum(word.startswith("host-") for word in self._words.values())
+        found = ((hosts, "host name"), (len(self._words) - hosts, "user name"), (len(self._addresses), "address"))
+        return tuple(
+            f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("s") else "s") for count, noun in found
+        )
+
     def _learn(self, names: Iterable[str], word: str) -> None:
         for name in dict.fromkeys(names):
             if len(name) >= MIN_NAME and name.lower() not in OPEN_NAMES and not _is_address(name):

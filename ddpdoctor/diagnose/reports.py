@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
-from ddpdoctor.model.findings import JobSummary, RankRow, Report, now
+from ddpdoctor.model.findings import JobSummary, Outcome, RankRow, Report, now
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from ddpdoctor.model.findings import Check, Finding
     from ddpdoctor.rules.engine import Facts
@@ -57,3 +58,19 @@ def check_report(
     return make_report(
         command=command, started_at=started_at, findings=judged.findings, checks=judged.checks, data=data, **more
     )
+
+
+def leave_out(report: Report, codes: Collection[str]) -> Report:
+    """Return a report without the findings with these codes. Their checks say that they were left out."""
+    left_out = {finding.kind for finding in report.findings if finding.code in codes}
+    if not left_out:
+        return report
+    findings = tuple(finding for finding in report.findings if finding.code not in codes)
+    checks = tuple(
+        replace(check, outcome=Outcome.SKIPPED, reason="its findings are left out (--ignore)")
+        if check.id in left_out
+        else check
+        for check in report.checks
+    )
+    verdict = report.verdict if report.verdict in findings else pick_verdict(findings)
+    return replace(report, findings=findings, checks=checks, verdict=verdict)

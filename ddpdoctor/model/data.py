@@ -119,6 +119,38 @@ class LoaderSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankTaken:
+    """What one rank of a job took from a loader in one pass."""
+
+    rank: int
+    batches: int
+    drawn: int | None
+    """Indices drawn, or None if they were not visible."""
+    order: str
+    """A digest of these indices in their order; empty if they were not visible."""
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassTaken:
+    """One pass of several ranks over a loader."""
+
+    number: int
+    ranks: tuple[RankTaken, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderTaken:
+    """What the ranks of a job took from a loader that they trained with, for the report."""
+
+    file: str
+    """The user's line that loops over it on the lowest rank; empty if it is unknown."""
+    line: int
+    passes: tuple[PassTaken, ...]
+    """The first and the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankPass:
     """One pass of one rank over its loader."""
 
@@ -147,6 +179,9 @@ class Pass:
     """Number of samples that no rank drew."""
     alike: tuple[tuple[int, ...], ...] = ()
     """Groups of ranks that drew exactly the same set of samples."""
+    overlaps: tuple[tuple[int, ...], ...] = ()
+    """How many different samples two ranks both drew: one row per rank, in the order of ``ranks``. On the diagonal are
+    those of one rank. Only for the first ranks, at most 64."""
 
     @property
     def drawn(self) -> int:

@@ -17,6 +17,10 @@ class ExitStatus(IntEnum):
     WRONG_USE = 2
     DEFECT = 3
     INCONCLUSIVE = 4
+    GIVE_UP = 70
+    """``EX_SOFTWARE`` of sysexits.h."""
+    RETRY = 75
+    """``EX_TEMPFAIL`` of sysexits.h."""
     HUNG = 124
     INTERRUPTED = 130
 
@@ -27,6 +31,8 @@ MEANINGS = {
     ExitStatus.WRONG_USE: "wrong use or configuration",
     ExitStatus.DEFECT: "a defect of ddpdoctor",
     ExitStatus.INCONCLUSIVE: "inconclusive: a check that was needed could not run",
+    ExitStatus.GIVE_UP: "with `--exit-status-of-verdict`: the script or its settings are at fault, do not restart",
+    ExitStatus.RETRY: "with `--exit-status-of-verdict`: a machine or the network is at fault, restart elsewhere",
     ExitStatus.HUNG: "`wrap` stopped a hung job, as timeout(1) does",
     ExitStatus.INTERRUPTED: "interrupted",
 }

@@ -41,6 +41,17 @@ class Outcome(str, Enum):
     CRASHED = "crashed"
 
 
+class FaultOrigin(str, Enum):
+    """Where a fault lies. A scheduler starts a job again elsewhere only for the first two."""
+
+    MACHINE = "machine"
+    """Hardware, or a host that is gone."""
+    NETWORK = "network"
+    SETTINGS = "settings"
+    """How the job is installed, configured or started."""
+    SCRIPT = "script"
+
+
 class JobStatus(str, Enum):
     """How the job ended."""
 
@@ -79,6 +90,8 @@ class Finding:
     fix: str = ""
     share: float | None = None
     """How much of the step the fix recovers at most: 0 to 1. None for findings that are not about speed."""
+    origin: FaultOrigin | None = None
+    """Where the fault lies. None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,6 +122,21 @@ SECTIONS = tuple(one.name for one in fields(Node) if one.name not in {"host", "i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedVersion:
+    """A version that every node should have."""
+
+    name: str
+    """Of what: "torch", "nccl", "python", "driver" or "kernel"."""
+    specifier: str
+    """A version specifier of Python, such as ">=2.13,<3"."""
+
+    @property
+    def text(self) -> str:
+        """Return it as the user wrote it."""
+        return f"{self.name}{self.specifier}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
     """All collecting machines, with or without a job."""
 
@@ -137,6 +152,8 @@ class Fleet:
     """Hosts of those missing ranks that said hello."""
     problems: tuple[str, ...] = field(default=())
     """What went wrong during gathering: "rank 3 sent what could not be read"."""
+    expected: tuple[ExpectedVersion, ...] = ()
+    """The versions that the user expects."""
 
     @property
     def gathered(self) -> bool:

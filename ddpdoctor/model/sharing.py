@@ -92,6 +92,30 @@ def share_out(plan: SamplingPlan) -> Shares:
     return Shares(plan=plan, ranks=ranks, delivered=delivered, unique=_unique(plan, ranks, delivered))
 
 
+def count_both(plan: SamplingPlan, one: RankShare, other: RankShare) -> int:
+    """Count the different samples that two ranks both get, or those of one rank.
+
+    For ``Sharing.NONE`` with a shuffle, this holds only if ranks get all samples.
+    """
+    if one.rank == other.rank or plan.sharing is Sharing.NONE:
+        return min(one.delivered, other.delivered, plan.samples)
+    if plan.sharing is Sharing.SPLIT or plan.samples <= 0:
+        return 0
+    if plan.samples < plan.world_size:
+        alike = one.rank % plan.samples == other.rank % plan.samples
+        return int(alike and min(one.delivered, other.delivered) > 0)
+    return _repeats(plan, one, other) + _repeats(plan, other, one)
+
+
+def _repeats(plan: SamplingPlan, first: RankShare, again: RankShare) -> int:
+    """Return 1 if the last draw of ``again`` repeats the first draw of ``first``, and both are in a batch.
+
+    The sampler fills up with the first samples of its list, fewer than there are ranks.
+    """
+    repeats = again.repeated and first.rank == again.rank + (again.drawn - 1) * plan.world_size - plan.samples
+    return int(bool(repeats) and first.delivered > 0 and not again.left_out)
+
+
 def _share(plan: SamplingPlan, rank: int) -> RankShare:
     drawn = _drawn(plan, rank)
     batches, rest = divmod(drawn, plan.batch_size)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import sys
 import time
 from typing import Any, Set
 
-from . import hooks
+from . import hooks, launcher_log
 from .state import AGENT_VARIABLE, guarded, here
 from .storage import ring_layout
 from .storage.files import open_plain
-from .wrappers import around, wraps
+from .wrappers import around
 
 PAUSE_S = 1.2
 """The longest wait of the agent while the watcher takes evidence. The watcher needs less and says when it is done."""
@@ -32,6 +31,8 @@ class Log:
         self.meeting: Any = None
         """The attempt's number, the same on all nodes; None if torch does not give one."""
         self.ended: Set[int] = set()
+        self.restarts_left: Any = None
+        """How many times torchrun may start the ranks again; None if this torch does not say it."""
 
     def write(self, **entry: Any) -> None:
         """Append one line in one write."""
@@ -47,7 +48,8 @@ _log = Log(here.folder)
 
 
 def patch(module: Any) -> None:
-    """Put hooks around the contexts that start, poll and close the ranks."""
+    """Put hooks around the contexts that start, poll and close the ranks, and around torchrun's own messages."""
+    launcher_log.install()
     for name in ("SubprocessContext", "MultiprocessContext"):
         context = hooks.part(module, name)
         hooks.put(context, "_start", lambda original: around(original, _become_agent, _started))
@@ -64,24 +66,6 @@ def _become_agent(context: Any) -> None:
     here.demote()
     _log.write(k="agent", pid=os.getpid())
     _log.write(**hooks.entry())
-    _leave_quietly()
-
-
-def _leave_quietly() -> None:
-    """Keep torchrun from printing its own traceback when the watcher stops the job."""
-    original = sys.excepthook
-
-    def excepthook(kind: Any, error: Any, traceback: Any) -> None:
-        if kind.__name__ != "SignalException" or not _is_stopped_by_watcher():
-            original(kind, error, traceback)
-
-    sys.excepthook = wraps(original)(excepthook)
-
-
-@guarded("agent stop")
-def _is_stopped_by_watcher() -> bool:
-    with open(os.path.join(here.folder, "control"), "rb") as file:
-        return bool(ring_layout.CELL.unpack_from(file.read(ring_layout.CONTROL_SIZE), ring_layout.CONTROL_STOPPING)[0])
 
 
 def patch_meetings(module: Any) -> None:
@@ -96,6 +80,7 @@ def _note_meeting(agent: Any) -> None:
 
     A static rendezvous has no rounds, but there no node joins late, and all nodes restart equally often.
     """
+    _log.restarts_left = agent._remaining_restarts
     spec = agent._worker_group.spec
     state = getattr(getattr(spec.rdzv_handler, "_state_holder", None), "state", None)
     _log.meeting = spec.max_restarts - agent._remaining_restarts if state is None else int(state.round)
@@ -153,6 +138,8 @@ def _closing(context: Any) -> None:
     """Tell the watcher that ranks are about to be stopped, and wait until it has taken its evidence."""
     codes = _exit_codes(context)
     _note_ends(context)
+    if any(codes.values()) and _log.restarts_left == 0:
+        launcher_log.note_end()
     if all(code is not None for code in codes.values()):
         return
     _log.write(k="closing", running=[pid for pid, code in codes.items() if code is None])

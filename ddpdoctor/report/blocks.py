@@ -246,10 +246,10 @@ class Records:
 class Content:
     """The command-specific content of a report. Findings and checks are rendered the same way for all commands."""
 
-    status: str
-    """How it ended, in one line."""
-    headline: str = ""
-    """The title of a document; empty: use ``status``."""
+    headline: str
+    """The verdict in one sentence, or that no problem was found. It is the first line, and the title of a document."""
+    status: str = ""
+    """How it ended and how much was found, in one line below the headline."""
     verb: str = ""
     """The command named in the title of a document."""
     about: tuple[Section, ...] = ()
@@ -262,7 +262,7 @@ class Content:
     several_hosts: bool = False
     """Findings name their hosts."""
     ends_with_verdict: bool = False
-    """On a screen, the verdict comes last and the status first. If False, the status comes last."""
+    """On a screen, only the verdict is shown with its evidence. Each other finding takes a line."""
     pictures: tuple[Section, ...] = ()
     """What a document draws before the results: the timeline, who waits for whom, stacks, grids."""
     others: tuple[Finding, ...] = ()

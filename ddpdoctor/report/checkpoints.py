@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import items
 from ddpdoctor.report.checklist import checklist_content
+from ddpdoctor.report.checkpoint_grid import checkpoint_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 def checkpoint_content(report: Report) -> Content:
     """Return a line for each file."""
     files = report.data["files"]
-    lines = [_line(one) for one in files if isinstance(one, dict)] if isinstance(files, list) else []
-    return checklist_content(report, (items(lines),))
+    known = [one for one in files if isinstance(one, dict)] if isinstance(files, list) else []
+    return checklist_content(report, (items([*map(_line, known)]),), pictures=checkpoint_pictures(known))
 
 
 def _line(one: dict[str, Any]) -> str:

@@ -26,7 +26,6 @@ def comparison_content(report: Report) -> Content:
     found = decode(SpeedComparison, report.data["comparison"])
     about = FactList(facts=(_side("A", found.first), _side("B", found.second)))
     return Content(
-        status=verdict_of(found),
         headline=verdict_of(found),
         about=((about,),),
         sections=(

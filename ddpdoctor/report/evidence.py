@@ -22,7 +22,8 @@ def evidence_content(report: Report) -> Content:
     about = report.data["evidence"]
     about = about if isinstance(about, dict) else {}
     return Content(
-        status=f"{_status(about)}: {_result(report, about)}",
+        headline=_headline(report, about),
+        status=", ".join(filter(None, (_status(about), count_findings(report.findings)))),
         about=(_read_section(about),),
         sections=(*places_of(report.ranks, report.verdict), *_notes(about), *_lacking(about)),
         ends_with_verdict=True,
@@ -40,13 +41,13 @@ def _status(about: dict[str, Any]) -> str:
     return f"{read}{which}"
 
 
-def _result(report: Report, about: dict[str, Any]) -> str:
-    if report.findings:
-        return count_findings(report.findings) or "notes only"
-    unclear = any(check.outcome is Outcome.INCONCLUSIVE for check in report.checks)
-    if unclear:
-        return "the cause cannot be told from this"
-    return "nothing wrong found: the job moves" if about.get("moves") else "nothing wrong found"
+def _headline(report: Report, about: dict[str, Any]) -> str:
+    """Return the verdict, or why there is none."""
+    if report.verdict is not None:
+        return report.verdict.summary
+    if any(check.outcome is Outcome.INCONCLUSIVE for check in report.checks):
+        return "cannot tell the cause from this"
+    return "no problem found: the job moves" if about.get("moves") else "no problem found"
 
 
 def _read_section(about: dict[str, Any]) -> Section:

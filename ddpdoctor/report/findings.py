@@ -51,32 +51,32 @@ def finding_section(finding: Finding, *, several_hosts: bool, is_verdict: bool) 
     """Return a finding of a check under its title."""
     title = f"{severity_word(finding.severity)}  {title_of(finding, hosts=several_hosts)}"
     label = "note" if finding.severity is Severity.INFO else "wrong"
-    return (
-        Heading(text=title, tone=TONES[finding.severity]),
-        _facts(finding, label, (), explain=is_verdict),
-    )
+    facts = (FactEntry(label=label, texts=(finding.summary,)), *_facts(finding, (), explain=is_verdict))
+    return (Heading(text=title, tone=TONES[finding.severity]), FactList(facts=facts, width=LABEL_WIDTH))
 
 
 def verdict_section(verdict: Finding) -> Section:
-    """Return the verdict of a job: the problem, the ranks, the line, the evidence, and what to do."""
+    """Return what backs the verdict of a job: the ranks, the line, the evidence, and what to do.
+
+    The problem itself is the headline of the report.
+    """
     title = f"{title_of(verdict)} (confidence {verdict.confidence.value})"
     step = [] if verdict.step is None else [f"step {verdict.step}"]
     tensor = [] if verdict.tensor is None else [f"tensor {verdict.tensor}"]
     more = (", ".join(step + tensor),) if step or tensor else ()
-    return (Heading(text=title, tone=TONES[verdict.severity]), _facts(verdict, "wrong", more, explain=True))
+    facts = _facts(verdict, more, explain=True)
+    return (Heading(text=title, tone=TONES[verdict.severity]), FactList(facts=facts, width=LABEL_WIDTH))
 
 
-def _facts(finding: Finding, label: str, more_places: tuple[str, ...], *, explain: bool) -> FactList:
+def _facts(finding: Finding, more_places: tuple[str, ...], *, explain: bool) -> tuple[FactEntry, ...]:
     # A command with inserted line breaks could not be pasted, so the terminal wraps it.
     is_command = COMMAND.match(finding.fix) is not None
-    facts = (
-        FactEntry(label=label, texts=(finding.summary,)),
+    return (
         FactEntry(label="where", texts=(*merge_places(finding.where), *more_places)),
         FactEntry(label="seen", texts=finding.evidence),
         FactEntry(label="to do", texts=(finding.fix,) if finding.fix else (), whole=is_command),
         FactEntry(label="more", texts=(f"ddpdoctor explain {finding.code}",) if explain else ()),
     )
-    return FactList(facts=facts, width=LABEL_WIDTH)
 
 
 def findings_in_short(findings: Iterable[Finding]) -> FactList:
@@ -132,10 +132,3 @@ def count_checks(report: Report) -> str:
     counts = Counter(check.outcome for check in report.checks)
     shown = (Outcome.PASSED, Outcome.SKIPPED, *(one for one in (Outcome.INCONCLUSIVE, Outcome.CRASHED) if counts[one]))
     return ", ".join(f"{counts[outcome]} {OUTCOME_WORDS[outcome]}" for outcome in shown)
-
-
-def headline(report: Report) -> str:
-    """Say how a job ended and how many findings there are."""
-    status = [report.job.status.value] if report.job else []
-    found = count_of(len(report.findings), "finding") if report.findings else "no findings"
-    return ", ".join([*status, found])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Series, Table, Text
 from ddpdoctor.report.classes import PLACE_HEADS, place_rows
 from ddpdoctor.report.contents import read_content
-from ddpdoctor.report.findings import CHECK_HEADS, check_rows, headline
+from ddpdoctor.report.findings import CHECK_HEADS, check_rows
 from ddpdoctor.report.lines import clean
 from ddpdoctor.report.names import format_time, merge_places
 
@@ -34,7 +34,7 @@ def render_html(report: Report, picture: bytes | None = None) -> str:
     """Render the page. ``picture`` is an SVG of the report's curves. The page loads nothing from elsewhere."""
     content = read_content(report)
     parts = [
-        f"<h1>{_text(content.verb or 'ddpdoctor')}: {_text(content.headline or headline(report))}</h1>",
+        f"<h1>{_text(content.verb or 'ddpdoctor')}: {_text(content.headline)}</h1>",
         *_write_sections(content.about),
         *([_inline_svg(picture)] if picture is not None else []),
         *(_write_finding(finding) for finding in report.findings),

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.codec import WrongValue, decode
-from ddpdoctor.model.consistency import Consistency, StreamClock, What
+from ddpdoctor.model.consistency import Consistency, StreamClock
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Attempt, Outcome, Severity, as_earlier
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content, FactEntry, FactList, Heading, Text
 from ddpdoctor.report.classes import places_of
-from ddpdoctor.report.findings import LABEL_WIDTH, TONES
+from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings
+from ddpdoctor.report.loader_grid import loader_pictures
 from ddpdoctor.report.names import merge_places, title_of
+from ddpdoctor.report.replica_grid import NOUNS, replica_pictures
 from ddpdoctor.report.speed import speed_sections
+from ddpdoctor.report.speed_grid import speed_pictures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,12 +25,6 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding, Report
     from ddpdoctor.report.blocks import Section
 
-_NOUNS = {
-    What.PARAMETER: "parameters",
-    What.GRADIENT: "gradients",
-    What.BUFFER: "buffers",
-    What.STATE: "optimizer state",
-}
 _BEST_FIRST = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClock.SYNC)
 
 
@@ -37,8 +34,10 @@ def job_content(report: Report) -> Content:
     earlier = {finding for attempt in attempts[:-1] for finding in as_earlier(attempt)}
     ended_badly = report.job is not None and report.job.ended_badly
     replicas = None if ended_badly else replica_words(report)
+    restarts = len(attempts) - 1
     return Content(
-        status=_status(report, len(attempts) - 1),
+        headline=_headline(report, restarts),
+        status=_status(report, restarts),
         sections=(
             *_attempt_sections(attempts),
             *(places_of(report.ranks, report.verdict) if ended_badly else speed_sections(report)),
@@ -46,6 +45,11 @@ def job_content(report: Report) -> Content:
         remarks=() if replicas is None else (replicas,),
         ends_with_verdict=True,
         others=tuple(one for one in report.findings if one != report.verdict and one not in earlier),
+        pictures=(
+            *replica_pictures(report),
+            *loader_pictures(report),
+            *(() if ended_badly else speed_pictures(report)),
+        ),
     )
 
 
@@ -61,29 +65,28 @@ def read_attempts(report: Report) -> tuple[Attempt, ...]:
         raise UserError(f"the attempts in the report cannot be read: {error}") from error
 
 
+def _headline(report: Report, restarts: int) -> str:
+    """Return the verdict. If there is none, a job that ended badly must not read like one that ended well."""
+    if report.verdict is not None:
+        return report.verdict.summary
+    if report.job is not None and report.job.ended_badly:
+        return "no cause found"
+    if restarts > 0:
+        return f"the job finished after {count_of(restarts, 'restart')}"
+    crashed = sum(check.outcome is Outcome.CRASHED for check in report.checks)
+    return "no problem found" + (f", but {count_of(crashed, 'check')} crashed" if crashed else "")
+
+
 def _status(report: Report, restarts: int) -> str:
-    """Say how the job ended."""
+    """Say how the job ended, and how many findings there are without a verdict."""
     words = []
     if report.job is not None:
         words.append(report.job.status.value)
         words += [] if report.job.world_size is None else [count_of(report.job.world_size, "rank")]
         words += [f"exit status {report.job.exit_status}"] if report.job.exit_status else []
     words += [f"after {count_of(restarts, 'restart')}"] if restarts > 0 else []
-    words += [] if report.verdict else [_count_findings(report)]
-    crashed = sum(check.outcome is Outcome.CRASHED for check in report.checks)
-    words += [f"{count_of(crashed, 'check')} crashed"] if crashed else []
+    words += [count_findings(report.findings)] if report.findings and not report.verdict else []
     return ", ".join(words)
-
-
-def _count_findings(report: Report) -> str:
-    """Say what was found. No findings, only notes, and no cause of a bad end must read differently."""
-    ended_badly = report.job is not None and report.job.ended_badly
-    notes = sum(finding.severity is Severity.INFO for finding in report.findings)
-    if notes == len(report.findings) > 0:
-        return ("no cause found, " if ended_badly else "") + count_of(notes, "note")
-    if report.findings:
-        return count_of(len(report.findings), "finding")
-    return "no cause found" if ended_badly else "no findings"
 
 
 def _attempt_sections(attempts: tuple[Attempt, ...]) -> Iterator[Section]:
@@ -127,7 +130,7 @@ def replica_words(report: Report) -> str | None:
     differing = dict.fromkeys(one.what for stream in compared for one in stream.differences)
     if not differing:
         return f"replicas equal: {checks}"
-    nouns = " and ".join(_NOUNS[what] for what in differing)
+    nouns = " and ".join(NOUNS[what] for what in differing)
     return f"replicas compared: {checks}; {nouns} differ, and no rule calls that wrong"
 
 

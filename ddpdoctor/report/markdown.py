@@ -9,7 +9,7 @@ from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Series, Ta
 from ddpdoctor.report.classes import PLACE_HEADS, place_rows
 from ddpdoctor.report.columns import fit_columns
 from ddpdoctor.report.contents import read_content
-from ddpdoctor.report.findings import CHECK_HEADS, check_rows, headline
+from ddpdoctor.report.findings import CHECK_HEADS, check_rows
 from ddpdoctor.report.lines import clean
 from ddpdoctor.report.names import format_time, merge_places, title_of
 
@@ -27,7 +27,7 @@ def render_markdown(report: Report) -> str:
     """Render what was checked, the findings (worst first), the results, and a table of all checks."""
     content = read_content(report)
     title = " ".join(part for part in ("ddpdoctor", content.verb) if part)
-    parts = [f"## {title}: {_inline(content.headline or headline(report))}"]
+    parts = [f"## {title}: {_inline(content.headline)}"]
     parts += _write_sections(content.about)
     parts += [_write_finding(finding) for finding in report.findings]
     parts += _write_sections(content.sections)

@@ -8,34 +8,19 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.reaching import Contact, Rendezvous, say_place
 from ddpdoctor.report.blocks import Column, Table, Text, table_of
 from ddpdoctor.report.checklist import checklist_content
+from ddpdoctor.report.node_pairs import LEGEND, pair_pictures, pair_word
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.reaching import NodePair, Visit
+    from ddpdoctor.model.reaching import Visit
     from ddpdoctor.report.blocks import Block, Content
 
 KEY = "rendezvous"
 """Its data is a dict only in the report of the judging node. Other nodes have only a part of the facts."""
 MATRIX_NODES = 8
 """For more nodes, one line replaces the matrix, because it would not fit into 80 columns."""
-WORDS = {
-    Contact.CONNECTED: "ok",
-    Contact.NO_ANSWER: "drop",
-    Contact.REFUSED: "refuse",
-    Contact.RESET: "reset",
-    Contact.UNREACHABLE: "unreach",
-}
-LEGEND = {
-    "drop": "nothing came back",
-    "refuse": "refused",
-    "reset": "broken off",
-    "unreach": "prohibited, or no route",
-    "stall": "it connects, and a payload does not arrive",
-    "fail": "it failed otherwise",
-    "-": "not tried",
-}
 
 
 def rendezvous_content(report: Report) -> Content:
@@ -51,6 +36,7 @@ def rendezvous_content(report: Report) -> Content:
         (_visits(rendezvous),),
         tuple(_pairs(rendezvous, tried if isinstance(tried, int) else len(rendezvous.pairs))),
         trust,
+        pictures=pair_pictures(rendezvous),
     )
 
 
@@ -85,7 +71,7 @@ def _store(visit: Visit) -> str:
 
 def _pairs(seen: Rendezvous, tried: int) -> Iterator[Block]:
     """Yield the matrix if a pair failed and the matrix fits. Otherwise, yield one line."""
-    bad = [pair for pair in seen.pairs if _word(pair) != "ok"]
+    bad = [pair for pair in seen.pairs if pair_word(pair) != "ok"]
     if not tried:
         return
     if not bad:
@@ -96,7 +82,7 @@ def _pairs(seen: Rendezvous, tried: int) -> Iterator[Block]:
         return
     yield Text(text="connections, from the node of the row to that of the column:")
     yield _matrix(seen)
-    words = {_word(pair) for pair in seen.pairs}
+    words = {pair_word(pair) for pair in seen.pairs}
     yield Text(text="; ".join(f"{word}: {meaning}" for word, meaning in LEGEND.items() if word in words))
 
 
@@ -112,7 +98,7 @@ def _pace(seen: Rendezvous) -> str:
 
 def _matrix(seen: Rendezvous) -> Table:
     numbers = [visit.number for visit in seen.visits]
-    cells = {(pair.source, pair.target): _word(pair) for pair in seen.pairs}
+    cells = {(pair.source, pair.target): pair_word(pair) for pair in seen.pairs}
     columns = [
         Column(
             name=str(target),
@@ -121,12 +107,3 @@ def _matrix(seen: Rendezvous) -> Table:
         for target in numbers
     ]
     return Table(columns=(Column(name="", cells=tuple(map(str, numbers))), *columns), indent=2)
-
-
-def _word(pair: NodePair) -> str:
-    if pair.connecting is None:
-        return "-"
-    if pair.connecting.contact is not Contact.CONNECTED:
-        return WORDS.get(pair.connecting.contact, "fail")
-    sent = (pair.small, pair.large)
-    return "stall" if any(one is not None and one.contact is not Contact.CONNECTED for one in sent) else "ok"

@@ -8,6 +8,8 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.diff import DiffFacts, Kind
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content, Text, items, table_of
+from ddpdoctor.report.diff_grid import diff_pictures
+from ddpdoctor.report.findings import count_findings
 
 if TYPE_CHECKING:
     from ddpdoctor.model.diff import SavedFile, Unequal
@@ -23,12 +25,12 @@ def diff_content(report: Report) -> Content:
     """Return the content for compared files."""
     facts = decode(DiffFacts, report.data["diff"])
     files = items([_file(number, one) for number, one in enumerate(facts.files, start=1)])
-    headline = _headline(facts, report)
     return Content(
-        status=f"{count_of(len(facts.files), 'file')}: {headline}",
-        headline=headline,
+        headline=_headline(facts, report),
+        status=", ".join(filter(None, (count_of(len(facts.files), "file"), count_findings(report.findings)))),
         about=((files,),),
         sections=_table(facts),
+        pictures=diff_pictures(facts, report.findings),
     )
 
 

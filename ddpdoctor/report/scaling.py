@@ -9,6 +9,7 @@ from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.scaling import LaunchKind, ScalingKind, ScalingResult
 from ddpdoctor.report.blocks import Column, Content, Heading, Table, Text
 from ddpdoctor.report.speed import ms
+from ddpdoctor.report.tune_grid import scaling_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -34,13 +35,13 @@ def scaling_content(report: Report) -> Content:
     """Return the content."""
     result = decode(ScalingResult, report.data["scaling"])
     if not result.rows:
-        return Content(status="no efficiency: a launch has no result")
+        return Content(headline="no efficiency: a launch has no result")
     return Content(
-        status=_headline(result),
         headline=_headline(result),
         verb="tune",
         sections=(_measured(result), *_predicted(result)),
         remarks=result.notes,
+        pictures=scaling_pictures(result.rows),
     )
 
 

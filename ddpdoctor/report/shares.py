@@ -11,6 +11,7 @@ from ddpdoctor.model.sharing import Shares, Sharing
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.report.blocks import Text, table_of
 from ddpdoctor.report.checklist import checklist_content
+from ddpdoctor.report.data_grid import drawn_pictures, share_pictures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,6 +39,7 @@ def shares_content(report: Report) -> Content:
         (Text(text=_describe_plan(shares.plan)),),
         (table_of(SHARES_HEAD, rows),),
         (Text(text=_describe_epoch(shares)),),
+        pictures=share_pictures(shares),
     )
 
 
@@ -50,6 +52,7 @@ def drawn_content(report: Report) -> Content:
         tuple(Text(text=line) for line in _describe_loader(drawn)),
         (table_of(DRAWN_HEAD, list(_drawn_rows(drawn))),),
         (*(Text(text=_describe_pass(one)) for one in drawn.passes), *notes),
+        pictures=drawn_pictures(drawn),
     )
 
 

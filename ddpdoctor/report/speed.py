@@ -63,7 +63,7 @@ def _title(budget: Budget) -> str:
 
 
 def _table(budget: Budget) -> Table:
-    rows = [row for row in budget.phases if _is_shown(row, budget)]
+    rows = [row for row in budget.phases if is_shown(row, budget)]
     return Table(
         indent=2,
         columns=(
@@ -76,7 +76,8 @@ def _table(budget: Budget) -> Table:
     )
 
 
-def _is_shown(row: PhaseRow, budget: Budget) -> bool:
+def is_shown(row: PhaseRow, budget: Budget) -> bool:
+    """Return whether a phase takes enough of the step on any rank."""
     return max(row.critical_ms, row.worst_ms) >= SHOWN_SHARE * budget.wall_ms
 
 

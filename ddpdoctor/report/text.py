@@ -14,6 +14,7 @@ from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import (
     OUTCOME_TONES,
     OUTCOME_WORDS,
+    TONES,
     UNKNOWN,
     check_tone,
     check_words,
@@ -52,18 +53,37 @@ def render_text(
     """
     content = read_content(report)
     page = TextPage(width=width, cwd=cwd)
+    _add_headline(page, report, content)
+    _add_status(page, report, content, run_dir, verbose=verbose)
+    add_sections(page, (*content.about, *content.sections))
     if content.ends_with_verdict:
-        _add_job(page, report, content, run_dir)
+        _add_verdict(page, report, content)
     else:
-        _add_checkup(page, report, content, run_dir, verbose=verbose)
+        _add_checks(page, report, content, verbose=verbose)
     return draw(page, color=color)
 
 
-def _add_job(page: TextPage, report: Report, content: Content, run_dir: Path | None) -> None:
-    """Add a report whose verdict comes last, so that it stays visible on the screen."""
-    if report.verdict is not None:
-        _add_status(page, content, "", run_dir)
-    add_sections(page, (*content.about, *content.sections))
+def _add_headline(page: TextPage, report: Report, content: Content) -> None:
+    """Add the answer as the first line."""
+    tone = Tone.PLAIN if report.verdict is None else TONES[report.verdict.severity]
+    page.add(content.headline, first="ddpdoctor: ", tone=tone)
+
+
+def _add_status(page: TextPage, report: Report, content: Content, run_dir: Path | None, *, verbose: bool) -> None:
+    """Add how it ended, the number of checks, the run folder, and remarks."""
+    details = "" if verbose else " (-v shows each)"
+    parts = [
+        content.status,
+        f"checks: {count_checks(report)}{details}" if content.is_checklist else "",
+        "" if run_dir is None else f"report in {run_dir}",
+    ]
+    for line in ("; ".join(filter(None, parts)), *content.remarks):
+        if line:
+            page.add(line, first="  ")
+
+
+def _add_verdict(page: TextPage, report: Report, content: Content) -> None:
+    """Add checks without an answer, other findings in short, and the verdict last, so that it stays on the screen."""
     unknown = [check for check in report.checks if check.outcome in UNKNOWN]
     if report.findings or (report.job is not None and report.job.ended_badly):
         texts = [f"{name_check(check)}: {OUTCOME_WORDS[check.outcome]}: {check.reason}" for check in unknown]
@@ -71,13 +91,10 @@ def _add_job(page: TextPage, report: Report, content: Content, run_dir: Path | N
     add_sections(page, [(findings_in_short(merge_findings(content.others)),)])
     if report.verdict is not None:
         add_sections(page, [verdict_section(report.verdict)])
-    else:
-        _add_status(page, content, "", run_dir)
 
 
-def _add_checkup(page: TextPage, report: Report, content: Content, run_dir: Path | None, *, verbose: bool) -> None:
-    """Add a report with its findings, the worst last, followed by the status."""
-    add_sections(page, (*content.about, *content.sections))
+def _add_checks(page: TextPage, report: Report, content: Content, *, verbose: bool) -> None:
+    """Add checks and findings, the worst last."""
     if verbose:
         _add_groups(page, report)
     else:
@@ -87,16 +104,6 @@ def _add_checkup(page: TextPage, report: Report, content: Content, run_dir: Path
             is_verdict = finding == report.verdict
             section = finding_section(finding, several_hosts=content.several_hosts, is_verdict=is_verdict)
             add_sections(page, [section])
-    details = "" if verbose else " (-v shows each)"
-    _add_status(page, content, f"; checks: {count_checks(report)}{details}" if content.is_checklist else "", run_dir)
-
-
-def _add_status(page: TextPage, content: Content, counts: str, run_dir: Path | None) -> None:
-    page.gap()
-    where = "" if run_dir is None else f"; report in {run_dir}"
-    page.add(f"ddpdoctor: {content.status}{counts}{where}")
-    for remark in content.remarks:
-        page.add(remark, first="  ")
 
 
 def _add_groups(page: TextPage, report: Report) -> None:

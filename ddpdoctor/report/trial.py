@@ -12,6 +12,8 @@ from ddpdoctor.model.trial import Trial
 from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, Heading, Table, Text, Tone, items
 from ddpdoctor.report.findings import count_findings
 from ddpdoctor.report.names import format_ranks
+from ddpdoctor.report.reference_grid import error_ratio, reference_pictures
+from ddpdoctor.report.replica_grid import consistency_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Difference, Stream
@@ -35,8 +37,8 @@ def trial_content(report: Report) -> Content:
     """Return the content for a trained model."""
     trial = decode(Trial, report.data["trial"])
     return Content(
-        status=f"{count_of(len(trial.participants), 'rank')}, {_headline(report, trial)}",
-        headline=_headline(report, trial),
+        headline=_healthy(trial, report) if report.verdict is None else report.verdict.summary,
+        status=", ".join(filter(None, (count_of(len(trial.participants), "rank"), count_findings(report.findings)))),
         about=((items(_about(trial)),),),
         sections=(
             *_compared_sections(trial),
@@ -45,6 +47,7 @@ def trial_content(report: Report) -> Content:
             *((items([note], "to know: "),) for note in trial.notes),
         ),
         several_hosts=len({one.host for one in trial.participants}) > 1,
+        pictures=(*consistency_pictures(trial.consistency, report.findings), *reference_pictures(trial)),
     )
 
 
@@ -106,7 +109,7 @@ def _reference_sections(trial: Trial) -> tuple[Section, ...]:
     section: Section = (
         Heading(text=f"DDP's gradient beside that of one process on the whole batch{samples}"),
         Text(text=f"relative errors at step {step.step}{among}; rounding as measured against {against}", indent=2),
-        _errors(sorted(step.tensors, key=lambda one: -_ratio(one))[:WORST]),
+        _errors(sorted(step.tensors, key=lambda one: -error_ratio(one))[:WORST]),
         *([Text(text=f"and {more} more, with smaller errors relative to rounding", indent=2)] if more > 0 else []),
     )
     return (section,)
@@ -117,7 +120,7 @@ def _errors(worst: list[GradientErrors]) -> Table:
         Column(name="", cells=tuple(one.name for one in worst), align="left"),
         Column(name="error", cells=tuple(f"{one.whole / (one.norm or 1):.1e}" for one in worst)),
         Column(name="rounding", cells=tuple(f"{one.rounding / (one.norm or 1):.1e}" for one in worst)),
-        Column(name="times", cells=tuple(f"{_ratio(one):.3g}" for one in worst)),
+        Column(name="times", cells=tuple(f"{error_ratio(one):.3g}" for one in worst)),
     )
     return Table(columns=columns, indent=2)
 
@@ -129,17 +132,7 @@ def _rerun_sections(trial: Trial) -> tuple[Section, ...]:
 
 
 def _worst_ratio(step: ReferenceStep) -> float:
-    return max(map(_ratio, step.tensors), default=0.0)
-
-
-def _ratio(one: GradientErrors) -> float:
-    return one.whole / one.rounding if one.rounding else float(bool(one.whole))
-
-
-def _headline(report: Report, trial: Trial) -> str:
-    found = count_findings(report.findings)
-    said = report.verdict.summary if report.verdict is not None else _healthy(trial, report)
-    return f"{found}: {said}" if found else said
+    return max(map(error_ratio, step.tensors), default=0.0)
 
 
 def _healthy(trial: Trial, report: Report) -> str:

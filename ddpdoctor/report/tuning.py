@@ -12,6 +12,7 @@ from ddpdoctor.report.findings import LABEL_WIDTH
 from ddpdoctor.report.job import job_content
 from ddpdoctor.report.names import merge_places
 from ddpdoctor.report.speed import ms
+from ddpdoctor.report.tune_grid import tune_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -27,13 +28,15 @@ def tune_content(report: Report) -> Content:
     if outcome.result is not None:
         return _measured(report, outcome.result)
     if outcome.problem:
-        return Content(status=f"no result: {outcome.problem}", remarks=(outcome.help,))
+        return Content(headline=f"no result: {outcome.problem}", remarks=(outcome.help,))
     content = job_content(report)
     return Content(
+        headline=content.headline,
         status=content.status,
         sections=(*content.sections, (Text(text=_tried(outcome)),)),
         ends_with_verdict=True,
         others=content.others,
+        pictures=content.pictures,
     )
 
 
@@ -47,10 +50,10 @@ def _measured(report: Report, result: TuneResult) -> Content:
     size = report.job.world_size if report.job is not None else None
     ranks = f", {count_of(size, 'rank')}" if size else ""
     return Content(
-        status=f"{result.conclusion}",
         headline=result.conclusion,
         verb="tune",
         sections=(_table_section(result, ranks), *_advice(result)),
+        pictures=tune_pictures(result.rows),
     )
 
 

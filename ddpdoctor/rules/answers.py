@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence, Outcome, Place, Severity
+from ddpdoctor.model.findings import Confidence, FaultOrigin, Outcome, Place, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +32,8 @@ class Problem:
     tensor: str | None = None
     share: float | None = None
     """How much of the step the fix recovers at most, 0 to 1, in rules about speed."""
+    origin: FaultOrigin | None = None
+    """Where the fault lies, if this problem knows better than its rule (``rules/origins.py``)."""
     kind: str | None = None
     """The kind of another rule, if the user would look for the problem there; None: the kind of this rule."""
 

@@ -10,6 +10,7 @@ from ddpdoctor.model.findings import Check, Finding, Judgment, Outcome, Severity
 from ddpdoctor.model.node import Fleet, Node
 from ddpdoctor.model.reading import NotRead, Unread, Why
 from ddpdoctor.rules.answers import Answer
+from ddpdoctor.rules.origins import origin_of
 from ddpdoctor.rules.registry import CheckGroup, find_rule
 from ddpdoctor.rules.verdict import order_findings
 
@@ -147,6 +148,7 @@ def _finding(rule: Rule, problem: Problem, about: object) -> Finding:
         evidence=problem.evidence,
         fix=problem.fix,
         share=problem.share,
+        origin=problem.origin or origin_of((named or rule).code),
     )
 
 

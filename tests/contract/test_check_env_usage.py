@@ -81,14 +81,14 @@ def test_the_exit_status_follows_fail_on(run):
     assert statuses == [0, 1, 0]
 
 
-def test_a_problem_is_shown_with_its_remedy_and_a_quiet_machine_with_one_line(run):
+def test_a_problem_is_shown_with_its_remedy_and_a_quiet_machine_with_two_lines(run):
     bad = run("env-unknown", NCCL_IB_TIMEOT="20")
     good = run("env-unknown")
 
     assert "warning  DD111 env-unknown" in bad.stdout
     assert "NCCL_IB_TIMEOUT" in bad.stdout
     assert "  to do " in bad.stdout
-    assert good.stdout == "ddpdoctor: no problem found; checks: 1 passed, 0 skipped (-v shows each)\n"
+    assert good.stdout == "ddpdoctor: no problem found\n  checks: 1 passed, 0 skipped (-v shows each)\n"
 
 
 def test_junit_and_markdown_hold_the_finding(run):

@@ -50,13 +50,14 @@ def draw(one, *, width=None, verbose=False):
     return render_text(one, width=width, color=False, verbose=verbose, run_dir=None, cwd=None)
 
 
-def test_problems_come_worst_last_and_the_closing_line_counts_all():
+def test_the_worst_problem_is_the_first_line_and_the_last_block():
     text = draw(report())
 
     assert text.index("could not tell  DD304") < text.index("warning  DD121 shm") < text.index("error  DD205")
-    assert text.splitlines()[-1] == (
-        "ddpdoctor: 1 error, 1 warning, 1 note; checks: 1 passed, 1 skipped, 1 could not tell (-v shows each)"
-    )
+    assert text.splitlines()[:2] == [
+        "ddpdoctor: MASTER_ADDR is a number",
+        "  1 error, 1 warning, 1 note; checks: 1 passed, 1 skipped, 1 could not tell (-v shows each)",
+    ]
     assert "DD126" not in text
     assert "DD122" not in text
 
@@ -80,9 +81,9 @@ def test_verbose_shows_every_check_in_its_group_with_what_it_saw():
     assert "  warning         DD121  shm" in text
 
 
-def test_nothing_wrong_is_one_line():
+def test_nothing_wrong_takes_two_lines():
     assert draw(report(findings=(), checks=CHECKS[3:4])) == (
-        "ddpdoctor: no problem found; checks: 1 passed, 0 skipped (-v shows each)\n"
+        "ddpdoctor: no problem found\n  checks: 1 passed, 0 skipped (-v shows each)\n"
     )
 
 
@@ -91,7 +92,7 @@ def test_hosts_are_named_where_there_are_several():
 
     assert "warning  DD121 shm, on node0" in text
     assert "error  DD205 master-numeric, ranks 0, 1 on node0" in text
-    assert "ddpdoctor: 2 hosts, 16 ranks: 1 error" in text
+    assert "\n  2 hosts, 16 ranks, 1 error" in text
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -138,7 +139,7 @@ def test_junit_with_warnings_as_failures_and_with_none():
 def test_markdown_escapes_what_would_be_markup():
     text = render_markdown(report())
 
-    assert text.startswith("## ddpdoctor: 3 findings\n\n### error: DD205 master-numeric")
+    assert text.startswith("## ddpdoctor: MASTER\\_ADDR is a number\n\n### error: DD205 master-numeric")
     assert "\\[/dev/shm\\] holds 64 MiB only" in text
     assert "64 MiB in all \\| 60 MiB free" in text
     assert "    docker run --shm-size=8g" in text

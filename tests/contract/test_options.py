@@ -11,6 +11,8 @@ from ddpdoctor.cli.plain import read_launch, read_plain
 from ddpdoctor.cli.verbs import app
 from ddpdoctor.model.errors import UserError
 
+MOST_HELP = 55
+
 
 def options_of(verb: str) -> type[Any]:
     kind: type[Any] = load_verb(verb).Options
@@ -36,9 +38,19 @@ def test_what_verbs_say_differently_of_an_option_is_known() -> None:
     for _, one, option in all_options():
         texts.setdefault(one.names[0], set()).add(option.help)
     assert {name for name, said in texts.items() if len(said) > 1} == {
-        "--compare", "--exchange-port", "--fail-on", "--format", "--hang-timeout", "--list", "--master-port", "--model",
-        "--nnodes", "--node-rank", "--plot", "--reference", "--report-dir", "--timeout",
+        "--compare", "--exchange-port", "--format", "--list", "--master-port", "--model", "--nnodes", "--output",
+        "--plot", "--reference", "--report-dir", "--timeout",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_help_text_is_a_line_of_80_columns(verb: str) -> None:
+    declared = declared_by(options_of(verb))
+    assert [one.option.help for one in declared if len(one.option.help) > MOST_HELP] == []
+    assert len(VERBS[verb].summary) <= MOST_HELP
+    summary, *more = (options_of(verb).__doc__ or "").splitlines()
+    assert len(summary) <= 80
+    assert len(more) <= 6
 
 
 def test_options_have_a_help_text_and_stand_in_a_panel_that_help_shows() -> None:
@@ -105,7 +117,9 @@ def test_typer_has_what_is_declared(verb: str) -> None:
 def test_a_plain_line_is_read_as_typer_does(words: tuple[str, ...]) -> None:
     verb, *rest = words
     made = make_context(verb, rest)
-    plain = (read_launch if verb in LAUNCHING else read_plain)(options_of(verb), rest, {})
+    plain = (read_launch if verb in LAUNCHING else read_plain)(
+        options_of(verb), rest, {}, declared_by(options_of(verb))
+    )
     assert plain is not None
     for one in declared_by(options_of(verb)):
         given = made.params[one.field]
@@ -132,13 +146,13 @@ def test_a_plain_line_is_read_as_typer_does(words: tuple[str, ...]) -> None:
     ids=" ".join,
 )
 def test_help_and_what_is_refused_are_left_to_typer(words: tuple[str, ...]) -> None:
-    assert read_plain(options_of(words[0]), words[1:], {}) is None
+    assert read_plain(options_of(words[0]), words[1:], {}, declared_by(options_of(words[0]))) is None
 
 
 def test_a_variable_leaves_the_line_to_typer() -> None:
     kind = options_of("check-rendezvous")
-    assert read_plain(kind, ["--nnodes=2"], {"DDPDOCTOR_EXCHANGE_PORT": "4000"}) is None
-    assert read_plain(kind, ["--nnodes=2"], {"DDPDOCTOR_EXCHANGE_PORT": ""}) is not None
+    assert read_plain(kind, ["--nnodes=2"], {"DDPDOCTOR_EXCHANGE_PORT": "4000"}, declared_by(kind)) is None
+    assert read_plain(kind, ["--nnodes=2"], {"DDPDOCTOR_EXCHANGE_PORT": ""}, declared_by(kind)) is not None
 
 
 def test_a_value_that_is_parsed_names_its_option() -> None:

@@ -18,6 +18,7 @@ LINES = {
     "wrap": [("probe.py",)],
     "tune": [("probe.py",)],
     "report": [("run",)],
+    "bundle": [("run", "--yes")],
     "check-env": [("shm",), ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--timeout", "1h")],
     "check-rendezvous": [("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--timeout", "1h")],
     "allreduce-bench": [("--nproc-per-node", "2"), ("--nproc-per-node", "1")],

@@ -76,8 +76,11 @@ def render(one, *, width=None, color=False):
 FINISHED = report(JobStatus.FINISHED, verdict=None, rows=ROWS[:2], exit_status=0)
 
 
-def test_a_job_that_ended_well_is_one_line():
-    assert render(FINISHED) == "ddpdoctor: finished, 2 ranks, no findings; report in ddpdoctor-report/now-train\n"
+STATUS = "  finished, 2 ranks; report in ddpdoctor-report/now-train"
+
+
+def test_a_job_that_ended_well_takes_two_lines():
+    assert render(FINISHED).splitlines() == ["ddpdoctor: no problem found", STATUS]
 
 
 def stream(clock=StreamClock.STEP, compared=17, last=800, *, tensors=160, ranks=(0, 1, 2, 3), model=1, differences=()):
@@ -104,9 +107,8 @@ EQUAL = "  replicas equal: 17 checks up to optimizer step 800 (160 tensors, 4 ra
 
 
 def test_replicas_that_stayed_equal_are_reported_in_one_line():
-    status, reported = render(with_streams(stream(), stream(StreamClock.SYNC, 3, 60))).splitlines()
-    assert status.startswith("ddpdoctor: finished, 2 ranks, no findings")
-    assert reported == EQUAL
+    text = render(with_streams(stream(), stream(StreamClock.SYNC, 3, 60)))
+    assert text.splitlines() == ["ddpdoctor: no problem found", STATUS, EQUAL]
     assert render(with_streams(stream()), width=80).splitlines()[-1] == EQUAL
     assert "\x1b" not in render(with_streams(stream()), width=120, color=True)
 
@@ -134,8 +136,8 @@ def test_differences_that_no_rule_holds_for_wrong_do_not_read_like_equal():
 
 
 def test_nothing_is_said_of_replicas_that_were_not_compared_or_that_findings_tell_of():
-    assert len(render(with_streams()).splitlines()) == 1
-    assert len(render(with_streams(stream(compared=0))).splitlines()) == 1
+    assert len(render(with_streams()).splitlines()) == 2
+    assert len(render(with_streams(stream(compared=0))).splitlines()) == 2
     drift = finding("DD501", "param-drift", Severity.ERROR, summary="parameters differ")
     assert "replicas" not in render(with_streams(stream(differences=(DRIFT,)), verdict=drift, findings=(drift,)))
     assert "replicas" not in render(replace(with_streams(stream()), job=report().job))
@@ -155,21 +157,23 @@ def test_a_note_costs_one_line_and_is_counted():
     note = finding("DD901", "not-recorded", Severity.INFO, summary="Rank 3 had no ring.", fix="Free some space.")
     lines = render(replace(FINISHED, findings=(note,))).splitlines()
     assert lines == [
-        "  info    DD901 not-recorded, rank 3: Rank 3 had no ring.",
+        "ddpdoctor: no problem found",
+        "  finished, 2 ranks, 1 note; report in ddpdoctor-report/now-train",
         "",
-        "ddpdoctor: finished, 2 ranks, 1 note; report in ddpdoctor-report/now-train",
+        "  info    DD901 not-recorded, rank 3: Rank 3 had no ring.",
     ]
 
 
 def test_a_job_that_failed_without_known_cause_never_reads_like_one_that_ended_well():
     text = render(report(JobStatus.FAILED, verdict=None, exit_status=3))
-    assert text.splitlines()[-1].startswith("ddpdoctor: failed, 5 ranks, exit status 3, no cause found;")
+    assert text.startswith("ddpdoctor: no cause found\n  failed, 5 ranks, exit status 3; report in ")
     assert "ranks 0-2, 4  in all_reduce" in text
 
 
 def test_a_crashed_check_is_said_even_of_a_job_that_ended_well():
     crashed = Check(id="stuck", code="DD601", outcome=Outcome.CRASHED, reason="KeyError")
-    assert "no findings, 1 check crashed;" in render(replace(FINISHED, checks=(crashed,)))
+    shown = render(replace(FINISHED, checks=(crashed,)))
+    assert shown.splitlines()[0] == "ddpdoctor: no problem found, but 1 check crashed"
 
 
 def test_could_not_tell_does_not_read_like_passed():
@@ -183,16 +187,23 @@ def test_could_not_tell_does_not_read_like_passed():
 
 
 @pytest.mark.parametrize("width", [80, 120, None])
-def test_table_first_verdict_last_and_the_verdict_in_its_order(width):
+def test_the_verdict_comes_first_in_one_sentence_and_last_with_its_evidence(width):
     other = finding("DD610", "straggler", Severity.WARNING, summary="Rank 2 was slow.", ranks=(2,), where=())
     text = render(report(others=(other,)), width=width)
-    marks = ["ddpdoctor: hung", "ranks 0-2, 4", "> rank 3", "DD610", "DD601 stuck, rank 3 (confidence high)"]
-    marks += ["wrong ", "where ", "train.py:33 in fetch\n", "layers.0.weight", "seen ", "to do ", "raises instead."]
+    marks = [
+        "ddpdoctor: Rank 3 waits in fetch.\n  hung, 5 ranks, exit status 124; report in ",
+        "ranks 0-2, 4",
+        "> rank 3",
+        "DD610",
+        "DD601 stuck, rank 3 (confidence high)",
+    ]
+    marks += ["where ", "train.py:33 in fetch\n", "layers.0.weight", "seen ", "to do ", "raises instead."]
     marks += ["more "]
     spots = []
     for mark in marks:
         spots.append(text.index(mark, spots[-1] if spots else 0))
     assert text.rstrip().endswith("ddpdoctor explain DD601")
+    assert text.count(STUCK.summary) == 1
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -275,7 +286,7 @@ def test_steps_of_a_class_are_drawn_together():
 def test_without_folder_and_job_there_is_still_a_line():
     bare = replace(FINISHED, job=None)
     text = render_text(bare, width=80, color=False, run_dir=None)
-    assert text == "ddpdoctor: no problem found; checks: 0 passed, 0 skipped (-v shows each)\n"
+    assert text == "ddpdoctor: no problem found\n  checks: 0 passed, 0 skipped (-v shows each)\n"
 
 
 def test_ranks_that_stand_together_are_named_with_their_host_where_there_are_several():

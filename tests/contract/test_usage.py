@@ -163,7 +163,7 @@ def test_a_saved_report_is_drawn_on_stdout(run, tmp_path):
     for path in (folder, folder / "report.json"):
         done = run("report", path)
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == "ddpdoctor: finished, 2 ranks, no findings; report in run\n"
+        assert done.stdout == "ddpdoctor: no problem found\n  finished, 2 ranks; report in run\n"
 
 
 def test_a_saved_report_as_json_is_what_was_saved(run, tmp_path):

@@ -20,7 +20,9 @@ from typing import Any
 import ddpdoctor.report
 from ddpdoctor.diagnose.build import rebuild_report
 from ddpdoctor.recorder.storage.ring_reading import DamagedRingError, read_ring_file
-from ddpdoctor.report.json_format import render_json
+from ddpdoctor.report.blocks import Grid
+from ddpdoctor.report.contents import read_content
+from ddpdoctor.report.json_format import parse_report, render_json
 
 JOBS = Path(__file__).parent / "jobs"
 SCHEMA = json.loads((Path(ddpdoctor.report.__file__).parent / "schema.json").read_text())
@@ -138,6 +140,17 @@ def hold_to_schema(report: dict[str, Any]) -> None:
     import jsonschema  # a machine that is lent for its GPU lacks it
 
     jsonschema.validate(report, SCHEMA)
+
+
+def grids_of(report: dict[str, Any]) -> dict[str, Grid]:
+    """Return the grids that a document draws of a report, by their titles."""
+    sections = read_content(parse_report(json.dumps(report))).pictures
+    return {block.title: block for section in sections for block in section if isinstance(block, Grid)}
+
+
+def cell_of(grid: Grid, row: str, column: str) -> str:
+    """Return the text of the cell in the row and the column of these names."""
+    return grid.cells[grid.rows.index(row)][grid.columns.index(column)].text
 
 
 def run(script: str | Path, folder: Path, *options: str, ranks: int = 3, args: tuple[str, ...] = (), **env: str) -> Ran:

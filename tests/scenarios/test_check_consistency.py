@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema
 
-from tests.scenarios.running import JOBS, SCHEMA, clean_environment, free_port, marked_lines
+from tests.scenarios.running import JOBS, SCHEMA, clean_environment, free_port, grids_of, marked_lines
 
 ROOT = JOBS.parents[2]
 LIMIT_S = 250
@@ -56,6 +56,8 @@ def test_a_healthy_model_is_one_model_with_the_gradient_of_one_process_and_the_s
     (one, two) = report["data"]["trial"]["reference"]["steps"]
     assert all(row["whole"] <= 10 * row["rounding"] for step in (one, two) for row in step["tensors"])
     assert report["data"]["trial"]["reference"]["float64"]
+    (grid,) = grids_of(report).values()  # no grid of replicas: they are equal
+    assert (grid.row_name, grid.columns) == ("parameter", ("step 1", "step 2"))
 
 
 def test_sparse_gradients_are_those_of_one_process_too():

@@ -7,7 +7,7 @@ import sys
 import jsonschema
 import pytest
 
-from .running import SCHEMA, clean_environment, free_port
+from .running import SCHEMA, clean_environment, free_port, grids_of
 
 DATA = """
 import torch.distributed as dist
@@ -37,6 +37,10 @@ def test_ranks_ask_their_loaders_and_one_report_comes_of_it(tmp_path, launcher, 
     report = json.loads(done.stdout)
     jsonschema.validate(report, SCHEMA)
     first = report["data"]["drawn"]["passes"][0]
+    ((own, both), (_, other)) = first["overlaps"]
+    assert both == first["shared"]
+    assert own + other - both == first["unique"]
+    assert grids_of(report)["samples that two ranks both drew in pass 1"].cells[0][1].text == str(both)
 
     if function == "with_seeds":
         assert done.returncode == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.running import JOBS, PATIENT, run
+from tests.scenarios.running import JOBS, PATIENT, cell_of, grids_of, run
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -44,6 +44,10 @@ def test_gradients_that_are_not_synchronized(tmp_path: Path) -> None:
     job = (JOBS / "replicas.py").read_text().splitlines()
     places = finding(report, "clipped")["where"]
     assert [(place["rank"], job[place["line"] - 1].strip()) for place in places] == [(1, "optimizer.step()")]
+    grids = [grid for grid in grids_of(report).values() if "clipped.weight (gradient), from step 16 on" in grid.rows]
+    (grid,) = grids
+    assert cell_of(grid, "clipped.weight (gradient), from step 16 on", "rank 1") == "B"
+    assert cell_of(grid, "clipped.weight (gradient), from step 16 on", "ranks 0, 2") == "A"
 
 
 @pytest.mark.cold

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.running import JOBS, PATIENT, run
+from tests.scenarios.running import JOBS, PATIENT, grids_of, run
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -37,6 +37,11 @@ def test_each_way_to_share_out_badly_is_found_at_its_line(tmp_path: Path) -> Non
     assert len({place["line"] for place in stray["where"]}) == 2
     assert ran.report["verdict"]["code"] == "DD701"
     assert ran.status == 0
+    grid = grids_of(ran.report)["what ranks took from loaders"]
+    named = [{place["line"] for place in finding["where"]} for finding in ran.report["findings"]]
+    drawn = {int(row.partition(":")[2].partition(",")[0]) for row in grid.rows}
+    assert all(drawn & lines for lines in named)
+    assert drawn <= set().union(*named)
 
 
 def test_no_way_to_share_out_well_gives_an_alarm(tmp_path: Path) -> None:

@@ -19,4 +19,5 @@ def test_the_demo_finds_its_fault(fault: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert f" {fault}, rank" in done.stderr
+    assert "torch/distributed/elastic" not in done.stderr
     assert ("time of a step: " in done.stderr) is (fault == "input-bound")

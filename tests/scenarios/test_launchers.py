@@ -257,7 +257,10 @@ def test_a_job_that_recovers_says_what_it_got_over(tmp_path: Path) -> None:
     warnings = [(f["severity"], f["kind"]) for f in ran.report["findings"]]
     assert sorted(warnings) == [("warning", "crash"), ("warning", "killed")]
     assert ran.report["verdict"] is None
-    assert ran.stderr.count("ddpdoctor: finished, 2 ranks, after 2 restarts") == 1
+    first = (
+        "ddpdoctor: the job finished after 2 restarts\n  finished, 2 ranks, after 2 restarts, 2 warnings; report in "
+    )
+    assert ran.stderr.count(first) == 1
 
 
 def test_torchruns_variables_hold(tmp_path: Path) -> None:

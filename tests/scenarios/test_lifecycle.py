@@ -258,13 +258,54 @@ raise ValueError("bad sample 17")
     ("env", "line"),
     [({}, "traceback : DD604 crash (ddpdoctor): rank 1 raised ValueError"), ({"OWN": "1"}, "the script's own word")],
 )
-def test_torchruns_closing_block_says_the_verdict(env: dict[str, str], line: str, tmp_path: Path) -> None:
+def test_torchruns_closing_block_has_the_verdict_and_is_kept_in_a_file(
+    env: dict[str, str], line: str, tmp_path: Path
+) -> None:
     script = tmp_path / "fails.py"
     script.write_text(ONE_FAILS)
     ran = run(script, tmp_path / "run", *PATIENT, ranks=2, **env)
-    block = ran.stderr.partition("Root Cause")[2].partition("=====")[0]
+    block = (tmp_path / "run" / "torchrun.log").read_text().partition("Root Cause")[2].partition("=====")[0]
     assert line in block, ran.stderr
-    assert "DD604 crash, rank 1" in ran.stderr
+    assert "ValueError: bad sample 17\nddpdoctor: rank 1 raised ValueError" in ran.stderr
+    assert not any(word in ran.stderr for word in TORCHRUNS)
+
+
+TORCHRUNS = ("torch/distributed/elastic", "Root Cause", "ChildFailedError", "SignalException")
+
+
+@pytest.mark.usefixtures("preloaded_python")
+def test_torchruns_own_words_are_shown_if_there_is_no_verdict(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(ONE_FAILS)
+    ran = run(script, tmp_path / "run", *PATIENT, "--ignore", "DD604", ranks=2)
+    before, _, _ = ran.stderr.partition("ddpdoctor: no cause found")
+    assert (ran.status, ran.report["verdict"]) == (1, None)
+    assert before.endswith((tmp_path / "run" / "torchrun.log").read_text())
+    assert all(word in before for word in TORCHRUNS[:3])
+
+
+@pytest.mark.usefixtures("preloaded_python")
+def test_the_words_of_another_launcher_stay_where_it_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(ONE_FAILS)
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "fails.py")
+    command = [
+        sys.executable,
+        "-m",
+        "ddpdoctor",
+        "wrap",
+        *PATIENT,
+        "--report-dir",
+        "run",
+        "--",
+        sys.executable,
+        *launcher,
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, env=clean_environment(), timeout=200
+    )
+    assert done.returncode == 1
+    assert all(word in done.stderr for word in TORCHRUNS[:3])
+    assert not (tmp_path / "run" / "torchrun.log").exists()
 
 
 @contextlib.contextmanager
@@ -317,7 +358,7 @@ def test_on_a_disk_that_stays_full_the_verdict_is_on_the_screen(tmp_path: Path) 
     assert ran.status == 124, ran.stderr
     assert f"fills_disk.py:{marked_lines('fills_disk')[0]}" in ran.stderr
     assert "the report could not be saved" in ran.stderr
-    assert "SignalException" not in ran.stderr  # torchrun's own traceback of the SIGTERM that is ours
+    assert not any(word in ran.stderr for word in TORCHRUNS)  # the SIGTERM is ours, and there is no room for the file
     (record,) = (tmp_path / "temporary").glob("ddpdoctor-*")
     report = json.loads((record / "report.json").read_text())
     assert (report["verdict"]["kind"], report["verdict"]["ranks"]) == ("stuck", [1])

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.running import JOBS, Ran, clean_environment, finish, free_port, job_pids, wait_for
+from tests.scenarios.running import (
+    JOBS,
+    Ran,
+    cell_of,
+    clean_environment,
+    finish,
+    free_port,
+    grids_of,
+    job_pids,
+    wait_for,
+)
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 JOB = JOBS / "tune.py"
@@ -53,6 +63,8 @@ def test_the_setting_that_shortens_the_step_is_named_and_no_checkpoint_is_touche
     assert {Path(place["file"]).name for place in result["where"]} == {"tune.py"}
     assert rows_of(ran)["buffers_off"]["measured"]["high"] < 1
     assert not rows_of(ran)["static_graph"]["is_gain"]
+    (grid,) = grids_of(ran.report).values()
+    assert cell_of(grid, rows_of(ran)["buffers_off"]["title"], "measured").startswith("-")
     assert ran.report["findings"] == []
     assert "what it gives to torch.save is thrown away" in ran.stderr.replace("\n", " ")
     assert "broadcast_buffers=False makes the step" in ran.stderr

@@ -24,7 +24,7 @@ RUN_MARKS = (REPORT_NAME, "run.json")
 """A folder with one of these belongs to another run. A run that was cut short has no report."""
 RUN_FILES = (
     *RUN_MARKS, "agent.jsonl", "consistency.json", "control", "end.json", "joint.json", "machine.json", "moments.json",
-    "nodes.json", "reached.json", "reserve", "verdict.txt", "watch.json",
+    "nodes.json", "reached.json", "reserve", "torchrun.log", "verdict.txt", "watch.json",
 )  # fmt: skip
 RUN_FOLDERS = ("evidence", "gathered", "left", "nccl", "nodes", "present", "prints", "rings", "tuning")
 """The subfolders that a run writes to. They must not be links or belong to another user."""

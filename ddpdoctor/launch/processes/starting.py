@@ -14,6 +14,7 @@ from ddpdoctor.collect.run.nccl_warnings import FOLDER as NCCL_FOLDER
 from ddpdoctor.collect.system import System
 from ddpdoctor.launch.command.placement import Style
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.recorder.launcher_log import OWN_VARIABLE
 from ddpdoctor.recorder.storage.files import make_folder
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command.options import ChosenLevel, WrapOptions
 
 DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
-_OF_ANOTHER_JOB = ("DDPDOCTOR_AGENT", "DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER", "DDPDOCTOR_DETAIL")
+_OF_ANOTHER_JOB = ("DDPDOCTOR_AGENT", "DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER", "DDPDOCTOR_DETAIL", OWN_VARIABLE)
 """Variables of another job's recorder, which are set if a rank of that job started this ``wrap``."""
 
 DETAIL_VARIABLE = "DDPDOCTOR_DETAIL"
@@ -87,6 +88,8 @@ def _environment(options: WrapOptions, folder: Path) -> dict[str, str]:
     bootstrap = str(Path(__file__).resolve().parents[2] / "recorder" / "bootstrap")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (bootstrap, environment.get("PYTHONPATH"))))
     environment |= dict(options.placement.variables)
+    if options.placement.style is Style.TORCHRUN:
+        environment[OWN_VARIABLE] = "1"
     environment |= job_mark(folder)
     environment |= options.ranks.variables()
     environment |= nccl_log_environment(environment, folder)

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from ddpdoctor.collect.process import proc
 
-SETTLED_S = 2.0
-"""By then a forked child has executed its program. Our choice: fork and exec take milliseconds."""
+SETTLED_S = 10.0
+"""By then a forked child has executed its program. Our choice: fork and exec take milliseconds. On a machine with five
+processes per core, a shell took over two seconds to become a Python."""
 _KEEP_OUT = frozenset("IES")
 _WITH_VALUE = frozenset("cmWX")
 """Python's one-letter options that take a value."""

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.amounts import format_size, format_time
 from ddpdoctor.model.bandwidth import Assessment, Mode
-from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.bandwidth.comparison import comparison_section
 from ddpdoctor.report.bandwidth.curves import curve_facts, pick_curves
 from ddpdoctor.report.bandwidth.matrix import make_matrices, matrix_section
 from ddpdoctor.report.bandwidth.numbers import format_share
+from ddpdoctor.report.bandwidth.pictures import curve_pictures, matrix_picture
 from ddpdoctor.report.bandwidth.reading import VERB, read_bandwidth
 from ddpdoctor.report.bandwidth.results import make_records, name_series, series_table, sort_series
-from ddpdoctor.report.bandwidth.run import describe_run, headline
+from ddpdoctor.report.bandwidth.run import describe_end, describe_run, headline
 from ddpdoctor.report.blocks import ChartLine, Content, Heading, Item, Items, Series, Text, Tone, items, titled_list
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.names import format_hosts, format_ranks
@@ -34,16 +34,17 @@ def bandwidth_content(report: Report) -> Content:
     """Return the content of a run. Raises ``UserError`` if the report is damaged."""
     bench = read_bandwidth(report)
     series = sort_series(bench.results)
+    matrices = make_matrices(report, bench)
     comparison = (comparison_section(bench.comparison),) if bench.comparison is not None else ()
     return Content(
-        status=f"{count_of(len(bench.members), 'rank')}, {headline(report, bench)}",
         headline=headline(report, bench),
+        status=describe_end(report, bench),
         verb=VERB,
         about=((items(describe_run(bench)),),),
         sections=(
             *(_series_section(bench, one) for one in series),
             (_chart(bench, series),),
-            *(matrix_section(one) for one in make_matrices(report, bench)),
+            *(matrix_section(one) for one in matrices),
             *_late_sections(bench),
             *comparison,
             *titled_list("what it means for DDP", bench.advice.text if bench.advice else ()),
@@ -54,6 +55,7 @@ def bandwidth_content(report: Report) -> Content:
         ),
         records=make_records(bench.results),
         several_hosts=len(bench.hosts) > 1,
+        pictures=(*curve_pictures(bench), *map(matrix_picture, matrices)),
     )
 
 

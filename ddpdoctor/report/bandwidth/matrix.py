@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.amounts import format_rate
+from ddpdoctor.model.amounts import format_rate, format_time
 from ddpdoctor.model.rank_words import count_of
-from ddpdoctor.report.bandwidth.numbers import NOT_DEFINED, format_gb_s
+from ddpdoctor.report.bandwidth.numbers import NOT_DEFINED, format_gb_s, format_share
 from ddpdoctor.report.blocks import Column, Heading, Table, Text, Tone
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Matrix:
     cells: dict[tuple[int, int], float]
     blamed: frozenset[int]
     """Positions of the ends that a finding names."""
+    figures: dict[tuple[int, int], str]
+    """All that was measured of each cell, in words."""
 
     @property
     def between(self) -> dict[tuple[int, int], float]:
@@ -69,8 +71,9 @@ def make_pair_matrix(pairs: Sequence[Pair], blamed: Iterable[int]) -> Matrix:
         noun="rank",
         ends=tuple(f"{rank} {hosts[rank]}" if several else str(rank) for rank in ranks),
         heads=tuple(map(str, ranks)),
-        cells={_key(place[pair.ranks[0]], place[pair.ranks[1]]): pair.busbw_gb_s for pair in pairs},
+        cells={cell_key(place[pair.ranks[0]], place[pair.ranks[1]]): pair.busbw_gb_s for pair in pairs},
         blamed=frozenset(place[rank] for rank in blamed if rank in place),
+        figures={cell_key(place[pair.ranks[0]], place[pair.ranks[1]]): _figures(pair) for pair in pairs},
     )
 
 
@@ -87,11 +90,12 @@ def make_node_matrix(nodes: Sequence[NodeResult], order: Sequence[str], blamed: 
         ends=hosts if heads == hosts else tuple(f"{head} {host}" for head, host in zip(heads, hosts, strict=True)),
         heads=heads,
         cells={
-            _key(place[node.host], place[node.peer or node.host]): node.busbw_gb_s
+            cell_key(place[node.host], place[node.peer or node.host]): node.busbw_gb_s
             for node in nodes
             if node.busbw_gb_s is not None
         },
         blamed=frozenset(place[host] for host in blamed if host in place),
+        figures={cell_key(place[node.host], place[node.peer or node.host]): _figures(node) for node in nodes},
     )
 
 
@@ -102,6 +106,12 @@ def make_matrices(report: Report, bench: Bandwidth) -> list[Matrix]:
     pairs = [make_pair_matrix(bench.pairs, ranks)] if bench.pairs else []
     nodes = [make_node_matrix(bench.nodes, bench.hosts, hosts)] if bench.nodes else []
     return [*pairs, *nodes]
+
+
+def _figures(one: Pair | NodeResult) -> str:
+    rate = NOT_DEFINED if one.busbw_gb_s is None else format_rate(one.busbw_gb_s)
+    visits = f" over {count_of(len(one.busbws_gb_s), 'visit')}" if one.busbws_gb_s else ""
+    return f"busbw {rate}, latency {format_time(one.latency_us)}, variation {format_share(one.cv)}{visits}"
 
 
 def matrix_section(matrix: Matrix) -> Section:
@@ -129,7 +139,7 @@ def _table(matrix: Matrix, instead: tuple[Block, ...]) -> Table:
 
 
 def _write_cell(matrix: Matrix, row: int, column: int) -> str:
-    at = _key(row, column)
+    at = cell_key(row, column)
     if at not in matrix.cells:
         return EMPTY + " " if row == column else NOT_DEFINED + " "
     return format_gb_s(matrix.cells[at]) + (LOWEST if at == matrix.lowest else " ")
@@ -157,7 +167,8 @@ def _legend(matrix: Matrix) -> tuple[str, ...]:
     return (*lines, f"{BLAMED}a {matrix.noun} that a finding names") if matrix.blamed else lines
 
 
-def _key(one: int, other: int) -> tuple[int, int]:
+def cell_key(one: int, other: int) -> tuple[int, int]:
+    """Return the key of the cell of two positions."""
     return (one, other) if one <= other else (other, one)
 
 

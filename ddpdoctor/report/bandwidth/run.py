@@ -54,15 +54,19 @@ def describe_conventions(bench: Bandwidth) -> str:
 
 
 def headline(report: Report, bench: Bandwidth) -> str:
-    """Say how the run ended, then give the verdict, or else how good the curves are."""
-    ended = [] if bench.ending is Ending.FINISHED else [f"{bench.ending.value}, results partial"]
+    """Return the verdict, or else how good the curves are."""
     if report.verdict is not None:
-        found = count_findings(report.findings)
-        return ", ".join([*ended, found]) + f": {_sentence(report.verdict.summary)}"
+        return _sentence(report.verdict.summary)
     if not bench.results:
-        return ", ".join([*ended, "nothing was measured"])
-    notes = [found] if (found := count_findings(report.findings)) else []
-    return ", ".join([*ended, _nothing_found(report, bench), *notes]) + describe_assessments(bench.curves)
+        return "nothing was measured"
+    return _nothing_found(report, bench) + describe_assessments(bench.curves)
+
+
+def describe_end(report: Report, bench: Bandwidth) -> str:
+    """Say how the run ended, and how many findings there are."""
+    ended = "" if bench.ending is Ending.FINISHED else f"{bench.ending.value}, results partial"
+    parts = (count_of(len(bench.members), "rank"), ended, count_findings(report.findings))
+    return ", ".join(filter(None, parts))
 
 
 def _nothing_found(report: Report, bench: Bandwidth) -> str:

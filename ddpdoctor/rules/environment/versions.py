@@ -173,19 +173,23 @@ def _seen(nodes: list[Node]) -> str:
     return ", ".join(first[:4]) or "none is known"
 
 
-def _torch(node: Node) -> str | None:
+def torch_of(node: Node) -> str | None:
+    """Return the version of torch, or None if it is not known."""
     torch, software = known(node.torch), known(node.software)
     return (torch.version if torch else None) or (software.torch_version if software else None)
 
 
-def _nccl(node: Node) -> str | None:
+def nccl_of(node: Node) -> str | None:
+    """Return the version of NCCL that is loaded, or else the one that torch came with."""
     torch, software = known(node.torch), known(node.software)
     if torch is not None and torch.version:
         return torch.nccl_loaded or torch.nccl
     return software.nccl_wheel if software else None
 
 
-def _of_software(value: Callable[[Software], str | None]) -> Callable[[Node], str | None]:
+def of_software(value: Callable[[Software], str | None]) -> Callable[[Node], str | None]:
+    """Return a function that reads a value from the software of a node."""
+
     def read(node: Node) -> str | None:
         software = known(node.software)
         return value(software) or None if software else None
@@ -205,13 +209,13 @@ def _of_gpus(value: Callable[[Gpu], str | None]) -> Callable[[Node], str | None]
 
 
 _COMPARED: tuple[tuple[str, Callable[[Node], str | None], Severity], ...] = (
-    ("torch", _torch, Severity.ERROR),
-    ("NCCL", _nccl, Severity.ERROR),
-    ("Python", _of_software(lambda one: ".".join(one.python.split(".")[:2])), Severity.WARNING),
+    ("torch", torch_of, Severity.ERROR),
+    ("NCCL", nccl_of, Severity.ERROR),
+    ("Python", of_software(lambda one: ".".join(one.python.split(".")[:2])), Severity.WARNING),
     ("NVIDIA driver", driver_of, Severity.WARNING),
     ("GPUs:", _of_gpus(lambda gpu: gpu.name), Severity.WARNING),
     ("VBIOS", _of_gpus(lambda gpu: gpu.vbios), Severity.WARNING),
-    ("kernel", _of_software(lambda one: one.kernel), Severity.WARNING),
-    ("OFED", _of_software(lambda one: one.ofed), Severity.WARNING),
-    ("container image", _of_software(lambda one: one.image), Severity.WARNING),
+    ("kernel", of_software(lambda one: one.kernel), Severity.WARNING),
+    ("OFED", of_software(lambda one: one.ofed), Severity.WARNING),
+    ("container image", of_software(lambda one: one.image), Severity.WARNING),
 )

@@ -17,7 +17,7 @@ from ddpdoctor.model.sides import grouped, majority_of
 from .groups import CallPosition, Group, recorded_seq
 from .parting import find_departure
 from .states import FORWARDS, NATIVE_PHASES, Activity, RankState
-from .timeline import Timeline, TimelineEntry, key_of, read_timeline
+from .timeline import GroupCalls, TimelineEntry, key_of, read_timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.facts import CallKind
 
-    from .timeline import Timeline
+    from .timeline import GroupCalls
 
 
 MAX_HISTORY = 4096
@@ -46,7 +46,7 @@ class Blame:
 
 
 def find_blame(
-    parts: Sequence[TimelineEntry], lines: Sequence[Timeline], seq: int, sign: Callable[[TimelineEntry], Hashable]
+    parts: Sequence[TimelineEntry], lines: Sequence[GroupCalls], seq: int, sign: Callable[[TimelineEntry], Hashable]
 ) -> Blame:  # fmt: skip
     """Blame the minority; without a majority, blame the rank whose call least fits its own history."""
     most = set(majority_of(grouped((sign(part), part.rank) for part in parts).values()))
@@ -68,7 +68,7 @@ def find_blame(
     )
 
 
-def _departing(parts: Sequence[TimelineEntry], lines: Mapping[int, Timeline], seq: int) -> tuple[int, ...]:
+def _departing(parts: Sequence[TimelineEntry], lines: Mapping[int, GroupCalls], seq: int) -> tuple[int, ...]:
     """Return the ranks whose call is the least expected, or none if the history does not show it."""
     most = min(MAX_HISTORY, max(ALL_HISTORY // len(parts), 64))
     scores = {part.rank: _familiarity(lines[part.rank], part, seq, most) for part in parts}
@@ -78,7 +78,7 @@ def _departing(parts: Sequence[TimelineEntry], lines: Mapping[int, Timeline], se
     return tuple(rank for rank, score in scores.items() if score == lowest)
 
 
-def _familiarity(line: Timeline, part: TimelineEntry, seq: int, most: int) -> tuple[float, bool, bool] | None:
+def _familiarity(line: GroupCalls, part: TimelineEntry, seq: int, most: int) -> tuple[float, bool, bool] | None:
     """Return how likely the call is by the rank's own history, and whether the rank made it before.
 
     The second value says whether the rank made it at all, the third whether with the same dtype, shape, root and
@@ -200,7 +200,7 @@ def _conflict_in(
     return Conflict(group=group, seq=earlier, parts=parts, blame=blame, passed=True)
 
 
-def _first_difference(lines: list[Timeline], shaped: AbstractSet[str]) -> int | None:
+def _first_difference(lines: list[GroupCalls], shaped: AbstractSet[str]) -> int | None:
     """Return the lowest number under which two ranks have different collectives."""
     signatures: dict[int, Hashable] = {}
     first: dict[int, Hashable] = {}
@@ -219,7 +219,7 @@ def _first_difference(lines: list[Timeline], shaped: AbstractSet[str]) -> int | 
     return min((seq for seq in (differing, unrecorded) if seq is not None), default=None)
 
 
-def _first_unrecorded_difference(lines: list[Timeline]) -> int | None:
+def _first_unrecorded_difference(lines: list[GroupCalls]) -> int | None:
     """Return the lowest number under which a call that only torch reports differs in its operation from a peer's.
 
     Shapes and dtypes are not compared, because torch names them in its own way. DDP phases are not compared either,
@@ -234,14 +234,14 @@ def _first_unrecorded_difference(lines: list[Timeline]) -> int | None:
     return None
 
 
-def _parts_at(lines: list[Timeline], seq: int) -> tuple[TimelineEntry, ...]:
+def _parts_at(lines: list[GroupCalls], seq: int) -> tuple[TimelineEntry, ...]:
     found = (line.entries.get(seq) for line in sorted(lines, key=attrgetter("rank")))
     return tuple(entry for entry in found if entry is not None)
 
 
 def _with_unnumbered(
-    lines: list[Timeline], states: Mapping[int, RankState], positions: Mapping[int, CallPosition], group: Group
-) -> list[Timeline]:
+    lines: list[GroupCalls], states: Mapping[int, RankState], positions: Mapping[int, CallPosition], group: Group
+) -> list[GroupCalls]:
     """Give ranks that wait in a DDP phase without a known number an entry under the numbers the others wait for."""
     pending = {position.seq for position in positions.values() if position.group == group and position.seq is not None}
     found = []

@@ -13,7 +13,7 @@ from . import evidence as say
 from .clues import fix_of, sentences
 from .failures import Failure, failure_line, is_lost_worker, same_bug
 from .job_state import Cause, JobState
-from .known_errors import known_clues
+from .known_errors import known_clues, origin_of_error
 from .memory_causes import memory_clues
 from .node_findings import judge_lost
 from .places import innermost_user, places
@@ -237,6 +237,7 @@ def _failed(job: JobState, root: Failure) -> Problem:
             *say.progress_words(job, blamed),
         ),
         fix=fix_of(clues, _fix(root, next(iter(where), None))),
+        origin=origin_of_error(f"{root.error.type}: {root.error.message}") if root.error is not None else None,
     )
 
 

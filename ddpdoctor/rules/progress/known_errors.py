@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ddpdoctor.model.findings import FaultOrigin
 from ddpdoctor.model.reducer import Fault
 
 from .clues import Clue
@@ -13,8 +14,15 @@ from .reducer_causes import FIXES
 SCRIPT = "the script"
 SETTINGS = "how the job is started or installed"
 MACHINE = "the machine, or its limits"
+HARDWARE = "the GPU itself"
 PEER = "another rank"
 EITHER = "the script or the machine"
+_ORIGINS = {
+    SCRIPT: FaultOrigin.SCRIPT,
+    SETTINGS: FaultOrigin.SETTINGS,
+    MACHINE: FaultOrigin.SETTINGS,
+    HARDWARE: FaultOrigin.MACHINE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +43,12 @@ class KnownError:
 def find_known(text: str) -> KnownError | None:
     """Return the first known error that matches a text ("ValueError: ..."), or None."""
     return next((known for known in KNOWN_ERRORS if re.search(known.pattern, text, re.DOTALL)), None)
+
+
+def origin_of_error(text: str) -> FaultOrigin | None:
+    """Return where the fault of a known error lies; None if the error is not known or may have several origins."""
+    known = find_known(text)
+    return None if known is None else _ORIGINS.get(known.fault)
 
 
 def known_clues(text: str) -> tuple[Clue, ...]:
@@ -264,6 +278,15 @@ KNOWN_ERRORS = (
         "torch.load(map_location='cpu')), then use smaller batches, or export "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation",
         source=_CUDA,
+    ),
+    KnownError(
+        pattern=r"uncorrectable ECC error encountered",
+        shown="CUDA error: uncorrectable ECC error encountered",
+        means="the GPU's memory returned wrong data, which ECC could not correct",
+        fault=HARDWARE,
+        fix="take the host out of the job and run `ddpdoctor check-env ecc-unc row-remap xid` on it; a reset of the "
+        "GPU (nvidia-smi -r) retires the memory at fault",
+        source="https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html",
     ),
     KnownError(
         pattern=r"invalid device ordinal",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Confidence
+from ddpdoctor.model.findings import Confidence, FaultOrigin
 from ddpdoctor.model.nodes import Presence
 from ddpdoctor.model.rank_words import name_list, rank_list
 from ddpdoctor.model.reaching import Contact
@@ -57,6 +57,7 @@ def judge_lost(job: JobState) -> Answer:
             *say.cascade_words(job.failures, ()),
         ),
         fix=_fix(job, lost, cut_off=cut_off),
+        origin=FaultOrigin.NETWORK if cut_off else FaultOrigin.MACHINE,
     )
     certain = job.stands_still(()) and not job.is_ending()
     return judged([finding], certain=certain, may_resume=not all(_is_gone(job, node) for node in lost))

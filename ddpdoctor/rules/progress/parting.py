@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import CallKind
 
     from .states import RankState
-    from .timeline import Timeline
+    from .timeline import GroupCalls
 
 
 MOST_SHIFT = 8
 """Most extra or missing calls in a row that are searched for. Our choice: the calls of one function, say a metric's."""
 
 
-def find_departure(lines: Sequence[Timeline], blamed: Collection[int], seq: int) -> int | None:
+def find_departure(lines: Sequence[GroupCalls], blamed: Collection[int], seq: int) -> int | None:
     """Return the number at which one rank made more or fewer calls than another, if that was before ``seq``.
 
     A different line alone proves nothing. It counts only with a shift: from there on, one rank's lines are the other's,
@@ -52,7 +52,7 @@ def find_departure(lines: Sequence[Timeline], blamed: Collection[int], seq: int)
     return start if shifted else None
 
 
-def _pair(lines: Sequence[Timeline], blamed: Collection[int]) -> tuple[Timeline, Timeline] | None:
+def _pair(lines: Sequence[GroupCalls], blamed: Collection[int]) -> tuple[GroupCalls, GroupCalls] | None:
     """Return a rank that is to blame and one that is not; if exactly two may be to blame, return these two."""
     odd = [line for line in lines if line.rank in blamed]
     rest = [line for line in lines if line.rank not in blamed]

@@ -56,7 +56,7 @@ class Event(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class GroupCalls:
     """The collectives of one rank in one group, by number."""
 
     rank: int
@@ -77,7 +77,7 @@ def line_key(kind: CallKind) -> Hashable:
     return (kind.op, None if site is None else (site.file, site.line))
 
 
-def read_timeline(state: RankState, name: str, most: int) -> Timeline:
+def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
     """Return what a rank has under the numbers of a group, as far as its last ``most`` records show.
 
     A DDP phase records how many collectives the group had begun at its start. C++ took the numbers between that one and
@@ -114,7 +114,7 @@ def read_timeline(state: RankState, name: str, most: int) -> Timeline:
         last = cursor + max(0, _usual(entries, phase) - count) * waits if begun is None else begun
         _fill(entries, rank, phase, cursor, last)
     _add_pending_on_device(entries, state, name)
-    return Timeline(rank=rank, entries=entries, first_places=_first_places(events))
+    return GroupCalls(rank=rank, entries=entries, first_places=_first_places(events))
 
 
 def _add_pending_on_device(entries: dict[int, TimelineEntry], state: RankState, name: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.scenarios.bandwidth.running import bench
 from tests.scenarios.bandwidth.slowing import SMALL, bench_on, crowded, late, limit_host, limit_link, named
 from tests.scenarios.hosts import lent_hosts, require
+from tests.scenarios.running import grids_of
 
 pytestmark = pytest.mark.alone
 
@@ -72,6 +73,9 @@ def test_three_ranks_that_are_well():
 
     assert named(ran) == []
     assert ran.status == 0
+    (grid,) = grids_of(ran.report).values()
+    assert grid.rows == grid.columns == ("0", "1", "2")
+    assert "latency" in grid.cells[0][1].about
 
 
 def test_a_rank_that_comes_late_to_every_call():

@@ -17,7 +17,7 @@ from ddpdoctor.exchange.clocks import KEY
 from ddpdoctor.exchange.store import wait_for
 from ddpdoctor.exchange.token import NO_TOKEN
 from tests.scenarios.hosts import Hosts, require
-from tests.scenarios.running import SCHEMA, clean_environment, free_port
+from tests.scenarios.running import SCHEMA, cell_of, clean_environment, free_port, grids_of
 from tests.scenarios.slurm import Slurm
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -60,6 +60,7 @@ def test_two_ranks_make_one_report():
     assert (report["data"]["world_size"], report["data"]["missing_ranks"]) == (2, [])
     assert len(report["data"]["hosts"]) == 1
     assert outcome(report, "rank-set") == outcome(report, "ws-same") == "passed"
+    assert list(grids_of(report)["checks by host"].columns) == report["data"]["hosts"]
     assert done.returncode == 0, done.stderr
 
 
@@ -177,6 +178,10 @@ def test_two_hosts_that_differ_under_torchrun(hosts, other_torch):
     # A busy machine reads a clock some tenths late.
     assert re.search(r"clock of dd0 is (19\.[5-9]|20\.[0-5]) s ahead of that of dd1", clock["summary"])
     assert "NCCL_ALGO" in finding(report, "ws-same")["summary"]
+    by_host = grids_of(report)["checks by host"]
+    (row,) = (name for name in by_host.rows if name.endswith(" clock"))
+    # It is not known which host is right, so that the finding names both.
+    assert cell_of(by_host, row, "dd[0, 1]") == "error"
     mtu = finding(report, "mtu")
     assert "1500 on dd0, 1400 on dd1" in mtu["summary"]
     version = finding(report, "version-same")

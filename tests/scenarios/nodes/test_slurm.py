@@ -87,7 +87,7 @@ def test_one_task_a_node_starts_torchrun(slurm):
     assert report["findings"] == []
     # Each node has its own report, and the job one.
     assert job.report("node-1.json")["job"]["status"] == "finished"
-    assert job.said.count("no findings; report in") == 1
+    assert job.said.count("ddpdoctor: no problem found\n") == 1
 
 
 def test_a_hang_of_tasks_that_are_ranks(slurm):

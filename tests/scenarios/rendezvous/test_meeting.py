@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.exchange.token import NO_TOKEN
 from tests.scenarios.hosts import Hosts, require
-from tests.scenarios.running import SCHEMA, clean_environment, free_port
+from tests.scenarios.running import SCHEMA, clean_environment, free_port, grids_of
 from tests.scenarios.slurm import Slurm
 
 pytestmark = pytest.mark.alone
@@ -93,6 +93,8 @@ def test_under_torchrun_one_report_for_all_ranks(hosts):
 
     healthy(report)
     assert report["data"]["world_size"] == 4
+    pairs = grids_of(report)["connections between nodes, from the node of the row to that of the column"]
+    assert [[cell.text for cell in row] for row in pairs.cells] == [["", "ok"], ["ok", ""]]
     assert report["data"]["missing_ranks"] == []
     assert (processes[0].returncode, processes[1].returncode, nothing) == (0, 0, ""), stderr
 

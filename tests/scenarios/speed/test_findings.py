@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.running import PATIENT, run
+from tests.scenarios.running import PATIENT, grids_of, run
 from tests.scenarios.speed.catalog import FAULTS, HEALTHY, NOT_THAT, fault_lines, named_lines, run_way
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
@@ -45,6 +45,9 @@ def test_the_critical_column_of_a_real_job_adds_up_to_its_step(tmp_path: Path) -
     total = sum(row["critical_ms"] for row in budget["phases"])
     assert total == pytest.approx(budget["wall_ms"], rel=0.03)
     assert "time of a step" in ran.stderr
+    phases, ranks = grids_of(ran.report).values()
+    assert phases.columns == ("critical rank", "median rank", "worst rank")
+    assert [name.strip("> ") for name in ranks.columns] == ["0", "1"]
 
 
 def test_without_the_option_the_budget_is_in_the_report_only(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.cli.options import declared_by
 from ddpdoctor.cli.plain import read_launch
 from ddpdoctor.cli.wrap import Options
 from ddpdoctor.model.errors import UserError
 
 
 def read(*arguments: str, **env: str) -> Options | None:
-    options: Options | None = read_launch(Options, list(arguments), env)
+    options: Options | None = read_launch(Options, list(arguments), env, declared_by(Options))
     return options
 
 

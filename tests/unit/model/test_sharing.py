@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from ddpdoctor.model.sharing import SamplingPlan, Sharing, share_out
+from ddpdoctor.model.sharing import SamplingPlan, Sharing, count_both, share_out
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,9 @@ def test_every_number_is_that_of_torch():
         assert [one.delivered for one in shares.ranks] == [sum(map(len, batches)) for _, batches in seen], plan
         assert (shares.unique, shares.delivered) == (len(delivered), delivered.total()), plan
         assert shares.missed == plan.samples - len(delivered), plan
+        sets = [{sample for batch in batches for sample in batch} for _, batches in seen]
+        both = [[count_both(plan, one, other) for other in shares.ranks] for one in shares.ranks]
+        assert both == [[len(one & other) for other in sets] for one in sets], plan
         count += 1
     assert count > 1000
 

@@ -45,6 +45,8 @@ BLOCKS = (
     Places(classes=(RankClass(ranks=(0, 1), host="", state="in fetch", place="train.py:3 in main", blamed=True),)),
 )
 TEXT = """\
+ddpdoctor: all is well
+
 a heading
 a paragraph with [bold]markup[/bold] & <b>more</b>
   - an item
@@ -57,8 +59,6 @@ weight    12
 bias       4
   a legend
 > ranks 0, 1  in fetch  train.py:3 in main
-
-ddpdoctor: all is well
 """
 
 
@@ -66,7 +66,7 @@ def new_verb_content(report):
     """What a new verb has to write."""
     del report
     records = Records(names=("name", "ok"), rows=(("weight", True), ("bias", None)))
-    return Content(status="all is well", sections=(BLOCKS,), records=records)
+    return Content(headline="all is well", sections=(BLOCKS,), records=records)
 
 
 @pytest.fixture

@@ -1,0 +1,91 @@
+"""``ddpdoctor bundle``: packs the report of a run, without secrets and names, into one archive to hand on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from ddpdoctor.cli.options import OUTPUT, RUN_DIR, Option
+from ddpdoctor.model.exit_status import ExitStatus
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnose.bundles import Bundle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Pack a run's report into one archive, without secrets and names.
+
+    Shows what is in the archive, and asks before writing it. `ddpdoctor report` opens it on any machine.
+    """
+
+    run_dir: Annotated[Path | None, RUN_DIR] = None
+    output: Annotated[Path | None, OUTPUT.but(help="The archive.  [default: ddpdoctor-bundle-<run>.zip]")] = None
+    with_source: Annotated[bool, Option(help="Keep the lines of your source around the fault.")] = False
+    yes: Annotated[bool, Option(help="Write the archive without asking.")] = False
+
+
+def run(options: Options) -> int:
+    """Write the archive if the user agrees. Raises ``UserError`` for a run or a file that cannot be used."""
+    from ddpdoctor.cli.delivery import check_writable
+    from ddpdoctor.cli.output import render, say, write
+    from ddpdoctor.cli.report import RUNS, find_latest, read_run
+    from ddpdoctor.diagnose.bundles import PAGE_FILE, REPORT_FILE, make_bundle, pack
+
+    path = options.run_dir or find_latest(Path(RUNS))
+    output = options.output or Path(f"ddpdoctor-bundle-{_name_of(path)}.zip")
+    check_writable(output, "--output")
+    users = [os.environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER", "SLURM_JOB_USER")]
+    bundle = make_bundle(read_run(path), users, with_source=options.with_source)
+    files = {REPORT_FILE: render(bundle.report, "json"), PAGE_FILE: render(bundle.report, "html")}
+    write(sys.stdout, _describe(bundle, files, path, output))
+    if not options.yes and not _agrees():
+        say(sys.stderr, "nothing was written")
+        return ExitStatus.OK
+    _write_archive(output, pack(files))
+    write(sys.stdout, f"written: {output}\nopen it with: ddpdoctor report {output}\n")
+    return ExitStatus.OK
+
+
+def _name_of(path: Path) -> str:
+    folder = path.resolve()
+    return folder.parent.name if folder.is_file() else folder.name
+
+
+def _describe(bundle: Bundle, files: dict[str, str], path: Path, output: Path) -> str:
+    """Say what the archive holds, what was replaced in it, and what stays here."""
+    from ddpdoctor.model.amounts import format_size
+    from ddpdoctor.report.lines import clean
+
+    lines = [f"{output} will hold"]
+    lines += [f"  {name:<12}  {format_size(len(text.encode()))}" for name, text in files.items()]
+    lines += ["replaced in it", *(f"  {text}" for text in bundle.hidden), "not in it"]
+    lines += [f"  {text}" for text in bundle.left_out]
+    if path.is_dir():
+        others = sorted(one.name + ("/" if one.is_dir() else "") for one in path.iterdir() if one.name != "report.json")
+        lines += [f"  {clean(name)}" for name in others]
+    return "\n".join(lines) + "\n"
+
+
+def _agrees() -> bool:
+    """Ask the user. Raises ``UserError`` if there is nobody to ask."""
+    from ddpdoctor.model.errors import UserError
+
+    if not sys.stdin.isatty():
+        raise UserError("nothing was written: nobody can be asked here", help="Give --yes to write the archive.")
+    sys.stdout.write("write it? [y/N] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def _write_archive(path: Path, content: bytes) -> None:
+    from ddpdoctor.model.errors import UserError
+    from ddpdoctor.recorder.storage.files import write_whole
+
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}", help="Choose another file.") from error

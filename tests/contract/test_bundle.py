@@ -1,0 +1,103 @@
+"""A bundle as a user makes it, and what may not be in it."""
+
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.cli.app import main
+from ddpdoctor.diagnose.bundles import DATA_KEYS, make_bundle, pack
+from ddpdoctor.report.json_format import render_json
+from tests import benches
+
+TELLING = ("node17.cluster.example", "10.1.2.3", "alice", "hf_abcdefghijklmnopqrstuv12", "hunter2hunter2", "SECRET = 1")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder whose report is full of names, addresses and secrets."""
+    report = benches.everything()
+    finding = replace(
+        report.findings[0],
+        summary="rank 0 on node17.cluster.example raised RuntimeError: login with hf_abcdefghijklmnopqrstuv12 failed",
+        hosts=("node17.cluster.example",),
+        evidence=("connected to 10.1.2.3 as alice", "password=hunter2hunter2", "/home/alice/train.py"),
+    )
+    data = {**report.data, "source": {"lines": ["SECRET = 1"]}, "new_part": "SECRET = 1"}
+    told = replace(report, findings=(finding, *report.findings[1:]), verdict=finding, data=data)
+    folder = tmp_path / "runs" / "one"
+    (folder / "rings").mkdir(parents=True)
+    (folder / "report.json").write_text(render_json(told))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("USER", "alice")
+    return folder
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr("sys.argv", ["ddpdoctor", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_nothing_telling_is_in_a_bundle_and_report_opens_it(run_dir, monkeypatch, capsys) -> None:
+    assert call(monkeypatch, "bundle", run_dir, "--yes") == 0
+    said = capsys.readouterr().out
+    assert "1 user name" in said
+    assert "data.new_part of the report" in said
+    assert "data.source of the report" in said
+    assert "rings/" in said
+
+    path = Path("ddpdoctor-bundle-one.zip")
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert files.keys() == {"report.json", "report.html"}
+    assert [(name, text) for name, content in files.items() for text in TELLING if text in content] == []
+    summary = json.loads(files["report.json"])["verdict"]["summary"]
+    assert summary.startswith("rank 0 on host-")
+    assert "RuntimeError" in summary
+
+    assert call(monkeypatch, "report", path) == 0
+    assert "raised RuntimeError: login with *** failed" in capsys.readouterr().out
+
+
+def test_source_is_kept_on_request(run_dir, monkeypatch, capsys) -> None:
+    assert call(monkeypatch, "bundle", run_dir / "report.json", "--yes", "--with-source", "-o", "with.zip") == 0
+    with zipfile.ZipFile("with.zip") as archive:
+        assert json.loads(archive.read("report.json"))["data"]["source"] == {"lines": ["SECRET = ***"]}
+    assert "data.source" not in capsys.readouterr().out
+
+
+def test_nothing_is_written_unless_the_user_agrees(run_dir, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115, PTH123
+    assert call(monkeypatch, "bundle", run_dir) == 2
+    done = capsys.readouterr()
+    assert "ddpdoctor-bundle-one.zip will hold" in done.out
+    assert "Give --yes" in done.err
+    assert not Path("ddpdoctor-bundle-one.zip").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("bundle", "nowhere", "--yes"), "there is no nowhere"),
+        (("bundle", "--yes"), "no run folder"),
+        (("bundle", "RUN", "--yes", "-o", "no/such/folder.zip"), "--output"),
+        (("report", "text.zip"), "is no bundle"),
+    ],
+)
+def test_what_cannot_be_used_is_said(run_dir, monkeypatch, capsys, words, hint) -> None:
+    Path("text.zip").write_bytes(pack({"another.json": "{}"}))
+    assert call(monkeypatch, *(str(run_dir) if word == "RUN" else word for word in words)) == 2
+    done = capsys.readouterr()
+    assert hint in done.err
+    assert "Traceback" not in done.err
+
+
+def test_the_list_names_what_reports_hold() -> None:
+    """A new part of a report is left out of bundles until somebody puts it on the list."""
+    assert benches.everything().data.keys() <= DATA_KEYS
+    bundle = make_bundle(benches.everything(), [], with_source=False)
+    assert bundle.left_out == ()

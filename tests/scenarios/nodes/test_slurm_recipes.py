@@ -1,0 +1,109 @@
+"""The recipes of docs/acting.md under a real Slurm: excluded hosts, TaskProlog, Prolog, requeue by the exit status."""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.cli.exclusion import exclude_hosts
+from tests.scenarios.running import JOBS, wait_for
+from tests.unit.cli.test_acting import report
+
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+BIN = Path(sys.executable).parent
+HOSTS = 3
+LIMIT_S = 150
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def bad_hosts(slurm) -> Path:
+    path = Path(slurm.folder) / "bad-hosts"
+    path.unlink(missing_ok=True)
+    exclude_hosts(path, report(hosts=("dd1",)), Path("report.json"))
+    return path
+
+
+def test_slurm_reads_the_file_of_excluded_hosts(slurm, bad_hosts) -> None:
+    assert bad_hosts.read_text().startswith("# 2026-01-02T03:04:06Z DD611 transport")
+    done = slurm.run("srun", "--nodes=2", f"--exclude={bad_hosts}", "hostname")
+    assert sorted(done.stdout.split()) == ["dd0", "dd2"]
+
+
+def test_a_task_prolog_tells_the_user_and_the_job_starts(slurm) -> None:
+    command = ("srun", "--nodes=1", f"--task-prolog={EXAMPLES / 'slurm-task-prolog.sh'}", "echo", "it started")
+    done = slurm.run(*command, PATH=f"{BIN}:{os.environ['PATH']}", NCCL_SOCKET_IFNAM="eth0")
+    assert "DD111" in done.stdout
+    assert done.stdout.endswith("it started\n")
+
+
+@pytest.fixture
+def strict_prolog(slurm) -> Iterator[None]:
+    """A Prolog on all nodes that expects a version of Python that does not exist."""
+    config = Path(slurm.folder) / "config" / "ddpdoctor" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[check-env]\nexpect-version = ["python>=99"]\n')
+    script = Path(slurm.folder) / "prolog.sh"
+    variables = f"DDPDOCTOR_BIN={BIN} XDG_CONFIG_HOME={config.parents[1]} PATH=/usr/bin:/bin"
+    script.write_text(f"#!/bin/sh\nexec env {variables} {shlex.quote(str(EXAMPLES / 'slurm-prolog.sh'))}\n")
+    script.chmod(0o755)
+    conf = slurm.conf.read_text()
+    slurm.conf.write_text(f"{conf}Prolog={script}\nPrologFlags=Alloc\n")
+    slurm.run("scontrol", "reconfigure")
+    yield
+    slurm.conf.write_text(conf)
+    slurm.run("scontrol", "reconfigure")
+    for name in slurm.hosts.names:
+        slurm.run("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
+    assert wait_for(lambda: slurm.idle() == slurm.hosts.count, LIMIT_S)
+
+
+@pytest.mark.usefixtures("strict_prolog")
+def test_a_prolog_drains_a_node_that_is_not_fit(slurm) -> None:
+    done = slurm.run("sbatch", "--parsable", "--nodelist=dd0", "--wrap", "true")
+    job = done.stdout.strip()
+    try:
+        assert wait_for(lambda: "drain" in state_of(slurm, "dd0"), LIMIT_S)
+        assert "drain" not in state_of(slurm, "dd2")
+    finally:
+        slurm.run("scancel", job, check=False)
+
+
+def state_of(slurm, node: str) -> str:
+    return str(slurm.run("sinfo", "-h", "-n", node, "-o", "%T", check=False).stdout)
+
+
+def test_a_fault_of_a_machine_starts_the_job_elsewhere_and_one_of_the_script_does_not(slurm) -> None:
+    failed, given_up = (submit(slurm, kind) for kind in ("crash_hardware", "crash_exit_status"))
+    assert wait_for(lambda: "Submitted batch job" in said(slurm, "crash_hardware"), LIMIT_S), said(slurm)
+    again = said(slurm, "crash_hardware").rpartition("Submitted batch job ")[2].split()[0]
+    try:
+        assert "ExcNodeList=dd" in shown(slurm, again)
+        assert wait_for(lambda: "ExitCode=75:0" in shown(slurm, failed), LIMIT_S), shown(slurm, failed)
+    finally:
+        slurm.run("scancel", again, check=False)
+    assert wait_for(lambda: "JobState=FAILED" in shown(slurm, given_up), LIMIT_S), said(slurm)
+    assert "ExitCode=70:0" in shown(slurm, given_up)
+    assert "Submitted" not in said(slurm, "crash_exit_status")
+
+
+def submit(slurm, kind: str) -> str:
+    folder = Path(slurm.folder) / kind
+    folder.mkdir()
+    (folder / "train.py").write_text((JOBS / f"{kind}.py").read_text())
+    done = slurm.run(
+        "sbatch", "--parsable", "--nodes=1", "--output=out.txt", f"--chdir={folder}",
+        str(EXAMPLES / "slurm-resubmit.sbatch"), PATH=f"{BIN}:{os.environ['PATH']}", NPROC="2", PYTHONPATH=str(JOBS),
+    )  # fmt: skip
+    return str(done.stdout.strip())
+
+
+def shown(slurm, job: str) -> str:
+    return str(slurm.run("scontrol", "show", "job", job, check=False).stdout)
+
+
+def said(slurm, kind: str = "*") -> str:
+    return "\n".join(path.read_text() for path in Path(slurm.folder).glob(f"{kind}/out.txt"))
