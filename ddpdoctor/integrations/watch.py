@@ -190,7 +190,8 @@ def _report_of(meeting: HostWatch, wait_s: float) -> str:
 def _say_once(message: str) -> None:
     """Write a line to stderr, once for each process and on one rank."""
     global _has_said  # noqa: PLW0603 - once for each process
-    if not _has_said and os.environ.get("RANK", "0") == "0":
+    number = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
+    if not _has_said and number == "0":
         _has_said = True
         with contextlib.suppress(Exception):
             sys.stderr.write(f"ddpdoctor: {message}\n")

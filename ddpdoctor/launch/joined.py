@@ -12,13 +12,14 @@ from ddpdoctor.collect.run.ends import TOLD_TOGETHER_NS
 from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.folders.attendance import Attendance, Leaving, read_attendance
-from ddpdoctor.launch.folders.host_meeting import locked, write_meeting
+from ddpdoctor.launch.folders.host_meeting import locked
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 from ddpdoctor.launch.outcome import cause_of
 from ddpdoctor.launch.processes.stopping import GRACE_S, recorded, stop_all
 from ddpdoctor.launch.session import ENDING_SIGNALS, Session, handling
 from ddpdoctor.launch.watching.examining import has_errors
 from ddpdoctor.recorder.settings import RecorderSettings
+from ddpdoctor.recorder.storage.files import remove
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,11 +86,11 @@ class JoinedSession(Session):
     def _close(self) -> bool:
         """Let nobody join any more. Return False if somebody has just joined."""
         if self.joining.meeting is not None:
-            with contextlib.suppress(OSError), locked(self.joining.meeting) as file:
+            with contextlib.suppress(OSError), locked(self.joining.meeting):
                 self.attendance = read_attendance(self.folder)
                 if self.attendance.present:
                     return False
-                write_meeting(file, None)
+                remove(self.joining.meeting)
         self.closed = True
         return True
 

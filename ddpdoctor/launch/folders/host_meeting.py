@@ -1,7 +1,7 @@
 """Where ranks of one host that no ``wrap`` has started find their common run folder.
 
 The file belongs to one launch of a job on this host. Whoever comes first writes which folder and which watcher it has;
-the others read that. The watcher clears it under the same lock before it ends, so that no rank comes too late.
+the others read that. The watcher removes it under the same lock before it ends, so that no rank comes too late.
 """
 
 from __future__ import annotations
@@ -63,16 +63,26 @@ def meeting_file(env: Mapping[str, str], asked: tuple[object, ...], process: Tar
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[int]:
     """Hold the lock of a meeting, and give its open file. Raises ``TimeoutError`` if another process keeps it."""
-    descriptor = open_plain(file, os.O_RDWR | os.O_CREAT)
+    deadline = time.monotonic() + LOCK_LIMIT_S
+    while True:
+        descriptor = open_plain(file, os.O_RDWR | os.O_CREAT)
+        try:
+            while not _lock(descriptor):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"another process holds {file}")
+                time.sleep(LOCK_EVERY_S)
+            if _is_at(descriptor, file):  # else a watcher has removed it meanwhile
+                yield descriptor
+                return
+        finally:
+            os.close(descriptor)  # this also unlocks it
+
+
+def _is_at(descriptor: int, file: Path) -> bool:
     try:
-        deadline = time.monotonic() + LOCK_LIMIT_S
-        while not _lock(descriptor):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"another process holds {file}")
-            time.sleep(LOCK_EVERY_S)
-        yield descriptor
-    finally:
-        os.close(descriptor)  # this also unlocks it
+        return os.path.samestat(os.fstat(descriptor), file.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _lock(descriptor: int) -> bool:
@@ -84,7 +94,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def read_meeting(descriptor: int) -> HostWatch | None:
-    """Return what the first process has written, or None before that, and after the watcher has cleared it."""
+    """Return what the first process has written, or None before that."""
     text = os.pread(descriptor, MOST_BYTES, 0)
     try:
         plain = parse_json(text)
@@ -94,10 +104,8 @@ def read_meeting(descriptor: int) -> HostWatch | None:
         return None
 
 
-def write_meeting(descriptor: int, meeting: HostWatch | None) -> None:
-    """Write where the others find the folder; None clears that."""
-    plain = None
-    if meeting is not None:
-        plain = {"record": str(meeting.record), "run_dir": str(meeting.run_dir), "watcher": meeting.watcher}
+def write_meeting(descriptor: int, watch: HostWatch) -> None:
+    """Write where the others find the folder."""
+    plain = {"record": str(watch.record), "run_dir": str(watch.run_dir), "watcher": watch.watcher}
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(plain).encode(), 0)

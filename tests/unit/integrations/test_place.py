@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 
 from ddpdoctor.integrations.place import Asked, take_place
 from ddpdoctor.launch.folders.attendance import Attendance, Leaving, enter, leave, read_attendance
-from ddpdoctor.launch.folders.host_meeting import read_meeting
+from ddpdoctor.launch.folders.host_meeting import locked, read_meeting
+from tests.scenarios.running import wait_for
 
 ENV = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
 TAKE = """
@@ -37,7 +39,8 @@ class Rank:
         self.folder, self.watcher, _ = json.loads(self.process.stdout.readline())
 
     def end(self) -> None:
-        self.process.communicate("")
+        if self.process.poll() is None:
+            self.process.communicate("")
 
 
 @pytest.fixture
@@ -54,6 +57,9 @@ def test_the_ranks_of_one_launch_share_a_folder_and_a_watcher(tmp_path: Path, ra
 
     assert (first.folder, second.folder) == (str(tmp_path / "run"), first.folder)
     assert first.watcher == second.watcher
+    for rank in ranks:
+        rank.end()
+    assert wait_for(lambda: not list(next(tmp_path.glob("ddpdoctor-watch-*")).iterdir()))  # the watcher is gone too
 
 
 def test_another_launch_into_the_same_folder_gets_a_subfolder_of_its_own(tmp_path: Path, ranks: list[Rank]) -> None:
@@ -92,6 +98,24 @@ def test_a_damaged_meeting_is_none(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with file.open() as opened:
         assert read_meeting(opened.fileno()) is None
+
+
+def test_who_waits_for_a_meeting_that_is_removed_gets_the_next_one(tmp_path: Path) -> None:
+    file, waits = tmp_path / "meeting", threading.Event()
+    got: list[int] = []
+
+    def wait() -> None:
+        waits.set()
+        with locked(file) as descriptor:
+            got.append(os.fstat(descriptor).st_ino)
+
+    with locked(file):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        waits.wait(60)
+        file.unlink()
+    thread.join(60)
+    assert got == [file.stat().st_ino]
 
 
 def test_a_meeting_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
