@@ -12,9 +12,10 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ddpdoctor.cli.output import say
+from ddpdoctor.cli.webhook import WebhookFormat, call_webhook
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.findings import FaultOrigin, Severity
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.findings import Finding, Report
 
-WebhookFormat = Literal["json", "slack", "teams"]
 COMMAND_LIMIT_S = 60.0
 """Our choice: a command that runs longer is killed with all that it started."""
 END_LIMIT_S = 90.0
@@ -81,7 +81,6 @@ class Actor:
 def _actions(options: ActionOptions, report: Report, verdict: Finding, file: Path) -> Iterator[Callable[[], str]]:
     """Yield what is wanted, as functions that return a message for the user or an empty string."""
     from ddpdoctor.cli.exclusion import exclude_hosts
-    from ddpdoctor.cli.webhook import call_webhook
 
     if options.exclude_file is not None:
         yield partial(exclude_hosts, options.exclude_file, report, file)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.error
-import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from ddpdoctor.diagnose.bundles import SecretCount
@@ -16,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ddpdoctor.cli.acting import WebhookFormat
     from ddpdoctor.model.findings import Report
 
+WebhookFormat = Literal["json", "slack", "teams"]
 TRIES = 3
 LIMIT_S = 10.0
 """Of one try."""
@@ -39,6 +37,9 @@ def call_webhook(
     url: str, form: WebhookFormat, report: Report, file: Path, pause: Callable[[float], None] = time.sleep
 ) -> str:
     """Post the verdict. Return what went wrong, or an empty string. The URL is a secret and never shown."""
+    import urllib.error
+    import urllib.request
+
     body = json.dumps(FORMS[form](SecretCount().value(report), file)).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "ddpdoctor"})  # noqa: S310 - checked by check_webhook
     problem = ""

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ddpdoctor.cli.acting import ActionOptions, Actor, WebhookFormat, status_of_verdict
+from ddpdoctor.cli.acting import ActionOptions, Actor, status_of_verdict
 from ddpdoctor.cli.debug_level import choose_debug_level, has_memory_for_detail
 from ddpdoctor.cli.delivery import check_writable
 from ddpdoctor.cli.options import (
@@ -31,7 +31,7 @@ from ddpdoctor.cli.options import (
     typed,
 )
 from ddpdoctor.cli.values import parse_steps
-from ddpdoctor.cli.webhook import check_webhook
+from ddpdoctor.cli.webhook import WebhookFormat, check_webhook
 from ddpdoctor.launch.command.command_line import SplitCommand
 from ddpdoctor.launch.command.options import DebugLevel, OnHang, OutputFormat, WrapOptions
 from ddpdoctor.launch.command.placement import Style
@@ -123,7 +123,7 @@ class Options:
         str | None,
         Option(
             panel=ACTIONS, metavar="COMMAND", variable="DDPDOCTOR_ON_FINDING",
-            help="Run this when there is a verdict, with the report on stdin.",
+            help="Run this at a verdict, with the report on stdin.",
         ),
     ] = None  # fmt: skip
     webhook: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from string import ascii_uppercase
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.codec import WrongValue, decode
@@ -32,6 +33,7 @@ NOUNS = {
 }
 SAME_LETTER = "Equal letters: equal contents. Most have A."
 EQUAL = "equal"
+OTHER = "other"
 
 
 def replica_pictures(report: Report) -> tuple[Section, ...]:
@@ -61,8 +63,8 @@ def tone_of(findings: Iterable[Finding]) -> Tone:
 
 
 def letter(side: int) -> str:
-    """Return the letter of a set of equal contents: A for the largest set."""
-    return chr(ord("A") + side) if side < 26 else str(side + 1)
+    """Return the letter of a set of equal contents: A for the largest set. Beyond Z, a word stands for all others."""
+    return ascii_uppercase[side] if side < len(ascii_uppercase) else OTHER
 
 
 def _grid(stream: Stream, tone: Tone, *, several: bool) -> Grid:
@@ -97,8 +99,9 @@ def _when(stream: Stream, difference: Difference) -> str:
 
 def _cells(split: TensorSplit, tone: Tone) -> Mapping[int, GridCell]:
     most, absent = majority_of(split.sides), frozenset(split.absent_on)
-    cells = {}
-    for number, side in enumerate(split.sides):
+    others = [rank for side in split.sides[len(ascii_uppercase) :] for rank in side]
+    cells = dict.fromkeys(others, GridCell(text=OTHER, tone=tone, about="unlike those with a letter"))
+    for number, side in enumerate(split.sides[: len(ascii_uppercase)]):
         lacks = bool(absent) and absent.issuperset(side)
         cell = GridCell(
             text="none" if lacks else letter(number),

@@ -65,7 +65,7 @@ def _rows(one: Unequal, *, several: bool) -> list[tuple[str, ...]]:
     return [
         (
             one.name,
-            one.seen[0] + (f", file {each.file + 1} against {each.against + 1}" if several else ""),
+            "".join(one.seen[:1]) + (f", file {each.file + 1} against {each.against + 1}" if several else ""),
             str(each.differing),
             str(each.of),
             "" if each.largest is None else f"{each.largest:.3g}",

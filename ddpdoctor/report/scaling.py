@@ -13,7 +13,7 @@ from ddpdoctor.report.tune_grid import scaling_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.model.scaling import ScalingRow
+    from ddpdoctor.model.scaling import ScalingLaunch, ScalingRow
     from ddpdoctor.report.blocks import Section
 
 KINDS = {
@@ -34,12 +34,13 @@ FACTORS = (
 def scaling_content(report: Report) -> Content:
     """Return the content."""
     result = decode(ScalingResult, report.data["scaling"])
-    if not result.rows:
+    alone = next((one for one in result.launches if one.kind is LaunchKind.ALONE), None)
+    if not result.rows or alone is None:
         return Content(headline="no efficiency: a launch has no result")
     return Content(
         headline=_headline(result),
         verb="tune",
-        sections=(_measured(result), *_predicted(result)),
+        sections=(_measured(result, alone), *_predicted(result)),
         remarks=result.notes,
         pictures=scaling_pictures(result.rows),
     )
@@ -52,8 +53,7 @@ def _headline(result: ScalingResult) -> str:
     return f"{text}; communication and waiting alone: {last.communication:.0%}"
 
 
-def _measured(result: ScalingResult) -> Section:
-    alone = next(one for one in result.launches if one.kind is LaunchKind.ALONE)
+def _measured(result: ScalingResult, alone: ScalingLaunch) -> Section:
     rows = result.rows
     batch = "" if alone.rows is None else f", with a batch of {alone.rows:g}"
     first = f"One rank alone, with all cores, takes {ms(alone.step_ms)} a step{batch}."

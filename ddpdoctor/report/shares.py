@@ -73,8 +73,9 @@ def _classes(shares: Shares) -> Iterator[tuple[list[int], RankShare]]:
         ((one.drawn, one.repeated, one.batches, one.last_batch, one.delivered), one.rank) for one in shares.ranks
     )
     found = grouped(numbers)
+    by_rank = {one.rank: one for one in shares.ranks}
     for ranks in found.values():
-        yield ranks, shares.ranks[ranks[0]]
+        yield ranks, by_rank[ranks[0]]
 
 
 def _share_row(ranks: Sequence[int], one: RankShare) -> tuple[str, ...]:

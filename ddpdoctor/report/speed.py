@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.codec import WrongValue, decode
@@ -27,7 +27,7 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
     Raises:
         UserError: the report is damaged.
     """
-    said = report.data.get("speed") or {}
+    said = speed_data(report)
     if not said.get("asked"):
         return ()
     budget = read_budget(report)
@@ -42,13 +42,19 @@ def speed_sections(report: Report) -> tuple[Section, ...]:
     return (shown, predicted) if predicted else (shown,)
 
 
+def speed_data(report: Report) -> dict[str, Any]:
+    """Return what a report says of speed. Empty if it says nothing, or is damaged there."""
+    plain = report.data.get("speed")
+    return plain if isinstance(plain, dict) else {}
+
+
 def read_budget(report: Report) -> Budget | None:
     """Return the time budget in a report, or None if it has none.
 
     Raises:
         UserError: the report is damaged.
     """
-    plain = (report.data.get("speed") or {}).get("budget")
+    plain = speed_data(report).get("budget")
     try:
         return None if plain is None else decode(Budget, plain)
     except (WrongValue, TypeError) as error:
@@ -98,7 +104,7 @@ def _lines(budget: Budget) -> list[str]:
 
 
 def _network(report: Report) -> list[str]:
-    plain = (report.data.get("speed") or {}).get("network")
+    plain = speed_data(report).get("network")
     try:
         words = None if plain is None else network_words(decode(NetworkUse, plain))
     except (WrongValue, TypeError) as error:

@@ -9,7 +9,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import format_numbers
 from ddpdoctor.report.blocks import Grid, GridCell
 from ddpdoctor.report.grids import MARK, MAX_COLUMNS, grid_by_member, linear_level, not_shown
-from ddpdoctor.report.speed import is_shown, ms, number, read_budget
+from ddpdoctor.report.speed import is_shown, ms, number, read_budget, speed_data
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,8 +34,7 @@ PHASES = {
 
 def speed_pictures(report: Report) -> tuple[Section, ...]:
     """Return a grid of phases by ranks if the user asked for speed or a rank is slow. Nothing if they are not known."""
-    speed = report.data.get("speed")
-    asked = isinstance(speed, dict) and bool(speed.get("asked"))
+    asked = bool(speed_data(report).get("asked"))
     budgets = _budget_pictures(report) if asked else ()
     slow = any(one.code == STRAGGLER for one in report.findings)
     return (*budgets, *(_pace_pictures(report) if asked or slow else ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.codec import decode
@@ -105,7 +106,8 @@ def _interval(span: RatioRange | None) -> str:
 
 
 def _percent(ratio: float) -> str:
-    return f"{round(100 * (ratio - 1)):+d}%"
+    percent = 100 * (ratio - 1)
+    return f"{round(percent):+d}%" if math.isfinite(percent) else "?"
 
 
 def _advice(result: TuneResult) -> tuple[Section, ...]:

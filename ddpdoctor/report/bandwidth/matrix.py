@@ -43,8 +43,8 @@ class Matrix:
     cells: dict[tuple[int, int], float]
     blamed: frozenset[int]
     """Positions of the ends that a finding names."""
-    figures: dict[tuple[int, int], str]
-    """All that was measured of each cell, in words."""
+    results: dict[tuple[int, int], Pair | NodeResult]
+    """All that was measured of each cell."""
 
     @property
     def between(self) -> dict[tuple[int, int], float]:
@@ -73,7 +73,7 @@ def make_pair_matrix(pairs: Sequence[Pair], blamed: Iterable[int]) -> Matrix:
         heads=tuple(map(str, ranks)),
         cells={cell_key(place[pair.ranks[0]], place[pair.ranks[1]]): pair.busbw_gb_s for pair in pairs},
         blamed=frozenset(place[rank] for rank in blamed if rank in place),
-        figures={cell_key(place[pair.ranks[0]], place[pair.ranks[1]]): _figures(pair) for pair in pairs},
+        results={cell_key(place[pair.ranks[0]], place[pair.ranks[1]]): pair for pair in pairs},
     )
 
 
@@ -95,7 +95,7 @@ def make_node_matrix(nodes: Sequence[NodeResult], order: Sequence[str], blamed: 
             if node.busbw_gb_s is not None
         },
         blamed=frozenset(place[host] for host in blamed if host in place),
-        figures={cell_key(place[node.host], place[node.peer or node.host]): _figures(node) for node in nodes},
+        results={cell_key(place[node.host], place[node.peer or node.host]): node for node in nodes},
     )
 
 
@@ -108,7 +108,8 @@ def make_matrices(report: Report, bench: Bandwidth) -> list[Matrix]:
     return [*pairs, *nodes]
 
 
-def _figures(one: Pair | NodeResult) -> str:
+def describe_result(one: Pair | NodeResult) -> str:
+    """Return what was measured of two ranks, a host, or two hosts, with units."""
     rate = NOT_DEFINED if one.busbw_gb_s is None else format_rate(one.busbw_gb_s)
     visits = f" over {count_of(len(one.busbws_gb_s), 'visit')}" if one.busbws_gb_s else ""
     return f"busbw {rate}, latency {format_time(one.latency_us)}, variation {format_share(one.cv)}{visits}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ddpdoctor.report.bandwidth.matrix import cell_key
+from ddpdoctor.report.bandwidth.matrix import cell_key, describe_result
 from ddpdoctor.report.bandwidth.numbers import NOT_DEFINED, format_gb_s
 from ddpdoctor.report.bandwidth.plotted import list_plotted, list_references
 from ddpdoctor.report.blocks import ChartLine, Grid, GridCell, Series, Tone
@@ -58,7 +58,7 @@ def _reference_lines(references: Sequence[Reference], lines: Sequence[ChartLine]
 
 def matrix_picture(matrix: Matrix) -> Section:
     """Return a matrix as a grid. Of many ends, those with the slowest pairs are shown."""
-    shown = _choose_ends(matrix)
+    shown, lowest = _choose_ends(matrix), matrix.lowest
     values = [value for value in matrix.between.values() if value > 0]
     high = max(values, default=0.0)
     # Similar bandwidths get similar shades, since a slow link is slower by factors.
@@ -67,7 +67,7 @@ def matrix_picture(matrix: Matrix) -> Section:
         title=matrix.title,
         rows=tuple((MARK if at in matrix.blamed else "") + matrix.ends[at] for at in shown),
         columns=tuple(matrix.heads[at] for at in shown),
-        cells=tuple(tuple(_cell(matrix, row, at, low, high) for at in shown) for row in shown),
+        cells=tuple(tuple(_cell(matrix, (row, at), lowest, (low, high)) for at in shown) for row in shown),
         row_name=matrix.noun,
         column_name=matrix.noun,
         legend=(
@@ -90,21 +90,22 @@ def _choose_ends(matrix: Matrix) -> list[int]:
     return sorted(order[:MAX_COLUMNS])
 
 
-def _cell(matrix: Matrix, row: int, column: int, low: float, high: float) -> GridCell:
+def _cell(
+    matrix: Matrix, ends: tuple[int, int], lowest: tuple[int, int] | None, limits: tuple[float, float]
+) -> GridCell:
+    row, column = ends
     at = cell_key(row, column)
     if at not in matrix.cells:
         return GridCell(text="" if row == column else NOT_DEFINED)
     names = matrix.ends[row] if row == column else f"{matrix.ends[row]} - {matrix.ends[column]}"
     return GridCell(
         text=format_gb_s(matrix.cells[at]),
-        tone=_tone(matrix, at),
-        about=f"{matrix.noun} {names}: {matrix.figures.get(at, '')}",
-        level=None if row == column else log_level(matrix.cells[at], low, high),
+        tone=_tone(matrix, at) if at == lowest else Tone.PLAIN,
+        about=f"{matrix.noun} {names}: {describe_result(matrix.results[at])}",
+        level=None if row == column else log_level(matrix.cells[at], *limits),
     )
 
 
 def _tone(matrix: Matrix, at: tuple[int, int]) -> Tone:
     """Return the tone of the slowest pair: a warning if a finding names one of its ends."""
-    if at != matrix.lowest:
-        return Tone.PLAIN
     return Tone.WARNING if matrix.blamed.intersection(at) else Tone.STRONG
