@@ -10,6 +10,7 @@ from typing import Annotated
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    HTML,
     IGNORE,
     REPORT_DIR,
     VERBOSE,
@@ -37,6 +38,7 @@ class Options:
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
     ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[Path | None, REPORT_DIR] = None
+    html: Annotated[Path | None, HTML] = None
 
 
 def run(options: Options) -> int:

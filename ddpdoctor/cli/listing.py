@@ -33,10 +33,13 @@ VERBS = {
     "tune": Listed(panel=RUN_A_JOB, summary="Try DDP settings; name the one that saves most time.", usage=LAUNCH),
     "demo": Listed(panel=RUN_A_JOB, summary="Run a small job with a fault and diagnose it."),
     "config": Listed(panel=RUN_A_JOB, summary="Show the options that files and variables set."),
+    "status": Listed(panel=RUN_A_JOB, summary="Show what a job under wrap does right now."),
     "attach": Listed(panel=HUNG_OR_DEAD, summary="Find out why a running job makes no progress."),
     "analyze": Listed(panel=HUNG_OR_DEAD, summary="Find the cause in logs, dumps and stacks."),
     "report": Listed(panel=SAVED_RUN, summary="Show the report of a saved run."),
+    "history": Listed(panel=SAVED_RUN, summary="Show the restarts of a job and what they cost."),
     "explain": Listed(panel=SAVED_RUN, summary="Explain a code or an error message."),
+    "diff": Listed(panel=SAVED_RUN, summary="Say what differs between two runs."),
     "bundle": Listed(panel=SAVED_RUN, summary="Pack a report without secrets, for an issue."),
 }
 LAUNCHING = frozenset({"wrap", "tune"})

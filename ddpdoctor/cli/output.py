@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 ISSUES_URL = "https://github.com/ddpdoctor/ddpdoctor/issues"
-ISSUES_HINT = f"Please report it with that file at {ISSUES_URL}. Your script and your files are unchanged."
+ISSUES_HINT = f"Please report it with this file at {ISSUES_URL}. Your script and your files are unchanged."
 
 
 def show_report(
@@ -66,7 +66,7 @@ def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity 
 
         return render_nccl_tests(report)
     if output_format == "html":
-        from ddpdoctor.report.html import render_html
+        from ddpdoctor.report.html.page import render_html
 
         return render_html(report)
     from ddpdoctor.report.markdown import render_markdown
@@ -78,7 +78,7 @@ def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose:
     from ddpdoctor.report.text import render_text
 
     width, color = read_width(stream), has_color(stream, os.environ)
-    return render_text(report, width=width, color=color, run_dir=run_dir, cwd=_read_cwd(), verbose=verbose)
+    return render_text(report, width=width, color=color, run_dir=run_dir, cwd=read_cwd(), verbose=verbose)
 
 
 def save_report(run_dir: Path, report: Report, name: str = "report.json") -> bool:
@@ -92,6 +92,16 @@ def save_report(run_dir: Path, report: Report, name: str = "report.json") -> boo
         write_whole(run_dir / name, render_json(report))
     except OSError as error:
         say(sys.stderr, f"the report could not be saved in {run_dir}: {error.strerror}")
+        return False
+    return True
+
+
+def save_page(report: Report, path: Path) -> bool:
+    """Write a report as an HTML page. Return whether it was written. If not, say why on stderr."""
+    try:
+        path.write_text(render(report, "html"), encoding="utf-8")
+    except OSError as error:
+        say(sys.stderr, f"the page could not be saved: {path}: {error.strerror}")
         return False
     return True
 
@@ -118,7 +128,7 @@ def print_error(message: str, hint: str) -> None:
 
 def show_defect(error: Exception) -> None:
     """Write to stderr what failed, and where the traceback was saved or why it could not be saved."""
-    print_error(f"a defect of ddpdoctor: {type(error).__name__}. {_save_traceback(error)}", ISSUES_HINT)
+    print_error(f"internal error in ddpdoctor: {type(error).__name__}. {_save_traceback(error)}", ISSUES_HINT)
 
 
 def _save_traceback(error: Exception) -> str:
@@ -143,10 +153,10 @@ def _wrapped(stream: TextIO, text: str) -> str:
     return "\n".join(wrap(clean(text.lstrip()), read_width(stream), first=first, rest="  ")) + "\n"
 
 
-def write(stream: TextIO, text: str) -> None:
+def write(stream: TextIO, text: str) -> bool:
     """Write text. Characters that the stream's encoding does not support are escaped.
 
-    If the reader of a pipe has ended, as after `| head -1`, this and all later text is dropped.
+    If the reader of a pipe has ended, as after `| head -1`, this and all later text is dropped, and False is returned.
     """
     encoding = stream.encoding or "utf-8"
     try:
@@ -156,6 +166,8 @@ def write(stream: TextIO, text: str) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
+        return False
+    return True
 
 
 def read_width(stream: TextIO) -> int | None:
@@ -173,7 +185,8 @@ def has_color(stream: TextIO, env: Mapping[str, str]) -> bool:
     return stream.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 
 
-def _read_cwd() -> Path | None:
+def read_cwd() -> Path | None:
+    """Return the working directory, or None if it was removed."""
     try:
         return Path.cwd()
     except FileNotFoundError:

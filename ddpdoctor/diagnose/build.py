@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.run.nodes import SavedRun, job_of, read_saved_run
 from ddpdoctor.diagnose.attempts import judge_earlier, last_attempt, last_number
 from ddpdoctor.diagnose.loaders import loader_data
+from ddpdoctor.diagnose.pictures.data import picture_data
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.diagnose.rows import pace_rows, rank_row
@@ -17,6 +18,7 @@ from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import Job, Life, shell_status
 from ddpdoctor.model.findings import JobStatus, JobSummary, Judgment, Severity, as_earlier, now
 from ddpdoctor.model.run import JobEnd, Run
+from ddpdoctor.rules.verdict import pick_verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +49,22 @@ def rebuild_report(folder: Path) -> Report:
     return _build(saved, job, judgment, saved.own.end or _infer_end(saved.own.run, job, judgment))
 
 
+def running_report(folder: Path, patience_s: float) -> Report:
+    """Return the report of a job that goes on, from evidence that was just taken of it.
+
+    A rank that made no progress for ``patience_s`` is blamed, if others wait for it.
+
+    Raises:
+        UserError: the folder is no run folder.
+    """
+    saved = read_saved_run(folder)
+    job = job_of(saved)
+    job = replace(job, hang_timeout_s=min(job.hang_timeout_s, patience_s))
+    started_at = saved.own.run.started_at or now()
+    end = JobEnd(hung=False, interrupted=False, exit_status=None, started_at=started_at, ended_at=now())
+    return _build(saved, job, judge_job(job), end, JobStatus.RUNNING)
+
+
 def _infer_end(run: Run, job: Job, judgment: Judgment) -> JobEnd:
     """Infer how a job ended if its watcher did not record it. If the launcher still ran, it counts as interrupted."""
     status = job.launcher_status if job.ended else None
@@ -68,24 +86,27 @@ def _infer_status(status: int | None, interrupted_by: str | None, *, hung: bool)
     return None if status is None else shell_status(status)
 
 
-def _build(saved: SavedRun, job: Job, judgment: Judgment, end: JobEnd) -> Report:
+def _build(saved: SavedRun, job: Job, judgment: Judgment, end: JobEnd, status: JobStatus | None = None) -> Report:
     """Return the report of a job. Each attempt of a restarted job has its own section."""
     run = saved.own.run
-    status = job_status(job, judgment, hung=end.hung, interrupted=end.interrupted)
+    status = status or job_status(job, judgment, hung=end.hung, interrupted=end.interrupted)
     shown = tuple(finding for finding in judgment.findings if finding.code not in end.ignore)
     earlier = judge_earlier(saved, last_number(job), end.ignore)
     before = [finding for attempt in earlier for finding in as_earlier(attempt)]
     sections = (*earlier, last_attempt(run, job, status, shown)) if earlier else ()
+    rows = tuple(rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks)
+    summary = JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=end.exit_status)
+    pictures = picture_data(job, run, rows, pick_verdict(shown), status)
     return make_report(
         command=run.command or (),
         started_at=end.started_at,
         ended_at=end.ended_at,
-        job=JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=end.exit_status),
+        job=summary,
         findings=shown,
         earlier=before,
-        checks=judgment.checks,
-        ranks=(rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks),
-        data=_data(run, job, sections, shown),
+        checks=(*judgment.checks, *pictures.checks),
+        ranks=rows,
+        data=_data(run, job, sections, shown) | pictures.data,
     )
 
 

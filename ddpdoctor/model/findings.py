@@ -60,6 +60,8 @@ class JobStatus(str, Enum):
     HUNG = "hung"
     INTERRUPTED = "interrupted"
     NOT_RUN = "not-run"
+    RUNNING = "running"
+    """It went on after the report was made: `ddpdoctor status --dump`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +139,8 @@ class RankRow:
     step: int | None = None
     gpu: int | None = None
     stack: tuple[str, ...] = ()
-    """The main thread's frames in the last sample, outermost first, as "file:line function"."""
+    """The main thread's frames in the last sample, or of the error that ended it, outermost first, as
+    "file:line function"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +172,7 @@ class JobSummary:
     @property
     def ended_badly(self) -> bool:
         """It ran but did not finish."""
-        return self.status not in {JobStatus.FINISHED, JobStatus.NOT_RUN}
+        return self.status in {JobStatus.FAILED, JobStatus.HUNG, JobStatus.INTERRUPTED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.consistency import Consistency, StreamClock
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.findings import Attempt, Outcome, Severity, as_earlier
+from ddpdoctor.model.findings import Attempt, JobStatus, Outcome, Severity, as_earlier
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content, FactEntry, FactList, Heading, Text
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings
 from ddpdoctor.report.loader_grid import loader_pictures
 from ddpdoctor.report.names import merge_places, title_of
+from ddpdoctor.report.pictures import job_pictures
 from ddpdoctor.report.replica_grid import NOUNS, replica_pictures
 from ddpdoctor.report.speed import speed_sections
 from ddpdoctor.report.speed_grid import speed_pictures
@@ -33,6 +34,7 @@ def job_content(report: Report) -> Content:
     attempts = read_attempts(report)
     earlier = {finding for attempt in attempts[:-1] for finding in as_earlier(attempt)}
     ended_badly = report.job is not None and report.job.ended_badly
+    shows_places = ended_badly or (report.job is not None and report.job.status is JobStatus.RUNNING)
     replicas = None if ended_badly else replica_words(report)
     restarts = len(attempts) - 1
     return Content(
@@ -40,12 +42,13 @@ def job_content(report: Report) -> Content:
         status=_status(report, restarts),
         sections=(
             *_attempt_sections(attempts),
-            *(places_of(report.ranks, report.verdict) if ended_badly else speed_sections(report)),
+            *(places_of(report.ranks, report.verdict) if shows_places else speed_sections(report)),
         ),
         remarks=() if replicas is None else (replicas,),
         ends_with_verdict=True,
         others=tuple(one for one in report.findings if one != report.verdict and one not in earlier),
         pictures=(
+            *job_pictures(report),
             *replica_pictures(report),
             *loader_pictures(report),
             *(() if ended_badly else speed_pictures(report)),
@@ -131,7 +134,7 @@ def replica_words(report: Report) -> str | None:
     if not differing:
         return f"replicas equal: {checks}"
     nouns = " and ".join(NOUNS[what] for what in differing)
-    return f"replicas compared: {checks}; {nouns} differ, and no rule calls that wrong"
+    return f"replicas compared: {checks}; {nouns} differ, but no rule reports this as wrong"
 
 
 def _says_it(finding: Finding) -> bool:
@@ -159,4 +162,4 @@ def _read(report: Report) -> Consistency | None:
     try:
         return None if plain is None else decode(Consistency, plain)
     except WrongValue as error:
-        raise UserError(f"what the report says of replicas cannot be read: {error}") from error
+        raise UserError(f"the replicas in the report cannot be read: {error}") from error

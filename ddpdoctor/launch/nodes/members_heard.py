@@ -164,6 +164,8 @@ class MembersHeard:
             wall_offset_s=greeting.wall_offset_s if greeting else None,
             gathered=number in self._gathered,
             ranks=pulse.all_ranks if pulse else (),
+            alive=pulse.progress.alive if pulse else None,
+            waits_s=pulse.progress.waits_s if pulse else None,
             why=_why(number, greeting),
         )
 
@@ -193,4 +195,4 @@ def _status(heard: Heard | None, pulse: Pulse | None) -> int | None:
 def _why(number: int, greeting: Greeting | None) -> str:
     if greeting is None or greeting.started_as in {None, number}:
         return ""
-    return f"it was started as number {greeting.started_as}, as another one was"
+    return f"it was started as number {greeting.started_as}, which another one has"
