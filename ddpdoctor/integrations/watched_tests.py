@@ -29,7 +29,6 @@ from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.recorder.late import is_foreign
 from ddpdoctor.recorder.storage.record_files import make_record
 from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE
-from ddpdoctor.report.names import title_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -109,7 +108,9 @@ class WatchedTest:
         """The verdict in one line, which pytest shows in its summary."""
         report = read_report(self._folder)
         verdict = report.verdict if report is not None else None
-        return f"{title_of(verdict)}: {verdict.summary}" if verdict is not None else "the ranks of this test hung"
+        if verdict is None:
+            return "the ranks of this test hung"
+        return f"{verdict.code} {verdict.kind}: {verdict.summary}"
 
     def end(self, *, failed: bool) -> str:
         """End the watch; return the verdict of a test that has failed or whose ranks were stopped, else ""."""

@@ -80,7 +80,7 @@ def test_a_hung_test_fails_with_the_rank_and_the_line_and_the_others_go_on(tmp_p
 
     line = 1 + TESTS.splitlines().index("            time.sleep(100)  # FAULT")
     assert "1 failed, 2 passed" in text
-    assert f"DD601 stuck, rank 1: rank 1 makes no progress in work at test_job.py:{line}" in text
+    assert f"DD601 stuck: rank 1 is stuck in work (test_job.py:{line})" in text
     assert len(list((tmp_path / "tmp").glob("ddpdoctor-test-*"))) == 1  # the folder of the one that failed
 
 
@@ -88,7 +88,7 @@ def test_a_test_whose_rank_raises_fails_as_ever_with_the_report_beside_it(tmp_pa
     _, text = run_pytest(tmp_path, TESTS, "--ddpdoctor", "-k", "fails")
 
     failure, _, after = text.partition("Captured ddpdoctor call")
-    assert ("ProcessRaisedException" in failure, after.count("DD604 crash, rank 1")) == (True, 1)
+    assert ("ProcessRaisedException" in failure, after.count("explain DD604")) == (True, 1)
 
 
 def test_without_the_option_nothing_is_loaded(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_hung_rank_is_named_with_its_line_and_the_ranks_are_stopped(tmp_path: 
     assert (report["verdict"]["code"], report["verdict"]["ranks"]) == ("DD601", [1])
     assert report["verdict"]["where"][0]["line"] == marked_lines("watched")[0]
     assert "waits in all_reduce" in " ".join(report["verdict"]["evidence"])  # by its name in the script
-    assert (status != 0, report["job"]["status"], stderr.count("DD601 stuck, rank 1")) == (True, "hung", 1)
+    assert (status != 0, report["job"]["status"], stderr.count("explain DD601")) == (True, "hung", 1)
     drawn = subprocess.run(
         [sys.executable, "-m", "ddpdoctor", "report", str(folder)], capture_output=True, text=True, check=True
     )
@@ -60,7 +60,7 @@ def test_a_rank_that_raises_is_named_once_and_before_the_launcher_ends_the_other
 
     assert (report["verdict"]["code"], report["verdict"]["ranks"]) == ("DD604", [1])
     assert report["verdict"]["where"][0]["line"] == marked_lines("watched")[1]
-    assert (stderr.count("DD604 crash, rank 1"), report["job"]["status"]) == (1, "failed")
+    assert (stderr.count("explain DD604"), report["job"]["status"]) == (1, "failed")
     assert stderr.index("DD604 crash") < stderr.index("ChildFailedError")
 
 
