@@ -1,7 +1,11 @@
 """ddpdoctor: diagnoses distributed PyTorch training. Importing this package costs nothing."""
 
 __version__ = "0.2.0"
-__all__ = ["ConsistencyError", "ConsistencyResult", "TensorDifference", "check_consistency"]
+__all__ = ["ConsistencyError", "ConsistencyResult", "TensorDifference", "check_consistency", "watch"]
+_HOMES = {
+    "check_consistency": ("ddpdoctor.probes.consistency.replicas", "check_consistency"),
+    "watch": ("ddpdoctor.integrations.watch", "Watch"),
+}
 
 
 def __getattr__(name: str) -> object:
@@ -10,5 +14,5 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    module = "ddpdoctor.probes.consistency.replicas" if name == "check_consistency" else "ddpdoctor.model.replicas"
-    return getattr(importlib.import_module(module), name)
+    module, attribute = _HOMES.get(name, ("ddpdoctor.model.replicas", name))
+    return getattr(importlib.import_module(module), attribute)

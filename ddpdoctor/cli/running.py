@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding, Judgment, Report
 
     MakeReport = Callable[[JobOutcome], Report]
+    Act = Callable[[Report, Path], None]
 
 NCCL_LIMIT_S = 600
 """torch's ``default_pg_nccl_timeout``. That of other backends is 30 min."""
@@ -61,7 +62,7 @@ def run_and_show(
     options: WrapOptions,
     make_report: MakeReport | None = None,
     is_last: Callable[[JobOutcome], bool] | None = None,
-    act: Callable[[Report, Path], None] | None = None,
+    act: Act | None = None,
 ) -> JobOutcome:
     """Run the job, then write its report to stderr. stdout belongs to the script.
 
@@ -74,22 +75,33 @@ def run_and_show(
     from ddpdoctor.launch.session import Session
 
     _say_notes(options)
-    make = make_report or outcome_report
+    notifier = make_notifier(options, make_report or outcome_report, GOES_ON[options.on_hang], act)
+    session = Session(options, load_judge, notifier)
+    return finish(session.run(), notifier, is_shown=is_last)
+
+
+def make_notifier(options: WrapOptions, make: MakeReport, goes_on: str, act: Act | None = None) -> Notifier:
+    """Return the callbacks of a session that reports on stderr. ``goes_on`` stands below the report of a hang."""
     show = partial(_show, options, make, act)
-    notifier = Notifier(
+    return Notifier(
         save=partial(_save, options, make),
         show=show,
-        go_on=partial(_go_on, options, show),
+        go_on=partial(_go_on, options, show, goes_on),
         withdraw=partial(_withdraw, options),
         report_crash=partial(_report_crash, options),
         report_replicas=partial(_report_replicas, options),
     )
-    outcome = Session(options, _load_judge, notifier).run()
+
+
+def finish(
+    outcome: JobOutcome, notifier: Notifier, *, is_shown: Callable[[JobOutcome], bool] | None = None
+) -> JobOutcome:
+    """Show the report of a job that has ended, unless ``is_shown`` says no, and what went wrong with ddpdoctor."""
     failure = outcome.failure
     try:
         _show_launcher_log(outcome)
-        if is_last is None or is_last(outcome):
-            show(outcome)
+        if is_shown is None or is_shown(outcome):
+            notifier.show(outcome)
     except Exception as error:  # noqa: BLE001 - the job has ended, and its status is returned whatever fails here
         failure = failure or error
     if failure is not None:
@@ -110,7 +122,8 @@ def _show_launcher_log(outcome: JobOutcome) -> None:
     write(sys.stderr, clean(read_launcher_log(outcome.folder)))
 
 
-def _load_judge() -> Judge:
+def load_judge() -> Judge:
+    """Import the rules, and return what judges a run folder by them."""
     from ddpdoctor.diagnose.progress import judge_folder
 
     return judge_folder
@@ -192,9 +205,7 @@ def _report_replicas(options: WrapOptions, folder: Path) -> bool:
     return bool(found)
 
 
-def _show(
-    options: WrapOptions, make: MakeReport, act: Callable[[Report, Path], None] | None, outcome: JobOutcome
-) -> None:
+def _show(options: WrapOptions, make: MakeReport, act: Act | None, outcome: JobOutcome) -> None:
     if outcome.judged_at is not None and options.format == "text":
         _show_elsewhere(options, outcome)
         return
@@ -207,7 +218,9 @@ def _show(
         act(report, options.report_file)
 
 
-def _go_on(options: WrapOptions, show: Callable[[JobOutcome], None], outcome: JobOutcome, is_known: bool) -> None:
+def _go_on(
+    options: WrapOptions, show: Callable[[JobOutcome], None], goes_on: str, outcome: JobOutcome, is_known: bool
+) -> None:
     """Show a hang of a job that is not stopped, and what happens next. A hang shown before gets only one line."""
     found = _reported_hangs(options, outcome.judgment)
     if not found:
@@ -216,7 +229,7 @@ def _go_on(options: WrapOptions, show: Callable[[JobOutcome], None], outcome: Jo
         say(sys.stderr, f"{_title(found[0])} again: {found[0].summary}")
     else:
         show(outcome)
-        say(sys.stderr, GOES_ON[options.on_hang])
+        say(sys.stderr, goes_on)
 
 
 def _withdraw(options: WrapOptions, judgment: Judgment) -> None:

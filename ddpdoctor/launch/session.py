@@ -65,7 +65,7 @@ class Session:
         self.judge: Judge = _judge_nothing
         self.notifier = notifier
         self.run_dir = options.report_dir.resolve()
-        self.folder = choose_folder(self.run_dir)
+        self.folder = self._choose_folder()
         self.started_at = now()
         self.signals: list[tuple[signal.Signals, int]] = []
         """The ending signals that the watcher received, and when."""
@@ -90,6 +90,9 @@ class Session:
         self.examining = Examining(self.watch, self._judge, options.hang_timeout_s, options.on_hang, place)
         self.on_demand = OnDemand(self.watch, self.examining)
 
+    def _choose_folder(self) -> Path:
+        return choose_folder(self.run_dir)
+
     def _start_record(self) -> JobWatch:
         options, launched_ns = self.options, time.monotonic_ns()
         replicas = LiveComparison(self.folder, options.ranks.check_every, options.allow_different, self.shared)
@@ -108,12 +111,15 @@ class Session:
         """Run the job to its end."""
         guardian = Guardian(self.folder, job_mark(self.folder), partial(copy_back, self.folder, self.run_dir))
         try:
-            with _handling(ENDING_SIGNALS, self._note_signal):
+            with handling(ENDING_SIGNALS, self._note_signal):
                 self.launcher = start_launcher(self.options, self.folder, guardian.protect_self)
                 self.watch.launcher_pid = self.launcher.pid
                 status = self._watch_and_leave_nobody()
         finally:
             guardian.dismiss()
+        return self._end(status)
+
+    def _end(self, status: int) -> JobOutcome:
         outcome: JobOutcome | None = None
         with self._job_goes_first():
             outcome = self._finish(status)
@@ -130,7 +136,7 @@ class Session:
 
     def _watch_and_leave_nobody(self) -> int:
         try:
-            with _handling(OTHER_SIGNALS, self._hand_on):
+            with handling(OTHER_SIGNALS, self._hand_on):
                 self._prepare()  # while the launcher starts: no rank waits for the rules to be imported
                 return self._watch_to_the_end()
         finally:
@@ -167,13 +173,21 @@ class Session:
                 self._report_crash(f"{check.code} {check.id}: {check.seen}")
         return judgment
 
+    def _poll(self) -> int | None:
+        """Return the status of the launcher, or None while it runs."""
+        return self.launcher.poll()
+
+    def _stop_hung(self) -> None:
+        """Stop the launcher and all ranks."""
+        stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
+
     def _report_crash(self, what: str) -> None:
-        if not self.has_reported_crash and self.launcher.poll() is None:
+        if not self.has_reported_crash and self._poll() is None:
             self.has_reported_crash = True
             self.notifier.report_crash(what)
 
     def _watch_to_the_end(self) -> int:
-        while (status := self.launcher.poll()) is None:
+        while (status := self._poll()) is None:
             with self._job_goes_first():
                 self.watch.wait(LOOK_EVERY_S)
                 self.watch.follow()
@@ -250,7 +264,7 @@ class Session:
             self.hang = examined.judgment
             self._save(self._outcome(None))
             self.watch.evidence.announce_stop()
-            stop_job(self.launcher, self.folder, self.watch.evidence.acknowledge)
+            self._stop_hung()
         elif has_errors(examined.judgment):
             self.examining.announce(examined, stop=False)
             self.examining.stand_by()
@@ -397,7 +411,8 @@ class Session:
 
 
 @contextlib.contextmanager
-def _handling(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def handling(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Handle some signals for a while, and put back the former handlers."""
     # If nohup made this process ignore SIGHUP, keep ignoring it, here and in the launcher.
     taken = [number for number in numbers if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in taken}

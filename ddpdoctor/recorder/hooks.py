@@ -13,6 +13,8 @@ from .state import guarded, here
 
 _found: Dict[str, bool] = {}
 """By hook, in the order in which they were tried: whether torch has what the hook attaches to."""
+replaced: List[Tuple[Any, Any]] = []
+"""Functions of modules, each with what stands in its place. ``late`` puts them where a script has imported them to."""
 _written: Tuple[Any, int] = (None, 0)
 """The ring that the hooks were last written to, and how many were written."""
 
@@ -25,10 +27,14 @@ def put(owner: Any, name: str, around: Callable[[Any], Any], *, is_api: bool = F
     if not has(owner, name, is_api=is_api):
         return False
     try:
-        setattr(owner, name, around(getattr(owner, name)))
+        original = getattr(owner, name)
+        wrapper = around(original)
+        setattr(owner, name, wrapper)
     except Exception as error:  # noqa: BLE001 - the recorder's wall: the other hooks still go in
         here.failed(label(owner, name), error)
         return False
+    if isinstance(owner, type(os)):
+        replaced.append((original, wrapper))
     return True
 
 

@@ -40,19 +40,34 @@ def install() -> None:
     """Install the hooks, once. A rank is recorded from now on; any other Python once it becomes relevant."""
     if getattr(sys, "_ddpdoctor_recorder", None) is not None:
         return
+    hook_in()
+    if is_rank():
+        start_rank()
+    elif any(mark in argument for argument in _arguments() for mark in _HELPERS):
+        start_helper()
+
+
+def hook_in() -> None:
+    """Put the hooks in, now or when their modules are imported. Nothing is recorded before a ring is made."""
     sys._ddpdoctor_recorder = here  # type: ignore[attr-defined]
     here.on_start.append(_start_parts)
     _register_patches()
     imports.install()
     os.register_at_fork(after_in_child=_forked)
-    if is_rank():
-        os.environ[RANK_PID_VARIABLE] = str(os.getpid())
-        os.environ[GIVEN_VARIABLE] = given_number()
-        os.environ[MASTER_VARIABLE] = store_address()
-        here.start(is_rank=True)
-    elif any(mark in argument for argument in _arguments() for mark in _HELPERS):
-        here.start(is_rank=False)
-        _time_fetches()
+
+
+def start_rank() -> None:
+    """Record this process as a rank, and tell its children that they are none."""
+    os.environ[RANK_PID_VARIABLE] = str(os.getpid())
+    os.environ[GIVEN_VARIABLE] = given_number()
+    os.environ[MASTER_VARIABLE] = store_address()
+    here.start(is_rank=True)
+
+
+def start_helper() -> None:
+    """Record this process as one that is no rank, or not yet."""
+    here.start(is_rank=False)
+    _time_fetches()
 
 
 def _start_parts() -> None:
@@ -132,8 +147,7 @@ def _forked() -> None:
         from .stacks import dump
 
         dump.forget()
-        here.start(is_rank=False)
-        _time_fetches()
+        start_helper()
 
 
 def _time_fetches() -> None:

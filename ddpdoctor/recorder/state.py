@@ -181,10 +181,10 @@ def is_short_of_files() -> bool:
     return 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FEW_FILES
 
 
-def start_ticks() -> int:
-    """Return when this process started, in clock ticks since boot. With the pid that identifies it uniquely."""
+def start_ticks(pid: Any = "self") -> int:
+    """Return when a process started, in clock ticks since boot. With the pid that identifies it uniquely."""
     try:
-        with open("/proc/self/stat", "rb") as stat:
+        with open("/proc/%s/stat" % pid, "rb") as stat:
             return int(stat.read().rsplit(b")", 1)[1].split()[19])
     except (OSError, ValueError, IndexError):
         return 0

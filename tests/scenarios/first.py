@@ -82,6 +82,11 @@ FIRST = {
     "attach/test_slurm.py": ("test_all_nodes_are_judged_together",),
     "attach/test_kubectl.py": ("test_all_pods_are_judged_together",),
     "attach/test_wrapped.py": ("test_the_rank_at_fault",),
+    "in_code/test_watch.py": (
+        "test_a_hung_rank", "test_a_rank_that_raises", "test_a_healthy_job_is_silent_and_keeps_its_environment[none]",
+    ),
+    "in_code/test_callbacks.py": ("test_accelerates_log_gets_the_verdict_of_a_slow_training[slow",),
+    "in_code/test_pytest_plugin.py": ("test_a_hung_test", "test_without_the_option"),
     "attach/test_rights.py": ("test_without_the_right_to_trace",),
     "attach/test_found.py": ("test_of_several_jobs", "test_a_process_that_is_no_rank"),
     "harmless/test_scripts.py": ALL,

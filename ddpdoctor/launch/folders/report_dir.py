@@ -29,7 +29,7 @@ RUN_FILES = (
 )  # fmt: skip
 DUMPS = "dumps"
 """Reports that were made on demand while the job ran."""
-RUN_FOLDERS = (DUMPS, "evidence", "gathered", "nccl", "nodes", "prints", "rings", "tuning")
+RUN_FOLDERS = (DUMPS, "evidence", "gathered", "left", "nccl", "nodes", "present", "prints", "rings", "tuning")
 """The subfolders that a run writes to. They must not be links or belong to another user."""
 _HELP = "Nothing was started. Choose another folder with --report-dir."
 _HELP_OWN = "Nothing was started. Name a new folder with --report-dir."

@@ -140,6 +140,6 @@ def is_in_foreground() -> bool:
 
 def _signal(targets: Iterable[Target], number: signal.Signals) -> None:
     for target in targets:
-        if is_same(*target):
+        if target[0] != os.getpid() and is_same(*target):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(target[0], number)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.process import proc
 from ddpdoctor.launch.folders.shared_folder import copy_elsewhere
 from ddpdoctor.recorder.storage import ring_layout
-from ddpdoctor.recorder.storage.files import make_folder, open_new, read_plain, remove, write_whole
+from ddpdoctor.recorder.storage.files import open_new, open_plain, read_plain, remove, write_whole
+from ddpdoctor.recorder.storage.record_files import CONTROL, make_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,14 +39,12 @@ class EvidenceTaker:
     """Asks the processes of one run for evidence, and saves it in the run's folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Create the control file, which recorders and the launcher map into memory."""
+        """Map the control file, as recorders and the launcher do. It is created unless ranks were there first."""
         self.folder = folder
-        for name in ("rings", "prints", "evidence"):
-            make_folder(folder / name)
+        make_record(str(folder))
         self._reserve = folder / "reserve"
         reserve_space(self._reserve)
-        with os.fdopen(open_new(folder / "control"), "r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, ring_layout.CONTROL_SIZE)  # writing to a hole on a full disk is fatal
+        with os.fdopen(open_plain(folder / CONTROL, os.O_RDWR), "r+b") as file:
             self.control = mmap.mmap(file.fileno(), ring_layout.CONTROL_SIZE)
         self.unsaved: dict[str, str] = {}
         """Texts that could not be written to the folder, by file name."""

@@ -178,7 +178,7 @@ class Ring:
         self._map[at : at + size] = row
         _pack_cell(self._map, _STEPS, number)
         if shape.kept:
-            if number == 1:
+            if number == 1 or self._bins is None:  # a ring that replaces another begins later
                 self._begin_totals()
             self._add_to_totals(step_parts.parts_of(phases_us, waits_us, inside, flags))
             for place in self._kept.places(number, sum(phases_us)):

@@ -158,6 +158,13 @@ def _after_init(*args: Any, **kwargs: Any) -> None:
     here.ring.set("initialized", 1)
 
 
+def join_running_group() -> None:
+    """Note a default group that was made before the hooks went in, as if it were made now."""
+    if groups.default() is not None:
+        _before_init(world_size=groups.c10d.get_world_size(), rank=groups.c10d.get_rank())
+        _after_init()
+
+
 def patch_ddp(module: Any) -> None:
     """Patch torch.nn.parallel.distributed: construction and forward."""
     ddp = module.DistributedDataParallel

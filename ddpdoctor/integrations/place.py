@@ -1,0 +1,118 @@
+"""Finds the run folder of this host's ranks, or makes it and starts its watcher."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import astuple, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.launch.folders.attendance import enter, read_attendance
+from ddpdoctor.launch.folders.host_meeting import HostWatch, locked, meeting_file, read_meeting, write_meeting
+from ddpdoctor.launch.folders.report_dir import RUN_FILES, make_default_dir, make_report_dir
+from ddpdoctor.launch.folders.shared_folder import choose_folder
+from ddpdoctor.launch.processes.stopping import is_same
+from ddpdoctor.recorder.state import AGENT_VARIABLE, FOLDER_VARIABLE, start_ticks
+from ddpdoctor.recorder.storage.record_files import make_record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddpdoctor.launch.processes.stopping import Target
+
+BOOTSTRAP = Path(__file__).resolve().parents[1] / "recorder" / "bootstrap"
+START_LIMIT_S = 10.0
+_IN_BACKGROUND = '"$@" </dev/null >/dev/null & echo $!'
+"""The shell ends at once, so that the watcher is no child of the rank: a script may wait for all of its children."""
+_NODE_VARIABLES = ("GROUP_RANK", "SLURM_NODEID", "NODE_RANK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the caller of ``watch`` has chosen."""
+
+    hang_timeout_s: float
+    on_hang: str
+    report_dir: Path | None
+
+
+def this_process() -> Target:
+    """Return the pid and start ticks of this process."""
+    return os.getpid(), start_ticks()
+
+
+def take_place(asked: Asked, env: Mapping[str, str]) -> HostWatch:
+    """Join the watch of this host's ranks; the first starts it.
+
+    Raises:
+        UserError: the run folder cannot be made.
+        OSError: the watcher cannot be started.
+    """
+    process, number = this_process(), env.get("RANK", "")
+    file = meeting_file(env, astuple(asked), process)
+    with locked(file) as descriptor:
+        meeting = read_meeting(descriptor)
+        if meeting is None or not _is_ours(meeting, process, number):
+            meeting = _open_meeting(asked, env, file)
+            write_meeting(descriptor, meeting)
+        enter(meeting.record, process, number)
+    return meeting
+
+
+def _is_ours(meeting: HostWatch, process: Target, number: str) -> bool:
+    """Return whether a watch is for this launch: its watcher lives, and no other process has this rank's number."""
+    if not is_same(*meeting.watcher):
+        return False
+    present = read_attendance(meeting.record).present
+    return not number or all(one == process or taken != number for one, taken in present.items())
+
+
+def _open_meeting(asked: Asked, env: Mapping[str, str], file: Path) -> HostWatch:
+    run_dir = _make_run_dir(asked.report_dir, env).resolve()
+    record = choose_folder(run_dir)
+    make_record(str(record))
+    watcher = _start_watcher(asked, [str(run_dir), str(record), str(file)], env)
+    return HostWatch(record=record, run_dir=run_dir, watcher=watcher)
+
+
+def _make_run_dir(report_dir: Path | None, env: Mapping[str, str]) -> Path:
+    """Make the run folder. One that was named and holds a run already gets a subfolder for each further run."""
+    node = next((env[name] for name in _NODE_VARIABLES if env.get(name, "0") != "0"), "")
+    if report_dir is None:
+        script = sys.argv[0] if sys.argv else ""
+        now = datetime.now()  # noqa: DTZ005  local time, as people look for it
+        return make_default_dir(script, is_module=False, now=now, label=node)
+    base = report_dir / f"node-{node}" if node else report_dir
+    tries = (base if number == 1 else base / f"run-{number}" for number in range(1, 10_000))
+    return make_report_dir(next(path for path in tries if not any((path / name).exists() for name in RUN_FILES)))
+
+
+def watcher_command(asked: Asked, places: list[str]) -> list[str]:
+    """Return the command of a watcher; ``places`` are the run folder, the record's folder, and the meeting's file."""
+    options = [str(asked.hang_timeout_s), asked.on_hang, *places]
+    return [sys.executable, "-m", "ddpdoctor.cli.watching", *options, *getattr(sys, "orig_argv", sys.argv)]
+
+
+def watcher_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which no recorder loads."""
+    return {name: value for name, value in env.items() if name not in {FOLDER_VARIABLE, AGENT_VARIABLE}}
+
+
+def recording_variables(record: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that make a Python record itself in a folder."""
+    path = os.pathsep.join(filter(None, (str(BOOTSTRAP), env.get("PYTHONPATH"))))
+    return {FOLDER_VARIABLE: str(record), "PYTHONPATH": path}
+
+
+def _start_watcher(asked: Asked, places: list[str], env: Mapping[str, str]) -> Target:
+    """Start the watcher in a session of its own, where no Ctrl-C and no signal for the launcher's group reaches it."""
+    command = ["/bin/sh", "-c", _IN_BACKGROUND, "sh", *watcher_command(asked, places)]
+    done = subprocess.run(
+        command, env=watcher_environment(env), stdout=subprocess.PIPE, text=True, check=True, timeout=START_LIMIT_S,
+        start_new_session=True,
+    )  # fmt: skip
+    pid = int(done.stdout)
+    return pid, start_ticks(pid)

@@ -1,0 +1,197 @@
+"""``ddpdoctor.watch``: records and watches a job from inside its script, without a launcher of ours."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from ddpdoctor.launch.folders.attendance import Leaving
+    from ddpdoctor.launch.folders.host_meeting import HostWatch
+
+HangAction = Literal["report", "kill"]
+FAILURE_LIMIT_S = 3.0
+"""Our choice: how long a rank that fails waits until the watcher has its evidence. The launcher may then stop all."""
+REPORT_LIMIT_S = 10.0
+POLL_S = 0.05
+
+_active: Watch | None = None
+"""The watch of this process: a process is recorded once."""
+_has_said = False
+
+
+class Watch(contextlib.ContextDecorator):
+    """A watch over this process and the other ranks that call it: a context manager, and a decorator.
+
+    It ends on a host when all ranks there have left it. A failure of ddpdoctor is told on stderr once, and swallowed.
+    """
+
+    def __init__(
+        self,
+        *,
+        hang_timeout: float = 300.0,
+        on_hang: HangAction = "report",
+        report_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Take the seconds until a hang is reported, what to do then, and the run folder.
+
+        Raises ``ValueError`` for a value that makes no sense, before anything is started.
+        """
+        if not hang_timeout > 0:
+            raise ValueError(f"hang_timeout is {hang_timeout!r}; it must be a number of seconds above 0")
+        if on_hang not in get_args(HangAction):
+            raise ValueError(f"on_hang is {on_hang!r}; it must be one of {', '.join(get_args(HangAction))}")
+        self._hang_timeout_s = float(hang_timeout)
+        self._on_hang = on_hang
+        self._report_dir = None if report_dir is None else Path(report_dir)
+        self._meeting: HostWatch | None = None
+        self._pid = 0
+        self._former: dict[str, str | None] = {}
+
+    def start(self) -> Self:
+        """Begin to record this process. It does nothing in a job under ``wrap``, or where another watch runs."""
+        global _active
+        self._meeting = None
+        try:
+            if self._is_needless():
+                return self
+            _active, self._pid = self, os.getpid()
+            self._begin()
+        except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor: training goes on without it
+            _say_once(f"this job is not watched: {getattr(error, 'message', error)}")
+        return self
+
+    def stop(self) -> None:
+        """Leave the watch. The process stays recorded until the other ranks have left too."""
+        from ddpdoctor.launch.folders.attendance import Leaving
+
+        self._leave(Leaving.DONE)
+
+    def report(self, wait_s: float = REPORT_LIMIT_S) -> str:
+        """Return the findings of the watch as text, or "" if there are none.
+
+        Waits until the watch has ended, at most ``wait_s``: other ranks may not have left it yet.
+        """
+        try:
+            return "" if self._meeting is None else _report_of(self._meeting, wait_s)
+        except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor
+            _say_once(f"the report cannot be read: {getattr(error, 'message', error)}")
+            return ""
+
+    def __enter__(self) -> Self:
+        """Start."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop; an error that ends the block is a failure of this rank."""
+        self.leave(error)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Leave the watch because of an error, or without one. After an error, wait until the evidence is taken."""
+        from ddpdoctor.launch.folders.attendance import Leaving
+
+        if isinstance(error, KeyboardInterrupt):
+            self._leave(Leaving.INTERRUPTED)
+        elif isinstance(error, Exception):
+            self._leave(Leaving.FAILED, error)
+        else:
+            self._leave(Leaving.DONE)
+
+    def _is_needless(self) -> bool:
+        from ddpdoctor.recorder.late import is_foreign
+
+        if _active is None and not is_foreign():
+            return False
+        _say_once("this process is watched already; ddpdoctor.watch does nothing here")
+        return True
+
+    def _begin(self) -> None:
+        from ddpdoctor.integrations.place import Asked, recording_variables, take_place
+        from ddpdoctor.recorder import late
+
+        asked = Asked(hang_timeout_s=self._hang_timeout_s, on_hang=self._on_hang, report_dir=self._report_dir)
+        self._meeting = take_place(asked, os.environ)
+        for name, value in recording_variables(self._meeting.record, os.environ).items():
+            self._former[name] = os.environ.get(name)
+            os.environ[name] = value
+        late.begin(str(self._meeting.record))
+        atexit.register(self._at_exit)
+
+    def _at_exit(self) -> None:
+        self.leave(getattr(sys, "last_value", None))
+
+    def _leave(self, how: Leaving, error: Exception | None = None) -> None:
+        global _active  # noqa: PLW0603 - a process has one recorder
+        if _active is not self or self._pid != os.getpid():  # a forked child has a copy of its parent's watch
+            return
+        _active = None
+        try:
+            self._put_back()
+            if self._meeting is not None:
+                _note_leaving(self._meeting, how, error)
+        except Exception as failure:  # noqa: BLE001 - the wall around ddpdoctor
+            _say_once(f"the watch could not be left: {failure}")
+
+    def _put_back(self) -> None:
+        atexit.unregister(self._at_exit)
+        for name, value in self._former.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _note_leaving(meeting: HostWatch, how: Leaving, error: Exception | None) -> None:
+    from ddpdoctor.integrations.place import this_process
+    from ddpdoctor.launch.folders.attendance import leave
+    from ddpdoctor.recorder.stacks.errors import note_exception
+
+    if error is not None:
+        note_exception(error, uncaught=True)
+    leave(meeting.record, this_process(), how)
+    if error is not None:
+        deadline = time.monotonic() + FAILURE_LIMIT_S
+        while time.monotonic() < deadline and not _has_report(meeting) and _is_watched(meeting):
+            time.sleep(POLL_S)
+
+
+def _has_report(meeting: HostWatch) -> bool:
+    from ddpdoctor.launch.folders.report_dir import REPORT_NAME
+
+    return (meeting.run_dir / REPORT_NAME).exists()
+
+
+def _is_watched(meeting: HostWatch) -> bool:
+    from ddpdoctor.launch.processes.stopping import is_same
+
+    return is_same(*meeting.watcher)
+
+
+def _report_of(meeting: HostWatch, wait_s: float) -> str:
+    from ddpdoctor.integrations.verdict import draw_verdict
+
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline and _is_watched(meeting):
+        time.sleep(POLL_S)
+    return draw_verdict(meeting.run_dir)
+
+
+def _say_once(message: str) -> None:
+    """Write a line to stderr, once for each process and on one rank."""
+    global _has_said  # noqa: PLW0603 - once for each process
+    number = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
+    if not _has_said and number == "0":
+        _has_said = True
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"ddpdoctor: {message}\n")

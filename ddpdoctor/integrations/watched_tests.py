@@ -1,0 +1,148 @@
+"""Watches the processes that a test starts, and fails the test with the verdict if they hang.
+
+A watcher is started once a process of the test has joined a process group or was started as a rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ddpdoctor.integrations.place import (
+    Asked,
+    recording_variables,
+    this_process,
+    watcher_command,
+    watcher_environment,
+)
+from ddpdoctor.integrations.verdict import draw_verdict, read_report
+from ddpdoctor.launch.folders.attendance import Leaving, enter, leave
+from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.recorder.late import is_foreign
+from ddpdoctor.recorder.storage.record_files import make_record
+from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+LOOK_EVERY_S = 0.2
+VERDICT_LIMIT_S = 15.0
+"""Our choice: how long a failed test waits for the verdict of its ranks."""
+
+
+class WatchedTests:
+    """The plugin's part that is there only with the option."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """Take the seconds until ranks count as hung."""
+        self._asked = Asked(hang_timeout_s=timeout_s, on_hang="kill", report_dir=None)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Run one test under watch. Inside a job that is watched already, do nothing."""
+        if is_foreign():
+            return (yield)
+        run = WatchedTest(self._asked)
+        failure: BaseException | None = None
+        result: object = None
+        try:
+            with run.recording():
+                result = yield
+        except BaseException as error:  # noqa: BLE001 - it is raised again below, with what was found
+            failure = error
+        verdict = run.end(failed=failure is not None)
+        if verdict and run.was_stopped:
+            pytest.fail(f"{run.headline}\n\n{verdict}", pytrace=False)
+        if verdict:
+            item.add_report_section("call", "ddpdoctor", verdict)
+        if failure is not None:
+            raise failure
+        return result
+
+
+class WatchedTest:
+    """The record of one test."""
+
+    def __init__(self, asked: Asked) -> None:
+        """Make the folder."""
+        self._asked = asked
+        self._folder = Path(tempfile.mkdtemp(prefix="ddpdoctor-test-"))
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self._ended = threading.Event()
+        make_record(str(self._folder))
+        enter(self._folder, this_process(), "")
+        self._thread = threading.Thread(target=self._await_ranks, name="ddpdoctor-test", daemon=True)
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Make Pythons that the test starts record themselves."""
+        variables = recording_variables(self._folder, os.environ)
+        former = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name, value in former.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the watcher stopped the ranks because they hung."""
+        report = read_report(self._folder)
+        return report is not None and report.job is not None and report.job.exit_status == ExitStatus.HUNG
+
+    @property
+    def headline(self) -> str:
+        """The verdict in one line, which pytest shows in its summary."""
+        report = read_report(self._folder)
+        verdict = report.verdict if report is not None else None
+        if verdict is None:
+            return "the ranks of this test hung"
+        return f"{verdict.code} {verdict.kind}: {verdict.summary}"
+
+    def end(self, *, failed: bool) -> str:
+        """End the watch; return the verdict of a test that has failed or whose ranks were stopped, else ""."""
+        self._ended.set()
+        self._thread.join()
+        leave(self._folder, this_process(), Leaving.FAILED if failed else Leaving.DONE)
+        verdict = self._verdict() if self._watcher is not None and (failed or self.was_stopped) else ""
+        if not verdict:
+            self._drop()
+        return verdict
+
+    def _verdict(self) -> str:
+        assert self._watcher is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._watcher.wait(VERDICT_LIMIT_S)
+        return draw_verdict(self._folder)
+
+    def _drop(self) -> None:
+        if self._watcher is not None:
+            self._watcher.kill()
+            self._watcher.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _await_ranks(self) -> None:
+        while not self._ended.wait(LOOK_EVERY_S):
+            if any(path.stat().st_size == RANK_SHAPE.total_bytes for path in (self._folder / "rings").glob("*.ring")):
+                self._start_watcher()
+                return
+
+    def _start_watcher(self) -> None:
+        command = watcher_command(self._asked, [str(self._folder), str(self._folder), ""])
+        nowhere = subprocess.DEVNULL
+        self._watcher = subprocess.Popen(
+            command, env=watcher_environment(os.environ), stdin=nowhere, stdout=nowhere, stderr=nowhere
+        )  # fmt: skip

@@ -1,0 +1,124 @@
+"""``ddpdoctor.watch``: a job under torchrun alone, which watches itself."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.running import (
+    JOBS,
+    clean_environment,
+    free_port,
+    hold_to_schema,
+    marked_lines,
+    pids_with,
+    wait_for,
+)
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
+
+def start(script: str, *words: str, front: tuple[str, ...] = ("torch.distributed.run",), **env: str) -> Any:
+    command = ["-m", *front, "--nproc-per-node=2", f"--master-port={free_port()}", f"{JOBS / script}.py", *words]
+    return subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=clean_environment(**env), start_new_session=True,
+    )  # fmt: skip
+
+
+def finish(process: Any, folder: Path) -> tuple[int, str, str, dict[str, Any]]:
+    """Wait for a job and its watcher; return the job's status, streams and report."""
+    stdout, stderr = process.communicate(timeout=200)  # the watcher has stderr too, until it ends
+    print(stdout, stderr)
+    report = json.loads((folder / "report.json").read_text())
+    hold_to_schema(report)
+    return process.returncode, stdout, stderr, report
+
+
+def test_a_hung_rank_is_named_with_its_line_and_the_ranks_are_stopped(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    status, _, stderr, report = finish(start("watched", str(folder), "hang"), folder)
+
+    assert (report["verdict"]["code"], report["verdict"]["ranks"]) == ("DD601", [1])
+    assert report["verdict"]["where"][0]["line"] == marked_lines("watched")[0]
+    assert "waits in all_reduce" in " ".join(report["verdict"]["evidence"])  # by its name in the script
+    assert (status != 0, report["job"]["status"], stderr.count("explain DD601")) == (True, "hung", 1)
+    drawn = subprocess.run(
+        [sys.executable, "-m", "ddpdoctor", "report", str(folder)], capture_output=True, text=True, check=True
+    )
+    assert "DD601 stuck, rank 1" in drawn.stdout
+
+
+def test_a_rank_that_raises_is_named_once_and_before_the_launcher_ends_the_others(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    _, _, stderr, report = finish(start("watched", str(folder), "crash"), folder)
+
+    assert (report["verdict"]["code"], report["verdict"]["ranks"]) == ("DD604", [1])
+    assert report["verdict"]["where"][0]["line"] == marked_lines("watched")[1]
+    assert (stderr.count("explain DD604"), report["job"]["status"]) == (1, "failed")
+    assert stderr.index("DD604 crash") < stderr.index("ChildFailedError")
+
+
+@pytest.mark.parametrize("fault", ["none", "afterwards"])
+def test_a_healthy_job_is_silent_and_keeps_its_environment(tmp_path: Path, fault: str) -> None:
+    folder = tmp_path / "run"
+    status, stdout, stderr, report = finish(start("watched", str(folder), fault), folder)
+
+    assert (status, stdout, report["job"]["status"], report["verdict"]) == (0, "left\nleft\n", "finished", None)
+    said = [line for line in stderr.splitlines() if "ddpdoctor" in line]
+    assert said == ["ddpdoctor: this process is watched already; ddpdoctor.watch does nothing here"]
+
+
+def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    _, _, stderr, report = finish(start("watched", str(folder), "killed"), folder)
+
+    assert (report["verdict"]["code"], report["verdict"]["ranks"], "DD605" in stderr) == ("DD605", [1], True)
+
+
+def test_ctrl_c_is_no_finding_and_leaves_no_process(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    mark = f"INTERRUPTED_JOB={folder}"
+    process = start("watched", str(folder), "interrupted", INTERRUPTED_JOB=str(folder))
+    assert process.stdout.readline() == process.stdout.readline() == "trains\n"
+    os.killpg(process.pid, signal.SIGINT)
+    _, _, stderr, report = finish(process, folder)
+
+    assert (report["job"]["status"], "DD6" in stderr) == ("interrupted", False)
+    assert wait_for(lambda: not pids_with(mark))
+
+
+@pytest.mark.cold  # its children get the module path of a Python that was started in the simple way
+def test_ranks_that_the_watched_script_starts_are_watched(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, str(JOBS / "watched_spawn.py"), str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=clean_environment(), start_new_session=True,
+    )  # fmt: skip
+    _, _, _, report = finish(process, folder)
+
+    assert (report["verdict"]["code"], report["verdict"]["ranks"]) == ("DD601", [1])
+    assert report["verdict"]["where"][0]["line"] == marked_lines("watched_spawn")[0]
+
+
+def test_under_wrap_it_does_nothing_and_says_so_once(tmp_path: Path) -> None:
+    wrap = ("ddpdoctor", "wrap", "--report-dir", str(tmp_path / "outer"))
+    process = start("watched", str(tmp_path / "inner"), "none", front=wrap)
+    status, _, stderr, _ = finish(process, tmp_path / "outer")
+
+    assert (status, (tmp_path / "inner").exists()) == (0, False)
+    assert stderr.count("ddpdoctor.watch does nothing here") == 1
+
+
+def test_without_a_place_for_its_folder_the_job_runs_unwatched(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    process = start("watched", str(tmp_path / "file" / "run"), "none")
+    stdout, stderr = process.communicate(timeout=200)
+
+    assert (process.returncode, stdout) == (0, "left\nleft\n")
+    assert stderr.count("ddpdoctor: this job is not watched: ") == 1
