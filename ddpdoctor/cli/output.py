@@ -53,10 +53,8 @@ def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | No
 
 
 def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity | None) -> str:
-    if output_format == "junit":
-        from ddpdoctor.report.junit import render_junit
-
-        return render_junit(report, fail_on)
+    if output_format in {"junit", "github", "sarif"}:
+        return _render_for_ci(report, output_format, fail_on)
     if output_format == "csv":
         from ddpdoctor.report.csv_format import render_csv
 
@@ -72,6 +70,21 @@ def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity 
     from ddpdoctor.report.markdown import render_markdown
 
     return render_markdown(report)
+
+
+def _render_for_ci(report: Report, output_format: SavedFormat, fail_on: Severity | None) -> str:
+    if output_format == "github":
+        from ddpdoctor.report.github import render_github
+
+        return render_github(report, _read_cwd())
+    if output_format == "sarif":
+        from ddpdoctor.diagnose.pages import read_titles
+        from ddpdoctor.report.sarif import render_sarif
+
+        return render_sarif(report, read_titles({finding.code for finding in report.findings}), _read_cwd())
+    from ddpdoctor.report.junit import render_junit
+
+    return render_junit(report, fail_on)
 
 
 def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose: bool) -> str:

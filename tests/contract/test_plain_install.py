@@ -67,7 +67,7 @@ def test_wrap_and_its_report(python, tmp_path):
     options = ("--nproc-per-node=2", f"--master-port={free_port()}", "--hang-timeout=60", "--report-dir=run")
     reported = run(python, tmp_path, "wrap", *options, str(JOBS / "early_step.py"), status=1)
     assert "DD604 crash" in reported
-    for form in ("text", "json", "junit", "markdown", "html"):
+    for form in ("text", "json", "junit", "github", "sarif", "markdown", "html"):
         assert "DD604" in run(python, tmp_path, "report", "run", "--format", form)
 
 
