@@ -40,6 +40,7 @@ EXAMPLES = {
         ("ddpdoctor report", "the latest run of this folder"),
         ("ddpdoctor report RUN_DIR --format junit", "for a CI system"),
     ),
+    "mcp": (("claude mcp add ddpdoctor -- ddpdoctor mcp", "let a coding agent start it"),),
     "explain": (("ddpdoctor explain DD601", "what a code means, and what to do"),),
     "demo": (("ddpdoctor demo mismatch", "another fault; --list names them"),),
     "check-env": (

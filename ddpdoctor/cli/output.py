@@ -131,7 +131,12 @@ def print_error(message: str, hint: str) -> None:
 
 def show_defect(error: Exception) -> None:
     """Write to stderr what failed, and where the traceback was saved or why it could not be saved."""
-    print_error(f"a defect of ddpdoctor: {type(error).__name__}. {_save_traceback(error)}", ISSUES_HINT)
+    print_error(describe_defect(error), ISSUES_HINT)
+
+
+def describe_defect(error: Exception) -> str:
+    """Save the traceback. Return what failed, and where the traceback is or why it could not be saved."""
+    return f"a defect of ddpdoctor: {type(error).__name__}. {_save_traceback(error)}"
 
 
 def _save_traceback(error: Exception) -> str:

@@ -77,6 +77,10 @@ def test_the_bench_and_the_extra_of_its_plot(python, tmp_path):
     assert "ddpdoctor[plot]" in run(python, tmp_path, "report", "bench", "--plot", "curve.svg", status=2)
 
 
+def test_the_extra_of_the_server(python, tmp_path):
+    assert "pip install 'ddpdoctor[mcp]'" in run(python, tmp_path, "mcp", status=2)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
