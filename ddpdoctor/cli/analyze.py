@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from ddpdoctor.cli.options import (
     FAIL_ON,
     FORMAT,
+    HTML,
     IGNORE,
     REPORT_DIR,
     VERBOSE,
@@ -40,6 +41,7 @@ class Options:
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
     ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[Path | None, REPORT_DIR] = None
+    html: Annotated[Path | None, HTML] = None
 
 
 def run(options: Options) -> int:

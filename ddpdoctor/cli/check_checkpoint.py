@@ -12,6 +12,7 @@ from ddpdoctor.cli.options import (
     FORMAT,
     IGNORE,
     MODEL,
+    OUTPUT,
     REPORT_DIR,
     VERBOSE,
     Argument,
@@ -38,6 +39,7 @@ class Options:
     fail_on: Annotated[FailOn, FAIL_ON] = "error"
     ignore: Annotated[tuple[str, ...], IGNORE] = ()
     report_dir: Annotated[Path | None, REPORT_DIR] = None
+    output: Annotated[Path | None, OUTPUT] = None
 
 
 def run(options: Options) -> int:

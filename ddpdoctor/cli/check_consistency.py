@@ -18,6 +18,7 @@ from ddpdoctor.cli.options import (
     IGNORE,
     MODEL,
     NPROC_PER_NODE,
+    OUTPUT,
     REFERENCE,
     REPORT_DIR,
     TIMEOUT,
@@ -84,6 +85,7 @@ class Options:
     diff: Annotated[bool, Option(panel=COMPARE, help="Compare files by tensor name; starts no ranks.")] = False
     format: Annotated[ReportFormat, FORMAT] = "text"
     report_dir: Annotated[Path | None, REPORT_DIR] = None
+    output: Annotated[Path | None, OUTPUT] = None
     fail_on: Annotated[
         FailOn | None,
         FAIL_ON,
@@ -117,7 +119,7 @@ def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
 
     if options.files:
         raise UserError(
-            f"{options.files[0]} is a file, and files are compared with --diff only",
+            f"{options.files[0]} is a file, and files are compared only with --diff",
             help="ddpdoctor check-consistency --diff FILE FILE...",
         )
     if not options.model:
@@ -157,7 +159,7 @@ def _compare_files(options: Options) -> int:
 
     if len(options.files) < 2:
         raise UserError(
-            f"--diff needs at least two files, and was given {len(options.files)}",
+            f"--diff needs at least two files, but got {len(options.files)}",
             help="ddpdoctor check-consistency --diff FILE FILE...",
         )
     check_outputs(_outputs(options))

@@ -17,6 +17,7 @@ from ddpdoctor.cli.options import (
     MASTER_PORT,
     NNODES,
     NODE_RANK,
+    OUTPUT,
     REPORT,
     REPORT_DIR,
     TIMEOUT,
@@ -56,6 +57,7 @@ class Options:
     ignore: Annotated[tuple[str, ...], IGNORE] = ()
     redact: Annotated[bool, Option(panel=REPORT, help="Hide host names, addresses and user names.")] = False
     report_dir: Annotated[Path | None, REPORT_DIR] = None
+    output: Annotated[Path | None, OUTPUT] = None
     timeout_s: Annotated[float, TIMEOUT.but(help="How long to wait for the other ranks.")] = typed("30")
     nnodes: Annotated[
         int | None,

@@ -18,6 +18,7 @@ from ddpdoctor.cli.options import (
     NNODES,
     NODE_RANK,
     NODES,
+    OUTPUT,
     REPORT_DIR,
     TIMEOUT,
     VERBOSE,
@@ -82,16 +83,18 @@ class Options:
         Path | None,
         REPORT_DIR.but(help="Save the report here; may be a shared folder."),
     ] = None
+    output: Annotated[Path | None, OUTPUT] = None
 
 
 def run(options: Options) -> int:
     """Take part in the check and return the exit status, which is equal on all judged nodes. Raises ``UserError``."""
-    from ddpdoctor.cli.delivery import check_codes
+    from ddpdoctor.cli.delivery import Outputs, check_codes, check_files
     from ddpdoctor.diagnose.rendezvous.check import check_rendezvous
     from ddpdoctor.diagnose.rendezvous.judging import RendezvousOptions
     from ddpdoctor.launch.folders.report_dir import make_private
     from ddpdoctor.model.launch import NodeOptions
 
+    check_files(settings_of(options, Outputs))
     if options.ignore:
         check_codes(options.ignore)
     if options.report_dir is not None:

@@ -32,6 +32,7 @@ class Outputs:
     verbose: bool = False
     output: Path | None = None
     plot: Path | None = None
+    html: Path | None = None
     ignore: tuple[str, ...] = ()
 
 
@@ -39,16 +40,25 @@ def check_outputs(outputs: Outputs) -> None:
     """Make the report folder. Raise ``UserError`` if an output cannot be written or a plot cannot be drawn here."""
     if outputs.ignore:
         check_codes(outputs.ignore)
-    if outputs.plot is not None:
-        check_plot_file(outputs.plot)
-    if outputs.output is not None:
-        check_writable(outputs.output, "--output")
-        if outputs.output == outputs.plot:
-            raise UserError(f"--output and --plot are both {outputs.output}", help="Give each a file of its own.")
+    check_files(outputs)
     if outputs.report_dir is not None:
         from ddpdoctor.launch.folders.report_dir import make_report_dir
 
         make_report_dir(outputs.report_dir)
+
+
+def check_files(outputs: Outputs) -> None:
+    """Raise ``UserError`` if a file cannot be written, a plot cannot be drawn here, or two are the same file."""
+    if outputs.plot is not None:
+        check_plot_file(outputs.plot)
+    given: dict[Path, str] = {} if outputs.plot is None else {outputs.plot: "--plot"}
+    for path, option in ((outputs.output, "--output"), (outputs.html, "--html")):
+        if path is None:
+            continue
+        check_writable(path, option)
+        if path in given:
+            raise UserError(f"{given[path]} and {option} are both {path}", help="Give each a file of its own.")
+        given[path] = option
 
 
 def check_plot_file(path: Path) -> None:
@@ -85,7 +95,7 @@ def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, show
 
     The order matters because a reader may close the pipe early.
     """
-    from ddpdoctor.cli.output import save_report, show_report
+    from ddpdoctor.cli.output import save_page, save_report, show_report
 
     if outputs.ignore:
         from ddpdoctor.diagnose.reports import leave_out
@@ -95,10 +105,14 @@ def deliver(report: Report, outputs: Outputs, name: str = "report.json", *, show
         save_report(outputs.report_dir, report, name)
     if outputs.plot is not None:
         save_plot(report, outputs.plot)
+    if outputs.html is not None:
+        save_page(report, outputs.html)
     show = partial(show_report, report, outputs.format, verbose=outputs.verbose, fail_on=severity_of(outputs.fail_on))
+    if not shows:
+        return report
     if outputs.output is not None:
-        _write_file(show, outputs.output)
-    elif shows:
+        write_report(show, outputs.output)
+    else:
         show(sys.stdout, outputs.report_dir)
     return report
 
@@ -135,8 +149,8 @@ def save_plot(report: Report, path: Path) -> None:
         say(sys.stderr, f"the plot could not be saved: {path}: {error.strerror}")
 
 
-def _write_file(show: Callable[[TextIO, Path | None], None], path: Path) -> None:
-    """Write a report to --output, formatted as for a pipe. If that fails, show it instead."""
+def write_report(show: Callable[[TextIO, Path | None], None], path: Path) -> bool:
+    """Write a report to --output, formatted as for a pipe. If that fails, show it instead, and return False."""
     from ddpdoctor.cli.output import say
 
     try:
@@ -145,3 +159,5 @@ def _write_file(show: Callable[[TextIO, Path | None], None], path: Path) -> None
     except OSError as error:
         say(sys.stderr, f"the report could not be saved: {path}: {error.strerror}")
         show(sys.stdout, None)
+        return False
+    return True

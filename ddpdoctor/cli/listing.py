@@ -37,6 +37,7 @@ VERBS = {
     "analyze": Listed(panel=HUNG_OR_DEAD, summary="Find the cause in logs, dumps and stacks."),
     "report": Listed(panel=SAVED_RUN, summary="Show the report of a saved run."),
     "explain": Listed(panel=SAVED_RUN, summary="Explain a code or an error message."),
+    "diff": Listed(panel=SAVED_RUN, summary="Say what differs between two runs."),
     "mcp": Listed(panel=SAVED_RUN, summary="Serve reports to a coding agent (MCP)."),
     "bundle": Listed(panel=SAVED_RUN, summary="Pack a report without secrets, for an issue."),
 }

@@ -150,6 +150,7 @@ FAIL_ON = Option(names=("--fail-on",), panel=REPORT, metavar="LEVEL", help="Exit
 IGNORE = Option(names=("--ignore",), panel=REPORT, metavar="CODE", help="Leave out this code; may be repeated.")
 REPORT_DIR = Option(names=("--report-dir",), panel=REPORT, metavar="DIR", help="Also save report.json in this folder.")
 OUTPUT = Option(names=("--output", "-o"), panel=REPORT, metavar="FILE", help="Write the report to this file.")
+HTML = Option(names=("--html",), panel=REPORT, metavar="FILE", help="Also write the report as an HTML page.")
 PLOT = Option(names=("--plot",), panel=REPORT, metavar="FILE", help="Draw the curves: .png, .svg or .html.")
 VERBOSE = Option(names=("--verbose", "-v"), panel=REPORT, help="Show every check and what it saw.")
 LIST = Option(names=("--list",), help="List them and exit.")

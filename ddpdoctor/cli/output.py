@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 ISSUES_URL = "https://github.com/ddpdoctor/ddpdoctor/issues"
-ISSUES_HINT = f"Please report it with that file at {ISSUES_URL}. Your script and your files are unchanged."
+ISSUES_HINT = f"Please report it with this file at {ISSUES_URL}. Your script and your files are unchanged."
 
 
 def show_report(
@@ -64,7 +64,7 @@ def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity 
 
         return render_nccl_tests(report)
     if output_format == "html":
-        from ddpdoctor.report.html import render_html
+        from ddpdoctor.report.html.page import render_html
 
         return render_html(report)
     from ddpdoctor.report.markdown import render_markdown
@@ -109,6 +109,16 @@ def save_report(run_dir: Path, report: Report, name: str = "report.json") -> boo
     return True
 
 
+def save_page(report: Report, path: Path) -> bool:
+    """Write a report as an HTML page. Return whether it was written. If not, say why on stderr."""
+    try:
+        path.write_text(render(report, "html"), encoding="utf-8")
+    except OSError as error:
+        say(sys.stderr, f"the page could not be saved: {path}: {error.strerror}")
+        return False
+    return True
+
+
 def say(stream: TextIO, message: str) -> None:
     """Write a message that begins with "ddpdoctor:". On a terminal, it is wrapped between words."""
     write(stream, _wrapped(stream, f"ddpdoctor: {message}"))
@@ -136,7 +146,7 @@ def show_defect(error: Exception) -> None:
 
 def describe_defect(error: Exception) -> str:
     """Save the traceback. Return what failed, and where the traceback is or why it could not be saved."""
-    return f"a defect of ddpdoctor: {type(error).__name__}. {_save_traceback(error)}"
+    return f"internal error in ddpdoctor: {type(error).__name__}. {_save_traceback(error)}"
 
 
 def _save_traceback(error: Exception) -> str:

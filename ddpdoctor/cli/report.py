@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ddpdoctor.cli.options import FORMAT, PLOT, RUN_DIR, SAVED, VERBOSE, Option
+from ddpdoctor.cli.options import FORMAT, OUTPUT, PLOT, REPORT, RUN_DIR, SAVED, VERBOSE, Option, settings_of
 from ddpdoctor.launch.command.options import SavedFormat
 from ddpdoctor.model.exit_status import ExitStatus
 
@@ -40,6 +41,8 @@ class Options:
         SavedFormat,
         FORMAT,
     ] = "text"
+    output: Annotated[Path | None, OUTPUT] = None
+    opens: Annotated[bool, Option(names=("--open",), panel=REPORT, help="Show it as a page in the browser.")] = False
     verbose: Annotated[bool, VERBOSE] = False
     plot: Annotated[Path | None, PLOT.but(help="Draw the curves of allreduce-bench: .png, .svg, .html.")] = None
     curve: Annotated[
@@ -53,12 +56,10 @@ class Options:
 
 def run(options: Options) -> int:
     """Show the saved report. Raises ``UserError`` for a folder or file that cannot be used."""
-    from ddpdoctor.cli.delivery import check_plot_file, save_plot
-    from ddpdoctor.cli.output import show_report
-    from ddpdoctor.model.findings import Severity
+    from ddpdoctor.cli.delivery import Outputs, check_files, save_plot
 
-    if options.plot is not None:
-        check_plot_file(options.plot)
+    options = _with_page(options)
+    check_files(settings_of(options, Outputs, fail_on="error", report_dir=None))
     path = options.run_dir or find_latest(Path(RUNS))
     saved = read_run(path)
     if options.compare is not None:
@@ -68,28 +69,54 @@ def run(options: Options) -> int:
     folder = path.parent if path.is_file() else path
     if options.curve is not None:
         saved = _predict_by_curve(saved, folder, options.curve)
-    show_report(saved, options.format, sys.stdout, folder, verbose=options.verbose, fail_on=Severity.ERROR)
+    return _show(options, saved, folder)
+
+
+def _with_page(options: Options) -> Options:
+    """With --open, return the options that write the page to a file. Raises ``UserError``."""
+    from ddpdoctor.cli.browser import make_page_file
+    from ddpdoctor.model.errors import UserError
+
+    if not options.opens:
+        return options
+    if options.format not in {"text", "html"}:
+        raise UserError(
+            f"--open shows a page, and --format {options.format} is none", help="Leave --format out with --open."
+        )
+    return replace(options, format="html", output=options.output or make_page_file())
+
+
+def _show(options: Options, report: Report, folder: Path | None) -> int:
+    from ddpdoctor.cli.delivery import write_report
+    from ddpdoctor.cli.output import show_report
+    from ddpdoctor.model.findings import Severity
+
+    show = partial(show_report, report, options.format, verbose=options.verbose, fail_on=Severity.ERROR)
+    if options.output is None:
+        show(sys.stdout, folder)
+    elif write_report(show, options.output) and options.opens:
+        from ddpdoctor.cli.browser import open_page
+
+        open_page(options.output)
     return ExitStatus.OK
 
 
 def _show_comparison(options: Options, path: Path, saved: Report, other: Path) -> int:
-    from ddpdoctor.cli.output import show_report
     from ddpdoctor.diagnose.comparison import compare_reports
     from ddpdoctor.model.errors import UserError
-    from ddpdoctor.model.findings import Severity
 
     if options.plot is not None:
-        raise UserError("--plot draws the curves of allreduce-bench, and not a comparison")
+        raise UserError("--plot cannot draw a comparison, only curves of allreduce-bench")
     if options.curve is not None:
-        raise UserError("--curve predicts for one run, and not for a comparison")
-    if _is_same(path, other):
+        raise UserError("--curve cannot be used with --compare")
+    if is_same_run(path, other):
         raise UserError(f"{path} and {other} are the same run", help="Give two runs: `ddpdoctor report A --compare B`.")
     compared = compare_reports((str(path), saved), (str(other), read_run(other)))
-    show_report(compared, options.format, sys.stdout, None, verbose=options.verbose, fail_on=Severity.ERROR)
-    return ExitStatus.OK
+    return _show(options, compared, None)
 
 
-def _is_same(path: Path, other: Path) -> bool:
+def is_same_run(path: Path, other: Path) -> bool:
+    """Return whether two paths name one run."""
     files = [one / REPORT_NAME if one.is_dir() else one for one in (path, other)]
     return path.resolve() == other.resolve() or (all(one.exists() for one in files) and files[0].samefile(files[1]))
 
@@ -108,8 +135,8 @@ def find_latest(runs: Path) -> Path:
     folders = [path.parent for name in (REPORT_NAME, RUN_MARK) for path in runs.glob(f"*/{name}")]
     if not folders:
         raise UserError(
-            f"there is no run folder in {runs}/ here",
-            help="Give the folder of a run: `ddpdoctor report RUN_DIR`. `ddpdoctor wrap` says at its end where it is.",
+            f"there is no run folder in {runs}/",
+            help="Give the folder of a run: `ddpdoctor report RUN_DIR`. `ddpdoctor wrap` prints it at its end.",
         )
     return max(folders, key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
 
@@ -132,7 +159,7 @@ def read_run(path: Path) -> Report:
     if not path.exists():
         raise UserError(f"there is no {path}", help="Run folders of `ddpdoctor wrap` are below ddpdoctor-report/.")
     raise UserError(
-        f"{path} is no run folder of ddpdoctor: it holds no {REPORT_NAME}",
+        f"{path} is not a run folder of ddpdoctor: it has no {REPORT_NAME}",
         help="Give a folder that `ddpdoctor wrap` wrote; by default they are below ddpdoctor-report/.",
     )
 

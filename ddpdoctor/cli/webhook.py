@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from ddpdoctor.diagnose.bundles import SecretCount
 from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,6 +38,8 @@ def call_webhook(
     """Post the verdict. Return what went wrong, or an empty string. The URL is a secret and never shown."""
     import urllib.error
     import urllib.request
+
+    from ddpdoctor.diagnose.bundles import SecretCount
 
     body = json.dumps(FORMS[form](SecretCount().value(report), file)).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "ddpdoctor"})  # noqa: S310 - checked by check_webhook

@@ -21,6 +21,7 @@ from ddpdoctor.cli.options import (
     FORMAT,
     HANG_TIMEOUT,
     HANGS,
+    HTML,
     IGNORE,
     REPLICAS,
     REPORT,
@@ -86,6 +87,7 @@ class Options:
         ),
     ] = None
     format: Annotated[OutputFormat, FORMAT.but(variable="DDPDOCTOR_FORMAT", help="Format on stderr:")] = "text"
+    html: Annotated[Path | None, HTML.but(variable="DDPDOCTOR_HTML")] = None
     fail_on: Annotated[
         FailOn,
         FAIL_ON.but(variable="DDPDOCTOR_FAIL_ON"),
@@ -134,7 +136,7 @@ class Options:
     ] = None  # fmt: skip
     webhook_format: Annotated[
         WebhookFormat,
-        Option(panel=ACTIONS, variable="DDPDOCTOR_WEBHOOK_FORMAT", help="What the webhook expects."),
+        Option(panel=ACTIONS, variable="DDPDOCTOR_WEBHOOK_FORMAT", metavar="FORMAT", help="Format:"),
     ] = "json"
     exclude_file: Annotated[
         Path | None,
@@ -193,6 +195,8 @@ def prepare(
     placement = number_first(place(split, env, options.exchange_port))
     by_torchrun = placement.style is Style.TORCHRUN
     nproc_args, note = choose_ranks(split.torchrun, source, env) if by_torchrun else ((), None)
+    if options.html is not None:
+        check_writable(options.html, "--html")
     ranks = settings_of(options, RecorderSettings, check_every=_read_check_every(options, outer))
     member = _make_member(options, placement, env, command) if outer is None else _under(outer)
     return settings_of(

@@ -49,8 +49,8 @@ def _section(
     ended = max((rank.ended_ns for rank in job.ranks if rank.ended_ns is not None), default=None)
     return Attempt(
         attempt=number,
-        started_at=_wall(began, job, run),
-        ended_at=_wall(ended, job, run),
+        started_at=wall_time(began, job, run),
+        ended_at=wall_time(ended, job, run),
         seconds=round((ended - began) / 1e9, 3) if began is not None and ended is not None else None,
         status=status,
         verdict=pick_verdict(findings),
@@ -59,7 +59,7 @@ def _section(
     )
 
 
-def _wall(time_ns: int | None, job: Job, run: Run) -> str | None:
+def wall_time(time_ns: int | None, job: Job, run: Run) -> str | None:
     """Convert a monotonic time to wall-clock time, using the time of the launch."""
     try:
         launched = datetime.fromisoformat(run.started_at or "")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.collect.run.nodes import SavedRun, job_of, read_saved_run
 from ddpdoctor.diagnose.attempts import judge_earlier, last_attempt, last_number
 from ddpdoctor.diagnose.loaders import loader_data
+from ddpdoctor.diagnose.pictures.data import picture_data
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.diagnose.rows import pace_rows, rank_row
@@ -17,6 +18,7 @@ from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import Job, Life, shell_status
 from ddpdoctor.model.findings import JobStatus, JobSummary, Judgment, Severity, as_earlier, now
 from ddpdoctor.model.run import JobEnd, Run
+from ddpdoctor.rules.verdict import pick_verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,16 +78,19 @@ def _build(saved: SavedRun, job: Job, judgment: Judgment, end: JobEnd) -> Report
     earlier = judge_earlier(saved, last_number(job), end.ignore)
     before = [finding for attempt in earlier for finding in as_earlier(attempt)]
     sections = (*earlier, last_attempt(run, job, status, shown)) if earlier else ()
+    rows = tuple(rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks)
+    summary = JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=end.exit_status)
+    pictures = picture_data(job, run, rows, pick_verdict(shown), status)
     return make_report(
         command=run.command or (),
         started_at=end.started_at,
         ended_at=end.ended_at,
-        job=JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=end.exit_status),
+        job=summary,
         findings=shown,
         earlier=before,
-        checks=judgment.checks,
-        ranks=(rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks),
-        data=_data(run, job, sections, shown),
+        checks=(*judgment.checks, *pictures.checks),
+        ranks=rows,
+        data=_data(run, job, sections, shown) | pictures.data,
     )
 
 

@@ -68,7 +68,7 @@ def _read_budget(name: str, report: Report) -> Budget:
     said = report.data.get("speed")
     if report.job is None or not isinstance(said, dict):
         raise UserError(
-            f"{name} holds no training steps: it is no run of `ddpdoctor wrap`",
+            f"{name} has no training steps: it is not a run of `ddpdoctor wrap`",
             help="Compare two run folders that `ddpdoctor wrap` wrote.",
         )
     if said.get("budget") is None:
@@ -79,7 +79,7 @@ def _read_budget(name: str, report: Report) -> Budget:
     budget = _decoded(Budget, name, said["budget"])
     if not budget.blocks_ms or not budget.wall_ms or not all(row.blocks_ms for row in budget.phases):
         raise UserError(
-            f"{name} does not say how much its steps vary, so a difference could not be told from noise",
+            f"{name} does not say how much its steps vary, so a difference cannot be told from noise",
             help="In a run folder, remove report.json: the budget is then made from what the ranks recorded.",
         )
     return budget
@@ -107,7 +107,7 @@ def _run_speed(name: str, report: Report, budget: Budget) -> RunSpeed:
 
 def _unequal(first: Report, second: Report) -> Iterator[UnequalSetting]:
     """Yield the settings that both reports have, and in which they differ."""
-    sides = [dict(_settings(report)) for report in (first, second)]
+    sides = [dict(settings_of_run(report)) for report in (first, second)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
         a, b = (side.get(name, UNSET) for side in sides)
         if a != b and (name in sides[0]) + (name in sides[1]) >= (1 if _is_variable(name) else 2):
@@ -119,7 +119,8 @@ def _is_variable(name: str) -> bool:
     return name.isupper()
 
 
-def _settings(report: Report) -> Iterator[tuple[str, str]]:
+def settings_of_run(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield the settings that a report knows, by name. Raises ``UserError`` if they are damaged."""
     run = report.data.get("run") or {}
     job = report.job
     known = {

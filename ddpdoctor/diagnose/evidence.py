@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.diagnose.pictures.evidence import evidence_pictures
 from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.evidence.reading import read_evidence
 from ddpdoctor.model.errors import UserError
@@ -28,6 +29,7 @@ from ddpdoctor.rules.evidence.ruling import decide
 from ddpdoctor.rules.evidence.stacks import innermost
 from ddpdoctor.rules.evidence.state import RunState, build_run_state, last_samples
 from ddpdoctor.rules.registry import rules_of
+from ddpdoctor.rules.verdict import pick_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,13 +67,15 @@ def _evidence_report(evidence: Evidence, command: tuple[str, ...], started_at: s
     state = build_run_state(evidence)
     state = replace(state, ruling=decide(state))
     judged = judge(rules_of("progress", "evidence"), {RunState: [state]})
+    rows = _rows(state)
+    pictures = evidence_pictures(state, rows, pick_verdict(judged.findings))
     return make_report(
         command=command,
         started_at=started_at,
         findings=judged.findings,
-        checks=judged.checks,
-        data={"verb": verb, "evidence": _about(state)},
-        ranks=_rows(state),
+        checks=(*judged.checks, *pictures.checks),
+        data={"verb": verb, "evidence": _about(state), **pictures.data},
+        ranks=rows,
     )
 
 

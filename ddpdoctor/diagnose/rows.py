@@ -9,7 +9,7 @@ from ddpdoctor.model.facts import Life, Rank
 from ddpdoctor.model.findings import RankRow
 from ddpdoctor.model.steps import Phase, pace_of
 from ddpdoctor.rules.progress.places import main_frames, to_place
-from ddpdoctor.rules.progress.states import final_error
+from ddpdoctor.rules.progress.states import final_error, stack_of
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
@@ -49,7 +49,7 @@ def rank_row(rank: Rank, stopped_ns: int | None = None) -> RankRow:
         state=describe_state(rank),
         where=to_place(rank.rank, frame) if frame is not None else None,
         step=rank.steps or None,
-        stack=tuple(f"{f.file}:{f.line} {f.function}" for f in frames[-MAX_STACK:]),
+        stack=tuple(f"{f.file}:{f.line} {f.function}" for f in stack_of(rank)[-MAX_STACK:]),
     )
 
 

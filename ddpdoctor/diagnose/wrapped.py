@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.attach.find import named_file
-from ddpdoctor.collect.run.nodes import read_job
+from ddpdoctor.collect.run.nodes import job_of, read_saved_run
+from ddpdoctor.diagnose.pictures.data import picture_data
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.attached import Movement
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.facts import Life
+from ddpdoctor.model.findings import JobStatus
 from ddpdoctor.rules.verdict import order_findings, pick_verdict
 
 if TYPE_CHECKING:
@@ -30,7 +32,8 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
     if folder is None or len(folders) > 1 or seen.movement is Movement.MOVING:
         return report
     try:
-        job = _as_seen(read_job(named_file(pid, folder)), seen)
+        saved = read_saved_run(named_file(pid, folder))
+        job = _as_seen(job_of(saved), seen)
     except UserError:
         return report  # the folder is gone
     if not _knows_groups(job):
@@ -40,13 +43,15 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
     if verdict is None:
         return report
     about = report.data["evidence"]
+    rows = tuple(rank_row(rank) for rank in job.ranks)
+    pictures = picture_data(job, saved.own.run, rows, verdict, JobStatus.HUNG)
     return replace(
         report,
         verdict=verdict,
         findings=tuple(order_findings(judged.findings)),
-        checks=judged.checks,
-        ranks=tuple(rank_row(rank) for rank in job.ranks),
-        data={**report.data, "evidence": {**about, "notes": [*about["notes"], NOTE]}},
+        checks=(*judged.checks, *pictures.checks),
+        ranks=rows,
+        data={**report.data, **pictures.data, "evidence": {**about, "notes": [*about["notes"], NOTE]}},
     )
 
 

@@ -32,6 +32,8 @@ _HELPER_NUMELS = frozenset({1, 3, 7})
 """With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch compares fingerprints of this size in groups of its own."""
 _MOST_NUMBER = 2**63
 _MOST_FRAMES = 100
+_MOST_TIMES = 256
+"""Our choice: of so many calls at the end of each group a picture needs the times."""
 _DEFAULT = "default_pg"
 
 
@@ -240,7 +242,14 @@ def _build_group(
         last_frames=_frames(entries[-1] if entries else None),
         transfers=pending_transfers,
         made=made,
+        last_made_ns=array("q", _column(firsts[-_MOST_TIMES:], "time_created_ns")),
+        last_ended_ns=array("q", [_time(one.get("time_discovered_completed_ns")) for one in ends[-_MOST_TIMES:]]),
     )
+
+
+def _time(value: object) -> int:
+    """Return a time, or 0 if it is not known."""
+    return value if type(value) is int and 0 < value < _MOST_NUMBER else 0
 
 
 def _blocks(entries: Sequence[_Entry]) -> list[list[_Entry]]:

@@ -137,7 +137,8 @@ class RankRow:
     step: int | None = None
     gpu: int | None = None
     stack: tuple[str, ...] = ()
-    """The main thread's frames in the last sample, outermost first, as "file:line function"."""
+    """The main thread's frames in the last sample, or of the error that ended it, outermost first, as
+    "file:line function"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

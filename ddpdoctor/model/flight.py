@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ddpdoctor.model.evidence import Spot
     from ddpdoctor.model.stacks import Frame
@@ -75,6 +75,10 @@ class FlightGroup:
     """Sends and receives that have not completed, oldest first."""
     made: Mapping[tuple[str, int | None], int]
     """How many sends and receives the dump holds, by kind and peer."""
+    last_made_ns: Sequence[int] = ()
+    """Wall clock at which each of the last calls was made, as many as there are."""
+    last_ended_ns: Sequence[int] = ()
+    """Wall clock at which each of them was seen to have completed; 0: not known."""
 
     @property
     def last(self) -> int:

@@ -40,6 +40,8 @@ class StepParts:
     """The first dimension of forward's first tensor, summed over the step: the batch size."""
     input_numel: Sequence[int]
     """The number of elements of these tensors."""
+    ended_ns: Sequence[int] = ()
+    """When each step ended, by the clock of the recorded calls; empty if not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

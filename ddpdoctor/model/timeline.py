@@ -54,7 +54,8 @@ class Lane:
     coarse: tuple[Span, ...]
     """The whole run in few spans."""
     detail: tuple[Span, ...]
-    """The end of the run, every call. Empty if another lane of the same class stands for it."""
+    """The end of the run, every call, sorted by start. A span may lie inside an earlier one. Empty if another lane of
+    the same class stands for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,8 @@ class Moment:
     at_ms: float
     label: str
     ranks: tuple[int, ...] = ()
+    fault: bool = False
+    """The verdict is about this moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,6 +118,8 @@ class ChartLine:
 
     name: str
     points: tuple[tuple[int, float], ...]
+    is_reference: bool = False
+    """A level or an earlier run to compare with. Documents draw it dashed; text charts leave it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

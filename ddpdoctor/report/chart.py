@@ -21,6 +21,10 @@ MIN_COLUMNS = 20
 MARKS = "ox+*#%@"
 REFERENCE = "-"
 LABEL_WIDTH = 8
+LEVELS = "_.:-=+*#"
+"""The characters of a curve on one line, the lowest first."""
+MAX_SPARKS = 20
+"""Our choice: the table has all numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,7 @@ class _Scale:
 def draw_chart(series: Series, width: int) -> list[str]:
     """Draw the lines, or return nothing if there are too few points or there is too little room."""
     columns = min(width - LABEL_WIDTH - 3, MAX_COLUMNS)
-    known = [line for line in series.lines if len(line.points) > 1]
+    known = [line for line in series.lines if len(line.points) > 1 and not line.is_reference]
     drawn, reference = known[: len(MARKS)], series.reference
     if not drawn or columns < MIN_COLUMNS:
         return []
@@ -56,6 +60,25 @@ def draw_chart(series: Series, width: int) -> list[str]:
             grid[up.place(y)][across.place(x)] = mark
     title = series.title + ("" if known == drawn else f", the first {len(drawn)} of {len(known)} series")
     return [title, *_legend(drawn, reference), *_frame(grid, up), _bottom(across)]
+
+
+def draw_sparks(series: Series) -> list[str]:
+    """Draw each line in one line of characters, for where a chart has no room or nobody scrolls back to it."""
+    known = [line for line in series.lines if len(line.points) > 1 and not line.is_reference]
+    if not known:
+        return []
+    sizes = [x for line in known for x, _ in line.points]
+    width = max(len(line.name) for line in known[:MAX_SPARKS])
+    lines = [f"{line.name.ljust(width)}  {_spark(line)}" for line in known[:MAX_SPARKS]]
+    more = [f"and {len(known) - MAX_SPARKS} more"] if len(known) > MAX_SPARKS else []
+    return [f"{series.title}, {format_size(min(sizes))} to {format_size(max(sizes))}", *lines, *more]
+
+
+def _spark(line: ChartLine) -> str:
+    """Return a character for each point, and the lowest and the highest value. The scale is logarithmic."""
+    values = [y for _, y in line.points]
+    scale = _Scale(low=min(values), high=max(values), steps=len(LEVELS))
+    return f"{''.join(LEVELS[scale.place(y)] for y in values)}  {scale.low:.3g} to {scale.high:.3g}"
 
 
 def _draw_reference(grid: list[list[str]], reference: ChartLine, across: _Scale, up: _Scale) -> None:

@@ -27,6 +27,7 @@ BUILDERS = {
     "drawn": "ddpdoctor.report.shares:drawn_content",
     "files": "ddpdoctor.report.checkpoints:checkpoint_content",
     "comparison": "ddpdoctor.report.comparison:comparison_content",
+    "run_differences": "ddpdoctor.report.run_diff:run_diff_content",
     "evidence": "ddpdoctor.report.evidence:evidence_content",
     "nodes": CHECKS,
 }

@@ -9,6 +9,7 @@ from ddpdoctor.model.rank_words import count_of, format_numbers
 from ddpdoctor.report.blocks import Content, FactEntry, FactList, items
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, count_findings
+from ddpdoctor.report.pictures import job_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
@@ -27,6 +28,7 @@ def evidence_content(report: Report) -> Content:
         about=(_read_section(about),),
         sections=(*places_of(report.ranks, report.verdict), *_notes(about), *_lacking(about)),
         ends_with_verdict=True,
+        pictures=job_pictures(report),
         others=tuple(one for one in report.findings if one != report.verdict),
     )
 
@@ -55,7 +57,7 @@ def _read_section(about: dict[str, Any]) -> Section:
     seen = [rank for rank in about.get("seen_ranks") or () if isinstance(rank, int)]
     world = about.get("world_size")
     of = f" of {world}" if isinstance(world, int) else ""
-    ranks = f"{len(seen)}{of}: {format_numbers(seen)}" if seen else "none is named"
+    ranks = f"{len(seen)}{of}: {format_numbers(seen)}" if seen else "no rank is named"
     problems = [str(one) for one in about.get("not_read") or ()]
     unknown = _number(about, "unknown_files")
     facts = (

@@ -14,6 +14,7 @@ from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings
 from ddpdoctor.report.loader_grid import loader_pictures
 from ddpdoctor.report.names import merge_places, title_of
+from ddpdoctor.report.pictures import job_pictures
 from ddpdoctor.report.replica_grid import NOUNS, replica_pictures
 from ddpdoctor.report.speed import speed_sections
 from ddpdoctor.report.speed_grid import speed_pictures
@@ -46,6 +47,7 @@ def job_content(report: Report) -> Content:
         ends_with_verdict=True,
         others=tuple(one for one in report.findings if one != report.verdict and one not in earlier),
         pictures=(
+            *job_pictures(report),
             *replica_pictures(report),
             *loader_pictures(report),
             *(() if ended_badly else speed_pictures(report)),
@@ -131,7 +133,7 @@ def replica_words(report: Report) -> str | None:
     if not differing:
         return f"replicas equal: {checks}"
     nouns = " and ".join(NOUNS[what] for what in differing)
-    return f"replicas compared: {checks}; {nouns} differ, and no rule calls that wrong"
+    return f"replicas compared: {checks}; {nouns} differ, but no rule reports this as wrong"
 
 
 def _says_it(finding: Finding) -> bool:
@@ -159,4 +161,4 @@ def _read(report: Report) -> Consistency | None:
     try:
         return None if plain is None else decode(Consistency, plain)
     except WrongValue as error:
-        raise UserError(f"what the report says of replicas cannot be read: {error}") from error
+        raise UserError(f"the replicas in the report cannot be read: {error}") from error

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Series, Table, Text
+from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Series, SourceLines, Table, Text, Tree
 from ddpdoctor.report.classes import PLACE_HEADS, place_rows
 from ddpdoctor.report.columns import fit_columns
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import CHECK_HEADS, check_rows
 from ddpdoctor.report.lines import clean
 from ddpdoctor.report.names import format_time, merge_places, title_of
+from ddpdoctor.report.tree import draw_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,6 +31,7 @@ def render_markdown(report: Report) -> str:
     parts = [f"## {title}: {_inline(content.headline)}"]
     parts += _write_sections(content.about)
     parts += [_write_finding(finding) for finding in report.findings]
+    parts += _write_pictures(content.pictures)
     parts += _write_sections(content.sections)
     parts += [_write_checks(report.checks)] if report.checks else []
     parts.append(f"ddpdoctor {_inline(report.tool_version)}, {_inline(format_time(report.started_at))}")
@@ -38,6 +40,12 @@ def render_markdown(report: Report) -> str:
 
 def _write_sections(sections: Iterable[Section]) -> list[str]:
     return [written for section in sections for block in section if (written := _write_block(block))]
+
+
+def _write_pictures(sections: Iterable[Section]) -> list[str]:
+    """Write the pictures that are lines of text."""
+    blocks = [block for section in sections for block in section]
+    return [_write_block(block) for block in blocks if isinstance(block, SourceLines | Tree)]
 
 
 def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
@@ -57,8 +65,23 @@ def _write_block(block: Block) -> str:  # noqa: PLR0911 - one for each kind
             return _write_rows(PLACE_HEADS, place_rows(block))
         case Series():
             return ""  # the numbers are in a table beside it
+        case SourceLines():
+            return f"{_inline(block.file)}:\n\n{_indent(_number_lines(block))}"
+        case Tree():
+            return f"{_inline(block.title)}:\n\n{_indent(draw_tree(block))}"
         case _:
             return ""
+
+
+def _number_lines(block: SourceLines) -> list[str]:
+    width = len(str(block.first + len(block.lines) - 1))
+    numbered = enumerate(block.lines, start=block.first)
+    return [f"{'>' if number == block.blamed else ' '} {number:{width}} | {line}" for number, line in numbered]
+
+
+def _indent(lines: Iterable[str]) -> str:
+    """Write lines as code. Indented code, unlike a fence, cannot be ended by what is in it."""
+    return "\n".join(f"    {part}" for line in lines for part in clean(line).splitlines())
 
 
 def _write_item(text: str, more: Sequence[str]) -> str:
@@ -89,7 +112,7 @@ def _write_finding(finding: Finding) -> str:
     lines += [f"- at {_inline(place)}" for place in merge_places(finding.where)]
     lines += [f"- {_inline(line)}" for line in finding.evidence]
     if finding.fix:
-        lines += ["", "To do:", "", *(f"    {line}" for line in clean(finding.fix).splitlines())]
+        lines += ["", "To do:", "", _indent([finding.fix])]
     return "\n".join(lines)
 
 

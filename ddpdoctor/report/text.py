@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.sides import grouped
-from ddpdoctor.report.blocks import Tone, items
+from ddpdoctor.report.blocks import Lanes, Tone, items
 from ddpdoctor.report.classes import merge_findings
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.findings import Check, Report
-    from ddpdoctor.report.blocks import Content
+    from ddpdoctor.report.blocks import Content, Section
 
 MAX_REASONS = 5
 WORD_WIDTH = max(map(len, OUTCOME_WORDS.values()))
@@ -55,7 +55,7 @@ def render_text(
     page = TextPage(width=width, cwd=cwd)
     _add_headline(page, report, content)
     _add_status(page, report, content, run_dir, verbose=verbose)
-    add_sections(page, (*content.about, *content.sections))
+    add_sections(page, (*content.about, *content.sections, *_strips(content)))
     if content.ends_with_verdict:
         _add_verdict(page, report, content)
     else:
@@ -105,6 +105,11 @@ def _add_verdict(page: TextPage, report: Report, content: Content) -> None:
     add_sections(page, [(findings_in_short(merge_findings(content.others)),)])
     if report.verdict is not None:
         add_sections(page, [verdict_section(report.verdict)])
+
+
+def _strips(content: Content) -> list[Section]:
+    """Return the pictures that text draws: timelines. The verdict says the rest."""
+    return [section for section in content.pictures if any(isinstance(block, Lanes) for block in section)]
 
 
 def _add_checks(page: TextPage, report: Report, content: Content, *, verbose: bool) -> None:

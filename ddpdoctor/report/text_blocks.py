@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Series, Table, Text, Tone
-from ddpdoctor.report.chart import draw_chart
+from ddpdoctor.report.blocks import FactList, Heading, Items, Lanes, Places, Series, Table, Text, Tone
+from ddpdoctor.report.chart import draw_chart, draw_sparks
 from ddpdoctor.report.columns import draw_table
+from ddpdoctor.report.lines import wrap
 from ddpdoctor.report.names import format_ranks
 from ddpdoctor.report.page import width_of
+from ddpdoctor.report.strip import STRIP_WIDTH, draw_strip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,6 +53,15 @@ def add_blocks(page: TextPage, blocks: Iterable[Block]) -> None:
                 _add_series(page, block)
             case Places():
                 _add_places(page, block)
+            case Lanes():
+                _add_strip(page, block)
+
+
+def _add_strip(page: TextPage, block: Lanes) -> None:
+    width = STRIP_WIDTH if page.width is None else min(page.width, STRIP_WIDTH)
+    *rows, legend = draw_strip(block.timeline, width) or [""]
+    for line in (*rows, *(wrap(legend, width, first="  ") if legend else [])):
+        page.add(line, whole=True)
 
 
 def _add_items(page: TextPage, block: Items) -> None:
@@ -85,8 +96,9 @@ def _add_table(page: TextPage, table: Table) -> None:
 
 
 def _add_series(page: TextPage, block: Series) -> None:
-    """Draw curves only on a terminal, because nobody looks at them in a pipe."""
-    for line in draw_chart(block, page.width) if page.width is not None else ():
+    """Draw a chart on a terminal with room for it, else a line for each curve."""
+    chart = draw_chart(block, page.width) if page.width is not None else []
+    for line in chart or draw_sparks(block):
         page.add(line, whole=True)
 
 

@@ -72,9 +72,11 @@ def test_what_was_collected_is_never_markup_nor_a_control_character():
     assert "[bold]\\x1b[31m" in draw(report, width=80)
 
 
-def test_the_curve_is_drawn_on_a_terminal_only():
-    assert "busbw in GB/s over size" in draw(benches.report(), width=80)
-    assert "busbw in GB/s over size" not in draw(benches.report())
+def test_the_curve_is_a_chart_on_a_terminal_and_a_line_elsewhere():
+    assert "busbw in GB/s over size\no all_reduce float32 sum\n" in draw(benches.report(), width=80)
+    line = "busbw in GB/s over size, 1 KiB to 1 GiB\nall_reduce float32 sum  _.:-=**####  0.0896 to 470\n"
+    assert line in draw(benches.report())
+    assert line in draw(benches.report(), width=25)
 
 
 THREE = tuple(
@@ -121,7 +123,10 @@ def test_an_interrupted_run_says_by_what_and_that_it_is_partial():
     stop = Stop(ending=Ending.INTERRUPTED, phase="measure", signal="SIGINT")
     text = draw(benches.report(rows=benches.results(benches.SIZES[:2]), status=JobStatus.INTERRUPTED, stop=stop))
 
-    assert "interrupted by SIGINT in phase measure: the results are partial; what is above was measured before" in text
+    assert (
+        "interrupted by SIGINT in phase measure: the results are partial; the results above were measured before"
+        in text
+    )
     assert text.startswith("ddpdoctor: no cause found")
     assert "\n  8 ranks, interrupted, results partial; report in run\n" in text
 
@@ -162,7 +167,7 @@ def test_markdown_starts_with_the_verdict_and_escapes_markup():
 
 
 def test_a_report_of_another_verb_cannot_be_drawn_in_these_columns():
-    for form, said in (("csv", "no table"), ("nccl-tests", "no report of `ddpdoctor allreduce-bench`")):
+    for form, said in (("csv", "no table"), ("nccl-tests", "not a report of `ddpdoctor allreduce-bench`")):
         with pytest.raises(UserError, match=said):
             render(replace(benches.report(), data={}), form)
 

@@ -129,7 +129,7 @@ def test_status_is_text_and_json(session):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("no run", "there is no run folder in ddpdoctor-report/ here\nGive the folder of a run"),
+        ("no run", "there is no run folder in ddpdoctor-report/\nGive the folder of a run"),
         ("no such run", "there is no gone\\x1b[31m\nRun folders of `ddpdoctor wrap`"),
         ("stdin", "stdin belongs to the protocol\nSave the text to a file"),
         ("nothing known", "nothing was recognized in 1 file\nGive logs of a training job"),

@@ -64,9 +64,16 @@ def test_nothing_of_the_extras_is_there(python, tmp_path):
 
 
 def test_wrap_and_its_report(python, tmp_path):
-    options = ("--nproc-per-node=2", f"--master-port={free_port()}", "--hang-timeout=60", "--report-dir=run")
+    options = (
+        "--nproc-per-node=2",
+        f"--master-port={free_port()}",
+        "--hang-timeout=60",
+        "--report-dir=run",
+        "--html=page.html",
+    )
     reported = run(python, tmp_path, "wrap", *options, str(JOBS / "early_step.py"), status=1)
     assert "DD604 crash" in reported
+    assert "DD604" in (tmp_path / "page.html").read_text()
     for form in ("text", "json", "junit", "github", "sarif", "markdown", "html"):
         assert "DD604" in run(python, tmp_path, "report", "run", "--format", form)
 
@@ -75,6 +82,7 @@ def test_the_bench_and_the_extra_of_its_plot(python, tmp_path):
     small = ("--nproc-per-node=2", "--max-size=16KiB", "--budget=2s", "--report-dir=bench")
     assert "all_reduce float32" in run(python, tmp_path, "allreduce-bench", *small)
     assert "ddpdoctor[plot]" in run(python, tmp_path, "report", "bench", "--plot", "curve.svg", status=2)
+    run(python, tmp_path, "report", "bench", "--plot", "curve.html")
 
 
 def test_the_extra_of_the_server(python, tmp_path):

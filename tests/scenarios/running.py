@@ -119,6 +119,7 @@ def finish(process: Any, folder: Path) -> Ran:
     report = json.loads(path.read_text()) if path.exists() else {}
     if report:
         hold_to_schema(report)
+        assert not [check for check in report["checks"] if check["id"] == "pictures"]  # it is there if it crashed
         hold_to_second_judgment(folder, report)
     return Ran(process.returncode, stdout, stderr, report, folder)
 

@@ -6,10 +6,14 @@ debug levels. Where the level changes what the ranks go through, a job runs unde
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.scenarios.running import PATIENT, marked_lines, run
+from ddpdoctor.report.job import job_content
+from ddpdoctor.report.json_format import parse_report
+from ddpdoctor.report.tree import draw_tree
+from tests.scenarios.running import PATIENT, Ran, marked_lines, run
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -98,6 +102,48 @@ def test_the_fault_is_found(seeded: Seeded, level: str, tmp_path: Path) -> None:
         assert (ran.status, ran.report["job"]["status"]) == (124, "hung")
     else:
         assert ran.status not in (0, 2, 3)
+    hold_to_pictures(seeded, ran)
+
+
+def hold_to_pictures(seeded: Seeded, ran: Ran) -> None:
+    """Fail where the timeline lacks a rank, or the fault; a rank that holds up others has more to it."""
+    data = ran.report["data"]
+    lanes = {lane["rank"]: lane for lane in data["timeline"]["lanes"]}
+    assert set(lanes) == {row["rank"] for row in ran.report["ranks"]}
+    never = {row["rank"] for row in ran.report["ranks"] if row["state"] == "never started"}
+    there = set(seeded.blamed) & set(lanes) - never
+    faults = [moment for moment in data["timeline"]["moments"] if moment["fault"]]
+    assert [moment["ranks"] for moment in faults] == ([list(seeded.blamed)] if there else [])
+    if seeded.job == "stuck_lock":
+        hold_to_pictures_of_lock(ran, lanes, faults[0]["at_ms"])
+
+
+def hold_to_pictures_of_lock(ran: Ran, lanes: dict[int, dict[str, Any]], fault_ms: float) -> None:
+    """Rank 1 takes a lock at step 20, and ranks 0 and 2 wait for it in backward."""
+    data = ran.report["data"]
+    *_, waited = lanes[0]["detail"]
+    *_, held_up = lanes[1]["detail"]
+    assert (waited["kind"], waited["label"], waited["end_ms"]) == ("wait", "backward", None)
+    assert (held_up["kind"], held_up["end_ms"], held_up["place"].endswith(" in load")) == ("host", None, True)
+    assert (held_up["start_ms"], data["timeline"]["classes"]) == (fault_ms, [[0, 2], [1]])
+    assert {span["kind"] for span in lanes[0]["detail"]} >= {"forward", "backward", "host", "wait"}
+    steps = [span for span in lanes[1]["coarse"] if span["kind"] == "step"]
+    assert steps[0]["number"] == 1
+    assert steps[-1]["number"] in {19, 20}  # a step is recorded when the next one begins
+    assert [one["ranks"] for one in data["waits"]["classes"]] == [[0, 2], [1]]
+    assert data["waits"]["links"] == [[0, 1]]
+    source = data["source"]
+    assert "FAULT" in source["lines"][source["blamed"] - source["first"]]
+    assert len(source["lines"]) == 5
+    head = next(line for line in ran.stderr.splitlines() if line.endswith("DD601 stuck, rank 1 v"))
+    rows = ran.stderr.splitlines()[ran.stderr.splitlines().index(head) + 1 :]
+    assert rows[0].startswith("> rank 1")
+    assert set(rows[0][len(head) :]) == {"."}
+    assert set(rows[1][len(head) + 2 :]) == {"w"}
+    _, _, _, (tree,) = job_content(parse_report((ran.folder / "report.json").read_text())).pictures
+    blamed = next(line for line in draw_tree(tree) if line.startswith("> "))
+    assert "stuck_lock.py" in blamed
+    assert "in load" in blamed
 
 
 @pytest.mark.parametrize(("job", "kind"), [("stuck_spawn", "stuck"), ("crash_spawn", "crash")])

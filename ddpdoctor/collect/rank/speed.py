@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.recorder.storage.ring_reading import RingContent
 
-_GROUP, _FLAGS, _PHASES = 2, 3, 4
+_ENDED, _GROUP, _FLAGS, _PHASES = 1, 2, 3, 4
 """Columns of ``ring_layout.STEP``: number, end, group, flags, the four phases, the four waits, ``STEP_INSIDE``."""
 _WAITS, _INSIDE = _PHASES + 4, _PHASES + 8
 _CPU = {
@@ -80,6 +80,7 @@ def _read_parts(columns: Sequence[Sequence[int]], key: tuple[int, int], bits: in
         backwards=inside["backwards"],
         input_rows=inside["input_rows"],
         input_numel=inside["input_numel"],
+        ended_ns=array("Q", (row[_ENDED] for row in rows)),
     )
 
 

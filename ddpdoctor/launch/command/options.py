@@ -35,6 +35,8 @@ class WrapOptions:
     """The file for the report: report.json in the run folder, or node-N.json above it on every node but the first."""
     placement: Placement
     """The place of this ``wrap`` in its job."""
+    html: Path | None = None
+    """The file for the report as a page. Only the node that writes report.json writes it."""
     format: OutputFormat
     quiet: bool
     ignore: tuple[str, ...]

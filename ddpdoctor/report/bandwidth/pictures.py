@@ -41,7 +41,9 @@ def curve_pictures(bench: Bandwidth) -> tuple[Section, ...]:
 def _line(one: Plotted, values: Iterable[float | None]) -> ChartLine:
     points = zip(one.sizes_bytes, values, strict=True)
     return ChartLine(
-        name=one.label, points=tuple((x, y) for x, y in points if x > 0 and y and y > 0 and math.isfinite(y))
+        name=one.label,
+        points=tuple((x, y) for x, y in points if x > 0 and y and y > 0 and math.isfinite(y)),
+        is_reference=one.baseline,
     )
 
 

@@ -43,7 +43,7 @@ def find_waits(
     """Follow the waits of all ranks to the ranks that wait for nobody."""
     waiters = tuple(sorted(number for number, state in states.items() if state.waiting))
     needed = _needed_in_groups(states, positions)
-    needed |= _needed_in_init(states, world)
+    needed |= needed_in_init(states, world)
     needed |= _needed_in_new_group(states)
     needed |= set(unanswered_peers(states).values())
     absent = {n for n in needed if n not in states or states[n].doing is Activity.MISSING}
@@ -87,7 +87,7 @@ def _has_arrived(state: RankState, name: str, seq: int | None) -> bool:
     return come is None or come >= seq
 
 
-def _needed_in_init(states: Mapping[int, RankState], world: int) -> set[int]:
+def needed_in_init(states: Mapping[int, RankState], world: int) -> set[int]:
     """Return the ranks of the world that are neither in ``init_process_group`` nor past it."""
     if not any(state.doing is Activity.INIT for state in states.values()):
         return set()
@@ -169,7 +169,7 @@ def find_circles(
     states: Mapping[int, RankState], positions: Mapping[int, CallPosition]
 ) -> tuple[WaitCircle, ...]:  # fmt: skip
     """Return all circles. Each rank points to the collective it waits in, each collective to the ranks it lacks."""
-    edges = _edges(states, positions)
+    edges = wait_edges(states, positions)
     found = []
     for component in _components(edges):
         ranks = sorted(node for node in component if isinstance(node, int))
@@ -188,7 +188,11 @@ def find_met_pairs(states: Mapping[int, RankState]) -> tuple[WaitCircle, ...]:
     )
 
 
-def _edges(states: Mapping[int, RankState], positions: Mapping[int, CallPosition]) -> Edges:
+def wait_edges(states: Mapping[int, RankState], positions: Mapping[int, CallPosition]) -> Edges:
+    """Return the links from each waiting rank to its pending call, and from each call to whom it lacks.
+
+    A call may also lead to an earlier call of its group, which then comes before it in the mapping.
+    """
     edges: dict[Hashable, tuple[Hashable, ...]] = {n: (position,) for n, position in positions.items()}
     edges |= _lacking(states, positions)
     edges |= {number: (peer,) for number, peer in unanswered_peers(states).items()}

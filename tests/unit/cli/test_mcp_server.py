@@ -12,7 +12,7 @@ def test_a_defect_is_an_error_without_a_traceback(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(ToolError) as error:
         _answer(lambda: {}["gone"])
-    assert "a defect of ddpdoctor: KeyError" in str(error.value)
+    assert "internal error in ddpdoctor: KeyError" in str(error.value)
     assert "github.com/ddpdoctor" in str(error.value)
     assert "Traceback" not in str(error.value)
     (saved,) = tmp_path.glob("ddpdoctor-defect-*.txt")

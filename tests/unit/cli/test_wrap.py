@@ -3,10 +3,13 @@
 import pytest
 
 from ddpdoctor.cli.debug_level import choose_debug_level, debug_note
-from ddpdoctor.cli.running import _patience_note, keep_errors
+from ddpdoctor.cli.running import _patience_note, _withdraw, keep_errors
+from ddpdoctor.cli.wrap import Options, prepare
 from ddpdoctor.collect.system import System
+from ddpdoctor.launch.command.command_line import split_command
 from ddpdoctor.launch.processes.starting import debug_environment, has_gpu_driver
-from ddpdoctor.model.findings import Confidence, Finding, Report, Severity
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import Confidence, Finding, Judgment, Report, Severity
 
 
 @pytest.mark.parametrize(
@@ -31,7 +34,7 @@ def test_without_room_detail_is_for_who_asks_for_it(asked, level):
 @pytest.mark.parametrize(
     ("chosen", "env", "reported"),
     [
-        ("AUTO", {}, "over NCCL it is off already"),
+        ("AUTO", {}, "This slows down small steps"),
         ("DETAIL", {}, "0.3 to 1 ms"),
         (None, {"TORCH_DISTRIBUTED_DEBUG": "detail"}, "0.3 to 1 ms"),
         ("OFF", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, None),
@@ -86,3 +89,36 @@ def test_quiet_leaves_errors_only():
 
 def test_quiet_leaves_nothing_of_warnings():
     assert keep_errors(make_report(Severity.WARNING, Severity.INFO, verdict=0)) is None
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """Prepare a job whose page goes to this file."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+
+    def make(page):
+        return prepare(
+            Options(
+                hang_timeout_s=60.0, split=split_command([str(script)], {}), report_dir=tmp_path / "run", html=page
+            ),
+            {},
+        )
+
+    return make
+
+
+def test_a_page_goes_where_its_report_goes_and_is_withdrawn_with_it(prepared, tmp_path):
+    page = tmp_path / "page.html"
+    options = prepared(page)
+    for file in (page, options.report_file):
+        file.write_text("")
+    _withdraw(options, Judgment(findings=(), checks=(), certain=False))
+    assert not page.exists()
+    assert not options.report_file.exists()
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_run_folder_is_made(prepared, tmp_path):
+    with pytest.raises(UserError, match=r"--html .* cannot be written"):
+        prepared(tmp_path / "missing" / "page.html")
+    assert not (tmp_path / "run").exists()

@@ -47,9 +47,13 @@ def test_every_time_is_shifted_and_all_else_stays():
     rank = fill(Rank)
     shifted = shift_times(rank, AHEAD)
     before, after = times(rank), times(shifted)
-    assert {".started_ns[0]", ".open_calls[0].ended_ns[0]", ".step_times.ended_ns[0]", ".samples[0].time_ns[0]"} <= set(
-        before
-    )
+    assert {
+        ".speed.kept.ended_ns[0]",
+        ".started_ns[0]",
+        ".open_calls[0].ended_ns[0]",
+        ".step_times.ended_ns[0]",
+        ".samples[0].time_ns[0]",
+    } <= set(before)
     assert after == {place: moment - AHEAD for place, moment in before.items()}
     assert shift_times(shifted, -AHEAD) == rank
 

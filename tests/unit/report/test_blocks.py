@@ -26,7 +26,7 @@ from ddpdoctor.report.blocks import (
     Table,
     Text,
 )
-from ddpdoctor.report.html import render_html
+from ddpdoctor.report.html.page import render_html
 from ddpdoctor.report.text import render_text
 
 BLOCKS = (
@@ -58,6 +58,8 @@ name    size
 weight    12
 bias       4
   a legend
+a chart, 1 B to 4 KiB
+a line  _*#  1 to 12
 > ranks 0, 1  in fetch  train.py:3 in main
 """
 
@@ -100,9 +102,10 @@ def test_a_new_verb_is_drawn_as_markdown(report):
 def test_a_new_verb_is_drawn_as_html(report):
     text = render_html(report)
     for part in (
-        "<h2>a heading</h2>", "&lt;b&gt;more", "<li>an item: do this</li>",
-        "<dt>label</dt><dd>one text</dd><dd>another text</dd>", '<td>weight</td><td class="right">12</td>',
-        "<td>ranks 0, 1</td>", "<td>passed</td><td>DD121</td><td>shm</td><td>64 MiB</td>",
+        '<h2 id="r0-title" class="strong">a heading</h2>', "&lt;b&gt;more", "an item", "do this", ">label</dt>",
+        "<dd>one text</dd>\n<dd>another text</dd>", '<td class="left">weight</td><td class="right">12</td>',
+        '<th scope="row">ranks 0, 1 <span class="tag error">culprit</span></th>', "<td>DD121</td>", "<td>64 MiB</td>",
+        'aria-label="a chart: a line"', "<title>a line: 10 at 1 KiB</title>",
     ):  # fmt: skip
         assert part in text
 

@@ -1,0 +1,193 @@
+"""Compares two saved runs of any command: what differs, the most telling first."""
+
+from __future__ import annotations
+
+import shlex
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.diagnose.comparison import settings_of_run
+from ddpdoctor.diagnose.reports import make_report
+from ddpdoctor.model.codec import encode
+from ddpdoctor.model.findings import Severity, now
+from ddpdoctor.model.run_differences import ComparedRun, RunDifference, RunDifferences, Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ddpdoctor.model.findings import Report
+
+    Facts = dict[tuple[Topic, str], Any]
+
+LEAST_CHANGE = 0.10
+"""Our choice: medians of two healthy runs differ by a few percent, and bandwidths by up to ten."""
+VERSIONS = frozenset({
+    "torch_version", "version", "nccl", "nccl_loaded", "cuda", "python", "driver", "kernel", "ofed", "image",
+})  # fmt: skip
+"""Keys of a node's facts that are versions."""
+VOLATILE = frozenset({
+    "age_s", "available", "available_bytes", "boot_id", "clock", "free", "free_bytes", "host", "index", "inode",
+    "kernel_log", "load", "memory_available_bytes", "names", "offset_s", "pid", "port", "power_w", "processes", "rank",
+    "ranks", "stuck_processes", "temperature_c", "time_ns", "uptime_s", "used", "used_bytes", "user_processes",
+    "utilization", "uuid",
+})  # fmt: skip
+"""Keys of a node's facts that differ between any two runs, or name the node."""
+ONE_SIDED = frozenset({Topic.VERDICT, Topic.VARIABLE})
+"""Topics in which a side without a value is itself a difference."""
+OUTPUTS = frozenset({"--report-dir", "--output", "-o", "--plot", "--html", "--format"})
+"""Options that change nothing in a run."""
+MAX_TEXT = 160
+
+
+def diff_reports(first: tuple[str, Report], second: tuple[str, Report]) -> Report:
+    """Return the report that says what differs between two runs, each given with its name."""
+    sides = [dict(_facts(report)) for _, report in (first, second)]
+    topics = [{topic for topic, _ in side} for side in sides]
+    found = RunDifferences(
+        first=_about(*first),
+        second=_about(*second),
+        differences=tuple(_differences(*sides)),
+        compared=_names(topics[0] & topics[1]),
+        not_compared=_names((topics[0] ^ topics[1]) - {Topic.VERDICT, Topic.VARIABLE}),
+    )
+    return make_report(
+        command=("ddpdoctor", "diff", first[0], second[0]), started_at=now(), findings=(), checks=(),
+        data={"run_differences": encode(found)},
+    )  # fmt: skip
+
+
+def _names(topics: set[Topic]) -> tuple[str, ...]:
+    return tuple(topic.value for topic in Topic if topic in topics)
+
+
+def _about(name: str, report: Report) -> ComparedRun:
+    verdict = report.verdict
+    ended = report.job.status.value if report.job is not None else ""
+    said = f"{verdict.code} {verdict.kind}" if verdict is not None else "no problem found"
+    command = shlex.join(("ddpdoctor", *report.command[1:])) if report.command else ""
+    return ComparedRun(name=name, ended=", ".join(filter(None, (ended, said))), command=command)
+
+
+def _differences(first: Facts, second: Facts) -> Iterator[RunDifference]:
+    order = list(Topic)
+    # What only makes a library print more is never the cause.
+    for key in sorted({**first, **second}, key=lambda key: (order.index(key[0]), "DEBUG" in key[1])):
+        topic, name = key
+        a, b = first.get(key), second.get(key)
+        in_both = key in first and key in second
+        if _differ(a, b) if in_both and topic is not Topic.VERDICT else not in_both and topic in ONE_SIDED:
+            yield RunDifference(topic=topic, name=name, first=_words(a), second=_words(b))
+
+
+def _differ(first: Any, second: Any) -> bool:
+    """Return whether two values differ. Measured numbers must differ by more than the noise."""
+    if isinstance(first, float) and isinstance(second, float):
+        return abs(first - second) > LEAST_CHANGE * max(abs(first), abs(second))
+    return bool(first != second)
+
+
+def _words(value: Any) -> str:
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
+
+
+def _facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
+    """Yield what a report knows, by topic and name."""
+    for finding in report.findings:
+        if finding.severity is not Severity.INFO:
+            yield (Topic.VERDICT, f"{finding.code} {finding.kind}"), finding.summary
+    if report.command:
+        yield (Topic.SETTING, "command line"), shlex.join(_without_outputs(report.command[1:]))
+    for name, value in settings_of_run(report):
+        yield (_topic_of(name), name), value
+    yield from _machine_facts(report)
+    yield from _model_facts(report)
+    yield from _data_facts(report)
+    yield from _bandwidth_facts(report)
+    yield from _pace_facts(report)
+
+
+def _without_outputs(words: Iterable[str]) -> Iterator[str]:
+    rest = iter(words)
+    for word in rest:
+        name, has_value, _ = word.partition("=")
+        if name not in OUTPUTS:
+            yield word
+        elif not has_value:
+            next(rest, "")
+
+
+def _topic_of(name: str) -> Topic:
+    if name == "torch":
+        return Topic.VERSION
+    return Topic.VARIABLE if name.isupper() else Topic.SETTING
+
+
+def _machine_facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
+    """Yield the facts of each node, by its position, and the variables of its first process."""
+    hosts = sorted({row.host for row in report.ranks}) or [str(host) for host in report.data.get("hosts") or ()]
+    if hosts:
+        yield (Topic.MACHINE, "hosts"), ", ".join(hosts)
+    nodes = report.data.get("nodes") or ()
+    for number, node in enumerate(node for node in nodes if isinstance(node, dict)):
+        prefix = f"node {number}: " if len(nodes) > 1 else ""
+        for name, value in _flat(node):
+            topic = Topic.VERSION if name.rpartition(".")[2] in VERSIONS else Topic.MACHINE
+            yield (topic, f"{prefix}{name}"), value
+        processes = node.get("processes") or ()
+        for name, value in (processes[0].get("variables") or {}).items() if processes else ():
+            yield (Topic.VARIABLE, f"{prefix}{name}"), value
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested facts that may be compared, with dotted names."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key not in VOLATILE:
+                yield from _flat(item, f"{name}.{key}" if name else key)
+    elif isinstance(value, list):
+        if all(not isinstance(item, (dict, list)) for item in value):
+            yield name, ", ".join(map(str, value))
+        else:
+            yield f"{name}.count", len(value)
+            for number, item in enumerate(value):
+                yield from _flat(item, f"{name}[{number}]")
+    elif value is not None:
+        yield name, value
+
+
+def _model_facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
+    consistency = report.data.get("consistency")
+    streams = consistency.get("streams") or () if isinstance(consistency, dict) else ()
+    counts: dict[int, int] = {}
+    for stream in streams:
+        if stream.get("model") and "parameter" in stream.get("kinds", ()) and stream.get("clock") == "end":
+            counts[stream["model"]] = stream.get("tensors", 0)
+    yield from (((Topic.MODEL, f"tensors of model {number}"), count) for number, count in counts.items())
+
+
+def _data_facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
+    for key in ("shares", "drawn"):
+        part = report.data.get(key)
+        if isinstance(part, dict):
+            yield from (((Topic.DATA, name), value) for name, value in part.items() if isinstance(value, (int, str)))
+
+
+def _bandwidth_facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
+    for curve in report.data.get("curves") or ():
+        if isinstance(curve, dict) and isinstance(curve.get("plateau_gb_s"), float):
+            yield (Topic.BANDWIDTH, f"{curve.get('collective', 'collective')} in GB/s"), curve["plateau_gb_s"]
+
+
+def _pace_facts(report: Report) -> Iterator[tuple[tuple[Topic, str], Any]]:
+    """Yield the median step of all ranks and what they waited for others, and the phases of a budget."""
+    rows = [row for row in report.data.get("steps") or () if isinstance(row, dict)]
+    for name, key in (("step in ms", "step_ms"), ("waiting in a step in ms", "waited_ms")):
+        values = [float(row[key]) for row in rows if isinstance(row.get(key), (int, float))]
+        if values:
+            yield (Topic.PACE, name), median(values)
+    speed = report.data.get("speed")
+    budget = speed.get("budget") if isinstance(speed, dict) else None
+    for phase in (budget or {}).get("phases") or ():
+        if isinstance(phase, dict) and isinstance(phase.get("critical_ms"), float):
+            yield (Topic.PACE, f"{phase.get('phase')} in ms"), phase["critical_ms"]

@@ -1,0 +1,152 @@
+"""A small timeline for text: a row for each class of ranks, a character for each slice of time around the fault."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.amounts import format_time
+from ddpdoctor.model.timeline import SpanKind
+from ddpdoctor.report.names import format_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddpdoctor.model.timeline import Lane, Moment, Span, Timeline
+
+MARKS = {
+    SpanKind.BATCH: "d",
+    SpanKind.FORWARD: "F",
+    SpanKind.BACKWARD: "B",
+    SpanKind.COLLECTIVE: "c",
+    SpanKind.POINT_TO_POINT: "p",
+    SpanKind.CHECKPOINT: "k",
+    SpanKind.WAIT: "w",
+    SpanKind.HOST: ".",
+}
+WORDS = {
+    SpanKind.BATCH: "data",
+    SpanKind.FORWARD: "forward",
+    SpanKind.BACKWARD: "backward",
+    SpanKind.COLLECTIVE: "collective",
+    SpanKind.POINT_TO_POINT: "send/recv",
+    SpanKind.CHECKPOINT: "checkpoint",
+    SpanKind.WAIT: "wait",
+    SpanKind.HOST: "script",
+}
+MOST_ROWS = 8
+STRIP_WIDTH = 78
+"""Our choice: a strip fits into 80 columns also where the width is not known."""
+NAME_WIDTH = 22
+"""A longer list of ranks is cut."""
+CALLS_BEFORE = 24
+"""Our choice: the strip begins so many calls before the fault, which is a few steps."""
+SHARE_AFTER = 0.25
+"""Our choice: this part of the strip is after the fault, if the job lived as long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Window:
+    """The time that a strip shows, and its columns."""
+
+    start_ms: float
+    end_ms: float
+    columns: int
+
+    @property
+    def slice_ms(self) -> float:
+        return (self.end_ms - self.start_ms) / self.columns
+
+    def column(self, at_ms: float) -> int:
+        return min(self.columns - 1, max(0, math.floor((at_ms - self.start_ms) / self.slice_ms)))
+
+
+def draw_strip(timeline: Timeline, width: int) -> list[str]:
+    """Return the lines of a strip in ASCII, the last one its legend; nothing without a fault or calls around it."""
+    fault = next((moment for moment in timeline.moments if moment.fault), None)
+    lanes = {lane.rank: lane for lane in timeline.lanes}
+    rows = [(ranks, lane) for ranks in timeline.classes if (lane := _drawn(ranks, lanes)) is not None]
+    rows.sort(key=lambda row: not row[1].blamed)
+    shown = rows[:MOST_ROWS]
+    names = [_name(ranks) for ranks, _ in shown]
+    name_width = max(map(len, names), default=0)
+    columns = width - name_width - 4
+    window = _window([lane for _, lane in shown], fault, timeline.length_ms, columns) if fault is not None else None
+    if fault is None or window is None:
+        return []
+    drawn = [_draw(lane, window) for _, lane in shown]
+    lines = [_head(fault, window, name_width)]
+    for name, (_, lane), marks in zip(names, shown, drawn, strict=True):
+        lines.append(f"{'> ' if lane.blamed else '  '}{name.ljust(name_width)}  {marks}".rstrip())
+    if len(rows) > len(shown):
+        lines.append(f"  and {len(rows) - len(shown)} more rows in report.json")
+    return [*lines, _legend("".join(drawn), window)]
+
+
+def _drawn(ranks: Sequence[int], lanes: dict[int, Lane]) -> Lane | None:
+    """Return the lane that stands for a class: one with detail."""
+    return next((lanes[rank] for rank in ranks if rank in lanes and lanes[rank].detail), None)
+
+
+def _name(ranks: Sequence[int]) -> str:
+    name = format_ranks(ranks)
+    return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 3] + "..."
+
+
+def _window(lanes: Sequence[Lane], fault: Moment, length_ms: float, columns: int) -> _Window | None:
+    """Return the time from a few calls before the fault to a little after it."""
+    before = max((_back(lane, fault.at_ms) for lane in lanes), default=0.0)
+    after = min(length_ms - fault.at_ms, before * SHARE_AFTER / (1 - SHARE_AFTER))
+    if not (math.isfinite(before + after) and before > 0 and after >= 0) or columns < 2:
+        return None
+    return _Window(start_ms=fault.at_ms - before, end_ms=fault.at_ms + max(after, before / columns), columns=columns)
+
+
+def _back(lane: Lane, fault_ms: float) -> float:
+    """Return how long before the fault the first of the last calls of a lane began."""
+    starts = [span.start_ms for span in lane.detail if span.kind is not SpanKind.HOST and span.start_ms < fault_ms]
+    return fault_ms - starts[-CALLS_BEFORE:][0] if starts else 0.0
+
+
+def _draw(lane: Lane, window: _Window) -> str:
+    """Return a character for each slice: what the rank did for most of it. The inner one of nested spans counts."""
+    kinds: list[dict[SpanKind, float]] = [{} for _ in range(window.columns)]
+    for span, start_ms, end_ms in _innermost(lane.detail, window):
+        for column in range(window.column(start_ms), window.column(end_ms) + 1):
+            from_ms = window.start_ms + column * window.slice_ms
+            part_ms = min(end_ms, from_ms + window.slice_ms) - max(start_ms, from_ms)
+            if part_ms > 0:
+                kinds[column][span.kind] = kinds[column].get(span.kind, 0.0) + part_ms
+    return "".join(MARKS.get(max(found, key=lambda kind: found[kind]), " ") if found else " " for found in kinds)
+
+
+def _innermost(spans: Sequence[Span], window: _Window) -> Iterator[tuple[Span, float, float]]:
+    """Yield the parts of spans in the window that no later span covers."""
+    free = [(window.start_ms, window.end_ms)]
+    for span in reversed(spans):
+        end_ms = window.end_ms if span.end_ms is None else span.end_ms
+        left: list[tuple[float, float]] = []
+        for start, end in free:
+            inside = max(start, span.start_ms), min(end, end_ms)
+            if inside[0] >= inside[1]:
+                left.append((start, end))
+                continue
+            yield span, *inside
+            left += [part for part in ((start, inside[0]), (inside[1], end)) if part[0] < part[1]]
+        free = left
+
+
+def _head(fault: Moment, window: _Window, name_width: int) -> str:
+    """Return the line above the rows, whose mark stands at the time of the fault."""
+    at = name_width + 4 + window.column(fault.at_ms)
+    label = fault.label + (f", {format_ranks(fault.ranks)}" if fault.ranks else "")
+    left = f"{label} v"
+    return left.rjust(at + 1) if at + 1 >= len(left) else " " * at + f"v {label}"
+
+
+def _legend(marks: str, window: _Window) -> str:
+    """Return what the characters mean, of those that occur."""
+    used = [f"{mark} {WORDS[kind]}" for kind, mark in MARKS.items() if mark in marks]
+    time = format_time(window.slice_ms * 1e3)
+    return f"{', '.join(used)}; each {time}"

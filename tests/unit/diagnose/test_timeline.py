@@ -1,0 +1,287 @@
+"""The timeline of a job: what each rank did, when the fault was, which lanes are kept in full, and how large it is."""
+
+import json
+from array import array
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from ddpdoctor.collect.run.nodes import read_job
+from ddpdoctor.diagnose.pictures.coarse import StepRange, merge_parts
+from ddpdoctor.diagnose.pictures.data import encode_timeline
+from ddpdoctor.diagnose.pictures.timeline import LANE_DETAIL_SPANS, make_timeline
+from ddpdoctor.diagnose.progress import judge_job
+from ddpdoctor.diagnose.rows import rank_row
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.codec import decode
+from ddpdoctor.model.facts import DeviceState, Life
+from ddpdoctor.model.findings import Confidence, Finding, Severity
+from ddpdoctor.model.speed import Speed, StepParts
+from ddpdoctor.model.steps import StepEnd, StepTimes
+from ddpdoctor.model.timeline import SpanKind, Timeline
+from ddpdoctor.rules.progress.job_state import build_job_state
+from ddpdoctor.rules.verdict import pick_verdict
+from tests.rules.build import (
+    LONG_AGO,
+    NOW,
+    S,
+    call,
+    crashed,
+    error,
+    failed_in,
+    in_call,
+    in_user,
+    job,
+    killed,
+    line,
+    phase,
+    rank,
+    sample,
+    stack,
+)
+from tests.synthetic import Job, write_gathered
+
+MS = 1_000_000
+
+
+def timeline_of(facts, *, finished=False, hung=True):
+    """Return the timeline of a job as its report has it."""
+    rows = {one.rank: rank_row(one) for one in facts.ranks}
+    verdict = None if finished else pick_verdict(judge_job(facts).findings)
+    waiters = build_job_state(facts).waits.waiters
+    found = make_timeline(facts, rows, verdict, waiters=waiters, started_at="2026-01-01T00:00:00+00:00", hung=hung)
+    assert decode(Timeline, json.loads(json.dumps(encode_timeline(found)))) == found
+    return found
+
+
+def ended_call(op="all_reduce", seq=None, start=0, end=10, **more):
+    """Return a call that ended, with times in milliseconds after ``LONG_AGO``."""
+    index = more.pop("index", 1 + start)
+    return call(
+        op, seq, index=index, open_=False, started_ns=LONG_AGO + start * MS, ended_ns=LONG_AGO + end * MS, **more
+    )
+
+
+def spans(lane, start_of=LONG_AGO - 100 * S):
+    """Return kind, label and milliseconds after ``LONG_AGO`` of a lane's spans."""
+    ahead = (LONG_AGO - start_of) / MS
+    return [
+        (one.kind.value, one.label, round(one.start_ms - ahead, 3), one.end_ms and round(one.end_ms - ahead, 3))
+        for one in lane.detail
+    ]
+
+
+def lane(timeline, number):
+    return next(one for one in timeline.lanes if one.rank == number)
+
+
+def stuck(world=3):
+    """Rank 1 is in its own code since 20 ms; the others wait for it since 30 ms."""
+    before = (ended_call(seq=6, start=0, end=20),)
+    waits = {"recent": before, "started_ns": LONG_AGO + 30 * MS, "world": world}
+    return job(*(in_user(1, recent_calls=before, world=world) if n == 1 else in_call(n, **waits) for n in range(world)))
+
+
+def test_a_stuck_rank_and_those_that_wait_for_it():
+    found = timeline_of(stuck())
+    assert found.classes == ((0, 2), (1,))
+    assert [one.blamed for one in found.lanes] == [False, True, False]
+    assert spans(lane(found, 0)) == [
+        ("collective", "all_reduce", 0, 20), ("host", "script", 20, 30), ("wait", "all_reduce", 30, None)
+    ]  # fmt: skip
+    assert spans(lane(found, 1)) == [("collective", "all_reduce", 0, 20), ("host", "in the script", 20, None)]
+    assert lane(found, 2).detail == ()  # rank 0 stands for it
+    last = lane(found, 0).detail[-1]
+    assert (last.number, last.shape, last.place, last.group) == (7, "float32 [16]", "train.py:20 in main", "")
+    assert lane(found, 1).detail[-1].place == "train.py:12 in read_batch"
+    (fault,) = found.moments
+    assert (fault.label, fault.ranks, fault.fault) == ("DD601 stuck", (1,), True)
+    assert fault.at_ms == pytest.approx(100 * 1e3 + 20)
+    assert found.length_ms == pytest.approx((NOW - LONG_AGO) / MS + 100 * 1e3)
+
+
+def test_a_collective_is_a_wait_until_the_last_rank_has_come():
+    late = (ended_call(seq=5, start=8, end=12), ended_call(seq=6, start=20, end=30))
+    early = (ended_call(seq=5, start=8, end=12), ended_call(seq=6, start=13, end=30))
+    facts = job(
+        in_user(0, recent_calls=late, world=2), in_call(1, recent=early, started_ns=LONG_AGO + 40 * MS, world=2)
+    )
+    assert spans(lane(timeline_of(facts), 1))[:4] == [
+        ("collective", "all_reduce", 8, 12), ("host", "script", 12, 13),
+        ("wait", "all_reduce", 13, 20), ("collective", "all_reduce", 20, 30),
+    ]  # fmt: skip
+    assert ("collective", "all_reduce", 20, 30) in spans(lane(timeline_of(facts), 0))
+
+
+def with_step(one, wait_ms):
+    """Return a rank with a step whose backward, from 10 to 30 ms, waited so long for the reduction in its end."""
+    times = StepTimes(
+        ends_with=StepEnd.REDUCTION, group="", numbers=(1,), phases_us=((0,), (0,), (0,), (20_000,)),
+        waits_us=((0,), (0,), (0,), (wait_ms * 1000,)), ended_ns=(LONG_AGO + 30 * MS,),
+    )  # fmt: skip
+    backward = phase("backward", index=2, open_=False, started_ns=LONG_AGO + 10 * MS, ended_ns=LONG_AGO + 30 * MS)
+    return replace(one, step_times=times, recent_calls=(backward,))
+
+
+def test_a_backward_is_split_where_its_reduction_was_waited_for():
+    facts = job(with_step(in_user(0, world=2), 4), with_step(in_call(1, started_ns=LONG_AGO + 40 * MS, world=2), 15))
+    assert spans(lane(timeline_of(facts), 1))[:3] == [
+        ("backward", "backward", 10, 15), ("wait", "gradient reduction", 15, 26),
+        ("collective", "gradient reduction", 26, 30),
+    ]  # fmt: skip
+    assert [one[:3] for one in spans(lane(timeline_of(facts), 0))][:2] == [
+        ("backward", "backward", 10), ("collective", "gradient reduction", 26)
+    ]  # fmt: skip
+
+
+def test_a_lane_ends_where_its_rank_failed():
+    before = (ended_call(seq=6, start=0, end=20),)
+    root = replace(crashed(1, error(at=LONG_AGO + 50 * MS)), recent_calls=before, ended_ns=LONG_AGO + 900 * MS)
+    victims = [failed_in(n, "all_reduce", 7, at=LONG_AGO + S) for n in (0, 2)]
+    found = timeline_of(job(root, *victims, ended=True, launcher_status=1), hung=False)
+    assert spans(lane(found, 1))[-1] == ("host", "script", 20, 50)
+    assert {"wait"} <= {one.kind.value for one in lane(found, 0).detail if one.label == "all_reduce"}
+    assert [(one.label, one.ranks, one.fault) for one in found.moments] == [
+        ("DD604 crash", (1,), True), ("raised ValueError", (1,), False),
+        ("raised RuntimeError in all_reduce", (0, 2), False),
+    ]  # fmt: skip
+
+
+def test_what_a_hung_job_raised_when_it_was_stopped_is_left_out():
+    facts = stuck()
+    stopped = tuple(
+        replace(one, life=Life.SIGNALED, signal="SIGTERM", after_stop=True, ended_ns=NOW + S,
+                raised=(error("RuntimeError", at=NOW + S // 2, in_call="all_reduce"),))
+        for one in facts.ranks
+    )  # fmt: skip
+    facts = replace(facts, ranks=stopped, stopping_since_ns=NOW, ended=True)
+    rows = {one.rank: rank_row(one, NOW) for one in facts.ranks}
+    verdict = Finding(
+        code="DD601", kind="stuck", severity=Severity.ERROR, confidence=Confidence.HIGH, summary="", ranks=(1,)
+    )  # fmt: skip
+    found = make_timeline(facts, rows, verdict, waiters=(0, 2), started_at="", hung=True)
+    assert [one.label for one in found.moments] == ["DD601 stuck", "the job is stopped"]
+    assert spans(lane(found, 0))[-1] == ("wait", "all_reduce", 30, None)
+
+
+def test_a_rank_that_waits_for_its_device_waits_since_its_last_call():
+    pending = call(seq=6, index=200, started_ns=LONG_AGO, device_state=DeviceState.STARTED)
+    made = (ended_call(seq=6, start=0, end=1), phase("backward", index=2, open_=False, started_ns=LONG_AGO + MS))
+    waits = replace(in_call(0, world=2), open_calls=(pending,), recent_calls=made)
+    found = timeline_of(job(replace(waits, samples=(sample(stack(line(33))),)), in_user(1, world=2, enqueued=5)))
+    *_, last = lane(found, 0).detail
+    assert (last.kind, last.label, last.place) == (SpanKind.WAIT, "all_reduce", "train.py:33 in main")
+    assert spans(lane(found, 0))[-1][2:] == (1000, None)
+
+
+def test_a_killed_rank_and_one_that_never_started():
+    dead = replace(killed(0, world=2), open_calls=(call(seq=3, started_ns=LONG_AGO - S),))
+    found = timeline_of(job(dead, rank(1, world=2, life=Life.NEVER_STARTED), world_size=2, ended=True))
+    assert lane(found, 0).coarse[-1].end_ms == pytest.approx(100 * 1e3)
+    assert (lane(found, 1).coarse, lane(found, 1).detail) == ((), ())
+
+
+def test_a_job_that_ended_well_has_lanes_and_no_moments():
+    ranks = [
+        rank(n, world=2, life=Life.EXITED, exit_code=0, ended_ns=NOW, recent_calls=(ended_call(seq=6),)) for n in (0, 1)
+    ]
+    found = timeline_of(job(*ranks, ended=True, launcher_status=0), finished=True, hung=False)
+    assert (found.moments, found.classes) == ((), ((0, 1),))
+    assert [one.label for one in lane(found, 0).detail] == ["all_reduce", "script"]
+
+
+def test_asynchronous_and_nested_calls_leave_no_gaps_in_the_script():
+    calls = (
+        phase("ddp_forward", index=1, open_=False, started_ns=LONG_AGO, ended_ns=LONG_AGO + 50 * MS),
+        ended_call(seq=5, start=10, end=20, index=2),
+        ended_call(seq=6, start=45, end=200, index=3, is_async=True),
+        ended_call("barrier", seq=7, start=60, end=61, index=4),
+    )
+    found = timeline_of(job(in_user(0, recent_calls=calls, world=1), ended=False))
+    hosts = [one[2:] for one in spans(lane(found, 0)) if one[0] == "host"]
+    assert hosts[0] == (50, 60)
+
+
+def steps(count, *, slow=0, first=1):
+    """Return speed and step times of so many steps of 10 ms, the step ``slow`` with 400 ms."""
+    walls = [400.0 if number == slow else 10.0 for number in range(first, first + count)]
+    ends = [LONG_AGO + int(sum(walls[: at + 1]) * MS) for at in range(count)]
+    nothing = array("I", bytes(4 * count))
+    kept = StepParts(
+        numbers=range(first, first + count), parts_ms={"wall": walls}, is_even=bytes(count), is_split=bytes(count),
+        cpu_ms={}, reductions=nothing, backwards=nothing, input_rows=nothing, input_numel=nothing, ended_ns=ends,
+    )  # fmt: skip
+    return Speed(ends_with=StepEnd.OPTIMIZER, group="", count=count, sample_bits=0, kept=kept)
+
+
+def test_the_steps_of_the_whole_run_are_merged_and_a_long_one_keeps_its_span():
+    found = timeline_of(job(in_user(0, speed=steps(300, slow=150), started_ns=LONG_AGO - S, world=1)))
+    coarse = lane(found, 0).coarse
+    kinds = [one.kind for one in coarse]
+    assert kinds[0] is SpanKind.HOST
+    assert set(kinds[1:-1]) == {SpanKind.STEP}
+    assert coarse[0].label == "before step 1"
+    numbers = [one for one in coarse if one.kind is SpanKind.STEP]
+    assert len(numbers) <= 48
+    assert any(one.label == "step" and one.number == 150 for one in numbers)
+    assert numbers[0].label.startswith("steps 1-")
+    assert numbers[-1].label.endswith("-300")
+    assert numbers[-1].end_ms == pytest.approx(1000 + 300 * 10 + 390)
+
+
+def test_steps_between_those_that_were_kept_are_one_span():
+    speed = steps(3)
+    kept = replace(speed.kept, numbers=(1, 40, 80), ended_ns=tuple(LONG_AGO + at * S for at in (1, 40, 50)))
+    found = timeline_of(job(in_user(0, speed=replace(speed, kept=kept), started_ns=LONG_AGO, world=1)))
+    labels = [one.label for one in lane(found, 0).coarse if one.kind is SpanKind.STEP]
+    assert labels == ["step", "steps 2-39", "step", "steps 41-79", "step"]
+
+
+def test_merging_keeps_the_order_and_both_ends():
+    parts = [StepRange(n, n, 10 * n, 10 * n + 10) for n in range(1000)]
+    merged = merge_parts(parts, 7)
+    assert len(merged) == 3
+    assert (merged[0].first, merged[-1].last, merged[0].start_ns, merged[-1].end_ns) == (0, 999, 0, 10_000)
+    assert all(one.last + 1 == other.first for one, other in pairwise(merged))
+
+
+def test_two_hosts_with_different_clocks_are_on_one(tmp_path):
+    write_gathered(tmp_path, Job(world=4, steps=20, situation="stuck", tp=2), hosts=2, skew_ns=3600 * S)
+    facts = read_job(tmp_path)
+    assert len({one.host for one in facts.ranks}) == 2
+    found = timeline_of(facts)
+    firsts = {one.coarse[0].start_ms for one in found.lanes}
+    steps = [[one for one in lane.coarse if one.kind is SpanKind.STEP] for lane in found.lanes]
+    assert firsts == {0.0}
+    assert all(one == steps[0] for one in steps)
+    assert found.length_ms < 100_000
+
+
+def large(world, calls=4096):
+    """A job whose ranks have full rings, of which every eighth is at another line."""
+    log = pack_calls([
+        ended_call("all_reduce" if n % 2 else "backward", n if n % 2 else None, 2 * n, 2 * n + 1, index=n + 1,
+                   site=n % 300, shape=(1024, 1024))
+        for n in range(calls)
+    ])  # fmt: skip
+    speed = steps(320)
+    more = {"recent_calls": log, "speed": speed, "world": world, "host": "compute-node-0117.cluster.example"}
+    return job(*(in_user(n, *[], **more, last_place=None) for n in range(world)))
+
+
+@pytest.mark.parametrize(("world", "most_kib"), [(8, 400), (1024, 3 * 1024)])
+def test_the_size_has_a_limit(world, most_kib):
+    facts = large(world)
+    blamed = tuple(range(1, world, 2))
+    verdict = Finding(
+        code="DD601", kind="stuck", severity=Severity.ERROR, confidence=Confidence.HIGH, summary="", ranks=blamed
+    )  # fmt: skip
+    rows = {one.rank: replace(rank_row(one), state=f"in all_reduce_{one.rank % 64}") for one in facts.ranks}
+    found = make_timeline(facts, rows, verdict, waiters=range(world), started_at="", hung=True)
+    assert len(found.lanes) == world
+    assert len(found.classes) == min(world, 64)
+    assert sum(bool(one.detail) for one in found.lanes) == min(world, 48)
+    assert all(len(one.detail) <= LANE_DETAIL_SPANS for one in found.lanes)
+    text = json.dumps({"data": {"timeline": encode_timeline(found)}}, indent=2)
+    assert len(text) <= most_kib * 1024
