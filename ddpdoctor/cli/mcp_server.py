@@ -11,7 +11,7 @@ import io
 import json
 import os
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -169,6 +169,11 @@ def _status_result(run_dir: str | None) -> CallToolResult:
 
 
 def _printed(verb: Any, folder: Path | None, form: str) -> str:
+    from ddpdoctor.cli.options import declared_by
+    from ddpdoctor.cli.plain import read_plain
+
+    # Not with the defaults of configuration files: none of them may make it act.
+    options = read_plain(verb.Options, ["--format", form], {}, declared_by(verb.Options))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        verb.run(verb.Options(run=folder, format=form))
+        verb.run(replace(options, run=folder))
     return printed.getvalue()
