@@ -131,6 +131,9 @@ def _analyzed(paths: list[str]) -> Report:
 
     if "-" in paths:
         raise UserError("stdin belongs to the protocol", help="Save the text to a file and give its path.")
+    pipe = next((path for path in paths if Path(path).is_fifo()), None)
+    if pipe is not None:
+        raise UserError(f"{pipe} is a pipe, which may never end", help="Save the text to a file and give its path.")
     return read_paths(tuple(paths), ("ddpdoctor", "analyze", *paths))
 
 

@@ -31,6 +31,7 @@ CALLS = {
     "no run": ("report", {}),
     "no such run": ("report", {"run_dir": "gone\x1b[31m"}),
     "stdin": ("analyze", {"paths": ["-"]}),
+    "a pipe": ("analyze", {"paths": ["pipe"]}),
     "nothing known": ("analyze", {"paths": ["noise.txt"]}),
     "no such code": ("explain", {"name": "DD60"}),
     "no such check": ("check_env", {"skip": ["dance"]}),
@@ -47,6 +48,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mcp")
     with tarfile.open(ROOT / "tests" / "data" / "runs" / "hung.tar.xz") as archive:
         archive.extractall(folder, filter="data")
+    os.mkfifo(folder / "pipe")
     (folder / "noise.txt").write_text("it rains\n")
     return folder
 
@@ -132,6 +134,7 @@ def test_status_is_text_and_json(session):
         ("no run", "there is no run folder in ddpdoctor-report/\nGive the folder of a run"),
         ("no such run", "there is no gone\\x1b[31m\nRun folders of `ddpdoctor wrap`"),
         ("stdin", "stdin belongs to the protocol\nSave the text to a file"),
+        ("a pipe", "pipe is a pipe, which may never end\nSave the text to a file"),
         ("nothing known", "nothing was recognized in 1 file\nGive logs of a training job"),
         ("no such code", "there is no rule DD60\nDid you mean"),
         ("no such check", "dance"),
