@@ -6,13 +6,11 @@ The SDK gives stdout to the protocol alone: while it serves, whatever else is pr
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import json
 import os
 import threading
 from dataclasses import asdict, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.findings import Report
 
-STATUS = "ddpdoctor.cli.status"
 INSTRUCTIONS = """Diagnoses distributed PyTorch training from what a job left behind. Use `report` for a run folder of
 `ddpdoctor wrap`, `analyze` for logs, dumps and stacks, `explain` for a code such as DD601 or an error message. Act on
 `verdict` first; `findings` has all, worst first. No tool starts, stops or changes a job."""
@@ -45,14 +42,11 @@ _one_at_a_time = threading.Lock()
 
 
 def make_server() -> MCPServer[Any]:
-    """Return the server with its tools. `status` is one of them if this version has that command."""
+    """Return the server with its tools."""
     server: MCPServer[Any] = MCPServer(
         "ddpdoctor", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING"
     )  # fmt: skip
-    tools: list[Callable[..., CallToolResult]] = [report, analyze, explain, check_env]
-    if importlib.util.find_spec(STATUS) is not None:
-        tools.append(status)
-    for tool in tools:
+    for tool in (report, analyze, explain, check_env, status):
         server.tool(annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False))(tool)
     return server
 
@@ -165,18 +159,18 @@ def _keyed(texts: dict[str, str]) -> dict[str, str]:
 
 def _status_result(run_dir: str | None) -> CallToolResult:
     """Run the command `status`, and return what it prints as text and as JSON."""
-    verb = import_module(STATUS)
     folder = Path(run_dir) if run_dir else None
-    text, written = (_printed(verb, folder, form) for form in ("text", "json"))
+    text, written = (_printed_status(folder, form) for form in ("text", "json"))
     return _result(text, json.loads(written))
 
 
-def _printed(verb: Any, folder: Path | None, form: str) -> str:
+def _printed_status(folder: Path | None, form: str) -> str:
     from ddpdoctor.cli.options import declared_by
     from ddpdoctor.cli.plain import read_plain
+    from ddpdoctor.cli.status import Options, run
 
     # Not with the defaults of configuration files: none of them may make it act.
-    options = read_plain(verb.Options, ["--format", form], {}, declared_by(verb.Options))
+    options = read_plain(Options, ["--format", form], {}, declared_by(Options))
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        verb.run(replace(options, run=folder))
+        run(replace(options, run=folder))
     return printed.getvalue()

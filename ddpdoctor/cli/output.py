@@ -76,12 +76,12 @@ def _render_for_ci(report: Report, output_format: SavedFormat, fail_on: Severity
     if output_format == "github":
         from ddpdoctor.report.github import render_github
 
-        return render_github(report, _read_cwd())
+        return render_github(report, read_cwd())
     if output_format == "sarif":
         from ddpdoctor.diagnose.pages import read_titles
         from ddpdoctor.report.sarif import render_sarif
 
-        return render_sarif(report, read_titles({finding.code for finding in report.findings}), _read_cwd())
+        return render_sarif(report, read_titles({finding.code for finding in report.findings}), read_cwd())
     from ddpdoctor.report.junit import render_junit
 
     return render_junit(report, fail_on)
@@ -91,7 +91,7 @@ def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose:
     from ddpdoctor.report.text import render_text
 
     width, color = read_width(stream), has_color(stream, os.environ)
-    return render_text(report, width=width, color=color, run_dir=run_dir, cwd=_read_cwd(), verbose=verbose)
+    return render_text(report, width=width, color=color, run_dir=run_dir, cwd=read_cwd(), verbose=verbose)
 
 
 def save_report(run_dir: Path, report: Report, name: str = "report.json") -> bool:
@@ -171,10 +171,10 @@ def _wrapped(stream: TextIO, text: str) -> str:
     return "\n".join(wrap(clean(text.lstrip()), read_width(stream), first=first, rest="  ")) + "\n"
 
 
-def write(stream: TextIO, text: str) -> None:
+def write(stream: TextIO, text: str) -> bool:
     """Write text. Characters that the stream's encoding does not support are escaped.
 
-    If the reader of a pipe has ended, as after `| head -1`, this and all later text is dropped.
+    If the reader of a pipe has ended, as after `| head -1`, this and all later text is dropped, and False is returned.
     """
     encoding = stream.encoding or "utf-8"
     try:
@@ -184,6 +184,8 @@ def write(stream: TextIO, text: str) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
+        return False
+    return True
 
 
 def read_width(stream: TextIO) -> int | None:
@@ -201,7 +203,8 @@ def has_color(stream: TextIO, env: Mapping[str, str]) -> bool:
     return stream.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 
 
-def _read_cwd() -> Path | None:
+def read_cwd() -> Path | None:
+    """Return the working directory, or None if it was removed."""
     try:
         return Path.cwd()
     except FileNotFoundError:

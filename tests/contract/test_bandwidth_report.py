@@ -149,7 +149,7 @@ def test_a_rank_that_comes_late_is_named_only_where_it_matters():
     late = replace(benches.ARRIVALS[3], rank=3)
 
     def named(arrival):
-        return "comes last to" in draw(benches.report(arrivals=(arrival,)))
+        return "is last in" in draw(benches.report(arrivals=(arrival,)))
 
     assert named(late)
     assert not named(replace(late, share=0.4))

@@ -64,4 +64,4 @@ def test_the_page_has_the_data_of_each_verb() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_each_verb_that_writes_json_is_on_the_page(verb: str) -> None:
     formats = [get_args(one.type) for one in declared_by(load_verb(verb).Options) if one.field == "format"]
-    assert not any("json" in choices for choices in formats) or f"[{verb}]({verb}.md)" in PAGE or f"`{verb}`" in PAGE
+    assert not any("json" in choices for choices in formats) or f"[{verb}]({verb}.md)" in PAGE

@@ -69,6 +69,7 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
         "optimizer.register_optimizer_step_post_hook",
         "torch.optim.optimizer",
     ),
+    "the step at which a checkpoint was saved is not known": ("serialization.save", "torch.serialization"),
     "parameters that no optimizer has are not detected": (
         "Optimizer.__init__",
         "module.register_module_parameter_registration_hook",
