@@ -52,7 +52,7 @@ def _place_properties(place: Place | None, cwd: Path | None) -> dict[str, str]:
 
 
 def _message_lines(finding: Finding) -> list[str]:
-    blamed, places = blamed_by(finding), merge_places(finding.where)
+    blamed, places = blamed_by(finding).removeprefix("on "), merge_places(finding.where)
     return [
         finding.summary,
         *([f"blamed: {blamed}"] if blamed else []),

@@ -45,6 +45,11 @@ def test_a_finding_is_a_command_at_its_line():
     ]  # fmt: skip
 
 
+def test_a_finding_of_a_machine_names_it():
+    (line,) = draw(replace(SHM, hosts=("node3",)))
+    assert "%0Ablamed: node3%0A" in line
+
+
 @pytest.mark.parametrize(("severity", "level"), [("error", "error"), ("warning", "warning"), ("info", "notice")])
 def test_the_level_is_that_of_the_severity(severity, level):
     (line,) = draw(replace(SHM, severity=Severity(severity)))
