@@ -25,7 +25,7 @@ NOTES: dict[str, str] = {
     "the host then waits for all ranks before each one: 0.3 to 1 ms on one host, more with more ranks. Steps may take "
     "twice as long. --debug-level OFF turns it off",
 }
-"""The cost of a level, printed in one line before the start. For NCCL it is an estimate: see docs/wrap.md."""
+"""The cost of a level, printed in one line before the start. For NCCL it is an estimate: see docs/what-it-costs.md."""
 
 
 def choose_debug_level(
