@@ -1,6 +1,7 @@
 """Feeds damaged files to what reads them, and holds what comes out to what a user may be shown."""
 
 import io
+import json
 import random
 import re
 import resource
@@ -26,7 +27,7 @@ MOST_SECONDS = 20
 """A busy machine takes its time; what hangs takes for ever."""
 MOST_MIB = 300
 MARKUP = "<script>"
-FORMATS = ("text", "json", "markdown", "html", "junit", "csv", "nccl-tests")
+FORMATS = ("text", "json", "markdown", "html", "junit", "github", "sarif", "csv", "nccl-tests")
 PLOT_SHARE = 0.02
 """Plots are drawn of so few bench reports only, because one takes a second."""
 STARTED = "2026-01-01T00:00:00.000+00:00"
@@ -172,6 +173,13 @@ def check_output(name: str, text: str) -> Iterator[str]:
     own = 1 if name in {"html", ".html"} else 0  # the page's one script
     if name in {"markdown", "html", ".svg", ".html", "junit"} and text.count(MARKUP) > own:
         yield f"{name} lets markup through"
+    if name == "github" and not all(line.startswith("::") for line in text.splitlines()):
+        yield "github has a line that is no command"
+    if name == "sarif":
+        try:
+            json.loads(text)
+        except ValueError as error:
+            yield f"sarif is no JSON: {error}"
     if name in {"junit", ".svg"}:
         try:
             ET.fromstring(text.encode())

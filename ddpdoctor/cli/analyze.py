@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.options import (
     FAIL_ON,
@@ -19,6 +19,9 @@ from ddpdoctor.cli.options import (
     ReportFormat,
     settings_of,
 )
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.findings import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +47,19 @@ class Options:
 def run(options: Options) -> int:
     """Read and judge the evidence, and return the exit status. Raises ``UserError``."""
     from ddpdoctor.cli.delivery import Outputs, check_outputs, deliver_check
+
+    outputs = settings_of(options, Outputs)
+    check_outputs(outputs)
+    return deliver_check(read_paths(options.paths, tuple(sys.argv)), outputs)
+
+
+def read_paths(paths: tuple[str, ...], command: tuple[str, ...]) -> Report:
+    """Return the report of what a job left behind. Raises ``UserError``."""
     from ddpdoctor.cli.report import RUN_MARK, read_run
     from ddpdoctor.diagnose.evidence import analyze
     from ddpdoctor.model.findings import now
 
-    outputs = settings_of(options, Outputs)
-    check_outputs(outputs)
-    path = Path(options.paths[0])
-    if len(options.paths) == 1 and (path / RUN_MARK).is_file():
-        return deliver_check(
-            read_run(path), outputs
-        )  # a run of `wrap` has been judged with all that its ranks recorded
-    return deliver_check(analyze(options.paths, tuple(sys.argv), now()), outputs)
+    path = Path(paths[0])
+    if len(paths) == 1 and (path / RUN_MARK).is_file():
+        return read_run(path)  # a run of `wrap` has been judged with all that its ranks recorded
+    return analyze(paths, command, now())

@@ -46,6 +46,7 @@ EXAMPLES = {
         ("ddpdoctor report RUN_DIR --format junit", "for a CI system"),
     ),
     "history": (("ddpdoctor history runs/", "all starts of a job that a scheduler starts again"),),
+    "mcp": (("ddpdoctor mcp", "the command that a coding agent's client starts"),),
     "explain": (("ddpdoctor explain DD601", "what a code means, and what to do"),),
     "demo": (("ddpdoctor demo mismatch", "another fault; --list names them"),),
     "check-env": (

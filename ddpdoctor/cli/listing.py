@@ -40,6 +40,7 @@ VERBS = {
     "history": Listed(panel=SAVED_RUN, summary="Show the restarts of a job and what they cost."),
     "explain": Listed(panel=SAVED_RUN, summary="Explain a code or an error message."),
     "diff": Listed(panel=SAVED_RUN, summary="Say what differs between two runs."),
+    "mcp": Listed(panel=SAVED_RUN, summary="Serve reports to a coding agent (MCP)."),
     "bundle": Listed(panel=SAVED_RUN, summary="Pack a report without secrets, for an issue."),
 }
 LAUNCHING = frozenset({"wrap", "tune"})

@@ -19,7 +19,7 @@ Kind = TypeVar("Kind")
 
 FailOn = Literal["error", "warning", "info", "never"]
 """The least severe finding for which the exit status is 1."""
-ReportFormat = Literal["text", "json", "junit", "markdown", "html"]
+ReportFormat = Literal["text", "json", "junit", "github", "sarif", "markdown", "html"]
 Backend = Literal["gloo", "nccl"]
 
 HANGS = "Hangs"

@@ -53,10 +53,8 @@ def render(report: Report, output_format: SavedFormat, *, fail_on: Severity | No
 
 
 def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity | None) -> str:
-    if output_format == "junit":
-        from ddpdoctor.report.junit import render_junit
-
-        return render_junit(report, fail_on)
+    if output_format in {"junit", "github", "sarif"}:
+        return _render_for_ci(report, output_format, fail_on)
     if output_format == "csv":
         from ddpdoctor.report.csv_format import render_csv
 
@@ -72,6 +70,21 @@ def _render_other(report: Report, output_format: SavedFormat, fail_on: Severity 
     from ddpdoctor.report.markdown import render_markdown
 
     return render_markdown(report)
+
+
+def _render_for_ci(report: Report, output_format: SavedFormat, fail_on: Severity | None) -> str:
+    if output_format == "github":
+        from ddpdoctor.report.github import render_github
+
+        return render_github(report, read_cwd())
+    if output_format == "sarif":
+        from ddpdoctor.diagnose.pages import read_titles
+        from ddpdoctor.report.sarif import render_sarif
+
+        return render_sarif(report, read_titles({finding.code for finding in report.findings}), read_cwd())
+    from ddpdoctor.report.junit import render_junit
+
+    return render_junit(report, fail_on)
 
 
 def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose: bool) -> str:
@@ -128,7 +141,12 @@ def print_error(message: str, hint: str) -> None:
 
 def show_defect(error: Exception) -> None:
     """Write to stderr what failed, and where the traceback was saved or why it could not be saved."""
-    print_error(f"internal error in ddpdoctor: {type(error).__name__}. {_save_traceback(error)}", ISSUES_HINT)
+    print_error(describe_defect(error), ISSUES_HINT)
+
+
+def describe_defect(error: Exception) -> str:
+    """Save the traceback. Return what failed, and where the traceback is or why it could not be saved."""
+    return f"internal error in ddpdoctor: {type(error).__name__}. {_save_traceback(error)}"
 
 
 def _save_traceback(error: Exception) -> str:

@@ -16,6 +16,7 @@ from ddpdoctor.diagnose.selection import choose_rules, sections_of
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import now
+from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import ExpectedVersion
 from ddpdoctor.rules.engine import fleet_facts
 from ddpdoctor.rules.environment.expected_versions import VERSION_OF
@@ -43,6 +44,8 @@ class CheckEnvOptions:
     redact: bool = False
     expect_version: tuple[str, ...] = ()
     """Versions that every node should have: "torch==2.13.*"."""
+    alone: bool = False
+    """Check this machine only, also in a process that a launcher started."""
     timeout_s: float = 30.0
     nnodes: int | None = None
     node_rank: int | None = None
@@ -101,7 +104,7 @@ def check_environment(wanted: CheckEnvOptions, env: Mapping[str, str]) -> Report
         master_addr=wanted.master_addr,
         master_port=wanted.master_port,
     )
-    launch = seen_launch(env, by_hand)
+    launch = Launch() if wanted.alone else seen_launch(env, by_hand)
     rules = choose_rules(wanted.checks, wanted.skip)
     plan = ReadingPlan(
         sections=sections_of(rules), deep=wanted.deep, use_torch=wanted.use_torch, torch_child=wanted.torch_child

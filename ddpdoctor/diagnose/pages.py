@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ddpdoctor.rules.registry import Rule
 
 CLOSENESS = 0.5
@@ -40,6 +42,14 @@ def read_page(name: str) -> RulePage:
 
     rule = find_rule(name)
     return find_page(name, read_pages()) if rule is None else _page(rule)
+
+
+def read_titles(codes: Iterable[str]) -> dict[str, str]:
+    """Return the line for lists of each of these rules, by code. An unknown code is left out."""
+    from ddpdoctor.rules.registry import find_rule
+
+    rules = {code: find_rule(code) for code in codes}
+    return {code: rule.summary for code, rule in rules.items() if rule is not None}
 
 
 def _page(rule: Rule) -> RulePage:

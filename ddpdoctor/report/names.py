@@ -11,6 +11,7 @@ from ddpdoctor.model.sides import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from ddpdoctor.model.findings import Finding, Place
 
@@ -63,9 +64,19 @@ def merge_places(places: Iterable[Place]) -> tuple[str, ...]:
 
 def title_of(finding: Finding, *, hosts: bool = True) -> str:
     """Return a finding's code and kind, and the ranks and hosts that it blames: ``DD601 stuck, rank 3 on node1``."""
-    where = f"on {format_hosts(finding.hosts)}" if hosts and finding.hosts else ""
-    blamed = " ".join(part for part in (format_ranks(finding.ranks), where) if part)
+    blamed = blamed_by(finding, hosts=hosts)
     return ", ".join(part for part in (f"{finding.code} {finding.kind}", blamed) if part)
+
+
+def blamed_by(finding: Finding, *, hosts: bool = True) -> str:
+    """Return the ranks and hosts that a finding blames: ``rank 3 on node1``. Empty if it blames none."""
+    where = f"on {format_hosts(finding.hosts)}" if hosts and finding.hosts else ""
+    return " ".join(part for part in (format_ranks(finding.ranks), where) if part)
+
+
+def path_from(file: str, cwd: Path | None) -> str:
+    """Return a path relative to ``cwd`` if it is below it, else the path itself."""
+    return file if cwd is None else file.removeprefix(f"{cwd}/")
 
 
 def _write_family(name: str, numbers: list[int]) -> str:

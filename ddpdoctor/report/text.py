@@ -63,6 +63,20 @@ def render_text(
     return draw(page, color=color)
 
 
+def render_verdict(report: Report) -> str:
+    """Render only the headline, how it ended, and what backs the verdict, for a program that has the rest as data.
+
+    Raises ``UserError`` if the report is damaged.
+    """
+    content = read_content(report)
+    page = TextPage(width=None, cwd=None)
+    _add_headline(page, report, content)
+    _add_status(page, report, content, None, verbose=True)
+    if report.verdict is not None:
+        add_sections(page, [verdict_section(report.verdict)])
+    return draw(page, color=False)
+
+
 def _add_headline(page: TextPage, report: Report, content: Content) -> None:
     """Add the answer as the first line."""
     tone = Tone.PLAIN if report.verdict is None else TONES[report.verdict.severity]

@@ -74,7 +74,7 @@ def test_wrap_and_its_report(python, tmp_path):
     reported = run(python, tmp_path, "wrap", *options, str(JOBS / "early_step.py"), status=1)
     assert "DD604 crash" in reported
     assert "DD604" in (tmp_path / "page.html").read_text()
-    for form in ("text", "json", "junit", "markdown", "html"):
+    for form in ("text", "json", "junit", "github", "sarif", "markdown", "html"):
         assert "DD604" in run(python, tmp_path, "report", "run", "--format", form)
 
 
@@ -83,6 +83,10 @@ def test_the_bench_and_the_extra_of_its_plot(python, tmp_path):
     assert "all_reduce float32" in run(python, tmp_path, "allreduce-bench", *small)
     assert "ddpdoctor[plot]" in run(python, tmp_path, "report", "bench", "--plot", "curve.svg", status=2)
     run(python, tmp_path, "report", "bench", "--plot", "curve.html")
+
+
+def test_the_extra_of_the_server(python, tmp_path):
+    assert "pip install 'ddpdoctor[mcp]'" in run(python, tmp_path, "mcp", status=2)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ def test_damaged_files_end_in_no_traceback_no_hang_and_no_escape(
         ("text", "a\x1b[31m", "U+001B"),
         ("csv", "a\u202eb", "U+202E"),
         ("junit", "<a>", "no XML"),
+        ("github", "::error::a\nb", "no command"),
+        ("sarif", "{", "no JSON"),
         ("markdown", "<script>x</script>", "markup"),
     ],
 )

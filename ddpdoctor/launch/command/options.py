@@ -17,7 +17,7 @@ DebugLevel = Literal["DETAIL", "INFO", "OFF"]
 ChosenLevel = Literal["AUTO", "DETAIL", "INFO", "OFF"]
 """AUTO means DETAIL if the job turns out to use only Gloo, and OFF if it uses NCCL or another backend."""
 OutputFormat = Literal["text", "json"]
-SavedFormat = Literal["text", "json", "junit", "markdown", "html", "csv", "nccl-tests"]
+SavedFormat = Literal["text", "json", "junit", "github", "sarif", "markdown", "html", "csv", "nccl-tests"]
 """The last two apply only to reports of `allreduce-bench`."""
 
 

@@ -1,0 +1,164 @@
+"""The server for coding agents, asked by a client of the SDK over the pipes of a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import anyio
+import pytest
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+from ddpdoctor.cli.report import read_run
+from ddpdoctor.report.json_format import parse_report
+from tests.scenarios.running import free_port
+
+ROOT = Path(__file__).parents[2]
+LOG = ROOT / "tests" / "data" / "nccl-logs" / "sockets.txt"
+CALLS = {
+    "report": ("report", {"run_dir": "hung"}),
+    "report with data": ("report", {"run_dir": "hung", "with_data": True}),
+    "analyze": ("analyze", {"paths": [str(LOG)]}),
+    "analyze a run": ("analyze", {"paths": ["hung"]}),
+    "explain a kind": ("explain", {"name": "stuck"}),
+    "explain an error": ("explain", {"name": "RuntimeError: CUDA out of memory"}),
+    "check_env": ("check_env", {"checks": ["shm"], "with_data": True}),
+    "status": ("status", {"run_dir": "hung"}),
+    "no run": ("report", {}),
+    "no such run": ("report", {"run_dir": "gone\x1b[31m"}),
+    "stdin": ("analyze", {"paths": ["-"]}),
+    "a pipe": ("analyze", {"paths": ["pipe"]}),
+    "nothing known": ("analyze", {"paths": ["noise.txt"]}),
+    "no such code": ("explain", {"name": "DD60"}),
+    "no such check": ("check_env", {"skip": ["dance"]}),
+    "a number": ("report", {"run_dir": 3}),
+}
+UNDER_TORCHRUN = {
+    "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "none",
+}  # fmt: skip
+"""A server that was started in a rank still looks at its own machine only: there is nobody to wait for."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mcp")
+    with tarfile.open(ROOT / "tests" / "data" / "runs" / "hung.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    os.mkfifo(folder / "pipe")
+    (folder / "noise.txt").write_text("it rains\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def session(folder):
+    """Return the tools by name and the results of all calls, from one session."""
+    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **UNDER_TORCHRUN, "MASTER_PORT": str(free_port())}
+    server = StdioServerParameters(command=sys.executable, args=["-m", "ddpdoctor", "mcp"], cwd=folder, env=env)
+
+    async def ask():
+        async with Client(stdio_client(server)) as client:
+            tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+            return tools, {name: await client.call_tool(*call) for name, call in CALLS.items()}
+
+    return anyio.run(ask)
+
+
+def texts(session, name):
+    result = session[1][name]
+    return result.is_error, [content.text for content in result.content]
+
+
+def test_only_what_reads_is_served(session):
+    assert session[0].keys() == {"report", "analyze", "explain", "check_env", "status"}
+    assert all(tool.annotations.read_only_hint for tool in session[0].values())
+    assert all(tool.description for tool in session[0].values())
+
+
+def test_a_report_is_its_verdict_and_its_json(session, folder):
+    saved = read_run(folder / "hung")
+    failed, (text, written) = texts(session, "report")
+    assert not failed
+    assert text.splitlines()[0] == f"ddpdoctor: {saved.verdict.summary}"
+    assert f"ddpdoctor explain {saved.verdict.code}" in text
+    assert json.loads(written) == session[1]["report"].structured_content
+    read = parse_report(written)
+    assert (read.verdict, read.findings, read.ranks) == (saved.verdict, saved.findings, saved.ranks)
+    assert read.data == {}
+
+
+def test_what_was_measured_comes_on_request(session, folder):
+    assert parse_report(texts(session, "report with data")[1][1]) == read_run(folder / "hung")
+
+
+def test_logs_are_analyzed(session):
+    failed, (text, written) = texts(session, "analyze")
+    assert not failed
+    assert text.startswith("ddpdoctor: ")
+    assert parse_report(written).command == ("ddpdoctor", "analyze", str(LOG))
+
+
+def test_a_run_folder_given_to_analyze_is_reported(session):
+    assert texts(session, "analyze a run") == texts(session, "report")
+
+
+def test_codes_and_errors_are_explained(session):
+    assert texts(session, "explain a kind")[1][0].startswith("DD601 stuck")
+    assert session[1]["explain a kind"].structured_content["code"] == "DD601"
+    error = session[1]["explain an error"].structured_content
+    assert error.keys() == {"error", "means", "at_fault", "to_do", "source"}
+
+
+def test_this_machine_alone_is_checked(session):
+    report = parse_report(texts(session, "check_env")[1][1])
+    assert [check.id for check in report.checks] == ["shm"]
+    assert (report.data["launcher"], report.data["world_size"], report.data["missing_ranks"]) == ("none", 1, [])
+
+
+def test_status_is_text_and_json(session):
+    failed, (text, written) = texts(session, "status")
+    assert not failed
+    assert text
+    assert json.loads(written)["state"] == "ended"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no run", "there is no run folder in ddpdoctor-report/\nGive the folder of a run"),
+        ("no such run", "there is no gone\\x1b[31m\nRun folders of `ddpdoctor wrap`"),
+        ("stdin", "stdin belongs to the protocol\nSave the text to a file"),
+        ("a pipe", "pipe is a pipe, which may never end\nSave the text to a file"),
+        ("nothing known", "nothing was recognized in 1 file\nGive logs of a training job"),
+        ("no such code", "there is no rule DD60\nDid you mean"),
+        ("no such check", "dance"),
+        ("a number", "Input should be a valid string"),
+    ],
+)
+def test_bad_input_is_an_error_with_what_to_do(session, name, said):
+    failed, (text,) = texts(session, name)
+    assert failed
+    assert said in text
+    assert "Traceback" not in text
+
+
+def test_stdout_has_the_protocol_alone_and_an_older_client_is_served(folder):
+    about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    messages = [
+        {"id": 1, "method": "initialize", "params": about},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": {"name": "report", "arguments": {"run_dir": "hung"}}},
+    ]
+    command = [sys.executable, "-m", "ddpdoctor", "mcp"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=folder, env=env, stdin=-1, stdout=-1, text=True) as server:
+        for message in messages:
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+            server.stdin.flush()
+        lines = [json.loads(server.stdout.readline()) for _ in range(2)]
+        rest, _ = server.communicate(timeout=100)
+    assert [line["id"] for line in lines] == [1, 2]
+    assert lines[1]["result"]["structuredContent"]["tool"]["name"] == "ddpdoctor"
+    assert (rest, server.returncode) == ("", 0)
