@@ -27,6 +27,11 @@ EXAMPLES = {
         ("ddpdoctor tune --only bucket_cap --rounds 8 train.py", "one kind of setting, with less noise"),
         ("ddpdoctor tune --scaling 1,2,4 train.py", "what do more ranks gain?"),
     ),
+    "status": (
+        ("ddpdoctor status", "the latest job of this folder"),
+        ("ddpdoctor status RUN --watch", "again every second, until the job ends"),
+        ("ddpdoctor status RUN --dump", "the stacks of all ranks; the job goes on"),
+    ),
     "attach": (
         ("ddpdoctor attach", "the training job of this machine"),
         ("ddpdoctor attach --slurm 4711", "all nodes of a Slurm job, from the login node"),
@@ -40,6 +45,7 @@ EXAMPLES = {
         ("ddpdoctor report", "the latest run of this folder"),
         ("ddpdoctor report RUN_DIR --format junit", "for a CI system"),
     ),
+    "history": (("ddpdoctor history runs/", "all starts of a job that a scheduler starts again"),),
     "explain": (("ddpdoctor explain DD601", "what a code means, and what to do"),),
     "demo": (("ddpdoctor demo mismatch", "another fault; --list names them"),),
     "check-env": (

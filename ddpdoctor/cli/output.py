@@ -78,7 +78,7 @@ def _draw_text(report: Report, stream: TextIO, run_dir: Path | None, *, verbose:
     from ddpdoctor.report.text import render_text
 
     width, color = read_width(stream), has_color(stream, os.environ)
-    return render_text(report, width=width, color=color, run_dir=run_dir, cwd=_read_cwd(), verbose=verbose)
+    return render_text(report, width=width, color=color, run_dir=run_dir, cwd=read_cwd(), verbose=verbose)
 
 
 def save_report(run_dir: Path, report: Report, name: str = "report.json") -> bool:
@@ -153,10 +153,10 @@ def _wrapped(stream: TextIO, text: str) -> str:
     return "\n".join(wrap(clean(text.lstrip()), read_width(stream), first=first, rest="  ")) + "\n"
 
 
-def write(stream: TextIO, text: str) -> None:
+def write(stream: TextIO, text: str) -> bool:
     """Write text. Characters that the stream's encoding does not support are escaped.
 
-    If the reader of a pipe has ended, as after `| head -1`, this and all later text is dropped.
+    If the reader of a pipe has ended, as after `| head -1`, this and all later text is dropped, and False is returned.
     """
     encoding = stream.encoding or "utf-8"
     try:
@@ -166,6 +166,8 @@ def write(stream: TextIO, text: str) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
+        return False
+    return True
 
 
 def read_width(stream: TextIO) -> int | None:
@@ -183,7 +185,8 @@ def has_color(stream: TextIO, env: Mapping[str, str]) -> bool:
     return stream.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 
 
-def _read_cwd() -> Path | None:
+def read_cwd() -> Path | None:
+    """Return the working directory, or None if it was removed."""
     try:
         return Path.cwd()
     except FileNotFoundError:

@@ -49,6 +49,22 @@ def rebuild_report(folder: Path) -> Report:
     return _build(saved, job, judgment, saved.own.end or _infer_end(saved.own.run, job, judgment))
 
 
+def running_report(folder: Path, patience_s: float) -> Report:
+    """Return the report of a job that goes on, from evidence that was just taken of it.
+
+    A rank that made no progress for ``patience_s`` is blamed, if others wait for it.
+
+    Raises:
+        UserError: the folder is no run folder.
+    """
+    saved = read_saved_run(folder)
+    job = job_of(saved)
+    job = replace(job, hang_timeout_s=min(job.hang_timeout_s, patience_s))
+    started_at = saved.own.run.started_at or now()
+    end = JobEnd(hung=False, interrupted=False, exit_status=None, started_at=started_at, ended_at=now())
+    return _build(saved, job, judge_job(job), end, JobStatus.RUNNING)
+
+
 def _infer_end(run: Run, job: Job, judgment: Judgment) -> JobEnd:
     """Infer how a job ended if its watcher did not record it. If the launcher still ran, it counts as interrupted."""
     status = job.launcher_status if job.ended else None
@@ -70,10 +86,10 @@ def _infer_status(status: int | None, interrupted_by: str | None, *, hung: bool)
     return None if status is None else shell_status(status)
 
 
-def _build(saved: SavedRun, job: Job, judgment: Judgment, end: JobEnd) -> Report:
+def _build(saved: SavedRun, job: Job, judgment: Judgment, end: JobEnd, status: JobStatus | None = None) -> Report:
     """Return the report of a job. Each attempt of a restarted job has its own section."""
     run = saved.own.run
-    status = job_status(job, judgment, hung=end.hung, interrupted=end.interrupted)
+    status = status or job_status(job, judgment, hung=end.hung, interrupted=end.interrupted)
     shown = tuple(finding for finding in judgment.findings if finding.code not in end.ignore)
     earlier = judge_earlier(saved, last_number(job), end.ignore)
     before = [finding for attempt in earlier for finding in as_earlier(attempt)]

@@ -13,7 +13,7 @@ from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.exchange.store import wait_until
 from ddpdoctor.launch.command.placement import Style
 from ddpdoctor.launch.folders.report_dir import refuse
-from ddpdoctor.launch.folders.run_file import write_run_file
+from ddpdoctor.launch.folders.run_file import write_record_place, write_run_file
 from ddpdoctor.launch.folders.shared_folder import choose_folder, copy_back
 from ddpdoctor.launch.nodes.joining import join_nodes
 from ddpdoctor.launch.outcome import JobOutcome, cause_of, hangs
@@ -24,6 +24,7 @@ from ddpdoctor.launch.replicas.comparing import LiveComparison
 from ddpdoctor.launch.replicas.exchange import ReplicaExchange
 from ddpdoctor.launch.replicas.shared import SharedReplicas
 from ddpdoctor.launch.watching.examining import Examining, has_errors
+from ddpdoctor.launch.watching.on_demand import OnDemand
 from ddpdoctor.launch.watching.watch import JobWatch
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import shell_status
@@ -87,12 +88,15 @@ class Session:
         self.watch = self._start_record()
         place = f"{socket.gethostname()}:{options.report_file.resolve().parent}"
         self.examining = Examining(self.watch, self._judge, options.hang_timeout_s, options.on_hang, place)
+        self.on_demand = OnDemand(self.watch, self.examining)
 
     def _start_record(self) -> JobWatch:
         options, launched_ns = self.options, time.monotonic_ns()
         replicas = LiveComparison(self.folder, options.ranks.check_every, options.allow_different, self.shared)
         try:
             write_run_file(self.folder, options, self.started_at, launched_ns)
+            if self.folder != self.run_dir:
+                write_record_place(self.run_dir, self.folder)
             watch = JobWatch(self.folder, options.hang_timeout_s, launched_ns, replicas)
         except OSError as error:
             raise refuse(self.folder, error) from error
@@ -176,6 +180,9 @@ class Session:
                 self._note_restart()
             with self._job_goes_first():
                 self._react()
+            with self._job_goes_first():
+                if self.hang is None and not self.signals:
+                    self.on_demand.serve()
             if self.watch.replicas.has_news:
                 with self._job_goes_first():
                     self._report_replicas()

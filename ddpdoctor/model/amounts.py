@@ -50,3 +50,15 @@ def format_age(age_s: float) -> str:
         if age_s >= 2 * size_s:
             return f"{age_s / size_s:.0f} {unit}"
     return f"{age_s:.0f} s"
+
+
+def format_span(span_s: float) -> str:
+    """Write "3.2 s", "45 s", "2 min 5 s", "41 min", "3 h 12 min" or "2 days 4 h"."""
+    if span_s < 99.5:
+        return f"{span_s:.1f} s" if span_s < 9.95 else f"{span_s:.0f} s"
+    parts = (("days", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+    whole = round(span_s) if span_s < 600 else round(span_s / 60) * 60
+    at = next(at for at, (unit, size) in enumerate(parts) if whole >= (2 * size if unit == "days" else size))
+    (unit, size), (lesser, less) = parts[at : at + 2]
+    rest = round(whole % size / less)
+    return f"{whole // size} {unit}" + (f" {rest} {lesser}" if rest else "")

@@ -60,6 +60,8 @@ class JobStatus(str, Enum):
     HUNG = "hung"
     INTERRUPTED = "interrupted"
     NOT_RUN = "not-run"
+    RUNNING = "running"
+    """It went on after the report was made: `ddpdoctor status --dump`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +172,7 @@ class JobSummary:
     @property
     def ended_badly(self) -> bool:
         """It ran but did not finish."""
-        return self.status not in {JobStatus.FINISHED, JobStatus.NOT_RUN}
+        return self.status in {JobStatus.FAILED, JobStatus.HUNG, JobStatus.INTERRUPTED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,10 @@ class NodeSeen:
     """Its records are included in the facts."""
     ranks: tuple[int, ...] = ()
     """Its ranks in the last attempt, from its messages or records; empty: unknown."""
+    alive: int | None = None
+    """Its ranks that live, from its last message; None: unknown."""
+    waits_s: float | None = None
+    """The longest time that one of them has been in a call that needs others, or None."""
     why: str = ""
     """A phrase that says why it is missing, for example from an attempt to connect. Empty if unknown."""
 

@@ -10,6 +10,12 @@ END_NAME = "end.json"
 """A ``JobEnd``, in the run folder."""
 REACHED_NAME = "reached.json"
 """A node's attempts to connect to the other nodes: a list of ``Connecting``."""
+RECORD_NAME = "record.json"
+"""A ``RecordPlace``, in a run folder whose record is elsewhere while the job runs."""
+REPLICAS_NAME = "replicas.json"
+"""The comparison of replicas so far, a ``Consistency``, written every few seconds while the job runs."""
+MEMBERS_NAME = "members.json"
+"""What a member knows of all members while the job runs: a ``NodesSeen``, written every few seconds."""
 
 
 def attempt_name(stem: str, attempt: int | None = None) -> str:
@@ -47,6 +53,18 @@ class Run:
     nnodes: int | None = None
     node_rank: int | None = None
     world_size: int | None = None
+    watcher_pid: int | None = None
+    """The process of `wrap`."""
+    watcher_ticks: int | None = None
+    """Its start time, which distinguishes it from a later process with the same pid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPlace:
+    """Where a job's record is while it runs, if its run folder is on a shared file system or full."""
+
+    host: str
+    folder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

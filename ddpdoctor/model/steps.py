@@ -107,6 +107,43 @@ class Pace:
     waited_ms: float
 
 
+RECENT_STEPS = 20
+"""How many of the last steps count for a rank's pace right now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentPace:
+    """A rank's pace over its last steps."""
+
+    number: int
+    """Number of the last step."""
+    ended_ns: int
+    """When it ended."""
+    step_ms: float
+    """From the end of one step to the end of the next, on average."""
+    waits_share: float
+    """The share of these steps in which the rank waited for others: 0 to 1."""
+
+
+def recent_pace(times: StepTimes) -> RecentPace | None:
+    """Return a rank's pace over its last steps, or None if there is none whose end is known.
+
+    Steps may be missing in between, so the time is divided by the difference of their numbers.
+    """
+    if not times.numbers or not times.ended_ns:
+        return None
+    numbers, ended_ns = times.numbers[-RECENT_STEPS:], times.ended_ns[-RECENT_STEPS:]
+    totals, waits = step_totals(times)[-RECENT_STEPS:], wait_totals(times)[-RECENT_STEPS:]
+    steps = numbers[-1] - numbers[0]
+    step_ms = (ended_ns[-1] - ended_ns[0]) / steps / 1e6 if steps else totals[-1] / 1e3
+    return RecentPace(
+        number=numbers[-1],
+        ended_ns=ended_ns[-1],
+        step_ms=step_ms,
+        waits_share=min(1.0, sum(waits) / sum(totals)) if sum(totals) else 0.0,
+    )
+
+
 def step_totals(times: StepTimes) -> tuple[int, ...]:
     """Return how long each step took, in microseconds."""
     return tuple(map(sum, zip(*times.phases_us, strict=True)))

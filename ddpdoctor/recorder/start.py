@@ -158,6 +158,7 @@ def _register_patches() -> None:
         "torch._dynamo.trace_rules": "patch_dynamo",
     }
     imports.patches.update({module: _later("training.patches", name) for module, name in training.items()})
+    imports.patches["torch.serialization"] = _later("training.saves", "patch")
     if read_settings(os.environ).tune_rounds:
         _register_trial()
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups

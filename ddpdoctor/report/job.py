@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.consistency import Consistency, StreamClock
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.findings import Attempt, Outcome, Severity, as_earlier
+from ddpdoctor.model.findings import Attempt, JobStatus, Outcome, Severity, as_earlier
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content, FactEntry, FactList, Heading, Text
 from ddpdoctor.report.classes import places_of
@@ -34,6 +34,7 @@ def job_content(report: Report) -> Content:
     attempts = read_attempts(report)
     earlier = {finding for attempt in attempts[:-1] for finding in as_earlier(attempt)}
     ended_badly = report.job is not None and report.job.ended_badly
+    shows_places = ended_badly or (report.job is not None and report.job.status is JobStatus.RUNNING)
     replicas = None if ended_badly else replica_words(report)
     restarts = len(attempts) - 1
     return Content(
@@ -41,7 +42,7 @@ def job_content(report: Report) -> Content:
         status=_status(report, restarts),
         sections=(
             *_attempt_sections(attempts),
-            *(places_of(report.ranks, report.verdict) if ended_badly else speed_sections(report)),
+            *(places_of(report.ranks, report.verdict) if shows_places else speed_sections(report)),
         ),
         remarks=() if replicas is None else (replicas,),
         ends_with_verdict=True,

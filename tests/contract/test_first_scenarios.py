@@ -24,6 +24,8 @@ VERBS = (
     "check-data",
     "check-consistency",
     "report",
+    "status",
+    "history",
 )
 LAUNCHERS = ("torchrun", "accelerate", "mpirun", "launch.sh", "srun", "kubernetes", "spawn", "hosts")
 ASK = "import sys, pytest, tests.contract.test_first_scenarios as t; sys.exit(pytest.main(sys.argv[1:], [t.Texts()]))"

@@ -59,6 +59,10 @@ FIRST = {
     "test_restarts.py": (
         "test_with_a_hook_of_the_script", "test_ctrl_c_between_two_launches_leaves_no_process_and_starts_none[hooked",
     ),
+    "test_status.py": (
+        "test_a_job_that_trains", "test_watched_in_a_pipe", "test_who_waits_for_whom", "test_the_watch_ends",
+    ),
+    "test_history.py": ALL,
     "test_demo.py": ("test_the_demo_finds_its_fault[input-bound]",),
     "speed/test_findings.py": (
         *(f"test_the_fault_is_found_with_its_ranks_and_line[{job}]" for job in (

@@ -26,11 +26,15 @@ class Rings:
     """Why the ring cannot be read, for processes without any readable ring."""
 
 
-def read_rings(folder: Path) -> Rings:
-    """Return the rings of a run folder; a copy that was kept before a signal replaces the ring itself."""
+def read_rings(folder: Path, *, kept: bool = True) -> Rings:
+    """Return the rings of a run folder.
+
+    With ``kept``, a copy that was kept before a signal replaces the ring itself.
+    """
     contents: dict[int, ring_reading.RingContent] = {}
     damaged: dict[int, str] = {}
-    for path in (*sorted((folder / "rings").glob("*.ring")), *sorted((folder / "evidence").glob("*.held"))):
+    copies = sorted((folder / "evidence").glob("*.held")) if kept else ()
+    for path in (*sorted((folder / "rings").glob("*.ring")), *copies):
         try:
             content = ring_reading.read_ring_file(path)
         except (OSError, ring_reading.DamagedRingError) as error:

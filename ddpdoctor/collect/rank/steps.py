@@ -48,6 +48,25 @@ def read_steps(content: RingContent) -> StepTimes | None:
     )
 
 
+def read_first_step(content: RingContent) -> int | None:
+    """Return when a process ended its first step, or None if it ended none.
+
+    Of a long run the record has a sample of the steps and the last ones. Then it is inferred from the first known step
+    and the pace between that and the last one.
+    """
+    known: list[tuple[int, int]] = sorted(
+        (number, ended_ns)
+        for columns in (content.kept, content.steps)
+        for number, ended_ns in zip(*columns[: _ENDED + 1], strict=True)
+    )
+    if not known:
+        return None
+    (first, first_ns), (last, last_ns) = known[0], known[-1]
+    pace_ns = (last_ns - first_ns) / (last - first) if last > first else 0
+    inferred_ns = first_ns - round((first - 1) * pace_ns)
+    return max(content.cells["started_ns"], inferred_ns)
+
+
 def read_lines(
     content: RingContent, children: Iterable[RingContent], ended: Iterable[tuple[str, int, str, int]] = ()
 ) -> tuple[LineSeen, ...]:

@@ -63,8 +63,8 @@ class RunFolder:
     reached: tuple[Connecting, ...]
 
 
-def read_run_folder(folder: Path) -> RunFolder:
-    """Read a run folder.
+def read_run_folder(folder: Path, *, kept: bool = True) -> RunFolder:
+    """Read a run folder. With ``kept``, copies of rings that were kept before a signal replace these rings.
 
     Raises:
         UserError: the folder is not a run folder, or is damaged.
@@ -77,7 +77,7 @@ def read_run_folder(folder: Path) -> RunFolder:
             run=run,
             end=load(JobEnd, folder / END_NAME),
             agent=read_entries(folder / "agent.jsonl"),
-            rings=read_rings(folder),
+            rings=read_rings(folder, kept=kept),
             answers=find_answers(folder / "evidence"),
             lost=_read_lost(folder),
             machine=load(Node, folder / MACHINE_NAME),

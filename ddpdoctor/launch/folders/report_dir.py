@@ -23,10 +23,13 @@ REPORT_NAME = "report.json"
 RUN_MARKS = (REPORT_NAME, "run.json")
 """A folder with one of these belongs to another run. A run that was cut short has no report."""
 RUN_FILES = (
-    *RUN_MARKS, "agent.jsonl", "consistency.json", "control", "end.json", "joint.json", "machine.json", "moments.json",
-    "nodes.json", "reached.json", "reserve", "torchrun.log", "verdict.txt", "watch.json",
+    *RUN_MARKS, "agent.jsonl", "consistency.json", "control", "end.json", "joint.json", "machine.json", "members.json",
+    "moments.json", "nodes.json", "reached.json", "record.json", "replicas.json", "reserve", "torchrun.log",
+    "verdict.txt", "watch.json",
 )  # fmt: skip
-RUN_FOLDERS = ("evidence", "gathered", "nccl", "nodes", "prints", "rings", "tuning")
+DUMPS = "dumps"
+"""Reports that were made on demand while the job ran."""
+RUN_FOLDERS = (DUMPS, "evidence", "gathered", "nccl", "nodes", "prints", "rings", "tuning")
 """The subfolders that a run writes to. They must not be links or belong to another user."""
 _HELP = "Nothing was started. Choose another folder with --report-dir."
 _HELP_OWN = "Nothing was started. With --report-dir, name a folder that is not there yet: it is made, and yours."
@@ -47,6 +50,24 @@ def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str 
                 return path
     except OSError as error:
         raise refuse(PARENT, error) from error
+    raise AssertionError  # pragma: no cover: count() has no end
+
+
+def make_dump_dir(run_dir: Path) -> Path:
+    """Create the folder of the next report that is made on demand while a job runs: ``dumps/1``, ``dumps/2``.
+
+    Raises ``UserError`` if it is not writable.
+    """
+    parent = run_dir / DUMPS
+    try:
+        parent.mkdir(mode=PRIVATE, exist_ok=True)
+        for number in itertools.count(1):
+            if _make_new(parent / str(number)):
+                return parent / str(number)
+    except OSError as error:
+        raise UserError(
+            f"{parent} is not writable: {error.strerror}", help="The evidence is taken, and the job goes on."
+        ) from error
     raise AssertionError  # pragma: no cover: count() has no end
 
 

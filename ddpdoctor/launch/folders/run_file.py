@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,10 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.process.proc import read_process
 from ddpdoctor.launch.command.placement import Style
 from ddpdoctor.launch.command.torchrun_nodes import TorchrunSettings
 from ddpdoctor.model.codec import encode
-from ddpdoctor.model.run import Run
+from ddpdoctor.model.run import RECORD_NAME, RecordPlace, Run
 from ddpdoctor.recorder.storage.files import write_whole
 from ddpdoctor.recorder.storage.secrets import hide_secrets
 
@@ -46,9 +48,23 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
         torch_version=_torch_version(),
         environment={name: environment[name] for name in STORED_VARIABLES if name in environment},
         launcher=options.placement.style.value,
+        watcher_pid=os.getpid(),
+        watcher_ticks=_own_ticks(),
         **_shape(options),
     )
     write_whole(folder / "run.json", json.dumps(encode(run), indent=1))
+
+
+def write_record_place(run_dir: Path, folder: Path) -> None:
+    """Say in the run folder where the record is while the job runs, for `ddpdoctor status`. A full disk is ignored."""
+    place = RecordPlace(host=socket.gethostname(), folder=str(folder))
+    with contextlib.suppress(OSError):
+        write_whole(run_dir / RECORD_NAME, json.dumps(encode(place)))
+
+
+def _own_ticks() -> int | None:
+    own = read_process(os.getpid())
+    return own.start_ticks if own is not None else None
 
 
 def _shape(options: WrapOptions) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.run.evidence import save
+from ddpdoctor.model.run import MEMBERS_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +43,12 @@ def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | No
     other = OtherNode(placement, host, (OwnPort(placement.hosts, placement.port), *further_ways(placement, folder)))
     other.start()
     return other
+
+
+def save_members(folder: Path, seen: NodesSeen) -> None:
+    """Write the state of all members while the job runs, for `ddpdoctor status`. A full disk is ignored."""
+    with contextlib.suppress(OSError):
+        save(folder / MEMBERS_NAME, seen)
 
 
 def save_nodes(folder: Path, seen: NodesSeen) -> None:

@@ -164,6 +164,8 @@ class MembersHeard:
             wall_offset_s=greeting.wall_offset_s if greeting else None,
             gathered=number in self._gathered,
             ranks=pulse.all_ranks if pulse else (),
+            alive=pulse.progress.alive if pulse else None,
+            waits_s=pulse.progress.waits_s if pulse else None,
             why=_why(number, greeting),
         )
 

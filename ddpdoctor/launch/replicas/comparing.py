@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.run import attempt_name
+from ddpdoctor.model.run import REPLICAS_NAME, attempt_name
 from ddpdoctor.recorder.storage.files import remove
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.replicas.shared import SharedReplicas
     from ddpdoctor.launch.watching.progress import Followed
     from ddpdoctor.model.consistency import Consistency
+
+SAVE_EVERY_S = 5.0
+"""Our choice: how often the results so far are written for `ddpdoctor status`, if there are new ones."""
 
 
 class LiveComparison:
@@ -40,6 +45,9 @@ class LiveComparison:
         self._attempt = -1
         self._comparer: Comparer | None = None
         self._is_off = check_every == 0
+        self._saved: Consistency | None = None
+        """What was saved last of this attempt."""
+        self._next_save_s = 0.0
 
     def follow(self, attempt: int, ranks: Iterable[Followed], meeting: int | None = None) -> None:
         """Compare what the processes of an attempt have written since the last call.
@@ -56,12 +64,31 @@ class LiveComparison:
                 self.has_news |= self._comparer.compare(map(_writer, ranks))
             if self._comparer is not None and self._shared is not None:
                 self.has_news |= self._shared.follow(self._comparer)
+            self._save_news(time.monotonic())
 
     def save(self) -> None:
         """Save the results so far."""
         with self._wall():
             if self._comparer is not None:
                 self._write(self._comparer.consistency(), None)
+
+    def _save_news(self, now_s: float) -> None:
+        """Save the results so far if it is time and there are new ones.
+
+        They have a file of their own: if the watcher is killed, a report must not take them for all there is.
+        """
+        if self._comparer is None or now_s < self._next_save_s:
+            return
+        from ddpdoctor.collect.run.evidence import save
+
+        self._next_save_s = now_s + SAVE_EVERY_S
+        found = self._comparer.consistency()
+        joint = self._shared.results() if self._shared is not None else ()
+        found = replace(found, streams=(*joint, *(one for one in found.streams if one.compared)))
+        if found.streams and found != self._saved:
+            with contextlib.suppress(OSError):  # a full disk costs the news and nothing else
+                save(self._folder / REPLICAS_NAME, found)
+                self._saved = found
 
     def close(self) -> None:
         """Compare the rest after the job has ended, save the results, and remove the ranks' files."""
@@ -81,9 +108,9 @@ class LiveComparison:
 
         if self._attempt >= 0:
             self._end(self._attempt)
-        self._comparer = None
-        for stem in (COMPARISON, POINTS, JOINT):
-            remove(self._folder / attempt_name(stem))
+        self._comparer = self._saved = None
+        for name in (*map(attempt_name, (COMPARISON, POINTS, JOINT)), REPLICAS_NAME):
+            remove(self._folder / name)
 
     def _end(self, attempt: int | None) -> None:
         comparer, self._comparer = self._comparer, None

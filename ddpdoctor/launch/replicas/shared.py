@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.fingerprints.across_nodes import Joint
     from ddpdoctor.collect.fingerprints.index import NodeIndex
     from ddpdoctor.collect.fingerprints.within_host import Comparer
+    from ddpdoctor.model.consistency import Stream
 
 
 class SharedReplicas:
@@ -81,6 +82,11 @@ class SharedReplicas:
         with self.lock:
             if self._joint is not None:
                 self._joint.answered(member, sent)
+
+    def results(self) -> tuple[Stream, ...]:
+        """Return the results over all nodes so far, on the first node."""
+        with self.lock:
+            return tuple(one.found for one in self._joint.found().streams) if self._joint is not None else ()
 
     def save(self, folder: Path, attempt: int | None) -> None:
         """Write the kept points, and on the first node the result over all nodes; raises OSError."""

@@ -64,6 +64,15 @@ class EvidenceTaker:
         """Return whether the launcher began to stop its ranks after this time, acknowledged or not."""
         return self._control(ring_layout.CONTROL_CLOSING) > time_ns
 
+    def dump_asked(self) -> int:
+        """Return when `ddpdoctor status --dump` asked for evidence that is not saved yet, or 0."""
+        asked = self._control(ring_layout.CONTROL_DUMP_ASKED)
+        return asked if asked != self._control(ring_layout.CONTROL_DUMPED) else 0
+
+    def note_dumped(self, asked: int) -> None:
+        """Tell who asked at this time that the evidence is saved."""
+        ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_DUMPED, asked)
+
     def acknowledge(self) -> None:
         """Let the launcher continue."""
         ring_layout.CELL.pack_into(self.control, ring_layout.CONTROL_ACK, time.monotonic_ns())

@@ -77,6 +77,8 @@ CELL_NAMES = (
     "trained_ns",
     "loader_workers",
     "others_delay_ns",
+    "saves",
+    "saved_steps",
 )
 """New cells are added at the end. In older rings they read as 0."""
 CELL_NAMES_OF_VERSION_2 = (*CELL_NAMES[:2], *CELL_NAMES[3:11], "wait_since_ns", *CELL_NAMES[11:])
@@ -168,6 +170,10 @@ CONTROL_ACK = 16
 """Offset of the time at which the watcher had its evidence. The watcher writes it."""
 CONTROL_STOPPING = 24
 """Offset of the time at which the watcher began to stop the job, 0 before that. The watcher writes it."""
+CONTROL_DUMP_ASKED = 32
+"""Offset of the time at which `ddpdoctor status --dump` last asked the watcher for evidence. That command writes it."""
+CONTROL_DUMPED = 40
+"""Offset of the same number once that evidence is saved. The watcher writes it."""
 
 
 SAMPLED_STEPS = 256

@@ -69,6 +69,7 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
         "optimizer.register_optimizer_step_post_hook",
         "torch.optim.optimizer",
     ),
+    "it is not known at which step a checkpoint was saved": ("serialization.save", "torch.serialization"),
     "parameters that no optimizer holds are not found": (
         "Optimizer.__init__",
         "module.register_module_parameter_registration_hook",

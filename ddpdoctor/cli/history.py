@@ -1,0 +1,52 @@
+"""``ddpdoctor history``: how a job that restarts fared, start by start."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from ddpdoctor.cli.options import FORMAT, Argument
+from ddpdoctor.cli.report import RUNS
+from ddpdoctor.cli.status import StatusFormat
+from ddpdoctor.model.exit_status import ExitStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Show the restarts of a job and what they cost.
+
+    Each start, how it ended and why, lost steps and time, who returns in the verdicts. Counts the attempts of torchrun
+    and the runs that a scheduler started again.
+    """
+
+    folder: Annotated[Path, Argument(metavar="[DIR]", help="A folder with run folders, or one of them.")] = Path(RUNS)
+    format: Annotated[StatusFormat, FORMAT] = "text"
+
+
+def run(options: Options) -> int:
+    """Show the history. Raises ``UserError`` if there is none to show."""
+    from ddpdoctor.cli.output import has_color, read_cwd, read_width, write
+    from ddpdoctor.cli.report import read_run
+    from ddpdoctor.diagnose.history import read_histories
+
+    found = read_histories(options.folder, read_run)
+    if options.format == "json":
+        from ddpdoctor.report.history import plain_histories
+
+        write(sys.stdout, json.dumps(plain_histories(found.jobs, found.unread), indent=1) + "\n")
+        return ExitStatus.OK
+    from ddpdoctor.report.history import render_history
+
+    text = render_history(
+        found.jobs,
+        found.unread,
+        width=read_width(sys.stdout),
+        color=has_color(sys.stdout, os.environ),
+        cwd=read_cwd(),
+    )
+    write(sys.stdout, text)
+    return ExitStatus.OK

@@ -1,0 +1,164 @@
+"""``ddpdoctor status``: what a job under `wrap` does right now."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ddpdoctor.cli.options import FORMAT, Argument, Option, typed
+from ddpdoctor.cli.report import REPORT_NAME, RUN_MARK, RUNS
+from ddpdoctor.cli.values import parse_duration
+from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.run import RECORD_NAME
+
+if TYPE_CHECKING:
+    from ddpdoctor.model.status import JobNow
+
+StatusFormat = Literal["text", "json"]
+NOT_WRAPPED = "Of a job that was not started by `ddpdoctor wrap`, `ddpdoctor attach` says what it does."
+LEAST_PAUSE = 20
+"""A pause is at least this many times as long as the reading took, so that reading takes 5 % of a core at most."""
+NICENESS = 10
+"""Our choice: the job has its cores first, and this command still gets a twentieth of a crowded one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Show what a job under wrap does right now.
+
+    Steps, pace, who waits for whom, whether replicas are equal, memory. It reads what the ranks record anyway: the job
+    is not asked, and pays nothing.
+    """
+
+    run: Annotated[Path | None, Argument(metavar="[RUN]", help="The job's run folder.  [default: the latest]")] = None
+    watch: Annotated[bool, Option(help="Refresh until the job ends or Ctrl-C.")] = False
+    every: Annotated[
+        float, Option(metavar="DURATION", parse=parse_duration, help="How often to refresh: 500ms, 10s.")
+    ] = typed("1s")
+    dump: Annotated[bool, Option(help="Save a report with all stacks; the job goes on.")] = False
+    format: Annotated[StatusFormat, FORMAT] = "text"
+
+
+def run(options: Options) -> int:
+    """Show the status once, or again and again. Raises ``UserError``."""
+    from ddpdoctor.model.errors import UserError
+
+    if options.watch and options.dump:
+        raise UserError("--watch and --dump exclude each other", help="Leave one out.")
+    run_dir = _find(options.run)
+    if options.dump:
+        return _dump(run_dir, options)
+    if not options.watch:
+        _show(_read(run_dir), options)
+        return ExitStatus.OK
+    with contextlib.suppress(KeyboardInterrupt):
+        _watch(run_dir, options)
+    return ExitStatus.OK
+
+
+def _find(given: Path | None) -> Path:
+    """Return the run folder. Raises ``UserError`` if there is none, or if the folder is not that of a job."""
+    from ddpdoctor.model.errors import UserError
+
+    if given is None:
+        marks = (*Path(RUNS).glob(f"*/{RUN_MARK}"), *Path(RUNS).glob(f"*/{RECORD_NAME}"))
+        folders = {path.parent for path in marks}
+        if not folders:
+            raise UserError(f"there is no run folder in {RUNS}/ here", help=f"Give the run folder. {NOT_WRAPPED}")
+        return max(folders, key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
+    if not given.exists():
+        raise UserError(f"there is no {given}", help=NOT_WRAPPED)
+    if given.is_file() and given.name in {REPORT_NAME, RUN_MARK}:
+        given = given.parent
+    if not any(path.is_file() for where in (given, *given.glob("nodes/*")) for path in _marks(where)):
+        raise UserError(f"{given} is not the run folder of a job under `ddpdoctor wrap`", help=NOT_WRAPPED)
+    return given
+
+
+def _marks(folder: Path) -> tuple[Path, Path]:
+    return folder / RUN_MARK, folder / RECORD_NAME
+
+
+def _read(run_dir: Path) -> JobNow:
+    from ddpdoctor.diagnose.status import read_status
+    from ddpdoctor.model.status import Liveness
+
+    found = read_status(run_dir)
+    return replace(found, reported=_reported(run_dir)) if found.state is Liveness.RUNNING else found
+
+
+def _reported(run_dir: Path) -> str:
+    """Return the verdict that `wrap` has reported of a job that goes on, or an empty text."""
+    from ddpdoctor.cli.report import read_run
+    from ddpdoctor.model.errors import UserError
+    from ddpdoctor.report.names import title_of
+
+    if not (run_dir / REPORT_NAME).is_file():
+        return ""
+    try:
+        verdict = read_run(run_dir).verdict
+    except UserError:
+        return ""
+    return "" if verdict is None else f"{title_of(verdict)}: {verdict.summary}"
+
+
+def _show(status: JobNow, options: Options) -> None:
+    from ddpdoctor.cli.output import write
+
+    write(sys.stdout, _draw(status, options))
+
+
+def _draw(status: JobNow, options: Options) -> str:
+    if options.format == "json":
+        return json.dumps(plain(status)) + "\n"
+    from ddpdoctor.cli.output import has_color, read_cwd, read_width
+    from ddpdoctor.report.status import render_status
+
+    width, color = read_width(sys.stdout), has_color(sys.stdout, os.environ)
+    return render_status(status, width=width, color=color, cwd=read_cwd())
+
+
+def plain(status: JobNow) -> dict[str, Any]:
+    """Return a status as the object that ``--format json`` writes."""
+    from ddpdoctor.model.codec import encode
+    from ddpdoctor.model.status import STATUS_FORMAT, STATUS_VERSION
+
+    return {"format": STATUS_FORMAT, "version": STATUS_VERSION, **encode(status)}
+
+
+def _watch(run_dir: Path, options: Options) -> None:
+    """Show the status until the job ends. From the second time on, the job has the cores first."""
+    from ddpdoctor.cli.live_text import LiveText
+    from ddpdoctor.model.status import Liveness
+
+    with LiveText(sys.stdout, in_place=options.format == "text") as screen:
+        while True:
+            began = time.process_time()
+            status = _read(run_dir)
+            is_read = screen.show(_draw(status, options))
+            if status.state is Liveness.ENDED or not is_read:
+                return
+            took_s = time.process_time() - began
+            os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+            time.sleep(max(options.every, took_s * LEAST_PAUSE))
+
+
+def _dump(run_dir: Path, options: Options) -> int:
+    """Take evidence, save its report in the run folder, and show it."""
+    from ddpdoctor.cli.output import save_report, say, show_report
+    from ddpdoctor.diagnose.dump import take_dump
+    from ddpdoctor.launch.folders.report_dir import make_dump_dir
+    from ddpdoctor.launch.watching.on_demand import ask_for_evidence
+
+    report = take_dump(run_dir, ask_for_evidence)
+    folder = make_dump_dir(run_dir)
+    save_report(folder, report)
+    show_report(report, options.format, sys.stdout, folder)
+    say(sys.stderr, "the job goes on")
+    return ExitStatus.OK

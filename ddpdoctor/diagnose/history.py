@@ -1,0 +1,209 @@
+"""Reads the history of the jobs in a folder: each start, how it ended, and what that cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.run.live import read_live
+from ddpdoctor.collect.run.nodes import job_of, read_saved_run
+from ddpdoctor.collect.run.past import Past, find_runs, read_past
+from ddpdoctor.diagnose.attempts import judge_earlier, last_number
+from ddpdoctor.diagnose.history_sums import sum_up
+from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.findings import Attempt, JobStatus
+from ddpdoctor.model.history import Blamed, Start
+from ddpdoctor.model.sides import grouped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddpdoctor.collect.run.nodes import SavedRun
+    from ddpdoctor.model.findings import Finding, RankRow, Report
+    from ddpdoctor.model.history import History
+
+    ReadReport = Callable[[Path], Report]
+
+RUN_MARK = "run.json"
+HELP = "Give a folder with run folders of `ddpdoctor wrap`, or one of them; by default they are in ddpdoctor-report/."
+EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
+VARIES = (
+    "--report-dir", "--master-port", "--master-addr", "--exchange-port", "--rdzv-id", "--rdzv-endpoint", "--node-rank",
+)  # fmt: skip
+"""Options that differ between starts of one job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histories:
+    """The histories of all jobs in a folder, and the run folders that could not be read."""
+
+    jobs: tuple[History, ...]
+    unread: tuple[str, ...]
+    """Reasons, each with its folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """The starts in one run folder."""
+
+    command: tuple[str, ...]
+    starts: tuple[Start, ...]
+
+
+def read_histories(folder: Path, read_report: ReadReport) -> Histories:
+    """Return the histories of the jobs in a folder, that of the latest start last.
+
+    Raises:
+        UserError: there is no run folder, or none that can be read.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}", help=HELP)
+    runs, unread = [], []
+    for path in find_runs(folder):
+        try:
+            found = _read_run(path, read_report)
+        except UserError as error:
+            unread.append(f"{path}: {error.message}")
+            continue
+        runs += [found] if found is not None else []
+    if not runs:
+        why = f": {unread[0]}" if unread else ""
+        raise UserError(f"there is no run folder of a job in {folder} that can be read{why}", help=HELP)
+    now = datetime.now(timezone.utc)
+    by_job = grouped((job_key(run.command), run) for run in runs)
+    jobs = [_sum_up(those, now) for those in by_job.values()]
+    return Histories(jobs=tuple(sorted(jobs, key=_last_began)), unread=tuple(unread))
+
+
+def job_key(command: Sequence[str]) -> tuple[str, ...]:
+    """Return what the command lines of all starts of one job share."""
+    words, key = iter(command), []
+    for number, word in enumerate(words):
+        name, is_attached, _ = word.replace("_", "-").partition("=")
+        if name in VARIES:
+            if not is_attached:
+                next(words, None)
+        else:
+            key.append(Path(word).name if number == 0 else word)
+    return tuple(key)
+
+
+def _sum_up(runs: Sequence[_Run], now: datetime) -> History:
+    starts = sorted((start for run in runs for start in run.starts), key=lambda start: start.began_at or EARLIEST)
+    return sum_up(runs[-1].command, starts, now)
+
+
+def _last_began(job: History) -> datetime:
+    return max((start.began_at for start in job.starts if start.began_at is not None), default=EARLIEST)
+
+
+def _read_run(path: Path, read_report: ReadReport) -> _Run | None:
+    """Return the starts in a run folder, or None if the folder is not that of a job."""
+    saved = read_saved_run(path) if (path / RUN_MARK).is_file() else None
+    if saved is not None and saved.own.end is None and read_live(path).is_running:
+        return _Run(command=saved.own.run.command or (), starts=_running_starts(path, saved))
+    report = read_report(path)
+    if report.job is None or "attempts" not in report.data:
+        return None
+    attempts = _attempts_of(report)
+    return _Run(
+        command=report.command,
+        starts=tuple(
+            _start(path, one, _read_past(saved, one.attempt, is_last=one is attempts[-1])) for one in attempts
+        ),
+    )
+
+
+def _running_starts(path: Path, saved: SavedRun) -> tuple[Start, ...]:
+    """Return the starts of a job that runs. The last of them is not judged."""
+    job = job_of(saved)
+    last = Attempt(
+        attempt=last_number(job), started_at=None, ended_at=None, seconds=None, status=JobStatus.RUNNING,
+        verdict=None, findings=(), ranks=(),
+    )  # fmt: skip
+    earlier = judge_earlier(saved, last.attempt, ())
+    return tuple(_start(path, one, _read_past(saved, one.attempt, is_last=one is last)) for one in (*earlier, last))
+
+
+def _attempts_of(report: Report) -> list[Attempt]:
+    """Return the attempts of a run. One that was not restarted is described by its report."""
+    try:
+        attempts = [decode(Attempt, section) for section in report.data.get("sections") or ()]
+    except (WrongValue, TypeError) as error:
+        raise UserError(f"the attempts in the report cannot be read: {error}") from error
+    if attempts or report.job is None:
+        return attempts
+    return [
+        Attempt(
+            attempt=0, started_at=report.started_at, ended_at=report.ended_at, seconds=None, status=report.job.status,
+            verdict=report.verdict, findings=report.findings, ranks=report.ranks,
+        )
+    ]  # fmt: skip
+
+
+def _read_past(saved: SavedRun | None, attempt: int, *, is_last: bool) -> tuple[SavedRun, Past] | None:
+    """Return how far an attempt came, or None if its records are gone or damaged."""
+    try:
+        return (saved, read_past(saved, attempt, is_last=is_last)) if saved is not None else None
+    except UserError:
+        return None
+
+
+def _start(path: Path, attempt: Attempt, read: tuple[SavedRun, Past] | None) -> Start:
+    verdict = attempt.verdict if attempt.status is not JobStatus.FINISHED else None
+    began_at = _time(attempt.started_at)
+    start = Start(
+        run=str(path),
+        attempt=attempt.attempt,
+        status=attempt.status,
+        began_at=began_at,
+        first_step_at=None,
+        last_progress_at=None,
+        ended_at=_time(attempt.ended_at),
+        steps=max((row.step or 0 for row in attempt.ranks), default=0),
+        hosts=len({row.host for row in attempt.ranks}),
+        code=verdict.code if verdict is not None else "",
+        kind=verdict.kind if verdict is not None else "",
+        summary=verdict.summary if verdict is not None else "",
+        blamed=_blamed(verdict, attempt.ranks) if verdict is not None else (),
+    )
+    return start if read is None else _with_past(start, *read)
+
+
+def _with_past(start: Start, saved: SavedRun, past: Past) -> Start:
+    launched = _time(saved.own.run.started_at)
+
+    def wall(time_ns: int | None) -> datetime | None:
+        if launched is None or time_ns is None:
+            return None
+        return launched + timedelta(microseconds=(time_ns - past.launched_ns) / 1000)
+
+    return replace(
+        start,
+        began_at=start.began_at or wall(past.began_ns) or launched,
+        first_step_at=wall(past.first_step_ns),
+        last_progress_at=wall(past.last_progress_ns),
+        steps=max(start.steps, past.steps),
+        saved_step=past.saved_step,
+        passes=past.passes,
+        first_epoch=past.first_epoch,
+    )
+
+
+def _blamed(verdict: Finding, rows: Sequence[RankRow]) -> tuple[Blamed, ...]:
+    """Return the ranks or hosts that a verdict blames, or nobody if it blames all ranks of several."""
+    hosts = {row.rank: row.host for row in rows}
+    if verdict.ranks and not (len(verdict.ranks) == len(hosts) > 1):
+        return tuple(Blamed(rank=rank, host=hosts.get(rank, "")) for rank in verdict.ranks)
+    return tuple(Blamed(host=host) for host in verdict.hosts) if not verdict.ranks else ()
+
+
+def _time(text: str | None) -> datetime | None:
+    try:
+        time = datetime.fromisoformat((text or "").replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else time.replace(tzinfo=timezone.utc)

@@ -1,0 +1,185 @@
+"""Says what a wrapped job does right now, from its records."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from ddpdoctor.collect.run.live import read_live
+from ddpdoctor.diagnose.rows import describe_state
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.consistency import StreamClock
+from ddpdoctor.model.facts import Life
+from ddpdoctor.model.findings import Place
+from ddpdoctor.model.sides import grouped
+from ddpdoctor.model.status import JobNow, Liveness, RankNow, ReplicasNow, WaitNow
+from ddpdoctor.model.steps import recent_pace
+from ddpdoctor.rules.progress.job_state import build_job_state
+from ddpdoctor.rules.progress.words import call_words, peer_words
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ddpdoctor.collect.run.live import LiveRun
+    from ddpdoctor.model.consistency import Consistency
+    from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.nodes import NodeSeen
+    from ddpdoctor.model.run import Run
+    from ddpdoctor.rules.progress.job_state import JobState
+    from ddpdoctor.rules.progress.states import RankState
+
+MOVES_S = 2.0
+MOVES_STEPS = 5
+"""A rank trains if it ended a step within this time, or within the time of this many steps. Our choice: of the last
+steps of a rank, the record may lack four."""
+WAITS_S = 1.0
+"""Our choice: shorter waits are a part of most steps."""
+CLOCKS = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClock.SYNC)
+"""The best clock first. The others check the same tensors."""
+
+
+def read_status(run_dir: Path) -> JobNow:
+    """Return what the job in a run folder does right now.
+
+    Raises:
+        UserError: the folder is not a run folder, or is damaged.
+    """
+    return status_of(run_dir, read_live(run_dir), datetime.now(timezone.utc))
+
+
+def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:
+    """Return what a job does, from what was read of it."""
+    job, state = live.job, _state(live)
+    judged = _judged(live) if state is not Liveness.ENDED else None
+    waits = _waits(judged) if judged is not None else ()
+    return JobNow(
+        run=str(run_dir),
+        state=state,
+        host=live.run.host,
+        started_at=live.run.started_at,
+        running_s=_running_s(live.run, now) if state is not Liveness.ENDED else None,
+        exit_status=live.end.exit_status if live.end is not None and state is Liveness.ENDED else None,
+        attempt=max((rank.attempt for rank in job.ranks), default=0),
+        world_size=max((rank.world_size for rank in job.ranks if rank.world_size), default=job.world_size),
+        ranks=tuple(_rank_now(rank, live, judged) for rank in job.ranks),
+        waits=waits,
+        waited_for=_waited_for(judged) if judged is not None and waits else (),
+        replicas=_replicas(live.replicas),
+        unseen=_unseen(live),
+        reported="",
+    )
+
+
+def _state(live: LiveRun) -> Liveness:
+    if live.is_running is None:
+        return Liveness.ELSEWHERE if live.end is None else Liveness.ENDED
+    return Liveness.RUNNING if live.is_running else Liveness.ENDED
+
+
+def _judged(live: LiveRun) -> JobState | None:
+    """Return the states and waits of all ranks, or None if the records are too damaged for that."""
+    try:
+        return build_job_state(live.job)
+    except Exception:  # noqa: BLE001 - the wall around a rule: what else is known is shown without it
+        return None
+
+
+def _running_s(run: Run, now: datetime) -> float | None:
+    try:
+        return max(0.0, (now - datetime.fromisoformat(run.started_at or "")).total_seconds())
+    except (ValueError, TypeError):
+        return None
+
+
+def _rank_now(rank: Rank, live: LiveRun, judged: JobState | None) -> RankNow:
+    now_ns = live.job.now_ns
+    pace = recent_pace(rank.step_times) if rank.step_times is not None else None
+    lives = rank.life is Life.RUNNING
+    waiting = judged.states.get(rank.rank) if judged is not None else None
+    is_at_it = lives and rank.proc_state is None and not _waits_long(waiting, now_ns)
+    trains = is_at_it and pace is not None and _moves(pace.ended_ns, pace.step_ms, now_ns)
+    return RankNow(
+        rank=rank.rank,
+        host=rank.host,
+        pid=rank.pid,
+        lives=lives,
+        trains=trains,
+        state="trains" if trains else describe_state(rank),
+        since_s=None if trains or not lives else _since_s(rank, waiting, now_ns),
+        where=None if trains else _where(rank, waiting),
+        step=rank.steps or (pace.number if pace is not None else 0),
+        step_ms=round(pace.step_ms, 3) if pace is not None else None,
+        waits_share=round(pace.waits_share, 4) if pace is not None else None,
+        epoch=rank.epochs,
+        batch=rank.batches,
+        memory_bytes=live.memory_bytes.get((rank.host, rank.pid or 0)) if lives else None,
+    )
+
+
+def _moves(ended_ns: int, step_ms: float, now_ns: int) -> bool:
+    return now_ns - ended_ns < max(MOVES_S * 1e9, MOVES_STEPS * step_ms * 1e6)
+
+
+def _waits_long(state: RankState | None, now_ns: int) -> bool:
+    return state is not None and state.waiting and (state.since(now_ns) or 0) > WAITS_S * 1e9
+
+
+def _since_s(rank: Rank, state: RankState | None, now_ns: int) -> float | None:
+    """Return how long a rank has been in its call, or if it is in none, since its last one ended."""
+    since_ns = state.since(now_ns) if state is not None else None
+    if since_ns is None:
+        log = pack_calls(rank.recent_calls)
+        last = max((rank.started_ns or 0, *log.ended_ns[-1:]))
+        since_ns = now_ns - last if last else None
+    return None if since_ns is None else round(max(0, since_ns) / 1e9, 3)
+
+
+def _where(rank: Rank, state: RankState | None) -> Place | None:
+    """Return the user's line of a rank's call, or else the last one that was seen."""
+    site = state.call.site if state is not None and state.call is not None else None
+    frame = site or rank.last_place
+    if frame is None:
+        return None
+    return Place(rank=rank.rank, file=frame.file, line=frame.line, function=frame.function)
+
+
+def _waits(judged: JobState) -> tuple[WaitNow, ...]:
+    """Return who waits in what, the longest wait first."""
+    now_ns, found = judged.time_ns, []
+    for number in judged.waits.waiters:
+        state = judged.states[number]
+        since_ns = state.since(now_ns) or 0
+        if state.rank.life is Life.RUNNING and _waits_long(state, now_ns):
+            found.append((call_words(state.call) + peer_words(state.call), (number, since_ns)))
+    rows = [
+        WaitNow(ranks=tuple(n for n, _ in those), call=call, since_s=round(max(ns for _, ns in those) / 1e9, 3))
+        for call, those in grouped(found).items()
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.since_s))
+
+
+def _waited_for(judged: JobState) -> tuple[int, ...]:
+    return tuple(sorted({*judged.waits.blockers, *judged.waits.absent}))
+
+
+def _replicas(found: Consistency | None) -> ReplicasNow | None:
+    streams = [one for one in found.streams if one.compared and one.model > 0] if found is not None else []
+    if not streams:
+        return None
+    clock = next(clock for clock in CLOCKS if any(one.clock is clock for one in streams))
+    those = [one for one in streams if one.clock is clock]
+    ends = [one.last_equal for stream in those for one in stream.differences] or [one.last_number for one in those]
+    return ReplicasNow(
+        equal_up_to=None if None in ends else min(filter(None, ends), default=None),
+        at=clock.value,
+        compared=sum(one.compared for one in those),
+        differing=tuple(dict.fromkeys(one.what.value for stream in those for one in stream.differences)),
+    )
+
+
+def _unseen(live: LiveRun) -> tuple[NodeSeen, ...]:
+    """Return the other members of which no rank was read."""
+    seen = {rank.rank for rank in live.job.ranks}
+    members = live.members.nodes if live.members is not None else ()
+    own = live.members.own if live.members is not None else None
+    return tuple(one for one in members if one.number != own and not (one.ranks and seen >= set(one.ranks)))

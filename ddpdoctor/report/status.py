@@ -1,0 +1,222 @@
+"""Draws what a wrapped job does right now. Ranks that do the same are one row."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ddpdoctor.model.amounts import format_digits, format_memory, format_span
+from ddpdoctor.model.nodes import Presence
+from ddpdoctor.model.rank_words import count_of, format_numbers, rank_list
+from ddpdoctor.model.status import Liveness
+from ddpdoctor.report.blocks import Column, FactEntry, FactList, Heading, Table, Text, Tone
+from ddpdoctor.report.names import format_hosts, format_place
+from ddpdoctor.report.page import TextPage, draw
+from ddpdoctor.report.text_blocks import add_sections
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from ddpdoctor.model.nodes import NodeSeen
+    from ddpdoctor.model.status import JobNow, RankNow, ReplicasNow, WaitNow
+    from ddpdoctor.report.blocks import Block, Section
+
+STEPS_APART = 2
+"""Our choice: ranks are read one after another, so those of one job may be this many steps apart."""
+PACE_APART = 0.1
+WAITS_APART = 0.1
+MOST_STILL = 8
+"""Most lines that say where ranks are which do not train."""
+
+
+def render_status(status: JobNow, *, width: int | None, color: bool, cwd: Path | None = None) -> str:
+    """Draw a status as text. ``width`` is None if the output is not a terminal. Then nothing is wrapped."""
+    page = TextPage(width=width, cwd=cwd)
+    add_sections(page, status_sections(status))
+    return draw(page, color=color)
+
+
+def status_sections(status: JobNow) -> tuple[Section, ...]:
+    """Return the blocks of a status, without empty sections."""
+    if status.state is Liveness.ENDED:
+        return ((Heading(text=_ended(status)), _command(status)),)
+    classes = fold(status.ranks)
+    lines: Section = (
+        *_reported(status),
+        *_waits(status),
+        *_still(classes),
+        *_replicas(status.replicas),
+        *_unseen(status),
+    )
+    table = (_table(classes),) if classes else ()
+    return ((Heading(text=_headline(status)), *table), lines)
+
+
+def fold(ranks: Iterable[RankNow]) -> list[list[RankNow]]:
+    """Return classes of ranks that do the same, each class sorted by rank."""
+    classes: list[list[RankNow]] = []
+    for rank in sorted(ranks, key=lambda one: one.rank):
+        own = next((those for those in classes if _is_alike(those[0], rank)), None)
+        if own is None:
+            classes.append([rank])
+        else:
+            own.append(rank)
+    return classes
+
+
+def _is_alike(one: RankNow, other: RankNow) -> bool:
+    if (one.lives, one.state) != (other.lives, other.state):
+        return False
+    if not one.trains:
+        return one.step == other.step and _line(one) == _line(other)
+    pace = max(one.step_ms or 0.0, other.step_ms or 0.0)
+    return (
+        abs(one.step - other.step) <= STEPS_APART
+        and abs((one.step_ms or 0.0) - (other.step_ms or 0.0)) <= PACE_APART * pace
+        and abs((one.waits_share or 0.0) - (other.waits_share or 0.0)) <= WAITS_APART
+    )
+
+
+def _line(rank: RankNow) -> tuple[str, int] | None:
+    return (rank.where.file, rank.where.line) if rank.where is not None else None
+
+
+def _headline(status: JobNow) -> str:
+    words = ["the job runs" if status.state is Liveness.RUNNING else f"the job was started on {status.host}"]
+    if status.running_s is not None:
+        before = "for" if status.state is Liveness.RUNNING else ""
+        words.append(f"{before} {format_span(status.running_s)}{'' if before else ' ago'}".strip())
+    known = [" ".join(words)]
+    if status.world_size is not None:
+        known.append(count_of(status.world_size, "rank"))
+    if status.attempt:
+        known.append(f"after {count_of(status.attempt, 'restart')}")
+    if not status.ranks:
+        known.append("no rank has started yet")
+    return f"ddpdoctor: {', '.join(known)}; run folder {status.run}"
+
+
+def _ended(status: JobNow) -> str:
+    how = "" if status.exit_status is None else f" with exit status {status.exit_status}"
+    cut = "" if status.exit_status is not None else ", and its `wrap` left no word of how"
+    return f"ddpdoctor: the job has ended{how}{cut}"
+
+
+def _command(status: JobNow) -> FactList:
+    """Return the command that shows the report, on a line of its own so that it can be pasted."""
+    return FactList(facts=(FactEntry(label="report", texts=(f"ddpdoctor report {status.run}",), whole=True),))
+
+
+def _table(classes: Sequence[Sequence[RankNow]]) -> Table:
+    several = len({rank.host for those in classes for rank in those}) > 1
+
+    def column(name: str, cell: Callable[[Sequence[RankNow]], str], weight: int | None, unit: str = "") -> Column:
+        align = "left" if name in {"ranks", "host", "does"} else "right"
+        return Column(name=name, unit=unit, cells=tuple(map(cell, classes)), align=align, weight=weight)  # type: ignore[arg-type]
+
+    columns = [
+        column("ranks", lambda those: format_numbers(rank.rank for rank in those), None),
+        *([column("host", lambda those: format_hosts(rank.host for rank in those), 4)] if several else []),
+        column("step", lambda those: _range(rank.step for rank in those), None),
+        column("step time", _step_time, 6, "ms"),
+        column("waits", _share, 5),
+        column("epoch", lambda those: _range(rank.epoch for rank in those), 1),
+        column("batch", lambda those: _range(rank.batch for rank in those), 2),
+        column("memory", _memory, 3),
+        column("does", _does, None),
+    ]
+    still = {at: Tone.STRONG for at, those in enumerate(classes) if not those[0].trains}
+    return Table(columns=tuple(columns), tones=still, indent=2)
+
+
+def _range(values: Iterable[int]) -> str:
+    found = sorted(set(values))
+    return str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}"
+
+
+def _step_time(those: Sequence[RankNow]) -> str:
+    known = [rank.step_ms for rank in those if rank.step_ms is not None]
+    return format_digits(median(known)) if known else "-"
+
+
+def _share(those: Sequence[RankNow]) -> str:
+    known = [rank.waits_share for rank in those if rank.waits_share is not None]
+    return f"{median(known):.0%}" if known else "-"
+
+
+def _memory(those: Sequence[RankNow]) -> str:
+    known = [rank.memory_bytes for rank in those if rank.memory_bytes is not None]
+    return format_memory(max(known)) if known else "-"
+
+
+def _does(those: Sequence[RankNow]) -> str:
+    since = max((rank.since_s for rank in those if rank.since_s is not None), default=None)
+    return those[0].state + (f" for {format_span(since)}" if since is not None else "")
+
+
+def _reported(status: JobNow) -> Iterator[Block]:
+    if status.reported:
+        yield Text(text=f"`wrap` has reported {status.reported}", tone=Tone.ERROR)
+        yield _command(status)
+
+
+def _waits(status: JobNow) -> Iterator[Text]:
+    for wait in status.waits:
+        yield Text(text=_wait_words(wait, status.waited_for), tone=Tone.WARNING)
+
+
+def _wait_words(wait: WaitNow, awaited: tuple[int, ...]) -> str:
+    others = sorted(set(awaited) - set(wait.ranks))
+    whom = f" for {rank_list(others)}" if others else ""
+    verb = "has" if len(wait.ranks) == 1 else "have"
+    return f"{rank_list(wait.ranks)} {verb} waited{whom} for {format_span(wait.since_s)}, in {wait.call}"
+
+
+def _still(classes: Sequence[Sequence[RankNow]]) -> Iterator[Text]:
+    """Say where the living ranks are that do not train."""
+    still = [those for those in classes if those[0].lives and not those[0].trains and those[0].where is not None]
+    for those in still[:MOST_STILL]:
+        place = format_place(those[0].where) if those[0].where is not None else ""
+        verb = "is" if len(those) == 1 else "are"
+        yield Text(text=f"{rank_list(rank.rank for rank in those)} {verb} at {place}")
+
+
+def _replicas(found: ReplicasNow | None) -> Iterator[Text]:
+    if found is None:
+        return
+    if not found.differing:
+        yield Text(text=f"replicas equal up to {found.at} {found.equal_up_to}, in {count_of(found.compared, 'check')}")
+        return
+    since = "never equal" if found.equal_up_to is None else f"equal up to {found.at} {found.equal_up_to} only"
+    yield Text(text=f"replicas {since}: {' and '.join(found.differing)} differ", tone=Tone.WARNING)
+
+
+def _unseen(status: JobNow) -> Iterator[Text]:
+    for node in status.unseen:
+        yield Text(text=_unseen_words(node))
+    known = {rank.rank for rank in status.ranks}.union(*(node.ranks for node in status.unseen))
+    missing = set(range(status.world_size or 0)) - known if status.ranks else set()
+    if missing and not status.unseen:
+        yield Text(
+            text=f"{rank_list(missing)} cannot be seen from here: `ddpdoctor status` on the first node says what is "
+            "known of all nodes"
+        )
+
+
+def _unseen_words(node: NodeSeen) -> str:
+    name = f"node {node.number}" + (f" ({node.host})" if node.host else "")
+    whose = f"{rank_list(node.ranks)} on {name}" if node.ranks else f"the ranks on {name}"
+    if node.presence is not Presence.HERE:
+        return f"{whose} cannot be seen from here: {_PRESENCE[node.presence]}"
+    said = [] if node.alive is None else [count_of(node.alive, "living rank")]
+    said += [] if node.waits_s is None else [f"one has waited for {format_span(node.waits_s)}"]
+    told = f"; its `wrap` says: {', '.join(said)}" if said else ""
+    return f"{whose} cannot be seen from here: run `ddpdoctor status` there{told}"
+
+
+_PRESENCE = {
+    Presence.LEFT: "its `wrap` has ended",
+    Presence.SILENT: "nothing is heard of its `wrap` any more",
+    Presence.ABSENT: "its `wrap` has not come yet",
+}
