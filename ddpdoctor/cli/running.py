@@ -57,11 +57,16 @@ def run_under_outer(options: WrapOptions) -> NoReturn:
     become_launcher(options)
 
 
+def _ignore(_folder: Path) -> None:
+    """Do nothing when the job has started."""
+
+
 def run_and_show(
     options: WrapOptions,
     make_report: MakeReport | None = None,
     is_last: Callable[[JobOutcome], bool] | None = None,
     act: Callable[[Report, Path], None] | None = None,
+    started: Callable[[Path], None] = _ignore,
 ) -> JobOutcome:
     """Run the job, then write its report to stderr. stdout belongs to the script.
 
@@ -70,6 +75,7 @@ def run_and_show(
         make_report: Builds the report of an outcome. By default it is that of ``wrap``.
         is_last: Returns whether the report is shown at the end. It is not if other launches follow, for one report.
         act: Acts on a report that was shown.
+        started: Is called with the folder of the record, once the launcher has started.
     """
     from ddpdoctor.launch.session import Session
 
@@ -77,6 +83,7 @@ def run_and_show(
     make = make_report or outcome_report
     show = partial(_show, options, make, act)
     notifier = Notifier(
+        started=started,
         save=partial(_save, options, make),
         show=show,
         go_on=partial(_go_on, options, show),
