@@ -75,7 +75,7 @@ class OtlpSender:
             )
 
     def send(self, samples: tuple[Sample, ...]) -> str:
-        """Send all samples. Return what went wrong, without headers and paths (they may be secrets), or an empty text."""
+        """Send all samples. Return what went wrong, without headers and paths (they may be secrets), or ""."""
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
         self._samples = samples
