@@ -155,6 +155,12 @@ class Options:
             help="Exit with 75 to retry elsewhere, 70 to give up.",
         ),
     ] = False  # fmt: skip
+    log_findings: Annotated[
+        bool,
+        Option(
+            panel=ACTIONS, variable="DDPDOCTOR_LOG_FINDINGS", help="Add findings to the script's TensorBoard logs.",
+        ),
+    ] = False  # fmt: skip
     metrics_file: Annotated[
         Path | None,
         Option(
@@ -178,6 +184,7 @@ class Options:
 def run(options: Options) -> int:
     """Run the job, show its report, and return the exit status."""
     from ddpdoctor.cli.delivery import severity_of
+    from ddpdoctor.cli.logging_findings import log_findings
     from ddpdoctor.cli.running import outcome_report, run_and_show, run_under_outer
     from ddpdoctor.launch.processes.nested import find_outer_run
     from ddpdoctor.model.exit_status import ExitStatus, has_found
@@ -190,6 +197,8 @@ def run(options: Options) -> int:
     export = MetricExport(options=settings_of(options, MetricOptions), job=prepared)
     outcome = run_and_show(prepared, act=actor.act, started=export.start)
     export.finish(outcome.folder, partial(outcome_report, outcome))
+    if options.log_findings:
+        log_findings(outcome.folder, outcome_report(outcome), prepared.report_file)
     actor.finish()
     if outcome.exit_status == 0 and has_found(outcome_report(outcome), severity_of(options.fail_on)):
         return ExitStatus.FOUND

@@ -46,17 +46,19 @@ def test_a_job_that_trains_is_seen_in_the_file_and_by_the_collector(tmp_path: Pa
     assert len(receiver.received) > 2
 
 
-def test_a_collector_that_is_not_there_is_named_once_and_costs_nothing(tmp_path: Path) -> None:
+def test_what_cannot_be_sent_or_logged_is_said_once_and_costs_nothing(tmp_path: Path) -> None:
     file = tmp_path / "job.prom"
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
         ran = run(
             "crash_exit_status", tmp_path / "run", *PATIENT, "--metrics-file", str(file), "--metrics-every", "200ms",
-            "--otlp", ranks=2, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{port}", OTEL_EXPORTER_OTLP_TIMEOUT="1",
+            "--otlp", "--log-findings", ranks=2,
+            OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{port}", OTEL_EXPORTER_OTLP_TIMEOUT="1",
         )  # fmt: skip
     seen = metrics.read(file)
     assert ran.stderr.count(f"--otlp: metrics could not be sent to 127.0.0.1:{port}; ddpdoctor goes on trying") == 1
+    assert ran.stderr.count("--log-findings: the script made no SummaryWriter") == 1
     assert "opentelemetry" not in ran.stderr.lower()
     assert ran.report["verdict"]["code"] == "DD604"
     assert value(seen, "job_status", status="failed") == 1
