@@ -1,6 +1,6 @@
 """ddpdoctor: diagnoses distributed PyTorch training. Importing this package costs nothing."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["ConsistencyError", "ConsistencyResult", "TensorDifference", "check_consistency"]
 
 

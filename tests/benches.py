@@ -162,7 +162,7 @@ ADVICE = Advice(
     text=(
         "All gradients of 350M parameters in bfloat16 (668 MiB) take about 3.1 ms in buckets of 25 MiB.",
         "A bucket of 25 MiB reaches 83 % of the plateau; bucket_cap_mb=60 would save 0.4 ms (0.1 to 0.7 ms).",
-        "The true optimum needs the model: how long its backward computes while buckets are on the way.",
+        "The real optimum depends on the model: how long its backward computes while buckets are on the way.",
     ),
 )  # fmt: skip
 ARRIVALS = tuple(
@@ -256,7 +256,7 @@ def hung():
 def one_rank():
     no_value = curve(
         plateau_gb_s=None, plateau_spread=None, plateau_from_bytes=None, half_bytes=None, fit=None, reference=None,
-        assessment=Assessment.NOT_DEFINED, share=None, verdict="n/a: with one rank nothing crosses a link.",
+        assessment=Assessment.NOT_DEFINED, share=None, verdict="n/a: with one rank, no data crosses a link.",
     )  # fmt: skip
     return report(
         rows=results(SIZES[:3], modes=(Mode.THROUGHPUT,), ranks=1), curves=(no_value,), ranks=1, backend="gloo",

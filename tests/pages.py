@@ -224,7 +224,8 @@ def content(ranks=8):
         headline=STUCK.summary, status=f"hung, {ranks} ranks, exit status 124",
         sections=((places,), (Heading(text="compared replicas"), Text(text="equal up to step 59"))),
         ends_with_verdict=True, others=OTHERS,
-        pictures=((Lanes(timeline=timeline(ranks)),), (graph(ranks),), (SOURCE,), (tree(ranks),), (grid(ranks),),
+        pictures=((Lanes(timeline=timeline(ranks)),), (graph(ranks),), (SOURCE,), (tree(ranks),),
+                  (grid(min(ranks, 60)),),
                   (heat(),), (SERIES,)),
     )  # fmt: skip
 

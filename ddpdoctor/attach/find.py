@@ -110,7 +110,7 @@ def choose_job(found: FoundJobs, pid: int | None = None, name: str | None = None
 def _ambiguous(found: FoundJobs, meant: list[FoundJob], pid: int | None, name: str | None) -> UserError:
     listed = "\n".join(job.line() for job in meant or found.jobs)
     if meant:
-        message = f"{count_of(len(meant), 'training job')} run on this machine; which one is meant?"
+        message = f"{count_of(len(meant), 'training job')} run on this machine: choose one"
     elif name is not None:
         message = f"{NO_JOB} named {name} runs on this machine"
     else:
@@ -120,7 +120,7 @@ def _ambiguous(found: FoundJobs, meant: list[FoundJob], pid: int | None, name: s
 
 def _nothing(found: FoundJobs, pid: int | None) -> UserError:
     if pid is not None and pid not in found.processes:
-        return UserError(f"no process has the pid {pid}", help="In a container pids are others: run ddpdoctor inside.")
+        return UserError(f"no process has the pid {pid}", help="A container has its own pids: run ddpdoctor inside it.")
     closed = [one for one in found.closed if pid in {None, one.pid}]
     if closed:
         listed = "\n".join(f"  pid {one.pid} of {one.user}, state {one.state}: {one.command}" for one in closed)
@@ -129,7 +129,7 @@ def _nothing(found: FoundJobs, pid: int | None) -> UserError:
             help=f"Run it as that user or as root: {SUDO} --pid {closed[0].pid}\n{listed}",
         )
     return UserError(
-        f"{NO_JOB} runs on this machine" if pid is None else f"process {pid} is no rank of a training job",
+        f"{NO_JOB} runs on this machine" if pid is None else f"process {pid} is not a rank of a training job",
         help="Ranks are processes with RANK or a launcher's variable in their environment. Run ddpdoctor attach on the "
         f"machine and in the container where they run; for another user's job: {SUDO}",
     )

@@ -52,7 +52,7 @@ def ask_for_dump(rank: SeenRank, env: Mapping[str, str]) -> Refusal | None:
         return Refusal(source=SOURCE, reason=f"{reason} {stem}{rank.rank}.pipe, the pipe that {PIPE} names")
     try:
         if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
-            return Refusal(source=SOURCE, reason=f"{stem}{rank.rank}.pipe is no pipe")
+            return Refusal(source=SOURCE, reason=f"{stem}{rank.rank}.pipe is not a pipe")
         os.write(pipe, b"1")
     except OSError as error:
         return Refusal(source=SOURCE, reason=f"{stem}{rank.rank}.pipe: {error.strerror or error}")

@@ -72,7 +72,7 @@ def _list_pods(pods: Pods) -> dict[str, str]:
         items = json.loads(end.out)["items"]
         found = {str(item["metadata"]["name"]): _why_not(item.get("status") or {}, pods.container) for item in items}
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError("what kubectl printed is no list of pods", help="See `kubectl version`.") from None
+        raise UserError("kubectl did not print a list of pods", help="See `kubectl version`.") from None
     if not found:
         where = f"the namespace {pods.namespace}" if pods.namespace else "this namespace"
         raise UserError(
@@ -117,5 +117,5 @@ def _remedy(pods: Pods, reason: str) -> str:
         command = " ".join((*_exec(pods, "NODE"), "python -m pip install 'ddpdoctor[attach]'"))
         return f"`{command}`, or name a Python there that has it with --python"
     if "forbidden" in reason.lower():
-        return f"you need the right: `{' '.join(('kubectl auth can-i create pods/exec', *pods.place))}`"
+        return f"you need this permission: `{' '.join(('kubectl auth can-i create pods/exec', *pods.place))}`"
     return _see(pods)

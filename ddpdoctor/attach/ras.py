@@ -57,12 +57,12 @@ def ask_ras(host: str, port: int) -> RasAnswer | Refusal:
             lines = _Lines(made, deadline)
             greeting = lines.ask(b"CLIENT PROTOCOL 2\n")
             if not greeting.startswith(b"SERVER PROTOCOL"):
-                return Refusal(source=SOURCE, reason=f"what listens on port {port} is no RAS of NCCL")
+                return Refusal(source=SOURCE, reason=f"what listens on port {port} is not NCCL's RAS")
             lines.ask(b"TIMEOUT %d\n" % RANKS_TIMEOUT_S)
             is_json = lines.ask(b"SET FORMAT json\n").startswith(b"OK")
             return RasAnswer(text=lines.rest(b"VERBOSE STATUS\n"), is_json=is_json)
     except OSError as error:
-        return Refusal(source=SOURCE, reason=f"NCCL's RAS on port {port} gave no whole answer: {error}")
+        return Refusal(source=SOURCE, reason=f"NCCL's RAS on port {port} gave an incomplete answer: {error}")
 
 
 class _Lines:
@@ -98,7 +98,7 @@ class _Lines:
         self._wait()
         piece = self._connection.recv(1 << 16)
         if not piece or len(self._data) > MOST_BYTES:
-            raise ConnectionError("the other side hung up")
+            raise ConnectionError("the other side closed the connection")
         self._data += piece
 
     def _wait(self) -> None:

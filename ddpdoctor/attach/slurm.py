@@ -78,7 +78,7 @@ def _environment() -> dict[str, str]:
 def _find(job: str) -> _Row:
     """Return the job, which runs and may be joined."""
     if not _JOB.fullmatch(job):
-        raise UserError(f"{job} is no number of a Slurm job", help="`squeue --me` lists your jobs.")
+        raise UserError(f"{job} is not the number of a Slurm job", help="`squeue --me` lists your jobs.")
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         raise UserError(
@@ -89,11 +89,11 @@ def _find(job: str) -> _Row:
     rows = [_parse(line) for line in end.out.splitlines() if line.count("|") == 4]
     if not rows and (end.status == 0 or "invalid job id" in end.err.lower()):
         raise UserError(
-            f"Slurm knows no job {job}",
+            f"Slurm does not know job {job}",
             help=f"`squeue --me` lists your jobs. One that has ended: `ddpdoctor analyze slurm-{job}.out`.",
         )
     if not rows:
-        raise UserError(f"Slurm does not answer: {_words(end)}", help="Ask again, or see `scontrol ping`.")
+        raise UserError(f"Slurm does not answer: {_words(end)}", help="Try again, or see `scontrol ping`.")
     return _the_one(job, rows)
 
 
@@ -101,15 +101,15 @@ def _the_one(job: str, rows: list[_Row]) -> _Row:
     running = [row for row in rows if row.state == "RUNNING"]
     if not running:
         raise UserError(
-            f"job {job} does not run: it is {rows[0].state}",
-            help=f"Of a job that has ended, read what it left: `ddpdoctor analyze slurm-{job}.out`.",
+            f"job {job} is not running: it is {rows[0].state}",
+            help=f"For a job that has ended: `ddpdoctor analyze slurm-{job}.out`.",
         )
     if len(running) > 1:
         choices = ", ".join(f"--slurm {row.shown}" for row in running[:8])
-        raise UserError(f"job {job} has {len(running)} parts that run", help=f"Give one of them: {choices}")
+        raise UserError(f"job {job} has {len(running)} running parts", help=f"Give one of them: {choices}")
     if os.geteuid() not in {0, running[0].uid}:
         owner = _user(running[0].uid)
-        raise UserError(f"job {job} is one of {owner}", help=f"Only {owner} may look into it, on a login node.")
+        raise UserError(f"job {job} belongs to {owner}", help=f"Only {owner} may attach to it, on a login node.")
     return running[0]
 
 

@@ -42,7 +42,7 @@ def read_store(job: FoundJob) -> StoreLook | Refusal | None:
     if host is None or port is None:
         return None
     if job.ranks and not any(shares_network(rank.pid) for rank in job.ranks):
-        reason = f"the ranks are in another network namespace, where the job's store at {host}:{port} is"
+        reason = f"the ranks and the job's store at {host}:{port} are in another network namespace"
         return Refusal(source=SOURCE, reason=reason, remedy=inside_network(job.ranks[0].pid))
     wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
     try:

@@ -192,7 +192,7 @@ def read_settings(options: Options) -> BenchSettings:
     if smallest > largest:
         raise UserError(
             f"--min-size {format_size(smallest)} is above --max-size {format_size(largest)}",
-            help="Give a smallest size that is not above the largest, or leave one of them out.",
+            help="Give a --min-size that is not above --max-size.",
         )
     settings = settings_of(
         options,

@@ -83,7 +83,7 @@ def run(options: Options) -> int:
     started_at = now()
     here = _look_here(options, options.folder) if options.slurm is None and options.kubectl is None else None
     folder = here.folder if here is not None else _look_elsewhere(options)
-    say(sys.stderr, f"what was seen is in {folder}")
+    say(sys.stderr, f"the evidence is in {folder}")
     report = analyze([str(folder)], tuple(sys.argv), started_at, verb="attach")
     return deliver_check(use_own_records(report, here.job) if here is not None else report, outputs)
 
@@ -96,13 +96,13 @@ def _check(options: Options) -> None:
     one = {"--pid": options.pid, "--node-only": options.node_only or None}
     given = [name for name, value in (several | one).items() if value is not None]
     if len(given) > 1 and set(given) & several.keys():
-        raise UserError(f"{given[0]} and {given[1]} exclude each other", help="Leave one out.")
+        raise UserError(f"use either {given[0]} or {given[1]}, not both", help="Leave one out.")
     if options.kubectl is None and (options.namespace or options.container):
-        raise UserError("--namespace and --container are for --kubectl", help="Give the pods: --kubectl SELECTOR.")
+        raise UserError("--namespace and --container need --kubectl", help="Give the pods: --kubectl SELECTOR.")
     if options.python is not None and not several.keys() & set(given):
-        raise UserError("--python is for --slurm and --kubectl", help="This machine is looked at by this Python.")
+        raise UserError("--python needs --slurm or --kubectl", help="On this machine, ddpdoctor uses its own Python.")
     if options.folder == STDOUT and not options.node_only:
-        raise UserError("--folder - is for --node-only", help="Give a folder.")
+        raise UserError("--folder - needs --node-only", help="Give a folder.")
 
 
 def _look_elsewhere(options: Options) -> Path:

@@ -119,7 +119,7 @@ def _prepare(options: Options, launch: Launch, _: int) -> TrialSettings:
 
     if options.files:
         raise UserError(
-            f"{options.files[0]} is a file, and files are compared with --diff only",
+            f"{options.files[0]} is a file, and files are compared only with --diff",
             help="ddpdoctor check-consistency --diff FILE FILE...",
         )
     if not options.model:
@@ -159,7 +159,7 @@ def _compare_files(options: Options) -> int:
 
     if len(options.files) < 2:
         raise UserError(
-            f"--diff needs at least two files, and was given {len(options.files)}",
+            f"--diff needs at least two files, but got {len(options.files)}",
             help="ddpdoctor check-consistency --diff FILE FILE...",
         )
     check_outputs(_outputs(options))

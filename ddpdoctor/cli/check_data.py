@@ -116,7 +116,7 @@ def read_plan(options: Options) -> SamplingPlan:
         raise UserError("--samples needs --world-size", help=EXAMPLES)
     sharing = _read_sharing(options)
     if options.sampler_drop_last and sharing is not Sharing.SAMPLER:
-        raise UserError("--sampler-drop-last is an option of the sampler, and there is none", help="Leave one out.")
+        raise UserError("--sampler-drop-last needs a sampler", help="Leave one out.")
     return settings_of(options, SamplingPlan, batch_size=options.batch_size or 1, sharing=sharing)
 
 
@@ -126,7 +126,8 @@ def _read_sharing(options: Options) -> Sharing:
 
     if options.no_sampler and options.split:
         raise UserError(
-            "--no-sampler and --split are two things", help="--no-sampler: all samples on every rank; --split: by hand."
+            "use either --no-sampler or --split, not both",
+            help="--no-sampler: every rank reads all samples. --split: samples[rank::world_size].",
         )
     if options.no_sampler:
         return Sharing.NONE
@@ -141,7 +142,7 @@ def _refuse_arithmetic(options: Options) -> None:
         if getattr(options, name):
             option = f"--{name.replace('_', '-')}"
             raise UserError(
-                f"{option} is for the arithmetic alone, and --dataset asks your loader", help="Leave one of them out."
+                f"{option} cannot be used with --dataset, which reads your loader", help="Leave one of them out."
             )
 
 
@@ -165,7 +166,7 @@ def _ask_loader(options: Options, function: str, outputs: Outputs, env: Mapping[
         end_with_parent(int(launch.run))
     elif launch.launcher is not Launcher.NONE and options.world_size not in {None, launch.world_size}:
         raise UserError(
-            f"--world-size is {options.world_size}, and the launcher has started {launch.world_size} ranks",
+            f"--world-size is {options.world_size}, but the launcher started {launch.world_size} ranks",
             help="Leave it out under a launcher.",
         )
     started_at = now()

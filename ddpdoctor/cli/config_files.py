@@ -188,7 +188,7 @@ def _read_table(path: Path) -> ConfigTable | None:
         return None
     prefix = f"{PROJECT_TABLE}." if is_project else ""
     if not isinstance(table, dict):
-        raise UserError(f"{path}: {PROJECT_TABLE} is no table", help=f"Write [{PROJECT_TABLE}].")
+        raise UserError(f"{path}: {PROJECT_TABLE} is not a table", help=f"Write [{PROJECT_TABLE}].")
     return ConfigTable(path=path, table=table, prefix=prefix)
 
 
@@ -197,7 +197,7 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
         parsed: dict[str, Any] = toml.loads(text)
     except toml.TOMLDecodeError as error:
-        raise UserError(f"{path} is no valid TOML: {error}", help="Correct the file.") from error
+        raise UserError(f"{path} is not valid TOML: {error}", help="Correct the file.") from error
     return parsed
 
 
@@ -221,7 +221,9 @@ def _keys_of(verb: str) -> list[str]:
 
 def _check_keys(keys: Any, known: Iterable[str], name: str, table: ConfigTable) -> None:
     if not isinstance(keys, dict):
-        raise UserError(f"{table.source}: {name.strip('[]')} is no table", help=f"Write {name} and options below it.")
+        raise UserError(
+            f"{table.source}: {name.strip('[]')} is not a table", help=f"Write {name} and options below it."
+        )
     for key in keys:
         if key not in known:
             raise UserError(f"{table.source}: {name} has the unknown key {key}", help=nearest(key, known))
@@ -269,14 +271,14 @@ def _read_ignored(table: ConfigTable) -> tuple[IgnoredCode, ...]:
     entries = table.table.get(IGNORE, [])
     hint = IGNORE_HELP.format(table=table.prefix)
     if not isinstance(entries, list):
-        raise UserError(f"{table.source}: {IGNORE} is no list of tables", help=hint)
+        raise UserError(f"{table.source}: {IGNORE} is not a list of tables", help=hint)
     return tuple(_read_ignore(entry, table, hint) for entry in entries)
 
 
 def _read_ignore(entry: Any, table: ConfigTable, hint: str) -> IgnoredCode:
     name = f"{table.source}: [[{table.prefix}{IGNORE}]]"
     if not isinstance(entry, dict):
-        raise UserError(f"{name} is no list of tables", help=hint)
+        raise UserError(f"{name} is not a list of tables", help=hint)
     for key in entry:
         if key not in IGNORE_KEYS:
             raise UserError(f"{name} has the unknown key {key}", help=nearest(key, IGNORE_KEYS))
@@ -288,5 +290,5 @@ def _read_ignore(entry: Any, table: ConfigTable, hint: str) -> IgnoredCode:
     try:
         (known,) = check_codes((code,))
     except UserError as error:
-        raise UserError(f"{name} names {code}, which is no code", help=error.help) from error
+        raise UserError(f"{name}: there is no code {code}", help=error.help) from error
     return IgnoredCode(code=known, reason=reason, until=until, source=table.source)

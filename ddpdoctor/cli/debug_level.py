@@ -19,13 +19,13 @@ MIN_ADDRESS_SPACE_BYTES = 16 * 2**30
 
 
 NOTES: dict[str, str] = {
-    "AUTO": "over Gloo, torch compares every collective over all ranks first (TORCH_DISTRIBUTED_DEBUG=DETAIL), which "
-    "makes small steps slower: --debug-level OFF turns that off; over NCCL it is off already",
-    "DETAIL": "torch compares every collective over all ranks first (TORCH_DISTRIBUTED_DEBUG=DETAIL), which makes "
-    "small steps slower; over NCCL the host then waits for all ranks before each one, 0.3 to 1 ms on one host and more "
-    "with more ranks, so that steps may take twice as long; --debug-level OFF turns that off",
+    "AUTO": "TORCH_DISTRIBUTED_DEBUG=DETAIL is on for Gloo: torch checks that all ranks make the same collectives. "
+    "This slows down small steps. --debug-level OFF turns it off",
+    "DETAIL": "TORCH_DISTRIBUTED_DEBUG=DETAIL is on: torch checks that all ranks make the same collectives. Over NCCL, "
+    "the host then waits for all ranks before each one: 0.3 to 1 ms on one host, more with more ranks. Steps may take "
+    "twice as long. --debug-level OFF turns it off",
 }
-"""The cost of a level, printed in one line before the start. For NCCL it is an estimate: see docs/wrap.md."""
+"""The cost of a level, printed in one line before the start. For NCCL it is an estimate: see docs/what-it-costs.md."""
 
 
 def choose_debug_level(

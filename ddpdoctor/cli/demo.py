@@ -69,11 +69,11 @@ def _run(fault: str) -> int:
     say(sys.stderr, f"running a job of {ranks} ranks with a seeded fault: {describe(fault)}")
     options = _make_options(fault, ranks)
     verdict = outcome_report(run_and_show(options)).verdict
-    say(sys.stderr, f"script and report are kept in {options.report_dir.parent}")
+    say(sys.stderr, f"the script and the report are in {options.report_dir.parent}")
     if verdict is not None and verdict.kind == fault:
         return ExitStatus.OK
     found = "no verdict" if verdict is None else f"the verdict {verdict.kind}"
-    say(sys.stderr, f"the seeded fault was {fault}, but the diagnosis came to {found}")
+    say(sys.stderr, f"the fault was {fault}, but the diagnosis is {found}")
     return ExitStatus.FOUND
 
 
@@ -109,7 +109,8 @@ def _make_folder() -> Path:
         return Path(tempfile.mkdtemp(prefix="ddpdoctor-demo-"))
     except OSError as error:
         raise UserError(
-            f"no temporary folder can be made: {error.strerror}", help="Nothing was started. Set TMPDIR to another."
+            f"cannot make a temporary folder: {error.strerror}",
+            help="Nothing was started. Set TMPDIR to another folder.",
         ) from error
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 ISSUES_URL = "https://github.com/ddpdoctor/ddpdoctor/issues"
-ISSUES_HINT = f"Please report it with that file at {ISSUES_URL}. Your script and your files are unchanged."
+ISSUES_HINT = f"Please report it with this file at {ISSUES_URL}. Your script and your files are unchanged."
 
 
 def show_report(
@@ -128,7 +128,7 @@ def print_error(message: str, hint: str) -> None:
 
 def show_defect(error: Exception) -> None:
     """Write to stderr what failed, and where the traceback was saved or why it could not be saved."""
-    print_error(f"a defect of ddpdoctor: {type(error).__name__}. {_save_traceback(error)}", ISSUES_HINT)
+    print_error(f"internal error in ddpdoctor: {type(error).__name__}. {_save_traceback(error)}", ISSUES_HINT)
 
 
 def _save_traceback(error: Exception) -> str:

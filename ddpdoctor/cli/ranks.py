@@ -71,6 +71,6 @@ def refuse(error: UserError) -> int | None:
 def _check_number(nproc: int | None, launch: Launch) -> None:
     if nproc is not None and launch.launcher is not Launcher.OWN:
         raise UserError(
-            f"--nproc-per-node is for a start without a launcher; this process is rank {launch.rank} of one",
+            f"--nproc-per-node works only without a launcher, and a launcher started this rank {launch.rank}",
             help="Give the number of ranks to the launcher: torchrun --nproc-per-node, srun --ntasks-per-node.",
         )

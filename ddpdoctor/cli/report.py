@@ -106,9 +106,9 @@ def _show_comparison(options: Options, path: Path, saved: Report, other: Path) -
     from ddpdoctor.model.errors import UserError
 
     if options.plot is not None:
-        raise UserError("--plot draws the curves of allreduce-bench, and not a comparison")
+        raise UserError("--plot cannot draw a comparison, only curves of allreduce-bench")
     if options.curve is not None:
-        raise UserError("--curve predicts for one run, and not for a comparison")
+        raise UserError("--curve cannot be used with --compare")
     if is_same_run(path, other):
         raise UserError(f"{path} and {other} are the same run", help="Give two runs: `ddpdoctor report A --compare B`.")
     compared = compare_reports((str(path), saved), (str(other), read_run(other)))
@@ -135,8 +135,8 @@ def find_latest(runs: Path) -> Path:
     folders = [path.parent for name in (REPORT_NAME, RUN_MARK) for path in runs.glob(f"*/{name}")]
     if not folders:
         raise UserError(
-            f"there is no run folder in {runs}/ here",
-            help="Give the folder of a run: `ddpdoctor report RUN_DIR`. `ddpdoctor wrap` says at its end where it is.",
+            f"there is no run folder in {runs}/",
+            help="Give the folder of a run: `ddpdoctor report RUN_DIR`. `ddpdoctor wrap` prints it at its end.",
         )
     return max(folders, key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
 
@@ -159,7 +159,7 @@ def read_run(path: Path) -> Report:
     if not path.exists():
         raise UserError(f"there is no {path}", help="Run folders of `ddpdoctor wrap` are below ddpdoctor-report/.")
     raise UserError(
-        f"{path} is no run folder of ddpdoctor: it holds no {REPORT_NAME}",
+        f"{path} is not a run folder of ddpdoctor: it has no {REPORT_NAME}",
         help="Give a folder that `ddpdoctor wrap` wrote; by default they are below ddpdoctor-report/.",
     )
 

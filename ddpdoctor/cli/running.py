@@ -37,9 +37,9 @@ OUT_OF_MEANS = frozenset({
 """Errors for an exhausted resource of the machine. They are not defects of ddpdoctor."""
 
 GOES_ON = {
-    "auto": "the job goes on and is watched: it is stopped only once it can never go on (--on-hang kill stops it here)",
-    "kill": "the job goes on and is watched: it is not certain that it hangs",
-    "report": "the job goes on and is watched (--on-hang report)",
+    "auto": "the job keeps running. It is stopped only if it can never continue (--on-hang kill stops it now)",
+    "kill": "the job keeps running, because it may not be hung",
+    "report": "the job keeps running (--on-hang report)",
 }
 """The message below the report of a hang, by the value of ``--on-hang``."""
 
@@ -52,7 +52,7 @@ def run_under_outer(options: WrapOptions) -> NoReturn:
         folder = options.report_dir
         say(
             sys.stderr,
-            f"another ddpdoctor wrap watches this job already, with its own options; its report is in {folder}",
+            f"another ddpdoctor wrap already watches this job with its own options; its report is in {folder}",
         )
     become_launcher(options)
 
@@ -102,7 +102,7 @@ def run_and_show(
     if failure is not None:
         _say_failure(failure, outcome)
     if outcome.folder != outcome.run_dir and not has_space(outcome.run_dir):
-        say(sys.stderr, f"{outcome.run_dir} had no room for the record of this run, which is in {outcome.folder}")
+        say(sys.stderr, f"{outcome.run_dir} is full. The record of this run is in {outcome.folder}")
     return outcome
 
 
@@ -130,7 +130,10 @@ def _say_failure(failure: Exception, outcome: JobOutcome) -> None:
     elif isinstance(failure, UserError):
         show_error(failure)
     elif isinstance(failure, OSError) and failure.errno in OUT_OF_MEANS:
-        say(sys.stderr, f"not all of this job could be watched or saved: {failure.strerror}. Its exit status stands.")
+        say(
+            sys.stderr,
+            f"ddpdoctor could not watch or save all of this job: {failure.strerror}. The exit status is the job's own.",
+        )
     else:
         show_defect(failure)
 
@@ -166,8 +169,8 @@ def _patience_note(hang_timeout_s: float) -> str | None:
     if hang_timeout_s < NCCL_LIMIT_S:
         return None
     return (
-        f"--hang-timeout is {round(hang_timeout_s)} s. torch's own limit of a wait is 10 min over NCCL and 30 min over "
-        "Gloo, unless the script sets another; where that is shorter, torch ends the job before a hang is reported"
+        f"--hang-timeout is {round(hang_timeout_s)} s, but torch ends a wait after 10 min over NCCL and 30 min over "
+        "Gloo, unless the script sets another limit. torch may end the job before ddpdoctor reports a hang"
     )
 
 
@@ -176,8 +179,8 @@ def _report_crash(options: WrapOptions, what: str) -> None:
     if not options.quiet:
         say(
             sys.stderr,
-            f"a check of this job crashed ({what}); the job goes on, and a hang may go unreported. If ddpdoctor was "
-            "updated while the job ran, that is why",
+            f"a check crashed ({what}). The job keeps running, but a hang may not be reported. An update of ddpdoctor "
+            "while the job runs can cause this",
         )
 
 
@@ -192,7 +195,7 @@ def _report_replicas(options: WrapOptions, folder: Path) -> bool:
     if found:
         # A script may skip reductions and average parameters itself. That is known only at the end.
         problem = f"{title_of(found[0])}: {found[0].summary}"
-        say(sys.stderr, f"{problem}; training goes on, and the report at its end has the last word")
+        say(sys.stderr, f"{problem}; training continues, and the report at the end is final")
     return bool(found)
 
 

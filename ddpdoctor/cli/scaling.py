@@ -58,7 +58,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         word != "1" for word in words
     ):
         raise UserError(
-            f"--scaling is {text!r}, which is no list of numbers of ranks",
+            f"--scaling is {text!r}, which is not a list of rank counts",
             help=f"Give numbers from 1 to {MOST_RANKS}, one of them above 1: --scaling 1,2,4.",
         )
     return tuple(sorted({int(word) for word in words}))
@@ -102,7 +102,7 @@ def measure_sizes(
         with _share_of(one):
             outcome, has_result = launch(prepare(_with_ranks(split, one.processes), folder))
         if not has_result:
-            say(sys.stderr, f"there is no efficiency: launch {number} has no result; its record is in {folder}")
+            say(sys.stderr, f"no efficiency: launch {number} has no result; its run folder is {folder}")
             return outcome.exit_status or ExitStatus.INCONCLUSIVE
         done.append(LaunchFolder(kind=one.kind, ranks=one.ranks, folder=outcome.folder))
     report = build_scaling_report(done, first.command, started_at, _notes(sizes))
@@ -114,12 +114,12 @@ def measure_sizes(
 def _check(split: SplitCommand) -> None:
     if split.is_command:
         raise UserError(
-            "--scaling chooses how many ranks are started, and this command starts them itself",
+            "--scaling needs a script, because it chooses the number of ranks",
             help="Give the script: ddpdoctor tune --scaling 1,2,4 train.py",
         )
     if any(word.startswith(("--nproc", "--nnodes")) for word in split.torchrun):
         raise UserError(
-            "--scaling chooses how many ranks are started: it goes without --nproc-per-node and --nnodes",
+            "--scaling cannot be used with --nproc-per-node or --nnodes",
             help="Leave them out.",
         )
 
@@ -147,5 +147,5 @@ def _notes(sizes: tuple[int, ...]) -> tuple[str, ...]:
     cores = len(os.sched_getaffinity(0))
     if max(sizes) <= cores:
         return ()
-    note = f"there are {cores} cores for up to {max(sizes)} ranks: contention holds what a shared core costs"
+    note = f"{cores} cores for up to {max(sizes)} ranks: contention includes the cost of sharing cores"
     return (note,)

@@ -45,9 +45,9 @@ SETTINGS = {
 BY_RESTARTS = frozenset({"workers", "threads"})
 """Those that no running job can change."""
 NOTICE = (
-    "this is a trial: it starts the job, changes settings of DDP between its steps, and stops it once all were tried. "
-    "What it trains is worth nothing, and what it gives to torch.save is thrown away. All else that the script writes "
-    "is written: safetensors, TensorBoard, wandb, files of a trainer. So give it an output folder of its own"
+    "this is a trial: it starts the job, tries settings of DDP between steps, and then stops the job. The trained "
+    "model is of no use. What torch.save writes is thrown away. Other files of the script are kept (safetensors, "
+    "TensorBoard, wandb), so give the script its own output folder"
 )
 """Said before the job starts."""
 
@@ -92,13 +92,16 @@ def run(options: Options) -> int:
     from ddpdoctor.launch.processes.nested import find_outer_run
 
     if find_outer_run(os.environ) is not None:
-        raise UserError("this is a job of ddpdoctor wrap already", help="Run ddpdoctor tune by itself.")
+        raise UserError("this already runs under ddpdoctor wrap", help="Run ddpdoctor tune by itself.")
     if options.scaling is not None:
         return _measure_sizes(options, options.scaling)
     is_in_turns = not options.only or not BY_RESTARTS.issuperset(options.only)
     prepared = _prepare(options, setting="" if is_in_turns else BASE)
     if not is_in_turns and not prepared.placement.alone:
-        raise UserError("restarts are tried on one node only", help="Run ddpdoctor tune on one node by itself.")
+        raise UserError(
+            "settings that need restarts can be tried on one node only",
+            help="Run ddpdoctor tune on one node by itself.",
+        )
     say(sys.stderr, NOTICE)
     if is_in_turns:
         Thread(target=_say_outlook, args=(prepared.report_dir,), daemon=True).start()
@@ -143,7 +146,7 @@ def _measure_sizes(options: Options, sizes: str) -> int:
     from ddpdoctor.cli.scaling import measure_sizes, parse_sizes
 
     if options.only:
-        raise UserError("--scaling tries no settings: it goes without --only")
+        raise UserError("--scaling cannot be used with --only")
     wanted = parse_sizes(sizes)
     say(sys.stderr, NOTICE)
 

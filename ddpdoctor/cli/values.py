@@ -29,7 +29,7 @@ def parse_duration(text: str, option: str) -> float:
     seconds = _parse(text, _DURATION_UNITS)
     if seconds is None or seconds <= 0:
         raise UserError(
-            f"{option} is {text!r}, which is no duration above 0",
+            f"{option} is {text!r}, which is not a duration above 0",
             help="Give seconds, or a number with a unit: 8, 8.0, 8s, 500ms, 5m, 1h.",
         )
     return seconds
@@ -40,8 +40,8 @@ def parse_steps(text: str, option: str) -> int:
     steps = _parse_whole(text)
     if steps < 1:
         raise UserError(
-            f"{option} is {text!r}, which is no whole number of steps from 1",
-            help="Give a number of optimizer steps, as 50, or turn the comparison off with --no-consistency.",
+            f"{option} is {text!r}, which is not a whole number of steps from 1 on",
+            help="Give a number of optimizer steps such as 50, or turn off the comparison with --no-consistency.",
         )
     return steps
 
@@ -51,8 +51,8 @@ def parse_port(text: str, option: str) -> int:
     port = _parse_whole(text)
     if not 0 < port <= MAX_PORT:
         raise UserError(
-            f"{option} is {text!r}, which is no port",
-            help=f"Give a number from 1 to {MAX_PORT}, on all nodes the same.",
+            f"{option} is {text!r}, which is not a port",
+            help=f"Give a number from 1 to {MAX_PORT}, the same on all nodes.",
         )
     return port
 
@@ -62,7 +62,7 @@ def parse_ports(text: str, option: str) -> tuple[int, int]:
     low, _, high = text.strip().partition("-")
     ends = _parse_whole(low), _parse_whole(high)
     if not 0 < ends[0] <= ends[1] <= MAX_PORT:
-        raise UserError(f"{option} {text} is no range of ports", help="Such as 40000-40100.")
+        raise UserError(f"{option} {text} is not a range of ports", help="Give a range such as 40000-40100.")
     return ends
 
 
@@ -71,7 +71,8 @@ def parse_size(text: str, option: str) -> int:
     size = _parse(text, _SIZE_UNITS)
     if size is None or size < 1 or size != int(size):
         raise UserError(
-            f"{option} is {text!r}, which is no size in whole bytes", help="Give bytes, or a unit: 4096, 1KiB, 64MiB."
+            f"{option} is {text!r}, which is not a size in whole bytes",
+            help="Give bytes, or a unit: 4096, 1KiB, 64MiB.",
         )
     return int(size)
 
@@ -81,7 +82,7 @@ def parse_share(text: str, option: str) -> float:
     number = text.strip()
     share = _parse(number.removesuffix("%"), {"": 0.01 if number.endswith("%") else 1.0})
     if share is None or not 0 < share <= 1:
-        raise UserError(f"{option} is {text!r}, which is no share up to 100%", help="Give a percentage: 90%.")
+        raise UserError(f"{option} is {text!r}, which is not a share up to 100%", help="Give a percentage: 90%.")
     return share
 
 
@@ -90,7 +91,8 @@ def parse_bandwidth(text: str, option: str) -> float:
     rate = _parse(text, _RATE_UNITS)
     if rate is None or rate <= 0:
         raise UserError(
-            f"{option} is {text!r}, which is no bandwidth", help="Give gigabytes a second: 460, 460GB/s; or 400Gbit/s."
+            f"{option} is {text!r}, which is not a bandwidth",
+            help="Give gigabytes per second: 460, 460GB/s; or 400Gbit/s.",
         )
     return rate
 
@@ -100,7 +102,7 @@ def parse_count(text: str, option: str) -> int:
     count = _parse(text, _COUNT_UNITS)
     if count is None or count < 1:
         raise UserError(
-            f"{option} is {text!r}, which is no number of parameters", help="Give a number, or a unit: 350M, 1.5B."
+            f"{option} is {text!r}, which is not a number of parameters", help="Give a number, or a unit: 350M, 1.5B."
         )
     return round(count)
 

@@ -139,7 +139,7 @@ class Options:
     ] = None  # fmt: skip
     webhook_format: Annotated[
         WebhookFormat,
-        Option(panel=ACTIONS, variable="DDPDOCTOR_WEBHOOK_FORMAT", help="What the webhook expects."),
+        Option(panel=ACTIONS, variable="DDPDOCTOR_WEBHOOK_FORMAT", metavar="FORMAT", help="Format:"),
     ] = "json"
     exclude_file: Annotated[
         Path | None,

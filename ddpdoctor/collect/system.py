@@ -235,7 +235,7 @@ def _bind(family: socket.AddressFamily, port: int, *, reuse: bool) -> None:
 def _read_clock_status() -> int:
     """Return the status bits of adjtimex; modes 0 changes nothing. Raises OSError."""
     if sys.platform != "linux":
-        raise OSError("adjtimex is a call of Linux")
+        raise OSError("adjtimex exists only on Linux")
     import ctypes
 
     library = ctypes.CDLL(None, use_errno=True)

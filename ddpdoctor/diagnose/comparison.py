@@ -68,7 +68,7 @@ def _read_budget(name: str, report: Report) -> Budget:
     said = report.data.get("speed")
     if report.job is None or not isinstance(said, dict):
         raise UserError(
-            f"{name} holds no training steps: it is no run of `ddpdoctor wrap`",
+            f"{name} has no training steps: it is not a run of `ddpdoctor wrap`",
             help="Compare two run folders that `ddpdoctor wrap` wrote.",
         )
     if said.get("budget") is None:
@@ -79,7 +79,7 @@ def _read_budget(name: str, report: Report) -> Budget:
     budget = _decoded(Budget, name, said["budget"])
     if not budget.blocks_ms or not budget.wall_ms or not all(row.blocks_ms for row in budget.phases):
         raise UserError(
-            f"{name} does not say how much its steps vary, so a difference could not be told from noise",
+            f"{name} does not say how much its steps vary, so a difference cannot be told from noise",
             help="In a run folder, remove report.json: the budget is then made from what the ranks recorded.",
         )
     return budget

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 CLOSENESS = 0.5
 """The least similarity, on difflib's scale from 0 to 1, at which a name is suggested for an unknown one."""
-LIST_HINT = "`ddpdoctor explain --list` names them all."
+LIST_HINT = "`ddpdoctor explain --list` lists them all."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,5 +83,5 @@ def check_codes(given: tuple[str, ...]) -> tuple[str, ...]:
     for code in codes:
         rule = find_rule(code)
         if rule is None or rule.code != code:
-            raise UserError(f"--ignore names {code}, which is no code", help=LIST_HINT)
+            raise UserError(f"--ignore: there is no code {code}", help=LIST_HINT)
     return codes

@@ -99,11 +99,11 @@ def why_unmeasured(folder: Path, report: Report, setting: str) -> str:
     if setting in refused:
         return refused[setting]
     if report.job is not None and report.job.status is JobStatus.HUNG:
-        return "the job hung under it"
+        return "the job hung with it"
     if report.verdict is not None:
-        return f"the job failed under it: {report.verdict.summary}"
+        return f"the job failed with it: {report.verdict.summary}"
     if report.job is not None and report.job.ended_badly:
-        return f"the job failed under it, with exit status {report.job.exit_status}"
+        return f"the job failed with it, with exit status {report.job.exit_status}"
     return f"the script ended before {LAUNCH_STEPS} optimizer steps"
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CLOSENESS = 0.5
 """The least similarity, on difflib's scale from 0 to 1, at which a name is suggested for an unknown one."""
-LIST_HINT = "`ddpdoctor check-env --list` names them all."
+LIST_HINT = "`ddpdoctor check-env --list` lists them all."
 
 
 def choose_rules(wanted: Iterable[str], unwanted: Iterable[str]) -> tuple[Rule, ...]:
@@ -28,7 +28,7 @@ def choose_rules(wanted: Iterable[str], unwanted: Iterable[str]) -> tuple[Rule, 
     chosen = _find_all(wanted, rules) or {rule.code for rule in rules}
     left = chosen - _find_all(unwanted, rules)
     if not left:
-        raise UserError("no check is left: --skip takes away all that were chosen", help=LIST_HINT)
+        raise UserError("no check is left: --skip leaves out all of them", help=LIST_HINT)
     return tuple(rule for rule in rules if rule.code in left)
 
 

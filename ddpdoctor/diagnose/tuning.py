@@ -44,11 +44,11 @@ SPAWNED_HELP = (
 )
 SENTENCES = {
     TrialStop.NO_STEP: (
-        "the script makes no step of a torch optimizer",
+        "the script makes no steps with a torch optimizer",
         "A trial counts steps of torch.optim. " + WRAP_IT,
     ),
     TrialStop.NO_MODEL: (
-        "the script trains, but no model of DistributedDataParallel",
+        "the script trains, but not a DistributedDataParallel model",
         "A trial tries settings of DDP. " + WRAP_IT,
     ),
     TrialStop.SPAWNED: (
@@ -159,7 +159,7 @@ def _why_none(job: Job, trial: TrialRecord) -> tuple[str, str]:
         return SENTENCES[trial.stop]
     if trial.stop is TrialStop.SEVERAL_MODELS:
         return (
-            f"the script has {trial.models} models of DistributedDataParallel",
+            f"the script has {trial.models} DistributedDataParallel models",
             "A trial can change the settings of one. Leave the others out of DDP for the trial. " + WRAP_IT,
         )
     if trial.stop is TrialStop.CANNOT_SWITCH:
@@ -168,7 +168,7 @@ def _why_none(job: Job, trial: TrialRecord) -> tuple[str, str]:
             "two: `ddpdoctor report A --compare B`."
         )
     if trial.stop is TrialStop.FAILED:
-        return f"the trial failed: {trial.reason}", "That is a defect of ddpdoctor: please report it."
+        return f"the trial failed: {trial.reason}", "This is an error in ddpdoctor: please report it."
     return _too_short(job, trial)
 
 

@@ -104,7 +104,7 @@ class Client(ABC):
 
     def _call(self, operation: RequestType, key: str, value: bytes) -> bytes | None:
         if len(value) > MAX_VALUE_BYTES or len(key.encode()) > MAX_KEY_BYTES:
-            raise StoreError(f"{key[:MAX_KEY_BYTES]} is over the limit of what a message may hold")
+            raise StoreError(f"{key[:MAX_KEY_BYTES]} is over the limit for a message")
         answer = self.ask(pack_request(operation, key, value)[LENGTH.size :])
         if not answer:
             raise self._misled(key)
@@ -114,7 +114,7 @@ class Client(ABC):
         return None if status == Status.NOTHING else rest
 
     def _misled(self, key: str) -> StoreError:
-        return StoreError(f"{self._served_by} sent an answer to {key} that is none")
+        return StoreError(f"{self._served_by} sent an invalid answer to {key}")
 
 
 def read_times() -> ClockTimes:
@@ -164,7 +164,7 @@ def open_client(
 def _greet(connection: socket.socket, token: bytes) -> socket.socket:
     """Prove to the server that this process holds the token, and check that the server holds it too."""
     if receive(connection, len(HELLO)) != HELLO:
-        raise WrongServer("something answers that is not ddpdoctor")
+        raise WrongServer("another program answers, not ddpdoctor")
     server_nonce = receive(connection, NONCE_BYTES)
     client_nonce = os.urandom(NONCE_BYTES)
     connection.sendall(client_nonce + prove(token, b"client", server_nonce, client_nonce))
@@ -173,7 +173,7 @@ def _greet(connection: socket.socket, token: bytes) -> socket.socket:
     except ConnectionError:
         proof = b""
     if not hmac.compare_digest(proof, prove(token, b"server", server_nonce, client_nonce)):
-        raise WrongServer("ddpdoctor answers, and does not hold the same token (DDPDOCTOR_TOKEN)")
+        raise WrongServer("ddpdoctor answers, but has another token (DDPDOCTOR_TOKEN)")
     return connection
 
 

@@ -292,7 +292,7 @@ class Conversation:
 def read_description(key: str, description: bytes) -> tuple[int, bytes]:
     """Return the size and SHA-256 of a value that is stored in chunks; raises ``BadRecord``."""
     if len(description) != _DESCRIPTION.size:
-        raise BadRecord("another process", f"{key}, which is not described as a value in chunks is")
+        raise BadRecord("another process", f"{key}, whose chunks are not described correctly")
     size, digest = _DESCRIPTION.unpack(description)
     if size > MAX_BYTES:
         raise BadRecord("another process", f"{key} of {size} bytes, which is over the limit of {MAX_BYTES}")

@@ -46,7 +46,7 @@ def find_deputy(path: Path, token: bytes, number: int | None, limit_s: float) ->
             if candidate.is_lowest:
                 return None
             time.sleep(RAISE_EVERY_S)
-    raise StoreError("a node with a lower number is there, and serves nothing")
+    raise StoreError("a node with a lower number has joined but serves no store")
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ def pack(plain: Any, token: bytes | None = None) -> bytes:
 def unpack(message: bytes, token: bytes | None = None) -> Any:
     """Check a message and return its JSON value; raises ``BadMessage``."""
     if len(message) < _HEADER.size or not message.startswith(MAGIC):
-        raise BadMessage("what is no message of ddpdoctor")
+        raise BadMessage("something that is not a message of ddpdoctor")
     _, version, signed, length = _HEADER.unpack_from(message)
     if version != VERSION:
         raise BadMessage(f"a message of format {version}; this version of ddpdoctor reads format {VERSION}")
@@ -60,7 +60,7 @@ def _sign(message: bytes, token: bytes) -> bytes:
 def _check_signature(message: bytes, *, signed: bool, token: bytes | None) -> None:
     if token is None:
         if signed:
-            raise BadMessage("a signed message, and this process has no DDPDOCTOR_TOKEN")
+            raise BadMessage("a signed message, but this process has no DDPDOCTOR_TOKEN")
         return
     if not signed:
         raise BadMessage("a message that is not signed with this job's token")

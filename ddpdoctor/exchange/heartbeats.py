@@ -75,7 +75,7 @@ class Heartbeats:
 
     def _check(self, member: str, said: bytes) -> None:
         if len(said) > MAX_SAID_BYTES or (member not in self._heard and len(self._heard) >= MAX_MEMBERS):
-            raise BadRequest("the beat is over the limit")
+            raise BadRequest("the heartbeat is over the limit")
 
 
 class Heartbeating:

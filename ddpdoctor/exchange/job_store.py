@@ -132,7 +132,7 @@ def _greet(connection: socket.socket) -> socket.socket:
     nonce = os.urandom(_MARK.size)
     connection.sendall(_request(_Query.VALIDATE, _MARK.pack(MAGIC)) + _request(_Query.PING, nonce))
     if receive(connection, len(nonce)) != nonce:
-        raise WrongServer("something answers that is no store of torch's")
+        raise WrongServer("another program answers, not a store of torch")
     return connection
 
 

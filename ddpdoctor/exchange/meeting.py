@@ -63,4 +63,4 @@ def _serve_torch_store(launch: Launch, limit_s: float) -> Any:
             timeout=timedelta(seconds=limit_s),
         )  # fmt: skip
     except RuntimeError as error:
-        raise StoreError(f"port {launch.port} cannot be listened on: {str(error).partition(chr(10))[0]}") from error
+        raise StoreError(f"cannot listen on port {launch.port}: {str(error).partition(chr(10))[0]}") from error

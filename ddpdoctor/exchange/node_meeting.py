@@ -226,7 +226,7 @@ def _knock(outbox: Outbox, token: bytes, limit_s: float) -> MailboxClient:
     """
     deadline = time.monotonic() + limit_s
     request = pack_request(RequestType.NOW, "now", b"")[LENGTH.size :]
-    seen = "nobody serves it"
+    seen = "it has no server"
     while (left_s := deadline - time.monotonic()) > 0:
         shown = outbox.meeting()
         if shown is None:
@@ -236,7 +236,7 @@ def _knock(outbox: Outbox, token: bytes, limit_s: float) -> MailboxClient:
         try:
             client.ask_within(request, min(KNOCK_S, left_s))
         except StoreError:
-            seen = "who serves it does not answer, or does not hold the same token (DDPDOCTOR_TOKEN)"
+            seen = "its server does not answer, or has another token (DDPDOCTOR_TOKEN)"
             continue
         return client
     raise StoreError(seen)

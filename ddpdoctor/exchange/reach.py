@@ -141,7 +141,7 @@ def receive(connection: socket.socket, length: int) -> bytes:
     while len(data) < length:
         part = connection.recv(length - len(data))
         if not part:
-            raise ConnectionError("the other side hung up")
+            raise ConnectionError("the other side closed the connection")
         data += part
     return bytes(data)
 
@@ -163,7 +163,7 @@ def look_up(host: str, port: int, limit_s: float) -> list[tuple[socket.AddressFa
     except queue.Empty:
         raise TimeoutError(f"no answer from the name server within {limit_s:.0f} s") from None
     if isinstance(answer, UnicodeError):
-        raise OSError(errno.EINVAL, "it is no host name")
+        raise OSError(errno.EINVAL, "it is not a host name")
     if isinstance(answer, OSError):
         raise answer
     return list(dict.fromkeys((entry[0], entry[4]) for entry in answer))
@@ -172,7 +172,7 @@ def look_up(host: str, port: int, limit_s: float) -> list[tuple[socket.AddressFa
 def describe(error: Exception) -> str:
     """Describe an error as a phrase."""
     if isinstance(error, TimeoutError) and not error.errno:
-        return str(error) if "name server" in str(error) else "no answer, as where a firewall drops packets"
+        return str(error) if "name server" in str(error) else "no answer; a firewall may drop the packets"
     if isinstance(error, socket.gaierror):
         return error.strerror or str(error)
     if isinstance(error, OSError) and error.errno:

@@ -50,7 +50,7 @@ class RequestHandler:
         try:
             total = int(self._values.get(key, b"0")) + int(amount if len(amount) <= MAX_DIGITS else b"")
         except ValueError:
-            raise BadRequest("to add takes whole numbers") from None
+            raise BadRequest("only whole numbers can be added") from None
         if amount != b"0":
             self._keep(key, b"%d" % total)
         return total

@@ -231,7 +231,7 @@ def _listen(port: int, *, one_host: bool) -> socket.socket:
             # Without IPv6, IPv4 is tried next. A port that is taken fails for both.
             error = failed
     assert error is not None
-    raise StoreError(f"port {port} cannot be listened on: {describe(error)}")
+    raise StoreError(f"cannot listen on port {port}: {describe(error)}")
 
 
 def _addresses(*, one_host: bool) -> Iterator[tuple[socket.AddressFamily, str]]:

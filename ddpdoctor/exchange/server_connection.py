@@ -98,7 +98,7 @@ class ConnectionState:
         client_nonce = bytes(self._inbox[:NONCE_BYTES])
         proof = bytes(self._inbox[NONCE_BYTES : NONCE_BYTES + PROOF_BYTES])
         if not hmac.compare_digest(proof, prove(self._token, b"client", self._nonce, client_nonce)):
-            raise WrongToken("it does not hold this job's token")
+            raise WrongToken("it does not have this job's token")
         del self._inbox[: NONCE_BYTES + PROOF_BYTES]
         self.proven = True
         self._outbox += prove(self._token, b"server", self._nonce, client_nonce)

@@ -36,7 +36,7 @@ MEANINGS = {
     ExitStatus.HUNG: "`wrap` stopped a hung job, as timeout(1) does",
     ExitStatus.INTERRUPTED: "interrupted",
 }
-"""The README's table."""
+"""The table of docs/exit-status.md."""
 
 
 def has_found(report: Report, fail_on: Severity | None) -> bool:

@@ -127,7 +127,7 @@ def _agree(
 ) -> StartDecision:
     rank = own.member.rank
     if conversation.add(f"come/{rank}", 1) > 1:
-        raise UserError(f"another process says that it is rank {rank}", help="Give each a RANK of its own.")
+        raise UserError(f"another process is also rank {rank}", help="Give each process its own RANK.")
     conversation.add("came", 1)
     verdict = None
     if rank == 0:
@@ -169,7 +169,7 @@ def _check_differences(proposals: Sequence[Proposal]) -> None:
     differences = find_differences(proposals)
     if differences:
         raise UserError(
-            "the ranks do not want the same: " + "; ".join(differences),
+            "the ranks have different settings: " + "; ".join(differences),
             help="Nothing was measured. Start every rank with the same command line and the same versions.",
         )
 

@@ -137,14 +137,14 @@ def check_nccl(gpus: Mapping[int, RankGpu | None]) -> None:
     lacking = [rank for rank, gpu in gpus.items() if gpu is None]
     if lacking:
         raise UserError(
-            "--backend nccl needs a GPU of its own for every rank; "
+            "--backend nccl needs its own GPU for every rank; "
             f"{rank_list(lacking)} {'has' if len(lacking) == 1 else 'have'} none",
             help="Start as many ranks as there are GPUs (--nproc-per-node), or use --backend gloo.",
         )
     sharing = _refused(gpus)
     if sharing:
         raise UserError(
-            f"--backend nccl needs a GPU of its own for every rank; {rank_list(sharing)} share one",
+            f"--backend nccl needs its own GPU for every rank; {rank_list(sharing)} share one",
             help="Start as many ranks as there are GPUs (--nproc-per-node), or use --backend gloo. To run NCCL on a "
             f"shared GPU all the same, set another {HOST_ID} for each rank, or {SHARE}=1 on all ranks with NCCL "
             f"{'.'.join(map(str, SHARES_SINCE))} or newer.",

@@ -161,12 +161,10 @@ def unreachable(launch: Launch, error: StoreError) -> UserError:
     """Return the error to show when the store cannot be reached or ranks get lost."""
     place = f"{launch.hosts[0]}:{launch.port}"
     if launch.rank == 0:
-        advice = "Did a rank fail before it came here? Is the command the same on every rank?"
-        return UserError(
-            f"the ranks cannot go on together at {place}: {error}", help=advice, status=ExitStatus.INCONCLUSIVE
-        )
+        advice = "Did a rank fail earlier? Is the command the same on every rank?"
+        return UserError(f"the ranks cannot continue at {place}: {error}", help=advice, status=ExitStatus.INCONCLUSIVE)
     return UserError(
-        f"rank {launch.rank} cannot go on without rank 0 at {place}: {error}",
+        f"rank {launch.rank} cannot continue without rank 0 at {place}: {error}",
         help="Is the command running on rank 0's host? Check MASTER_ADDR, MASTER_PORT and firewalls.",
         status=ExitStatus.INCONCLUSIVE,
     )

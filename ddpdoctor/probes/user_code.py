@@ -37,7 +37,7 @@ def load_callable(name: str, option: str) -> Callable[..., Any]:
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute or "/" in module_name or module_name.endswith(".py"):
-        raise UserError(f"{option} is {name!r}, which is no {FORM}", help=_form_hint(module_name, attribute))
+        raise UserError(f"{option} is {name!r}, which is not {FORM}", help=_form_hint(module_name, attribute))
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     with users_turn(f"{option} {name}: the module cannot be imported"):
@@ -49,8 +49,8 @@ def load_callable(name: str, option: str) -> Callable[..., Any]:
         found, owner = getattr(found, part), f"{owner}.{part}"
     if not callable(found):
         raise UserError(
-            f"{option} {name} is {_a(type(found).__name__)}, and no function",
-            help=f"Name a function that makes it: {FORM}.",
+            f"{option} {name} is {_a(type(found).__name__)}, not a function",
+            help=f"Name a function that returns it: {FORM}.",
         )
     function: Callable[..., Any] = found
     return function
@@ -84,7 +84,7 @@ def _import(module_name: str, option: str) -> Any:
             raise  # the module exists, but something that it imports does not
         raise UserError(
             f"{option}: there is no module {missing}",
-            help=f"Modules are looked for in {Path.cwd()} and where Python finds its own; start it in your project.",
+            help=f"Modules are searched in {Path.cwd()} and on Python's path. Run the command in your project folder.",
         ) from error
 
 

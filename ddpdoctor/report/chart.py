@@ -45,7 +45,7 @@ class _Scale:
 def draw_chart(series: Series, width: int) -> list[str]:
     """Draw the lines, or return nothing if there are too few points or there is too little room."""
     columns = min(width - LABEL_WIDTH - 3, MAX_COLUMNS)
-    known = [line for line in series.lines if len(line.points) > 1]
+    known = [line for line in series.lines if len(line.points) > 1 and not line.is_reference]
     drawn, reference = known[: len(MARKS)], series.reference
     if not drawn or columns < MIN_COLUMNS:
         return []
@@ -64,7 +64,7 @@ def draw_chart(series: Series, width: int) -> list[str]:
 
 def draw_sparks(series: Series) -> list[str]:
     """Draw each line in one line of characters, for where a chart has no room or nobody scrolls back to it."""
-    known = [line for line in series.lines if len(line.points) > 1]
+    known = [line for line in series.lines if len(line.points) > 1 and not line.is_reference]
     if not known:
         return []
     sizes = [x for line in known for x, _ in line.points]

@@ -21,7 +21,7 @@ def render_csv(report: Report) -> str:
     """
     records = read_content(report).records
     if records is None:
-        raise UserError("this report holds no table of measurements", help="--format json has all that it holds.")
+        raise UserError("this report has no table of measurements", help="--format json has everything.")
     text = io.StringIO()
     # Use Unix line ends, because shells, spreadsheets and pandas all accept them.
     writer = csv.writer(text, lineterminator="\n")

@@ -57,7 +57,7 @@ def _read_section(about: dict[str, Any]) -> Section:
     seen = [rank for rank in about.get("seen_ranks") or () if isinstance(rank, int)]
     world = about.get("world_size")
     of = f" of {world}" if isinstance(world, int) else ""
-    ranks = f"{len(seen)}{of}: {format_numbers(seen)}" if seen else "none is named"
+    ranks = f"{len(seen)}{of}: {format_numbers(seen)}" if seen else "no rank is named"
     problems = [str(one) for one in about.get("not_read") or ()]
     unknown = _number(about, "unknown_files")
     facts = (

@@ -134,7 +134,7 @@ def replica_words(report: Report) -> str | None:
     if not differing:
         return f"replicas equal: {checks}"
     nouns = " and ".join(NOUNS[what] for what in differing)
-    return f"replicas compared: {checks}; {nouns} differ, and no rule calls that wrong"
+    return f"replicas compared: {checks}; {nouns} differ, but no rule reports this as wrong"
 
 
 def _says_it(finding: Finding) -> bool:
@@ -162,4 +162,4 @@ def _read(report: Report) -> Consistency | None:
     try:
         return None if plain is None else decode(Consistency, plain)
     except WrongValue as error:
-        raise UserError(f"what the report says of replicas cannot be read: {error}") from error
+        raise UserError(f"the replicas in the report cannot be read: {error}") from error

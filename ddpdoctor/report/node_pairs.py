@@ -24,9 +24,9 @@ LEGEND = {
     "drop": "nothing came back",
     "refuse": "refused",
     "reset": "broken off",
-    "unreach": "prohibited, or no route",
-    "stall": "it connects, and a payload does not arrive",
-    "fail": "it failed otherwise",
+    "unreach": "rejected, or no route",
+    "stall": "it connects, but a payload does not arrive",
+    "fail": "another failure",
     "-": "not tried",
 }
 

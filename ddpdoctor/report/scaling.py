@@ -76,7 +76,7 @@ def _measured(result: ScalingResult, alone: ScalingLaunch) -> Section:
 
 def _kinds(rows: tuple[ScalingRow, ...]) -> list[str]:
     kinds = dict.fromkeys(row.kind for row in rows)
-    return [f"What was run is {KINDS[kind]}." for kind in kinds]
+    return [f"This run is {KINDS[kind]}." for kind in kinds]
 
 
 def _predicted(result: ScalingResult) -> tuple[Section, ...]:

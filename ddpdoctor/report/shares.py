@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 SHARES_HEAD = ("ranks", "samples", "repeated", "batches", "last batch", "left out")
 DRAWN_HEAD = ("pass", "ranks", "samples", "repeated", "batches", "last batch")
 SHARED_BY = {
-    Sharing.SAMPLER: "shared out by DistributedSampler",
+    Sharing.SAMPLER: "split by DistributedSampler",
     Sharing.SPLIT: "split by hand",
-    Sharing.NONE: "not shared out",
+    Sharing.NONE: "not split",
 }
 
 

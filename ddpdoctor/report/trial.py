@@ -107,7 +107,7 @@ def _reference_sections(trial: Trial) -> tuple[Section, ...]:
     among = f", the worst of {len(reference.steps)} steps" if len(reference.steps) > 1 else ""
     more = len(step.tensors) - WORST
     section: Section = (
-        Heading(text=f"DDP's gradient beside that of one process on the whole batch{samples}"),
+        Heading(text=f"DDP's gradient compared with one process on the whole batch{samples}"),
         Text(text=f"relative errors at step {step.step}{among}; rounding as measured against {against}", indent=2),
         _errors(sorted(step.tensors, key=lambda one: -error_ratio(one))[:WORST]),
         *([Text(text=f"and {more} more, with smaller errors relative to rounding", indent=2)] if more > 0 else []),
@@ -128,7 +128,7 @@ def _errors(worst: list[GradientErrors]) -> Table:
 def _rerun_sections(trial: Trial) -> tuple[Section, ...]:
     if trial.rerun is None or trial.rerun.step is not None:
         return ()
-    return ((Text(text="a second run with the same seed: the same bits on every rank"),),)
+    return ((Text(text="a second run with the same seed: equal bits on every rank"),),)
 
 
 def _worst_ratio(step: ReferenceStep) -> float:
@@ -142,6 +142,6 @@ def _healthy(trial: Trial, report: Report) -> str:
     if trial.reference is not None:
         passed = any(check.outcome is Outcome.PASSED and REFERENCE in {check.id, check.code} for check in report.checks)
         parts.append(
-            "DDP's gradient is that of one process" if passed else "the comparison with one process is inconclusive"
+            "DDP's gradient equals that of one process" if passed else "the comparison with one process is inconclusive"
         )
     return ", ".join(parts)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.tuning import RatioRange, TriedSetting, TuneResult
     from ddpdoctor.report.blocks import Section
 
-RESTARTED = "by restarts: each time the job was launched anew with this setting"
+RESTARTED = "by restarts: the job was launched again with this setting"
 
 
 def tune_content(report: Report) -> Content:

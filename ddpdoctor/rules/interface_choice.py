@@ -72,7 +72,11 @@ class Choice:
     """None if it cannot be known."""
 
     def __str__(self) -> str:
-        gloo = "it is unknown what Gloo would use" if self.gloo is None else f"Gloo would use {_words(self.gloo)}"
+        gloo = (
+            "it is unknown which interface Gloo would use"
+            if self.gloo is None
+            else f"Gloo would use {_words(self.gloo)}"
+        )
         return f"{gloo}, NCCL {_words(self.nccl[:1])}"
 
 

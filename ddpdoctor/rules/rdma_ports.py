@@ -103,5 +103,5 @@ def need_rdma(node: Node) -> Rdma:
     if isinstance(gpus, Unread) and gpus.why is Why.ABSENT:
         raise NotRead(gpus)
     if not isinstance(gpus, Unread) and not gpus.devices and not gpus.init_error:
-        raise NotRead(Unread(why=Why.NEEDLESS, reason="no GPU can be used here, and NCCL alone uses RDMA"))
+        raise NotRead(Unread(why=Why.NEEDLESS, reason="no GPU is usable here, and only NCCL uses RDMA"))
     return rdma

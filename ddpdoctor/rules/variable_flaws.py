@@ -90,7 +90,7 @@ def find_unknown(name: str, context: VariableContext) -> Flaw | None:
     why = ", because names are case-sensitive" if name.upper() == meant else ""
     return Flaw(
         name=name,
-        summary=f"nothing reads {name}{why}; the nearest known name is {meant}",
+        summary=f"nothing reads {name}{why}; did you mean {meant}?",
         severity=Severity.INFO if newer else Severity.WARNING,
         confidence=Confidence.LOW if newer else Confidence.HIGH,
         evidence=newer,
@@ -110,11 +110,11 @@ def _names(context: VariableContext) -> Iterator[str]:
 def _stranger(name: str, newer: tuple[str, ...]) -> Flaw:
     return Flaw(
         name=name,
-        summary=f"{name} is none of the variables that are known, and is like none of them",
+        summary=f"{name} is not a known variable, and no known name is similar",
         severity=Severity.INFO,
         confidence=Confidence.MEDIUM,
         evidence=newer
-        or (f"known are those of NCCL to {NEWEST['nccl']} and torch to {NEWEST['torch']}; a plugin may read more",),
+        or (f"known variables: NCCL up to {NEWEST['nccl']}, torch up to {NEWEST['torch']}; a plugin may read others",),
     )
 
 
@@ -123,7 +123,7 @@ def _newer_than_table(name: str, context: VariableContext) -> tuple[str, ...]:
     newest, installed = release(NEWEST[owner]), context.versions.get(owner, ())
     if installed[: len(newest)] <= newest:
         return ()
-    return (f"{OWNERS[owner]} {_text(installed)} is installed; variables are known to {NEWEST[owner]}",)
+    return (f"{OWNERS[owner]} {_text(installed)} is installed; variables are known up to {NEWEST[owner]}",)
 
 
 def _text(version: Version) -> str:
@@ -139,7 +139,7 @@ def find_too_new(variable: Variable, value: str, context: VariableContext) -> Fl
         return None
     return Flaw(
         name=variable.name,
-        summary=f"{variable.name}={show(value)} has no effect: NCCL reads it from {variable.since} on",
+        summary=f"{variable.name}={show(value)} has no effect: NCCL reads it since {variable.since}",
         severity=Severity.INFO,
         evidence=(f"NCCL {_text(installed)} is installed",),
     )
@@ -182,7 +182,7 @@ def find_deprecated(variable: Variable, value: str, context: VariableContext) ->
     certain = bool(installed) or not until or until < release(OLDEST[variable.component])
     return Flaw(
         name=variable.name,
-        summary=f"{variable.name} has no effect: {reason}" if certain else f"{variable.name} is out of use: {reason}",
+        summary=f"{variable.name} has no effect: {reason}" if certain else f"{variable.name} is obsolete: {reason}",
         severity=Severity.WARNING if certain else Severity.INFO,
         evidence=_successor(variable) + _installed(variable, context),
     )
@@ -203,7 +203,7 @@ def _old_name(variable: Variable, context: VariableContext) -> Flaw | None:
         )
     return Flaw(
         name=variable.name,
-        summary=f"{variable.name} is an old name: {successor.name} has taken its place",
+        summary=f"{variable.name} is an old name: use {successor.name}",
         evidence=_installed(variable, context),
         set_name=successor.name,
     )
@@ -217,7 +217,7 @@ def _reads(installed: Version, variable: Variable) -> bool:
 
 def _successor(variable: Variable) -> tuple[str, ...]:
     """Name the similar variable of today. It is not put into the command, because its values are different."""
-    return (f"{variable.replaced_by} is what there is now, with values of its own",) if variable.replaced_by else ()
+    return (f"{variable.replaced_by} replaces it, with different values",) if variable.replaced_by else ()
 
 
 def _installed(variable: Variable, context: VariableContext) -> tuple[str, ...]:
@@ -246,7 +246,7 @@ def find_danger(variable: Variable, value: str, context: VariableContext) -> Fla
 def _needless_ib_disable(value: str) -> Flaw:
     return Flaw(
         name="NCCL_IB_DISABLE",
-        summary=f"NCCL_IB_DISABLE={show(value)} is needless here, where there is no InfiniBand or RoCE device; "
-        "where there is one, it makes NCCL use TCP sockets",
+        summary=f"NCCL_IB_DISABLE={show(value)} is not needed here, because there is no InfiniBand or RoCE device; "
+        "with one, it would make NCCL use TCP sockets",
         severity=Severity.INFO,
     )

@@ -49,11 +49,11 @@ ADDRESS_FAMILIES = {
     "ipv4": "AF_INET", "inet": "AF_INET", "4": "AF_INET", "ipv6": "AF_INET6", "inet6": "AF_INET6", "6": "AF_INET6",
 }  # fmt: skip
 OTHERWISE = {
-    "NCCL_DEBUG": "with any other word it prints nothing, not even warnings",
-    "GLOO_DEVICE_TRANSPORT": 'it stops with "unsupported gloo device"',
-    "LOGLEVEL": 'it stops with "Unknown level"',
-    "CUDA_MODULE_LOADING": "with any other word it takes its default",
-    "CUDA_DEVICE_ORDER": "with any other word it takes FASTEST_FIRST",
+    "NCCL_DEBUG": "with any other value, it prints nothing, not even warnings",
+    "GLOO_DEVICE_TRANSPORT": 'it fails with "unsupported gloo device"',
+    "LOGLEVEL": 'it fails with "Unknown level"',
+    "CUDA_MODULE_LOADING": "with any other value, it uses its default",
+    "CUDA_DEVICE_ORDER": "with any other value, it uses FASTEST_FIRST",
 }
 STOPPING = frozenset({"GLOO_DEVICE_TRANSPORT"})
 
@@ -111,7 +111,7 @@ def _check_ends(value: str) -> ValueFlaw | None:
     if comment:
         return ValueFlaw(what="the comment is part of the value", instead=text.strip())
     if value != value.strip():
-        return ValueFlaw(what="the white space at its end is part of the value", instead=value.strip())
+        return ValueFlaw(what="the trailing whitespace is part of the value", instead=value.strip())
     return None
 
 
@@ -120,7 +120,7 @@ def _check_number(variable: Variable, value: str, limits: str) -> ValueFlaw | No
     number = read_number(value)
     if found is None or not _is_end(value[found.end() :]):
         return ValueFlaw(
-            what=f"{_reader(variable)} takes a whole number, and reads this as {_reading(variable, found, number)}",
+            what=f"{_reader(variable)} takes an integer, and reads this as {_reading(variable, found, number)}",
             instead=_meant_number(value),
         )
     if number in UNSET_NUMBERS and variable.component == "nccl":
@@ -135,7 +135,7 @@ def _is_end(rest: str) -> bool:
 
 def _reading(variable: Variable, found: re.Match[str] | None, number: int) -> str:
     """Return how the reader takes the value: NCCL 2.31.2 logs "set by environment to 0", 2.32.3 "using default"."""
-    return "0 (from 2.32 on as not set)" if found is None and variable.component == "nccl" else str(number)
+    return "0 (since 2.32 as not set)" if found is None and variable.component == "nccl" else str(number)
 
 
 def _meant_number(value: str) -> str:
@@ -166,32 +166,32 @@ def _check_torch_bool(variable: Variable, value: str, _: str) -> ValueFlaw | Non
 def _check_torch_int(variable: Variable, value: str, limits: str) -> ValueFlaw | None:
     found = re.match(r"\s*[+-]?\d+", value)
     if found is None:
-        return _refused(variable, "takes a whole number", _meant_number(value))
+        return _refused(variable, "takes an integer", _meant_number(value))
     return _check_range(variable, int(found[0]), limits)
 
 
 def _refused(variable: Variable, takes: str, meant: str) -> ValueFlaw:
-    text = f'torch {takes}, and stops with "Invalid value for environment variable: {variable.name}"'
+    text = f'torch {takes}, and fails with "Invalid value for environment variable: {variable.name}"'
     return ValueFlaw(what=text, instead=meant, stops=True)
 
 
 def _check_zero_one(_variable: Variable, value: str, _: str) -> ValueFlaw | None:
     if value in {"0", "1"}:
         return None
-    return ValueFlaw(what="torch takes 0 or 1 here, and passes over anything else", instead=_meant_number(value))
+    return ValueFlaw(what="torch takes 0 or 1 here, and ignores anything else", instead=_meant_number(value))
 
 
 def _check_one(variable: Variable, value: str, _: str) -> ValueFlaw | None:
     if value == "1" or value.strip().lower() not in ON_WORDS:
         return None
-    return ValueFlaw(what=f"{_reader(variable)} takes 1 alone for on, and this for off", instead="1")
+    return ValueFlaw(what=f"{_reader(variable)} takes only 1 as on, and reads this as off", instead="1")
 
 
 def _check_python_int(variable: Variable, value: str, limits: str) -> ValueFlaw | None:
     try:
         number = int(value)
     except ValueError:
-        what = f"{_reader(variable)} takes a whole number, and stops with a ValueError"
+        what = f"{_reader(variable)} takes an integer, and fails with a ValueError"
         return ValueFlaw(what=what, instead=_meant_number(value), stops=True)
     return _check_range(variable, number, limits)
 
@@ -200,7 +200,7 @@ def _check_threads(variable: Variable, value: str, _: str) -> ValueFlaw | None:
     parts = [part.strip() for part in value.split(",")]
     if all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
         return None
-    return ValueFlaw(what=f"{_reader(variable)} takes a number from 1, and uses all CPUs otherwise")
+    return ValueFlaw(what=f"{_reader(variable)} takes a number of at least 1; otherwise it uses all CPUs")
 
 
 def _check_words(variable: Variable, value: str, words: str) -> ValueFlaw | None:
@@ -218,7 +218,7 @@ def _check_level(variable: Variable, value: str, words: str) -> ValueFlaw | None
 
 def _no_such_word(variable: Variable, value: str, known: list[str]) -> ValueFlaw:
     reader = _reader(variable)
-    otherwise = OTHERWISE.get(variable.name, "any other word is passed over")
+    otherwise = OTHERWISE.get(variable.name, "it ignores any other value")
     return ValueFlaw(
         what=f"{reader} takes {', '.join(known[:-1])} or {known[-1]}; {otherwise}",
         instead=_meant_word(value, known),
@@ -240,7 +240,7 @@ def _check_elements(variable: Variable, value: str, words: str) -> ValueFlaw | N
     wrong = [word for word in value.strip().removeprefix("^").split(",") if word and _plain(word) not in plain]
     if not wrong:
         return None
-    return ValueFlaw(what=f"{_reader(variable)} knows no {wrong[0]}: it takes {', '.join(known)}", sure=False)
+    return ValueFlaw(what=f"{_reader(variable)} does not know {wrong[0]}: it takes {', '.join(known)}", sure=False)
 
 
 def _plain(word: str) -> str:
@@ -252,7 +252,7 @@ def _check_per_collective(variable: Variable, value: str, words: str) -> ValueFl
     for part in value.strip().split(";"):
         collective, colon, elements = part.rpartition(":")
         if colon and _plain(collective) not in {_plain(name) for name in COLLECTIVES}:
-            return ValueFlaw(what=f"NCCL knows no collective {collective.strip()}", sure=False)
+            return ValueFlaw(what=f"NCCL has no collective {collective.strip()}", sure=False)
         wrong = _check_elements(variable, elements, words)
         if wrong is not None:
             return wrong
@@ -263,14 +263,14 @@ def _check_debug_level(_variable: Variable, value: str, _: str) -> ValueFlaw | N
     known = ["OFF", "INFO", "DETAIL"]
     if value.upper() in known:
         return None
-    text = 'torch stops with "The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL" when it is imported'
+    text = 'torch fails with "The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL" when it is imported'
     return ValueFlaw(what=text, instead=_meant_word(value, known), stops=True)
 
 
 def _check_path(_variable: Variable, value: str, _: str) -> ValueFlaw | None:
     if not value.startswith("~"):
         return None
-    return ValueFlaw(what='"~" is not expanded: this is a folder of that very name')
+    return ValueFlaw(what='"~" is not expanded: this is a folder named "~"')
 
 
 def _check_port(variable: Variable, value: str, _: str) -> ValueFlaw | None:

@@ -123,7 +123,10 @@ def test_an_interrupted_run_says_by_what_and_that_it_is_partial():
     stop = Stop(ending=Ending.INTERRUPTED, phase="measure", signal="SIGINT")
     text = draw(benches.report(rows=benches.results(benches.SIZES[:2]), status=JobStatus.INTERRUPTED, stop=stop))
 
-    assert "interrupted by SIGINT in phase measure: the results are partial; what is above was measured before" in text
+    assert (
+        "interrupted by SIGINT in phase measure: the results are partial; the results above were measured before"
+        in text
+    )
     assert text.startswith("ddpdoctor: no cause found")
     assert "\n  8 ranks, interrupted, results partial; report in run\n" in text
 
@@ -146,7 +149,7 @@ def test_a_rank_that_comes_late_is_named_only_where_it_matters():
     late = replace(benches.ARRIVALS[3], rank=3)
 
     def named(arrival):
-        return "comes last to" in draw(benches.report(arrivals=(arrival,)))
+        return "is last in" in draw(benches.report(arrivals=(arrival,)))
 
     assert named(late)
     assert not named(replace(late, share=0.4))
@@ -164,7 +167,7 @@ def test_markdown_starts_with_the_verdict_and_escapes_markup():
 
 
 def test_a_report_of_another_verb_cannot_be_drawn_in_these_columns():
-    for form, said in (("csv", "no table"), ("nccl-tests", "no report of `ddpdoctor allreduce-bench`")):
+    for form, said in (("csv", "no table"), ("nccl-tests", "not a report of `ddpdoctor allreduce-bench`")):
         with pytest.raises(UserError, match=said):
             render(replace(benches.report(), data={}), form)
 

@@ -38,7 +38,7 @@ def test_help_shows_every_option_with_its_default(run):
         (("--compare", "nowhere", "--fail-below", "120%"), "--fail-below is '120%'", "90%"),
         (("--compare", "nowhere"), "there is no nowhere", ""),
         (("--compare", "broken.json"), "broken.json: the report cannot be read", ""),
-        (("--compare", "other.json"), "other.json is no report of allreduce-bench", "--report-dir"),
+        (("--compare", "other.json"), "other.json is not a report of allreduce-bench", "--report-dir"),
         (("--compare", "damaged.json"), "damaged.json cannot be read: size_bytes", "--report-dir"),
         (("--model-size", "huge"), "--model-size is 'huge'", "350M"),
         (("--output", "no/such"), "--output no/such cannot be written: No such file", "another file"),

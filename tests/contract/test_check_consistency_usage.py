@@ -26,8 +26,8 @@ def test_help_shows_every_option_within_80_columns(run):
     ("options", "message"),
     [
         ((), "neither --model nor --diff was given"),
-        (("a.pt", "b.pt"), "files are compared with --diff only"),
-        (("--diff", "a.pt"), "--diff needs at least two files, and was given 1"),
+        (("a.pt", "b.pt"), "files are compared only with --diff"),
+        (("--diff", "a.pt"), "--diff needs at least two files, but got 1"),
         (("--model", "m:f", "--timeout", "soon"), "--timeout is 'soon'"),
         (("--model", "m:f", "--steps", "0"), "--steps"),
         (("--model", "m:f", "--backend", "mpi"), "--backend"),

@@ -16,12 +16,15 @@ from tests.scenarios.running import SCHEMA, clean_environment, free_port
 COMMAND = (sys.executable, "-m", "ddpdoctor", "check-rendezvous")
 LIMIT_S = 250
 WRONG = {
-    "nothing says which nodes": ([], "nothing says which nodes are to meet"),
+    "nothing says which nodes": ([], "nothing says which nodes belong to the job"),
     "no number of this node": (["--nnodes", "2", "--master-addr", "node0"], "needs --node-rank"),
     "no place to meet": (["--nnodes", "2", "--node-rank", "0"], "needs --master-addr or --rdzv-endpoint"),
-    "no number of nodes": (["--nnodes", "two", "--node-rank", "0", "--master-addr", "a"], "is no number of nodes"),
-    "no range of ports": (["--port-range", "9"], "--port-range 9 is no range of ports"),
-    "no duration": (["--timeout", "soon"], "--timeout"),
+    "not a number of nodes": (
+        ["--nnodes", "two", "--node-rank", "0", "--master-addr", "a"],
+        "is not a number of nodes",
+    ),
+    "no range of ports": (["--port-range", "9"], "--port-range 9 is not a range of ports"),
+    "not a duration": (["--timeout", "soon"], "--timeout"),
 }
 
 

@@ -41,7 +41,7 @@ def test_the_arithmetic_is_drawn_in_a_pipe_and_needs_no_torch(run):
         "ddpdoctor: no problem found\n"
         "  1 note; checks: 4 passed, 1 skipped (-v shows each)\n"
         "\n"
-        "455 samples, 2 ranks, batches of 8: shared out by DistributedSampler, shuffled\n"
+        "455 samples, 2 ranks, batches of 8: split by DistributedSampler, shuffled\n"
         "\n"
         "  ranks   samples  repeated  batches  last batch  left out\n"
         "  0           228         0       29           4         0\n"
@@ -76,15 +76,15 @@ def test_the_exit_status_follows_what_was_found(run):
         (("check-data",), "--samples, or --dataset"),
         (("check-data", "--samples", "4"), "--samples needs --world-size"),
         (("check-data", "--samples", "0", "--world-size", "2"), "--samples"),
-        ((*plan(), "--split", "--no-sampler"), "two things"),
+        ((*plan(), "--split", "--no-sampler"), "not both"),
         ((*plan(), "--split", "--sampler-drop-last"), "--sampler-drop-last"),
-        (("check-data", "--dataset", "data:make", "--drop-last"), "--drop-last is for the arithmetic"),
+        (("check-data", "--dataset", "data:make", "--drop-last"), "--drop-last cannot be used with --dataset"),
         (("check-data", "--dataset", "data.py:make"), "data:make"),
         (("check-data", "--dataset", "data:fail"), "ValueError: no such data"),
         (("check-data", "--dataset", "data:make", "--timeout", "soon"), "--timeout is 'soon'"),
         (("check-checkpoint",), "FILE"),
         (("check-checkpoint", "gone.pt"), "there is no gone.pt"),
-        (("check-checkpoint", "."), "holds no checkpoint"),
+        (("check-checkpoint", "."), "has no checkpoint"),
         (("check-checkpoint", "data.py", "--model", "data:fail"), "ValueError: no such data"),
     ],
 )

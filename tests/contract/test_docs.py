@@ -24,6 +24,7 @@ def load_generator() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -75,11 +76,14 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
-def test_readme_names_every_exit_status_and_the_command_that_ci_runs() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_page_of_exit_statuses_names_each() -> None:
+    page = (DOCS / "exit-status.md").read_text()
 
-    assert "".join(f"| {status.value} | {meaning} |\n" for status, meaning in MEANINGS.items()) in readme
-    assert "<!-- ci: test -->\n```sh\npython3 -m venv .venv && " in readme
+    assert "".join(f"| {status.value} | {meaning} |\n" for status, meaning in MEANINGS.items()) in page
+
+
+def test_readme_has_the_command_that_ci_runs() -> None:
+    assert "<!-- ci: test -->\n```sh\npython3 -m venv .venv && " in (ROOT / "README.md").read_text()
 
 
 def test_no_other_module_has_numbers_for_exit_statuses() -> None:
@@ -88,16 +92,6 @@ def test_no_other_module_has_numbers_for_exit_statuses() -> None:
     modules = [path for path in (ROOT / "ddpdoctor").rglob("*.py") if path.name != "exit_status.py"]
 
     assert {str(path): numbers.findall(path.read_text()) for path in modules if numbers.search(path.read_text())} == {}
-
-
-def test_readme_table_has_the_code_and_kind_of_each_progress_rule() -> None:
-    from ddpdoctor.rules.registry import all_rules
-
-    rows = re.findall(r"^\| (DD\d{3}) \| `([a-z-]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
-    rules = {(rule.code, rule.kind) for rule in all_rules()}
-
-    assert set(rows) <= rules
-    assert {row for row in rows if row[0].startswith("DD6")} == {rule for rule in rules if rule[0].startswith("DD6")}
 
 
 def test_each_code_that_a_page_names_is_a_rule() -> None:

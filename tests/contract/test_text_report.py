@@ -131,7 +131,7 @@ def test_what_was_compared_is_counted_by_the_best_clock(streams, reported):
 
 def test_differences_that_no_rule_holds_for_wrong_do_not_read_like_equal():
     last = render(with_streams(stream(differences=(DRIFT,)))).splitlines()[-1]
-    assert last.endswith("(160 tensors, 4 ranks); parameters differ, and no rule calls that wrong")
+    assert last.endswith("(160 tensors, 4 ranks); parameters differ, but no rule reports this as wrong")
     assert "equal" not in last
 
 
@@ -149,7 +149,7 @@ def test_a_note_takes_nothing_from_replicas_that_are_equal():
 
 
 def test_damaged_facts_of_replicas_are_reported():
-    with pytest.raises(UserError, match="replicas cannot be read"):
+    with pytest.raises(UserError, match="replicas in the report cannot be read"):
         render(replace(FINISHED, data={"consistency": {"check_every": "x"}}))
 
 

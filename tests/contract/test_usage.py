@@ -130,7 +130,7 @@ def test_version(run):
         (("wrap", "--quiet", "torchrun", "ok.py"), "`ddpdoctor wrap --quiet -- torchrun ok.py`"),
         (("wrap", "--nproc-per-node=2", "torchrun", "ok.py"), "-- torchrun --nproc-per-node=2 ok.py`"),
         (("report", "gone"), "there is no gone"),
-        (("report", "."), "no run folder"),
+        (("report", "."), "not a run folder"),
         (("report", "ok.py"), "cannot be read"),
         (("report", "--format", "xml", "."), "--format"),
         (("explain",), "no code"),
@@ -198,7 +198,7 @@ def test_a_defect_of_ours_is_status_3_and_its_traceback_goes_to_a_file(tmp_path)
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = forking.run("-c", code, env=env)
     assert done.returncode == 3
-    assert "a defect of ddpdoctor: ZeroDivisionError" in done.stderr
+    assert "internal error in ddpdoctor: ZeroDivisionError" in done.stderr
     assert "Traceback (" not in done.stderr
     (saved,) = tmp_path.glob("ddpdoctor-defect-*.txt")
     assert str(saved) in done.stderr

@@ -52,62 +52,63 @@ THREAD = stack(line(31, "upload"), LOCK, main=False, thread="uploader")
 
 STUCK = {
     "a debugger's prompt": (PDB, {"blocked": Blocked(call="read", fd=0, file="pipe", alone_on_fd0=True)},
-        "waits for somebody to type into a debugger or console (pdb.py)", "breakpoint"),
+        "waits for input in a debugger or console (pdb.py)", "breakpoint"),
     "a script that a debugger runs, and not its prompt": ((lib(f"{STDLIB}/bdb.py", "run"),), {"blocked": SLEEP},
         "is in", "raise --hang-timeout"),
     "input": ((), {"blocked": Blocked(call="read", fd=0, file="/dev/pts/1", alone_on_fd0=True)},
-        "waits for input on its standard input (/dev/pts/1)", "input()"),
+        "waits for input on stdin (/dev/pts/1)", "input()"),
     "input, by readline": ((), {"blocked": Blocked(call="pselect6", alone_on_fd0=True)},
-        "waits for input on its standard input", "input()"),
+        "waits for input on stdin", "input()"),
     "a read of another file": ((),
         {"blocked": Blocked(call="read", fd=7, file="/data/x")}, None, "raise --hang-timeout"),
     "compiles": ((DYNAMO,), {}, "compiles (convert_frame.py, _compile)", "TORCHINDUCTOR_CACHE_DIR"),
     "runs what was compiled": ((COMPILED,), {}, None, "raise --hang-timeout"),
     "builds an extension": ((lib(f"{TORCH}/utils/cpp_extension.py", "_run_ninja_build"), SUBPROCESS),
         {"commands": ((77, "/usr/bin/ninja -v"),)},
-        "compiles (cpp_extension.py, _run_ninja_build), and runs /usr/bin/ninja -v (process 77)",
+        "compiles (cpp_extension.py, _run_ninja_build), running /usr/bin/ninja -v (process 77)",
         "TORCH_EXTENSIONS_DIR"),
     "a baton that was left": ((lib(f"{TORCH}/utils/cpp_extension.py", "load"), BATON),
-        {"blocked": SLEEP, "lock_path": "/root/.cache/x/lock"}, "waits until /root/.cache/x/lock is gone",
+        {"blocked": SLEEP, "lock_path": "/root/.cache/x/lock"}, "waits for /root/.cache/x/lock to be removed",
         "delete /root/.cache/x/lock"),
     "a lock of another rank": ((), {"blocked": Blocked(call="flock", fd=3), "waits_for_lock": HELD},
-        "waits for the lock on /data/cache.lock, which rank 0 (process 1000) holds", "let rank 0 give the lock back"),
+        "waits for the lock on /data/cache.lock; rank 0 (process 1000) holds it", "release the lock in rank 0"),
     "a lock of another process": ((), {"waits_for_lock": FileLock(path=None, kind="fcntl", holder_pid=9, holder="etl")},
-        "waits for a lock on a file, which process 9 (etl) holds", "let process 9 give"),
-    "a lock of another host": ((), {"waits_for_lock": FOREIGN}, "cannot be seen from here", "give the lock back"),
+        "waits for a lock on a file; process 9 (etl) holds it", "release the lock in process 9"),
+    "a lock of another host": ((), {"waits_for_lock": FOREIGN},
+        "a process on another host or in another container holds it", "release the lock"),
     "polls for a lock of another rank": ((FILELOCK,), {"lock_path": HELD.path, "locks_of_others": (HELD,)},
-        "waits for the lock on /data/cache.lock, which rank 0", "let rank 0"),
+        "waits for the lock on /data/cache.lock; rank 0", "release the lock in rank 0"),
     "polls for a lock that nobody here holds": ((FILELOCK,),
         {"lock_path": "/data/other.lock", "locks_of_others": (HELD,)},
         "polls for the lock file /data/other.lock; no process of this job holds a lock on it", "another job or host"),
     "polls for a lock of another job": ((FILELOCK,), {"lock_path": "/data/c.lock", "lock_file": LockFile(
         path="/data/c.lock", kind=LockKind.KERNEL, exists=True, holders=(ETL,))},
-        "waits for the lock on /data/c.lock, which process 9 (etl) holds", "let process 9 give"),
+        "waits for the lock on /data/c.lock; process 9 (etl) holds it", "release the lock in process 9"),
     "a marker whose owner builds": ((BATON,), {"lock_file": replace(LEFT, holders=(ETL,))},
-        "waits until the lock file /x/lock is gone, which process 9 (etl) has open", "see what process 9 does"),
+        "waits for lock file /x/lock to be removed; process 9 (etl) has it open", "check what process 9 is doing"),
     "a marker of a rank": ((BATON,), {"lock_file": replace(LEFT, holders=(Owner(pid=1000, command="python"),))},
-        "which rank 0 (process 1000) has open", "see what rank 0 does"),
+        "rank 0 (process 1000) has it open", "check what rank 0 is doing"),
     "a marker that was left behind": ((BATON,), {"lock_file": LEFT},
-        "no process that can be seen has it open; it is 3 h old: its owner ended without removing it", "`rm /x/lock`"),
+        "no visible process has it open; it is 3 h old: its owner exited without removing it", "`rm /x/lock`"),
     "a marker that names who has ended": ((), {"lock_file": replace(LEFT, named_pid=5, named_lives=False)},
-        "has it open, and process 5, which it names, has ended", "`rm /x/lock`"),
+        "has it open, and process 5, which it names, is gone", "`rm /x/lock`"),
     "a marker that names who lives": ((), {"lock_file": replace(LEFT, named_pid=5, named_lives=True)},
-        "which names process 5", "see what process 5 does"),
+        "the file names process 5", "check what process 5 is doing"),
     "a marker on a network file system": ((BATON,), {"lock_file": replace(LEFT, shared=True)},
-        "it is unknown whether its owner is alive: it lies on a network file system", "if no process uses it any more"),
+        "it is unknown whether its owner is alive: it is on a network file system", "if no process uses it anymore"),
     "a marker that names another host": ((BATON,), {"lock_file": replace(LEFT, named_pid=5, named_host="node7")},
-        "it is unknown whether its owner is alive: it names a process of node7", "if no process uses it any more"),
+        "it is unknown whether its owner is alive: it names a process on node7", "if no process uses it anymore"),
     "a marker of a user who cannot be looked into": ((BATON,), {"lock_file": replace(LEFT, unseen=2)},
-        "2 processes of its owner could not be looked into", "if no process uses it any more"),
+        "2 processes of its owner could not be inspected", "if no process uses it anymore"),
     "a marker that is gone": ((BATON,), {"lock_file": LockFile(path="/x/lock", kind=LockKind.MARKER, exists=False)},
         None, "raise --hang-timeout"),
     "another rank holds a lock that nobody waits for": ((), {"blocked": SLEEP, "locks_of_others": (HELD,)},
         "is in time.sleep", "raise --hang-timeout"),
     "a child that was killed": ((QUEUE,), {"lost_children": (LostChild(pid=5, name="worker", signal="SIGKILL"),)},
-        "its child 5 (worker) died of SIGKILL", "why that process ended"),
+        "its child 5 (worker) was killed by SIGKILL", "why that process ended"),
     "a child that left with an error": ((QUEUE,),
         {"lost_children": (LostChild(pid=5, name="", exit_code=3, reaped=True),)},
-        "its child 5 ended with status 3", "why that process ended"),
+        "its child 5 exited with status 3", "why that process ended"),
     "children that a loader has ended as usual": ((QUEUE,), {"lost_children": (
         LostChild(pid=5, name="", exit_code=0, reaped=True), LostChild(pid=6, name="", signal="SIGTERM", reaped=True))},
         None, "raise --hang-timeout"),
@@ -117,14 +118,15 @@ STUCK = {
         "waits for the command `rsync -a /a /b` (process 8)", "timeout=60"),
     "a command that runs beside": ((), {"blocked": SLEEP, "commands": ((8, "tensorboard"),)}, "is in", "raise --hang"),
     "a server of files": ((), {"kernel_function": "nfs_wait_bit_killable", "blocked": Blocked(
-        call="openat", file=None)}, "waits in the kernel for a server of NFS (nfs_wait_bit_killable)", "(NFS) answers"),
+        call="openat", file=None)},
+        "waits in the kernel for the NFS server (nfs_wait_bit_killable)", "NFS file system responds"),
     "a request": ((SOCKET,), {"blocked": Blocked(call="recvfrom", fd=5, file="socket", remote="93.184.0.1:443")},
-        "waits on the network in socket.py, readinto, for 93.184.0.1:443", "give the request a time limit"),
+        "waits on the network in socket.py, readinto, for 93.184.0.1:443", "give the request a timeout"),
     "a key of the store": ((), {"blocked": Blocked(call="poll", fd=5, file="socket", remote="127.0.0.1:29500"),
-        "store_port": 29500}, "waits for an answer of the job's store (127.0.0.1:29500)", "store.get"),
+        "store_port": 29500}, "waits for a reply from the job's store (127.0.0.1:29500)", "store.get"),
     "another server, without a library": ((), {"blocked": Blocked(call="recvfrom", fd=5, remote="10.0.0.1:6379"),
-        "store_port": 29500}, "waits for data of 10.0.0.1:6379", "raise --hang-timeout"),
-    "sleeps": ((), {"blocked": SLEEP}, "is in time.sleep, or another sleep in C", "raise --hang-timeout"),
+        "store_port": 29500}, "waits for data from 10.0.0.1:6379", "raise --hang-timeout"),
+    "sleeps": ((), {"blocked": SLEEP}, "is in time.sleep or another C sleep", "raise --hang-timeout"),
     "nothing could be read": ((), {}, None, "raise --hang-timeout"),
 }  # fmt: skip
 
@@ -146,7 +148,7 @@ def test_the_cause_of_a_stuck_rank_is_named(name):
 
 
 def test_a_futex_names_the_other_threads_and_nobody_where_there_is_none():
-    assert "rank 1: sleeps until another thread wakes it (futex); its other threads: uploader at train.py:31" in (
+    assert "rank 1: sleeps until another thread wakes it (futex); its other threads: uploader (train.py:31)" in (
         stuck(threads=(THREAD,), blocked=FUTEX).evidence
     )
     assert not [text for text in stuck(blocked=FUTEX).evidence if text.startswith("rank 1: ")]
@@ -170,7 +172,7 @@ def test_a_rank_that_frees_its_process_group_with_the_gil_held_is_done(name):
     )
     (finding,) = judge(job(ended(0), alone, ended(2), now_ns=NOW + 1000 * S)).findings
     assert (finding.kind, finding.ranks) == ("stuck", (1,))
-    assert any("it frees its process group and holds the GIL" in text for text in finding.evidence) == frees
+    assert any("freeing its process group; it holds the GIL" in text for text in finding.evidence) == frees
     assert ("`del model`" in finding.fix) == frees
 
 
@@ -234,7 +236,7 @@ def test_a_lock_of_another_job_is_reported_in_time_and_nobody_is_stopped(name):
     late = judged(41 * S)
     (finding,) = late.findings
     assert (finding.ranks, finding.confidence, late.certain) == ((0, 1, 2), Confidence.MEDIUM, False)
-    assert "which process 9 (etl) h" in finding.evidence[0]
+    assert "; process 9 (etl) h" in finding.evidence[0]
 
 
 def test_nobody_is_named_while_one_rank_builds_and_the_others_poll():
@@ -251,7 +253,7 @@ def test_what_several_ranks_share_is_reported_once():
     causes = ProcessCauses(blocked=SLEEP)
     samples = (sample(stack(line(12, "load"))),)
     finding = judge(job(*(in_user(n, samples=samples, causes=causes) for n in range(3)))).findings[0]
-    assert finding.evidence[0] == "ranks 0-2: is in time.sleep, or another sleep in C"
+    assert finding.evidence[0] == "ranks 0-2: is in time.sleep or another C sleep"
 
 
 def died(rank, *, group=None, machine=None, shared=None):
@@ -290,8 +292,8 @@ BUS_TEXT = "DataLoader worker (pid 77) is killed by signal: Bus error. It is pos
 DEAD = {
     "killed by the OOM killer, in a cgroup": (
         killed(0, oom_killed=True, causes=USED), {"group": space(64, 63), "machine": space(512, 200)},
-        ("rank 0: used 61.0 GiB when it was last looked at, of the 64.0 GiB that its cgroup allows; its 8 child "
-        "processes 12.0 GiB"), "less memory"),
+        ("rank 0: used 61.0 GiB when last measured, of the 64.0 GiB that its cgroup allows; its 8 child "
+        "processes used 12.0 GiB"), "less memory"),
     "killed by the OOM killer, without a cgroup": (
         killed(0, oom_killed=True, causes=USED), {"machine": space(64, 63)}, "that the machine has", "less memory"),
     "killed, nobody knows by whom, memory full": (
@@ -304,27 +306,27 @@ DEAD = {
         killed(0, "SIGBUS"), {"shared": space(0.0625, 0.0625)}, "/dev/shm had 64 MiB of 64 MiB in use: it was full",
         "--shm-size"),
     "a bus error with room in /dev/shm": (
-        killed(0, "SIGBUS"), {"shared": space(16, 1)}, "it may have been full for a moment", "native code"),
+        killed(0, "SIGBUS"), {"shared": space(16, 1)}, "it may have been full between measurements", "native code"),
     "a limit of addresses": (
         raised("RuntimeError", CPU_TEXT, AT_LIMIT), {"machine": space(64, 5)},
-        "its address space was 3.5 GiB of the 4.0 GiB that RLIMIT_AS (ulimit -v) allows, and 8.0 GiB more were asked",
+        "its address space was 3.5 GiB of the 4.0 GiB that RLIMIT_AS (ulimit -v) allows, and it asked for 8.0 GiB more",
         "ulimit -v"),
     "a MemoryError of which nothing was noted": (raised("MemoryError", ""), {}, None, "fix the error"),
     "a GPU that is full": (
         raised("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 GiB.", ON_GPU), {},
-        "on GPU 0 tensors held 60.0 GiB (at most 62.0 GiB), and torch had reserved 78.0 GiB (at most 78.0 GiB)",
+        "on GPU 0, tensors used 60.0 GiB (peak 62.0 GiB), and torch had reserved 78.0 GiB (peak 78.0 GiB)",
         "expandable_segments"),
     "a loader worker and a full /dev/shm": (
         raised("RuntimeError", BUS_TEXT), {"shared": space(0.0625, 0.0625)}, "it was full", "--shm-size"),
     "a loader worker that the OOM killer ended": (
         raised("RuntimeError", "DataLoader worker (pid 77) is killed by signal: Killed.", USED),
-        {"group": space(64, 64)}, "its 8 child processes 12.0 GiB", "less memory"),
+        {"group": space(64, 64)}, "its 8 child processes used 12.0 GiB", "less memory"),
     "a tensor that did not fit into /dev/shm": (
         raised("RuntimeError", SHM_TEXT, ProcessCauses(at_error=AtError(shared_memory=space(0.0625, 0.0615)))), {},
         "it was full", "--shm-size"),
     "a tensor larger than all of /dev/shm": (
         raised("RuntimeError", SHM_TEXT, ProcessCauses(at_error=AtError(shared_memory=space(0.0625, 0)))), {},
-        "/dev/shm had 0 MiB of 64 MiB in use: there was no room for what was asked for", "--shm-size"),
+        "/dev/shm had 0 MiB of 64 MiB in use: there was no space for the request", "--shm-size"),
     "an error that speaks of something else": (
         raised("ValueError", "shape mismatch", USED), {"machine": space(64, 63)}, None, "fix the error"),
 }  # fmt: skip

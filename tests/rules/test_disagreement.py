@@ -176,7 +176,7 @@ def test_root_reduction_and_dtype_have_to_agree_and_are_reported(usual, odd, rep
     )
     assert [(f.kind, f.ranks) for f in found.findings] == [("mismatch", (1,))]
     assert all(words in found.findings[0].summary for words in reported)
-    assert "with one root" in found.findings[0].fix
+    assert "the same root" in found.findings[0].fix
 
 
 def test_the_default_root_and_reduction_are_the_same_as_written_out():
@@ -228,7 +228,7 @@ def test_how_many_batches_each_rank_had_is_reported():
     found = one_differs(2, 1, trained, lambda s: s.collective(20, "barrier"), lambda s: s.step())
     ranks = [replace(found.ranks[0], steps=16, batches=16), replace(found.ranks[1], steps=12, batches=12)]
     verdict = judge(job(*ranks)).findings[0]
-    assert "rank 1 had done 12 optimizer steps and 12 batches" in verdict.evidence
+    assert "rank 1 completed 12 optimizer steps and 12 batches" in verdict.evidence
     assert "DistributedSampler" in verdict.fix
 
 

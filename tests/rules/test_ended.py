@@ -307,7 +307,7 @@ def test_the_oom_killer_is_reported():
 
 def test_last_line_before_sigkill_is_marked_as_such():
     found = judge(job(in_call(0), killed(1), in_call(2), ended=True))
-    assert "the last line seen" in found.findings[0].summary
+    assert "it was last seen" in found.findings[0].summary
 
 
 def test_cascades_are_evidence():

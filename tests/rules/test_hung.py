@@ -376,7 +376,7 @@ def test_duplicate_numbers_are_evidence():
     found = judge(job(*ranks, world_size=3))
     assert [(f.kind, f.ranks) for f in found.findings] == [("missing", (2,))]
     assert any("4711" in sentence for sentence in found.findings[0].evidence)
-    assert "2 processes took the number of rank 1" in found.findings[0].summary
+    assert "2 processes use rank 1" in found.findings[0].summary
     assert "RANK" in found.findings[0].fix
 
 
@@ -385,7 +385,7 @@ def test_an_exit_function_of_the_users_is_not_pythons_own():
         job(at_end(0, UPLOADER), rank(1, main_ended_ns=LONG_AGO, samples=(sample(stack(line(90, "flush"))),)))
     )
     own = [sentence for sentence in found.findings[0].evidence if sentence.startswith("Python itself")]
-    assert own == ["Python itself stands in wait at threading.py:324 in rank 0"]
+    assert own == ["Python itself is in wait (threading.py:324) on rank 0"]
 
 
 def test_a_queue_that_nobody_reads_is_reported():
@@ -395,7 +395,7 @@ def test_a_queue_that_nobody_reads_is_reported():
     found = judge(job(stays, ended(1), ended(2))).findings
     assert [(f.kind, f.ranks) for f in found] == [("exit-hang", (0,))]
     assert "cancel_join_thread" in found[0].fix
-    assert "Python itself stands in wait at threading.py:324 in rank 0" in found[0].evidence
+    assert "Python itself is in wait (threading.py:324) on rank 0" in found[0].evidence
 
 
 def test_one_blamed_and_one_moving_rank_is_not_certain():
@@ -408,7 +408,7 @@ def test_a_rank_that_was_not_recorded_is_blamed_with_reserve():
     found = judge(job(in_call(0), in_user(1, recorded=False, samples=(), groups=()), in_call(2)))
     assert next((f.kind, f.ranks, f.confidence) for f in found.findings) == ("stuck", (1,), Confidence.LOW)
     assert found.certain is False
-    assert "rank 1 could not be looked into" in found.findings[0].evidence
+    assert "rank 1 could not be inspected" in found.findings[0].evidence
 
 
 def test_interrupted_job_without_a_proven_hang_has_no_verdict():

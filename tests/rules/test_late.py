@@ -38,10 +38,10 @@ def test_the_rank_that_came_too_late_is_named_by_its_work():
     assert reported == [("stuck", (0,), [12])]
     assert finding.confidence is Confidence.HIGH
     assert finding.summary == (
-        "rank 0 came to all_reduce when ranks 1 and 2 had given up waiting there after 8 s; "
-        "until then it was in tokenize at train.py:12"
+        "rank 0 called all_reduce too late: ranks 1 and 2 had timed out there after 8 s; "
+        "before that it was in tokenize (train.py:12)"
     )
-    assert finding.evidence[0] == "rank 0 called all_reduce of float32[16] at train.py:20, 8.5 s after rank 1"
+    assert finding.evidence[0] == "rank 0 called all_reduce of float32[16] (train.py:20) 8.5 s after rank 1"
 
 
 def test_an_error_that_the_script_handled_for_long_counts_from_when_the_call_failed():

@@ -89,7 +89,7 @@ def test_the_rank_that_calls_alone_is_blamed(name: str, world: int) -> None:
     assert [(f.kind, f.ranks, [p.line for p in f.where], f.confidence) for f in found] == [
         ("mismatch", (0,), [where], confidence)
     ]
-    assert f"which {'rank 1' if world == 2 else 'ranks 1 and 2'} did not call" in found[0].summary
+    assert f"but {'rank 1' if world == 2 else 'ranks 1 and 2'} did not call it" in found[0].summary
     assert "is_global_zero" in found[0].fix
 
 

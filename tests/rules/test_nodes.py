@@ -67,15 +67,15 @@ def test_a_node_that_never_came_is_missing_with_its_ranks(given):
     finding = verdict(found)
     assert (finding.code, finding.ranks, finding.hosts) == ("DD607", (2, 3), ("node1",))
     assert (finding.confidence, found.certain) == (Confidence.HIGH, True)
-    assert "node 1 (node1) never came" in finding.summary
-    assert "1 of 2 nodes came: node0" in finding.evidence
+    assert "node 1 (node1) never joined" in finding.summary
+    assert "1 of 2 nodes joined: node0" in finding.evidence
     assert "check-rendezvous" in finding.fix
 
 
 def test_a_node_whose_name_nobody_said():
     finding = verdict(judge(of_nodes(nodes=(node(0), node(1, ABSENT, host="")))))
     assert (finding.hosts, finding.ranks) == ((), (2, 3))
-    assert "node 1 never came" in finding.summary
+    assert "node 1 never joined" in finding.summary
 
 
 def test_two_of_four_nodes():
@@ -94,8 +94,8 @@ def test_launchers_that_are_all_here_and_do_not_meet():
     found = judge(of_nodes(nodes=(node(0), node(1)), elsewhere=(seen,)))
     finding = verdict(found)
     assert (finding.kind, finding.ranks, finding.hosts) == ("missing", (), ())
-    assert "all 2 nodes are here, and their launchers have not come together" in finding.summary
-    assert any(sentence.startswith("on node1, a connection from here to master:29500") for sentence in finding.evidence)
+    assert "all 2 nodes are up, but their launchers have not completed the rendezvous" in finding.summary
+    assert any(sentence.startswith("on node1, connecting from here to master:29500") for sentence in finding.evidence)
     assert "--rdzv-id" in finding.fix
     assert found.certain
 
@@ -111,10 +111,10 @@ def test_a_name_that_does_not_resolve_here_is_this_hosts_fault():
 @pytest.mark.parametrize(
     ("contact", "hosts", "fix"),
     [
-        (Contact.NO_ANSWER, ("node0",), "let node1 in to node0:29500 and to ports 32768-60999"),
+        (Contact.NO_ANSWER, ("node0",), "allow node1 to reach node0:29500 and ports 32768-60999"),
         (Contact.REFUSED, ("node0",), "ss -ltnp 'sport = :29500'"),
-        (Contact.NO_STORE, ("node0",), "another program has node0:29500"),
-        (Contact.UNRESOLVED, ("node1",), "getent hosts node0 on node1"),
+        (Contact.NO_STORE, ("node0",), "another program uses node0:29500"),
+        (Contact.UNRESOLVED, ("node1",), "run `getent hosts node0` on node1"),
     ],
 )
 def test_a_node_that_hears_nothing_of_the_first_says_what_it_sees_of_it(contact, hosts, fix):
@@ -152,8 +152,8 @@ def test_a_node_that_went_silent_while_others_wait_for_it_was_killed():
     finding = verdict(found)
     assert (finding.code, finding.ranks, finding.hosts) == ("DD605", (2, 3), ("node1",))
     assert finding.summary == (
-        "node 1 (node1) died or was cut off: no message came from it for 60 s, "
-        "and ranks 0 and 1 wait in all_reduce in vain"
+        "node 1 (node1) died or was cut off: no message from it for 60 s; "
+        "ranks 0 and 1 are waiting for it in all_reduce"
     )
     assert "node 1 (node1): it does not answer" in finding.evidence
     assert (finding.confidence, found.certain, len(errors(found))) == (Confidence.HIGH, True, 1)
@@ -237,14 +237,14 @@ def test_a_node_lost_since_the_job_was_stopped_is_no_cause():
 def test_a_node_that_left_badly_and_reported_nothing():
     here = [failed_in(n, "backward", world=4) for n in (0, 1)]
     found = judge(of_nodes(*here, nodes=(node(0), node(1, LEFT, gathered=False, status=1)), ended=True))
-    assert "node 1 (node1) ended with status 1" in verdict(found).summary
+    assert "node 1 (node1) exited with status 1" in verdict(found).summary
     assert verdict(found).hosts == ("node1",)
 
 
 def test_a_host_that_answers_has_lost_its_job_only():
     reached = (tried("node1", Contact.REFUSED),)
     found = judge(of_nodes(*waiting(0, 1), nodes=(node(0), node(1, SILENT)), reached=reached))
-    assert verdict(found).summary.startswith("the job on node 1 (node1) is gone, though the host answers")
+    assert verdict(found).summary.startswith("the job on node 1 (node1) is gone, but the host responds")
     assert "SIGKILL" in verdict(found).fix
 
 
@@ -265,7 +265,7 @@ def test_a_node_that_reaches_none_of_several_others_is_itself_cut_off():
     here = waiting(4, 5, host="node2", world=6)
     found = judge(of_nodes(*here, nodes=THREE, own=2, alone=True, world=6, reached=reached))
     assert (verdict(found).hosts, verdict(found).confidence) == (("node2",), Confidence.HIGH)
-    assert "this node (node2) is cut off from node0 and node1" in verdict(found).summary
+    assert "this node (node2) is cut off: node0 and node1 do not respond" in verdict(found).summary
 
 
 def test_a_node_that_hears_nothing_since_the_first_died_blames_the_first():
@@ -291,7 +291,7 @@ def test_a_stuck_rank_on_another_node_is_named_with_its_host():
     found = judge(of_nodes(*ranks, nodes=(node(0), node(1))))
     finding = verdict(found)
     assert (finding.kind, finding.ranks, finding.hosts) == ("stuck", (3,), ("node1",))
-    assert finding.summary.startswith("rank 3 on node1 makes no progress")
+    assert finding.summary.startswith("rank 3 on node1 is stuck")
     assert found.certain
 
 
@@ -315,7 +315,7 @@ def test_equal_process_numbers_on_two_hosts_are_two_processes():
     first, second = (rank(1, 3, initialized=False, open_calls=(phase("init_process_group"),)) for _ in range(2))
     both = [replace(first, host="node0"), replace(second, host="node1")]
     found = judge(of_nodes(*both, nodes=(node(0), node(1)), world=3, launcher_status=None))
-    assert "2 processes took the number of rank 1: 1001 on node0, 1001 on node1" in verdict(found).evidence
+    assert "2 processes use rank 1: 1001 on node0, 1001 on node1" in verdict(found).evidence
 
 
 def test_a_rank_killed_on_another_node():

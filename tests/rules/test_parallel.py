@@ -34,7 +34,7 @@ def two_by_two(inner="tp", outer="dp"):
     [
         pytest.param(
             ("tp", "dp"),
-            "while ranks 1 and 2 wait for it in the dp and tp groups, and rank 0 waits behind that",
+            "; ranks 1 and 2 are waiting for it in the dp and tp groups; rank 0 is waiting behind ranks 1 and 2",
             (
                 "ranks 0 and 1 wait in all_reduce of float32[16] in their dp groups for ranks 2 and 3, train.py:20",
                 "rank 2 waits in all_gather of float32[16] in the tp group (ranks 2 and 3) for rank 3, train.py:20",
@@ -43,14 +43,14 @@ def two_by_two(inner="tp", outer="dp"):
         ),
         pytest.param(
             ("dim_1", "dim_0"),
-            "while ranks 1 and 2 wait for it in the mesh dimension 0 and mesh dimension 1 groups, "
-            "and rank 0 waits behind that",
+            "; ranks 1 and 2 are waiting for it in the mesh dimension 0 and mesh dimension 1 groups; "
+            "rank 0 is waiting behind ranks 1 and 2",
             ("in the mesh dimension 1 group (ranks 2 and 3) for rank 3",),
             id="dimensions without names",
         ),
         pytest.param(
             ("", ""),
-            "while ranks 0-2 wait for it",
+            "; ranks 0-2 are waiting for it",
             ("rank 2 waits in all_gather of float32[16], train.py:20",),
             id="no mesh",
         ),
@@ -67,7 +67,7 @@ def test_a_dimension_that_spans_all_ranks_is_the_group_of_all() -> None:
     everybody = tuple(range(4))
     ranks = [waiting(n, "all_reduce", 5, "0", mesh_group("0", "dp", everybody, 5)) for n in range(3)]
     verdict = judge(job(*ranks, in_user(3, world=4, enqueued=4))).findings[0]
-    assert verdict.summary.endswith("while ranks 0-2 wait for it in all_reduce")
+    assert verdict.summary.endswith("; ranks 0-2 are waiting for it in all_reduce")
 
 
 def test_a_receive_says_from_whom() -> None:
@@ -108,4 +108,4 @@ def test_who_only_heard_of_an_error_is_not_blamed(ranks, blamed) -> None:
 def test_the_error_that_the_log_ends_with_is_named() -> None:
     raised = error(passed_on_as="RuntimeError")
     verdict = judge(job(crashed(0, raised), in_user(1, world=2), world_size=2)).findings[0]
-    assert "torch raised RuntimeError because of it" in verdict.evidence
+    assert "torch raised RuntimeError because of this error" in verdict.evidence

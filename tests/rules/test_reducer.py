@@ -42,11 +42,11 @@ FORMS = {
     ),
     "one rank, the other waits for it in backward": (
         (failed_in(0, "backward", at=LONG_AGO - S), raised(1, AUX)),
-        ((1,), "rank 1 raised RuntimeError", "the loss does not depend on what they give; it did on rank 0"),
+        ((1,), "rank 1 raised RuntimeError", "the loss does not depend on their output; on rank 0 it does"),
     ),
     "an output without a part in the loss": (
         (raised(0, replace(AUX, outputs=("extra",))), raised(1, AUX)),
-        ((0, 1), "and DDP waits for it", "extra in the script was computed from them"),
+        ((0, 1), "and DDP is waiting for it", "extra in the script depends on them"),
     ),
     "others on another rank": (
         (raised(0, AUX), raised(1, said("head.weight"))),
@@ -61,7 +61,7 @@ FORMS = {
             raised(0, said("a.weight", what=Fault.TWICE), op="backward"),
             raised(1, said("a.weight", what=Fault.TWICE)),
         ),
-        ((0,), "DDP got the gradient of a.weight (1 of 6 parameters) twice", "outside of DDP's forward"),
+        ((0,), "DDP got the gradient of a.weight (1 of 6 parameters) twice", "outside DDP's forward"),
     ),
     "more than are named": (
         (raised(0, said(*"abcdefgh", count=20, of=40)), raised(1, said(*"abcdefgh", count=20, of=40))),
@@ -85,7 +85,7 @@ def test_the_reduction_that_one_rank_left_out_before_another_collective():
     past = in_call(1, seq=7, world=2, recent=backwards(3), index=100)
     found = judged_running(in_backward(0, 7, 2), replace(past, unfinished=AUX))
     assert (found.code, found.ranks, found.confidence) == ("DD602", (1,), Confidence.HIGH)
-    assert "the backward of rank 1 at train.py:31 left aux.weight, aux.bias" in found.summary
+    assert "backward on rank 1 (train.py:31) left aux.weight, aux.bias" in found.summary
     assert [place.line for place in found.where] == [31]
     assert judged_running(in_backward(0, 7, 2), past).where[0].line != 31
 
@@ -125,7 +125,7 @@ def test_unused_parameters_are_looked_for_on_one_rank_only():
     failed = replace(failed_in(0, "backward", at=LONG_AGO + S), **given(finds=True))
     found = judged(failed, replace(raised(1, AUX), **given(finds=False)))
     assert found.ranks == (1,)
-    assert any("find_unused_parameters=True is given to DDP on rank 0, and not on rank 1" in e for e in found.evidence)
+    assert any("rank 0 passed find_unused_parameters=True to DDP, and rank 1 did not" in e for e in found.evidence)
     assert not any("it did on rank 0" in sentence for sentence in found.evidence)
 
 

@@ -108,9 +108,9 @@ def test_what_may_resume_is_not(name):
 @pytest.mark.parametrize(
     ("timeout_s", "words"),
     [
-        (1800.0, "torch's own time limit for this wait in all_reduce is 30 min; 29 min of it are left"),
-        (61.0, "torch's own time limit for this wait in all_reduce is 1 min 1 s; 1 s of it are left"),
-        (50.0, "torch's own time limit for this wait in all_reduce is 50 s; it has passed"),
+        (1800.0, "torch's own timeout for this all_reduce is 30 min; 29 min are left"),
+        (61.0, "torch's own timeout for this all_reduce is 1 min 1 s; 1 s are left"),
+        (50.0, "torch's own timeout for this all_reduce is 50 s; it has passed"),
     ],
 )
 def test_the_limit_is_reported_with_what_is_left_of_it(timeout_s, words):

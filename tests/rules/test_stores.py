@@ -36,20 +36,20 @@ def in_init(number, world=2):
 FOUND = {
     "a script sets MASTER_PORT": (
         (connecting(0, MOVED), connecting(1, MOVED)), (0, 1), Confidence.HIGH, True,
-        "the launcher gave 127.0.0.1:29500 as the store's address; train.py:5 sets localhost:29999 (env://)",
-        "leave MASTER_ADDR and MASTER_PORT as torchrun sets them (drop train.py:5)",
+        "the launcher set the store address to 127.0.0.1:29500, but train.py:5 sets localhost:29999 (env://)",
+        "keep the MASTER_ADDR and MASTER_PORT that torchrun sets (remove train.py:5)",
     ),
     "a script names an address of its own": (
         (connecting(0, BY_URL), connecting(1, BY_URL)), (0, 1), Confidence.HIGH, True,
-        "nobody listens on port 29999 of node0", "without init_method",
+        "no process listens on port 29999 of node0", "without init_method",
     ),
     "one rank alone": (
         (in_init(0), connecting(1, MOVED)), (1,), Confidence.HIGH, True,
-        "makes rank 0 a client too", "(drop train.py:5)",
+        "rank 0 is a client too", "(remove train.py:5)",
     ),
     "another host, which does not answer": (
         (connecting(0, REMOTE, Connections(unanswered=("10.0.0.9:29999",))), connecting(1, REMOTE)), (0, 1),
-        Confidence.MEDIUM, False, "10.0.0.9:29999 does not answer at all", "without init_method",
+        Confidence.MEDIUM, False, "10.0.0.9:29999 does not respond", "without init_method",
     ),
     "somebody else serves that port": (
         tuple(
@@ -59,19 +59,20 @@ FOUND = {
             )
             for n in (0, 1)
         ),
-        (0, 1), Confidence.MEDIUM, False, "process 77 (nc -l 29999) does not answer at port 29999", "drop train.py:5",
+        (0, 1), Confidence.MEDIUM, False, "process 77 (nc -l 29999) accepted the connection on port 29999",
+        "remove train.py:5",
     ),
     "the agent's store cannot be reached": (
         (connecting(0, AS_GIVEN, Connections()), connecting(1, AS_GIVEN, Connections())), (0, 1), Confidence.MEDIUM,
-        False, "torchrun's agent is to serve the store", "ddpdoctor check-rendezvous",
+        False, "torchrun's agent serves the store", "ddpdoctor check-rendezvous",
     ),
     "rank 0 has its store at another port": (
         (connecting(0, OWN), connecting(1, replace(OWN, port=29501))), (1,), Confidence.MEDIUM, False,
-        "rank 0 is to serve the store, and serves one at localhost:29500", "the address of the host of rank 0",
+        "rank 0 should serve the store, but it serves one at localhost:29500", "the address of rank 0's host",
     ),
     "each host looks for the store on itself": (
         (connecting(0, OWN), replace(connecting(1, OWN, Connections(listening=("0.0.0.0:22",))), host="node1")),
-        (1,), Confidence.HIGH, True, "serves one at localhost:29500 of node0", "the address of the host of rank 0",
+        (1,), Confidence.HIGH, True, "serves one at localhost:29500 on node0", "the address of rank 0's host",
     ),
 }  # fmt: skip
 

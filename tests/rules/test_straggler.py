@@ -96,9 +96,9 @@ def test_the_phase_and_its_line_are_named(phase, words, advice):
 def test_the_evidence_says_who_waited_how_long():
     finding = straggler(trained(usual, slower(Phase.BEFORE, 44, lambda step: step > 2), usual))
     assert finding.evidence == (
-        "rank 1 came after all the others in 58 of 60 steps",
-        "ranks 0 and 2 waited 44 ms longer than rank 1 (median), 43% of a step of 102 ms; they wait 46 ms in each step",
-        "rank 1 spends 49 ms before forward, the others 5.0 ms",
+        "rank 1 came last in 58 of 60 steps",
+        "ranks 0 and 2 waited 44 ms longer than rank 1 (median), 43% of a 102 ms step; they wait 46 ms per step",
+        "rank 1 spends 49 ms before forward, and the others spend 5.0 ms",
     )
 
 
@@ -138,7 +138,7 @@ def random_lengths(rank):
         (usual,),
     ],
     ids=[
-        "equal", "all slow", "checkpoints", "in turns", "warm-up", "three quarters of the steps", "19 ms",
+        "equal", "all slow", "checkpoints", "in rounds", "warm-up", "three quarters of the steps", "19 ms",
         "one is fast", "random lengths", "random lengths of two", "one rank",
     ],
 )  # fmt: skip
@@ -327,7 +327,7 @@ BEHIND = (slower(Phase.BEFORE, 40), usual, usual)
 def test_nobody_is_slow_where_the_workers_of_the_others_make_batches_without_a_pause(shares):
     found = fetching(trained(*BEHIND), *shares)
     assert straggler(found) is None
-    assert "the loader workers of ranks 0-2 are at work all the time" in outcome(found).reason
+    assert "the loader workers of ranks 0-2 are always busy" in outcome(found).reason
 
 
 @pytest.mark.parametrize(
@@ -344,8 +344,8 @@ def test_a_few_batches_of_workers_show_nothing():
 def test_what_workers_take_for_a_batch_is_reported():
     found = fetching(trained(*BEHIND), 1.0, 0.5, 0.5)
     assert straggler(found).evidence[-1] == (
-        "a loader worker of rank 0 takes 85 ms to make a batch and is at work 100% of the time, those of the others "
-        "85 ms and 50%"
+        "a loader worker of rank 0 takes 85 ms per batch and is busy 100% of the time; on the others it takes "
+        "85 ms and is busy 50%"
     )
 
 

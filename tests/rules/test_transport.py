@@ -44,11 +44,11 @@ def finding_of(found):
 
 
 CHECKS = {
-    "gloo on one host": (on_one_host("gloo"), "1. packet filters, loopback included"),
-    "gloo on two hosts": (over("gloo"), "1. the interface that Gloo takes"),
-    "nccl on one host": (on_one_host("nccl"), "1. errors of the GPUs"),
-    "nccl on two hosts": (over("nccl"), "1. the interface that NCCL takes"),
-    "nccl beside gloo": (over("cpu:gloo,cuda:nccl"), "1. the interface that NCCL takes"),
+    "gloo on one host": (on_one_host("gloo"), "1. packet filters, including on loopback"),
+    "gloo on two hosts": (over("gloo"), "1. the interface that Gloo uses"),
+    "nccl on one host": (on_one_host("nccl"), "1. GPU errors"),
+    "nccl on two hosts": (over("nccl"), "1. the interface that NCCL uses"),
+    "nccl beside gloo": (over("cpu:gloo,cuda:nccl"), "1. the interface that NCCL uses"),
     "a backend that nobody names": (on_one_host(""), "1. packet filters"),
 }
 
@@ -65,10 +65,10 @@ def test_data_that_nobody_acknowledges_name_the_ranks_and_the_way():
     ranks = (connected(in_call(0, world=2), "10.0.0.4:4000", LOST), connected(in_call(1, world=2), "10.0.0.4:5000"))
     finding = finding_of(on_one_host("gloo", *ranks))
     assert finding.evidence[0] == (
-        "what rank 0 sends to rank 1 is not acknowledged: 10.0.0.4:4000 to 10.0.0.4:5000, 76 bytes wait, "
-        "sent again 4 times"
+        "data from rank 0 to rank 1 is not acknowledged: 10.0.0.4:4000 to 10.0.0.4:5000, 76 bytes are waiting, "
+        "resent 4 times"
     )
-    assert finding.fix.startswith("packets of 10.0.0.4 to itself are lost")
+    assert finding.fix.startswith("packets from 10.0.0.4 to itself are lost")
     assert finding.confidence is Confidence.MEDIUM
 
 
@@ -82,15 +82,15 @@ def test_only_lost_packets_distinguish_a_collective_of_ddp_from_one_that_is_slow
 MACHINES = {
     "the interface in use is down": (
         network(interface("eth0", "10.0.0.4/24", up=False)), {},
-        "the ranks' connections go over eth0 (10.0.0.4), which is down", "ip link set dev eth0 up"),
+        "the ranks' connections use eth0 (10.0.0.4), which is down", "ip link set dev eth0 up"),
     "the address in use is gone": (
         network(interface("eth0", "10.0.0.9/24")), {},
-        "the ranks' connections go over 10.0.0.4, an address that no interface has any more", "who took 10.0.0.4 away"),
+        "the ranks' connections use 10.0.0.4, but no interface has that address anymore", "what removed 10.0.0.4"),
     "a variable names what is not there": (
         network(interface("eth0", "10.0.0.4/24")), {"GLOO_SOCKET_IFNAME": "eth7"}, "(DD211)", "GLOO_SOCKET_IFNAME"),
     "nothing is wrong with it": (
         network(interface("eth0", "10.0.0.4/24")), {},
-        "the ranks' TCP connections go over eth0 (10.0.0.4)", "check in this order"),
+        "the ranks' TCP connections use eth0 (10.0.0.4)", "check in this order"),
 }  # fmt: skip
 
 
@@ -117,7 +117,10 @@ WATCHDOG = (
     "NumelOut=16, Timeout(ms)=20000) ran for 20035 milliseconds before timing out."
 )
 GLOO = "[../gloo/transport/tcp/unbound_buffer.cc:119] Timed out waiting 20000ms for recv operation to complete"
-GAVE_UP = {WATCHDOG: "NCCL's watchdog gave up ALLREDUCE, number 7 of its group after 20 s", GLOO: "Gloo gave up"}
+GAVE_UP = {
+    WATCHDOG: "the NCCL watchdog gave up on ALLREDUCE, collective 7 of its group after 20 s",
+    GLOO: "Gloo gave up",
+}
 
 
 @pytest.mark.parametrize("text", GAVE_UP)

@@ -22,7 +22,7 @@ def test_ranks_of_a_world_that_is_larger_than_what_is_seen_are_named():
     found = judge(job(in_call(0, world=8), in_call(1, world=8), world_size=None, may_run_elsewhere=True))
     (finding,) = found.findings
     assert (finding.code, finding.ranks, finding.hosts) == ("DD901", (2, 3, 4, 5, 6, 7), ())
-    assert "ranks 2-7 of 8 run where ddpdoctor cannot see them" in finding.summary
+    assert "ranks 2-7 of 8 run on another host or in another container" in finding.summary
     assert not found.certain
 
 
@@ -60,7 +60,7 @@ def test_nodes_that_the_user_named_are_named_only_where_something_is_wrong(waiti
 
 
 def test_a_rank_that_keeps_the_recorder_out_says_why():
-    kept_out = replace(rank(1, 2), recorded=False, lost="Python was started with -I, which keeps start-up hooks out")
+    kept_out = replace(rank(1, 2), recorded=False, lost="Python was started with -I, which turns off start-up hooks")
     found = judge(job(in_call(0, world=2), kept_out))
     (finding,) = of_kind(found, "not-recorded")
     assert finding.ranks == (1,)
@@ -73,7 +73,7 @@ def test_what_a_torch_lacks_is_said_once_with_what_is_lost():
     (finding,) = of_kind(judge(job(*ranks)), "not-recorded")
     assert finding.ranks == (0, 1, 2)
     assert finding.summary == (
-        "ranks 0-2 could not be recorded in full: "
+        "ranks 0-2 could not be recorded completely: "
         "this torch has no Work.wait, so waits for asynchronous collectives are not recorded"
     )
 
@@ -84,7 +84,7 @@ def test_several_missing_hooks_are_one_finding_with_a_line_each():
     assert finding.ranks == (1, 2)
     assert finding.evidence == (
         "Work.wait: waits for asynchronous collectives are not recorded",
-        "a hook of later: what it reports is not known",
+        "a hook of later: its purpose is unknown",
     )
 
 
@@ -95,7 +95,7 @@ def test_a_torch_that_has_every_hook_is_not_spoken_of():
 @pytest.mark.parametrize(
     ("lost", "evidence"),
     [
-        ("gradients: KeyError: x", ("gradients failed, so gradients that hold NaN or inf are not found",)),
+        ("gradients: KeyError: x", ("gradients failed, so NaN and inf in gradients are not detected",)),
         (
             "mesh step ends: KeyError: x; mesh step ends: y",
             ("mesh step ends failed, so ranks of a device mesh are not compared",),
@@ -106,4 +106,4 @@ def test_a_torch_that_has_every_hook_is_not_spoken_of():
 def test_what_a_failing_part_costs_is_said(lost, evidence):
     (finding,) = of_kind(judge(job(in_call(0), replace(in_call(1), lost=lost), in_call(2))), "not-recorded")
     assert (finding.ranks, finding.evidence) == ((1,), evidence)
-    assert ("update ddpdoctor" if evidence else "free space") in finding.fix
+    assert ("update ddpdoctor" if evidence else "free disk space") in finding.fix

@@ -11,13 +11,13 @@ pytestmark = pytest.mark.usefixtures("preloaded_python")
 SEEDED = {
     "mismatch_shifted": (2, "OFF", "mismatch", [0], "called all_reduce"),
     "mismatch_uneven": (3, "DETAIL", "mismatch", [2], "is in barrier"),
-    "mismatch_lone": (3, "OFF", "mismatch", [0], "which ranks 1 and 2 did not call"),
-    "mismatch_skipped": (2, "DETAIL", "mismatch", [1], "skipped backward at mismatch_skipped.py:18"),
-    "mismatch_autograd": (3, "OFF", "mismatch", [1], "skipped all_reduce at mismatch_autograd.py:19"),
+    "mismatch_lone": (3, "OFF", "mismatch", [0], "but ranks 1 and 2 did not call it"),
+    "mismatch_skipped": (2, "DETAIL", "mismatch", [1], "skipped backward (mismatch_skipped.py:18)"),
+    "mismatch_autograd": (3, "OFF", "mismatch", [1], "skipped all_reduce (mismatch_autograd.py:19)"),
     "model_frozen": (3, "OFF", "model-differs", [1], "requires_grad=False"),
     "deadlock_groups": (3, "DETAIL", "deadlock", [0, 1], "of the group of ranks 0 and 1 for rank 0"),
-    "deadlock_message": (2, "OFF", "deadlock", [0, 1], "waits in recv for rank 0"),
-    "deadlock_receive": (4, "OFF", "deadlock", [0, 1, 2], "waits in recv for rank 2"),
+    "deadlock_message": (2, "OFF", "deadlock", [0, 1], "is waiting in recv for rank 0"),
+    "deadlock_receive": (4, "OFF", "deadlock", [0, 1, 2], "is waiting in recv for rank 2"),
 }
 
 
@@ -30,7 +30,7 @@ def test_the_ranks_that_disagree_are_found(job: str, tmp_path: Path) -> None:
     assert {place["line"] for place in verdict["where"]} <= set(marked_lines(job)), verdict
     assert said in verdict["summary"]
     if job == "mismatch_uneven":
-        assert "rank 2 had done 10 optimizer steps and 10 batches" in verdict["evidence"]
+        assert "rank 2 completed 10 optimizer steps and 10 batches" in verdict["evidence"]
     if job == "model_frozen":
         assert verdict["tensor"] == "0.weight"
 

@@ -138,7 +138,7 @@ def test_a_hang_that_may_resolve_is_reported_at_once_and_stays_the_verdict_when_
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     ran = finish(process, tmp_path)
-    assert "the job goes on and is watched" in ran.stderr
+    assert "the job keeps running" in ran.stderr
     assert "withdrawn" not in ran.stderr
     assert ran.report["job"]["status"] == "interrupted"
     assert (ran.report["verdict"]["kind"], ran.report["verdict"]["ranks"]) == ("stuck", [1])
@@ -149,7 +149,7 @@ def test_a_hang_that_may_resolve_is_reported_at_once_and_stays_the_verdict_when_
 def test_a_rank_that_prepares_for_long_is_reported_and_the_report_is_withdrawn(how: str, tmp_path: Path) -> None:
     ran = run("clean_prepares", tmp_path, *AUTO, ranks=2, args=(how, "120"))
     assert "DD601" in ran.stderr
-    assert "torch's own time limit for this wait in barrier is 30 min" in ran.stderr
+    assert "torch's own timeout for this barrier is 30 min" in ran.stderr
     assert ran.stderr.count("rank 0 moves again: the report of DD601 stuck is withdrawn") == 1
     assert (ran.status, ran.report["job"]["status"], ran.report["findings"]) == (0, "finished", []), ran.stderr
 
@@ -162,7 +162,7 @@ def test_a_rank_that_works_past_torchs_own_limit_is_named_by_the_line_of_its_wor
     verdict = ran.report["verdict"]
     assert (ran.status, verdict["kind"], verdict["ranks"]) == (1, "stuck", [0]), ran.stderr
     assert {place["line"] for place in verdict["where"]} & set(marked_lines("stuck_past_limit")), verdict
-    assert ("had given up waiting there after 6 s" in verdict["summary"]) is (how == "late")
+    assert ("had timed out there after 6 s" in verdict["summary"]) is (how == "late")
 
 
 @pytest.mark.usefixtures("preloaded_python")
@@ -339,7 +339,7 @@ def test_a_record_that_has_no_room_is_kept_elsewhere(tmp_path: Path) -> None:
         verdict = ran.report["verdict"]
     (record,) = (tmp_path / "temporary").glob("ddpdoctor-*")
     assert (verdict["kind"], verdict["where"][0]["line"]) == ("crash", marked_lines("crash_exit_status")[0]), ran.stderr
-    assert f"had no room for the record of this run, which is in {record}" in ran.stderr
+    assert f"is full. The record of this run is in {record}" in ran.stderr
     assert "DD604 crash, rank 1" in ddpdoctor("report", str(record)).stdout
 
 

@@ -15,7 +15,7 @@ def test_an_operation_with_an_infinite_slope(tmp_path):
     found = verdict("nonfinite_backward", tmp_path / "run", 3)
     assert (found["kind"], found["ranks"], found["step"]) == ("nonfinite-grad", [2], 6)
     assert found["tensor"] == "second.bias"
-    assert "loss and input were finite" in found["summary"]
+    assert "the loss and the input were finite" in found["summary"]
 
 
 def test_a_sample_that_holds_nan(tmp_path):

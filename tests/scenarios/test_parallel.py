@@ -18,7 +18,7 @@ FAULTS = (
     ("hybrid", "stuck", 4, "DETAIL", "in the shard group (ranks 2 and 3) for rank 3"),
     ("fsdp_tensor", "stuck", 4, "OFF", "in the dp group (ranks 1 and 3) for rank 3"),
     ("tensor", "stuck", 2, "OFF", "in DTensor (all_reduce)"),
-    ("pipeline", "crash", 2, "OFF", "torch raised RuntimeError because of it"),
+    ("pipeline", "crash", 2, "OFF", "torch raised RuntimeError because of this error"),
     ("pipeline", "stuck", 4, "DETAIL", "in schedule.step (irecv) of float32[1, 8] from rank 2"),
     ("saved", "crash", 2, "DETAIL", "torch raised CheckpointException because of it"),
 )
@@ -50,7 +50,9 @@ def test_what_a_mesh_holds_alike_is_compared(kind: str, ranks: list[int], dims: 
     assert (verdict["kind"], verdict["tensor"]) == ("param-drift", "0.norm.bias"), verdict
     assert set(verdict["ranks"]) <= set(ranks), verdict
     assert 3 in verdict["ranks"], verdict
-    assert any(f"hold the same in the {dims} dimension of the mesh" in one for one in verdict["evidence"]), verdict
+    assert any(
+        f"should have equal values along the {dims} dimension of the mesh" in one for one in verdict["evidence"]
+    ), verdict
 
 
 @pytest.mark.parametrize("level", ["DETAIL", "OFF"])

@@ -141,6 +141,13 @@ def test_after_a_dump_the_job_trains_on_and_the_report_can_be_drawn_again(job: L
     assert again.stdout == done.stdout
 
 
+def test_history_shows_a_job_that_still_runs(job: Live) -> None:
+    done = forking.run("-m", "ddpdoctor", "history", job.run.parent, "--format", "json", env=clean_environment())
+    (found,) = json.loads(done.stdout)["jobs"]
+    assert [(one["status"], one["ended_at"], one["steps"] > 0) for one in found["starts"]] == [("running", None, True)]
+    assert (found["failures"], found["span_s"] > 0) == (0, True)
+
+
 def test_the_watch_ends_with_the_job_whose_status_is_its_own(job: Live) -> None:
     watching = forking.start("-m", "ddpdoctor", "status", job.run, "--watch", "--every", "50ms",
                              env=clean_environment())  # fmt: skip

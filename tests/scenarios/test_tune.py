@@ -66,7 +66,7 @@ def test_the_setting_that_shortens_the_step_is_named_and_no_checkpoint_is_touche
     (grid,) = grids_of(ran.report).values()
     assert cell_of(grid, rows_of(ran)["buffers_off"]["title"], "measured").startswith("-")
     assert ran.report["findings"] == []
-    assert "what it gives to torch.save is thrown away" in ran.stderr.replace("\n", " ")
+    assert "What torch.save writes is thrown away" in ran.stderr.replace("\n", " ")
     assert "broadcast_buffers=False makes the step" in ran.stderr
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["model.pt"]
     assert saved.read_text() == KEPT
@@ -87,8 +87,8 @@ def test_steps_that_differ_by_themselves_give_no_advice(tmp_path: Path) -> None:
         ("few", "the script ended after 5 optimizer steps, before a setting was tried"),
         ("short", "the script ended after 60 optimizer steps, and this trial needs"),
         ("bare", "no model of DistributedDataParallel"),
-        ("two", "the script has 2 models of DistributedDataParallel"),
-        ("unstepped", "the script makes no step of a torch optimizer"),
+        ("two", "the script has 2 DistributedDataParallel models"),
+        ("unstepped", "the script makes no steps with a torch optimizer"),
     ],
 )
 def test_a_trial_without_a_result_says_why_and_what_to_do(way: str, says: str, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_store_that_nobody_serves_is_named_with_its_address(how: str, fault: i
     ran = run("stuck_store", tmp_path, "--debug-level", "OFF", ranks=2, args=(how, str(port)))
     verdict = verdict_of(ran, marked_lines("stuck_store")[fault])
     assert f":{port}" in verdict["summary"]
-    assert any(f"nobody listens on port {port}" in text for text in verdict["evidence"]), verdict
+    assert any(f"no process listens on port {port}" in text for text in verdict["evidence"]), verdict
     assert (ran.status, ran.report["job"]["status"]) == (124, "hung")
 
 
@@ -59,8 +59,8 @@ def test_a_lock_that_its_dead_owner_left_behind_is_named(tmp_path: Path) -> None
     builder.communicate()
     ran = run("stuck_left_lock", tmp_path / "run", "--debug-level", "OFF", ranks=2, args=(str(lock),))
     verdict = verdict_of(ran, marked_lines("stuck_left_lock")[0])
-    assert f": the lock file {lock} is there, and its owner is gone" in verdict["summary"]
-    assert any(f"{lock} is gone; no process that can be seen has it open" in text for text in verdict["evidence"])
+    assert f": it waits for lock file {lock}, and the owner of that file is gone" in verdict["summary"]
+    assert any(f"{lock} to be removed; no visible process has it open" in text for text in verdict["evidence"])
     assert verdict["fix"].startswith(f"`rm {lock}`")
 
 

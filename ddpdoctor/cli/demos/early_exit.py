@@ -1,4 +1,4 @@
-"""Rank 1 leaves with status 0 while rank 0 goes on training and waits for it."""
+"""Rank 1 exits with status 0 while rank 0 keeps training and waits for it."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Training ends on both ranks, and rank 1 does not: a thread that is no daemon waits for ever."""
+"""Both ranks finish training, but rank 1 does not exit: a non-daemon thread waits forever."""
 
 import threading
 

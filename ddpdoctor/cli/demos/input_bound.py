@@ -1,4 +1,4 @@
-"""Both ranks read their samples from a slow disk, one by one, and the training step waits for it."""
+"""Both ranks read samples one by one from a slow disk, and the training step waits for them."""
 
 import time
 

@@ -113,5 +113,5 @@ def _pairs(side: SideKept) -> Iterable[tuple[int, str]]:
 def _text(text: str) -> dict[str, Any]:
     read = json.loads(text)
     if not isinstance(read, dict):
-        raise TypeError("a text that is no object")
+        raise TypeError("a text that is not a JSON object")
     return read

@@ -102,7 +102,7 @@ def _last_words(ended: ChildEnd, limit_s: float) -> dict[str, Any]:
     if ended.status is None:
         reason = f"NVML did not answer within {limit_s:.0f} s: {HANGS}"
         raise NotRead(Unread(why=Why.TIMEOUT, reason=reason))
-    raise NotRead(Unread(why=Why.ERROR, reason=f"NVML could not be asked: {ended.last_error}"))
+    raise NotRead(Unread(why=Why.ERROR, reason=f"NVML gave no answer: {ended.last_error}"))
 
 
 def _list_uuids(nvml: Nvml) -> list[str]:

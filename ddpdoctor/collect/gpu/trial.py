@@ -30,7 +30,7 @@ COPIES_LIMIT_S = 120.0
 def read_gpu_trial(system: System, plan: ReadingPlan) -> GpuTrial:
     """Return how every GPU did its work; raises ``NotRead`` without --deep or without GPUs."""
     if not plan.deep:
-        raise NotRead(Unread(why=Why.NOT_ASKED, reason="GPUs are given work with --deep only"))
+        raise NotRead(Unread(why=Why.NOT_ASKED, reason="GPUs are tested only with --deep"))
     if not is_nvidia_here(system) or not system.live:
         raise NotRead(NO_DRIVER)
     return try_gpus(lambda arguments, limit_s: run_child(PROBE, arguments, system.env, limit_s))

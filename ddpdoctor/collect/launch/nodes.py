@@ -45,7 +45,7 @@ def read_node_launch(env: Mapping[str, str]) -> NodeLaunch:
     found = _torchrun(env) or _by_options(env) or _slurm(env) or _operator(env)
     if found is None:
         raise UserError(
-            "nothing says which nodes are to meet",
+            "nothing says which nodes belong to the job",
             help="On node 0 of 2: ddpdoctor check-rendezvous --nnodes 2 --node-rank 0 --master-addr HOST_OF_NODE_0; "
             "or start the command by srun or torchrun.",
         )
@@ -72,7 +72,7 @@ def _by_options(env: Mapping[str, str]) -> NodeLaunch | None:
         return None
     counts = nodes_range(nodes)
     if counts is None or not 1 <= counts[0] <= counts[1]:
-        raise UserError(f"--nnodes {nodes} is no number of nodes", help='Such as "2", or "1:4" of an elastic job.')
+        raise UserError(f"--nnodes {nodes} is not a number of nodes", help='Give "2", or "1:4" for an elastic job.')
     by_number = text(env, "PET_RDZV_BACKEND") in {"", "static"}
     host, port = _endpoint(env, by_number=by_number)
     rank = _node_rank(env)
@@ -112,7 +112,7 @@ def _port(given: int | None, default: int) -> int:
     if given is None:
         return default
     if not 0 < given <= MAX_PORT:
-        raise UserError(f"{given} is no port", help=f"A port is from 1 to {MAX_PORT}.")
+        raise UserError(f"{given} is not a port", help=f"A port is from 1 to {MAX_PORT}.")
     return given
 
 

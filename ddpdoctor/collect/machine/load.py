@@ -65,7 +65,7 @@ def read_load(system: System, _plan: ReadingPlan) -> Load:
     time.sleep(WINDOW_S)
     after, window_s = parse_cpu_times(system.text_or("/proc/stat")), time.monotonic() - started
     if before == after:
-        raise NotRead(Unread(why=Why.ABSENT, reason="/proc/stat stands still here, as in a sandbox"))
+        raise NotRead(Unread(why=Why.ABSENT, reason="/proc/stat does not change here, as in a sandbox"))
     return Load(
         window_s=window_s,
         busy=find_busy(before, after, window_s, own_work(own_before, read_own_times(system))),

@@ -40,9 +40,9 @@ def read_master_port(system: System, addresses: Mapping[str, tuple[str, ...]]) -
     if not port:
         return Unread(why=Why.ABSENT, reason="MASTER_PORT is not set")
     if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
-        return Unread(why=Why.ABSENT, reason="MASTER_PORT is no port number")
+        return Unread(why=Why.ABSENT, reason="MASTER_PORT is not a port number")
     if system.env.get("TORCHELASTIC_RUN_ID"):
-        return Unread(why=Why.NEEDLESS, reason="the store of the very job that runs this command listens on it")
+        return Unread(why=Why.NEEDLESS, reason="the store of this job listens on it")
     if not _serves_store(system, addresses):
         return Unread(why=Why.NEEDLESS, reason="the store would be on another host")
     return _try_port(system, int(port))

@@ -54,6 +54,6 @@ def check_folders(folder: Path) -> None:
         part = folder / name
         if part.is_symlink() or (part.exists() and not is_folder(part)):
             raise UserError(
-                f"{folder} is damaged: {name} in it is no folder, or a link",
+                f"{folder} is damaged: {name} in it is not a folder, or is a link",
                 help="Copy the run folder with the files themselves, such as by `cp -rL` or tar.",
             )

@@ -165,7 +165,7 @@ def read_baseline(report: Report, name: str, option: str = "--compare") -> Basel
     """Return the baseline in a report. ``name`` is the user's argument to the option. Raises ``UserError``."""
     data = report.data
     if data.get("verb") != VERB:
-        raise UserError(f"{option} {name} is no report of allreduce-bench", help=_HELP)
+        raise UserError(f"{option} {name} is not a report of allreduce-bench", help=_HELP)
     try:
         baseline = Baseline(
             name=name,
@@ -176,10 +176,10 @@ def read_baseline(report: Report, name: str, option: str = "--compare") -> Basel
     except WrongValue as error:
         raise UserError(f"{option} {name} cannot be read: {error}", help=_HELP) from error
     if not baseline.results:
-        raise UserError(f"{option} {name} holds no measurement", help=_HELP)
+        raise UserError(f"{option} {name} has no measurements", help=_HELP)
     times = [time for one in baseline.results for time in (one.p50_low_us, one.p50_us, one.p50_high_us)]
     if not all(0 < time < math.inf for time in times):
-        raise UserError(f"{option} {name} holds a time that is none", help=_HELP)
+        raise UserError(f"{option} {name} has an invalid time", help=_HELP)
     return baseline
 
 
@@ -189,7 +189,7 @@ def check_ranks(baseline: Baseline, world_size: int) -> None:
     if ranks != world_size:
         raise UserError(
             f"--compare {baseline.name} is a run of {count_of(ranks, 'rank')}, and this one has {world_size}",
-            help="Compare runs of as many ranks.",
+            help="Compare runs with the same number of ranks.",
         )
 
 

@@ -84,22 +84,22 @@ def _at_words(stop: Stop) -> list[str]:
 def _crash_fix(finding: Finding, stop: Stop) -> str:
     errors = [one.error or "" for one in stop.positions if one.rank in finding.ranks]
     if any("memory" in error.lower() for error in errors):
-        return "choose a smaller --max-size, or free memory; the errors of the other ranks follow from it"
-    return "look up this error (NCCL_DEBUG=INFO says more of NCCL's); the errors of the other ranks follow from it"
+        return "choose a smaller --max-size, or free memory; this error caused those of the other ranks"
+    return "look up this error (NCCL_DEBUG=INFO shows more of NCCL); it caused the errors of the other ranks"
 
 
 def _silent(finding: Finding, bench: Bench, stop: Stop) -> Finding:
     """Rewrite a finding about ranks that did not answer. Their position is unknown."""
     waiting = waiters_words(build_job_state(build_job(bench, stop)), finding.ranks)
-    verb = "no longer answers" if len(finding.ranks) == 1 else "no longer answer"
+    verb = "does not respond anymore" if len(finding.ranks) == 1 else "do not respond anymore"
     seen = {int(rank) for one in stop.positions for rank in one.states}
     pids = [str(one.pid) for one in bench.members if one.rank in seen & set(finding.ranks)]
-    down = "see whether their hosts, and the network to them, are up: ddpdoctor check-env on all hosts"
+    down = "check that their hosts and the network to them are up: run ddpdoctor check-env on all hosts"
     return replace(
         finding,
-        summary=f"{rank_list(finding.ranks)} {verb}" + (f" {waiting}" if waiting else ""),
+        summary=f"{rank_list(finding.ranks)} {verb}" + (f"; {waiting}" if waiting else ""),
         evidence=_others(finding, bench, stop),
-        fix=f"see what they do: py-spy dump --native --pid {' '.join(pids)}" if pids else down,
+        fix=f"see what they are doing: py-spy dump --native --pid {' '.join(pids)}" if pids else down,
     )
 
 
@@ -114,12 +114,12 @@ def _transport(finding: Finding, bench: Bench, stop: Stop) -> Finding:
     """Say which calls of the bench do not complete, and between which ranks."""
     at = {(one.group, one.what or one.op) for one in stop.positions if one.rank in finding.ranks}
     calls = [f"{rank_list(group)} {'is' if len(set(group)) == 1 else 'are'} in {what}" for group, what in sorted(at)]
-    more = f", and {len(calls) - MOST_NAMED} more groups likewise" if len(calls) > MOST_NAMED else ""
+    more = f"; {len(calls) - MOST_NAMED} more groups" if len(calls) > MOST_NAMED else ""
     fails = "it does not complete" if len(calls) == 1 else "none of these completes"
     hosts = dict.fromkeys(one.host for one in bench.members if one.rank in finding.ranks)
     return replace(
         finding,
-        summary=f"{', '.join(calls[:MOST_NAMED])}{more}, and {fails}",
+        summary=f"{', '.join(calls[:MOST_NAMED])}{more}, but {fails}",
         fix=_transport_fix(len(hosts), bench.settings.backend),
     )
 
@@ -127,10 +127,10 @@ def _transport(finding: Finding, bench: Bench, stop: Stop) -> Finding:
 def _transport_fix(hosts: int, backend: str) -> str:
     if backend == "nccl":
         where = "test the network between these hosts (ddpdoctor check-env)" if hosts > 1 else "test the links"
-        return f"{where}, and read what NCCL says with NCCL_DEBUG=INFO"
+        return f"{where}, and read the log with NCCL_DEBUG=INFO"
     if hosts > 1:
         return (
             "test the network between these hosts (ddpdoctor check-env on all of them): a firewall that drops packets, "
-            "a link that is down, an MTU that does not fit, or the wrong GLOO_SOCKET_IFNAME"
+            "a link that is down, a wrong MTU, or a wrong GLOO_SOCKET_IFNAME"
         )
-    return "see whether something on this host drops packets on the interface that GLOO_SOCKET_IFNAME names"
+    return "check whether this host drops packets on the interface in GLOO_SOCKET_IFNAME"

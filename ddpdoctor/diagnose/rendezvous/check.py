@@ -116,7 +116,7 @@ def _seen_alone(visit: OwnVisit, seen: SentFacts, view: StoreView, why: str) -> 
             launcher=launch.launch.launcher,
             world_size=launch.launch.world_size,
             nnodes=launch.most,
-            problems=(f"this node could not meet the others: {why}",),
+            problems=(f"this node could not reach the others: {why}",),
         ),
         complete=False,
         trust=visit.meeting.trust,

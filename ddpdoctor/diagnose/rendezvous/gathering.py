@@ -140,7 +140,7 @@ def _node_of(arrivals: Arrivals, seat: Seat) -> Node:
     first = [] if own is None else [own.process]
     processes = sorted([*first, *beside], key=lambda process: -1 if process.rank is None else process.rank)
     if own is None or own.node is None:
-        unread = Unread(why=Why.TIMEOUT, reason=f"{seat.host} came, and did not say what it has read")
+        unread = Unread(why=Why.TIMEOUT, reason=f"{seat.host} came, but did not send what it read")
         return Node(host=seat.host, processes=tuple(processes), **dict.fromkeys(SECTIONS, unread))  # type: ignore[arg-type]
     return replace(own.node, processes=tuple(processes))
 

@@ -98,7 +98,7 @@ def _try_start(meeting: _Gathered, conversation: Conversation, own: Seat) -> tup
     trials = {own.arrival: meeting.visit.try_start(meeting.roster, own)}
     others = [seat.arrival for seat in meeting.roster.seats if seat != own]
     trials |= conversation.gather(StartTrial, "trial", lambda: others, TRIAL_LIMIT_OF_OTHERS_S)
-    lost = "no more messages came from this node"
+    lost = "this node sent no more messages"
     return tuple(
         trials.get(seat.arrival) or StartTrial(node=seat.number, ok=False, stage="result", error=lost)
         for seat in meeting.roster.seats
@@ -159,7 +159,7 @@ def _visit(meeting: _Gathered, seat: Seat) -> Visit:
         store_view=view,
         published=publication.address if publication is not None else "",
         interface=publication.interface if publication is not None else "",
-        way_lost="" if view is not None else "it came, and was not heard again",
+        way_lost="" if view is not None else "it came, but sent nothing more",
     )
 
 
@@ -175,7 +175,7 @@ def follow(visit: OwnVisit, entry: JoinedMeeting) -> RendezvousChecked:
         conversation.send(f"trial/{arrival}", visit.try_start(roster, seat))
     sentence = conversation.hear_goodbye(Sentence, STEP_LIMIT_S)
     if sentence is None:
-        raise StoreError(f"the node that judges did not go on within {STEP_LIMIT_S:g} s")
+        raise StoreError(f"the node that judges did not continue within {STEP_LIMIT_S:g} s")
     launch = visit.member.launch
     return RendezvousChecked(
         report=build_report(sentence, visit.wanted, _own_data(visit, sentence), launch.settings.world_size),

@@ -118,7 +118,7 @@ def wait_for_judge(conversation: Conversation, kind: type[Kind], key: str, limit
     """Return a message of the judging node to all nodes. Raises ``StoreError`` if none arrives."""
     found = conversation.wait(kind, key, limit_s, "the node that judges")
     if found is None:
-        raise StoreError(f"the node that judges did not go on within {limit_s:g} s")
+        raise StoreError(f"the node that judges did not continue within {limit_s:g} s")
     return found
 
 
@@ -127,7 +127,7 @@ def seat_of(roster: SeatList, arrival: int) -> Seat:
     for seat in roster.seats:
         if seat.arrival == arrival:
             return seat
-    raise StoreError("it came, or said what it had read, after the others had been counted")
+    raise StoreError("it came too late: the nodes had already been counted")
 
 
 class Serving:

@@ -112,8 +112,8 @@ class _Parts:
         if self.torchrun or self.is_module or self.no_python:
             given = next(iter(self.torchrun), "-m" if self.is_module else _NO_PYTHON)
             raise UserError(
-                f"{given} is an option of torchrun, but after `--` comes a command, which starts the ranks itself",
-                help="Leave `--` out to start a script under torchrun, or give torchrun as the command: "
+                f"{given} is an option of torchrun, but the command after `--` starts the ranks itself",
+                help="Leave out `--` to start a script under torchrun, or give torchrun as the command: "
                 "`ddpdoctor wrap -- torchrun OPTIONS SCRIPT`.",
             )
         if not words:

@@ -87,7 +87,10 @@ def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: M
         return None
     if torchrun is not None and (split.is_command or split.torchrun or any(map(torchrun.text, SHAPE))):
         return None
-    note = f"becoming rank {rank} of {size}, as RANK and WORLD_SIZE say; with --nproc-per-node torchrun starts ranks"
+    note = (
+        f"becoming rank {rank} of {size}, because RANK and WORLD_SIZE are set; with --nproc-per-node, torchrun starts "
+        "the ranks"
+    )
     one_host = is_loopback(host)
     return Placement(
         style=Style.COMMAND if split.is_command else Style.RANK,

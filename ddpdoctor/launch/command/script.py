@@ -82,13 +82,13 @@ def check_command(command: str, path: str | None) -> None:
     file = Path(command)
     if file.is_file() and file.suffix == ".py":
         raise UserError(
-            f"{command} is a script and no command: it is not executable",
+            f"{command} is a script that is not executable",
             help=f"To start its ranks with torchrun: `ddpdoctor wrap {command}`. To run it in one process: "
             f"`ddpdoctor wrap -- python {command}`.",
         )
     if file.is_file() and "/" in command:
         raise UserError(f"the command {command} is not executable", help=f"Try `ddpdoctor wrap -- bash {command}`.")
-    looked = "check the path" if "/" in command else "no folder of PATH has it"
+    looked = "check the path" if "/" in command else "it is not on PATH"
     raise UserError(f"the command {command} was not found", help=f"Nothing was started; {looked}.")
 
 
@@ -127,7 +127,7 @@ def choose_nproc(*, source: bytes | None, gpus: GpuCount) -> tuple[int, str]:
     if gpus.unknown:
         return RANKS_WITHOUT_GPU, f"starting {RANKS_WITHOUT_GPU} ranks; {how}. GPUs are unknown: {gpus.unknown}"
     if gpus.count > 0:
-        ranks = "1 rank, for the one GPU" if gpus.count == 1 else f"{gpus.count} ranks, one a GPU"
+        ranks = "1 rank, for the one GPU" if gpus.count == 1 else f"{gpus.count} ranks, one per GPU"
         return gpus.count, f"starting {ranks}; {how}"
     return RANKS_WITHOUT_GPU, f"starting {RANKS_WITHOUT_GPU} ranks, because no GPU was found; {how}"
 

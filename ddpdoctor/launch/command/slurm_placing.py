@@ -41,8 +41,8 @@ def idle_note(env: Mapping[str, str]) -> str | None:
     idle = idle_nodes(env)
     if not idle:
         return None
-    nodes = "the other node stands" if idle == 1 else f"the other {idle} nodes stand"
-    return f"this runs on one node of the Slurm allocation, and {nodes} idle; `srun ddpdoctor wrap` runs on all"
+    nodes = "the other node is" if idle == 1 else f"the other {idle} nodes are"
+    return f"this runs on one node of the Slurm allocation, and {nodes} idle; `srun ddpdoctor wrap` uses all nodes"
 
 
 def _task(step: SlurmStep) -> Placement:
@@ -138,8 +138,9 @@ def _too_many_tasks(step: SlurmStep, given: str) -> UserError:
     return UserError(
         f"this Slurm step has {step.place.tasks} tasks on {nodes}, and {given} makes each of them start torchrun, "
         "which starts all ranks of a node",
-        help="Nothing was started. Either one task a node, `srun --ntasks-per-node=1 ddpdoctor wrap --nproc-per-node N "
-        "SCRIPT`, or one task a rank and no option of torchrun, `srun --ntasks-per-node=N ddpdoctor wrap SCRIPT`.",
+        help="Nothing was started. Start one task per node: `srun --ntasks-per-node=1 ddpdoctor wrap --nproc-per-node "
+        "N SCRIPT`. Or start one task per rank, without options of torchrun: `srun --ntasks-per-node=N ddpdoctor wrap "
+        "SCRIPT`.",
     )
 
 
@@ -152,4 +153,4 @@ def _rank_note(step: SlurmStep) -> str:
 def _nnodes_note(torchrun: TorchrunSettings, step: SlurmStep) -> str | None:
     if torchrun.nnodes is None or torchrun.nnodes[0] <= step.place.tasks <= torchrun.nnodes[1]:
         return None
-    return f"--nnodes is {torchrun.text('--nnodes')}, and this Slurm step has {step.place.tasks} tasks, one a node"
+    return f"--nnodes is {torchrun.text('--nnodes')}, but this Slurm step has {step.place.tasks} tasks, one per node"

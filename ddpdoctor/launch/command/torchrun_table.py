@@ -74,7 +74,7 @@ def ask_torchrun() -> Mapping[str, bool]:
         answer: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         raise UserError(
-            "torchrun's own options could not be read: torch.distributed.run does not answer",
+            "cannot read torchrun's options: torch.distributed.run gave no answer",
             help=f"Run `{sys.executable} -m torch.distributed.run --help` to see why.",
         ) from error
     return {canonical(name): takes_value for name, takes_value in answer.items()}

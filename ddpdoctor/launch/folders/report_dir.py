@@ -32,7 +32,7 @@ DUMPS = "dumps"
 RUN_FOLDERS = (DUMPS, "evidence", "gathered", "nccl", "nodes", "prints", "rings", "tuning")
 """The subfolders that a run writes to. They must not be links or belong to another user."""
 _HELP = "Nothing was started. Choose another folder with --report-dir."
-_HELP_OWN = "Nothing was started. With --report-dir, name a folder that is not there yet: it is made, and yours."
+_HELP_OWN = "Nothing was started. Name a new folder with --report-dir."
 
 
 def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str = "") -> Path:
@@ -160,7 +160,7 @@ def _check_planted(path: Path, owner: int) -> None:
     if stat.S_ISLNK(seen.st_mode):
         what = f"is a link to {path.readlink()}"
     elif not wanted(seen.st_mode):
-        what = "is no folder" if path.name in RUN_FOLDERS else "is no file"
+        what = "is not a folder" if path.name in RUN_FOLDERS else "is not a file"
     elif seen.st_uid != owner:
         what = f"belongs to another user ({_user(seen.st_uid)})"
     else:

@@ -97,8 +97,8 @@ class FirstNode:
         if self._error is not None or not self._meeting.not_listening or self.members.have_come():
             return self._error
         return UserError(
-            f"the other nodes cannot be heard: {self._meeting.not_listening}",
-            help="The job is watched on this node alone. Choose another port with --exchange-port, on all nodes.",
+            f"cannot listen to the other nodes: {self._meeting.not_listening}",
+            help="Only this node is watched. Choose another --exchange-port, the same on all nodes.",
         )
 
     def conversation(self) -> Conversation:

@@ -82,7 +82,7 @@ class _Word:
         with contextlib.closing(open_job_store(*self._store, PREFIX, limit_s)) as store:
             second = find(Conversation(store, self._token), SecondPort, SECOND_PORT)
         if second is None:
-            raise StoreError("the first node has left no word in the job's store")
+            raise StoreError("the first node has left no message in the job's store")
         return second
 
 

@@ -195,4 +195,4 @@ def _status(heard: Heard | None, pulse: Pulse | None) -> int | None:
 def _why(number: int, greeting: Greeting | None) -> str:
     if greeting is None or greeting.started_as in {None, number}:
         return ""
-    return f"it was started as number {greeting.started_as}, as another one was"
+    return f"it was started as number {greeting.started_as}, which another one has"

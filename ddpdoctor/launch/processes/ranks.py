@@ -50,10 +50,13 @@ def choose_ranks(env: Mapping[str, str]) -> tuple[int, str]:
         count = 2 if cores > 1 else 1
         return count, f"starting {'2 ranks' if count > 1 else '1 rank'}; {how}. GPUs are unknown: {found.unknown}"
     if gpus:
-        return gpus, f"starting {gpus} ranks, one a GPU; {how}" if gpus > 1 else f"starting 1 rank, for the GPU; {how}"
+        return (
+            gpus,
+            f"starting {gpus} ranks, one per GPU; {how}" if gpus > 1 else f"starting 1 rank, for the GPU; {how}",
+        )
     if cores > 1:
         return 2, f"starting 2 ranks, because no GPU was found; {how}"
-    return 1, f"starting 1 rank, because there is neither a GPU nor a second core; {how}"
+    return 1, f"starting 1 rank, because there is no GPU and only one core; {how}"
 
 
 def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> int:
@@ -76,8 +79,8 @@ def run_ranks(arguments: Sequence[str], count: int, env: Mapping[str, str]) -> i
         server.close()
     if lost:
         raise UserError(
-            f"{lost}, and rank 0 waited for it in vain",
-            help="What it was doing is in its own messages, if it left any; `dmesg` shows a kill for memory.",
+            f"{lost}, and rank 0 got no answer from it",
+            help="Read its own messages, if there are any. `dmesg` shows whether the kernel killed it for memory.",
             status=ExitStatus.INCONCLUSIVE,
         )
     statuses = [process.returncode for process in ranks.running]

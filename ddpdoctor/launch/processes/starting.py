@@ -59,8 +59,8 @@ def cannot_run(command: str, error: OSError) -> UserError:
     """Return the error for a command that the system refuses to run."""
     return UserError(
         f"the command {command} cannot be run: {error.strerror}",
-        help="Nothing was started. A script needs `#!/bin/bash` or the like as its first line, or its interpreter as "
-        "the command: `ddpdoctor wrap -- bash SCRIPT`.",
+        help="Nothing was started. A script needs a first line like `#!/bin/bash`, or its interpreter as the command: "
+        "`ddpdoctor wrap -- bash SCRIPT`.",
     )
 
 

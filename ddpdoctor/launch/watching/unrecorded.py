@@ -99,11 +99,11 @@ def _look_at(process: proc.Process) -> Stranger | None:
 def why_unrecorded(words: list[str], environment: dict[str, str]) -> str:
     """Return why a Python with this command line and environment loads no recorder, or "" if it does."""
     if (kept_out := _keeps_out(words[1:])) is not None:
-        return f"Python was started with -{kept_out}, which keeps start-up hooks out"
+        return f"Python was started with -{kept_out}, which turns off start-up hooks"
     if "DDPDOCTOR_RUN" not in environment:
-        return "it was started with an environment of its own, without the variable DDPDOCTOR_RUN"
+        return "it was started without the variable DDPDOCTOR_RUN"
     if "/recorder/bootstrap" not in environment.get("PYTHONPATH", ""):
-        return "PYTHONPATH was set anew for it, without the folder that loads the recorder"
+        return "its PYTHONPATH lacks the folder that loads the recorder"
     return ""
 
 

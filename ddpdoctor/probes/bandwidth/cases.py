@@ -73,7 +73,7 @@ def list_impossible(settings: BenchSettings, world_size: int) -> tuple[LeftOut, 
     sizes = tuple(list_sizes(settings.min_size_bytes, settings.max_size_bytes, settings.factor))
     return tuple(
         LeftOut(
-            collective=one, dtype=dtype, mode=None, sizes_bytes=sizes, reason="it takes two ranks, and there is one"
+            collective=one, dtype=dtype, mode=None, sizes_bytes=sizes, reason="it needs two ranks, but there is one"
         )
         for one, dtype in product(settings.collectives, settings.dtypes)
         if not _has_partner(one, world_size)

@@ -94,7 +94,7 @@ class _Sweep:
         needed = needed_bytes(step.cases[0], self._group, most_calls(self._effort()))
         reason = find_free_memory(self._group, self._log.members).refuse(needed)
         if slot is None and not reason:
-            return f"the budget of {self._settings.budget_s:g} s does not suffice"
+            return f"the budget of {self._settings.budget_s:g} s is too short"
         return reason
 
     def _leave_out(self, steps: list[Step], reason: str) -> list[Step]:

@@ -220,7 +220,7 @@ def name_foreign(head: bytes) -> str:
         if lowered.startswith(beginning):
             return what
     if not any(head):
-        return "nothing but zeros at its beginning, as where a host went down before the data had reached the disk"
+        return "only zeros at its beginning, as after a host crash before the data reached the disk"
     return (
         f"it begins with {head[:8]!r}, which is neither a zip archive nor an old format of torch.save nor safetensors"
     )

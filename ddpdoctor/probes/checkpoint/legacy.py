@@ -58,7 +58,7 @@ def _find_storages(file: BinaryIO, keys: Sequence[str], loaded: Loaded, size_byt
         if len(length) < LENGTH.size or storage is None:
             break
         if LENGTH.unpack(length)[0] != storage.numel:
-            raise Unreadable(f"storage {key} is announced with {storage.numel} elements, and has another length")
+            raise Unreadable(f"storage {key} should have {storage.numel} elements, but has another length")
         start = file.tell()
         if start + storage.size_bytes > size_bytes:
             break

@@ -59,7 +59,7 @@ def find_leftovers(path: Path, sizes: Mapping[str, int], *, of_folder: bool) -> 
         if share < MUCH_SMALLER:
             usual = round(statistics.median(like))
             detail = f"{sizes[path.name]} bytes, where {len(like)} files of the same kind have {usual}"
-            yield Leftover(path=str(path), kind="much smaller than its like", detail=detail)
+            yield Leftover(path=str(path), kind="much smaller than similar files", detail=detail)
 
 
 def _final_name(name: str) -> str | None:

@@ -140,7 +140,7 @@ class _Bounded:
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= MOST_READ_BYTES:
-            raise Unreadable(f"it announces a value of {size} bytes")
+            raise Unreadable(f"it contains a value of {size} bytes")
         return self._file.read(size)
 
     def readline(self) -> bytes:
@@ -163,7 +163,7 @@ class _Reader(_PYTHONS_OWN):  # type: ignore[misc]
         """Check the size before allocating memory, because eight damaged bytes can announce any number."""
         (size,) = struct.unpack("<Q", self.read(8))
         if size > MOST_READ_BYTES:
-            raise Unreadable(f"it announces a value of {size} bytes")
+            raise Unreadable(f"it contains a value of {size} bytes")
         self.append(bytearray(self.read(size)))
 
     dispatch: ClassVar[dict[int, Any]] = {**_PYTHONS_OWN.dispatch, pickle.BYTEARRAY8[0]: load_bytearray8}
@@ -181,7 +181,7 @@ class _Reader(_PYTHONS_OWN):  # type: ignore[misc]
 
     def persistent_load(self, saved: Any) -> StorageRef:
         if not isinstance(saved, tuple) or len(saved) < 5 or saved[0] != "storage":
-            raise Unreadable("a persistent id that is no storage")
+            raise Unreadable("a persistent id that is not a storage")
         _, dtype, key, _, numel = saved[:5]
         if dtype not in DTYPES or not isinstance(numel, int) or not 0 <= numel < MOST_ELEMENTS:
             raise Unreadable("a storage of an unknown kind")

@@ -73,7 +73,7 @@ def _expand(path: Path) -> tuple[Path, ...]:
         return (path,)
     found = tuple(sorted(one for one in path.iterdir() if one.is_file() and one.suffix.lower() in SUFFIXES))
     if not found:
-        raise UserError(f"{path} holds no checkpoint", help=f"Files are known by their names: {', '.join(SUFFIXES)}.")
+        raise UserError(f"{path} has no checkpoint", help=f"Checkpoint files end in one of: {', '.join(SUFFIXES)}.")
     return found
 
 
@@ -94,7 +94,7 @@ def read_expected(function: str) -> Expected:
     with users_turn(f"--model {function} failed"):
         state = _state_dict(make())
     if state is None:
-        raise UserError(f"--model {function} returns no module", help="Return the model, before DDP wraps it.")
+        raise UserError(f"--model {function} does not return a module", help="Return the model, before DDP wraps it.")
     return Expected(
         function=function,
         tensors=tuple(

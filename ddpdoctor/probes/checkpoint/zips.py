@@ -101,7 +101,7 @@ def _read_index(file: BinaryIO, info: zipfile.ZipInfo | None) -> tuple[Loaded | 
     if start < 0:
         return None, f"the header of {PICKLE} is damaged"
     if info.file_size > MOST_INDEX_BYTES:
-        return None, f"{PICKLE} is announced with {info.file_size} bytes"
+        return None, f"{PICKLE} should have {info.file_size} bytes"
     try:
         file.seek(start)
         return read_pickle(io.BytesIO(file.read(info.file_size))), ""

@@ -94,7 +94,7 @@ class Alone:
                 return self._reply(problem=_IMPURE.format(rank=changed[0], step=question.step))
             return self._reply(step=self._compare(question, kept, batches))
         except CannotJoin as error:
-            return self._reply(problem=f"no batch can be made of those of all ranks: {error}")
+            return self._reply(problem=f"cannot join the batches of all ranks: {error}")
         except UserError as error:
             return _trouble(error)
 
@@ -203,8 +203,8 @@ class Alone:
 
 
 _IMPURE = (
-    "the batch of rank {rank} at step {step} was another one when make_batch was called a second time: it must depend "
-    "on (rank, world_size, step) alone"
+    "the batch of rank {rank} at step {step} changed when make_batch was called again: it must depend only on (rank, "
+    "world_size, step)"
 )
 
 

@@ -53,7 +53,7 @@ def choose_batches(settings: TrialSettings, module: Any, device: Any) -> Batches
             said = f"{words}, made up for {name or 'the model'} ({type(layer).__name__})"
             return Batches(make=draw, words=said, spec="the made-up batch", seed=settings.seed, device=device)
     raise UserError(
-        "what the model takes cannot be guessed: it has no Linear, Conv2d or Embedding",
+        "cannot guess the model's input: it has no Linear, Conv2d or Embedding",
         help="Give --batch package.module:make_batch; make_batch(rank, world_size, step) returns a batch.",
     )
 
@@ -69,7 +69,7 @@ def join(batches: Sequence[Any]) -> Any:
     """Join batches into one: concatenate tensors along their first dimension. Raises ``CannotJoin``."""
     rows = [list(leaves(batch)) for batch in batches]
     if len({tuple(place for place, _ in row) for row in rows}) > 1:
-        raise CannotJoin("the batches of the ranks are not built alike")
+        raise CannotJoin("the batches of the ranks have different structures")
     joined = iter([_join_leaf(row[0][0], [leaf for _, leaf in row]) for row in zip(*rows, strict=True)])
     return _rebuild(batches[0], lambda _: next(joined))
 
@@ -97,7 +97,7 @@ def _join_leaf(place: str, parts: Sequence[Any]) -> Any:
 
     if not all(isinstance(part, torch.Tensor) for part in parts):
         if any(part != parts[0] for part in parts):
-            raise CannotJoin(f"{place} is no tensor, and differs between ranks")
+            raise CannotJoin(f"{place} is not a tensor, and differs between ranks")
         return parts[0]
     if all(part.ndim == 0 for part in parts):
         if any(not torch.equal(part, parts[0]) for part in parts):
@@ -106,7 +106,7 @@ def _join_leaf(place: str, parts: Sequence[Any]) -> Any:
     shapes = {tuple(part.shape[1:]) for part in parts}
     if len(shapes) > 1:
         shown = " and ".join(str(list(part.shape)) for part in parts[:2])
-        raise CannotJoin(f"{place} has shapes that do not go together ({shown}, ...): pad them to one")
+        raise CannotJoin(f"{place} has shapes that do not fit together ({shown}, ...): pad them to one")
     return torch.cat(list(parts))
 
 

@@ -93,16 +93,19 @@ def _check_parts(spec: str, parts: tuple[Any, ...]) -> None:
     module = parts[0] if parts else None
     if isinstance(module, DistributedDataParallel):
         raise UserError(
-            f"--model {spec} returned a model in DDP already", help="Return the bare module: DDP is put on."
+            f"--model {spec} returned a model that is already in DDP",
+            help="Return the bare module: ddpdoctor wraps it in DDP.",
         )
     if len(parts) not in {1, 2, 3} or not isinstance(module, torch.nn.Module):
-        raise UserError(f"--model {spec} returned {_kinds(parts)}, and no model", help=RETURNS)
+        raise UserError(f"--model {spec} returned {_kinds(parts)}, not a model", help=RETURNS)
     if len(parts) > 1 and not (parts[1] is None or isinstance(parts[1], torch.optim.Optimizer)):
-        raise UserError(f"--model {spec} returned {_kinds(parts)}: the second is no optimizer of torch", help=RETURNS)
+        raise UserError(f"--model {spec} returned {_kinds(parts)}: the second is not a torch optimizer", help=RETURNS)
     if len(parts) > 2 and not (parts[2] is None or callable(parts[2])):
-        raise UserError(f"--model {spec} returned {_kinds(parts)}: the third is no function", help=RETURNS)
+        raise UserError(f"--model {spec} returned {_kinds(parts)}: the third is not a function", help=RETURNS)
     if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise UserError(f"--model {spec} returned a model of which no parameter trains", help="DDP refuses it as well.")
+        raise UserError(
+            f"--model {spec} returned a model without trainable parameters", help="DDP refuses such a model."
+        )
 
 
 def _kinds(parts: tuple[Any, ...]) -> str:

@@ -47,7 +47,7 @@ class TrainingStep:
 
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise UserError(
-                f"{self._spec} gave no loss that can go backward, but {_describe(loss)}",
+                f"{self._spec} returned no loss with a gradient, but {_describe(loss)}",
                 help="Return the loss, a tensor of one element, from --step package.module:train_step(model, batch).",
             )
         loss.backward()
@@ -71,7 +71,7 @@ class TrainingStep:
         elif isinstance(output, (tuple, list)) and output:
             loss = output[0]
         if isinstance(loss, torch.Tensor) and loss.numel() != 1 and loss.is_floating_point():
-            loss, words = loss.square().mean(), "the mean of the squared output, as no loss was given"
+            loss, words = loss.square().mean(), "the mean of the squared output, because no loss was given"
         self.words = words
         return loss
 
@@ -85,7 +85,7 @@ def _call(model: Any, batch: Any) -> Any:
 def _with_loss(model: Any, batch: Any, loss_fn: Callable[..., Any]) -> Any:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise UserError(
-            f"a loss_fn came with the model, and a batch is {_describe(batch)}, and not (input, target)",
+            f"there is a loss_fn, but a batch is {_describe(batch)}, not (input, target)",
             help="Let make_batch return (input, target), or give --step package.module:train_step(model, batch).",
         )
     return loss_fn(_call(model, batch[0]), batch[1])

@@ -70,7 +70,7 @@ def check_consistency(  # noqa: PLR0913 - what is compared is the caller's choic
     """
     ddp, module = unwrap(model)
     if not hasattr(module, "named_parameters"):
-        raise TypeError(f"check_consistency compares a torch.nn.Module, and was given {type(module).__name__}")
+        raise TypeError(f"check_consistency compares a torch.nn.Module, but got {type(module).__name__}")
     own = _Own(allow=tuple(allow))
     _add_tensors(own, ddp, module, gradients=gradients, buffers=buffers)
     optimizers = _listed(optimizer)

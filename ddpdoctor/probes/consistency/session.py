@@ -93,7 +93,9 @@ def _run(job: TrialTask, settings: TrialSettings, members: tuple[Member, ...], r
         except StoreError:
             raise
         except Exception as error:
-            watch.fail(UserError(f"a defect of ddpdoctor: {type(error).__name__}: {error}", status=ExitStatus.DEFECT))
+            watch.fail(
+                UserError(f"internal error in ddpdoctor: {type(error).__name__}: {error}", status=ExitStatus.DEFECT)
+            )
             raise
     return ranks.end(lambda: job.report(trial) if trial is not None else 0)
 

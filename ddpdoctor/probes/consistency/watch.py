@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Kind = TypeVar("Kind")
 LOOK_EVERY_S = 0.25
 ALIKE_LIMIT_S = 1.0
-"""Our choice: how long rank 0 waits for other ranks with the same failure. If all ranks have it, none is named."""
+"""Our choice: how long rank 0 waits for other ranks with the same failure. If all ranks have it, no rank is named."""
 PLACES_LIMIT_S = 3.0
 """Our choice: how long rank 0 waits for the others to say where they are. Some may be gone."""
 STATUS_LIMIT_S = 15.0
@@ -163,8 +163,8 @@ def describe_places(places: Iterable[RankPlace], size: int) -> list[str]:
 def _standstill(rank: int, limit_s: float) -> TrialTrouble:
     return TrialTrouble(
         rank=rank,
-        message=f"the ranks did not get on for {limit_s:g} s",
-        help="Run the script under `ddpdoctor wrap`, which says who is to blame; --timeout gives slow ranks more time.",
+        message=f"the ranks made no progress for {limit_s:g} s",
+        help="Run the script under `ddpdoctor wrap`, which names the rank at fault. --timeout gives ranks more time.",
         status=ExitStatus.INCONCLUSIVE,
         still=True,
     )

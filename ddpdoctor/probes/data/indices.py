@@ -36,7 +36,7 @@ class Base:
             for chosen in self.maps:
                 found = operator.index(chosen[found])
         except (TypeError, IndexError) as error:
-            raise NoIndices(f"{type(index).__name__} is no index") from error
+            raise NoIndices(f"{type(index).__name__} is not an index") from error
         if not -self.samples <= found < self.samples:
             raise NoIndices(f"there is no sample {found}")
         return found % self.samples

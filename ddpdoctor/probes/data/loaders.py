@@ -34,19 +34,19 @@ def draw_from(made: Any, name: str, rank: int, epochs: int, *, set_epoch: bool) 
         return _inspect_loader(made, name, rank, epochs, set_epoch=set_epoch)
     if isinstance(made, Dataset):
         raise UserError(
-            f"{name} returns a dataset ({_type_of(made)}): how it is shared out is decided by loader and sampler",
+            f"{name} returns a dataset ({_type_of(made)}), but loader and sampler decide how it is split",
             help="Return the DataLoader; or use the arithmetic alone: check-data --samples N --world-size N.",
         )
     if isinstance(made, tuple | list | dict) and any(
         isinstance(one, DataLoader) for one in (made.values() if isinstance(made, dict) else made)
     ):
         raise UserError(
-            f"{name} returns a {type(made).__name__} with loaders in it, and one loader is looked at",
+            f"{name} returns a {type(made).__name__} with several loaders, but only one can be checked",
             help="Name a function that returns the DataLoader that training iterates.",
         )
     if not hasattr(made, "__iter__"):
         raise UserError(
-            f"{name} returns {_type_of(made)}, which is no loader", help="Return the DataLoader that training iterates."
+            f"{name} returns {_type_of(made)}, not a loader", help="Return the DataLoader that training iterates."
         )
     return _look_at_batches(made, name, rank, epochs, set_epoch=set_epoch), ()
 
@@ -97,7 +97,7 @@ def _look_at_batches(made: Any, name: str, rank: int, epochs: int, *, set_epoch:
             rows.append(row)
             seen.append(_epoch_without_indices(row, digests, number, epoch))
             stopped |= not row.complete
-    notes = (f"a pass was followed for {PASS_LIMIT_S:g} s, and not to its end",) if stopped else ()
+    notes = (f"a pass was followed for {PASS_LIMIT_S:g} s, but not to its end",) if stopped else ()
     return _describe(made, None, tuple(seen), tuple(rows), notes)
 
 

@@ -27,7 +27,7 @@ CHUNK = 2**18
 def compare_files(paths: Sequence[Path]) -> DiffFacts:
     """Compare two or more files, all against all. Raises ``UserError`` if one cannot be read or compared."""
     if len(paths) < 2:
-        raise UserError("two files at least are needed to compare", help="Give the files of two ranks or of two runs.")
+        raise UserError("at least two files are needed", help="Give the files of two ranks or of two runs.")
     saved = _align([read_saved(path) for path in paths])
     tensors = _names(one.tensors for one in saved)
     values = _names(one.values for one in saved)

@@ -49,14 +49,15 @@ def read_saved(path: Path) -> Saved:
     found = Saved()
     _list(found, _load(path), (), Kind.PARAMETER)
     if not found.tensors and not found.values:
-        raise UserError(f"{path} holds nothing that can be compared", help="Give files that torch.save has written.")
+        raise UserError(f"{path} has nothing that can be compared", help="Give files that torch.save has written.")
     return found
 
 
 def _load(path: Path) -> Any:
     if path.is_dir():
         raise UserError(
-            f"{path} is a folder, and files are compared", help="Checkpoints in folders: ddpdoctor check-checkpoint."
+            f"{path} is a folder, but only files are compared",
+            help="Checkpoints in folders: ddpdoctor check-checkpoint.",
         )
     check = f"ddpdoctor check-checkpoint {path} says what is wrong with it."
     try:
@@ -69,7 +70,7 @@ def _load(path: Path) -> Any:
         raise _refused(path, error) from error
     except Exception as error:
         raise UserError(
-            f"{path} is no checkpoint, or is damaged: {typed_line(error)}",
+            f"{path} is not a checkpoint, or is damaged: {typed_line(error)}",
             help=check,
         ) from error
 

@@ -181,7 +181,7 @@ class _Sending:
             crc = zlib.crc32(part, crc)
         self._push(NUMBER.pack(0))
         if self._hear() != (self.size_bytes, crc):
-            raise Damaged("what arrived is not what was sent")
+            raise Damaged("the data that arrived is not the data that was sent")
 
     def _has_time(self) -> bool:
         return time.monotonic() - self.started < self._pace.send_s
@@ -198,7 +198,7 @@ class _Sending:
             self._watch.wait(write=False)
             part = self.connection.recv(_ANSWER.size - len(answer))
             if not part:
-                raise ConnectionResetError("the other side hung up before it had answered")
+                raise ConnectionResetError("the other side closed the connection before it answered")
             answer += part
         size_bytes, crc = _ANSWER.unpack(answer)
         return size_bytes, crc
@@ -221,7 +221,7 @@ class StallWatch:
             if delivered != self._delivered:
                 self._delivered, self._moved_at = delivered, now
             if now - self._moved_at > self._stall_s:
-                raise TimeoutError(f"nothing got on for {self._stall_s:g} s")
+                raise TimeoutError(f"no progress for {self._stall_s:g} s")
             if now - self._started > LONGEST_STALLS * self._stall_s:
                 raise TimeoutError(f"it took more than {LONGEST_STALLS * self._stall_s:g} s")
 
@@ -270,5 +270,5 @@ def _fill(connection: socket.socket, view: memoryview) -> None:
     while view:
         taken = connection.recv_into(view)
         if not taken:
-            raise ConnectionResetError("the source hung up in the middle")
+            raise ConnectionResetError("the source closed the connection in the middle")
         view = view[taken:]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SOURCE_FAILS = "payloads of the source had stalled often enough"
 TARGET_FAILS = "payloads to the target had stalled often enough"
-NO_TIME = "the mesh had taken its time"
+NO_TIME = "the time for the mesh was over"
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER: drop unsent data and send a reset. It is a small packet, which passes even if large ones do not."""
 
@@ -115,8 +115,8 @@ def _turned_away(pair: NodePair, word: bytes) -> NodePair:
     if word == ENOUGH:
         return replace(pair, skipped=TARGET_FAILS)
     if word:
-        return _broken(pair, Contact.FAILED, "something else answers at this address")
-    return _broken(pair, Contact.RESET, "the connection was taken and then closed")
+        return _broken(pair, Contact.FAILED, "another program answers at this address")
+    return _broken(pair, Contact.RESET, "the connection was accepted and then closed")
 
 
 def _broken(pair: NodePair, contact: Contact, error: str) -> NodePair:

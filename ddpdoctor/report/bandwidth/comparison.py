@@ -53,7 +53,7 @@ def list_change_columns(changes: Sequence[Change]) -> tuple[Column, ...]:
 
 
 def count_changes(comparison: Comparison) -> str:
-    """Count the sizes by how they changed: "2 below, 1 slower, 3 faster, 36 alike within the noise"."""
+    """Count the sizes by how they changed: "2 below, 1 slower, 3 faster, 36 equal within the noise"."""
     changes = comparison.changes
     if not changes:
         return f"nothing to compare: {count_of(comparison.missing, 'size')} not in the baseline"
@@ -62,10 +62,10 @@ def count_changes(comparison: Comparison) -> str:
     faster = sum(change.ratio_low > 1 for change in changes)
     alike = len(changes) - below - slower - faster
     counts = [
-        (below, "below what was asked"),
+        (below, "below the required share"),
         (slower, "slower"),
         (faster, "faster"),
-        (alike, "alike within the noise"),
+        (alike, "equal within the noise"),
     ]
     missing = f"; {count_of(comparison.missing, 'size')} not in the baseline" if comparison.missing else ""
     return (

@@ -94,7 +94,7 @@ def _stop_sections(report: Report, bench: Bandwidth) -> tuple[Section, ...]:
         return ()
     signal = f" by {bench.stop.signal}" if bench.stop.signal else ""
     phase = f" in phase {bench.stop.phase}" if bench.stop.phase else ""
-    seen = "what is above was measured before" if bench.results else "nothing had been measured"
+    seen = "the results above were measured before" if bench.results else "nothing was measured"
     text = f"{bench.ending.value}{signal}{phase}: the results are partial; {seen}"
     return ((Text(text=text, tone=Tone.ERROR),), *places_of(report.ranks, report.verdict))
 
@@ -122,8 +122,8 @@ def _find_late(bench: Bandwidth) -> Arrival | None:
 def _describe_late(late: Arrival) -> str:
     """Say which rank comes late, and that the times of the collectives do not include the delay."""
     share, time = format_share(late.share), format_time(late.late_us)
-    calls = f"comes last to {share} of the calls, {time} after the others (median)"
-    return f"rank {late.rank} on {late.host} {calls}; the times above do not contain it"
+    calls = f"is last in {share} of the calls, {time} after the others (median)"
+    return f"rank {late.rank} on {late.host} {calls}; the times above do not include it"
 
 
 def _describe_left_out(one: LeftOut) -> str:

@@ -63,7 +63,7 @@ class Bandwidth:
 def read_bandwidth(report: Report) -> Bandwidth:
     """Decode the data of a report. Raises ``UserError`` if it is damaged or of another command."""
     if "results" not in report.data:
-        raise UserError(f"this is no report of `ddpdoctor {VERB}`", help="Only its runs hold measured bandwidths.")
+        raise UserError(f"this is not a report of `ddpdoctor {VERB}`", help="Only its runs have measured bandwidths.")
     try:
         return decode(Bandwidth, report.data)
     except WrongValue as error:

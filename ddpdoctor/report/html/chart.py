@@ -39,7 +39,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class PlacedLine:
     """A line. A reference has no marks."""
 
     name: str
@@ -56,7 +56,7 @@ class Chart:
     title: str
     across: tuple[Tick, ...]
     up: tuple[Tick, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[PlacedLine, ...]
     width: int = WIDTH
     height: int = HEIGHT
     left: int = LEFT
@@ -118,12 +118,12 @@ def _axis(values: Sequence[float], start: float, end: float, room: float) -> _Ax
     )  # fmt: skip
 
 
-def _curve(line: ChartLine, across: _Axis, up: _Axis, style: int, *, is_reference: bool) -> Curve:
+def _curve(line: ChartLine, across: _Axis, up: _Axis, style: int, *, is_reference: bool) -> PlacedLine:
     points = _drawable(line)
     marks = tuple(
         Mark(x=across.place(x), y=up.place(y), about=f"{line.name}: {y:.4g} at {format_size(x)}") for x, y in points
     )
-    return Curve(
+    return PlacedLine(
         name=line.name,
         path="M" + "L".join(f"{mark.x} {mark.y}" for mark in marks) if marks else "",
         marks=() if is_reference else marks,

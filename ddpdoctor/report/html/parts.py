@@ -16,7 +16,7 @@ RESULTS = "Results"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PagePart:
     """A part of a page. ``id`` is its name in links."""
 
     id: str
@@ -25,7 +25,7 @@ class Part:
     tone: Tone = Tone.STRONG
 
 
-def list_parts(content: Content) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+def list_parts(content: Content) -> tuple[tuple[PagePart, ...], tuple[PagePart, ...]]:
     """Return the parts before the other findings, which support the verdict, and the parts behind them."""
     sections = _without_small_forms(content)
     places = [section for section in sections if _is_places(section)]
@@ -45,15 +45,15 @@ def _without_small_forms(content: Content) -> list[Section]:
     return [section for section in content.sections if section and _title(section[0]) not in drawn]
 
 
-def _parts(sections: Iterable[Section], prefix: str) -> tuple[Part, ...]:
+def _parts(sections: Iterable[Section], prefix: str) -> tuple[PagePart, ...]:
     """Make a part of each section. One without a title continues the part before it."""
-    parts: list[Part] = []
+    parts: list[PagePart] = []
     for title, tone, blocks in _titled(sections):
         if title is None and parts:
             last = parts.pop()
-            parts.append(Part(id=last.id, title=last.title, tone=last.tone, blocks=last.blocks + blocks))
+            parts.append(PagePart(id=last.id, title=last.title, tone=last.tone, blocks=last.blocks + blocks))
         else:
-            parts.append(Part(id=f"{prefix}{len(parts)}", title=title or RESULTS, tone=tone, blocks=blocks))
+            parts.append(PagePart(id=f"{prefix}{len(parts)}", title=title or RESULTS, tone=tone, blocks=blocks))
     return tuple(parts)
 
 

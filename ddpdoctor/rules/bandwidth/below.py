@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 SHOWN = 6
 """How many sizes are named as evidence; the table has them all."""
-MEASURE_MORE = "Measure more: --pairs and --by-node name the slow rank, link or host, where there is one."
+MEASURE_MORE = "Measure more: --pairs and --by-node find a slow rank, link or host."
 UNDECIDED = {Assessment.NOISY, Assessment.NOT_REACHED, Assessment.NOT_DEFINED}
 FIX = (
-    "Measure longer (--budget 5m), with nothing else on the machines, fewer ranks than processors, and a fixed clock "
+    "Measure longer (--budget 5m), with no other jobs on the machines, fewer ranks than CPUs, and a fixed clock "
     "(cpupower frequency-set -g performance; nvidia-smi -lgc)."
 )
 
 
-@rule("DD405", "below-reference", Severity.WARNING, "The bandwidth is below what is demanded or what is normal")
+@rule("DD405", "below-reference", Severity.WARNING, "The bandwidth is below the expected or usual value")
 def check_below(measured: Measured) -> Answer:
     """Report a bandwidth below --expect, below a saved run, or below what the same hardware gives elsewhere.
 
@@ -116,7 +116,7 @@ def _against_baseline(measured: Measured, comparison: Comparison, fail_below: fl
 def _change(change: Change) -> str:
     return (
         f"{name_case(change)} {change.mode.value} of {format_size(change.size_bytes)} reaches {change.ratio:.0%} "
-        f"({change.ratio_low:.0%}-{change.ratio_high:.0%}) of what it did: {format_time(change.then_us)} then, "
+        f"({change.ratio_low:.0%}-{change.ratio_high:.0%}) of its earlier speed: {format_time(change.then_us)} then, "
         f"{format_time(change.now_us)} now"
     )
 
@@ -126,7 +126,7 @@ def _doubts_of_number(measured: Measured) -> list[str]:
     if measured.expect_gb_s is None:
         return []
     if not measured.curves:
-        return ["nothing was measured that --expect could be held to"]
+        return ["no measurement can be compared with --expect"]
     if shared := describe_shared_gpus(measured.bench.members):
         return [shared]
     held = [curve for curve in measured.curves if curve.assessment is not Assessment.NO_REFERENCE]
@@ -143,7 +143,7 @@ def _doubts_of_baseline(measured: Measured) -> list[str]:
     noisy = [change for change in comparison.changes if cannot_tell(change, measured.fail_below)]
     if not noisy:
         return []
-    return [f"too noisy to say of {len(noisy)} of {len(comparison.changes)} sizes: {_change(noisy[-1])}"]
+    return [f"too noisy to judge {len(noisy)} of {len(comparison.changes)} sizes: {_change(noisy[-1])}"]
 
 
 def _answer_healthy(measured: Measured) -> Answer:
@@ -167,7 +167,7 @@ def _fix(measured: Measured) -> str:
     return fixes[0] if fixes else MEASURE_MORE
 
 
-@rule("DD406", "too-noisy", Severity.INFO, "The figures vary too much to be held to a reference or a saved run")
+@rule("DD406", "too-noisy", Severity.INFO, "The results vary too much to compare with a reference or a saved run")
 def check_noise(measured: Measured) -> Answer:
     """Report figures that vary too much to answer the question that the user asked.
 
@@ -203,7 +203,7 @@ def check_noise(measured: Measured) -> Answer:
             doubts.append(f"{noisy} of {len(measured.comparison.changes)} sizes against {measured.comparison.baseline}")
     if not doubts:
         held = measured.comparison is not None or any(curve.reference is not None for curve in measured.curves)
-        return judged((), "noise leaves no doubt") if held else skipped("the figures are held to nothing")
+        return judged((), "the noise is low enough") if held else skipped("there is nothing to compare with")
     return judged(
-        [Problem(summary=f"Too noisy to say: {doubts[0]}", evidence=tuple(doubts), fix=FIX)], "; ".join(doubts)
+        [Problem(summary=f"Too noisy to judge: {doubts[0]}", evidence=tuple(doubts), fix=FIX)], "; ".join(doubts)
     )

@@ -91,7 +91,7 @@ def judge(sweep: Sweep, plateau: Plateau | None, yardstick: Yardstick) -> CurveV
     levels = levels_of(sweep)
     if not levels:
         return CurveVerdict(
-            assessment=Assessment.NOT_DEFINED, share=None, text="n/a: with one rank nothing crosses a link."
+            assessment=Assessment.NOT_DEFINED, share=None, text="n/a: with one rank, no data crosses a link."
         )
     reference = yardstick.reference
     if reference is None:
@@ -115,7 +115,9 @@ def _judge_plateau(plateau: Plateau, yardstick: Yardstick, reference: Reference)
             assessment=Assessment.HEALTHY, share=share, text=f"{seen}: healthy, {_of(share, reference)}."
         )
     interval = range_words(plateau.low_gb_s, plateau.high_gb_s)
-    text = f"Too noisy to say: {interval} from {format_size(plateau.from_bytes)} on, held to {_least(yardstick)}."
+    text = (
+        f"Too noisy to judge: {interval} from {format_size(plateau.from_bytes)} on, compared with {_least(yardstick)}."
+    )
     return CurveVerdict(assessment=Assessment.NOISY, share=share, text=text)
 
 
@@ -137,7 +139,7 @@ def _judge_short(
         )
     why = describe_end(sweep)
     if plateau is not None:
-        why = f"the reference holds from {format_size(reference.min_size_bytes)} on"
+        why = f"the reference applies from {format_size(reference.min_size_bytes)} on"
     return CurveVerdict(assessment=Assessment.NOT_REACHED, share=None, text=f"No plateau reached: {seen}, and {why}.")
 
 

@@ -28,8 +28,8 @@ LEAST_GAIN = 0.02
 NEAR_FULL = 0.9
 """The share of the plateau at which the size of a bucket is no concern."""
 LAST_WORD = (
-    "The true optimum needs the model: it depends on when its gradients become ready and on how much of the "
-    "communication the backward pass hides."
+    "The real optimum depends on the model: on when its gradients are ready, and on how much communication backward "
+    "hides."
 )
 
 
@@ -175,10 +175,10 @@ def _gain(line: FittedLine, fewer_calls: float, smaller_bytes: float) -> tuple[f
 
 def _say_misfit(line: FittedLine | None) -> str:
     if line is None:
-        return "No other bucket_cap_mb can be named: too few sizes were measured."
+        return "No other bucket_cap_mb can be suggested: too few sizes were measured."
     return (
-        "No other bucket_cap_mb can be named: this curve does not follow alpha + S/B "
-        f"(the residual is {line.residual:.0%}), so that larger and smaller ones must be tried."
+        "No other bucket_cap_mb can be suggested: this curve does not follow alpha + S/B "
+        f"(the residual is {line.residual:.0%}), so try larger and smaller ones."
     )
 
 
@@ -186,7 +186,7 @@ def _say_bucket(basis: _Basis, share: float | None) -> str:
     time_us = basis.time_us(BUCKET_BYTES)
     if time_us is None:
         largest = format_size(basis.sweep.points[-1].size_bytes)
-        return f"What DDP's default bucket of 25 MiB takes is not known: the largest size measured is {largest}."
+        return f"The time of DDP's default bucket of 25 MiB is unknown: the largest measured size is {largest}."
     said = f"DDP's default bucket of 25 MiB takes {format_time(time_us)}"
     if share is None or basis.plateau is None:
         return f"{said}."
@@ -203,15 +203,19 @@ def _say_whole(
         return ()
     what = f"{_count(model_size)} gradients in {basis.sweep.first.dtype} ({model_bytes / 1e9:.3g} GB)"
     if whole_us is None:
-        return (f"How long {what} take is not known: measure to 32 MiB or beyond.",)
-    beyond = "" if basis.measured(BUCKET_BYTES) else ", by the plateau, since 25 MiB lie beyond the sizes measured"
-    return (f"{what[0].upper()}{what[1:]} in such buckets take {format_time(whole_us)}, nothing overlapped{beyond}.",)
+        return (f"The time of {what} is unknown: measure up to 32 MiB or more.",)
+    beyond = (
+        ""
+        if basis.measured(BUCKET_BYTES)
+        else ", based on the plateau, because 25 MiB is larger than the measured sizes"
+    )
+    return (f"{what[0].upper()}{what[1:]} in such buckets take {format_time(whole_us)} without overlap{beyond}.",)
 
 
 def _say_try(other: _Try, model_bytes: int | None) -> tuple[str, ...]:
     if other.mib is not None:
         limits = f"between {_saved(other.low_us)} and {_saved(other.high_us)}"
-        saved = f"it saves about {format_time(other.gain_us)} a step ({limits}) if no communication is hidden"
+        saved = f"it saves about {format_time(other.gain_us)} per step ({limits}) if backward hides no communication"
         return (f"Worth trying: bucket_cap_mb={other.mib}; {saved}.",)
     return (other.why_not,) if other.why_not and model_bytes is not None else ()
 

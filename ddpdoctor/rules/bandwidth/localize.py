@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.bandwidth.curve import Measured
     from ddpdoctor.rules.bandwidth.localize_who import SlowParts
 
-NOT_ASKED = "neither --pairs nor --by-node was asked for"
+NOT_ASKED = "neither --pairs nor --by-node was given"
 
 
 @rule(
     "DD402",
     "slow-rank",
     Severity.WARNING,
-    "A rank is slow with every other rank, or comes late to every call",
+    "A rank is slow with every other rank, or late to every call",
     after=("wrong-data",),
 )
 def check_slow_rank(measured: Measured) -> Answer:
@@ -87,18 +87,18 @@ def check_slow_rank(measured: Measured) -> Answer:
     if bench.arrivals:
         latest = max(bench.arrivals, key=lambda one: one.late_us)
         seen.append(f"the latest rank comes {say_time(max(latest.late_us, 0.0))} after the others")
-    return judged([], "; ".join(seen)) if seen else skipped("no call was timed, and --pairs was not asked for")
+    return judged([], "; ".join(seen)) if seen else skipped("no call was timed, and --pairs was not given")
 
 
 @rule(
     "DD403",
     "slow-link",
     Severity.WARNING,
-    "Two ranks or nodes are slow with each other and with nobody else",
+    "Two ranks or nodes are slow only with each other",
     after=("slow-rank",),
 )
 def check_slow_link(measured: Measured) -> Answer:
-    """Report two ranks or nodes that are slow with each other, and as fast as usual with everyone else.
+    """Report two ranks or nodes that are slow only with each other.
 
     ## What it means
 
@@ -137,7 +137,9 @@ def check_slow_link(measured: Measured) -> Answer:
     return judged([], _seen(bench, who))
 
 
-@rule("DD404", "slow-node", Severity.WARNING, "A node is slow with every other node, or inside", after=("slow-link",))
+@rule(
+    "DD404", "slow-node", Severity.WARNING, "A node is slow with every other node, or internally", after=("slow-link",)
+)
 def check_slow_node(measured: Measured) -> Answer:
     """Report a node that is slow with every other node, or whose own ranks are slow while those of other nodes are not.
 
@@ -160,14 +162,14 @@ def check_slow_node(measured: Measured) -> Answer:
 
     ## What to do
 
-    Check the node's card and port, compare the machine with another one, and leave it out of the job until it is
+    Check the node's card and port, compare the machine with another one, and exclude it from the job until it is
     repaired.
     """
     bench, who = measured.bench, find_who(measured.bench)
     if who.nodes:
         return judged([slow_node(node, measured) for node in who.nodes], "")
     if not bench.settings.by_node:
-        return skipped("--by-node was not asked for")
+        return skipped("--by-node was not given")
     unknown_why = _why_nodes_are_unknown(bench, who)
     return unknown(unknown_why) if unknown_why else judged([], _seen(bench, who))
 
@@ -178,12 +180,12 @@ def _why_pairs_are_unknown(bench: Bench, who: SlowParts) -> str:
     if shared := describe_shared_gpus(bench.members):
         return shared
     if len(bench.members) < 3:
-        return "it takes three ranks: of the two of a single pair either may be slow"
+        return "three ranks are needed: in a single pair, either rank may be slow"
     if not bench.pairs:
         return "no pair was measured"
     if min(len(pair.busbws_gb_s) for pair in bench.pairs) < LEAST_TURNS:
-        return "there were too few turns to distinguish a passing disturbance from a slow rank"
-    return "no machine has three ranks, and between machines there are too few pairs to compare with each other"
+        return "there were too few rounds to distinguish a short disturbance from a slow rank"
+    return "no host has three ranks, and there are too few pairs between hosts to compare"
 
 
 def _why_nodes_are_unknown(bench: Bench, who: SlowParts) -> str:
@@ -193,7 +195,7 @@ def _why_nodes_are_unknown(bench: Bench, who: SlowParts) -> str:
         return shared
     hosts = len({member.host for member in bench.members})
     if hosts < 3:
-        return f"it takes three nodes to tell which one is slow, and there {'is one' if hosts == 1 else 'are two'}"
+        return f"three nodes are needed to find the slow one, and there {'is one' if hosts == 1 else 'are two'}"
     return "too few pairs of nodes were measured"
 
 
@@ -207,5 +209,7 @@ def _seen(bench: Bench, who: SlowParts) -> str:
         if results
     ]
     if who.wiring:
-        seen.append(f"{who.wiring} of them are slower than others, too many for faults: so the machines are wired")
+        seen.append(
+            f"{who.wiring} of them are slower than others, too many for faults: this is the topology of the machines"
+        )
     return "; ".join(seen)

@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.bandwidth.localize_edges import Slow, Slowness
     from ddpdoctor.rules.bandwidth.localize_who import SlowNode
 
-AT_ONCE = "several ran at once, so that they may have slowed each other"
+AT_ONCE = "several ran at once, so they may have slowed each other"
 FIX_RANK = (
-    "compare its GPU, its PCIe link and its processor with those of the others (`ddpdoctor check-env`, "
+    "compare its GPU, PCIe link and CPU with those of the others (`ddpdoctor check-env`, "
     "`nvidia-smi topo -m`, `nvidia-smi -q -d PERFORMANCE`), and look for other processes on its cores (`top`)"
 )
 FIX_LINK = (
-    "within a machine look at the link between the two GPUs (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`); between "
-    "machines at cable, switch port and route (`ip route get`, `ethtool`, `ibstat`, `ibdiagnet`)"
+    "within a host, check the link between the two GPUs (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`); between hosts, "
+    "check the cable, switch port and route (`ip route get`, `ethtool`, `ibstat`, `ibdiagnet`)"
 )
 FIX_NODE = (
-    "look at its network card and switch port: rate, errors, a shaper (`ethtool`, `ip -s link`, `tc qdisc`, `ibstat`); "
-    "then compare the machine with another (`ddpdoctor check-env` under the job's launcher); until it is mended, leave "
-    "it out of the job"
+    "check its network card and switch port: rate, errors, traffic shaping (`ethtool`, `ip -s link`, `tc qdisc`, "
+    "`ibstat`); then compare the host with another (`ddpdoctor check-env` under the job's launcher); exclude it from "
+    "the job until it is fixed"
 )
 FIX_INSIDE = (
-    "compare the machine with another (`ddpdoctor check-env` under the job's launcher), and see which of its ranks is "
-    "slow (`ddpdoctor allreduce-bench --pairs`)"
+    "compare the host with another (`ddpdoctor check-env` under the job's launcher), and find its slow rank "
+    "(`ddpdoctor allreduce-bench --pairs`)"
 )
 LATE_US = 2000.0
 """Our choice: on two busy cores, two ranks arrive some hundred microseconds apart at the median. Over a fast network,
@@ -44,10 +44,8 @@ SHARE = 0.8
 """The share of calls in which it must come last; the same share as of steps for a straggler in training (DD610)."""
 LEAST_CALLS = 20
 """The least number of calls, as for a straggler: fewer are chance."""
-NARROW = (
-    "small messages do not take twice as long as usual: the way of the data is narrow, rather than a processor slow"
-)
-SLOW_TO_ANSWER = "it is slow to answer rather than to carry: look at the core that it runs on before its links"
+NARROW = "small messages do not take twice as long as usual: the bandwidth is low, and the CPU is not slow"
+SLOW_TO_ANSWER = "its latency is high, not its transfer time: check its CPU core before its links"
 
 
 def slow_rank(slow: Slow[int], measured: Measured) -> Problem:
@@ -68,8 +66,7 @@ def slow_link(link: Slow[int], measured: Measured) -> Problem:
     hosts = tuple(dict.fromkeys(_host(measured.bench, rank) for rank in ranks))
     evidence = [*say_evidence(link.slowness, f"ranks {first} and {last}"), *_reasons(measured, ranks, ())]
     summary = (
-        f"ranks {first} and {last} ({', '.join(hosts)}) are slow with each other, and not with the other "
-        f"ranks: {say_amount(link.slowness[0])}"
+        f"ranks {first} and {last} ({', '.join(hosts)}) are slow only with each other: {say_amount(link.slowness[0])}"
     )
     return _problem(summary, evidence, measured.bench.pairs, fix=FIX_LINK, ranks=ranks, hosts=hosts)
 
@@ -80,7 +77,7 @@ def slow_node_link(link: Slow[str], measured: Measured) -> Problem:
     first, last = hosts = tuple(sorted(link.ends))
     evidence = say_evidence(link.slowness, f"nodes {first} and {last}")
     amount = say_amount(link.slowness[0])
-    summary = f"nodes {first} and {last} are slow with each other, and not with the other nodes: {amount}"
+    summary = f"nodes {first} and {last} are slow only with each other: {amount}"
     ranks = _ranks(bench, hosts)
     return _problem(summary, evidence, bench.nodes or bench.pairs, fix=FIX_LINK, ranks=ranks, hosts=hosts)
 
@@ -122,7 +119,7 @@ def _late_in_pairs(rank: int, bench: Bench) -> tuple[str, ...]:
     ]
     if min(late, default=0.0) < LATE_US:
         return ()
-    return (f"it comes to the calls of its pairs at least {say_time(min(late))} after the other rank",)
+    return (f"in its pairs, it calls at least {say_time(min(late))} after the other rank",)
 
 
 def _reasons(measured: Measured, ranks: Collection[int], hosts: Collection[str]) -> tuple[str, ...]:
@@ -155,17 +152,17 @@ def find_late(bench: Bench) -> Arrival | None:
 def say_late(late: Arrival, bench: Bench) -> Problem:
     """Report the late rank. The others wait for it in every call, but none of them is slow."""
     seen = (
-        f"before each of {late.calls} calls all ranks met: it came {say_time(late.late_us)} after the others at the "
-        f"median, {say_time(late.late_p95_us)} in one of twenty, and last in {late.share:.0%} of them"
+        f"in {late.calls} calls with a barrier before each, it came {say_time(late.late_us)} after the others "
+        f"(median; p95 {say_time(late.late_p95_us)}), and last in {late.share:.0%} of them"
     )
     next_us = max((one.late_us for one in bench.arrivals if one.rank != late.rank), default=0.0)
     return Problem(
-        summary=f"rank {late.rank} on {late.host} comes {say_time(late.late_us)} late to each call: the others wait "
-        "for it, and none of them is slow",
+        summary=f"rank {late.rank} on {late.host} is {say_time(late.late_us)} late to each call, and the others wait "
+        "for it",
         evidence=(seen, f"none of the others comes later than {say_time(max(next_us, 0.0))} after the rest"),
-        fix="look at what this rank does before a call: a process that shares its core (`top`, `pidstat -t 1`), a core "
-        "in a power saving state, the interrupts of a network card; give each rank cores of its own "
-        "(torchrun --numa-binding, srun --cpu-bind=cores)",
+        fix="check what delays this rank before a call: a process on its core (`top`, `pidstat -t 1`), a "
+        "power-saving core, or network card interrupts; give each rank its own cores (torchrun --numa-binding, "
+        "srun --cpu-bind=cores)",
         ranks=(late.rank,),
         hosts=(late.host,),
     )
@@ -176,14 +173,14 @@ def say_amount(slowness: Slowness) -> str:
     own = _range(slowness.measure, slowness.low, slowness.high)
     usual = _range(slowness.measure, slowness.usual, slowness.usual)
     small = "" if slowness.measure is Measure.BANDWIDTH else " for a small message"
-    return f"{own}{small} where {usual} is usual"
+    return f"{own}{small} instead of the usual {usual}"
 
 
 def say_evidence(found: Sequence[Slowness], whose: str) -> tuple[str, ...]:
     """Say in what it is slow, by how much, and what that rules out; ``whose`` is like "the pairs of rank 2"."""
     lines = [
         f"{whose}: {say_amount(slowness)}, the median of the others; at least twice as slow in "
-        f"{slowness.slow_turns} of {slowness.turns} turns"
+        f"{slowness.slow_turns} of {slowness.turns} rounds"
         for slowness in found
     ]
     measures = {slowness.measure for slowness in found}

@@ -49,13 +49,16 @@ def _crowded(place: BenchNode) -> Iterator[Weighed]:
     online = limits.cpus_online if limits is not None else len(cpus)
     of_all = f" of the machine's {online}" if online > len(cpus) else ""
     if given < len(cpus):
-        text = f"{_ranks(ranks)} a quota of {given:.3g} CPUs: the kernel stops all of them whenever it is used up"
+        text = f"{_ranks(ranks)} a quota of {given:.3g} CPUs: the kernel throttles all of them when it is used up"
         source = "cpu.max of the cgroup"
     else:
         own = count_of(len(cpus), "CPU")
-        text = f"{_ranks(ranks)} {own}{of_all}: a collective waits for the rank whose turn it is not"
+        text = f"{_ranks(ranks)} {own}{of_all}: a collective waits for ranks that have no core"
         source = "sched_getaffinity"
-    fix = f"start no more than {max(1, int(given))} here, or give them more: taskset, srun -c, docker run --cpus"
+    fix = (
+        f"start at most {count_of(max(1, int(given)), 'rank')} here, or give them more CPUs: taskset, srun -c, docker "
+        "run --cpus"
+    )
     yield weigh(Effect.LIMIT, place, text, source, ranks=place.ranks, fix=fix)
 
 
@@ -71,19 +74,19 @@ def _busy(place: BenchNode, load: Load) -> Iterator[Weighed]:
         yield weigh(
             Effect.SHARED,
             place,
-            f"others kept {taken:.1f} of {count_of(len(cpus), 'CPU')} busy ({rank_list(cpus, 'CPU')}), and no more are "
-            f"there for {count_of(count, 'rank')}",
-            "/proc/stat, while the ranks slept",
+            f"other processes kept {taken:.1f} of {count_of(len(cpus), 'CPU')} busy ({rank_list(cpus, 'CPU')}), but "
+            f"{count_of(count, 'rank')} {'needs' if count == 1 else 'need'} them too",
+            "/proc/stat, while the ranks were idle",
             ranks=tuple(sorted(process.rank for process in processes if process.rank is not None)),
-            fix="top -o %CPU shows who it is; end what is left over, or run where nobody else does",
+            fix="run `top -o %CPU` to find them; end leftover processes, or use an idle machine",
         )
 
 
 def _stolen(place: BenchNode, load: Load) -> Iterator[Weighed]:
     if load.steal_share is None or load.steal_share < STEAL_SHARE:
         return
-    text = f"of the time that this virtual machine wanted to work, its host has given {load.steal_share:.0%} to others"
-    fix = "ask for dedicated CPUs, or for another machine"
+    text = f"the hypervisor took {load.steal_share:.0%} of this virtual machine's CPU time (steal)"
+    fix = "request dedicated CPUs, or another machine"
     yield weigh(Effect.SHARED, place, text, "/proc/stat: steal, since the start", fix=fix)
 
 
@@ -92,7 +95,7 @@ def _held_down(place: BenchNode, load: Load) -> Iterator[Weighed]:
         if one.name == "powersave" and one.driver not in SELF_CLOCKING:
             effect, what = Effect.LIMIT, "stay at their lowest clock"
         elif one.name == "powersave" and one.preference == SAVING:
-            effect, what = Effect.SMALL, "save power first, and are slow to clock up"
+            effect, what = Effect.SMALL, "prefer to save power, and raise their clock slowly"
         else:
             continue
         text = f"{count_of(one.cpus, 'CPU')} {what}: {_words(one)}"

@@ -63,11 +63,11 @@ def _sockets(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
     if ports:
         better = words([label(device, port) for device, port in ports])
         rate = ports[0][1].rate_text or ports[0][1].link_layer
-        text = f"NCCL sends to other hosts over TCP ({names}), although RDMA is up on {better} ({rate})"
-        fix = "look at NCCL_IB_DISABLE, NCCL_NET, NCCL_IB_HCA and, in a container, /dev/infiniband: ddpdoctor check-env"
+        text = f"NCCL uses TCP to other hosts ({names}), although RDMA is up on {better} ({rate})"
+        fix = "check NCCL_IB_DISABLE, NCCL_NET, NCCL_IB_HCA and, in a container, /dev/infiniband: ddpdoctor check-env"
         yield _weigh(Effect.OTHER_WAY, place, text, those, fix=fix)
     else:
-        text = f"NCCL sends to other hosts over TCP ({names}): no RDMA network is up here"
+        text = f"NCCL uses TCP to other hosts ({names}): no RDMA network is up here"
         yield _weigh(Effect.LIMIT, place, text, those)
 
 
@@ -76,7 +76,7 @@ def _no_gdr(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
     those = [log for log in logs if any(_goes_through_memory(way) for way in log.transports)]
     if those and all(is_data_center(gpu) for gpu in _gpus(place)):
         way = next(way for way in those[0].transports if _goes_through_memory(way))
-        text = f"NCCL sends to other hosts without GPUDirect RDMA ({way}): data is copied through host memory"
+        text = f"NCCL does not use GPUDirect RDMA to other hosts ({way}): data goes through host memory"
         fix = "modprobe nvidia-peermem, or a kernel and driver with DMA-BUF; see peermem and acs-iommu of check-env"
         yield _weigh(Effect.LIMIT, place, text, those, fix=fix)
 
@@ -91,13 +91,11 @@ def _host_memory(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]
     if not those:
         return
     if joined_by_nvlink(place):
-        text = "NCCL goes through host memory (SHM) between GPUs of this host, although NVLink joins them"
-        fix = "nvidia-smi topo -p2p n shows what the driver says; NCCL_P2P_DISABLE and NCCL_P2P_LEVEL must not be set"
+        text = "NCCL uses host memory (SHM) between GPUs of this host, although they have NVLink"
+        fix = "check nvidia-smi topo -p2p n, and unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL"
         yield _weigh(Effect.OTHER_WAY, place, text, those, fix=fix)
     else:
-        text = (
-            "NCCL goes through host memory (SHM) between GPUs of this host: they have no peer access that it would use"
-        )
+        text = "NCCL uses host memory (SHM) between GPUs of this host, because they have no usable peer access"
         yield _weigh(Effect.LIMIT, place, text, those, fix="nvidia-smi topo -p2p r; see p2p and acs-iommu of check-env")
 
 
@@ -106,7 +104,7 @@ def _no_nvls(place: BenchNode, logs: Iterable[NcclLog]) -> Iterator[Weighed]:
     gpus = _gpus(place)
     if not those or not gpus or not all(_has_nvls(gpu) for gpu in gpus):
         return
-    text = "NCCL does without NVLink SHARP (NVLS), which these GPUs and their switches have: all-reduce goes in a ring"
+    text = "NCCL does not use NVLink SHARP (NVLS), although these GPUs and switches support it: all-reduce uses a ring"
     fix = "systemctl status nvidia-fabricmanager; it needs a driver of CUDA 12.1 or later, and a virtual machine's host"
     yield _weigh(Effect.SMALL, place, text, those, fix=fix)
 

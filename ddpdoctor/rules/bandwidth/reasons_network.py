@@ -62,8 +62,8 @@ def _loopback(place: BenchNode, picks: tuple[Pick, ...]) -> Weighed:
     return weigh(
         Effect.CONTEXT,
         place,
-        f"all ranks are on one host: Gloo's data goes through the kernel, over {name}{own}; the figure is one of its "
-        "CPUs and memory, and of no network",
+        f"all ranks are on one host: Gloo sends data through the kernel over {name}{own}, so this measures CPUs and "
+        "memory, not a network",
         "GLOO_SOCKET_IFNAME, the host name's address",
     )
 
@@ -87,7 +87,7 @@ def _tcp(
     """Yield reasons in the interfaces over which a library sends from host to host."""
     for interface in used:
         if is_tunnel(interface.name):
-            text = f"{library} sends over {interface.name}, by its name a VPN's: slower than the network below it"
+            text = f"{library} uses {interface.name}, which looks like a VPN: it is slower than the underlying network"
             fix = f"{export(f'{library.upper()}_SOCKET_IFNAME', network)} on all hosts"
             yield weigh(Effect.OTHER_WAY, place, text, "/sys/class/net", fix=fix)
     yield from _slow(view, place, library, used, network)
@@ -106,7 +106,7 @@ def _slow(
     if not full and speed_mbit_s > SLOW_MBIT_S and faster is None:
         return
     names = " and ".join(interface.name for interface in used)
-    text = f"{library} sends over {names}, {_gbit(speed_mbit_s)}: no more than {most:.3g} GB/s leaves a host"
+    text = f"{library} uses {names}, {_gbit(speed_mbit_s)}: a host can send at most {most:.3g} GB/s"
     if full:
         text += f", and {view.best_gb_s:.3g} GB/s were measured"
     if faster is not None:
@@ -135,10 +135,10 @@ def _small_packets(place: BenchNode, library: str, used: tuple[Interface, ...]) 
         if speed is None or speed < JUMBO_FROM_MBIT_S or interface.mtu > ETHERNET_MTU:
             continue
         text = (
-            f"{interface.name}, over which {library} sends with {_gbit(speed)}, has an MTU of {interface.mtu}: "
-            "larger packets take less of the CPUs"
+            f"{library} uses {interface.name} ({_gbit(speed)}) with an MTU of {interface.mtu}: larger packets "
+            "need less CPU time"
         )
-        fix = f"ip link set dev {interface.name} mtu 9000 on all hosts, if the switches take it"
+        fix = f"ip link set dev {interface.name} mtu 9000 on all hosts, if the switches support it"
         yield weigh(Effect.SMALL, place, text, f"/sys/class/net/{interface.name}/mtu", fix=fix)
 
 
@@ -156,8 +156,8 @@ def _roce_mtu(place: BenchNode, network: Network) -> Iterator[Weighed]:
     for mtu, ports in small.items():
         size = next(size for size in ROCE_SIZES if size <= max(mtu - ROCE_HEADERS, ROCE_SIZES[-1]))
         over = ports[0] if len(ports) == 1 else f"{len(ports)} ports"
-        text = f"RoCE sends packets of {size} bytes over {over}, where 4096 are possible: the MTU is {mtu}"
-        fix = "set an MTU of 4200 or more on these interfaces of all hosts, and on the switches"
+        text = f"RoCE sends {size}-byte packets over {over}, although 4096 bytes are possible: the MTU is {mtu}"
+        fix = "set an MTU of at least 4200 on these interfaces on all hosts, and on the switches"
         yield weigh(Effect.SMALL, place, text, "/sys/class/net/*/mtu", fix=fix)
 
 

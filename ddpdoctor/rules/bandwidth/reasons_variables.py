@@ -97,7 +97,7 @@ def _off_in_a_file(place: BenchNode, process: NodeProcess) -> Iterator[_Harm]:
         return
     ports = [label(device, port) for device, port in network_ports(place.node, rdma)]
     if ports:
-        text = f"{setting} keeps NCCL off the RDMA network that is up on {words(ports)}: it will use TCP sockets"
+        text = f"{setting} disables the RDMA network on {words(ports)}: NCCL will use TCP sockets"
         yield Effect.OTHER_WAY, text, _source(setting), setting
 
 
@@ -105,7 +105,7 @@ def _few_channels(place: BenchNode, process: NodeProcess) -> Iterator[_Harm]:
     for name in CHANNEL_LIMITS:
         setting = find_setting(place.node, process, name)
         if setting is not None and setting.number is not None and 0 < setting.number < FEW_CHANNELS:
-            text = f"{setting}: NCCL may open no more than {setting.number} channels, where it opens 12 to 32 on NVLink"
+            text = f"{setting}: NCCL can open at most {setting.number} channels, but normally opens 12 to 32 on NVLink"
             yield Effect.LIMIT, text, _source(setting), setting
 
 

@@ -53,7 +53,7 @@ def find_yardstick(
     measured = {curve_of(other.first) for other in all_sweeps}
     back_to_back = curve_of(replace(sweep.first, mode=Mode.THROUGHPUT)) in measured
     if sweep.first.mode is Mode.LATENCY and back_to_back and found.reference is not None:
-        return Yardstick(reference=None, note="references are of calls back to back, which throughput mode measures")
+        return Yardstick(reference=None, note="references are for back-to-back calls, as in throughput mode")
     return found
 
 
@@ -64,7 +64,7 @@ def _find(bench: Bench, sweep: Sweep, expect_gb_s: float | None, *, use_referenc
         expected = Reference(gb_s=expect_gb_s, high_gb_s=None, text=EXPECT, source=EXPECT, min_size_bytes=0)
         return Yardstick(reference=expected, steady=bench.settings.backend == "gloo")
     if not use_reference:
-        return Yardstick(reference=None, note="it is held to no reference, as asked for")
+        return Yardstick(reference=None, note="the comparison with references is disabled")
     return _look_up(bench, sweep)
 
 
@@ -72,7 +72,7 @@ def _look_up(bench: Bench, sweep: Sweep) -> Yardstick:
     names = sorted({member.device_name for member in bench.members})
     if all(member.device == "cpu" for member in bench.members):
         return Yardstick(
-            reference=None, note=f"no reference for {bench.settings.backend} on CPUs: there is no peak to hold it to"
+            reference=None, note=f"no reference for {bench.settings.backend} on CPUs: there is no known peak"
         )
     if len(names) > 1:
         return Yardstick(reference=None, note=f"no reference for mixed hardware: {', '.join(names)}")
@@ -80,7 +80,7 @@ def _look_up(bench: Bench, sweep: Sweep) -> Yardstick:
     if not rows or bench.settings.backend != "nccl":
         return Yardstick(reference=None, note=f"no reference for this hardware: {bench.settings.backend} on {names[0]}")
     if sweep.first.dtype not in FLOATS or sweep.first.redop not in {None, "sum"}:
-        return Yardstick(reference=None, note="the references are of sums of float32, float16 and bfloat16")
+        return Yardstick(reference=None, note="the references are for sums of float32, float16 and bfloat16")
     return _choose(bench, sweep, names[0], rows)
 
 
@@ -92,7 +92,7 @@ def _choose(bench: Bench, sweep: Sweep, name: str, rows: list[KnownBandwidth]) -
     if not fitting:
         there = "; ".join(dict.fromkeys(f"{row.collective.value} of {row.ranks} on {row.nodes}" for row in rows))
         what = f"{sweep.first.collective.value} of {ranks} {name} on {count_of(nodes, 'host')}"
-        return Yardstick(reference=None, note=f"no reference for {what} (there is for {there})")
+        return Yardstick(reference=None, note=f"no reference for {what} (available: {there})")
     off = _switched_off(bench)
     row = next((row for row in fitting if (row.algorithm == "ring") is bool(off)), fitting[0])
     reference = Reference(
@@ -131,5 +131,5 @@ def _beside(row: KnownBandwidth, fitting: list[KnownBandwidth], off: str) -> str
     if other is None:
         return ""
     if row.algorithm == "ring":
-        return f"{off} is set: without it, {other.low_gb_s:.0f} GB/s have been seen"
-    return f"a ring, without the reduction in the switch (NVLS), gives {other.low_gb_s:.0f} GB/s"
+        return f"{off} is set: without it, {other.low_gb_s:.0f} GB/s is typical"
+    return f"a ring without NVLS (reduction in the switch) gives {other.low_gb_s:.0f} GB/s"

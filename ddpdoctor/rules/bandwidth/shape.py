@@ -87,12 +87,12 @@ def describe_end(sweep: Sweep) -> str:
     """Say why there is no plateau: "it still rises by 40 % from 512 MiB to 1 GiB"."""
     levels = levels_of(sweep)
     if len(levels) < 2:
-        return "one size cannot show it"
+        return "one size is not enough"
     before, last = levels[-2:]
     change = last.gb_s / before.gb_s - 1
     sizes = f"from {format_size(before.size_bytes)} to {format_size(last.size_bytes)}"
     if abs(change) <= ALIKE:
-        return f"{sizes} is too short a way to show it"
+        return f"the range {sizes} is too small"
     return f"it still {'rises' if change > 0 else 'falls'} by {abs(change):.0%} {sizes}"
 
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 SHOWN = 8
 """How many wrong elements are named; more would repeat the same."""
 FIX = (
-    "Do not train with this. Look for memory errors (ddpdoctor check-env: DD307, DD308, DD311; dcgmi diag -r 3; a test "
-    "of the host's memory), and run with another transport (NCCL_P2P_DISABLE=1, NCCL_ALGO=Ring): what stays wrong "
-    "is the card or the memory."
+    "Do not train on this machine. Look for memory errors (ddpdoctor check-env: DD307, DD308, DD311; dcgmi diag -r "
+    "3; a test of the host's memory), and run with another transport (NCCL_P2P_DISABLE=1, NCCL_ALGO=Ring): if the "
+    "result stays wrong, the card or the memory is at fault."
 )
 ROOT = 0
 """The rank that broadcasts, and the target of a reduce."""
@@ -36,7 +36,7 @@ ROOT = 0
     "DD401",
     "wrong-data",
     Severity.ERROR,
-    "A collective gave data that are not as they have to be",
+    "A collective gave wrong data",
     after=("start-trial",),
 )
 def check_wrong_data(measured: Measured) -> Answer:
@@ -76,7 +76,7 @@ def check_wrong_data(measured: Measured) -> Answer:
     if not bench.wrong:
         if not checked:
             return skipped("no result was checked")
-        return judged((), f"the results of {checked} measured cases are as they have to be")
+        return judged((), f"the results of {checked} measured cases are correct")
     by_blame: dict[WrongDataBlame, list[Wrong]] = defaultdict(list)
     for wrongs in _by_case(bench.wrong):
         by_blame[find_blame(bench, wrongs)] += wrongs
@@ -126,7 +126,7 @@ def find_blame(bench: Bench, wrongs: Sequence[Wrong]) -> WrongDataBlame:
     world = tuple(sorted(member.rank for member in bench.members))
     collective = wrongs[0].collective
     if collective is Collective.REDUCE:
-        return _low(world, "the root alone has the result, of what all ranks sent")
+        return _low(world, "only the root has the result, and all ranks sent data")
     if collective is Collective.BROADCAST:
         return _blame_broadcast(world, wrongs)
     if collective in {Collective.SEND_RECV, Collective.ALL_TO_ALL}:
@@ -140,10 +140,10 @@ def _blame_shared(world: tuple[int, ...], wrongs: Sequence[Wrong]) -> WrongDataB
     if len(ranks) < len(world):
         right = rank_list(set(world) - set(ranks))
         return WrongDataBlame(
-            ranks=ranks, confidence=Confidence.HIGH, why=f"the same call gave {right} the right result"
+            ranks=ranks, confidence=Confidence.HIGH, why=f"the same call gave {right} the correct result"
         )
     alike = len({(one.index, one.found) for one in wrongs}) == 1
-    why = "all ranks have the same wrong number, so one of them sent it" if alike else "no rank has the right result"
+    why = "all ranks have the same wrong number, so one of them sent it" if alike else "no rank has the correct result"
     return _low(world, f"{why}: it is unknown which one is at fault")
 
 
@@ -151,10 +151,10 @@ def _blame_broadcast(world: tuple[int, ...], wrongs: Sequence[Wrong]) -> WrongDa
     ranks = _ranks(wrongs)
     right = set(world) - set(ranks) - {ROOT}
     if right:
-        why = f"{rank_list(right)} received the same data right"
+        why = f"{rank_list(right)} received the same data correctly"
         return WrongDataBlame(ranks=ranks, confidence=Confidence.MEDIUM, why=why)
     if len(world) > 2:
-        why = f"every rank that received of rank {ROOT} has it wrong"
+        why = f"every rank that received data from rank {ROOT} has wrong data"
         return WrongDataBlame(ranks=(ROOT,), confidence=Confidence.MEDIUM, why=why)
     return _low(world, "sender and receiver cannot be distinguished")
 
@@ -164,7 +164,7 @@ def _blame_messages(bench: Bench, world: tuple[int, ...], wrongs: Sequence[Wrong
     ends = [{one.rank, _sender(bench, world, one)} for one in wrongs]
     common = set.intersection(*ends)
     if len(ends) > 1 and len(common) == 1:
-        why = "it sent or received every message that arrived wrong"
+        why = "it sent or received every wrong message"
         return WrongDataBlame(ranks=tuple(common), confidence=Confidence.MEDIUM, why=why)
     return _low(tuple(sorted(set.union(*ends))), "sender and receiver cannot be distinguished")
 

@@ -47,7 +47,7 @@ def check_copies(seen: Checkpoints) -> Answer:
         node1/last.pt differs from node0/last.pt in 1 of 62 tensors: model.head.bias
     """
     if not seen.copies:
-        return skipped("no two files are to be equal (--same)")
+        return skipped("no files to compare (--same)")
     problems = [
         problem for group in seen.copies for problem in _compare([seen.files[n] for n in group], seen.same_asked)
     ]
@@ -86,7 +86,7 @@ def _difference(
         severity=None if asked else Severity.INFO,
         summary=f"{other.path} differs from {first.path} in {len(names)} of {count_of(of, 'tensor')}: "
         f"{first_names(names)}",
-        evidence=(f"in one of them only: {some(only, 'tensor')}",) if only else (),
+        evidence=(f"only in one of them: {some(only, 'tensor')}",) if only else (),
         fix="copy one of them to all nodes, or load on rank 0 before DDP is constructed",
         tensor=names[0],
     )
@@ -94,16 +94,16 @@ def _difference(
 
 def _other_names(first: FileSeen, other: FileSeen, prefixes: Sequence[str], of: int, *, asked: bool) -> Problem:
     """Report files that hold equal tensors under different keys."""
-    under = [f"{file.path} has them below {key!r}" for file, key in zip((first, other), prefixes, strict=True) if key]
+    under = [f"{file.path} has them under {key!r}" for file, key in zip((first, other), prefixes, strict=True) if key]
     return Problem(
         severity=Severity.WARNING if asked else Severity.INFO,
-        summary=f"{other.path} holds the same {count_of(of, 'tensor')} as {first.path} under other names",
+        summary=f"{other.path} has the same {count_of(of, 'tensor')} as {first.path} under other names",
         evidence=tuple(under),
-        fix="save both in the same way, or load the part below that key",
+        fix="save both in the same way, or load the part under that key",
     )
 
 
-@rule("DD718", "checkpoint-leftover", Severity.WARNING, "A write of a checkpoint did not come to its end")
+@rule("DD718", "checkpoint-leftover", Severity.WARNING, "A checkpoint write was interrupted")
 def check_leftovers(seen: Checkpoints) -> Answer:
     """Report temporary files, and files much smaller than others of their kind.
 
@@ -133,11 +133,11 @@ def check_leftovers(seen: Checkpoints) -> Answer:
     problems = [
         Problem(
             summary=f"{one.path} is {one.kind}: {one.detail}",
-            fix="see that no training writes there now, and remove it; resume from the newest file that is whole",
+            fix="check that no training is writing there, and remove it; resume from the newest complete file",
         )
         for one in seen.leftovers
     ]
-    return judged(problems, "names and sizes of the files beside")
+    return judged(problems, "the names and sizes of the files next to it")
 
 
 @rule("DD720", "checkpoint-parts", Severity.ERROR, "Files of a checkpoint are missing")
@@ -170,8 +170,8 @@ def check_parts(seen: Checkpoints) -> Answer:
     """
     problems = [
         Problem(
-            summary=f"{one.path} is not whole: {first_names(one.missing)}",
-            fix="take the step before it, or copy the files from the node that wrote them",
+            summary=f"{one.path} is incomplete: {first_names(one.missing)}",
+            fix="use the previous checkpoint, or copy the files from the node that wrote them",
         )
         for one in seen.files
         if one.missing
@@ -181,8 +181,8 @@ def check_parts(seen: Checkpoints) -> Answer:
             summary=f"files {gap.pattern}: {first_names(gap.missing)} "
             f"{'is' if len(gap.missing) == 1 else 'are'} missing",
             evidence=(gap.why,),
-            fix="take the step before it, or copy the files from the node that wrote them",
+            fix="use the previous checkpoint, or copy the files from the node that wrote them",
         )
         for gap in seen.gaps
     ]
-    return judged(problems, "all files that belong together are there")
+    return judged(problems, "no file is missing")

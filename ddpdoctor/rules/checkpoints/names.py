@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Names under which DDP and DataParallel, torch.compile, FSDP and activation checkpointing keep the wrapped module."""
-NO_WEIGHTS = "no state dict of a model was found in it"
+NO_WEIGHTS = "it has no model state dict"
 
 
-@rule("DD713", "checkpoint-prefix", Severity.ERROR, "Names of a state dict carry a wrapper's prefix")
+@rule("DD713", "checkpoint-prefix", Severity.ERROR, "Names in a state dict have the prefix of a wrapper")
 def check_prefix(seen: Checkpoints) -> Answer:
     """Report names that begin with `module.` or `_orig_mod.`, which the model itself does not have.
 
@@ -75,18 +75,18 @@ def _prefix(one: FileSeen, weights: Weights, expected: Expected | None) -> Itera
         plain = next(tensor.name for tensor in weights.tensors if not _wrapper(tensor.name))
         yield Problem(
             severity=Severity.WARNING,
-            summary=f"{_place(one, weights)}: {len(prefixed)} of {count_of(total, 'tensor')} have the prefix {prefix} "
-            "and the others not: with strict=False some of them are not loaded into any model, in silence",
+            summary=f"{_place(one, weights)}: {len(prefixed)} of {count_of(total, 'tensor')} have the prefix {prefix}, "
+            "and the others do not: with strict=False, some tensors are silently not loaded",
             evidence=(f"with: {prefixed[0]}", f"without: {plain}"),
-            fix="save the state dict of one module, the same one that it is loaded into",
+            fix="save and load the state dict of the same module",
         )
     else:
         yield Problem(
             severity=Severity.INFO,
             summary=f"{_place(one, weights)}: all {count_of(total, 'tensor')} have the prefix {prefix}: "
-            "load_state_dict into a model without the wrapper raises, and with strict=False loads nothing, in silence",
-            evidence=(f"as {prefixed[0]}",),
-            fix="save model.module.state_dict(); give --model to see what would load",
+            "load_state_dict fails for a model without the wrapper, and with strict=False it silently loads nothing",
+            evidence=(f"for example {prefixed[0]}",),
+            fix="save model.module.state_dict(); pass --model to see what would load",
         )
 
 
@@ -99,7 +99,7 @@ def _mismatch(one: FileSeen, weights: Weights, expected: Expected, match: Match)
         f"{expected.function}, and {match.stripped} without the prefix {inner}",
         evidence=(
             f"in the file: {name}; in the model: {strip(name)}",
-            "load_state_dict raises; with strict=False it says nothing",
+            "load_state_dict raises an error; with strict=False it is silent",
         ),
         fix=f"save model.{prefix}state_dict(); for this file: torch.nn.modules.utils."
         f'consume_prefix_in_state_dict_if_present(state, "{prefix}")'
@@ -148,7 +148,7 @@ def _place(one: FileSeen, weights: Weights) -> str:
     return f"{one.path}, {weights.where}" if weights.where else one.path
 
 
-@rule("DD714", "checkpoint-keys", Severity.ERROR, "A checkpoint does not fit the model")
+@rule("DD714", "checkpoint-keys", Severity.ERROR, "A checkpoint does not match the model")
 def check_keys(seen: Checkpoints) -> Answer:
     """Report tensors that only the model or only the file has, or that have other shapes or dtypes.
 
@@ -173,7 +173,7 @@ def check_keys(seen: Checkpoints) -> Answer:
 
     ## Example
 
-        last.pt does not fit train:build_model: head.weight is (10, 64) in the file and (12, 64) in the model
+        last.pt does not match train:build_model: head.weight is (10, 64) in the file and (12, 64) in the model
     """
     if seen.expected is None:
         return skipped("there is no model to compare with (--model)")
@@ -192,9 +192,9 @@ def check_keys(seen: Checkpoints) -> Answer:
 
 def _empty(one: FileSeen, expected: Expected) -> Problem:
     return Problem(
-        summary=f"{one.path} does not fit {expected.function}: there is no tensor in it",
+        summary=f"{one.path} does not match {expected.function}: it has no tensors",
         evidence=(f"the model has {count_of(len(expected.tensors), 'tensor')}",),
-        fix="name the file that holds the model's state dict",
+        fix="pass the file with the model's state dict",
     )
 
 
@@ -220,9 +220,9 @@ def _keys(one: FileSeen, weights: Weights, expected: Expected) -> Iterator[Probl
         first = dtypes[0]
         yield Problem(
             severity=Severity.WARNING,
-            summary=f"{_place(one, weights)}: {some(dtypes, 'tensor')} would be converted, in silence: {first} is "
+            summary=f"{_place(one, weights)}: {some(dtypes, 'tensor')} would be silently converted: {first} is "
             f"{inside[first].dtype} in the file and {wanted[first].dtype} in the model",
-            fix="save and load in one dtype, where this is not meant",
+            fix="save and load in the same dtype, unless this is intended",
             tensor=first,
         )
 
@@ -248,9 +248,9 @@ def _misfit(
         *([f"not in the model: {some(unexpected, 'tensor')}"] if unexpected else []),
     )
     return Problem(
-        summary=f"{_place(one, weights)} does not fit {expected.function}: {first[0]}",
+        summary=f"{_place(one, weights)} does not match {expected.function}: {first[0]}",
         evidence=evidence,
-        fix="build the model as it was when the file was written; strict=False would leave what is missing at its "
-        "random values, in silence",
+        fix="build the same model as when the file was written; with strict=False, missing tensors silently keep "
+        "their random values",
         tensor=[*shapes, *missing, *unexpected][0],
     )

@@ -29,7 +29,7 @@ RUNS_CODE = frozenset(
 RUNS_CODE_BUILTINS = frozenset({"eval", "exec", "compile", "__import__", "open", "execfile"})
 
 
-@rule("DD716", "checkpoint-incomplete", Severity.INFO, "A checkpoint lacks something that a resume may need")
+@rule("DD716", "checkpoint-incomplete", Severity.INFO, "A checkpoint may lack state for a resume")
 def check_resume(seen: Checkpoints) -> Answer:
     """Report what is missing from a checkpoint that was written to resume from.
 
@@ -59,11 +59,11 @@ def check_resume(seen: Checkpoints) -> Answer:
 
     ## Example
 
-        last.pt holds model, optimizer state, epoch or step; it has no scheduler state, random state
+        last.pt has model, optimizer state, epoch or step, but no scheduler state, random state
     """
     training = [one for one in seen.files if _is_training(one)]
     if not training:
-        return skipped("no file to resume from: none is known to hold more than weights")
+        return skipped("no file to resume from: no file is known to have more than weights")
     problems = [problem for one in training for problem in _lacks(one)]
     return judged(problems, f"{count_of(len(training), 'file')} to resume from")
 
@@ -81,23 +81,21 @@ def _lacks(one: FileSeen) -> list[Problem]:
         has = ", ".join(part.value for part in contents.parts)
         problems.append(
             Problem(
-                summary=f"{one.path} holds {has}; it has no {', '.join(lacking)}",
-                fix="save what of these your training uses",
+                summary=f"{one.path} has {has}, but no {', '.join(lacking)}",
+                fix="also save those that your training uses",
             )
         )
     if contents.empty_optimizer:
         problems.append(
             Problem(
-                summary=f"{one.path}: the optimizer had made no step when its state was saved",
-                fix="load the optimizer's state before it is saved again, where this is a resumed training",
+                summary=f"{one.path}: the optimizer had made no step when it was saved",
+                fix="if this is a resumed training, load the optimizer state before you save it again",
             )
         )
     return problems
 
 
-@rule(
-    "DD719", "checkpoint-unsafe", Severity.WARNING, "torch.load refuses a checkpoint, or would have to run code for it"
-)
+@rule("DD719", "checkpoint-unsafe", Severity.WARNING, "torch.load rejects a checkpoint, or would run its code")
 def check_refusal(seen: Checkpoints) -> Answer:
     """Report a file that names functions or classes which torch.load would have to call.
 
@@ -126,7 +124,7 @@ def check_refusal(seen: Checkpoints) -> Answer:
 
     ## Example
 
-        args.pt: torch.load refuses it, because it names argparse.Namespace
+        args.pt: torch.load rejects it (weights_only=True), because it refers to argparse.Namespace
     """
     read = [one for one in seen.files if one.contents is not None and one.state is ReadState.WHOLE]
     if not read:
@@ -141,21 +139,23 @@ def _refusal(one: FileSeen) -> Problem | None:
     if running:
         return Problem(
             severity=Severity.ERROR,
-            summary=f"{one.path} calls {first_names(running)} as it is loaded: it runs code",
-            evidence=(f"it names {first_names(names)}", "nothing of it was run here"),
+            summary=f"{one.path} calls {first_names(running)} when it is loaded: it runs code",
+            evidence=(f"it names {first_names(names)}", "ddpdoctor did not run it"),
             fix="do not load it with weights_only=False; delete it, and find out where it came from",
         )
     if one.refused:
         last = [name.rpartition(".")[2] for name in one.refused]
         return Problem(
-            summary=f"{one.path}: torch.load refuses it (weights_only=True), because it names "
-            f"{first_names(one.refused)}",
-            evidence=("to load these, torch would have to import and call them",),
-            fix="save state_dict() and plain values in their place; if you trust the file: "
+            summary=(
+                f"{one.path}: torch.load rejects it (weights_only=True), because it refers to "
+                f"{first_names(one.refused)}"
+            ),
+            evidence=("to load these, torch would import and call them",),
+            fix="save state_dict() and plain values instead; if you trust the file: "
             f"torch.serialization.add_safe_globals([{first_names(last)}])",
         )
     if one.refusal:
-        return Problem(summary=f"{one.path}: torch.load refuses it: {one.refusal}", fix="write it anew with torch.save")
+        return Problem(summary=f"{one.path}: torch.load rejects it: {one.refusal}", fix="save it again with torch.save")
     return None
 
 

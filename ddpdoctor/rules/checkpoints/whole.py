@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 NO_CHECKSUMS = {
     Checksums.NONE: "damage cannot be detected: the format has no checksums",
-    Checksums.NOT_WRITTEN: "damage cannot be detected: checksums were switched off when the file was written",
+    Checksums.NOT_WRITTEN: "damage cannot be detected: checksums were disabled when the file was written",
 }
-_FIX = "take another copy or an earlier checkpoint; torch.load would load this one in silence where only tensors suffer"
+_FIX = "use another copy or an earlier checkpoint; torch.load would silently load this one if only tensors are damaged"
 
 
-@rule("DD710", "checkpoint-foreign", Severity.ERROR, "A file is no checkpoint")
+@rule("DD710", "checkpoint-foreign", Severity.ERROR, "A file is not a checkpoint")
 def check_foreign(seen: Checkpoints) -> Answer:
     """Report a file that is not a checkpoint.
 
@@ -46,13 +46,13 @@ def check_foreign(seen: Checkpoints) -> Answer:
 
     ## Example
 
-        model.pt is no checkpoint: a pointer of git-lfs
+        model.pt is not a checkpoint: a pointer of git-lfs
     """
     problems = [
         Problem(
-            summary=f"{one.path} is no checkpoint: {one.detail}",
+            summary=f"{one.path} is not a checkpoint: {one.detail}",
             evidence=(f"{one.size_bytes} bytes",),
-            fix="fetch the file itself again, and compare its size with the original's",
+            fix="download the file again, and compare its size with the original",
         )
         for one in seen.files
         if one.state is ReadState.FOREIGN
@@ -60,7 +60,7 @@ def check_foreign(seen: Checkpoints) -> Answer:
     return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} of a known form")
 
 
-@rule("DD711", "checkpoint-damaged", Severity.ERROR, "Bytes of a checkpoint are not those that were written")
+@rule("DD711", "checkpoint-damaged", Severity.ERROR, "A checkpoint is damaged")
 def check_damaged(seen: Checkpoints) -> Answer:
     """Report records whose checksum is wrong, and the tensors stored in them.
 
@@ -88,7 +88,7 @@ def check_damaged(seen: Checkpoints) -> Answer:
 
     ## Example
 
-        epoch3.pt is damaged: 1 record has a wrong checksum, in which lies model.layers.3.weight
+        epoch3.pt is damaged: 1 record has a wrong checksum (model.layers.3.weight)
     """
     problems = [_damage(one) for one in seen.files if one.damaged or one.state is ReadState.UNREADABLE]
     checked = [one for one in seen.files if one.checksums is Checksums.CHECKED]
@@ -97,17 +97,17 @@ def check_damaged(seen: Checkpoints) -> Answer:
         more = f"; {count_of(len(without), 'file')} without checksums" if without else ""
         return judged(problems, f"checksums of {count_of(len(checked), 'file')} computed again{more}")
     read = (one.checksums for one in seen.files if one.checksums in NO_CHECKSUMS)
-    return skipped(next((NO_CHECKSUMS[reason] for reason in read), "no checksum was read"))
+    return skipped(next((NO_CHECKSUMS[reason] for reason in read), "no checksums were read"))
 
 
 def _damage(one: FileSeen) -> Problem:
     tensors = tuple(name for damage in one.damaged for name in damage.tensors)
     records = tuple(damage.record for damage in one.damaged)
     if not one.damaged:
-        summary = f"the index of {one.path} cannot be read: it is damaged, or the file ends in it"
-        return Problem(summary=summary, evidence=(one.detail,), fix="take another copy or an earlier checkpoint")
+        summary = f"the index of {one.path} cannot be read: it is damaged or truncated"
+        return Problem(summary=summary, evidence=(one.detail,), fix="use another copy or an earlier checkpoint")
     have = "record has a wrong checksum" if len(records) == 1 else "records have wrong checksums"
-    where = f", in which {'lies' if len(tensors) == 1 else 'lie'} {first_names(tensors)}" if tensors else ""
+    where = f" ({first_names(tensors)})" if tensors else ""
     return Problem(
         summary=f"{one.path} is damaged: {len(records)} {have}{where}",
         evidence=(f"wrong CRC-32 in {first_names(records)}", *([one.detail] if one.detail else [])),
@@ -116,7 +116,7 @@ def _damage(one: FileSeen) -> Problem:
     )
 
 
-@rule("DD712", "checkpoint-truncated", Severity.ERROR, "A checkpoint ends too early")
+@rule("DD712", "checkpoint-truncated", Severity.ERROR, "A checkpoint is truncated")
 def check_truncated(seen: Checkpoints) -> Answer:
     """Report a checkpoint whose end is missing.
 
@@ -142,37 +142,39 @@ def check_truncated(seen: Checkpoints) -> Answer:
 
     ## Example
 
-        epoch4.pt is cut off: of 62 tensors 17 are lost, the first of them model.layers.9.weight
+        epoch4.pt is truncated: 17 of 62 tensors are lost, starting with model.layers.9.weight
     """
     problems = [_truncation(one) for one in seen.files if one.state in {ReadState.CUT, ReadState.EMPTY}]
-    return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} to the end")
+    return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} complete")
 
 
 def _truncation(one: FileSeen) -> Problem:
-    fix = "take an earlier one; write to a temporary file, os.fsync it, and os.replace it to its name when it is whole"
+    fix = (
+        "use an earlier one; write to a temporary file, os.fsync it, and os.replace it to its name when it is complete"
+    )
     if one.state is ReadState.EMPTY:
         return Problem(summary=f"{one.path} is empty", evidence=("0 bytes",), fix=fix)
     evidence = [f"{one.size_bytes} bytes", *([one.detail] if one.detail else [])]
     if one.form is Form.FOLDER:
-        summary = f"{one.path} is no whole distributed checkpoint: {one.detail}"
-        return Problem(summary=summary, evidence=(f"{one.size_bytes} bytes in all",), fix=fix)
+        summary = f"{one.path} is an incomplete distributed checkpoint: {one.detail}"
+        return Problem(summary=summary, evidence=(f"{one.size_bytes} bytes in total",), fix=fix)
     if one.contents is None:
-        return Problem(summary=f"{one.path} is cut off, before its index", evidence=tuple(evidence), fix=fix)
+        return Problem(summary=f"{one.path} is truncated before its index", evidence=tuple(evidence), fix=fix)
     tensors = len(one.contents.tensors)
     if not one.lost:
-        summary = f"{one.path} is cut off behind its last tensor: torch.load cannot open it, and no tensor is lost"
+        summary = f"{one.path} is truncated after its last tensor: torch.load cannot open it, but no tensor is lost"
         return Problem(summary=summary, evidence=tuple(evidence), fix=fix)
     verb = "is" if len(one.lost) == 1 else "are"
     return Problem(
-        summary=f"{one.path} is cut off: of {count_of(tensors, 'tensor')} {len(one.lost)} {verb} lost, the first of "
-        f"them {one.lost[0]}",
+        summary=f"{one.path} is truncated: {len(one.lost)} of {count_of(tensors, 'tensor')} {verb} lost, starting with "
+        f"{one.lost[0]}",
         evidence=(*evidence, f"lost: {some(one.lost, 'tensor')}"),
         fix=fix,
         tensor=one.lost[0],
     )
 
 
-@rule("DD715", "checkpoint-nonfinite", Severity.ERROR, "A checkpoint holds NaN or inf")
+@rule("DD715", "checkpoint-nonfinite", Severity.ERROR, "A checkpoint has NaN or inf")
 def check_values(seen: Checkpoints) -> Answer:
     """Report tensors with NaN, or with inf among ordinary numbers.
 
@@ -199,13 +201,13 @@ def check_values(seen: Checkpoints) -> Answer:
 
     ## Example
 
-        last.pt holds NaN: 12 of 4096 values of model.layers.7.weight
+        last.pt has NaN: 12 of 4096 values of model.layers.7.weight
     """
     looked = [one for one in seen.files if one.values is not None]
     if not looked:
-        return skipped("no values were looked at")
+        return skipped("no values were checked")
     problems = [problem for one in looked if (problem := _judge(one)) is not None]
-    return judged(problems, f"values of {count_of(len(looked), 'file')} looked at")
+    return judged(problems, f"values of {count_of(len(looked), 'file')} checked")
 
 
 def _judge(one: FileSeen) -> Problem | None:
@@ -220,12 +222,12 @@ def _judge(one: FileSeen) -> Problem | None:
     what = "NaN" if any(each.nan for each in worst) else "inf" if broken else "-inf among other numbers"
     return Problem(
         severity=None if broken else Severity.WARNING,
-        summary=f"{one.path} holds {what}: {_words(first)}"
-        + (f"; {some(names, 'tensor')} in all" if len(names) > 1 else ""),
+        summary=f"{one.path} has {what}: {_words(first)}"
+        + (f"; {some(names, 'tensor')} in total" if len(names) > 1 else ""),
         evidence=tuple(_words(each) for each in worst[1:4]),
         fix="go back to an earlier checkpoint, and find the step with ddpdoctor wrap"
         if broken
-        else "see whether that tensor is a mask; a weight must not hold it",
+        else "check whether that tensor is a mask; a weight must not have such values",
         tensor=first.name,
     )
 

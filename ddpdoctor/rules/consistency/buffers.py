@@ -19,7 +19,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of BatchNorm."""
 
 
-@rule("DD502", "buffer-drift", Severity.WARNING, "Ranks hold different buffers")
+@rule("DD502", "buffer-drift", Severity.WARNING, "Buffers differ between ranks")
 def check_buffers(job: Job) -> Answer:
     """Report buffers that differ between ranks after DDP sent them, or because DDP is set not to send them.
 
@@ -45,8 +45,8 @@ def check_buffers(job: Job) -> Answer:
 
     ## Example
 
-        buffers differ between ranks 0 and 1 after step 1: broadcast_buffers=False leaves each rank the statistics of
-        its own data
+        buffers differ between ranks 0 and 1 after step 1: with broadcast_buffers=False, each rank keeps the statistics
+        of its own data
     """
     seen = survey(job, What.BUFFER, _why)
     return ruling(job, seen, problems_of(job, seen.found, "buffers"), "buffers that DDP sends")
@@ -56,14 +56,19 @@ def _why(sighting: Sighting) -> DriftCause:
     if sighting.stream.clock is StreamClock.SYNC:
         return DriftCause(
             name="not sent",
-            words="DDP has sent rank 0's, and these were not among them: replaced or registered after wrapping",
-            fix="register buffers before the model is wrapped, and change them in place (copy_), not by assigning "
-            "new ones",
+            words="DDP broadcast rank 0's buffers without these: they were replaced or registered after wrapping",
+            fix=(
+                "register buffers before you wrap the model, and change them in place (copy_) instead of assigning "
+                "new ones"
+            ),
         )
     names = {split.row.name.rpartition(".")[2] for split in sighting.difference.splits}
-    what = "the statistics of its own data" if names & set(_STATISTICS) else "what it has made of them"
+    what = "the statistics of its own data" if names & set(_STATISTICS) else "its own values"
     return DriftCause(
         name="kept apart",
-        words=f"broadcast_buffers=False leaves each rank {what}",
-        fix="leave broadcast_buffers=True, or use SyncBatchNorm; where this is meant, --allow-different '*running_*'",
+        words=f"with broadcast_buffers=False, each rank keeps {what}",
+        fix=(
+            "keep broadcast_buffers=True, or use SyncBatchNorm; if this is intended, pass --allow-different "
+            "'*running_*'"
+        ),
     )

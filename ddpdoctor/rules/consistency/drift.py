@@ -25,12 +25,12 @@ MIN_EXCHANGED = 2
 """Steps with equal gradients on all ranks, before we assume that the script exchanges them. Our choice: one may be
 chance, for example if all gradients are zero."""
 BROADCAST = (
-    "wrap the model in DistributedDataParallel, or send rank 0's parameters once before training: `for p in "
+    "wrap the model in DistributedDataParallel, or broadcast rank 0's parameters once before training: `for p in "
     "model.parameters(): dist.broadcast(p.data, src=0)`"
 )
 
 
-@rule("DD501", "param-drift", Severity.ERROR, "Ranks hold different parameters", after=("grad-drift",))
+@rule("DD501", "param-drift", Severity.ERROR, "Parameters differ between ranks", after=("grad-drift",))
 def check_parameters(job: Job) -> Answer:
     """Report parameters that differ between ranks that should hold the same values.
 
@@ -83,9 +83,9 @@ def check_parameters(job: Job) -> Answer:
 
     ## Example
 
-        parameters differ between ranks 0-2 after step 50: something other than the optimizer's step changed them on
-        rank 0, as a checkpoint that was loaded there alone or an edit in place, or gradients were changed after the
-        reduction at a step in between, which was not compared
+        parameters differ between ranks 0-2 after step 50: something other than the optimizer step changed them on rank
+        0, such as a checkpoint loaded only there or an in-place edit, or gradients were changed after the reduction in
+        a step that was not compared
     """
     seen = survey(job, What.PARAMETER, why_parameters_differ)
     found = [*(_since(one) for one in seen.found), *unwrapped_drift(job)]
@@ -140,23 +140,23 @@ def _is_trained_through(stream: Stream) -> bool:
 def _never_sent(replica: ReplicaStreams, sighting: Sighting) -> DriftCause:
     return DriftCause(
         name="never sent",
-        words="the gradients are the same on all ranks and the parameters never were: nobody has sent one rank's "
-        "initial weights to the others, and each rank made its own (another seed)",
+        words="the gradients are equal on all ranks, but the parameters never were: each rank created its own "
+        "initial weights (another seed), and no rank broadcast them",
         fix=BROADCAST,
         blame=seen(sighting.values),
         evidence=(
-            f"no DDP holds this model of {len(replica.members)} ranks; all ranks made their steps with equal gradients",
+            f"the model is not wrapped in DDP on its {len(replica.members)} ranks; all ranks used equal gradients",
         ),
     )
 
 
 def _alone(sighting: Sighting) -> DriftCause:
-    since = "from the start" if sighting.last_good is None else "since their first gradients, which nobody averaged"
+    since = "from the start" if sighting.last_good is None else "since their first gradients, which were not averaged"
     return DriftCause(
         name="unwrapped",
-        words=f"no DDP holds this model and its gradients are not exchanged, so that ranks differ {since}; DDP's model "
-        "is trained through it, and gets the mean of gradients that different models made",
-        fix="wrap it in DistributedDataParallel as well, one object for each model; where ranks are meant to have "
-        "their own, --allow-different with its name",
-        evidence=("it is trained by a loss of its own, and backwards that reach DDP's model pass through it",),
+        words=f"this model is not wrapped in DDP, and its gradients are not reduced, so the ranks differ {since}; the "
+        "DDP model trains through it and gets the mean of gradients from different models",
+        fix="wrap it in DistributedDataParallel too, one object per model; if each rank should have its own, pass "
+        "--allow-different with its name",
+        evidence=("it has its own loss, and backwards that reach the DDP model pass through it",),
     )

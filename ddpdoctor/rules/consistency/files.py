@@ -22,12 +22,13 @@ MAX_NAMED = 5
 CLOCKS = ("epoch", "step", "iter", "updates")
 """Names under which trainers save how far training was."""
 PLURALS = {Kind.STATE.value: "tensors of optimizer state", "part of the optimizer": "parts of the optimizer"}
-WHO_IS_RIGHT = "it is unknown which of the files is right: no content is that of more than half of them"
+WHO_IS_RIGHT = "it is unknown which file is correct: no content is in more than half of the files"
 FILES_FIX = {
-    Kind.PARAMETER: "load one file on all ranks before the model is wrapped by DDP; `ddpdoctor wrap` on the training "
-    "says at which step and line ranks part",
-    Kind.BUFFER: "expected of BatchNorm between syncs of buffers; else keep rank 0's file, or use SyncBatchNorm",
-    Kind.STATE: "give all ranks the same settings, and load the optimizer's state on all ranks, not on rank 0 alone",
+    Kind.PARAMETER: "load one file on all ranks before you wrap the model in DDP; `ddpdoctor wrap` on the training "
+    "run shows the step and the line where the ranks diverge",
+    Kind.BUFFER: "this is expected for BatchNorm between buffer broadcasts; otherwise keep rank 0's file, or use "
+    "SyncBatchNorm",
+    Kind.STATE: "use the same settings on all ranks, and load the optimizer state on all ranks, not only on rank 0",
 }
 
 
@@ -37,7 +38,7 @@ def check_parameter_files(facts: DiffFacts) -> Answer:
     answer = _judge(facts, Kind.PARAMETER)
     if facts.incomparable and not answer.problems:
         names = facts.incomparable
-        return unknown(f"{len(names)} tensors are of a kind that cannot be compared, the first {names[0]}")
+        return unknown(f"{len(names)} tensors have a type that cannot be compared, for example {names[0]}")
     return answer
 
 
@@ -59,7 +60,7 @@ def _judge(facts: DiffFacts, *kinds: Kind) -> Answer:
     unequal = [one for one in facts.unequal if one.kind in kinds]
     if unequal:
         return judged([_problem(facts, unequal, FILES_FIX[kinds[0]])])
-    return passed() if facts.tensors else skipped("the files hold no tensors")
+    return passed() if facts.tensors else skipped("the files contain no tensors")
 
 
 def _problem(facts: DiffFacts, unequal: Sequence[Unequal], fix: str) -> Problem:
@@ -111,7 +112,7 @@ def _summary(facts: DiffFacts, unequal: Sequence[Unequal], blamed: Sequence[int]
 
 
 def _describe(facts: DiffFacts, one: Unequal) -> str:
-    absent = [f"it is not in {_paths(facts, one.absent_in)}"] if one.absent_in else []
+    absent = [f"missing in {_paths(facts, one.absent_in)}"] if one.absent_in else []
     apart = [_apart_words(facts, each, named=len(facts.files) > 2) for each in one.apart]
     values = [_values(facts, one)] if len(set(one.seen)) > 1 else []
     return f"{one.name}: {'; '.join([*values, *apart, *absent])}"
@@ -145,7 +146,7 @@ def _prefixes(facts: DiffFacts) -> list[str]:
         return []
     with_it = [number for number, one in enumerate(facts.files) if one.stripped]
     prefixes = sorted({prefix for one in facts.files for prefix in one.stripped})
-    return [f"names were compared without {' and '.join(prefixes)}, which they have in {_paths(facts, with_it)}"]
+    return [f"names were compared without the prefix {' and '.join(prefixes)} in {_paths(facts, with_it)}"]
 
 
 def _other_values(facts: DiffFacts) -> list[Problem]:
@@ -157,9 +158,9 @@ def _other_values(facts: DiffFacts) -> list[Problem]:
     return [
         Problem(
             severity=Severity.INFO,
-            summary=f"values that are no tensors differ: {names}",
+            summary=f"values other than tensors differ: {names}",
             evidence=tuple(_describe(facts, one) for one in unequal[:MAX_NAMED]),
-            fix="compare files of the same step, where they should be equal",
+            fix="compare files from the same step",
         )
     ]
 

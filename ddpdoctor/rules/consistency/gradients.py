@@ -35,7 +35,11 @@ _REDUCING_HOOKS = ("allreduce", "compress", "powersgd", "quantization")
 
 
 @rule(
-    "DD503", "grad-drift", Severity.ERROR, "Ranks gave their optimizers different gradients", after=("nonfinite-grad",)
+    "DD503",
+    "grad-drift",
+    Severity.ERROR,
+    "The optimizers of the ranks got different gradients",
+    after=("nonfinite-grad",),
 )
 def check_gradients(job: Job) -> Answer:
     """Report gradients that differ between ranks right before an optimizer's step.
@@ -70,12 +74,12 @@ def check_gradients(job: Job) -> Answer:
     ## What to do
 
     Call the DDP object itself in training. Keep the forward and the backward of the last batch before `step()` out of
-    `no_sync()`. Wrap the model once it is complete. Treat gradients alike on all ranks.
+    `no_sync()`. Wrap the model once it is complete. Treat gradients the same way on all ranks.
 
     ## Example
 
-        gradients differ between ranks 0 and 1 at step 1: the model was trained past DDP, whose forward did not run
-        before the step
+        gradients differ between ranks 0 and 1 at step 1: the training step bypassed DDP: its forward did not run before
+        the step
     """
     seen = survey(job, What.GRADIENT, why_gradients_differ)
     return ruling(job, seen, problems_of(job, seen.found, "gradients"), "gradients")
@@ -98,10 +102,10 @@ def _apart_in_mesh(sighting: Sighting) -> DriftCause:
     who = f"{rank_list(blame.ranks)} changed them" if blame.ground is Ground.MAJORITY else "they were changed"
     return DriftCause(
         name="apart in a mesh",
-        words=f"ranks of the mesh's {sighting.replica.mesh_dims} dimension hold these parameters alike, and {who} on "
-        "the way to the optimizer, or computed them from other inputs",
-        fix="give the ranks of one tensor parallel group the same batch and the same random state, and do between "
-        "backward and step() the same on all ranks",
+        words=f"ranks along the {sighting.replica.mesh_dims} dimension of the mesh have equal copies of these "
+        f"parameters, but {who} before the optimizer, or computed them from other inputs",
+        fix="give the ranks of one tensor parallel group the same batch and random state, and do the same work between "
+        "backward and step() on all ranks",
         at_the_step=True,
     )
 
@@ -124,11 +128,11 @@ def added_after_wrapping(sighting: Sighting) -> DriftCause | None:
     named = _first_few(names)
     return DriftCause(
         name="added after wrapping",
-        words=f"DDP does not reduce {named}: added, replaced or unfrozen after the model was wrapped",
-        fix="wrap the model in DDP once it has all the parameters it is trained with, each with requires_grad as it is "
-        "trained; after adding, replacing or unfreezing any, wrap it again and make the optimizer anew",
+        words=f"DDP does not reduce {named}: added, replaced or unfrozen after wrapping",
+        fix="wrap the model in DDP after you add all parameters and set requires_grad; if you add, replace or unfreeze "
+        "parameters later, wrap the model and create the optimizer again",
         blame=blame,
-        evidence=(f"not among the parameters that DDP was given to reduce, on {rank_list(blame.ranks)}: {named}",),
+        evidence=(f"parameters unknown to DDP on {rank_list(blame.ranks)}: {named}",),
     )
 
 
@@ -141,13 +145,13 @@ def _unfinished(sighting: Sighting) -> DriftCause | None:
     named = _first_few(names)
     return DriftCause(
         name="unfinished",
-        words=f"the backward left {named} without a gradient, so that DDP did not finish the reduction",
-        fix="pass find_unused_parameters=True to DistributedDataParallel on all ranks; or let every output of forward "
-        "take part in the loss, and remove or freeze what is never used before the model is wrapped",
+        words=f"backward left {named} without a gradient, so DDP did not finish the reduction",
+        fix="pass find_unused_parameters=True to DistributedDataParallel on all ranks; or use every output of "
+        "forward in the loss, and remove or freeze unused parameters before you wrap the model",
         blame=seen(waiting),
         at_the_step=True,
         evidence=(
-            f"gradients that DDP waited for at the step, on {rank_list(each.rank for each in waiting)}: {named}",
+            f"gradients that DDP was waiting for at the step on {rank_list(each.rank for each in waiting)}: {named}",
         ),
     )
 
@@ -158,13 +162,12 @@ def _bypassed(sighting: Sighting) -> DriftCause | None:
         return None
     return DriftCause(
         name="bypassed",
-        words="the model was trained past DDP, whose forward did not run before the step",
-        fix="call the DDP object itself in training, `model(x)`: neither `model.module(x)` nor the module that was "
-        "wrapped",
+        words="the training step bypassed DDP: its forward did not run before the step",
+        fix="call the DDP object itself in training, `model(x)`, not `model.module(x)` or the wrapped module",
         blame=blame,
         unsynchronized=True,
         at_the_step=True,
-        evidence=(f"no forward of DDP with gradients since the step before, on {rank_list(blame.ranks)}",),
+        evidence=(f"no DDP forward with gradients since the previous step on {rank_list(blame.ranks)}",),
     )
 
 
@@ -181,13 +184,13 @@ def _under_no_sync(sighting: Sighting) -> DriftCause | None:
         return None
     return DriftCause(
         name="no_sync",
-        words="all forwards since the step before ran under no_sync(), which leaves out the reduction",
-        fix="run forward and backward of the last batch before step() outside of no_sync(): the forward decides "
+        words="all forwards since the previous step ran under no_sync(), which skips the reduction",
+        fix="run the forward and backward of the last batch before step() outside no_sync(): the forward decides "
         "whether gradients are reduced",
         blame=blame,
         unsynchronized=True,
         at_the_step=True,
-        evidence=(f"forwards of DDP since the step before, all under no_sync(), on {rank_list(blame.ranks)}",),
+        evidence=(f"all DDP forwards since the previous step were under no_sync() on {rank_list(blame.ranks)}",),
     )
 
 
@@ -198,8 +201,8 @@ def _by_hook(sighting: Sighting) -> DriftCause | None:
         return None
     return DriftCause(
         name="communication hook",
-        words=f"the communication hook {own[0]} does not leave the same gradients on all ranks",
-        fix="have the hook return what all ranks have in common, as the mean by all_reduce, for each bucket",
+        words=f"the communication hook {own[0]} returns different gradients on different ranks",
+        fix="make the hook return the same result on all ranks for each bucket, such as the mean by all_reduce",
         evidence=(f"the script registered the communication hook {', '.join(own)}",),
     )
 
@@ -211,8 +214,8 @@ def _scaled_apart(sighting: Sighting) -> DriftCause | None:
     return DriftCause(
         name="scaled apart",
         words=f"the gradient scaler's scale is {sides_words(sides)}",
-        fix="give GradScaler the same arguments on all ranks, load its state on all of them, and call update() on all "
-        "of them after each step()",
+        fix="create GradScaler with the same arguments on all ranks, load its state on all ranks, and call update() on "
+        "all ranks after each step()",
         blame=blame_outvoted([ranks for _, ranks in sides]),
         at_the_step=True,
     )
@@ -224,10 +227,12 @@ def _accumulated_after(sighting: Sighting) -> DriftCause | None:
         return None
     return DriftCause(
         name="accumulated after the reduction",
-        words="gradients were added under no_sync() after the last reduction, or changed after it",
-        fix="leave no_sync() for the last of the batches whose gradients are accumulated, not for the first",
+        words="gradients were added under no_sync() or changed after the last reduction",
+        fix="use no_sync() for all accumulated batches but the last one",
         at_the_step=True,
-        evidence=(f"{some.unreduced_forwards} of {some.forwards} forwards since the step before were under no_sync()",),
+        evidence=(
+            f"{some.unreduced_forwards} of {some.forwards} forwards since the previous step were under no_sync()",
+        ),
     )
 
 
@@ -235,11 +240,14 @@ def _changed_after(sighting: Sighting) -> DriftCause:
     blame = blame_of(sighting.difference.splits)
     one = blame.ground is Ground.MAJORITY
     who = f"{rank_list(blame.ranks)} changed them" if one else "they were changed"
-    more = "" if one else "; or a second backward added to them, as of a reentrant checkpoint"
+    more = "" if one else ", or added to by a second backward, such as that of a reentrant checkpoint"
     return DriftCause(
         name="changed after the reduction",
-        words=f"{who} after DDP had reduced them (edited, clipped or scaled by a number of the rank's own{more})",
-        fix="do between backward and step() the same on all ranks: clip by the norm of the reduced gradients, scale "
-        "by a number that all ranks have, and look for a branch on the rank; checkpoint with use_reentrant=False",
+        words=(
+            f"{who} after DDP had reduced them (edited, or clipped or scaled by a value that differs between "
+            f"ranks{more})"
+        ),
+        fix="do the same between backward and step() on all ranks: clip by the norm of the reduced gradients, scale by "
+        "a common value, and avoid branches on the rank; checkpoint with use_reentrant=False",
         at_the_step=True,
     )

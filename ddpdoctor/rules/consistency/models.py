@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.progress.differences import ModelDifference
 
 
-@rule("DD506", "model-differs", Severity.ERROR, "The ranks of one group give DDP different models")
+@rule("DD506", "model-differs", Severity.ERROR, "Ranks of one group passed different models to DDP")
 def check_models(job: JobState) -> Answer:
     """Report a model that is not the same on all ranks that DDP keeps equal: parameters, buffers or their order.
 
@@ -50,7 +50,8 @@ def check_models(job: JobState) -> Answer:
 
     ## Example
 
-        rank 2 has requires_grad=False for 0.weight, where ranks 0 and 1 have requires_grad=True
+        the ranks' DDP models differ at 0.weight: rank 2 has requires_grad=False, but ranks 0 and 1 have
+        requires_grad=True
     """
     difference = job.difference
     if difference is None:
@@ -90,11 +91,11 @@ def models_problem(
         tensor=difference.tensor,
         summary=_summary(difference),
         evidence=(
-            f"model {difference.number} that DDP was given in {group_words(difference.group, world)}",
+            f"DDP model {difference.number} in {group_words(difference.group, world)}",
             *_counts(difference),
             *more,
         ),
-        fix="build the model from the same arguments, in the same order, on all ranks",
+        fix="build the model with the same arguments in the same order on all ranks",
     )
 
 
@@ -102,9 +103,9 @@ def _summary(difference: ModelDifference) -> str:
     blamed = difference.blamed
     rest = [n for n in sorted(difference.models) if n not in set(blamed)]
     if difference.tensor is None:
-        return f"{rank_list(blamed)} {verb(blamed, 'gives', 'give')} DDP another model than the other ranks"
-    where = f", where {_sides_words(difference, rest)}" if rest else ""
-    return f"the models given to DDP differ at {difference.tensor}: {_sides_words(difference, blamed)}{where}"
+        return f"{rank_list(blamed)} passed another model to DDP than the other ranks"
+    where = f", but {_sides_words(difference, rest)}" if rest else ""
+    return f"the ranks' DDP models differ at {difference.tensor}: {_sides_words(difference, blamed)}{where}"
 
 
 def _sides_words(difference: ModelDifference, numbers: Iterable[int]) -> str:
@@ -120,7 +121,7 @@ def _have(what: Mapping[int, str]) -> list[str]:
 
 def _row_words(tensor: TensorSeen | None) -> str:
     if tensor is None:
-        return "nothing there"
+        return "no such tensor"
     shape = "no shape yet" if tensor.shape is None else f"{tensor.dtype}{list(tensor.shape)}"
     kind = "buffer" if tensor.is_buffer else f"requires_grad={tensor.requires_grad}"
     return f"{tensor.name} of {shape}, {kind}"

@@ -20,23 +20,22 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import NonFinite
     from ddpdoctor.model.facts import Job, Rank
 
-NOT_LOOKED = "local gradients were not looked at"
+NOT_LOOKED = "local gradients were not checked"
 MAX_RANKS = 4
 """Ranks whose gradients are described one by one. Our choice."""
 LONG_ROW = 20
 """Skipped steps in a row that earn a gradient scaler a warning. Our choice, see the rule's page."""
 _FIXES = {
-    Origin.INPUT: "look at the samples that this rank was given in that step, and mend or leave out those that are not "
-    "finite",
-    Origin.PARAMETER: "look at what changed the parameters in the step before: the learning rate, an overflow in the "
-    "reduction (a half-precision communication hook), weights that were loaded",
-    Origin.LOSS: "look for the logarithm, root or quotient of zero in loss and model, or for an overflow in half "
+    Origin.INPUT: "check this rank's samples in that step, and fix or drop those with inf or NaN",
+    Origin.PARAMETER: "check what changed the parameters in the previous step: the learning rate, an overflow in the "
+    "reduction (a half-precision communication hook), or loaded weights",
+    Origin.LOSS: "look for a logarithm, root or division by zero in the loss and the model, or an overflow in half "
     "precision",
-    Origin.GRADIENT: "run that step on this rank under torch.autograd.set_detect_anomaly(True): it names the operation",
+    Origin.GRADIENT: "run that step on this rank with torch.autograd.set_detect_anomaly(True) to find the operation",
 }
 
 
-@rule("DD504", "nonfinite-grad", Severity.ERROR, "A rank's own gradients held inf or NaN before the reduction")
+@rule("DD504", "nonfinite-grad", Severity.ERROR, "A rank had inf or NaN in its own gradients before the reduction")
 def check_local_gradients(job: Job) -> Answer:
     """Report the rank whose gradients were the first to hold inf or NaN, before DDP averaged them with the others.
 
@@ -81,8 +80,8 @@ def check_local_gradients(job: Job) -> Answer:
 
     ## Example
 
-        rank 1 computed NaN as the gradient of layers.3.weight in step 12, and loss and input were finite; the reduction
-        gave it to all ranks
+        rank 1 computed NaN as the gradient of layers.3.weight in step 12, and the loss and the input
+        were finite; the reduction spread it to all ranks
     """
     looked = [rank for rank in job.ranks if rank.nonfinite is not None]
     if not looked:
@@ -136,7 +135,7 @@ def _judge(job: Job, sightings: list[NonFiniteStep]) -> Problem | None:
     scaled = [sighting for sighting in sightings if any(seen.scaled for seen in sighting.by_rank.values())]
     if scaled:
         return _finding(job, scaled[0], Severity.WARNING, Confidence.HIGH, _skipped_words(scaled[0]))
-    summary = f"{_computed(sightings[0])}; no optimizer was seen to use it"
+    summary = f"{_computed(sightings[0])}; no optimizer used it"
     return _finding(job, sightings[0], Severity.INFO, Confidence.HIGH, summary)
 
 
@@ -204,10 +203,10 @@ def _used_words(cause: NonFiniteStep) -> str:
     """Return the summary of gradients that an optimizer used."""
     if cause.origins == {Origin.PARAMETER}:
         return (
-            f"parameters of {rank_list(cause.ranks)} were not finite before the backward of step {cause.step}, though "
-            f"no local gradient had been"
+            f"{rank_list(cause.ranks)} had inf or NaN in parameters before the backward of step {cause.step}, but "
+            "no earlier local gradient had"
         )
-    spread = "the reduction gave it to all ranks" if cause.others or cause.unseen else "the optimizer used it"
+    spread = "the reduction spread it to all ranks" if cause.others or cause.unseen else "the optimizer used it"
     return f"{_computed(cause)}; {spread}"
 
 
@@ -216,10 +215,10 @@ def _skipped_words(cause: NonFiniteStep) -> str:
     longest = max(seen.in_a_row for seen in cause.by_rank.values())
     if longest >= LONG_ROW:
         return (
-            f"the gradient scaler has skipped {longest} steps in a row, up to step {cause.step}: the "
-            f"gradients of {rank_list(cause.ranks)} are not finite at any scale"
+            f"the gradient scaler skipped {longest} steps in a row up to step {cause.step}: the gradients of "
+            f"{rank_list(cause.ranks)} have inf or NaN at any scale"
         )
-    return f"{_computed(cause)}; the gradient scaler skipped the step, and the batches of all ranks are lost"
+    return f"{_computed(cause)}; the gradient scaler skipped the step, so the batches of all ranks are lost"
 
 
 def _computed(cause: NonFiniteStep) -> str:
@@ -233,7 +232,7 @@ def _computed(cause: NonFiniteStep) -> str:
 def _first(cause: NonFiniteStep) -> str:
     """Say what was the first to be non-finite."""
     if cause.origins == {Origin.GRADIENT}:
-        return "and loss and input were finite"
+        return "and the loss and the input were finite"
     names = [origin.value for origin in Origin if origin in cause.origins and origin is not Origin.GRADIENT]
     return f"and its {' or '.join(names)} was not finite before"
 
@@ -242,7 +241,7 @@ def _seen_by_rank(cause: NonFiniteStep) -> list[str]:
     """Return what each rank saw in that step."""
     lines = [_rank_words(rank, cause.by_rank[rank]) for rank in cause.ranks[:MAX_RANKS]]
     more = len(cause.ranks) - MAX_RANKS
-    return [*lines, f"{more} more ranks likewise"] if more > 0 else lines
+    return [*lines, f"the same on {more} more ranks"] if more > 0 else lines
 
 
 def _rank_words(rank: int, seen: NonFinite) -> str:
@@ -261,8 +260,8 @@ def _rest(cause: NonFiniteStep) -> list[str]:
             f"the gradients of {rank_list(cause.others)} were finite in step {cause.step}, before the reduction"
         )
     if cause.unseen:
-        lines.append(f"the gradients of {rank_list(cause.unseen)} were not looked at")
+        lines.append(f"the gradients of {rank_list(cause.unseen)} were not checked")
     often = max(seen.times for seen in cause.by_rank.values())
     if not cause.used and often > 1:
-        lines.append(f"this was so in {often} backwards until then")
+        lines.append(f"this happened in {often} backwards so far")
     return lines

@@ -35,7 +35,7 @@ FOLLOWS = "follows"
     "DD505",
     "optimizer-drift",
     Severity.ERROR,
-    "Optimizers of ranks have different state or settings",
+    "Optimizer state or settings differ between ranks",
     after=("param-drift",),
 )
 def check_optimizers(job: Job) -> Answer:
@@ -70,7 +70,7 @@ def check_optimizers(job: Job) -> Answer:
     counted = [found for found in seen.found if found.cause.name != FOLLOWS]
     settings = [found for replica in replicas_of(job) if (found := _first_settings(job, replica)) is not None]
     settings.sort(key=lambda found: found.step or 0)
-    findings = [*settings[:1], *problems_of(job, counted, "states of optimizers")]
+    findings = [*settings[:1], *problems_of(job, counted, "optimizer states")]
     if not findings and seen.found:
         return skipped(seen.found[0].cause.words)
     compared = seen.compared or any(_compares_settings(replica) for replica in replicas_of(job))
@@ -81,12 +81,12 @@ def _why_state_differs(sighting: Sighting) -> DriftCause:
     for what, code in ((What.GRADIENT, "DD503"), (What.PARAMETER, "DD501")):
         earlier = next((one for one in sightings(sighting.replica, what) if one.step <= sighting.step), None)
         if earlier is not None and (what is What.GRADIENT or _follows_parameters(sighting, earlier)):
-            return DriftCause(name=FOLLOWS, words=f"state follows what differs before: see {code}", fix="")
+            return DriftCause(name=FOLLOWS, words=f"this follows from an earlier difference: see {code}", fix="")
     return DriftCause(
         name="state",
-        words="with equal gradients, so that it was loaded or changed on some ranks only"
-        f"{or_unseen(sighting)}: parameters will follow",
-        fix=f"load the optimizer's state on all ranks, from the same file{to_see_each(sighting)}",
+        words="with equal gradients, so it was loaded or changed on some ranks only"
+        f"{or_unseen(sighting)}: parameters will diverge too",
+        fix=f"load the optimizer state on all ranks from the same file{to_see_each(sighting)}",
     )
 
 

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 MAX_SETTINGS = 3
 """How many settings that differ are shown with their values. Our choice."""
 SAME_SETTINGS = (
-    "give the optimizer the same settings on all ranks; step its scheduler on all ranks, and let one that looks at the "
-    "loss (ReduceLROnPlateau) see the mean over all ranks"
+    "use the same optimizer settings on all ranks; step the scheduler on all ranks, and give a scheduler that uses the "
+    "loss (ReduceLROnPlateau) the mean over all ranks"
 )
 _LBFGS = "LBFGS"
 UNEVEN_STEPS = "steps"
 """Name of the cause that ranks made different numbers of steps."""
-_UNSEEN = ", or gradients were changed after the reduction at a step in between, which was not compared"
-_SEE_EACH = "; with --check-every 1 the step is known, and whether gradients differ at it"
-_LOAD_DDP = "load a checkpoint before the model is wrapped in DDP, or on all ranks"
+_UNSEEN = ", or gradients were changed after the reduction in a step that was not compared"
+_SEE_EACH = "; --check-every 1 shows the exact step, and whether gradients differ in it"
+_LOAD_DDP = "load the checkpoint before you wrap the model in DDP, or on all ranks"
 _LOAD_MESH = "initialize and load on all ranks, as torch.distributed.checkpoint does"
 _KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Settings that choose how a step is computed, not what: they change the last bits at most."""
@@ -79,9 +79,11 @@ def _uneven_steps(sighting: Sighting) -> DriftCause | None:
     counts = sides_words(sides, lambda steps: f"{steps} steps")
     return DriftCause(
         name=UNEVEN_STEPS,
-        words=f"ranks have made different numbers of steps: {counts}",
-        fix="call optimizer.step() on all ranks equally often: under no branch on the rank, on the loss or on the "
-        "batch of one rank",
+        words=f"the ranks made different numbers of steps: {counts}",
+        fix=(
+            "call optimizer.step() equally often on all ranks: do not branch on the rank, the local loss or the local "
+            "batch"
+        ),
         blame=blame_outvoted([ranks for _, ranks in sides]),
         at_the_step=True,
     )
@@ -100,10 +102,9 @@ def _some_steps_unreduced(sighting: Sighting) -> DriftCause | None:
         return None
     return DriftCause(
         name="steps without a reduction",
-        words=f"{missing} of the last {steps} steps {'was' if missing == 1 else 'were'} made without a reduction of "
-        "gradients",
-        fix="call the DDP object itself in every training step, and leave no_sync() for the last batch before "
-        "step(), also where an epoch ends in the midst of an accumulation",
+        words=f"{missing} of the last {steps} steps had no gradient reduction",
+        fix="call the DDP object itself in every training step, and run the last batch before step() outside "
+        "no_sync(), also when an epoch ends during an accumulation",
         blame=seen(sighting.values),
         unsynchronized=True,
         at_the_step=True,
@@ -136,8 +137,8 @@ def _line_search(sighting: Sighting) -> DriftCause | None:
         return None
     return DriftCause(
         name="line search",
-        words="LBFGS decides by the loss that its closure returns, which is each rank's own",
-        fix="return from the closure the mean of the loss over all ranks (all_reduce)",
+        words="LBFGS uses the loss that its closure returns, and that loss differs between ranks",
+        fix="return the mean loss over all ranks (all_reduce) from the closure",
         at_the_step=True,
     )
 
@@ -148,20 +149,20 @@ def _state(sighting: Sighting) -> DriftCause | None:
         return None
     return DriftCause(
         name="optimizer state",
-        words=f"the optimizer's state differs since step {of_state.step}, with equal gradients{or_unseen(of_state)}",
-        fix=f"load the optimizer's state on all ranks, from the same file{to_see_each(of_state)}",
+        words=f"the optimizer state differs since step {of_state.step}, with equal gradients{or_unseen(of_state)}",
+        fix=f"load the optimizer state on all ranks from the same file{to_see_each(of_state)}",
         blame=blame_of(of_state.difference.splits),
     )
 
 
 def _written_on_one_rank(sighting: Sighting) -> DriftCause:
-    never = "" if sighting.last_good is not None else "; or they never were equal (init_sync=False)"
+    never = "" if sighting.last_good is not None else "; or they were never equal (init_sync=False)"
     return DriftCause(
         name="written",
-        words=f"something other than the optimizer's step changed them on {_writers(sighting)}, as a checkpoint that "
-        f"was loaded there alone or an edit in place{or_unseen(sighting)}{never}",
-        fix=f"{_LOAD_MESH if sighting.replica.mesh_dims else _LOAD_DDP}; change parameters on all ranks alike, or "
-        f"broadcast them afterwards{to_see_each(sighting)}",
+        words=f"something other than the optimizer step changed them on {_writers(sighting)}, such as a checkpoint "
+        f"loaded only there or an in-place edit{or_unseen(sighting)}{never}",
+        fix=f"{_LOAD_MESH if sighting.replica.mesh_dims else _LOAD_DDP}; change parameters the same way on all ranks, "
+        f"or broadcast them afterwards{to_see_each(sighting)}",
     )
 
 

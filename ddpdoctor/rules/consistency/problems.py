@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 MAX_SIDES = 4
 """How many sides a sentence lists. Our choice."""
-_ALIKE = "hold the same in the {} dimension of the mesh"
-WHO_IS_UNKNOWN = "it is unknown which of them is right"
+_ALIKE = "should have equal values along the {} dimension of the mesh"
+WHO_IS_UNKNOWN = "it is unknown which of them is correct"
 
 
 class Ground(Enum):
@@ -74,7 +74,7 @@ def blame_of(splits: Iterable[TensorSplit]) -> DriftBlame:
 def sides_words(sides: Sequence[tuple[Value, Sequence[int]]], words: Callable[[Value], str] = str) -> str:
     """Return "0.1 on ranks 0 and 1, 0.01 on rank 2"."""
     shown = [f"{words(what)} on {rank_list(ranks)}" for what, ranks in sides[:MAX_SIDES]]
-    more = [f"others on {len(sides) - MAX_SIDES} more sides"] if len(sides) > MAX_SIDES else []
+    more = [f"{len(sides) - MAX_SIDES} more different values"] if len(sides) > MAX_SIDES else []
     return ", ".join([*shown, *more])
 
 
@@ -174,8 +174,8 @@ def when_words(sighting: Sighting) -> str:
     if sighting.last_good is None:
         return f"{seen}, in the first comparison"
     if not sighting.last_good:
-        return f"equal before the first step, {seen}: it happened in between"
-    return f"equal at step {sighting.last_good}, {seen}: it happened in between"
+        return f"equal before the first step, {seen}: they diverged in between"
+    return f"equal at step {sighting.last_good}, {seen}: they diverged in between"
 
 
 def _when(sighting: Sighting) -> str:
@@ -190,7 +190,7 @@ def _step_words(sighting: Sighting) -> str:
     words = {
         StreamClock.STEP: "before" if sighting.difference.what is What.GRADIENT else "after",
         StreamClock.FORWARD: "after",
-        StreamClock.SYNC: "as DDP had sent them, in",
+        StreamClock.SYNC: "as DDP had broadcast them, in",
         StreamClock.END: "at the end, after",
     }
     return f"{words[sighting.stream.clock]} step {sighting.step}"
@@ -221,8 +221,8 @@ def _also_words(found: FoundDifference) -> str:
     sighting = found.sighting
     name = row_words(sighting.difference.splits[0].row)
     if sighting.replica.mesh_dims:
-        return f"likewise on {rank_list(sighting.replica.members)}: {name} {_when(sighting)}"
+        return f"the same on {rank_list(sighting.replica.members)}: {name} {_when(sighting)}"
     return (
-        f"likewise in {'DDP' if sighting.replica.model > 0 else 'unwrapped'} model {abs(sighting.replica.model)} of "
+        f"the same in {'DDP' if sighting.replica.model > 0 else 'unwrapped'} model {abs(sighting.replica.model)} of "
         f"{rank_list(sighting.replica.members)}: {name} {_when(sighting)}"
     )

@@ -21,7 +21,7 @@ MIN_COMPARISONS = 2
 """Our choice: ranks that shared a seed only at the start have soon drawn different numbers."""
 
 
-@rule("DD507", "same-random", Severity.INFO, "All ranks drop out the same units")
+@rule("DD507", "same-random", Severity.INFO, "All ranks use the same dropout masks")
 def check_random_state(job: Job) -> Answer:
     """Note that all ranks have the same random state at all times while the model trains with dropout.
 
@@ -46,7 +46,8 @@ def check_random_state(job: Job) -> Answer:
 
     ## Example
 
-        ranks 0 and 1 have the same random state while the model trains with dropout: each drops the same units
+        ranks 0 and 1 have the same random state while the model trains with dropout, so they use the
+        same dropout masks
     """
     everything = [(replica, stream) for replica in replicas_of(job) for stream in replica.streams]
     found = [_finding(job, replica, stream) for replica, stream in everything if _is_same(stream)]
@@ -67,11 +68,11 @@ def _drops_out(stream: Stream) -> bool:
 def _finding(job: Job, replica: ReplicaStreams, stream: Stream) -> Problem:
     return Problem(
         ranks=stream.ranks,
-        summary=f"{rank_list(stream.ranks)} have the same random state while the model trains with dropout: each "
-        "drops the same units",
+        summary=f"{rank_list(stream.ranks)} have the same random state while the model trains with dropout, so they "
+        "use the same dropout masks",
         evidence=(
-            f"the random state was the same on all of them in {stream.compared} comparisons",
+            f"the random state was equal on all of them in {stream.compared} comparisons",
             *model_words(job, replica),
         ),
-        fix="seed each rank differently once the model is wrapped: torch.manual_seed(seed + rank)",
+        fix="seed each rank differently after you wrap the model: torch.manual_seed(seed + rank)",
     )

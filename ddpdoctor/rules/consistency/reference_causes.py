@@ -55,7 +55,7 @@ def _missing(_: OneProcess, step: ReferenceStep) -> Problem | None:
     return Problem(
         summary=f"{', '.join(step.missing[:MAX_NAMES])} {'has' if len(step.missing) == 1 else 'have'} a gradient on "
         "one side only",
-        fix="let the forward use the same parameters whatever the batch and the number of ranks",
+        fix="use the same parameters in forward for every batch and every number of ranks",
     )
 
 
@@ -64,9 +64,9 @@ def _local(_: OneProcess, step: ReferenceStep) -> Problem | None:
     if _agree(step.tensors, "parts") or not _agree(step.tensors, "local"):
         return None
     return Problem(
-        summary="it is that of rank 0's own batch, so that gradients were not reduced at all",
-        fix="run forward and backward of the last batch before step() outside of no_sync(), and call the model that "
-        "the step is given, not its .module",
+        summary="it equals the gradient of rank 0's own batch, so gradients were not reduced at all",
+        fix="run the forward and backward of the last batch before step() outside no_sync(), and call the model that "
+        "is passed to the step, not its .module",
     )
 
 
@@ -78,9 +78,9 @@ def _partly_local(_: OneProcess, step: ReferenceStep) -> Problem | None:
         return None
     names = ", ".join(one.name for one in local[:MAX_NAMES])
     return Problem(
-        summary=f"{len(local)} of {len(step.tensors)} parameters have that of rank 0's own batch, as {names}: they "
-        "were not reduced",
-        fix="train no parameter that DDP was not given: wrap the model once it is complete and unfrozen",
+        summary=f"{len(local)} of {len(step.tensors)} parameters have the gradient of rank 0's own batch, such as "
+        f"{names}: they were not reduced",
+        fix="train only parameters that DDP knows: wrap the model when it is complete and unfrozen",
     )
 
 
@@ -94,17 +94,19 @@ def _scaled(reference: OneProcess, step: ReferenceStep) -> Problem | None:
     by_loss = bool(losses) and all(math.isclose(one, step.scale * part, rel_tol=NEAR) for one, part in losses)
     if by_loss:
         return Problem(
-            summary=f"it is {factor} the mean over ranks, and so is the loss: the loss is scaled although DDP takes "
-            "the mean",
-            fix="return the loss as in one process: DDP divides by the world size by itself",
+            summary=(
+                f"it is {factor} the mean over ranks, and so is the loss: the loss is scaled, but DDP already takes "
+                "the mean"
+            ),
+            fix="return the same loss as in one process: DDP divides by the world size",
             evidence=(f"the loss of rank 0 is {step.losses[0]:.6g} in DDP, {step.part_losses[0]:.6g} in one process",),
         )
     hooks = reference.hooked[:MAX_NAMES]
-    by_hand = f", as the hooks on {', '.join(hooks)} may do" if hooks else ""
+    by_hand = f", perhaps by the hooks on {', '.join(hooks)}" if hooks else ""
     return Problem(
-        summary=f"it is {factor} the mean over ranks, and the loss is not scaled: gradients are reduced or scaled "
-        f"once more by hand{by_hand}",
-        fix="leave the reduction to DDP: no all_reduce of gradients, or of the loss that goes backward, beside it",
+        summary=f"it is {factor} the mean over ranks, and the loss is not scaled: the script reduces or scales "
+        f"gradients again{by_hand}",
+        fix="leave the reduction to DDP: remove any all_reduce of gradients or of the loss before backward",
     )
 
 
@@ -115,11 +117,11 @@ def _batchnorm(reference: OneProcess, step: ReferenceStep) -> Problem | None:
     if not reference.batchnorm or not known or not same or not _agree(step.tensors, "parts"):
         return None
     return Problem(
-        summary=f"BatchNorm takes the statistics of each rank's own batch, in {first_names(reference.batchnorm)}",
-        fix="torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP, on GPUs; or leave it, where the batch of "
-        "one rank is large enough",
+        summary=f"BatchNorm uses the statistics of each rank's own batch in {first_names(reference.batchnorm)}",
+        fix="on GPUs, call torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before DDP; or keep BatchNorm if the "
+        "batch per rank is large enough",
         severity=Severity.WARNING,
-        evidence=("with BatchNorm's running statistics instead, the gradients agree",),
+        evidence=("with the running statistics of BatchNorm, the gradients are equal",),
     )
 
 
@@ -130,26 +132,32 @@ def _weighted(_: OneProcess, step: ReferenceStep) -> Problem | None:
     world = len(step.weights)
     if all(abs(weight - 1) <= NEAR for weight in step.weights):
         return Problem(
-            summary=f"it is 1/{world} of it: the loss is a sum over samples, and DDP takes the mean over {world} ranks",
+            summary=(
+                f"it is 1/{world} of the expected one: the loss is a sum over samples, and DDP takes the mean over "
+                f"{world} ranks"
+            ),
             fix=f"return the mean over samples, or multiply the sum by the world size ({world})",
         )
     if max(step.weights) - min(step.weights) <= NEAR:
         factor = step.weights[0] * world
         return Problem(
-            summary=f"one process has {factor:.4g} times the mean over ranks: the loss is no mean over samples",
+            summary=f"one process gets {factor:.4g} times the mean over ranks: the loss is not a mean over samples",
             fix="return a loss that is a mean over samples",
         )
     shares = ", ".join(f"{weight:.3g}" for weight in step.weights[:8]) + (", ..." if world > 8 else "")
     uneven = len(set(step.samples)) > 1
     return Problem(
-        summary="it is a mean of means: in one process the ranks' parts weigh differently, and DDP weighs all alike",
+        summary=(
+            "it is a mean of means: in one process the ranks' parts have different weights, but DDP weights them "
+            "equally"
+        ),
         fix="divide the sum of the loss by the number of samples or tokens of all ranks (all_reduce the count), times "
         "the world size",
         evidence=(
             f"weights of the ranks' parts in one process: {shares}; in DDP {1 / world:.3g} each",
             f"samples by rank: {', '.join(map(str, step.samples[:8]))}"
             if uneven
-            else "all ranks have equally many samples: a mask, padding or class weights decide how many count",
+            else "all ranks have the same number of samples: a mask, padding or class weights change how many count",
         ),
     )
 
@@ -157,16 +165,16 @@ def _weighted(_: OneProcess, step: ReferenceStep) -> Problem | None:
 def _unknown(step: ReferenceStep) -> Problem:
     right = _agree(step.tensors, "parts")
     seen = (
-        "DDP's gradient is the mean of those of the ranks' batches: the reduction is right, and the loss of the whole "
-        "batch is no mean of theirs"
+        "DDP's gradient is the mean over the ranks' batches: the reduction is correct, but the loss of the whole "
+        "batch is not the mean of the ranks' losses"
         if right
-        else "DDP's gradient is not the mean of those of the ranks' batches: the reduction itself, a communication "
-        "hook, or code that asks for the rank or the world size"
+        else "DDP's gradient is not the mean over the ranks' batches: check the reduction, a communication hook, and "
+        "code that depends on the rank or the world size"
     )
     return Problem(
         summary="the reason is unknown",
-        fix="look for what joins samples of one batch (contrastive losses, normalization over the batch), for branches "
-        "on the rank, and for hooks on gradients",
+        fix="look for code that mixes the samples of a batch (contrastive losses, batch normalization), branches on "
+        "the rank, and hooks on gradients",
         confidence=Confidence.MEDIUM,
         evidence=(seen,),
     )

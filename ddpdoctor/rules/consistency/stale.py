@@ -29,10 +29,10 @@ MIN_COMPARED = 3
 later."""
 
 
-MAKE_ANEW = "make the optimizer from model.parameters() after the model has been moved, replaced, loaded and wrapped"
+MAKE_ANEW = "create the optimizer from model.parameters() after you move, replace, load and wrap the model"
 
 
-@rule("DD508", "stale-optimizer", Severity.ERROR, "The optimizer holds tensors that are no parameters of the model")
+@rule("DD508", "stale-optimizer", Severity.ERROR, "The optimizer has tensors that are not parameters of the model")
 def check_stale_optimizer(job: Job) -> Answer:
     """Report parameters that never change while optimizers step with tensors that are not the model's own.
 
@@ -69,8 +69,8 @@ def check_stale_optimizer(job: Job) -> Answer:
 
     ## Example
 
-        the parameters of the model did not change in 16 steps: the optimizer holds 4 tensors that are no parameters
-        of it, and none of the 4 that train
+        the model's parameters did not change in 16 backwards on ranks 0 and 1: the optimizer has 4 tensors that are not
+        in the model, and none of the 4 trained parameters
     """
     found = [
         one for replica in replicas_of(job) for stream in replica.streams if (one := _finding(job, replica, stream))
@@ -108,10 +108,10 @@ def _whole_model(job: Job, stream: Stream, values: tuple[Values, ...], last: int
     some = values[0]
     return Problem(
         step=1 if stream.unchanged == stream.compared - 1 else None,
-        summary=f"the parameters of the model have not changed in {some.reductions} backwards on "
-        f"{rank_list(stream.ranks)}: the optimizer holds {some.stray} tensors that are no parameters of it, and none "
-        f"of the {some.unheld} that train",
-        evidence=(f"no parameter differs between the last {stream.unchanged + 1} comparisons, up to step {last}",),
+        summary=f"the model's parameters did not change in {some.reductions} backwards on {rank_list(stream.ranks)}: "
+        f"the optimizer has {some.stray} tensors that are not in the model, and none of the {some.unheld} "
+        "trained parameters",
+        evidence=(f"no parameter changed in the last {stream.unchanged + 1} comparisons, up to step {last}",),
         fix=MAKE_ANEW,
     )
 
@@ -125,9 +125,11 @@ def _replaced_part(stream: Stream, values: tuple[Values, ...], last: int) -> Pro
     names = ", ".join(some.replaced)
     return Problem(
         tensor=some.replaced[0],
-        summary=f"no optimizer holds {names} on {rank_list(stream.ranks)}: one holds tensors of the same shapes that "
-        "are no parameters of the model, as of a layer that was replaced after the optimizer was made",
-        evidence=(f"up to step {last} the model's have gradients, and those that the optimizer holds never had one",),
+        summary=f"no optimizer has {names} on {rank_list(stream.ranks)}; one has tensors of the same shapes that are "
+        "not in the model, for example from a layer that was replaced after the optimizer was created",
+        evidence=(
+            f"up to step {last}, the model's parameters have gradients, and the optimizer's tensors never had one",
+        ),
         fix=MAKE_ANEW,
     )
 
@@ -139,10 +141,10 @@ def _added_part(stream: Stream, values: tuple[Values, ...], last: int) -> Proble
     names = first_names(some.untrained, some.late, count=some.late)
     return Problem(
         tensor=some.untrained[0],
-        summary=f"no optimizer holds {names} on {rank_list(stream.ranks)}: added to the model, or put in "
-        "place of other layers, after the optimizer was made",
-        evidence=(f"up to step {last} they got gradients and did not change",),
-        fix=f"{MAKE_ANEW}; or give it what is new: optimizer.add_param_group({{'params': ...}})",
+        summary=f"no optimizer has {names} on {rank_list(stream.ranks)}: added or replaced in the model after the "
+        "optimizer was created",
+        evidence=(f"up to step {last}, they got gradients and did not change",),
+        fix=f"{MAKE_ANEW}; or add the new parameters: optimizer.add_param_group({{'params': ...}})",
     )
 
 
@@ -155,9 +157,11 @@ def _left_out(stream: Stream, values: tuple[Values, ...], last: int) -> Problem 
         tensor=some.untrained[0],
         severity=Severity.INFO,
         confidence=Confidence.LOW,
-        summary=f"no optimizer holds {names} on {rank_list(stream.ranks)}: "
-        "gradients are computed and reduced, and nothing is trained with them",
-        evidence=(f"so it was up to step {last}; layers that are left out of the optimizer on purpose look the same",),
-        fix="where they are to be trained, give them to the optimizer: layers that were frozen when it was made are "
-        "easily forgotten; where not, requires_grad_(False) before wrapping saves their backward and reduction",
+        summary=(
+            f"no optimizer has {names} on {rank_list(stream.ranks)}: their gradients are computed and reduced, but "
+            "never used"
+        ),
+        evidence=(f"this is true up to step {last}; layers left out of the optimizer on purpose look the same",),
+        fix="to train them, pass them to the optimizer: layers that were frozen when it was created are easily "
+        "forgotten; otherwise call requires_grad_(False) before wrapping to save their backward and reduction",
     )

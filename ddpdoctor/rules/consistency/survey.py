@@ -68,14 +68,14 @@ def why_nothing(job: Job, noun: str) -> str:
     if job.consistency is None:
         return "replicas were not compared"
     if not job.consistency.check_every:
-        return "comparing replicas was turned off"
+        return "comparing replicas was disabled"
     streams = job.consistency.streams
     if not streams:
         unread = job.consistency.unread
-        return unread[0] if unread else "no DDP model was trained on two ranks or more that could be seen"
+        return unread[0] if unread else "no DDP model was trained on two or more visible ranks"
     if not any(stream.compared for stream in streams):
         alone = sorted({rank for stream in streams for rank in stream.unpaired})
-        whose = f": {rank_list(alone)} wrote fingerprints of steps that no other rank has" if alone else ""
+        whose = f": {rank_list(alone)} wrote fingerprints for steps that no other rank has" if alone else ""
         return f"nothing was compared because no two ranks wrote fingerprints of the same step{whose}"
     return f"no {noun} were compared"
 
@@ -112,20 +112,20 @@ def excuse_of_model(replica: ReplicaStreams, what: What) -> str:
     if any(_LOCAL_SGD in name for each in values for name in (each.hook, each.optimizer)):
         return "local SGD: ranks differ by design until their parameters are averaged"
     if what is What.STATE and any(_SHARDED in each.optimizer for each in values):
-        return f"{_SHARDED}: each rank holds the state of its own share"
+        return f"{_SHARDED}: each rank has the state of its own shard"
     if what is not What.PARAMETER and _joins(replica):
-        return "ranks may step unequally inside DDP's join: only the end is compared"
+        return "ranks may make different numbers of steps inside DDP's join: only the end is compared"
     return ""
 
 
 def excuse_of_sighting(sighting: Sighting) -> str:
     """Return why one difference does not count, or "" if it does."""
     if sighting.stream.clock is not StreamClock.END and _joins(sighting.replica):
-        return "ranks may step unequally inside DDP's join: only the end is compared"
+        return "ranks may make different numbers of steps inside DDP's join: only the end is compared"
     if not is_aligned(sighting.values):
         return _uneven_words(sighting)
     if _came_after_training(sighting):
-        return f"parameters were equal after the last step, {sighting.step}, and changed only afterwards"
+        return f"parameters were equal after the last step, {sighting.step}, and changed only later"
     return ""
 
 
@@ -133,7 +133,7 @@ def excuse_of_job(job: Job, sighting: Sighting) -> str:
     """Return why a difference results from what ended the job, or "" if it is a fault of its own."""
     raised = any(error.reducer is not None for rank in job.ranks for error in rank.raised if error.uncaught)
     if raised and any(each.unfinished for each in sighting.values):
-        return "DDP had not finished its reduction, for which it raised an error at the next forward"
+        return "DDP had not finished its reduction and raised an error at the next forward"
     return ""
 
 
@@ -171,6 +171,6 @@ def _uneven_words(sighting: Sighting) -> str:
     least = min(each.reductions for each in sighting.values)
     behind = [each.rank for each in sighting.values if each.reductions == least]
     return (
-        f"ranks had not come equally far at step {sighting.step} of the optimizer: fewer backwards were reduced on "
-        f"{rank_list(behind)}"
+        f"the ranks were at different points at optimizer step {sighting.step}: {rank_list(behind)} had reduced fewer "
+        "backwards"
     )

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from ddpdoctor.model.trial import GradientErrors, OneProcess, ReferenceStep, Rerun, Trial
 
 _RANDOM = (
-    "the model draws random numbers in training, other than by layers of dropout, which were turned off: one process "
-    "draws others than the ranks do"
+    "the model draws random numbers in training outside dropout layers, which were disabled: one process draws "
+    "different numbers than the ranks"
 )
 
 
-@rule("DD509", "reference-gradient", Severity.ERROR, "DDP's gradient is not that of one process on the whole batch")
+@rule("DD509", "reference-gradient", Severity.ERROR, "DDP's gradient differs from one process on the whole batch")
 def check_reference(trial: Trial) -> Answer:
     """Report gradients that differ from those of one process on the same global batch by more than rounding.
 
@@ -60,15 +60,15 @@ def check_reference(trial: Trial) -> Answer:
 
     ## Example
 
-        DDP's gradient is 0.25 times that of one process: the loss is a sum over samples, and DDP takes the mean over 4
-        ranks
+        DDP's gradient differs from one process on the whole batch: it is 1/4 of the expected one: the loss is a sum
+        over samples, and DDP takes the mean over 4 ranks
     """
     reference = trial.reference
     if reference is None:
-        return skipped("--reference was not asked for")
+        return skipped("--reference was not given")
     for step in reference.steps:
         if not all(math.isfinite(one.whole) for one in step.tensors):
-            return unknown(f"gradients of step {step.step} are not finite")
+            return unknown(f"the gradients of step {step.step} have inf or NaN")
         if step.random_error > LIMIT:
             return unknown(_RANDOM)
         if step.missing or any(ratio(one.whole, one.rounding) > LIMIT for one in step.tensors):
@@ -88,7 +88,7 @@ def _finding(trial: Trial, reference: OneProcess, step: ReferenceStep) -> Proble
         hosts=tuple(dict.fromkeys(one.host for one in trial.participants)),
         step=step.step,
         tensor=worst.name if worst is not None else (step.missing[0] if step.missing else None),
-        summary=f"DDP's gradient is not that of one process on the whole batch: {found.summary}",
+        summary=f"DDP's gradient differs from one process on the whole batch: {found.summary}",
         evidence=(*_error_words(step, worst, reference), *found.evidence, *_done(reference, ranks)),
     )
 
@@ -106,8 +106,8 @@ def _error_words(step: ReferenceStep, worst: GradientErrors | None, reference: O
     wrong_words = f"{wrong} of {len(step.tensors)} gradients differ"
     shares = _share(worst.whole, worst.norm), _share(worst.rounding, worst.norm)
     return [
-        f"{wrong_words} by more than {LIMIT:g} times what rounding explains ({how})",
-        f"{worst.name}: relative error {shares[0]}, where rounding explains {shares[1]}",
+        f"{wrong_words} by more than {LIMIT:g} times the rounding error ({how})",
+        f"{worst.name}: relative error {shares[0]}; rounding explains {shares[1]}",
     ]
 
 
@@ -116,7 +116,7 @@ def _share(error: float, norm: float) -> str:
 
 
 def _done(reference: OneProcess, ranks: tuple[int, ...]) -> list[str]:
-    off = f"; {count_of(reference.dropout, 'layer')} of dropout turned off" if reference.dropout else ""
+    off = f"; {count_of(reference.dropout, 'dropout layer')} disabled" if reference.dropout else ""
     return [f"the same state and the same batches of {rank_list(ranks)} in one process{off}"]
 
 
@@ -153,10 +153,10 @@ def check_repeat(trial: Trial) -> Answer:
     """
     rerun = trial.rerun
     if rerun is None:
-        return skipped("--twice was not asked for")
+        return skipped("--twice was not given")
     if rerun.step is None:
         return passed()
-    since = f"since step {rerun.step}" if rerun.step else "as it is built"
+    since = f"since step {rerun.step}" if rerun.step else "when it is built"
     return judged(
         [
             Problem(
@@ -164,8 +164,8 @@ def check_repeat(trial: Trial) -> Answer:
                 step=rerun.step or None,
                 tensor=rerun.name if rerun.what is not None else None,
                 summary=f"a second run with the same seed differs from the first {since}: {_what(rerun)}",
-                evidence=(f"on {rank_list(rerun.ranks)}; this is no drift between ranks",),
-                fix="see torch.use_deterministic_algorithms; draw all random numbers from generators that are seeded",
+                evidence=(f"on {rank_list(rerun.ranks)}; this is not drift between ranks",),
+                fix="use torch.use_deterministic_algorithms, and draw all random numbers from seeded generators",
             )
         ]
     )

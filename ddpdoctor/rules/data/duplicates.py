@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 MIN_DRAWN = 2
 """One equal index proves nothing."""
 FIX = (
-    "give the loader sampler=DistributedSampler(dataset), made after init_process_group and without num_replicas"
-    " and rank, in place of shuffle=True, and call sampler.set_epoch(epoch) before each epoch"
+    "replace shuffle=True with sampler=DistributedSampler(dataset), created after init_process_group without "
+    "num_replicas and rank, and call sampler.set_epoch(epoch) before each epoch"
 )
 FIX_ITERABLE = (
-    "let the dataset skip what belongs to other ranks, for example itertools.islice(samples, rank, None, world)"
+    "skip the samples of other ranks in the dataset, for example itertools.islice(samples, rank, None, world)"
 )
 
 
@@ -64,7 +64,7 @@ def check_duplicates(replicas: Replicas) -> Answer:
 
     ## Example
 
-        ranks 0 and 1 train on the same 320 samples: the loader at train.py:12 has no distributed sampler
+        ranks 0 and 1 train on the same 320 samples: the DataLoader (train.py:12) has no distributed sampler
     """
     return with_counts(replicas, judge_loaders(replicas, _judge, "no two ranks draw the same samples"))
 
@@ -93,7 +93,7 @@ def _judge(replicas: Replicas, shared: Shared) -> Answer:
         is_certain = is_certain or certain
     if is_certain:
         return passed()
-    return skipped(f"{words.name_of(shared.first())}: what ranks drew could not be compared")
+    return skipped(f"{words.name_of(shared.first())}: the samples of the ranks could not be compared")
 
 
 def _unfit(replicas: Replicas, shared: Shared) -> str:
@@ -101,7 +101,7 @@ def _unfit(replicas: Replicas, shared: Shared) -> str:
     loaders = shared.seen.values()
     name = words.name_of(shared.first())
     if any(epoch.split_after for loader in loaders for epoch in loader.epochs):
-        return f"{name}: the script itself shares out its batches"
+        return f"{name}: the script itself distributes its batches"
     if any(loader.samples is not None and loader.samples < replicas.size for loader in loaders):
         return f"{name}: it has fewer samples than there are ranks"
     return ""
@@ -183,7 +183,7 @@ def _cause(shared: Shared, seen: _SamePass) -> str:
     samplers = {rank: shared.seen[rank].sampler for rank in seen.ranks}
     known = [sampler for sampler in samplers.values() if sampler is not None and sampler.replicas is not None]
     if shared.seen[seen.ranks[0]].iterable:
-        return "has an iterable dataset that gives each of them the same batches"
+        return "has an iterable dataset that gives each rank the same batches"
     if len(known) < len(samplers):
         return "has no distributed sampler"
     return _sampler_cause(known)
@@ -194,10 +194,10 @@ def _sampler_cause(samplers: list[SamplerSeen]) -> str:
         return "has a sampler for a single rank (num_replicas=1)"
     numbers = {sampler.rank for sampler in samplers}
     if len(numbers) == 1:
-        return f"has a sampler with rank={numbers.pop()} on each of them"
+        return f"has a sampler with rank={numbers.pop()} on each rank"
     if len(numbers) < len(samplers):
-        return "has samplers of which several have the same rank"
-    return f"has a {words.class_name(samplers[0].type)} that gives each of them the same"
+        return "has several samplers with the same rank"
+    return f"has a {words.class_name(samplers[0].type)} that gives each rank the same samples"
 
 
 def _evidence(shared: Shared, seen: _SamePass) -> tuple[str, ...]:
@@ -214,15 +214,13 @@ def _evidence(shared: Shared, seen: _SamePass) -> tuple[str, ...]:
 
 def _drawn_words(shared: Shared, seen: _SamePass, epoch: EpochSeen) -> str:
     if shared.seen[seen.ranks[0]].iterable or not epoch.drawn:
-        return f"the first batches of {rank_list(seen.ranks)} were equal in all their parts"
+        return f"the first batches of {rank_list(seen.ranks)} were equal"
     if not seen.all_samples:
         return f"{rank_list(seen.ranks)} each {words.drawn_words(epoch)}, in the same order"
     orders = {seen.passes[rank].order for rank in seen.ranks}
     order = "the same order" if len(orders) == 1 else "different orders"
     samples = shared.seen[seen.ranks[0]].samples or 0
-    which = (
-        f"every index from 0 to {samples - 1}" if epoch.drawn == samples else "all but a last batch that is not full"
-    )
+    which = f"every index from 0 to {samples - 1}" if epoch.drawn == samples else "all but the incomplete last batch"
     return f"{rank_list(seen.ranks)} each {words.drawn_words(epoch)}, which is {which}, in {order}"
 
 
@@ -230,8 +228,8 @@ def _contents_words(shared: Shared, seen: _SamePass) -> str:
     if shared.seen[seen.ranks[0]].iterable:
         return ""
     if were_compared(seen.passes[rank] for rank in seen.ranks):
-        return "the same indices gave the same values on them: they hold the same dataset"
-    return "class, length and attributes of the dataset are the same on them; what it gives could not be compared"
+        return "the same indices gave the same values, so the ranks have the same dataset"
+    return "the dataset has the same class, length and attributes on them; its values could not be compared"
 
 
 def _unseen_words(shared: Shared, seen: _SamePass) -> str:
@@ -242,4 +240,4 @@ def _unseen_words(shared: Shared, seen: _SamePass) -> str:
     drawn = {sampler.rank for sampler in samplers if sampler is not None}
     if count is None or not shared.is_whole or len(drawn) >= count or seen.all_samples:
         return ""
-    return f"of the {count} shares that the samplers make, {count - len(drawn)} are drawn by nobody"
+    return f"no rank draws {count - len(drawn)} of the {count} shares that the samplers make"

@@ -21,7 +21,7 @@ MIN_DRAWN = 2
 """A pass of one index has only one order."""
 
 
-@rule("DD702", "no-set-epoch", Severity.ERROR, "Every epoch comes in the same order", after=("optimizer-drift",))
+@rule("DD702", "no-set-epoch", Severity.ERROR, "Every epoch has the same order", after=("optimizer-drift",))
 def check_epochs(replicas: Replicas) -> Answer:
     """Report a distributed sampler that shuffles, but whose epoch is never set.
 
@@ -52,12 +52,12 @@ def check_epochs(replicas: Replicas) -> Answer:
 
     ## Example
 
-        3 epochs had the same order: set_epoch of the sampler of the loader at train.py:20 is never called, or always
-        with the same number
+        3 epochs had the same order: the script never calls set_epoch on the sampler of the DataLoader (train.py:20), or
+        always with the same number
     """
     drawn = replicas.drawn
-    more = "" if drawn is None else "; whether your script calls set_epoch is not looked at here"
-    answer = judge_loaders(replicas, _judge, f"passes come in different orders{more}")
+    more = "" if drawn is None else "; this check does not look for set_epoch in your script"
+    answer = judge_loaders(replicas, _judge, f"passes have different orders{more}")
     if answer.outcome is not Outcome.PASSED or drawn is None or not _is_stubborn(replicas, drawn):
         return answer
     return judged([_stubborn(replicas, drawn)], _stubborn(replicas, drawn).summary)
@@ -75,9 +75,9 @@ def _stubborn(replicas: Replicas, drawn: Drawn) -> Problem:
     ranks = tuple(replicas.hosts)
     return Problem(
         ranks=ranks,
-        summary=f"{rank_list(ranks)} draw in the same order in each pass, although set_epoch was called",
-        evidence=(f"sampler {drawn.sampler}: it says that it shuffles",),
-        fix="make the sampler's shuffle depend on its epoch, as a generator seeded with seed + epoch",
+        summary=f"{rank_list(ranks)} draw in the same order in each pass, although the script calls set_epoch",
+        evidence=(f"sampler {drawn.sampler} with shuffling enabled",),
+        fix="make the sampler's order depend on its epoch, for example with a generator seeded with seed + epoch",
     )
 
 
@@ -98,12 +98,12 @@ def _unfit(replicas: Replicas, shared: Shared) -> str:
         if sampler is None or sampler.replicas is None:
             return "it has no distributed sampler"
         if not sampler.shuffle:
-            return "its sampler does not shuffle, or does not say so"
+            return "its sampler does not shuffle, as far as known"
         passes = _trained(replicas, loader)
         if len(passes) < 2 or any(epoch.drawn < MIN_DRAWN for epoch in passes):
-            return "fewer than two passes of training were seen on each rank"
+            return "fewer than two training passes were seen on each rank"
         if any(epoch.set_epoch is None or not epoch.first for epoch in passes):
-            return "its sampler has no epoch, or what it draws was not seen"
+            return "its sampler has no epoch, or its samples were not seen"
     return ""
 
 
@@ -129,9 +129,9 @@ def _finding(replicas: Replicas, shared: Shared, passes: dict[int, list[EpochSee
     calls = _stray_calls(shared, passes)
     called = next(iter(calls.values()), None)
     why = (
-        f"set_epoch of the sampler of {words.name_of(loader)} is never called, or always with the same number"
+        f"the script never calls set_epoch on the sampler of {words.name_of(loader)}, or always with the same number"
         if called is None
-        else f"{_line(called)} calls set_epoch of another sampler than that of {words.name_of(loader)}"
+        else f"{_line(called)} calls set_epoch on another sampler, not that of {words.name_of(loader)}"
     )
     return Problem(
         ranks=shared.ranks,
@@ -139,10 +139,9 @@ def _finding(replicas: Replicas, shared: Shared, passes: dict[int, list[EpochSee
         where=(*(to_place(rank, site) for rank, site in calls.items()), *words.places_of(shared, shared.ranks)),
         summary=f"{count} epochs had the same order: {why}",
         evidence=_evidence(shared, seen, called),
-        fix="call sampler.set_epoch(epoch) before the loop over the loader, in each epoch and on all ranks"
+        fix="call sampler.set_epoch(epoch) before the loop over the DataLoader, in each epoch and on all ranks"
         if called is None
-        else "give the loader the sampler whose epoch is set (DataLoader(sampler=...)), or call "
-        "loader.sampler.set_epoch(epoch)",
+        else "pass that sampler to the DataLoader (sampler=...), or call loader.sampler.set_epoch(epoch)",
     )
 
 
@@ -165,7 +164,7 @@ def _evidence(shared: Shared, seen: list[EpochSeen], called: Frame | None) -> tu
     rank, sampler = shared.ranks[0], shared.first().sampler
     epoch = f"its epoch was {seen[0].set_epoch} in each pass on {rank_list(shared.ranks)}"
     again = f"the same indices in the same order in pass {seen[-1].number}"
-    other = [f"{_line(called)} sets the epoch of a sampler that no loader uses"] if called is not None else []
+    other = [f"{_line(called)} sets the epoch of a sampler that no DataLoader uses"] if called is not None else []
     return (
         *other,
         f"sampler {sampler.type if sampler is not None else ''}: shuffle=True, and {epoch}",

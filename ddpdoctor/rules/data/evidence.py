@@ -173,13 +173,13 @@ def find_overlap(replicas: Replicas) -> Answer | None:
         return None
     for one in counted:
         if any(row.repeated for row in one.ranks):
-            return skipped("ranks draw with replacement, or repeat samples: shares are not meant to fit")
+            return skipped("the ranks draw with replacement or repeat samples, so their shares cannot be checked")
         # Drawn again while others are not drawn at all, which padding never causes.
         beyond = min(one.drawn - (one.unique or 0), one.missed or 0) if replicas.drawn.samples else 0
         if beyond and not one.alike:
             problem = _overlap(one, beyond)
             return judged([problem], problem.summary)
-    return passed("the shares of the ranks fit together")
+    return passed("the shares of the ranks cover each sample once")
 
 
 def _counted(replicas: Replicas) -> tuple[Pass, ...]:
@@ -194,8 +194,8 @@ def _counted(replicas: Replicas) -> tuple[Pass, ...]:
 
 def _count_words(one: Pass) -> str:
     return (
-        f"counted index by index in pass {one.number}: {one.drawn} drawn in all, {one.unique} different, "
-        f"{one.shared} of them by two ranks or more; {one.missed} drawn by none"
+        f"counted in pass {one.number}: {one.drawn} drawn, {one.unique} of them different, {one.shared} drawn by two "
+        f"or more ranks, {one.missed} not drawn"
     )
 
 
@@ -204,7 +204,7 @@ def _overlap(one: Pass, beyond: int) -> Problem:
         severity=Severity.WARNING,
         confidence=Confidence.MEDIUM,
         ranks=tuple(row.rank for row in one.ranks),
-        summary=f"in pass {one.number} {beyond} samples are drawn once more than needed, and as many by no rank",
+        summary=f"in pass {one.number}, the ranks draw {beyond} samples too often and miss as many others",
         evidence=(_count_words(one),),
-        fix="let one order decide for all ranks: the same seed on all, each rank its own part; or DistributedSampler",
+        fix="use one order on all ranks: the same seed, and each rank its own part of it; or use DistributedSampler",
     )

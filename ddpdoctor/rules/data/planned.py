@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     "DD705",
     "last-batch",
     Severity.INFO,
-    "The last batch of an epoch is smaller than the others, or there is none",
+    "The last batch of an epoch is smaller than the others, or missing",
     after=("optimizer-drift",),
 )
 def check_last_batch(shares: Shares) -> Answer:
@@ -66,7 +66,7 @@ def check_last_batch(shares: Shares) -> Answer:
     "DD706",
     "accumulation-rest",
     Severity.INFO,
-    "The batches of an epoch do not divide by the accumulated ones",
+    "The number of batches is not a multiple of the accumulation steps",
     after=("optimizer-drift",),
 )
 def check_accumulation(shares: Shares) -> Answer:
@@ -104,7 +104,7 @@ def check_accumulation(shares: Shares) -> Answer:
     if not rest:
         return passed(seen)
     left = f"{count_of(rest, 'batch is', 'batches are')} left"
-    fix = "step at the last batch of an epoch too, and divide the loss by the batches that there were; or leave it out"
+    fix = "also step at the last batch of an epoch and divide the loss by the actual number of batches; or drop them"
     return judged([Problem(summary=f"{seen}, and {left}", fix=fix)], f"{seen}, {left}")
 
 
@@ -114,13 +114,13 @@ def _no_batch(shares: Shares, ranks: tuple[int, ...]) -> Problem:
     return Problem(
         severity=Severity.ERROR,
         ranks=ranks,
-        summary=f"{whose} has a batch: an epoch passes and trains nothing",
+        summary=f"{whose} has a batch, so an epoch trains nothing",
         evidence=(
             f"a rank draws {one.drawn} of {shares.plan.samples} samples, for batches of {shares.plan.batch_size}",
         ),
         fix="lower the batch size, start fewer ranks, or set drop_last=False"
         if shares.plan.samples
-        else "see why the dataset is empty: its path, its split, its filter",
+        else "find out why the dataset is empty: check its path, split and filter",
     )
 
 
@@ -128,8 +128,8 @@ def _single(shares: Shares, ranks: tuple[int, ...]) -> Problem:
     return Problem(
         severity=Severity.WARNING,
         ranks=ranks,
-        summary=f"the last batch of {_whose(shares, ranks)} has 1 sample: BatchNorm1d raises at it in training, and "
-        "other layers that normalize over the batch have one sample to go by",
+        summary=f"the last batch of {_whose(shares, ranks)} has 1 sample: BatchNorm1d raises an error in training, "
+        "and other layers that normalize over the batch see only one sample",
         fix="set drop_last=True in the DataLoader, or choose another batch size",
     )
 
@@ -138,9 +138,9 @@ def _short(shares: Shares, ranks: tuple[int, ...]) -> Problem:
     last = shares.ranks[ranks[0]].last_batch
     return Problem(
         ranks=ranks,
-        summary=f"the last batch of {_whose(shares, ranks)} has {last} of {shares.plan.batch_size} samples, each of "
-        f"which weighs {shares.plan.batch_size / last:.3g} times as much in the mean of its batch",
-        fix="set drop_last=True in the DataLoader where that matters",
+        summary=f"the last batch of {_whose(shares, ranks)} has {last} of {shares.plan.batch_size} samples, so each "
+        f"sample has {shares.plan.batch_size / last:.3g} times the weight",
+        fix="set drop_last=True in the DataLoader if that matters",
     )
 
 
@@ -159,14 +159,19 @@ def judge_duplicates(shares: Shares) -> Answer:
     plan = shares.plan
     repeated = sum(one.repeated for one in shares.ranks)
     if plan.sharing is not Sharing.NONE or plan.world_size == 1:
-        return judged([], f"every sample goes to one rank, {repeated} repeated to come out even")
+        return judged([], f"every sample goes to one rank; {repeated} are repeated to make the shares equal")
     problem = Problem(
         severity=Severity.ERROR,
         ranks=tuple(one.rank for one in shares.ranks),
-        summary=f"every rank goes over all {plan.samples} samples: an epoch is {plan.world_size} times the work of one "
-        "process, and its ranks train on the same data",
-        evidence=("no sampler shares the samples out",),
-        fix="give the DataLoader sampler=DistributedSampler(dataset), and call sampler.set_epoch(epoch) each epoch",
+        summary=(
+            f"every rank trains on all {plan.samples} samples: an epoch is {plan.world_size} times the work of one "
+            "process"
+        ),
+        evidence=("no sampler splits the samples between the ranks",),
+        fix=(
+            "pass sampler=DistributedSampler(dataset) to the DataLoader, and call sampler.set_epoch(epoch) in each "
+            "epoch"
+        ),
     )
     return judged([problem], problem.summary)
 
@@ -176,13 +181,13 @@ def judge_gaps(shares: Shares) -> Answer:
     """DD703: whether the same samples are missed in every epoch. With a shuffle they change each time."""
     missed, plan = shares.missed, shares.plan
     if missed is None:
-        return judged([], "how many samples are missed depends on how each rank shuffles")
+        return judged([], "the number of missed samples depends on the shuffling of each rank")
     if not missed or plan.shuffle:
-        again = ", others in each epoch" if missed else ""
-        return judged([], f"{missed} of {plan.samples} samples are missed{again}")
+        again = ", different ones each time" if missed else ""
+        return judged([], f"an epoch misses {missed} of {plan.samples} samples{again}")
     problem = Problem(
         severity=Severity.INFO,
-        summary=f"the same {missed} of {plan.samples} samples are missed in every epoch, because nothing is shuffled",
+        summary=f"every epoch misses the same {missed} of {plan.samples} samples, because nothing is shuffled",
         fix="set drop_last=False, or shuffle",
     )
     return judged([problem], problem.summary)
@@ -200,11 +205,10 @@ def judge_batches(shares: Shares) -> Answer:
     problem = Problem(
         severity=Severity.ERROR,
         ranks=shorter,
-        summary=f"{rank_list(longer)} {verb(longer, 'has', 'have')} {most} batches and {rank_list(shorter)} "
-        f"{verb(shorter, 'has', 'have')} {least}: in the last of them the others wait for {rank_list(shorter)}, and "
-        "the job hangs or fails",
+        summary=f"{rank_list(longer)} {verb(longer, 'has', 'have')} {most} batches, but {rank_list(shorter)} "
+        f"{verb(shorter, 'has', 'have')} {least}: the job hangs or fails in the last batch",
         evidence=(f"{shares.plan.samples} samples are split over {shares.plan.world_size} ranks without padding",),
-        fix="use DistributedSampler, which repeats samples until all ranks have equally many; or drop_last=True; or "
-        "train inside DDP's join()",
+        fix="use DistributedSampler, which repeats samples until all ranks have the same number; or use "
+        "drop_last=True or DDP's join()",
     )
     return judged([problem], problem.summary)

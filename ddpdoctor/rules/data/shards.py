@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.data.shared import Replicas
 
 
-NO_MAJORITY = "there is no majority, so it is unknown which rank differs from the others"
+NO_MAJORITY = "there is no majority, so it is unknown which rank is wrong"
 SHARE_ALIKE = (
-    "give the sampler the same seed on all ranks, call set_epoch on all of them with the same number, and leave "
-    "num_replicas and rank out"
+    "use the same sampler seed on all ranks, call set_epoch with the same number on all ranks, and omit num_replicas "
+    "and rank"
 )
 SPLIT_ALIKE = (
-    "split alike on all ranks: random_split(..., generator=torch.Generator().manual_seed(0)), or indices made from one "
-    "seed; where each rank is to have a part of its own, leave the DistributedSampler out"
+    "use the same split on all ranks: random_split(..., generator=torch.Generator().manual_seed(0)), or indices from "
+    "one seed; if each rank should have its own part, remove the DistributedSampler"
 )
 
 
@@ -37,7 +37,7 @@ SPLIT_ALIKE = (
     "DD703",
     "shard-gap",
     Severity.ERROR,
-    "The shares of the ranks leave samples out, and overlap",
+    "The ranks' shares of the data overlap or miss samples",
     after=("optimizer-drift",),
 )
 def check_shards(replicas: Replicas) -> Answer:
@@ -75,9 +75,9 @@ def check_shards(replicas: Replicas) -> Answer:
 
     ## Example
 
-        the shares of ranks 0 and 1 overlap and leave samples out: their samplers have different seeds
+        the shares of ranks 0 and 1 overlap or miss samples: their samplers have different seeds
     """
-    answer = with_counts(replicas, judge_loaders(replicas, _judge, "the shares of the ranks fit together"))
+    answer = with_counts(replicas, judge_loaders(replicas, _judge, "the shares of the ranks cover each sample once"))
     return answer if answer.problems else find_overlap(replicas) or answer
 
 
@@ -97,12 +97,12 @@ class _ShareFault:
 def _judge(replicas: Replicas, shared: Shared) -> Answer:
     name = words.name_of(shared.first())
     if any(loader.iterable or not loader.indices_seen for loader in shared.seen.values()):
-        return skipped(f"{name}: the indices that ranks draw were not seen")
+        return skipped(f"{name}: the indices of the ranks were not seen")
     if len({loader.samples for loader in shared.seen.values()}) > 1 or not shared.first().samples:
-        return skipped(f"{name}: ranks have datasets of different lengths, or of none that is known")
+        return skipped(f"{name}: the datasets of the ranks have different or unknown lengths")
     passes = _whole_passes(replicas, shared)
     if not passes:
-        return skipped(f"{name}: no pass of training was seen on all ranks")
+        return skipped(f"{name}: no training pass was seen on all ranks")
     samplers = {rank: loader.sampler for rank, loader in shared.seen.items() if loader.sampler is not None}
     known = {rank: sampler for rank, sampler in samplers.items() if sampler.replicas is not None}
     if len(known) < len(shared.seen):
@@ -150,7 +150,7 @@ def _settle_samplers(
         return passed()
     if any(shows_all(samples, tuple(found.values())) for found in passes.values()):
         return passed()
-    return skipped(f"{words.name_of(shared.first())}: what its sampler shares out cannot be derived from its sums")
+    return skipped(f"{words.name_of(shared.first())}: the shares of its sampler cannot be derived from its sums")
 
 
 def _missing_shares(replicas: Replicas, shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _ShareFault | None:
@@ -164,11 +164,11 @@ def _missing_shares(replicas: Replicas, shared: Shared, samplers: Mapping[int, S
         return None
     missing = sorted(set(range(count)) - {number for number in numbers if number is not None})
     return _ShareFault(
-        words=f"their samplers are for {count} ranks, and there are {shared.size}",
+        words=f"their samplers are for {count} ranks, but there are {shared.size}",
         ranks=shared.ranks,
         evidence=(
             f"num_replicas={count}; rank: {words.by_rank({rank: one.rank for rank, one in samplers.items()})}",
-            f"the shares of {rank_list(missing)}, {len(missing)} of {count}, are drawn by nobody",
+            f"no rank draws the shares of {rank_list(missing)}, {len(missing)} of {count}",
         ),
     )
 
@@ -184,11 +184,11 @@ def _other_parts(shared: Shared, samplers: Mapping[int, SamplerSeen]) -> _ShareF
     if split is None or not all(sampler.standard for sampler in samplers.values()):
         return None
     return _ShareFault(
-        words="they are shares of different parts (Subset) of the dataset",
+        words="the ranks use different parts (Subset) of the dataset",
         ranks=split.ranks,
         evidence=(
-            f"digest of the indices that the Subset takes: {words.by_rank(parts)}",
-            "digests of the dataset that it takes them from are equal",
+            f"digest of the indices in the Subset: {words.by_rank(parts)}",
+            "the digests of the underlying dataset are equal",
             "" if split.majority is not None else NO_MAJORITY,
         ),
         sure=False,
@@ -243,7 +243,7 @@ def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mappin
     whole = {number: found for number, found in passes.items() if all(epoch.complete for epoch in found.values())}
     name = words.name_of(shared.first())
     if not shared.is_whole or not whole:
-        return skipped(f"{name}: no pass that came to its end was seen on all ranks of the group")
+        return skipped(f"{name}: no complete pass was seen on all ranks of the group")
     if any(shows_all(samples, tuple(found.values())) for found in whole.values()):
         return passed()
     number, found = next(iter(whole.items()))
@@ -256,12 +256,12 @@ def _judge_drawn(replicas: Replicas, shared: Shared, passes: Mapping[int, Mappin
     is_proved = as_many and are_distinct(epochs) and must_leave_gap(samples, epochs)
     if is_proved and len(whole) > 1 and len(shares) == 1:
         cause = _ShareFault(
-            words="each rank has the same samples in each epoch, and together these are not all",
+            words="each rank has the same samples in each epoch, and together they do not cover the dataset",
             ranks=shared.ranks,
             evidence=(_sums_words(shared, found, number),),
         )
         return judged([_finding(replicas, shared, cause)])
-    return skipped(f"{name}: its sampler does not say how it shares out, and the sums do not show it")
+    return skipped(f"{name}: its sampler does not describe its shares, and the sums do not show them")
 
 
 def _finding(replicas: Replicas, shared: Shared, cause: _ShareFault) -> Problem:
@@ -272,7 +272,7 @@ def _finding(replicas: Replicas, shared: Shared, cause: _ShareFault) -> Problem:
         ranks=cause.ranks,
         hosts=words.hosts_of(replicas, cause.ranks),
         where=words.places_of(shared, cause.ranks),
-        summary=f"the shares of {rank_list(shared.ranks)} overlap or leave samples out: {cause.words}"
+        summary=f"the shares of {rank_list(shared.ranks)} overlap or miss samples: {cause.words}"
         f" ({words.name_of(loader)})",
         evidence=tuple(filter(None, (
             *cause.evidence,
@@ -291,6 +291,6 @@ def _sums_words(shared: Shared, found: Mapping[int, EpochSeen], number: int) -> 
     drawn, total = (sum(getattr(epoch, name) for epoch in found.values()) for name in ("drawn", "total"))
     unseen = round(samples * math.prod(1 - min(1, epoch.drawn / samples) for epoch in found.values()))
     return (
-        f"pass {number}: all ranks together drew {drawn} indices with a sum of {total}; {samples} samples, each once,"
-        f" have {sum_of_all(samples)}; of shares drawn independently about {unseen} of {samples} samples are in none"
+        f"pass {number}: all ranks together drew {drawn} indices with a sum of {total}; {samples} samples drawn once "
+        f"have {sum_of_all(samples)}; independent shares miss about {unseen} of {samples} samples"
     )

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job, Rank
 
 NOT_LOOKED = "no use of a DataLoader was recorded"
-NO_REPLICAS = "no model of DistributedDataParallel was seen on two ranks or more: which ranks share data is not known"
-ONE_RANK = "one rank has nothing to share"
-NOT_TRAINED = "no loader was seen between whose batches a backward ran on two ranks or more"
+NO_REPLICAS = "no DDP model was seen on two or more ranks, so it is unknown which ranks share data"
+ONE_RANK = "there is only one rank"
+NOT_TRAINED = "no DataLoader was used for training on two or more ranks"
 MIN_TRAINED_SHARE = 0.5
 """The smallest share of a training pass's batches that a backward follows. Our choice: gradients can be accumulated
 over batches only with a backward for each; if an evaluation loop is left early, only its last batch is followed by the

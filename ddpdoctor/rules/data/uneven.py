@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "DD704",
     "uneven-batches",
     Severity.ERROR,
-    "Ranks have different numbers of batches to train on",
+    "Ranks have different numbers of batches",
     after=("optimizer-drift",),
 )
 def check_batches(replicas: Replicas) -> Answer:
@@ -56,9 +56,9 @@ def check_batches(replicas: Replicas) -> Answer:
 
     ## Example
 
-        rank 2 has 10 batches in pass 1, where ranks 0 and 1 have 12: the loader at train.py:22
+        rank 2 has 10 batches in pass 1, but ranks 0 and 1 have 12: the DataLoader (train.py:22)
     """
-    return judge_loaders(replicas, _judge, "all ranks have equally many batches")
+    return judge_loaders(replicas, _judge, "all ranks have the same number of batches")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +76,14 @@ class _Uneven:
 def _judge(replicas: Replicas, shared: Shared) -> Answer:
     name = words.name_of(shared.first())
     if any(loader.in_join for loader in shared.seen.values()):
-        return skipped(f"{name}: it is used inside join, which is for uneven batches")
+        return skipped(f"{name}: it is used inside join, which handles uneven batches")
     ended = False
     for number, passes in shared.passes().items():
         found = _uneven(replicas, shared, number, passes)
         if found is not None:
             return judged([_finding(replicas, shared, found)])
         ended = ended or sum(epoch.complete for epoch in passes.values()) > 1
-    return passed() if ended else skipped(f"{name}: no pass came to its end on two ranks")
+    return passed() if ended else skipped(f"{name}: fewer than two ranks completed a pass")
 
 
 def _uneven(replicas: Replicas, shared: Shared, number: int, passes: Mapping[int, EpochSeen]) -> _Uneven | None:
@@ -123,10 +123,10 @@ def _finding(replicas: Replicas, shared: Shared, found: _Uneven) -> Problem:
         hosts=words.hosts_of(replicas, found.short),
         where=words.places_of(shared, found.short),
         summary=f"{rank_list(found.short)} {verb(found.short, 'has', 'have')} {_numbers(fewest)} in pass "
-        f"{found.number}, where {rank_list(longest)} {verb(longest, 'has', 'have')} {most}: {words.name_of(loader)}",
+        f"{found.number}, but {rank_list(longest)} {verb(longest, 'has', 'have')} {most}: {words.name_of(loader)}",
         evidence=_evidence(shared, found),
-        fix="give ranks shares of equal length (DistributedSampler), or drop_last=True on them, or wrap the loop in"
-        " `with model.join():`",
+        fix="give all ranks the same number of batches (DistributedSampler, drop_last=True), or wrap the loop in "
+        "`with model.join():`",
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def _evidence(shared: Shared, found: _Uneven) -> tuple[str, ...]:
     samples = {rank: loader.samples for rank, loader in shared.seen.items() if loader.samples is not None}
     return tuple(filter(None, (
         f"batches of pass {found.number}: {words.by_rank(dict(found.batches))}",
-        f"batches trained on in all: {words.by_rank(dict(trained))}" if any(trained.values()) else "",
+        f"batches trained on in total: {words.by_rank(dict(trained))}" if any(trained.values()) else "",
         f"samples: {words.by_rank(dict(samples))}" if samples else "",
         words.shared_out(shared.first(), shared.size) if len(set(samples.values())) == 1 else "",
     )))  # fmt: skip

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def name_of(loader: LoaderSeen) -> str:
     """Return the words for a loader: "the loader at train.py:12"."""
     if loader.site is None:
-        return f"the loader of {class_name(loader.dataset)}"
-    return f"the loader at {loader.site.file.rpartition('/')[2]}:{loader.site.line}"
+        return f"the DataLoader of {class_name(loader.dataset)}"
+    return f"the DataLoader ({loader.site.file.rpartition('/')[2]}:{loader.site.line})"
 
 
 def class_name(path: str) -> str:
@@ -41,7 +41,7 @@ def hosts_of(replicas: Replicas, ranks: Iterable[int]) -> tuple[str, ...]:
 
 def drawn_words(epoch: EpochSeen) -> str:
     """Return what a rank drew in a pass, so that it can be checked by hand."""
-    state = "" if epoch.complete else ", and was not at its end"
+    state = "" if epoch.complete else ", not finished"
     return (
         f"drew {count_of(epoch.drawn, 'index', 'indices')} in {count_of(epoch.batches, 'batch', 'batches')}"
         f" (sum {epoch.total}, xor {epoch.xor}){state}"
@@ -70,5 +70,5 @@ def shared_out(loader: LoaderSeen, size: int) -> str:
     return (
         f"a DistributedSampler for {size} ranks gives each {one.drawn} of {loader.samples} samples"
         f" ({count_of(one.batches, 'batch', 'batches')} of {loader.batch_size}): {repeated} repeated,"
-        f" {shares.missed or 0} left out in an epoch"
+        f" {shares.missed or 0} missed per epoch"
     )

@@ -32,7 +32,7 @@ MANY_SIDES = 4
 
 
 @rule(
-    "DD234", "ws-same", Severity.WARNING, "A variable that must be equal on all ranks is not",
+    "DD234", "ws-same", Severity.WARNING, "A variable differs between ranks but must be equal",
     after=("rdzv-id-same",),
     group=CheckGroup.LAUNCH, needs=("names", "conf_files"),
     reads="WORLD_SIZE, MASTER_ADDR, MASTER_PORT, variables of NCCL and torch that must agree, NCCL's files",
@@ -66,9 +66,9 @@ def check_ws_same(fleet: Fleet) -> Answer:
     """
     processes = list(fleet.processes())
     if not fleet.gathered:
-        return skipped("no launcher was seen, so that there is one process only")
+        return skipped("no launcher was seen, so there is only one process")
     if len(processes) < 2:
-        return skipped("one process answered")
+        return skipped("only one process answered")
     names = (*WORLD, *sorted(must_agree() - set(WORLD)))
     splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
     problems = [_differs(fleet, name, split) for name, split in splits.items() if split is not None]
@@ -118,7 +118,7 @@ def _consequence(name: str) -> str:
     if name in WORLD:
         return "the ranks look for different stores"
     if name in HANG:
-        return "ranks that choose differently wait for each other in a collective"
+        return "ranks that choose differently hang in a collective"
     return "it must be the same on all ranks"
 
 
@@ -175,7 +175,7 @@ def _means_first(fleet: Fleet, node: Node, process: NodeProcess) -> bool:
 
 
 @rule(
-    "DD235", "rdzv-id-same", Severity.ERROR, "Nodes were given different rendezvous",
+    "DD235", "rdzv-id-same", Severity.ERROR, "Nodes have different rendezvous settings",
     after=("port-free", "tcp-store"),
     group=CheckGroup.LAUNCH, needs=(), reads="TORCHELASTIC_RUN_ID, PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT",
 )  # fmt: skip
@@ -204,14 +204,14 @@ def check_rdzv_id_same(fleet: Fleet) -> Answer:
     `$SLURM_JOB_ID`.
     """
     if not fleet.gathered:
-        return skipped("no launcher was seen, so that there is one process only")
+        return skipped("no launcher was seen, so there is only one process")
     processes = list(fleet.processes())
     met = any("TORCHELASTIC_RUN_ID" in process.variables for _, process in processes)
     names = [name for name in RENDEZVOUS[:1] if met] or [
         name for name in RENDEZVOUS if any(text_of(process, name) for _, process in processes)
     ]
     if not names:
-        return skipped("torchrun's options are not given by variables (PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT)")
+        return skipped("torchrun's options are not set by variables (PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT)")
     splits = {name: compare(_voice(node, process, name) for node, process in processes) for name in names}
     problems = [_other_rendezvous(name, split) for name, split in splits.items() if split is not None]
     first = processes[0][1]
@@ -220,7 +220,7 @@ def check_rdzv_id_same(fleet: Fleet) -> Answer:
 
 def _other_rendezvous(name: str, split: Split[str]) -> Problem:
     return Problem(
-        summary=f"{_who_has_what(name, split, by_rank=False)}: these nodes never meet, and each waits in silence",
+        summary=f"{_who_has_what(name, split, by_rank=False)}: these nodes never meet, and each waits without an error",
         fix=_fix(name, split, "nodes"),
         confidence=split.confidence,
         ranks=split.ranks,

@@ -68,7 +68,7 @@ def check_clock(fleet: Fleet) -> Answer:
     several = len(fleet.nodes) > 1 or (fleet.nnodes or 1) > 1
     loose = [node for node, _ in read if _is_loose(node)]
     if not several:
-        return passed(f"one node only; whether the kernel keeps its clock synchronized: {_kernel_says(read[0][1])}")
+        return passed(f"only one node; its kernel reports clock synchronization: {_kernel_says(read[0][1])}")
     offsets = _offsets(read)
     if len(offsets) < 2:
         return judged(_unsynchronized(loose, None), "the clocks could not be compared")
@@ -124,7 +124,7 @@ def _one_of_two(offsets: Offsets) -> list[Problem]:
         return [_off(suspects, severity, Confidence.MEDIUM)]
     return [
         Problem(
-            summary=f"The clock of {ahead[0].host} is {apart:.1f} s ahead of that of {behind[0].host}"
+            summary=f"The clock of {ahead[0].host} is {apart:.1f} s ahead of the clock of {behind[0].host}"
             f"{_consequence(severity)}",
             fix=_SET_CLOCK,
             severity=severity,
@@ -139,8 +139,8 @@ _SET_CLOCK = "sudo chronyc makestep, or sudo systemctl restart systemd-timesyncd
 
 def _consequence(severity: Severity) -> str:
     if severity is Severity.ERROR:
-        return ": torchrun's rendezvous takes living nodes for dead from 15 s on"
-    return ": logs of two hosts do not match"
+        return ": from 15 s on, torchrun's rendezvous treats live nodes as dead"
+    return ": the log times of two hosts do not match"
 
 
 def _off(offsets: Offsets, severity: Severity, confidence: Confidence) -> Problem:
@@ -161,11 +161,13 @@ def _off(offsets: Offsets, severity: Severity, confidence: Confidence) -> Proble
 def _unsynchronized(loose: list[Node], spread: float | None) -> list[Problem]:
     if not loose:
         return []
-    now = "and the clocks could not be compared" if spread is None else f"though now they agree within {spread:.2f} s"
+    now = (
+        "and the clocks could not be compared" if spread is None else f"but they currently agree within {spread:.2f} s"
+    )
     hosts = tuple(dict.fromkeys(node.host for node in loose))
     return [
         Problem(
-            summary=f"Nobody keeps the clock of {name_list(hosts)} right, by the kernel's word, {now}",
+            summary=f"The clock of {name_list(hosts)} is not synchronized, {now}",
             fix="sudo timedatectl set-ntp true",
             severity=Severity.WARNING if spread is None else Severity.INFO,
             hosts=hosts,
@@ -177,10 +179,10 @@ def _unsynchronized(loose: list[Node], spread: float | None) -> list[Problem]:
     "DD130",
     "rootfs-same",
     Severity.INFO,
-    "Nodes have different Pythons, systems or host files",
+    "Nodes have different Pythons, operating systems or host files",
     group=CheckGroup.VERSIONS,
     needs=("software", "torch"),
-    reads="the path of Python and of torch, os-release, what /etc/hosts says of other hosts",
+    reads="the path of Python and of torch, os-release, the entries of /etc/hosts for other hosts",
 )
 def check_rootfs_same(fleet: Fleet) -> Answer:
     """Report nodes that are set up differently from the others.
@@ -201,7 +203,7 @@ def check_rootfs_same(fleet: Fleet) -> Answer:
     If only one node fails, look at these differences first. One container image for all nodes keeps them the same.
     """
     if len(fleet.nodes) < 2:
-        return skipped("one node only: there is nothing to compare")
+        return skipped("only one node: nothing to compare")
     software = fleet.each(lambda node: node.software)
     torch = [(node, build) for node in fleet.nodes if (build := known(node.torch)) is not None]
     own = frozenset(line for _, one in software for line in one.hosts_own)
@@ -215,7 +217,7 @@ def check_rootfs_same(fleet: Fleet) -> Answer:
     problems = [
         Problem(
             summary=describe(split, name),
-            fix="set the nodes up alike, or run them from one container image",
+            fix="set up the nodes the same way, or run them from one container image",
             confidence=split.confidence,
             hosts=split.hosts,
         )

@@ -29,7 +29,7 @@ VERSION_MISMATCH = "LIB_RM_VERSION_MISMATCH"
     "DD301",
     "driver-min",
     Severity.ERROR,
-    "The NVIDIA driver is too old for the CUDA that torch is built for",
+    "The NVIDIA driver is too old for torch's CUDA version",
     group=CheckGroup.GPUS,
     needs=("software", "torch", "gpus"),
     reads="/proc/driver/nvidia/version or NVML, torch.version.cuda, the libcuda that is loaded",
@@ -57,13 +57,13 @@ def check_driver_min(node: Node) -> Answer:
     Upgrade the driver, or install the build of torch that the report names. It works with the present driver.
     """
     if not nvidia_gpus(node):
-        return skipped("no NVIDIA GPU has been given to this machine or container")
+        return skipped("this machine or container has no NVIDIA GPU")
     build, software, driver = known(node.torch), known(node.software), driver_of(node)
     if build is not None and build.hip:
         return skipped("torch is built for ROCm")
     cuda = (build.cuda if build else None) or (software.torch_cuda if software else None)
     if cuda is None or driver is None:
-        return skipped("torch is not built for CUDA" if driver else "the version of the driver is not known")
+        return skipped("torch is not built for CUDA" if driver else "the driver version is unknown")
     seen = f"driver {driver}, torch built for CUDA {cuda}"
     least = MIN_DRIVER.get(release(cuda)[0])
     if (build is not None and build.cuda_available) or least is None or release(driver)[0] >= least:
@@ -78,7 +78,7 @@ def _too_old(node: Node, driver: str, cuda: str, least: int, build: TorchBuild |
     other = f", or {install_cuda_torch(node, version)}" if older else ""
     evidence = [f"CUDA says: {build.cuda_error}"] if build and build.cuda_error else []
     if build and build.cuda_library and "compat" in build.cuda_library:
-        evidence.append(f"cuda-compat is in use ({build.cuda_library}) and does not help here")
+        evidence.append(f"cuda-compat is in use ({build.cuda_library}) but does not help here")
     return Problem(
         summary=f"NVIDIA driver {driver} is too old for torch's CUDA {cuda}, which needs {least} or newer",
         evidence=tuple(evidence),
@@ -90,7 +90,7 @@ def _too_old(node: Node, driver: str, cuda: str, least: int, build: TorchBuild |
     "DD302",
     "driver-lib-mismatch",
     Severity.ERROR,
-    "The NVIDIA driver in the kernel and its libraries have different versions",
+    "The NVIDIA kernel driver and its libraries have different versions",
     group=CheckGroup.GPUS,
     needs=("software", "gpus"),
     reads="/proc/driver/nvidia/version, the names of libnvidia-ml.so.*, how NVML starts",
@@ -123,11 +123,11 @@ def check_driver_lib_mismatch(node: Node) -> Answer:
     if gpus is not None and gpus.devices:
         return passed(f"NVML works with driver {driver_of(node)}")
     if not nvidia_gpus(node):
-        return skipped("no NVIDIA GPU has been given to this machine or container")
+        return skipped("this machine or container has no NVIDIA GPU")
     software = need(node.software)
     versions = {path.rpartition(".so.")[2] for path in software.nvml_libraries}
     if software.driver is None or not versions:
-        return skipped("the driver's version, or that of its libraries, cannot be seen")
+        return skipped("the version of the driver or its libraries is unknown")
     seen = f"driver {software.driver}, libraries {' and '.join(sorted(versions))}"
     if software.driver in versions:
         return passed(seen)
@@ -138,11 +138,11 @@ def _mismatch(node: Node, evidence: str) -> Problem:
     software = known(node.software)
     driver = f" {software.driver}" if software and software.driver else ""
     reload = "sudo rmmod nvidia_drm nvidia_modeset nvidia_uvm nvidia && sudo modprobe nvidia nvidia_uvm"
-    restart = " (in a container: start it again)" if software and software.container else ""
+    restart = " (in a container: restart it)" if software and software.container else ""
     return Problem(
-        summary=f"The kernel has loaded NVIDIA driver{driver}, and its libraries are of another version: no GPU works",
+        summary=f"The kernel has loaded NVIDIA driver{driver}, but its libraries have another version: no GPU works",
         evidence=(evidence,),
-        fix=f"reboot, or with nothing using the GPUs: {reload}{restart}",
+        fix=f"reboot, or, when no process uses the GPUs: {reload}{restart}",
     )
 
 
@@ -150,7 +150,7 @@ def _mismatch(node: Node, evidence: str) -> Problem:
     "DD303",
     "arch",
     Severity.ERROR,
-    "torch has no kernels for a GPU that is here",
+    "torch has no kernels for a GPU of this node",
     group=CheckGroup.GPUS,
     needs=("torch", "software", "gpus"),
     reads="torch.cuda.get_arch_list(), torch.cuda.get_device_capability()",
@@ -221,4 +221,4 @@ def _fit_arch(node: Node, build: TorchBuild, unfit: list[TorchDevice]) -> str:
     fit = [str(device.index) for device in build.devices if device not in unfit]
     if fit:
         return f"export CUDA_VISIBLE_DEVICES={','.join(fit)}"
-    return f"install an older build of torch that still has {_capability(unfit[0])}: {SELECTOR}"
+    return f"install an older build of torch that still supports {_capability(unfit[0])}: {SELECTOR}"

@@ -30,7 +30,7 @@ VERSION_OF: dict[str, Callable[[Node], str | None]] = {
     "DD106",
     "version-expected",
     Severity.ERROR,
-    "A node does not run a version that was expected",
+    "A node does not run the expected version",
     group=CheckGroup.VERSIONS,
     needs=("software", "torch", "gpus"),
     reads="--expect-version, and the versions of torch, NCCL, Python, driver and kernel of every node",
@@ -67,7 +67,7 @@ def check_version_expected(fleet: Fleet) -> Answer:
     found = [_problem(expected, version, hosts) for (expected, version), hosts in _by_version(wrong).items()]
     unread = sorted({expected.name for (expected, _), version in seen.items() if not version})
     if unread and not found:
-        return unknown(f"the version of {', '.join(unread)} is not known on every node")
+        return unknown(f"the version of {', '.join(unread)} is unknown on some nodes")
     return judged(found, f"expected: {', '.join(one.text for one in fleet.expected)}")
 
 
@@ -80,8 +80,8 @@ def _by_version(wrong: dict[tuple[ExpectedVersion, str], str]) -> dict[tuple[Exp
 
 def _problem(expected: ExpectedVersion, version: str, hosts: Iterable[str]) -> Problem:
     return Problem(
-        summary=f"{expected.name} is {version}, and {expected.text} is expected",
-        fix=f"install a version of {expected.name} that meets {expected.text}, or correct the expectation",
+        summary=f"{expected.name} is {version}, but {expected.text} is expected",
+        fix=f"install a version of {expected.name} that meets {expected.text}, or correct --expect-version",
         hosts=tuple(hosts),
     )
 

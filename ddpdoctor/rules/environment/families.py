@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @rule(
     "DD214", "v4v6", Severity.WARNING, "Some nodes would use IPv4 and others IPv6",
     group=CheckGroup.NETWORK, needs=("network", "names", "conf_files"),
-    reads="the families of the chosen and the master's addresses, NCCL_SOCKET_FAMILY, disable_ipv6",
+    reads="the families of the chosen addresses and the master's addresses, NCCL_SOCKET_FAMILY, disable_ipv6",
 )  # fmt: skip
 def check_v4v6(fleet: Fleet) -> Answer:
     """Report that some nodes use IPv4 and others IPv6.
@@ -66,7 +66,7 @@ def _mixed(library: str, chosen: Chosen) -> Iterator[Problem]:
         return
     fix = "export NCCL_SOCKET_FAMILY=AF_INET on all nodes"
     if library == "Gloo":
-        fix = "give the host names addresses of one family on all nodes, or name an interface in GLOO_SOCKET_IFNAME"
+        fix = "give the host names addresses of one family on all nodes, or set GLOO_SOCKET_IFNAME to an interface"
     yield Problem(
         summary=describe(split, f"{library} would use", words=lambda version: f"IPv{version}")
         + ": they cannot connect to each other",
@@ -90,7 +90,7 @@ def _master_families(fleet: Fleet) -> Iterator[Problem]:
         v6_only = one is not None and families.get(node.host) == frozenset({6})
         if v6_only and network is not None and network.ipv6_disabled:
             yield Problem(
-                summary="the name of the master resolves to IPv6 addresses alone, and IPv6 is switched off",
+                summary="the master's name resolves only to IPv6 addresses, but IPv6 is disabled",
                 evidence=("/proc/sys/net/ipv6/conf/all/disable_ipv6 is 1",),
                 fix="sysctl -w net.ipv6.conf.all.disable_ipv6=0, or set MASTER_ADDR to an IPv4 address",
                 hosts=(node.host,),
@@ -101,10 +101,10 @@ def _split_master(split: Split[tuple[int, ...]]) -> Problem:
     return Problem(
         summary=describe(
             split,
-            "the name of the master has",
+            "the master's name has",
             words=lambda those: " and ".join(f"IPv{version}" for version in those),
         ),
-        fix="set MASTER_ADDR to an address that all nodes reach",
+        fix="set MASTER_ADDR to an address that all nodes can reach",
         confidence=split.confidence,
         hosts=split.hosts,
     )

@@ -21,7 +21,7 @@ LONG_S = 60.0
 
 
 @rule(
-    "DD327", "gpu-alloc", Severity.ERROR, "A GPU does not do the work that it is given",
+    "DD327", "gpu-alloc", Severity.ERROR, "A GPU hangs, fails or computes wrong results",
     group=CheckGroup.GPUS, needs=("gpu_trial",), reads="memory and matrix products on every GPU",
 )  # fmt: skip
 def check_gpu_alloc(node: Node) -> Answer:
@@ -45,7 +45,7 @@ def check_gpu_alloc(node: Node) -> Answer:
 
     ## What to do
 
-    If results are wrong or the GPU hangs, take the node out of use, reset the GPU or reboot, try again, and run
+    If results are wrong or the GPU hangs, drain the node, reset the GPU or reboot, try again, and run
     `dcgmi diag -r 3`.
     """
     trial = need(node.gpu_trial)
@@ -56,10 +56,10 @@ def check_gpu_alloc(node: Node) -> Answer:
         what = f"{verb(late, 'does', 'do')} not finish a few matrix products"
         problems.append(_failed(late, what, "sudo dmesg | grep -E 'NVRM|Xid'; reboot the node, and try again"))
     if wrong:
-        what = f"{verb(wrong, 'fails', 'fail')} when given work, or {verb(wrong, 'computes', 'compute')} wrongly"
+        what = f"{verb(wrong, 'fails', 'fail')} under load, or {verb(wrong, 'computes', 'compute')} wrong results"
         problems.append(_failed(wrong, what, "sudo dmesg | grep -E 'NVRM|Xid'; dcgmi diag -r 3; reset or reboot"))
     slowest = max((work.seconds for work in trial.work), default=0.0)
-    return judged(problems, f"{len(trial.work)} GPUs given work, the slowest took {slowest:.1f} s")
+    return judged(problems, f"{len(trial.work)} GPUs tested, the slowest took {slowest:.1f} s")
 
 
 def _failed(work: Sequence[GpuWork], what: str, fix: str) -> Problem:
@@ -101,12 +101,12 @@ def check_dstate(node: Node) -> Answer:
     stuck = need(node.stuck_processes)
     long = [one for one in stuck if (one.seconds or 0.0) >= LONG_S]
     short = [one for one in stuck if one not in long]
-    fix = "sudo dmesg | grep -E 'NVRM|Xid|blocked for'; reboot the node: no signal ends such a process"
+    fix = "sudo dmesg | grep -E 'NVRM|Xid|blocked for'; reboot the node: no signal can end such a process"
     problems = []
     if long:
-        problems.append(_stuck(long, "and the GPU that it waits for is unlikely to come back", fix))
+        problems.append(_stuck(long, "and its GPU is unlikely to recover", fix))
     if short:
-        words = "for a second at least"
+        words = "for at least a second"
         problems.append(_stuck(short, words, fix, severity=Severity.WARNING, confidence=Confidence.MEDIUM))
     return judged(problems, f"{len(stuck)} processes hang in the driver")
 
@@ -119,8 +119,7 @@ def _stuck(
     return Problem(
         summary=f"{names} {verb(stuck, 'hangs', 'hang')} inside the NVIDIA driver, {words}",
         evidence=tuple(
-            f"pid {one.pid} ({one.name}) in {one.wchan or 'a function that is not shown'}, {_seconds(one)}"
-            for one in stuck
+            f"pid {one.pid} ({one.name}) in {one.wchan or 'an unknown function'}, {_seconds(one)}" for one in stuck
         ),
         fix=fix,
         severity=severity,
@@ -129,4 +128,4 @@ def _stuck(
 
 
 def _seconds(one: StuckProcess) -> str:
-    return "time not known" if one.seconds is None else f"for {one.seconds:.0f} s at least"
+    return "for an unknown time" if one.seconds is None else f"for at least {one.seconds:.0f} s"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NVSWITCH_CLASS = 0x0680
 NEAR = frozenset({"internal", "single", "multiple", "hostbridge"})
 """What `nvidia-smi topo -m` shows as PIX, PXB and PHB: peer traffic stays within one socket."""
-MANAGER = "sudo systemctl restart nvidia-fabricmanager; its version must be the driver's"
+MANAGER = "sudo systemctl restart nvidia-fabricmanager; its version must match the driver"
 
 
 def _is_virtual(node: Node) -> bool:
@@ -83,7 +83,7 @@ def _judge_links(node: Node, gpus: list[Gpu]) -> Iterator[Problem]:
     yield from gpu_problem(
         node,
         fewer,
-        "{has/have} NVLinks that are down, and slow all ranks of the node",
+        "{has/have} NVLinks that are down, which slows all ranks on the node",
         detail=_links,
         fix="nvidia-smi nvlink -s -i {ids}; sudo dmesg | grep 'Xid.*: 74'; reset all GPUs together: nvidia-smi -r",
         severity=None if board else Severity.WARNING,
@@ -93,7 +93,7 @@ def _judge_links(node: Node, gpus: list[Gpu]) -> Iterator[Problem]:
         yield from gpu_problem(
             node,
             gpus,
-            f"have only {most} active NVLinks" if most else "have no active NVLink: NCCL goes over PCIe",
+            f"have only {most} active NVLinks" if most else "have no active NVLink: NCCL uses PCIe",
             detail=_links,
             fix=f"nvidia-smi nvlink -s; {MANAGER}",
             severity=Severity.WARNING if most or _is_virtual(node) else None,
@@ -144,13 +144,13 @@ def check_fabric(node: Node) -> Answer:
     switches = sum(1 for one in devices if one.vendor == NVIDIA and one.device_class >> 8 == NVSWITCH_CLASS)
     members = [gpu for gpu in gpus.devices if gpu.fabric_state not in {None, "not-supported"}]
     if not members and not (switches and any(is_data_center(gpu) for gpu in gpus.devices)):
-        return skipped("there are no NVSwitches, and the GPUs are in no fabric")
+        return skipped("there are no NVSwitches and no GPU fabric")
     torch = known(node.torch)
     works = torch is not None and torch.device_count > 0
     problems = _unfinished(node, members, works=works)
     if switches and gpus.fabric_manager is False and not problems and not _is_virtual(node):
         problems.append(_no_manager(set_up=works or bool(members)))
-    manager = {True: "runs", False: "does not run", None: "cannot be seen"}[gpus.fabric_manager]
+    manager = {True: "runs", False: "is not running", None: "cannot be seen"}[gpus.fabric_manager]
     states = ", ".join(sorted({gpu.fabric_state or "" for gpu in members})) or "state not reported"
     return judged(problems, f"fabric {states}, {switches} NVSwitches, nv-fabricmanager {manager}")
 
@@ -169,19 +169,19 @@ def _unfinished(node: Node, members: list[Gpu], *, works: bool) -> list[Problem]
 def _no_manager(*, set_up: bool) -> Problem:
     if set_up:
         return Problem(
-            summary="nv-fabricmanager does not run any more: the NVSwitch fabric works as long as nothing fails",
+            summary="nv-fabricmanager is not running anymore: the NVSwitch fabric works until something fails",
             fix=MANAGER,
             severity=Severity.WARNING,
         )
     return Problem(
-        summary="There are NVSwitches and nv-fabricmanager does not run: CUDA will not start",
+        summary="The node has NVSwitches, but nv-fabricmanager is not running: CUDA cannot start",
         evidence=("no process nv-fabricmanager",),
-        fix="sudo systemctl enable --now nvidia-fabricmanager; its version must be the driver's",
+        fix="sudo systemctl enable --now nvidia-fabricmanager; its version must match the driver",
     )
 
 
 @rule(
-    "DD323", "p2p", Severity.WARNING, "GPUs do not reach each other's memory directly, or what they copy arrives wrong",
+    "DD323", "p2p", Severity.WARNING, "GPUs cannot access each other's memory, or their copies arrive wrong",
     group=CheckGroup.LINKS, needs=("gpus", "torch", "gpu_trial", "pci"),
     reads="NVML: P2P status and topology; torch.cuda.can_device_access_peer; copies with --deep",
 )  # fmt: skip
@@ -212,12 +212,12 @@ def check_p2p(node: Node) -> Answer:
     gpus = {gpu.index: gpu for gpu in in_use(node)}
     pairs = [pair for pair in listed(node).pairs if {pair.first, pair.second} <= gpus.keys()]
     if not pairs and not copied:
-        return skipped("there is one GPU" if len(gpus) < 2 else "NVML does not report pairs")
+        return skipped("there is only one GPU" if len(gpus) < 2 else "NVML does not report pairs")
     linked = [pair for pair in pairs if gpus[pair.first].nvlinks and _both_linked(pair, gpus)]
     near = [pair for pair in pairs if pair.ancestor in NEAR or pair in linked]
     refused = [pair for pair in near if _refusal(node, pair, gpus) is not None]
     if not near and not copied:
-        return skipped("no two GPUs here are below one host bridge or joined by NVLink")
+        return skipped("no two GPUs share a host bridge or an NVLink")
     problems = [*copied, *_refusals(node, refused, linked, gpus)]
     return judged(problems, f"{len(near) - len(refused)} of {len(near)} near pairs have peer access")
 
@@ -244,17 +244,17 @@ def _refusals(node: Node, refused: list[GpuPair], linked: list[GpuPair], gpus: d
     by_nvlink = [pair for pair in refused if pair in linked]
     if by_nvlink:
         fix = f"nvidia-smi topo -p2p n; {MANAGER}"
-        yield _refused(node, by_nvlink, gpus, "though NVLink joins them", fix, Severity.ERROR)
+        yield _refused(node, by_nvlink, gpus, "although they are connected by NVLink", fix, Severity.ERROR)
     by_pcie = [pair for pair in refused if pair not in linked]
     servers = [pair for pair in by_pcie if is_data_center(gpus[pair.first]) and is_data_center(gpus[pair.second])]
     if servers:
-        fix = "nvidia-smi topo -p2p r; switch off ACS and the IOMMU's translation: see acs-iommu"
+        fix = "nvidia-smi topo -p2p r; disable ACS and IOMMU translation: see acs-iommu"
         severity = Severity.INFO if _is_virtual(node) else Severity.WARNING
-        yield _refused(node, servers, gpus, "though one host bridge joins them", fix, severity)
+        yield _refused(node, servers, gpus, "although they share a host bridge", fix, severity)
     cards = [pair for pair in by_pcie if pair not in servers]
     if cards:
-        words = "as these cards are sold: NCCL goes through host memory"
-        yield _refused(node, cards, gpus, words, "nothing to mend: NCCL finds out by itself", Severity.INFO)
+        words = "as usual for this model: NCCL uses host memory"
+        yield _refused(node, cards, gpus, words, "nothing to fix: NCCL detects this", Severity.INFO)
 
 
 def _refused(
@@ -263,7 +263,7 @@ def _refused(
     members = sorted({index for pair in pairs for index in (pair.first, pair.second)})
     whys = dict.fromkeys(_refusal(node, pair, gpus) or "" for pair in pairs)
     return Problem(
-        summary=f"{gpu_list(members)} do not reach each other's memory directly, {words}",
+        summary=f"{gpu_list(members)} cannot access each other's memory directly, {words}",
         evidence=(f"{len(pairs)} pairs, such as {pairs[0].first} and {pairs[0].second}: {'; '.join(whys)}",),
         fix=fix,
         severity=severity,
@@ -277,7 +277,7 @@ def _wrong_copies(node: Node) -> Iterator[Problem]:
         yield Problem(
             summary=f"Copies between {gpu_list(members)} arrive wrong or not at all",
             evidence=tuple(f"GPU {copy.source} to {copy.target}: {copy.error}" for copy in wrong[:8]),
-            fix="export NCCL_P2P_DISABLE=1 until ACS or the IOMMU is off on the way between them: see acs-iommu",
+            fix="export NCCL_P2P_DISABLE=1 until ACS or the IOMMU is disabled between them: see acs-iommu",
             severity=Severity.ERROR,
             confidence=Confidence.HIGH,
         )

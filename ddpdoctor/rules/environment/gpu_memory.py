@@ -17,10 +17,8 @@ MAX_CORRECTED = 50_000_000
 """The default of `--ecc_corrected_volatile_threshold` of gcm's check-nvidia-smi (facebookresearch/gcm)."""
 MAX_RETIRED_PAGES = 60
 """Our choice: near the 64 that a GPU can retire (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, "Row Remapping")."""
-RESET = "sudo nvidia-smi -r -i {ids} with nothing running on {it/them}, or reboot"
-REPLACE = (
-    "take the node out of use and have {it/them} replaced; its serial number: nvidia-smi -q -i {ids} | grep -i serial"
-)
+RESET = "sudo nvidia-smi -r -i {ids} when no process uses {it/them}, or reboot"
+REPLACE = "drain the node and have {it/them} replaced; for the serial number: nvidia-smi -q -i {ids} | grep -i serial"
 
 
 @rule(
@@ -43,7 +41,7 @@ def check_ecc_unc(node: Node) -> Answer:
 
     ## What else looks like it
 
-    Consumer GPUs have no ECC, or have it off by default. They are not checked.
+    Consumer GPUs have no ECC, or it is off by default. They are not checked.
 
     ## What to do
 
@@ -57,20 +55,22 @@ def check_ecc_unc(node: Node) -> Answer:
     many = [gpu for gpu in gpus if (gpu.ecc_corrected_volatile or 0) > MAX_CORRECTED]
     off = [gpu for gpu in gpus if gpu.ecc_enabled is False and is_data_center(gpu)]
     if not bad and not off and not any(gpu.ecc_enabled for gpu in gpus):
-        return skipped("these GPUs have no ECC, or have it off as they are sold")
+        return skipped("these GPUs have no ECC, or it is off by default")
     what = "had memory errors that ECC could not correct, and {is/are} likely to have more"
     problems = gpu_problem(node, bad, what, detail=_uncorrected, fix=RESET)
     what = "{corrects/correct} very many memory errors: the memory is failing"
     problems += gpu_problem(node, many, what, detail=_corrected, fix=REPLACE, severity=Severity.WARNING)
-    what = "{runs/run} without ECC: a flipped bit goes into the weights unseen"
+    what = "{runs/run} without ECC: bit flips can silently corrupt the weights"
     fix = "sudo nvidia-smi -i {ids} -e 1, then reset or reboot"
     problems += gpu_problem(node, off, what, detail=lambda _: "ECC is off", fix=fix, severity=Severity.WARNING)
     past = sum(gpu.ecc_uncorrected_aggregate or 0 for gpu in gpus)
-    return judged(problems, f"{sum(g.ecc_uncorrected_volatile or 0 for g in gpus)} uncorrected errors now, {past} ever")
+    return judged(
+        problems, f"{sum(g.ecc_uncorrected_volatile or 0 for g in gpus)} uncorrected errors now, {past} in total"
+    )
 
 
 def _uncorrected(gpu: Gpu) -> str:
-    ever = "" if gpu.ecc_uncorrected_aggregate is None else f", {gpu.ecc_uncorrected_aggregate} in its life"
+    ever = "" if gpu.ecc_uncorrected_aggregate is None else f", {gpu.ecc_uncorrected_aggregate} in its lifetime"
     return f"{gpu.ecc_uncorrected_volatile} uncorrected errors since the driver was loaded{ever}"
 
 
@@ -79,7 +79,7 @@ def _corrected(gpu: Gpu) -> str:
 
 
 @rule(
-    "DD308", "row-remap", Severity.ERROR, "Rows of GPU memory wait to be replaced, or cannot be",
+    "DD308", "row-remap", Severity.ERROR, "GPU memory rows must be remapped, or cannot be",
     group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: remapped rows",
 )  # fmt: skip
 def check_row_remap(node: Node) -> Answer:
@@ -104,28 +104,28 @@ def check_row_remap(node: Node) -> Answer:
 
     ## What to do
 
-    For a pending row, reset the GPU or reboot. For a failed one, take the node out of use and have the GPU replaced.
+    For a pending row, reset the GPU or reboot. For a failed one, drain the node and have the GPU replaced.
     """
     gpus = [gpu for gpu in in_use(node) if gpu.remap_failed is not None or gpu.remap_pending is not None]
     if not gpus:
-        return skipped("no GPU here replaces rows of its memory")
+        return skipped("no GPU here remaps memory rows")
     failed = [gpu for gpu in gpus if gpu.remap_failed]
     pending = [gpu for gpu in gpus if gpu.remap_pending and not gpu.remap_failed]
     done = [gpu for gpu in gpus if gpu.remapped_uncorrectable and gpu not in failed and gpu not in pending]
-    what = "{has/have} bad memory rows and no spare ones left"
+    what = "{has/have} bad memory rows and no spare rows left"
     problems = gpu_problem(node, failed, what, detail=_rows, fix=REPLACE)
-    what = "{has/have} a bad memory row that only a reset takes out of use"
+    what = "{has/have} a bad memory row that stays in use until a reset"
     problems += gpu_problem(node, pending, what, detail=_rows, fix=RESET)
-    what = "replaced memory rows after uncorrected errors: {it works/they work} now, and did not"
+    what = "remapped memory rows after uncorrected errors: {it works/they work} now"
     fix = "watch the count: nvidia-smi -q -d ROW_REMAPPER -i {ids}"
     problems += gpu_problem(node, done, what, detail=_rows, fix=fix, severity=Severity.WARNING)
     rows = sum((gpu.remapped_correctable or 0) + (gpu.remapped_uncorrectable or 0) for gpu in gpus)
-    return judged(problems, f"{rows} rows replaced, {len(pending)} GPUs pending, {len(failed)} failed")
+    return judged(problems, f"{rows} rows remapped, {len(pending)} GPUs pending, {len(failed)} failed")
 
 
 def _rows(gpu: Gpu) -> str:
     return (
-        f"rows replaced after correctable errors {gpu.remapped_correctable}, after uncorrectable ones "
+        f"rows remapped after correctable errors {gpu.remapped_correctable}, after uncorrectable ones "
         f"{gpu.remapped_uncorrectable}; pending: {_yes(gpu.remap_pending)}, failed: {_yes(gpu.remap_failed)}"
     )
 
@@ -135,7 +135,7 @@ def _yes(flag: bool | None) -> str:  # noqa: FBT001 - a flag is what it words
 
 
 @rule(
-    "DD309", "retired-pages", Severity.ERROR, "Pages of GPU memory wait to be retired, or many were",
+    "DD309", "retired-pages", Severity.ERROR, "GPU memory pages must be retired, or many were retired",
     group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: retired pages",
 )  # fmt: skip
 def check_retired_pages(node: Node) -> Answer:
@@ -162,12 +162,12 @@ def check_retired_pages(node: Node) -> Answer:
     """
     gpus = [gpu for gpu in in_use(node) if gpu.retired_pages is not None or gpu.retired_pending is not None]
     if not gpus:
-        return skipped("no GPU here retires pages of its memory")
+        return skipped("no GPU here retires memory pages")
     pending = [gpu for gpu in gpus if gpu.retired_pending]
     many = [gpu for gpu in gpus if (gpu.retired_pages or 0) >= MAX_RETIRED_PAGES]
-    what = "{has/have} a bad memory page that is in use until the driver is loaded anew"
+    what = "{has/have} a bad memory page that stays in use until the driver is reloaded"
     problems = gpu_problem(node, pending, what, detail=_pages, fix=RESET)
-    what = f"retired {MAX_RETIRED_PAGES} memory pages or more, and can retire no more than 64"
+    what = f"retired {MAX_RETIRED_PAGES} memory pages or more, and the maximum is 64"
     problems += gpu_problem(node, many, what, detail=_pages, fix=REPLACE, severity=Severity.WARNING)
     return judged(problems, f"{sum(gpu.retired_pages or 0 for gpu in gpus)} pages retired")
 
@@ -204,6 +204,6 @@ def check_sram_threshold(node: Node) -> Answer:
     if not gpus:
         return skipped("no GPU or driver here reports errors in SRAM")
     over = [gpu for gpu in gpus if gpu.sram_threshold_exceeded]
-    what = "had more uncorrected errors in {its/their} caches than NVIDIA allows"
+    what = "had more uncorrected cache errors than NVIDIA allows"
     problems = gpu_problem(node, over, what, detail=lambda _: "threshold exceeded", fix=REPLACE)
     return judged(problems, f"threshold not exceeded on {len(gpus) - len(over)} of {len(gpus)}")

@@ -32,7 +32,7 @@ SHARING_ALLOWED = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 @rule(
     "DD314", "app-clocks", Severity.WARNING, "Application clocks are lowered, or clocks differ between GPUs",
-    group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: application clocks, their default, maximum clocks",
+    group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: application clocks, default clocks, maximum clocks",
 )  # fmt: skip
 def check_app_clocks(fleet: Fleet) -> Answer:
     """Report GPUs whose application clock is lowered, and GPUs of one model with different maximum clocks.
@@ -99,7 +99,7 @@ def _differing(gpus: list[tuple[Node, Gpu]]) -> Iterator[Problem]:
         if split is not None:
             yield Problem(
                 summary=describe(split, f"the highest clock of {name} is", words=lambda clock: f"{clock} MHz"),
-                fix="nvidia-smi -q -d CLOCK on both sides, and compare driver and VBIOS",
+                fix="compare nvidia-smi -q -d CLOCK, the driver and the VBIOS of both",
                 confidence=split.confidence,
                 hosts=split.hosts,
                 ranks=split.ranks,
@@ -146,7 +146,7 @@ def check_persistence(node: Node) -> Answer:
         problems += gpu_problem(
             node,
             [gpu for gpu in off if is_data_center(gpu) is server],
-            "{sleeps/sleep} when unused, and {takes/take} seconds to wake: persistence mode is off",
+            "{takes/take} seconds to wake after idling: persistence mode is off",
             detail=lambda _: "persistence mode is off",
             fix=fix,
             severity=severity,
@@ -155,7 +155,7 @@ def check_persistence(node: Node) -> Answer:
 
 
 @rule(
-    "DD316", "mig", Severity.ERROR, "GPUs are divided into MIG slices",
+    "DD316", "mig", Severity.ERROR, "GPUs are split into MIG slices",
     group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: MIG mode; CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
 def check_mig(node: Node) -> Answer:
@@ -178,7 +178,8 @@ def check_mig(node: Node) -> Answer:
 
     ## What to do
 
-    Use whole GPUs: run `nvidia-smi -mig 0` with nothing running, or ask the batch system for GPUs and not for slices.
+    Use whole GPUs: run `nvidia-smi -mig 0` when no process runs, or request whole GPUs from the batch
+    system.
     """
     gpus = [gpu for gpu in in_use(node) if gpu.mig_enabled is not None]
     if not gpus:
@@ -191,21 +192,21 @@ def check_mig(node: Node) -> Answer:
     consequence = (
         "ranks on slices have no NVLink, no peer access and, before NCCL 2.30.3, no NCCL"
         if several
-        else "a process sees one slice, and several ranks on slices cannot reach each other directly"
+        else "a process sees only one slice, and ranks on slices cannot access each other directly"
     )
     problems = gpu_problem(
         node,
         on,
         f"{{is/are}} in MIG mode: {consequence}",
         detail=lambda _: "MIG is on",
-        fix="sudo nvidia-smi -mig 0 -i {ids} with nothing running, or ask for whole GPUs",
+        fix="sudo nvidia-smi -mig 0 -i {ids} when no process runs, or request whole GPUs",
         severity=Severity.ERROR if several and not meant else Severity.WARNING,
     )
     return judged(problems, f"on for {len(on)} of {len(gpus)}")
 
 
 @rule(
-    "DD317", "compute-mode", Severity.ERROR, "A GPU's compute mode keeps a rank away",
+    "DD317", "compute-mode", Severity.ERROR, "A GPU's compute mode blocks a rank",
     group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: compute mode, processes on each GPU",
 )  # fmt: skip
 def check_compute_mode(node: Node) -> Answer:
@@ -236,13 +237,13 @@ def check_compute_mode(node: Node) -> Answer:
     exclusive = [gpu for gpu in gpus if (gpu.compute_mode or "").startswith("exclusive")]
     fix = "sudo nvidia-smi -c 0 -i {ids}"
     shut = [gpu for gpu in gpus if gpu.compute_mode == "prohibited"]
-    what = "may not be computed on: the compute mode is prohibited"
+    what = "cannot run work: the compute mode is prohibited"
     problems = gpu_problem(node, shut, what, detail=_mode, fix=fix)
     taken = [gpu for gpu in exclusive if strangers(gpu, node)]
-    what = "{takes/take} one process alone, and {has/have} one that is not of this job"
+    what = "{allows/allow} only one process, and another job's process uses {it/them}"
     problems += gpu_problem(node, taken, what, detail=lambda gpu: f"{_mode(gpu)}, pids {_pids(node, gpu)}", fix=fix)
     shared = [gpu for gpu in exclusive if len(ranks_on(node, [gpu])) > 1]
-    what = "{takes/take} one process alone, and several ranks come to {it/each of them}"
+    what = "{allows/allow} only one process, but several ranks use {it/each of them}"
     problems += gpu_problem(
         node, shared, what, detail=lambda gpu: f"{_mode(gpu)}, {len(ranks_on(node, [gpu]))} ranks", fix=fix
     )

@@ -25,11 +25,11 @@ NEAR_SLOWDOWN_C = 5
 """Our choice: a GPU this close reaches the threshold within minutes under load."""
 POWER_TOLERANCE_MW = 1_000
 """Our choice: NVML rounds limits."""
-COOL = "nvidia-smi -q -d TEMPERATURE -i {ids}; then cooling"
+COOL = "nvidia-smi -q -d TEMPERATURE -i {ids}; then check the cooling"
 
 
 @rule(
-    "DD312", "throttle", Severity.ERROR, "A GPU is being slowed down right now",
+    "DD312", "throttle", Severity.ERROR, "A GPU is throttled right now",
     group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: clocks event reasons",
 )  # fmt: skip
 def check_throttle(node: Node) -> Answer:
@@ -59,7 +59,7 @@ def check_throttle(node: Node) -> Answer:
     """
     gpus = [gpu for gpu in in_use(node) if gpu.clock_event_reasons is not None]
     if not gpus:
-        return skipped("no GPU here reports why its clock is what it is")
+        return skipped("no GPU here reports the reasons for its clock")
     idle = sum(1 for gpu in gpus if (gpu.clock_event_reasons or 0) & IDLE)
     reasons = ", ".join(sorted({hex(gpu.clock_event_reasons or 0) for gpu in gpus}))
     return judged(list(_slowdowns(node, gpus)), f"reasons {reasons}; {idle} of {len(gpus)} idle")
@@ -71,15 +71,15 @@ def _slowdowns(node: Node, gpus: list[Gpu]) -> Iterator[Problem]:
         ([gpu for gpu in hard if is_data_center(gpu)], None),
         ([gpu for gpu in hard if not is_data_center(gpu)], Severity.WARNING),
     ):
-        what = f"{{is/are}} slowed down by {{its/their}} hardware: {_why(those)}"
-        fix = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {ids}; then cooling and power supplies"
+        what = f"{{is/are}} throttled by {{its/their}} hardware: {_why(those)}"
+        fix = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {ids}; then check cooling and power supplies"
         yield from gpu_problem(node, those, what, detail=_state, fix=fix, severity=severity)
     warm = [gpu for gpu in gpus if _named(gpu, SOFTWARE_SLOWDOWN) and gpu not in hard]
-    what = "{is/are} slowed down by the driver because of heat"
+    what = "{is/are} throttled by the driver because of heat"
     yield from gpu_problem(node, warm, what, detail=_state, fix=COOL, severity=Severity.WARNING)
     capped = [gpu for gpu in gpus if _named(gpu, POWER_CAP) and gpu not in hard and gpu not in warm]
-    what = "{runs/run} at the power limit, as under full load: something works there now"
-    fix = "nvidia-smi -i {ids} shows what"
+    what = "{runs/run} at the power limit, as under full load: a process is using {it/them} now"
+    fix = "run nvidia-smi -i {ids} to see the process"
     yield from gpu_problem(node, capped, what, detail=_state, fix=fix, severity=Severity.INFO)
 
 
@@ -98,11 +98,11 @@ def _state(gpu: Gpu) -> str:
 
 
 @rule(
-    "DD313", "temp-power", Severity.WARNING, "A GPU is nearly too hot, or its power limit is lowered",
+    "DD313", "temp-power", Severity.WARNING, "A GPU is close to thermal throttling, or its power limit is lowered",
     group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: temperature and threshold, enforced and default power limit",
 )  # fmt: skip
 def check_temp_power(node: Node) -> Answer:
-    """Report GPUs within 5 °C of slowing down, and GPUs whose power limit is lowered.
+    """Report GPUs within 5 °C of thermal throttling, and GPUs with a lowered power limit.
 
     ## What it means
 
@@ -130,14 +130,14 @@ def check_temp_power(node: Node) -> Answer:
     readable = [gpu for gpu in gpus if None not in {gpu.temperature_c, gpu.power_limit_mw}]
     if not readable and not hot and not limited:
         return skipped("no GPU here reports its temperature and its power limit")
-    what = f"{{is/are}} within {NEAR_SLOWDOWN_C} °C of slowing down"
+    what = f"{{is/are}} within {NEAR_SLOWDOWN_C} °C of thermal throttling"
     problems = gpu_problem(node, hot, what, detail=_heat, fix=COOL)
     for those, severity in (
         ([gpu for gpu in limited if not is_laptop(gpu)], Severity.WARNING),
         ([gpu for gpu in limited if is_laptop(gpu)], Severity.INFO),
     ):
         watts = next(((gpu.default_power_limit_mw or 0) // 1000 for gpu in those), 0)
-        what = "may draw less power than {it is/they are} built for, and will lag under load"
+        what = "{has/have} a lowered power limit, and will be slow under load"
         fix = f"sudo nvidia-smi -i {{ids}} -pl {watts}"
         problems += gpu_problem(node, those, what, detail=_power, fix=fix, severity=severity)
     temperatures = [gpu.temperature_c for gpu in gpus if gpu.temperature_c is not None]

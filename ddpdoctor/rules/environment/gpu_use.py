@@ -34,7 +34,7 @@ TRIAL_BYTES = 4 * 2**30
 
 
 @rule(
-    "DD318", "other-procs", Severity.WARNING, "Other processes hold memory of GPUs that the job will use",
+    "DD318", "other-procs", Severity.WARNING, "Other processes use memory on the job's GPUs",
     group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: processes and memory; /proc/PID/cgroup",
 )  # fmt: skip
 def check_other_procs(node: Node) -> Answer:
@@ -64,7 +64,7 @@ def check_other_procs(node: Node) -> Answer:
     """
     gpus = [gpu for gpu in in_use(node) if gpu.processes is not None or gpu.memory_used_bytes is not None]
     if not gpus:
-        return skipped("no GPU here reports what is on it")
+        return skipped("no GPU here reports its processes")
     if listed(node).host_pids:
         return _by_process(node, gpus)
     return _by_memory(node, [gpu for gpu in gpus if not is_coherent(gpu)])
@@ -79,12 +79,12 @@ def _by_process(node: Node, gpus: list[Gpu]) -> Answer:
             problems += gpu_problem(
                 node,
                 [gpu],
-                f"has {format_memory(held[gpu.index])} of its {_total(gpu)} taken by processes of others",
+                f"has {format_memory(held[gpu.index])} of {_total(gpu)} used by other processes",
                 detail=lambda _, others=others: ", ".join(map(_words, others)),  # type: ignore[misc]
-                fix=f"ps -fp {','.join(str(one.pid) for one in others)}; end what is left over",
+                fix=f"ps -fp {','.join(str(one.pid) for one in others)}; end leftover processes",
                 severity=Severity.ERROR if _is_most(gpu, held[gpu.index]) else None,
             )
-    return judged(problems, f"others hold at most {format_memory(max(held.values()))} of a GPU")
+    return judged(problems, f"other processes use at most {format_memory(max(held.values()))} of a GPU")
 
 
 def _is_most(gpu: Gpu, size_bytes: int) -> bool:
@@ -93,7 +93,7 @@ def _is_most(gpu: Gpu, size_bytes: int) -> bool:
 
 def _words(process: GpuProcess) -> str:
     size = "memory not reported" if process.used_bytes is None else format_memory(process.used_bytes)
-    return f"pid {process.pid} ({process.name or 'name not known'}) {size}"
+    return f"pid {process.pid} ({process.name or 'unknown name'}) {size}"
 
 
 def _total(gpu: Gpu) -> str:
@@ -103,7 +103,7 @@ def _total(gpu: Gpu) -> str:
 def _by_memory(node: Node, gpus: list[Gpu]) -> Answer:
     """Judge the memory in use beyond this job's own, when other processes cannot be seen."""
     if not gpus:
-        return skipped("the kernel keeps files in the memory of these GPUs, and their processes cannot be seen")
+        return skipped("the kernel caches files in the memory of these GPUs, and their processes are not visible")
     allowed = TRIAL_BYTES if known(node.gpu_trial) is not None else 0
     used = {gpu.index: max(0, (gpu.memory_used_bytes or 0) - _own(gpu) - allowed) for gpu in gpus}
     problems = []
@@ -113,15 +113,17 @@ def _by_memory(node: Node, gpus: list[Gpu]) -> Answer:
             continue
         problems.append(
             Problem(
-                summary=f"{gpu_list([gpu])} has {format_memory(used[gpu.index])} of its {_total(gpu)} in use by "
-                "something that cannot be seen from here",
-                evidence=("this process does not see the machine's processes: it runs in a container",),
-                fix="nvidia-smi on the host, outside the container, shows whose it is",
+                summary=f"{gpu_list([gpu])} has {format_memory(used[gpu.index])} of {_total(gpu)} in use by processes "
+                "that are not visible from here",
+                evidence=("this process runs in a container and cannot see the host's processes",),
+                fix="run nvidia-smi on the host, outside the container, to find the processes",
                 severity=Severity.ERROR if most and is_data_center(gpu) else Severity.WARNING,
                 confidence=Confidence.MEDIUM,
             )
         )
-    return judged(problems, f"at most {format_memory(max(used.values()))} of a GPU in use; processes cannot be seen")
+    return judged(
+        problems, f"at most {format_memory(max(used.values()))} of a GPU in use; its processes are not visible"
+    )
 
 
 def _own(gpu: Gpu) -> int:
@@ -129,7 +131,7 @@ def _own(gpu: Gpu) -> int:
 
 
 @rule(
-    "DD319", "zombie-ctx", Severity.WARNING, "GPU memory is in use and no process is there",
+    "DD319", "zombie-ctx", Severity.WARNING, "GPU memory is in use, but no process uses it",
     group=CheckGroup.GPUS, needs=("gpus",), reads="NVML: memory in use, processes",
 )  # fmt: skip
 def check_zombie_ctx(node: Node) -> Answer:
@@ -157,7 +159,7 @@ def check_zombie_ctx(node: Node) -> Answer:
     """
     gpus = listed(node)
     if not gpus.host_pids:
-        return skipped("the machine's processes cannot be seen from here: a container")
+        return skipped("the host's processes are not visible from this container")
     readable = [
         gpu
         for gpu in in_use(node)
@@ -167,8 +169,8 @@ def check_zombie_ctx(node: Node) -> Answer:
     if not readable:
         return skipped("no GPU here reports both its memory and its processes")
     held = [gpu for gpu in readable if not gpu.processes and (gpu.memory_used_bytes or 0) > UNSEEN_BYTES]
-    what = "{has/have} memory in use and no process: somebody who was killed still holds it"
-    fix = "sudo fuser -v /dev/nvidia*; end what is left over, else sudo nvidia-smi -r -i {ids}"
+    what = "{has/have} memory in use but no process: a killed process still holds it"
+    fix = "sudo fuser -v /dev/nvidia*; end leftover processes, or run sudo nvidia-smi -r -i {ids}"
     problems = gpu_problem(node, held, what, detail=_in_use, fix=fix)
     free = sum(1 for gpu in readable if not gpu.processes)
     return judged(problems, f"{free} of {len(readable)} GPUs without a process")

@@ -37,7 +37,7 @@ MISMATCH = "LIB_RM_VERSION_MISMATCH"
 
 
 @rule(
-    "DD304", "gpu-count", Severity.ERROR, "A GPU is missing or does not answer, or there are fewer than ranks",
+    "DD304", "gpu-count", Severity.ERROR, "A GPU is missing or does not respond, or there are fewer GPUs than ranks",
     group=CheckGroup.GPUS, needs=("gpus", "torch"),
     reads="NVML, /sys/bus/pci/devices, /proc/driver/nvidia/gpus, torch.cuda.device_count()",
 )  # fmt: skip
@@ -70,7 +70,7 @@ def check_gpu_count(node: Node) -> Answer:
     """
     gpus = need(node.gpus)
     if gpus.init_error == MISMATCH:
-        return skipped("NVML does not start, for driver and library differ: see driver-lib-mismatch")
+        return skipped("NVML does not start because driver and library differ: see driver-lib-mismatch")
     if gpus.init_error is not None:
         return judged([_no_nvml(gpus)], f"NVML does not start: {gpus.init_error}")
     torch = known(node.torch)
@@ -83,14 +83,14 @@ def check_gpu_count(node: Node) -> Answer:
 
 def _no_nvml(gpus: Gpus) -> Problem:
     fix = (
-        "ls -l /dev/nvidia*, and have this user added to the group that may open them"
+        "ls -l /dev/nvidia*, and add this user to the group that may open them"
         if gpus.init_error == "NO_PERMISSION"
-        else "outside a container: nvidia-smi; sudo dmesg | grep NVRM. In a container whose GPUs are gone since "
-        "`systemctl daemon-reload` on the host (github.com/NVIDIA/nvidia-container-toolkit/issues/1227): start it anew"
+        else "outside a container: nvidia-smi; sudo dmesg | grep NVRM. In a container that lost its GPUs after "
+        "`systemctl daemon-reload` on the host (github.com/NVIDIA/nvidia-container-toolkit/issues/1227): restart it"
     )
     return Problem(
-        summary="The NVIDIA driver is there and NVML does not start, so that no GPU can be used",
-        evidence=(f"nvmlInit ends with {gpus.init_error}",),
+        summary="The NVIDIA driver is installed, but NVML does not start, so no GPU can be used",
+        evidence=(f"nvmlInit fails with {gpus.init_error}",),
         fix=fix,
     )
 
@@ -100,7 +100,7 @@ def _silent(node: Node, gpus: Gpus) -> Iterator[Problem]:
     if silent:
         does = verb(silent, "does", "do")
         yield Problem(
-            summary=f"{gpu_list(silent)} {does} not answer, and a job that uses {verb(silent, 'it', 'them')} fails",
+            summary=f"{gpu_list(silent)} {does} not respond: jobs that use {verb(silent, 'it', 'them')} fail",
             evidence=tuple(f"{label(gpu)}: {gpu.error}" for gpu in silent),
             fix=f"sudo dmesg | grep -E 'NVRM|Xid'; then sudo nvidia-smi -r -i {numbers(silent)}, or reboot",
             ranks=ranks_on(node, [gpu for gpu in silent if gpu.uuid]),
@@ -116,20 +116,22 @@ def _unlisted(gpus: Gpus) -> Iterator[Problem]:
     for gpu in others:
         if gpu.driver == "nvidia" and gpu.open_error not in KEPT_FROM_US:
             opens = "opens" if gpu.open_error == "ok" else f"fails with {gpu.open_error}"
-            yield _broken(gpu, f"its device file {opens}: it is not kept from this process", Confidence.HIGH)
+            yield _broken(gpu, f"its device file {opens}, so this process has access", Confidence.HIGH)
     models = {gpu.device for gpu in gpus.on_bus if gpu.bus_id in here}
     if any(gpu.driver == "nvidia" for gpu in others):
         return  # this process was given some of the GPUs: the rest of the node is not its business
     for gpu in others:
         if gpu.driver is None and gpu.device in models:
-            yield _broken(gpu, "the NVIDIA driver has not taken it, as it has others of its model", Confidence.MEDIUM)
+            yield _broken(
+                gpu, "the NVIDIA driver did not claim it, but claimed other GPUs of its model", Confidence.MEDIUM
+            )
 
 
 def _broken(gpu: GpuOnBus, evidence: str, confidence: Confidence) -> Problem:
     return Problem(
-        summary=f"The GPU at {gpu.bus_id} is on the PCI bus and NVML does not list it: it is broken",
+        summary=f"The GPU at {gpu.bus_id} is on the PCI bus, but NVML does not list it: it is broken",
         evidence=(evidence,),
-        fix=f"sudo dmesg | grep -E 'NVRM|{gpu.bus_id}'; then reboot, and take the node out of use if it stays away",
+        fix=f"sudo dmesg | grep -E 'NVRM|{gpu.bus_id}'; then reboot, and drain the node if the GPU stays missing",
         confidence=confidence,
     )
 
@@ -142,7 +144,7 @@ def _torch_count(node: Node, gpus: Gpus, torch: TorchBuild | None) -> Iterator[P
         yield Problem(
             summary=f"torch sees {torch.device_count} of {expected} GPUs that NVML lists",
             evidence=(torch.cuda_error,) if torch.cuda_error else (),
-            fix='python -c "import torch; torch.cuda.init()" says what CUDA has against them',
+            fix='python -c "import torch; torch.cuda.init()" shows the CUDA error',
         )
 
 
@@ -158,16 +160,16 @@ def _rank_count(node: Node, gpus: Gpus) -> Iterator[Problem]:
         return  # cvd-valid and dup-gpu judge these
     if ranks > count:
         yield Problem(
-            summary=f"{ranks} ranks and {count_of(count, 'GPU')} here: cuda:LOCAL_RANK is missing for {ranks - count} "
-            "of them",
+            summary=f"{ranks} ranks but only {count_of(count, 'GPU')} here: {ranks - count} ranks have no "
+            "cuda:LOCAL_RANK",
             evidence=(f"LOCAL_WORLD_SIZE is {ranks}",),
-            fix=f"--nproc-per-node={count}; or, for a job on processors, export CUDA_VISIBLE_DEVICES=",
+            fix=f"--nproc-per-node={count}; or, for a CPU job, export CUDA_VISIBLE_DEVICES=",
             ranks=tuple(p.rank for p in node.processes if p.rank is not None and (p.local_rank or 0) >= count),
         )
     elif ranks < count:
         yield Problem(
             summary=f"{count_of(ranks, 'rank')} for {count} GPUs: {count - ranks} stay idle",
-            fix=f"--nproc-per-node={count} would use all",
+            fix=f"use --nproc-per-node={count} to use all GPUs",
             severity=Severity.INFO,
         )
 
@@ -214,15 +216,15 @@ def _judge_value(process: NodeProcess, gpus: Gpus) -> Iterator[Problem]:
     visible, count = visible_to(process, gpus), len(gpus.devices)
     value, ranks = f"{VARIABLE}={process.variables[VARIABLE]}", ranks_of([process])
     if visible.on_purpose:
-        fix = f"unset {VARIABLE}, if the job is to compute on GPUs"
+        fix = f"unset {VARIABLE} if the job should use GPUs"
         yield Problem(summary=f"{value} hides all {count} GPUs", fix=fix, severity=Severity.INFO, ranks=ranks)
         return
     if visible.repeated:
-        what = "names a device twice, and CUDA then shows none at all"
+        what = "names a device twice, so CUDA shows no device at all"
         evidence = f"named twice: {', '.join(visible.repeated)}"
     elif visible.bad_entry is not None and (visible.bad_entry != "-1" or visible.hidden):
         entry, shown = visible.bad_entry or "an empty entry", len(visible.devices)
-        what = f"names {entry}, which is no device here: CUDA hides it and all after it, and shows {shown}"
+        what = f"names {entry}, which is not a device here: CUDA ignores it and all later entries, and shows {shown}"
         evidence = f"there are {count} GPUs: 0 to {count - 1}"
     else:
         return

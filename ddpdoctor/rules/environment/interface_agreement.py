@@ -53,13 +53,13 @@ def seen_of(chosen: Chosen) -> str:
 
 
 @rule(
-    "DD213", "iface-agree", Severity.ERROR, "An interface that a node would use cannot be reached by the others",
+    "DD213", "iface-agree", Severity.ERROR, "A node would use an interface that other nodes cannot reach",
     after=("hostname-not-local",),
     group=CheckGroup.NETWORK, needs=("network", "names", "conf_files", "rdma"),
-    reads="what NCCL and Gloo would use on every node: variables, interfaces, addresses, the host name",
+    reads="the choice of NCCL and Gloo on every node: variables, interfaces, addresses, the host name",
 )  # fmt: skip
 def check_iface_agree(fleet: Fleet) -> Answer:
-    """Report nodes that would give the others an address at which they cannot be reached.
+    """Report nodes that would send an unreachable address to the other nodes.
 
     ## What it means
 
@@ -97,11 +97,11 @@ def _unreachable(library: str, node: Node, network: Network, pick: Pick) -> Prob
     name = pick.interface.name
     by_name = library == "Gloo" and not node.first.variables.get(VARIABLES[library])
     if pick.ip.is_loopback and not by_name:
-        what = "which is loopback: the others would dial themselves"
+        what = "which is loopback: the other nodes would connect to themselves"
     elif is_bridge(name):
-        what = "a bridge to containers or virtual machines of the host itself: other nodes cannot reach it"
+        what = "a bridge for containers or virtual machines on the host: other nodes cannot reach it"
     elif is_tunnel(name):
-        what = "which by its name is a VPN's: slow, if it leads to the other nodes at all"
+        what = "which looks like a VPN: it is slow, or does not reach the other nodes"
     else:
         return None
     return Problem(
@@ -131,8 +131,8 @@ def _spare_bridge(node: Node, network: Network, choice: Choice) -> Problem | Non
         return None
     names = ", ".join(dict.fromkeys(str(pick) for pick in bridges))
     return Problem(
-        summary=f"NCCL would use {names} for data over TCP too, and other nodes cannot reach what leads to containers",
-        evidence=(f"it takes all that run: {', '.join(map(str, choice.nccl))}",),
+        summary=f"NCCL would also use {names} for TCP data, but other nodes cannot reach container bridges",
+        evidence=(f"it uses all active interfaces: {', '.join(map(str, choice.nccl))}",),
         fix=f"{export(VARIABLES['NCCL'], network)} on all nodes",
         severity=Severity.WARNING,
         hosts=(node.host,),
@@ -150,11 +150,9 @@ def _same_address(chosen: Chosen) -> Iterator[Problem]:
         hosts = tuple(dict.fromkeys(node.host for node, _, _ in held))
         if len(hosts) > 1:
             yield Problem(
-                summary=f"{library} would give the others {address} on {name_list(hosts)}: one address cannot mean "
-                "several hosts",
+                summary=f"{library} would use the same address {address} on {name_list(hosts)}",
                 evidence=tuple(f"{node.host}: {pick}" for node, _, pick in held[:4]),
-                fix=f"{export(VARIABLES[library], held[0][1])} on all nodes, with an interface whose address no other "
-                "host has",
+                fix=f"{export(VARIABLES[library], held[0][1])} on all nodes, with an interface whose address is unique",
                 hosts=hosts,
             )
 
@@ -167,8 +165,10 @@ def _link_local(chosen: Chosen) -> Iterator[Problem]:
         if local and len(local) < len(picks):
             hosts = tuple(node.host for node, _, _ in local)
             yield Problem(
-                summary=f"{library} would give the others a link-local address on {name_list(hosts)}, and not on "
-                f"{len(picks) - len(local)} others",
+                summary=(
+                    f"{library} would use a link-local address on {name_list(hosts)}, but not on "
+                    f"{len(picks) - len(local)} others"
+                ),
                 evidence=tuple(f"{node.host}: {pick}" for node, _, pick in local[:4]),
                 fix=f"{export(variable, local[0][1])}, or give {local[0][2].interface.name} an address",
                 hosts=hosts,
@@ -205,7 +205,7 @@ def check_mtu(fleet: Fleet) -> Answer:
     """
     chosen = choices_of(fleet)
     if len(chosen) < 2:
-        return skipped("one node was seen: there is nothing to compare")
+        return skipped("only one node: nothing to compare")
     by_library = {library: _sizes(library, chosen) for library in VARIABLES}
     found = [problem for sizes in by_library.values() if (problem := _mtu(sizes)) is not None]
     sizes = dict.fromkeys(f"{one.name} {one.mtu}" for those in by_library.values() for _, one in those)

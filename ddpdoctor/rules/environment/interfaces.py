@@ -25,7 +25,7 @@ EXACT = (GLOO, TENSORPIPE)
 
 
 @rule(
-    "DD211", "ifname-exists", Severity.ERROR, "A variable names a network interface that is not there",
+    "DD211", "ifname-exists", Severity.ERROR, "A variable names a network interface that does not exist",
     after=("hostname-unresolvable",),
     group=CheckGroup.NETWORK, needs=("network", "conf_files"),
     reads="NCCL_SOCKET_IFNAME (also in NCCL's files), GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, /sys/class/net",
@@ -98,16 +98,16 @@ def _why_not(name: str, setting: Setting, there: set[str]) -> str:
     """Say why Gloo or TensorPipe cannot use a name."""
     library = "Gloo" if setting.name == GLOO else "TensorPipe"
     if name[:1] and name[0] in MARKS:
-        return f"{name[0]} is NCCL's syntax, and {library} takes it for a part of the name"
+        return f"{name[0]} is NCCL syntax, but {library} reads it as part of the name"
     if not name.strip():
-        return "there is an empty name in the list"
+        return "the list has an empty name"
     if name.strip() in there:
-        return f"the blank is a part of the name for {library}"
+        return f"{library} reads the space as part of the name"
     if setting.name == TENSORPIPE and "," in name:
-        return "TensorPipe takes one name and no list"
+        return "TensorPipe accepts one name, not a list"
     longer = sorted(one for one in there if one.startswith(name))
     if longer:
-        return f"{library} takes whole names alone, and {name} is the beginning of {longer[0]}"
+        return f"{library} needs the full name, and {name} is only a prefix of {longer[0]}"
     return f"there is no interface {name}"
 
 
@@ -116,9 +116,9 @@ def _judge_nccl(network: Network, process: NodeProcess, setting: Setting) -> Ite
     fitting = [one.name for one in network.interfaces if wanted.takes(one.name)]
     evidence = (f"interfaces: {', '.join(one.name for one in network.interfaces)}",)
     if not fitting:
-        what = "it leaves out every interface" if wanted.exclude else "no interface has such a name"
+        what = "it excludes every interface" if wanted.exclude else "no interface has such a name"
         yield Problem(
-            summary=f'{setting}: {what}, and NCCL ends with "no socket interface found"',
+            summary=f'{setting}: {what}, so NCCL fails with "no socket interface found"',
             evidence=evidence,
             fix=_nccl_fix(network, setting),
             ranks=ranks_of([process]),
@@ -126,9 +126,10 @@ def _judge_nccl(network: Network, process: NodeProcess, setting: Setting) -> Ite
         )
     elif wanted.marked:
         yield Problem(
-            summary=f"{setting}: NCCL reads ^ and = before the first name alone, and takes {wanted.marked[0]} for "
-            "a name",
-            evidence=(*evidence, f"as it stands it lets through: {', '.join(fitting)}"),
+            summary=(
+                f"{setting}: NCCL reads ^ and = only before the first name, so {wanted.marked[0]} is read as a name"
+            ),
+            evidence=(*evidence, f"it currently matches: {', '.join(fitting)}"),
             fix=f"export {NCCL}={_with_marks_once(setting.value)}",
             severity=Severity.WARNING,
             ranks=ranks_of([process]),
@@ -151,7 +152,10 @@ def _nccl_fix(network: Network, setting: Setting) -> str:
     "DD212", "iface-up", Severity.ERROR, "An interface that NCCL or Gloo would use is down or has no address",
     after=("ifname-exists",),
     group=CheckGroup.NETWORK, needs=("network", "names", "conf_files"),
-    reads="flags, operstate, carrier of /sys/class/net, addresses, the host name's, NCCL's and Gloo's variables",
+    reads=(
+        "flags, operstate and carrier in /sys/class/net, addresses, the host name's address, variables of NCCL and "
+        "Gloo"
+    ),
 )  # fmt: skip
 def check_iface_up(node: Node) -> Answer:
     """Report interfaces that the libraries would use, or are set to use, but that cannot carry data.
@@ -224,7 +228,7 @@ def _down(
     variable = NCCL if library == "NCCL" else GLOO
     mend = f"ip link set dev {name} up" if not interface.up else f"ip address show dev {name}"
     return Problem(
-        summary=f"{library} is to use {name}, which {state}",
+        summary=f"{library} would use {name}, which {state}",
         evidence=(f"{name}: {_facts(interface)}", why),
         fix=mend + (f", or export {variable}={others}" if others not in {None, name} else ""),
         severity=severity,
@@ -240,6 +244,6 @@ def _state(interface: Interface) -> str:
 
 
 def _facts(interface: Interface) -> str:
-    carrier = {True: "carrier", False: "no carrier", None: "carrier not known"}[interface.carrier]
+    carrier = {True: "carrier", False: "no carrier", None: "unknown carrier"}[interface.carrier]
     addresses = ", ".join(interface.addresses) or "no address"
     return f"{'up' if interface.up else 'down'}, state {interface.operstate}, {carrier}, {addresses}"

@@ -29,7 +29,7 @@ _SHOWN = (
 
 
 @rule(
-    "DD239", "k8s", Severity.WARNING, "A Kubernetes pod is not set up for the job that runs in it",
+    "DD239", "k8s", Severity.WARNING, "The Kubernetes pod does not match its job",
     group=CheckGroup.LAUNCH, needs=("names", "network"),
     reads="KUBERNETES_SERVICE_HOST, PET_*, MASTER_ADDR, getaddrinfo, interfaces, /proc/net/tcp",
 )  # fmt: skip
@@ -40,7 +40,7 @@ def check_k8s(node: Node) -> Answer:
 
     An operator (Kubeflow's PyTorchJob and TrainJob) describes the job to torchrun with `PET_NNODES`,
     `PET_NPROC_PER_NODE` and `PET_MASTER_ADDR` or `PET_RDZV_ENDPOINT`. Options on torchrun's command line override them.
-    With a leftover `--standalone`, each pod trains by itself.
+    With a leftover `--standalone`, each pod trains alone.
 
     ## How it is recognized
 
@@ -64,10 +64,10 @@ def check_k8s(node: Node) -> Answer:
     `sidecar.istio.io/inject: "false"`.
     """
     if not any(text_of(process, "KUBERNETES_SERVICE_HOST") for process in node.processes):
-        return skipped("this is no pod of Kubernetes")
+        return skipped("this is not a Kubernetes pod")
     names, network = known(node.names), known(node.network)
     problems = [*_overruled(node), *_unresolved(node, names), *_proxied(network), *_host_network(names, network)]
-    return judged(problems, show_variables(node.first, _SHOWN) or "a pod without variables of an operator")
+    return judged(problems, show_variables(node.first, _SHOWN) or "a pod without an operator's variables")
 
 
 def _overruled(node: Node) -> Iterator[Problem]:
@@ -79,18 +79,18 @@ def _overruled(node: Node) -> Iterator[Problem]:
     if groups is not None and asked is not None and not asked[0] <= groups <= asked[1]:
         alone = groups == 1 and asked[1] > 1
         yield Problem(
-            summary=f"the operator set PET_NNODES={text_of(process, 'PET_NNODES')} and torchrun counts {groups}: "
-            + ("each pod trains by itself" if alone else "its command line overrules the operator"),
+            summary=f"the operator set PET_NNODES={text_of(process, 'PET_NNODES')}, but torchrun counts {groups}: "
+            + ("each pod trains alone" if alone else "its command line overrules the operator"),
             evidence=(f"GROUP_WORLD_SIZE is {groups}",),
-            fix="remove --nnodes and --standalone from torchrun's command, so that it takes PET_NNODES",
+            fix="remove --nnodes and --standalone from torchrun's command, so that it uses PET_NNODES",
             ranks=ranks,
         )
     local, wanted = process.number("LOCAL_WORLD_SIZE"), process.number("PET_NPROC_PER_NODE")
     if local is not None and wanted is not None and local != wanted:
         yield Problem(
-            summary=f"the operator set PET_NPROC_PER_NODE={wanted} and torchrun started {local} on this pod",
+            summary=f"the operator set PET_NPROC_PER_NODE={wanted}, but torchrun started {local} on this pod",
             evidence=(f"LOCAL_WORLD_SIZE is {local}",),
-            fix="remove --nproc-per-node from torchrun's command, or set numProcPerNode (nprocPerNode) of the job to "
+            fix="remove --nproc-per-node from torchrun's command, or set the job's numProcPerNode (nprocPerNode) to "
             f"{local}",
             ranks=ranks,
         )
@@ -102,7 +102,7 @@ def _unresolved(node: Node, names: Names | None) -> Iterator[Problem]:
     service = names.master.name.partition(".")[2].partition(".")[0] or names.master.name
     patch = '{"spec":{"publishNotReadyAddresses":true}}'
     yield Problem(
-        summary=f"the master's name {names.master.name} has no address in this pod: no service publishes it",
+        summary=f"the master's name {names.master.name} does not resolve in this pod: no service publishes it",
         evidence=(names.master.error, *_given_by(node.first)),
         fix=f"kubectl patch service {service} -p '{patch}'",
     )
@@ -118,8 +118,8 @@ def _given_by(process: NodeProcess) -> Iterator[str]:
 def _proxied(network: Network | None) -> Iterator[Problem]:
     if network is not None and network.mesh_proxy:
         yield Problem(
-            summary="Istio's proxy takes hold of all connections of this pod: ranks connect, and wait for each other",
-            evidence=("ports 15001 and 15006 are listened on, which are those of Istio's proxy",),
+            summary="Istio's proxy intercepts all connections of this pod: ranks connect but then hang",
+            evidence=("Istio's proxy listens on ports 15001 and 15006",),
             fix='give the pods the annotation sidecar.istio.io/inject: "false"',
         )
 
@@ -130,9 +130,9 @@ def _host_network(names: Names | None, network: Network | None) -> Iterator[Prob
     hosts = [one.name for one in network.interfaces if one.name.startswith(HOST_INTERFACES)]
     if len(hosts) >= MANY_HOST_INTERFACES and all(is_loopback(address) for address in names.own.addresses):
         yield Problem(
-            summary="the pod uses the machine's network and its /etc/hosts, in which the machine's name is loopback: "
-            "Gloo sends the other ranks an address that is their own",
+            summary="the pod uses the host's network and /etc/hosts, where the host name is loopback: Gloo sends the "
+            "other ranks a loopback address",
             evidence=(f"interfaces: {', '.join(hosts[:4])}", f"its name has the address {names.own.addresses[0]}"),
-            fix="correct /etc/hosts of the machine, or export GLOO_SOCKET_IFNAME="
+            fix="fix /etc/hosts on the host, or export GLOO_SOCKET_IFNAME="
             f"{network.default_interface or 'INTERFACE'} in the pod",
         )

@@ -32,7 +32,7 @@ _MADE_UP = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_
 
 
 @rule(
-    "DD231", "env-complete", Severity.ERROR, "A launch variable is missing or is no number",
+    "DD231", "env-complete", Severity.ERROR, "A launch variable is missing or not a number",
     after=("fqdn-forward",),
     group=CheckGroup.LAUNCH, needs=(), reads="RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT",
 )  # fmt: skip
@@ -73,8 +73,8 @@ def _no_numbers(processes: list[NodeProcess]) -> Iterator[Problem]:
         for text in dict.fromkeys(text_of(process, name) for process in processes):
             if text and not _is_number(text):
                 yield Problem(
-                    summary=f"{name} is {text!r}, which is no whole number: init_process_group raises ValueError",
-                    fix=f"export {name} as a whole number",
+                    summary=f"{name} is {text!r}, which is not an integer: init_process_group raises ValueError",
+                    fix=f"export {name} as an integer",
                     ranks=ranks_of(process for process in processes if text_of(process, name) == text),
                 )
 
@@ -119,8 +119,8 @@ def _missing_problem(missing: tuple[str, ...], processes: list[NodeProcess]) -> 
         summary=f"{name_list(missing)} {are} not set: init_process_group fails with "
         f'"environment variable {missing[0]} expected, but not set"',
         evidence=(
-            f"what is set: {show_variables(first, RANK_VARIABLES)}",
-            *(f"{name} is set and empty, which is the same as not set" for name in empty),
+            f"set variables: {show_variables(first, RANK_VARIABLES)}",
+            *(f"{name} is empty, which counts as unset" for name in empty),
         ),
         fix="start the ranks with torchrun, or in each process: "
         + " ".join(["export", *(f"{name}={_example(name, first)}" for name in missing)]),
@@ -192,7 +192,7 @@ def _out_of_range(process: NodeProcess) -> Iterator[Problem]:
         elif number is not None and number < 0:
             yield Problem(summary=f"{name} is negative", evidence=evidence, fix=fix, ranks=ranks)
         elif number is not None and size is not None and number >= size:
-            summary = f"{name} is not below {size_name}, which is {size}: {noun} go from 0 to {size - 1}"
+            summary = f"{name} is not below {size_name}, which is {size}: {noun} range from 0 to {size - 1}"
             yield Problem(summary=summary, evidence=evidence, fix=f"{fix}, or raise {size_name}", ranks=ranks)
     yield from _local_size(process)
     for name in _PORTS:
@@ -211,8 +211,10 @@ def _local_size(process: NodeProcess) -> Iterator[Problem]:
     local, world = process.number("LOCAL_WORLD_SIZE"), process.number("WORLD_SIZE")
     if local is not None and world is not None and local > world >= 1:
         yield Problem(
-            summary=f"LOCAL_WORLD_SIZE is {local} and WORLD_SIZE is {world}: a node has no more ranks than the job",
-            fix="export WORLD_SIZE as the number of ranks on all nodes together",
+            summary=(
+                f"LOCAL_WORLD_SIZE is {local}, but WORLD_SIZE is {world}: a node cannot have more ranks than the job"
+            ),
+            fix="export WORLD_SIZE as the total number of ranks on all nodes",
             ranks=ranks_of([process]),
         )
 
@@ -224,7 +226,7 @@ def _port(process: NodeProcess, name: str) -> Iterator[Problem]:
     if port == 0:
         if process.number("WORLD_SIZE") == 1:
             return
-        summary = f"{name} is 0, which is any free port: the other ranks cannot know which one rank 0 listens on"
+        summary = f"{name} is 0, which means any free port: the other ranks cannot know the port of rank 0"
     else:
-        summary = f"{name} is {port}: a port is from 1 to {MAX_PORT}"
+        summary = f"{name} is {port}: ports range from 1 to {MAX_PORT}"
     yield Problem(summary=summary, fix=f"export {name}=29500", ranks=ranks_of([process]))

@@ -67,7 +67,7 @@ def check_nofile(node: Node) -> Answer:
     """
     limit = need(node.limits).nofile
     if limit is None:
-        return skipped("this system does not say how many files may be open")
+        return skipped("this system does not report its limit of open files")
     seen = f"soft limit {_number(limit.soft)}, hard limit {_number(limit.hard)}"
     if limit.soft is None or limit.soft >= ENOUGH_FILES:
         return passed(seen)
@@ -76,7 +76,7 @@ def check_nofile(node: Node) -> Answer:
     short = limit.soft < least
     why = f"a job of {ranks} ranks needs {least} on rank 0" if short else "loader workers and large jobs need more"
     problem = Problem(
-        summary=f"Only {limit.soft} files may be open at a time: {why}",
+        summary=f"The limit of open files is only {limit.soft}: {why}",
         evidence=(seen,),
         fix=_raise_files(node, limit),
         severity=_severity_of_files(limit.soft, short=short),
@@ -104,7 +104,7 @@ def _raise_files(node: Node, limit: Limit) -> str:
     if container in {"docker", "podman"}:
         return f"{own}{container} run --ulimit nofile={ENOUGH_FILES}:{ENOUGH_FILES} for the container"
     if container is not None:
-        return f"{own}raise the hard limit where the container is started (LimitNOFILE={ENOUGH_FILES} of its runtime)"
+        return f"{own}raise the hard limit in the container runtime (LimitNOFILE={ENOUGH_FILES})"
     return f'{own}echo "* - nofile {ENOUGH_FILES}" | sudo tee -a /etc/security/limits.conf, then log in again'
 
 
@@ -112,7 +112,7 @@ def _raise_files(node: Node, limit: Limit) -> str:
     "DD123",
     "nproc-pids",
     Severity.WARNING,
-    "Few processes and threads are left to start",
+    "The limit of processes and threads is almost reached",
     group=CheckGroup.LIMITS,
     needs=("limits",),
     reads="RLIMIT_NPROC, the cgroup's pids.max and pids.current, OMP_NUM_THREADS",
@@ -141,7 +141,7 @@ def check_nproc_pids(node: Node) -> Answer:
     for left, most, what, fix in _task_limits(limits):
         seen.append(f"{left} of {most} left ({what})")
         if left < wanted:
-            summary = f"Few processes and threads may still start: {what} is {most}"
+            summary = f"The limit of processes and threads is almost reached: {what} is {most}"
             evidence = (f"{left} are left, and {ranks_words(node)} may want {wanted}",)
             problems.append(Problem(summary=summary, evidence=evidence, fix=fix))
     return judged(problems, "; ".join(seen) or "no limit on processes and threads")
@@ -165,7 +165,7 @@ def _task_limits(limits: Limits) -> list[tuple[int, int, str, str]]:
     "DD127",
     "somaxconn",
     Severity.WARNING,
-    "The queue of waiting connections is shorter than the job has ranks",
+    "The connection queue (somaxconn) is smaller than the number of ranks",
     group=CheckGroup.LIMITS,
     needs=("limits",),
     reads="/proc/sys/net/core/somaxconn, WORLD_SIZE",
@@ -191,14 +191,14 @@ def check_somaxconn(node: Node) -> Answer:
     if queue is None:
         return skipped("this system does not report net.core.somaxconn")
     if ranks is None:
-        return skipped("WORLD_SIZE is not set: the size of the job is not known")
+        return skipped("WORLD_SIZE is not set, so the size of the job is unknown")
     if node.ranks and node.ranks[0] != 0:
         return skipped("the store is on the node of rank 0")
     seen = f"somaxconn {queue}, {ranks} ranks"
     if queue >= ranks:
         return passed(seen)
     problem = Problem(
-        summary=f"net.core.somaxconn is {queue}, and {ranks} ranks connect to rank 0 at once",
+        summary=f"net.core.somaxconn is {queue}, but {ranks} ranks connect to rank 0 at once",
         fix=f"sudo sysctl -w net.core.somaxconn={max(4096, ranks)}",
     )
     return judged([problem], seen)
@@ -208,7 +208,7 @@ def check_somaxconn(node: Node) -> Answer:
     "DD128",
     "disk",
     Severity.WARNING,
-    "A file system that the job writes to is full, read-only or does not answer",
+    "A file system of the job is full, read-only or not responding",
     group=CheckGroup.LIMITS,
     needs=("limits",),
     reads="statvfs of $TMPDIR, /tmp, the cache and the working directory; with --deep their write speed",
@@ -248,17 +248,17 @@ def _volume_words(volume: Volume) -> str:
 def _judge_volume(volume: Volume) -> Problem | None:
     place = f"{volume.path} ({volume.purpose})"
     elsewhere = (
-        "export TMPDIR=/path/on/another/disk" if volume.temporary else f"make room: du -xh --max-depth=1 {volume.path}"
+        "export TMPDIR=/path/on/another/disk" if volume.temporary else f"free space: du -xh --max-depth=1 {volume.path}"
     )
     if volume.error:
         return Problem(
             summary=f"{place}{' cannot be used: it' if volume.timed_out else ':'} {volume.error}",
-            fix=f"look at its server or mount: grep {volume.path} /proc/mounts",
+            fix=f"check its server or mount: grep {volume.path} /proc/mounts",
         )
     if not volume.writable:
-        return Problem(summary=f"{place} may not be written to", fix=elsewhere) if volume.temporary else None
+        return Problem(summary=f"{place} is not writable", fix=elsewhere) if volume.temporary else None
     if volume.free_bytes < MIN_FREE_BYTES:
-        summary = f"{place} is nearly full: less than {format_about(MIN_FREE_BYTES)} is left for this user"
+        summary = f"{place} is nearly full: less than {format_about(MIN_FREE_BYTES)} left for this user"
         left = f"{format_about(volume.free_bytes)} of {format_about(volume.total_bytes)} left"
         return Problem(summary=summary, evidence=(left,), fix=elsewhere)
     if volume.write_mb_s is not None and volume.write_mb_s < SLOW_MB_S:

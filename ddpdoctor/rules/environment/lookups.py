@@ -30,7 +30,7 @@ FOREVER_S = 2.0
 
 
 @rule(
-    "DD204", "fqdn-forward", Severity.ERROR, "Another node cannot look up the full name of rank 0's host",
+    "DD204", "fqdn-forward", Severity.ERROR, "Another node cannot resolve the full name of rank 0's host",
     after=("master-resolve",),
     group=CheckGroup.NETWORK, needs=("names",),
     reads="socket.getfqdn on rank 0's host, getaddrinfo of it on all others",
@@ -62,10 +62,10 @@ def check_fqdn_forward(fleet: Fleet) -> Answer:
         return skipped("no other node was seen")
     found = tuple((node, names.head) for node, names in fleet.each(lambda node: node.names) if names.head is not None)
     if not found:
-        return skipped("the full name of rank 0's host is not known")
+        return skipped("the full name of rank 0's host is unknown")
     name = found[0][1].name
     problems = [_no_forward(fleet, node, one) for node, one in found if _is_astray(fleet, node, one)]
-    return judged(problems, f"rank 0's host calls itself {name}; looked up on {len(found)} nodes")
+    return judged(problems, f"rank 0's host is named {name}; resolved on {len(found)} nodes")
 
 
 def _is_astray(fleet: Fleet, node: Node, lookup: Lookup) -> bool:
@@ -78,7 +78,7 @@ def _is_astray(fleet: Fleet, node: Node, lookup: Lookup) -> bool:
 def _no_forward(fleet: Fleet, node: Node, lookup: Lookup) -> Problem:
     used = fleet.launcher is Launcher.NNODES or text_of(node.first, "MASTER_ADDR") == lookup.name
     return Problem(
-        summary=f"rank 0's host calls itself by a full name that {_what_it_is(lookup)} on other nodes: "
+        summary=f"the full name of rank 0's host {_what_it_is(lookup)} on other nodes: "
         + ("torchrun publishes it as MASTER_ADDR" if used else "torchrun's c10d rendezvous would publish it"),
         evidence=(f"the name is {lookup.name}", *_how(lookup)),
         fix="torchrun --local-addr ADDRESS_OF_THE_FIRST_HOST on the first host, or make the name resolve in DNS or "
@@ -90,8 +90,8 @@ def _no_forward(fleet: Fleet, node: Node, lookup: Lookup) -> Problem:
 
 def _what_it_is(lookup: Lookup) -> str:
     if lookup.timed_out:
-        return "is not looked up within 2 s"
-    return "means the node itself" if lookup.addresses else "does not resolve"
+        return "does not resolve within 2 s"
+    return "resolves to the node itself" if lookup.addresses else "does not resolve"
 
 
 def _how(lookup: Lookup) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def _how(lookup: Lookup) -> tuple[str, ...]:
 
 
 @rule(
-    "DD207", "master-resolve", Severity.ERROR, "The name of the master does not resolve, or not to the same host",
+    "DD207", "master-resolve", Severity.ERROR, "The master's name does not resolve, or resolves to different hosts",
     after=("rdzv-host",),
     group=CheckGroup.NETWORK, needs=("names", "network"),
     reads="MASTER_ADDR or the host of PET_RDZV_ENDPOINT, getaddrinfo of it on every node",
@@ -133,7 +133,7 @@ def check_master_resolve(fleet: Fleet) -> Answer:
     if not found:
         return skipped("no MASTER_ADDR and no rendezvous endpoint is given")
     if all(_is_no_name(lookup.name) for _, lookup in found):
-        return passed(f"{found[0][1].name} is no name to be looked up")
+        return passed(f"{found[0][1].name} is an address, not a name")
     problems = [_unresolved(node, lookup) for node, lookup in found if not lookup.addresses]
     if len({lookup.name for _, lookup in found}) == 1:
         problems += _elsewhere(fleet, found)
@@ -151,12 +151,12 @@ def _is_no_name(name: str) -> bool:
 
 
 def _unresolved(node: Node, lookup: Lookup) -> Problem:
-    how = "was not looked up within 2 s: a name server does not answer" if lookup.timed_out else "does not resolve"
+    how = "did not resolve within 2 s: a name server does not respond" if lookup.timed_out else "does not resolve"
     return Problem(
-        summary=f"the name of the master {how}: torch tries again in silence until its time limit",
+        summary=f"the master's name {how}: torch silently retries until its timeout",
         evidence=(f"{lookup.name}: {lookup.error}",),
-        fix=f"getent hosts {lookup.name} shows what the node knows; add the name to DNS or to /etc/hosts, or set "
-        "MASTER_ADDR to an address",
+        fix=f"run `getent hosts {lookup.name}` on the node; add the name to DNS or /etc/hosts, or set MASTER_ADDR to "
+        "an address",
         hosts=(node.host,),
     )
 
@@ -170,9 +170,9 @@ def _elsewhere(fleet: Fleet, found: Found) -> Iterator[Problem]:
     disjoint = not set.intersection(*(set(side.value) for side in split.sides))
     yield Problem(
         summary=describe(split, f"{found[0][1].name} resolves to", words=", ".join)
-        + ("" if disjoint else ": where a connection goes is left to chance"),
+        + ("" if disjoint else ": connections may go to different hosts"),
         evidence=tuple(f"{node.host}: {', '.join(one.addresses)}" for node, one in found if node.host in split.hosts),
-        fix=f"make {found[0][1].name} mean one host in DNS and in /etc/hosts of all nodes, or set MASTER_ADDR to an "
+        fix=f"make {found[0][1].name} resolve to one host in DNS and /etc/hosts on all nodes, or set MASTER_ADDR to an "
         "address",
         severity=None if disjoint else Severity.WARNING,
         confidence=split.confidence,
@@ -191,7 +191,7 @@ def _meaning(fleet: Fleet, node: Node, lookup: Lookup) -> tuple[str, ...] | None
 
 
 @rule(
-    "DD209", "rdns-slow", Severity.WARNING, "Looking up names and addresses is slow",
+    "DD209", "rdns-slow", Severity.WARNING, "Name lookups are slow",
     group=CheckGroup.NETWORK, needs=("names",),
     reads="getaddrinfo of the host name and the master, getnameinfo of own addresses",
 )  # fmt: skip
@@ -226,16 +226,16 @@ def check_rdns_slow(node: Node) -> Answer:
     if not slow:
         return passed(seen)
     problem = Problem(
-        summary="name look-ups take longer than a second: every connection to torch's store waits for one",
+        summary="name lookups take longer than a second, and every connection to torch's store needs one",
         evidence=tuple(f"{what}: {_seconds(duration)}" for what, duration in slow.items()),
-        fix="put a name server that answers into /etc/resolv.conf (resolvectl status shows those in use), or all nodes "
-        "into /etc/hosts",
+        fix="set a working name server in /etc/resolv.conf (resolvectl status shows the current ones), or add all "
+        "nodes to /etc/hosts",
     )
     return judged([problem], seen)
 
 
 def _times(names: Names) -> Iterator[tuple[str, float]]:
-    for what, lookup in (("host name", names.own), ("name of the master", names.master)):
+    for what, lookup in (("host name", names.own), ("master's name", names.master)):
         if lookup is not None and not lookup.timed_out:
             yield what, lookup.duration_s
     if names.reverse_s is not None:
@@ -245,4 +245,4 @@ def _times(names: Names) -> Iterator[tuple[str, float]]:
 def _seconds(duration: float) -> str:
     if duration < 0.1:
         return f"{duration * 1000:.0f} ms"
-    return f"{duration:.1f} s" if duration < FOREVER_S else f"no answer within {FOREVER_S:.0f} s"
+    return f"{duration:.1f} s" if duration < FOREVER_S else f"no response within {FOREVER_S:.0f} s"

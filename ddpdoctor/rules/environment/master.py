@@ -26,13 +26,13 @@ PRIVILEGED_PORTS = 1024
 """Ports below need root or CAP_NET_BIND_SERVICE (ip(7), net.ipv4.ip_unprivileged_port_start)."""
 
 _DIGITS = re.compile(r"0[xX][0-9a-fA-F]+|[0-9]+")
-NO_ADDRESS = "no address of a store is given (MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT)"
-_ITSELF = "every node but the first looks for the store on itself, and waits"
-_NOBODY = "ranks look for the store where nobody listens"
+NO_ADDRESS = "no store address is set (MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT)"
+_ITSELF = "every node except the first looks for the store on itself and hangs"
+_NOBODY = "ranks look for the store on a host where no process listens"
 
 
 @rule(
-    "DD205", "master-numeric", Severity.ERROR, "MASTER_ADDR is a bare number, which the C library takes for an address",
+    "DD205", "master-numeric", Severity.ERROR, "MASTER_ADDR is a plain number, which the C library reads as an address",
     group=CheckGroup.NETWORK, needs=(), reads="MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT",
 )  # fmt: skip
 def check_master_numeric(node: Node) -> Answer:
@@ -65,13 +65,13 @@ def check_master_numeric(node: Node) -> Answer:
 
 def _numeric(process: NodeProcess, endpoint: Endpoint) -> Problem:
     address = _as_address(endpoint.host)
-    read_as = f"which is read as the address {address}" if address else "which is no host and no address"
+    read_as = f"which is read as the address {address}" if address else "which is neither a host nor an address"
     job = endpoint.host == text_of(process, "SLURM_JOB_ID")
     value = FIRST_HOST_OF_SLURM if "SLURM_JOB_NODELIST" in process.variables else "NAME_OF_RANK_0_HOST"
     port = f":{endpoint.port}" if endpoint.variable == "PET_RDZV_ENDPOINT" and endpoint.port is not None else ""
     return Problem(
         summary=f"{endpoint.variable} is {endpoint.host}, {read_as}: every rank waits for a host that does not exist",
-        evidence=("it is the id of the Slurm job, SLURM_JOB_ID",) if job else (),
+        evidence=("it is the Slurm job id, SLURM_JOB_ID",) if job else (),
         fix=f"export {endpoint.variable}={value}{port}",
         ranks=ranks_of([process]),
     )
@@ -97,7 +97,7 @@ class Given:
 
 
 @rule(
-    "DD206", "master-loopback", Severity.ERROR, "MASTER_ADDR means this very host on a node that is not the first",
+    "DD206", "master-loopback", Severity.ERROR, "MASTER_ADDR points to the node itself on a node that is not the first",
     after=("master-numeric",),
     group=CheckGroup.NETWORK, needs=("names",),
     reads="MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT, the number of nodes, getaddrinfo",
@@ -140,7 +140,7 @@ def check_master_loopback(fleet: Fleet) -> Answer:
     seen = ", ".join(f"{variable}={name_list(tuple(those))}" for variable, those in hosts.items())
     count = count_nodes(fleet)
     if count is None or count.nodes < 2:
-        return passed(f"{seen}; the job has one node" if count is not None else f"{seen}; no second node is known of")
+        return passed(f"{seen}; the job has one node" if count is not None else f"{seen}; no second node is known")
     wrong: dict[tuple[str, str], list[Given]] = {}
     for one in given:
         how = _what_is_wrong(fleet, one, differs=len(hosts[one.endpoint.variable]) > 1)
@@ -171,7 +171,7 @@ def _what_is_wrong(fleet: Fleet, given: Given, *, differs: bool) -> str | None:
         return None
     host, names = given.endpoint.host, known(given.node.names)
     if is_loopback(host):
-        return f"is {host}, and means a different host on each: {_ITSELF}"
+        return f"is {host}, a different host on each node: {_ITSELF}"
     if names is None or given.first is not False:
         return None
     if host in {names.hostname, names.fqdn}:
@@ -186,17 +186,17 @@ def _own_name(given: Given, *, differs: bool) -> str | None:
     already number the ranks or nodes: then only number 0 listens.
     """
     if differs:
-        return f"is the host's own name, and rank 0 is on another: {_NOBODY}"
+        return f"is the host's own name, but rank 0 is on another host: {_NOBODY}"
     numbered = any(text_of(given.process, name) for name in ("RANK", "PET_NODE_RANK"))
     if numbered and given.endpoint.variable != "PET_RDZV_ENDPOINT":
-        return f"is {given.endpoint.host}, a host that rank 0 is not on: {_NOBODY}"
+        return f"is {given.endpoint.host}, but rank 0 is on another host: {_NOBODY}"
     return None
 
 
 def _looked_up_to_loopback(host: str, names: Names) -> str | None:
     looked_up = names.master.addresses if names.master is not None and names.master.name == host else ()
     if looked_up and all(is_loopback(address) for address in looked_up):
-        return f"is {host}, and is looked up to {looked_up[0]} there: {_ITSELF}"
+        return f"is {host}, which resolves to {looked_up[0]} there: {_ITSELF}"
     return None
 
 
@@ -231,7 +231,7 @@ def _right_value(fleet: Fleet, endpoint: Endpoint) -> str:
 
 
 @rule(
-    "DD217", "port-range", Severity.INFO, "The port of the store may be taken by others",
+    "DD217", "port-range", Severity.INFO, "Another process may take the store's port",
     group=CheckGroup.NETWORK, needs=("network",),
     reads="MASTER_PORT, PET_MASTER_PORT, PET_RDZV_ENDPOINT, /proc/sys/net/ipv4/ip_local_port_range",
 )  # fmt: skip
@@ -263,10 +263,10 @@ def check_port_range(node: Node) -> Answer:
     """
     ports = _chosen_ports(node)
     if not ports:
-        return skipped("no port was chosen for the store: " + _why_no_port(node))
+        return skipped("no port is set for the store: " + _why_no_port(node))
     local = need(node.network).local_ports
     problems = [problem for name, port in ports for problem in _port_problems(name, port, local)]
-    kernel = f"; the kernel hands out {local[0]} to {local[1]}" if local is not None else ""
+    kernel = f"; ephemeral ports are {local[0]} to {local[1]}" if local is not None else ""
     return judged(problems, ", ".join(f"{name}={port}" for name, port in ports) + kernel)
 
 
@@ -286,20 +286,20 @@ def _chosen_ports(node: Node) -> list[tuple[str, int]]:
 
 def _why_no_port(node: Node) -> str:
     if any(by_torchrun(process) for process in node.processes):
-        return "torchrun listens already"
+        return "torchrun is already listening"
     return "MASTER_PORT, PET_MASTER_PORT and PET_RDZV_ENDPOINT are not set"
 
 
 def _port_problems(name: str, port: int, local: tuple[int, int] | None) -> Iterator[Problem]:
     if port < PRIVILEGED_PORTS:
         yield Problem(
-            summary=f"{name} is {port}: only root may listen on a port below {PRIVILEGED_PORTS}",
+            summary=f"{name} is {port}: only root can listen on ports below {PRIVILEGED_PORTS}",
             fix=_port_fix(name),
             severity=Severity.WARNING,
         )
     elif local is not None and local[0] <= port <= local[1]:
         yield Problem(
-            summary=f"{name} is {port}, which the kernel may give to any connection before the store listens on it",
+            summary=f"{name} is {port}, an ephemeral port: the kernel may give it to another connection first",
             evidence=(f"net.ipv4.ip_local_port_range is {local[0]} to {local[1]}",),
             fix=_port_fix(name),
         )

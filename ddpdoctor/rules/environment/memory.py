@@ -36,7 +36,7 @@ MEMORY_PER_RANK_BYTES = 2 << 30
     "DD121",
     "shm",
     Severity.WARNING,
-    "/dev/shm is small, full or may not be written to",
+    "/dev/shm is small, full or not writable",
     group=CheckGroup.LIMITS,
     needs=("limits", "software"),
     reads="statvfs of /dev/shm, the files in it, loader workers that run here; with --deep its write speed",
@@ -74,12 +74,12 @@ def check_shm(node: Node) -> Answer:
     if shm is None:
         if software is None or software.platform != "linux":
             return skipped("this system has no /dev/shm")
-        summary = "There is no /dev/shm: loader workers and NCCL have nothing to share memory through"
+        summary = "There is no /dev/shm: loader workers and NCCL cannot share memory"
         return judged(
             [Problem(summary=summary, fix="sudo mount -t tmpfs shm /dev/shm", severity=Severity.ERROR)], "none"
         )
     if shm.volume.error:
-        return unknown(f"/dev/shm could not be looked at: {shm.volume.error}")
+        return unknown(f"/dev/shm could not be read: {shm.volume.error}")
     small = _small_shm(shm, software.container if software else None)
     found = [problem for problem in (small, _stale(shm)) if problem is not None]
     return judged(found, _shm_words(shm))
@@ -95,27 +95,25 @@ def _small_shm(shm: SharedMemory, container: str | None) -> Problem | None:
     total, free, workers = shm.volume.total_bytes, shm.volume.free_bytes, shm.loader_workers > 0
     evidence = (_shm_words(shm),)
     if not shm.volume.writable:
-        summary = "/dev/shm may not be written to: loader workers and NCCL cannot share memory"
+        summary = "/dev/shm is not writable: loader workers and NCCL cannot share memory"
         return Problem(summary=summary, fix="sudo chmod 1777 /dev/shm", severity=Severity.ERROR)
     fix = _enlarge(container)
     if total <= DOCKER_SHM_BYTES:
         bad = workers or total < DOCKER_SHM_BYTES
-        what = "Docker's default" if total == DOCKER_SHM_BYTES else "less than any container has by default"
+        what = "Docker's default" if total == DOCKER_SHM_BYTES else "less than the container default"
         return Problem(
-            summary=f"/dev/shm has {format_about(total)}, {what}: loader workers and NCCL run out of it (bus errors)",
+            summary=f"/dev/shm has {format_about(total)}, {what}: too little for loader workers and NCCL (bus errors)",
             evidence=evidence,
             fix=fix,
             severity=Severity.ERROR if bad else None,
         )
     least = LOADER_SHM_BYTES if workers else LOW_SHM_BYTES
     if total < least:
-        summary = (
-            f"/dev/shm has {format_about(total)}: less than the {format_about(least)} that loader workers and NCCL want"
-        )
+        summary = f"/dev/shm has {format_about(total)}: loader workers and NCCL need {format_about(least)}"
         return Problem(summary=summary, evidence=evidence, fix=fix)
     if free < DOCKER_SHM_BYTES:
         summary = f"/dev/shm is full: less than {format_about(DOCKER_SHM_BYTES)} of {format_about(total)} is left"
-        return Problem(summary=summary, evidence=evidence, fix="ls -lS /dev/shm | head shows what fills it")
+        return Problem(summary=summary, evidence=evidence, fix="run `ls -lS /dev/shm | head` to find the large files")
     return None
 
 
@@ -133,7 +131,7 @@ def _stale(shm: SharedMemory) -> Problem | None:
     count = len(shm.stale_files)
     some = " ".join(shm.stale_files[:NAMED_FILES]) + (" …" if count > NAMED_FILES else "")
     return Problem(
-        summary="/dev/shm holds files of processes that have gone",
+        summary="/dev/shm has leftover files of dead processes",
         evidence=(f"{format_about(shm.stale_bytes)} in {count} file{'s' if count > 1 else ''} of torch and NCCL",),
         fix=f"rm {some}",
         severity=None if shm.stale_bytes * STALE_SHARE >= shm.volume.total_bytes else Severity.INFO,
@@ -144,7 +142,7 @@ def _stale(shm: SharedMemory) -> Problem | None:
     "DD125",
     "mem-limit",
     Severity.WARNING,
-    "Little memory is left, or the kernel has killed for memory before",
+    "Little memory is left, or the OOM killer was active before",
     group=CheckGroup.LIMITS,
     needs=("limits",),
     reads="MemAvailable, the cgroup's memory.max, memory.current and memory.events, LOCAL_WORLD_SIZE",
@@ -175,23 +173,23 @@ def check_mem_limit(node: Node) -> Answer:
     limits = need(node.limits)
     left, of_what = _memory_left(limits)
     if left is None:
-        return skipped("this system does not report how much memory is left")
+        return skipped("this system does not report its available memory")
     problems = []
     wanted = MEMORY_PER_RANK_BYTES * ranks_here(node)
     if left < wanted:
         problems.append(
             Problem(
-                summary=f"Less than {format_about(MEMORY_PER_RANK_BYTES)} of memory a rank is left {of_what}",
+                summary=f"Less than {format_about(MEMORY_PER_RANK_BYTES)} of memory per rank is left {of_what}",
                 evidence=(f"{format_about(left)} left for {ranks_words(node)}", _memory_words(limits)),
-                fix="raise the memory limit of the job, or end what else uses memory: ps aux --sort=-rss | head",
+                fix="raise the job's memory limit, or end other processes: ps aux --sort=-rss | head",
             )
         )
     if limits.oom_kills:
         times = "once" if limits.oom_kills == 1 else f"{limits.oom_kills} times"
         problems.append(
             Problem(
-                summary="The kernel has killed for memory before, under the limit that holds here",
-                evidence=(f"it has killed {times} since the cgroup was made", _memory_words(limits)),
+                summary="The OOM killer was active before under the current memory limit",
+                evidence=(f"it killed {times} since the cgroup was created", _memory_words(limits)),
                 fix="raise the memory limit, or use fewer loader workers and smaller batches",
             )
         )
@@ -204,7 +202,7 @@ def _memory_left(limits: Limits) -> tuple[int | None, str]:
     if limits.memory_available_bytes is not None:
         found.append((limits.memory_available_bytes, "on the machine"))
     if limits.memory_limit_bytes is not None and limits.memory_used_bytes is not None:
-        found.append((max(0, limits.memory_limit_bytes - limits.memory_used_bytes), "below the cgroup's limit"))
+        found.append((max(0, limits.memory_limit_bytes - limits.memory_used_bytes), "under the cgroup's limit"))
     return min(found, default=(None, ""), key=lambda one: one[0] or 0)
 
 
@@ -217,7 +215,7 @@ def _memory_words(limits: Limits) -> str:
         used, limit = map(format_about, (limits.memory_used_bytes, limits.memory_limit_bytes))
         words.append(f"cgroup: {used} of {limit} used")
     if limits.oom_kills is not None:
-        words.append(f"{limits.oom_kills} kills for memory")
+        words.append(count_of(limits.oom_kills, "OOM kill"))
     if limits.swap_total_bytes:
         words.append(f"swap {format_about(limits.swap_total_bytes)}")
     return ", ".join(words)
@@ -227,7 +225,7 @@ def _memory_words(limits: Limits) -> str:
     "DD326",
     "numa-balancing",
     Severity.WARNING,
-    "The kernel moves memory between NUMA nodes by itself",
+    "Automatic NUMA balancing is on",
     group=CheckGroup.LINKS,
     needs=("limits", "software", "gpus"),
     reads="/proc/sys/kernel/numa_balancing, /sys/devices/system/node",
@@ -257,7 +255,7 @@ def check_numa_balancing(node: Node) -> Answer:
     if limits.numa_nodes < 2 or not limits.numa_balancing:
         return passed(seen)
     problem = Problem(
-        summary=f"The kernel balances memory over {limits.numa_nodes} NUMA nodes by itself, which makes ranks stall",
+        summary=f"Automatic NUMA balancing over {limits.numa_nodes} NUMA nodes is on, which can stall ranks",
         evidence=(seen,),
         fix="sudo sysctl -w kernel.numa_balancing=0",
         severity=None if nvidia_gpus(node) else Severity.INFO,

@@ -22,7 +22,7 @@ READS = "gethostname, getaddrinfo, the addresses of all interfaces, GLOO_SOCKET_
 
 
 @rule(
-    "DD201", "hostname-loopback", Severity.ERROR, "The host name resolves to loopback in a job of several nodes",
+    "DD201", "hostname-loopback", Severity.ERROR, "The host name resolves to loopback in a multi-node job",
     after=("iface-up",),
     group=CheckGroup.NETWORK, needs=("names", "network"), reads=READS,
 )  # fmt: skip
@@ -82,17 +82,17 @@ def _takes_loopback(node: Node, names: Names) -> bool:
 
 def _loopback(node: Node, own: Lookup) -> Problem:
     return Problem(
-        summary=f"the host name resolves to {own.addresses[0]} on the host itself: "
-        "Gloo gives that address to the other nodes, which then dial themselves",
+        summary=f"the host name resolves to {own.addresses[0]} on the host itself: Gloo sends that address to the "
+        "other nodes, which then connect to themselves",
         evidence=(_seen(own),),
-        fix=f"{export('GLOO_SOCKET_IFNAME', known(node.network))} on all nodes, or replace {own.addresses[0]} by the "
-        "host's own address in its line of /etc/hosts",
+        fix=f"{export('GLOO_SOCKET_IFNAME', known(node.network))} on all nodes, or replace {own.addresses[0]} with the "
+        "host's own address in /etc/hosts",
         hosts=(node.host,),
     )
 
 
 @rule(
-    "DD202", "hostname-unresolvable", Severity.ERROR, "The host name cannot be looked up on the host itself",
+    "DD202", "hostname-unresolvable", Severity.ERROR, "The host name does not resolve on the host itself",
     after=("rank-set",),
     group=CheckGroup.NETWORK, needs=("names", "network"), reads=READS,
 )  # fmt: skip
@@ -126,12 +126,12 @@ def check_hostname_unresolvable(fleet: Fleet) -> Answer:
 
 
 def _unresolvable(fleet: Fleet, node: Node, own: Lookup) -> Problem:
-    how = "was not looked up within 2 s: a name server does not answer" if own.timed_out else "does not resolve"
+    how = "did not resolve within 2 s: a name server does not respond" if own.timed_out else "does not resolve"
     several = has_several_nodes(fleet)
     harmless = fleet.launcher is not Launcher.NONE and not several
     consequence = "the ranks cannot find rank 0, and Gloo falls back to loopback"
     if harmless:
-        consequence = "Gloo falls back to loopback, which does on one node"
+        consequence = "Gloo falls back to loopback, which works on one node"
     return Problem(
         summary=f"the host name {how} on the host itself: {consequence}",
         evidence=(_seen(own),),
@@ -200,10 +200,10 @@ def _is_foreign(node: Node, own: Lookup) -> bool:
 def _foreign(fleet: Fleet, node: Node, own: Lookup) -> Problem:
     harmless = _has_interface(node) and fleet.launcher is not Launcher.NONE
     return Problem(
-        summary="the host name resolves to an address that no interface of the host has: the other ranks look for it "
-        "elsewhere, and Gloo falls back to loopback",
+        summary="the host name resolves to an address that no interface of the host has: other ranks connect to the "
+        "wrong host, and Gloo falls back to loopback",
         evidence=(_seen(own),),
-        fix=f"remove the wrong line of /etc/hosts or DNS, then {_hosts_line(fleet, node)}",
+        fix=f"remove the wrong entry from /etc/hosts or DNS, then {_hosts_line(fleet, node)}",
         severity=Severity.WARNING if harmless else None,
         hosts=(node.host,),
     )

@@ -32,9 +32,9 @@ QUESTIONS = (find_wrong_value, find_deprecated, find_danger, find_too_new)
 
 
 @rule(
-    "DD115", "nccl-conf", Severity.WARNING, "A file of NCCL's sets something that is wrong",
+    "DD115", "nccl-conf", Severity.WARNING, "An NCCL configuration file has a wrong setting",
     group=CheckGroup.VARIABLES, needs=("conf_files", "software", "rdma"),
-    reads="/etc/nccl.conf, ~/.nccl.conf, the file that NCCL_CONF_FILE names",
+    reads="/etc/nccl.conf, ~/.nccl.conf, the file in NCCL_CONF_FILE",
 )  # fmt: skip
 def check_nccl_conf(node: Node) -> Answer:
     """Report errors in NCCL's files, which set variables that do not show in the environment.
@@ -70,11 +70,11 @@ def check_nccl_conf(node: Node) -> Answer:
     ## Example
 
         NCCL_P2P_DISABLE=1: GPUs of one node reach each other through host memory, 2 to 10 times slower; …
-        NCCL_P2P_DISABLE=1 stands in line 3 of /etc/nccl.conf; the environment does not show it
+        NCCL_P2P_DISABLE=1 is in line 3 of /etc/nccl.conf; the environment does not show it
     """
     files = need(node.conf_files)
     if not files:
-        return skipped("there is neither /etc/nccl.conf nor ~/.nccl.conf, and NCCL_CONF_FILE names none")
+        return skipped("there is no /etc/nccl.conf or ~/.nccl.conf, and NCCL_CONF_FILE is not set")
     context = read_context(node, node.first)
     problems = [problem for file in files for problem in _judge_file(file, context)]
     return judged(problems, "; ".join(_describe(file) for file in files))
@@ -115,9 +115,9 @@ def _passed_over(file: ConfFile, context: VariableContext) -> str:
     """Return why the installed NCCL skips this file, or "" if it reads the file or its version is not known."""
     installed = context.versions.get("nccl", ())
     if installed and file.since and installed < release(file.since):
-        return f"before {file.since} it asks the password database for the home folder, and not HOME"
+        return f"before {file.since}, it uses the home folder from the password database, not HOME"
     if installed and file.until and installed > release(file.until):
-        return f"after {file.until} it takes HOME for the home folder, and not the password database"
+        return f"after {file.until}, it uses HOME, not the home folder from the password database"
     return ""
 
 
@@ -126,7 +126,7 @@ def _unread_problem(file: ConfFile, reason: str) -> Problem:
     path = shlex.quote(file.path)
     return Problem(
         summary=f"NCCL does not read {file.path}: {reason}",
-        evidence=(f"it sets {names}",) if names else ("NCCL says nothing of it",),
+        evidence=(f"it sets {names}",) if names else ("NCCL does not report this",),
         fix=f"export NCCL_CONF_FILE={path}" if names else f"ls -l {path}, or unset NCCL_CONF_FILE",
     )
 
@@ -134,16 +134,16 @@ def _unread_problem(file: ConfFile, reason: str) -> Problem:
 def _bad_lines(file: ConfFile) -> Problem:
     mend = r"s/^\s*(export\s+)?//; {}s/\s*=\s*/=/"
     return Problem(
-        summary=f"{_lines(file.bad_lines)} of {file.path} is not NAME=VALUE from the first column, and has no effect",
-        evidence=("NCCL says nothing of a line that it cannot read",),
+        summary=f"{_lines(file.bad_lines)} of {file.path} is not NAME=VALUE from the first column, so it has no effect",
+        evidence=("NCCL does not report lines that it cannot read",),
         fix=_sed("-i -E", (f"{line}{mend.format(line)}" for line in file.bad_lines), file),
     )
 
 
 def _repeated_lines(file: ConfFile) -> Problem:
     return Problem(
-        summary=f"{_lines(file.repeated_lines)} of {file.path} sets again what is set above, and has no effect",
-        evidence=("of two lines with one name NCCL takes the first",),
+        summary=f"{_lines(file.repeated_lines)} of {file.path} repeats an earlier setting, so it has no effect",
+        evidence=("if two lines have the same name, NCCL uses the first",),
         fix=_sed("-i", (f"{line}d" for line in file.repeated_lines), file),
     )
 
@@ -169,7 +169,7 @@ def _flaw_problem(file: ConfFile, flaw: Flaw) -> Problem:
 def _origin(file: ConfFile, name: str) -> str:
     value = file.variables[name]
     setting = f"{name}={show(value)}" if value else name
-    return f"{setting} stands in line {file.lines.get(name, 0)} of {file.path}; the environment does not show it"
+    return f"{setting} is in line {file.lines.get(name, 0)} of {file.path}; the environment does not show it"
 
 
 def _write_fix(file: ConfFile, flaw: Flaw) -> str:

@@ -81,7 +81,7 @@ class _Link:
     "DD320",
     "pcie",
     Severity.ERROR,
-    "A PCIe link has fewer lanes, or runs slower, than both of its ends can",
+    "A PCIe link has fewer lanes or a lower speed than both ends support",
     group=CheckGroup.LINKS,
     needs=("pci", "rdma"),
     reads="/sys/bus/pci/devices/*/{current,max}_link_{width,speed} of GPUs, RDMA cards and the bridges above them",
@@ -166,13 +166,14 @@ def _where(pci: Pci, link: _Link) -> str:
 
 def _narrow(pci: Pci, link: _Link, width: int, widest: int) -> Problem:
     return Problem(
-        summary=f"{_where(pci, link)} came up with {width} of {widest} lanes: its data takes "
-        f"{widest // width} times as long",
+        summary=(
+            f"{_where(pci, link)} has only {width} of {widest} lanes: transfers take {widest // width} times as long"
+        ),
         evidence=(
             f"{link.lower.bus_id}: current_link_width {width}, max_link_width {link.lower.max_width}",
-            f"the port above it: max_link_width {link.upper.max_width if link.upper is not None else 'not known'}",
+            f"the port above it: max_link_width {link.upper.max_width if link.upper is not None else 'unknown'}",
         ),
-        fix=f"reseat the card and its riser, then look again: lspci -vvs {link.lower.bus_id} | grep Lnk",
+        fix=f"reseat the card and its riser, then check again: lspci -vvs {link.lower.bus_id} | grep Lnk",
         severity=Severity.WARNING if is_consumer(pci, link.device) else Severity.ERROR,
     )
 
@@ -180,8 +181,8 @@ def _narrow(pci: Pci, link: _Link, width: int, widest: int) -> Problem:
 def _slow(pci: Pci, link: _Link, speed: float, fastest: float) -> Problem:
     return Problem(
         summary=f"{_where(pci, link)} runs at {speed:g} of {fastest:g} GT/s",
-        evidence=(f"{link.lower.bus_id}: current_link_speed {speed:g} GT/s, both ends can do {fastest:g} GT/s",),
-        fix="look at the slot's speed in the BIOS (it may be set to an older generation), reseat card and riser",
+        evidence=(f"{link.lower.bus_id}: current_link_speed {speed:g} GT/s, both ends support {fastest:g} GT/s",),
+        fix="check the slot's PCIe generation in the BIOS, and reseat the card and its riser",
         severity=Severity.WARNING,
     )
 
@@ -204,11 +205,9 @@ def _beside_peers(pci: Pci, link: _Link, devices: list[PciDevice]) -> list[Probl
 def _narrower(pci: Pci, mine: PciDevice, wider: list[PciDevice], *, virtual: bool) -> Problem:
     most = max(one.width or 0 for one in wider)
     return Problem(
-        summary=f"{describe(pci, mine)} has a PCIe link of {mine.width} lanes, others of its model have {most}",
+        summary=f"{describe(pci, mine)} has a PCIe link with {mine.width} lanes, but others of its model have {most}",
         evidence=(f"wider: {', '.join(one.bus_id for one in wider[:4])}",),
-        fix="ask who runs the host for another machine"
-        if virtual
-        else "use a slot with as many lanes, if there is one",
+        fix="ask your provider for another machine" if virtual else "use a slot with more lanes if there is one",
         severity=Severity.WARNING if virtual else Severity.INFO,
     )
 
@@ -216,8 +215,11 @@ def _narrower(pci: Pci, mine: PciDevice, wider: list[PciDevice], *, virtual: boo
 def _slower(pci: Pci, mine: PciDevice, faster: list[PciDevice]) -> Problem:
     most = max(one.speed_gt_s or 0 for one in faster)
     return Problem(
-        summary=f"{describe(pci, mine)} has its PCIe link at {mine.speed_gt_s:g} GT/s, others of it {most:g} GT/s",
-        evidence=("a GPU that idles lowers its speed: this counts only if it stays so under load",),
+        summary=(
+            f"{describe(pci, mine)} has its PCIe link at {mine.speed_gt_s:g} GT/s, and others of its model at {most:g} "
+            "GT/s"
+        ),
+        evidence=("idle GPUs lower the speed: this matters only under load",),
         fix="under load: nvidia-smi --query-gpu=pci.bus_id,pcie.link.gen.current,pcie.link.gen.max --format=csv",
         severity=Severity.INFO,
     )

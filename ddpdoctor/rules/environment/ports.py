@@ -59,10 +59,10 @@ def check_port_free(node: Node) -> Answer:
 
 def _in_wait(use: PortUse) -> Problem:
     return Problem(
-        summary=f"connections of an earlier job to MASTER_PORT {use.port} are still in TIME_WAIT: torch's store does "
-        "not mind, a program without SO_REUSEADDR does",
-        evidence=(f"port {use.port} can be bound with SO_REUSEADDR and not without",),
-        fix="nothing, or wait for a minute",
+        summary=f"connections of an earlier job to MASTER_PORT {use.port} are still in TIME_WAIT: this affects "
+        "programs without SO_REUSEADDR, but not torch's store",
+        evidence=(f"port {use.port} can be bound with SO_REUSEADDR, but not without",),
+        fix="nothing, or wait a minute",
         severity=Severity.INFO,
     )
 
@@ -73,17 +73,15 @@ def _taken(use: PortUse) -> Problem:
             summary=f"MASTER_PORT {use.port} cannot be listened on: {use.error}",
             fix="export MASTER_PORT=29500 on all nodes",
         )
-    who = use.owner or "a process that this user may not see"
+    who = use.owner or "a process that is not visible to this user"
     number = f" (process {use.owner_pid})" if use.owner_pid is not None else ""
     stop = (
-        f"kill {use.owner_pid}"
-        if use.owner_pid is not None
-        else f"sudo ss -ltnp sport = :{use.port}; end what it shows"
+        f"kill {use.owner_pid}" if use.owner_pid is not None else f"sudo ss -ltnp sport = :{use.port}; end that process"
     )
     return Problem(
-        summary=f"MASTER_PORT {use.port} is taken by another process: rank 0 ends with EADDRINUSE",
+        summary=f"another process uses MASTER_PORT {use.port}: rank 0 fails with EADDRINUSE",
         evidence=(f"{who}{number} listens on it",),
-        fix=f"{stop}, if it is a leftover; or export MASTER_PORT={_another(use.port)} on all nodes",
+        fix=f"{stop}, if it is a leftover process; or export MASTER_PORT={_another(use.port)} on all nodes",
     )
 
 
@@ -92,7 +90,7 @@ def _another(port: int) -> int:
 
 
 @rule(
-    "DD218", "firewall-local", Severity.WARNING, "A packet filter of the host itself keeps other nodes out",
+    "DD218", "firewall-local", Severity.WARNING, "The host's own firewall blocks other nodes",
     group=CheckGroup.NETWORK, needs=("network",),
     reads="nft list ruleset, iptables-save (as root), ip_local_port_range",
 )  # fmt: skip
@@ -131,12 +129,12 @@ def check_firewall_local(fleet: Fleet) -> Answer:
     if not known_of:
         need(fleet.each(lambda node: node.network)[0][1].firewall)
     if not has_several_nodes(fleet):
-        return passed(f"{'; '.join(dict.fromkeys(seen))}; which does not matter on one node")
+        return passed(f"{'; '.join(dict.fromkeys(seen))}; this does not matter on one node")
     return judged(problems, "; ".join(dict.fromkeys(seen)))
 
 
 def _seen(chains: tuple[FirewallChain, ...]) -> str:
-    return ", ".join(f"{chain.name}: {chain.refusal}" for chain in chains) or "no chain refuses what comes in"
+    return ", ".join(f"{chain.name}: {chain.refusal}" for chain in chains) or "no chain refuses incoming connections"
 
 
 def _lets_in(chain: FirewallChain, network: Network) -> bool:
@@ -158,8 +156,8 @@ def _is_wide(rule: str, low: int, high: int) -> bool:
 def _refuses(node: Node, network: Network, chain: FirewallChain) -> Problem:
     low, high = network.local_ports or EPHEMERAL
     return Problem(
-        summary=f"the packet filter refuses incoming connections ({chain.name}: {chain.refusal}) and no rule lets the "
-        f"other nodes in on ports {low}-{high}, on which NCCL and Gloo listen",
+        summary=f"the firewall refuses incoming connections ({chain.name}: {chain.refusal}), and no rule allows the "
+        f"other nodes on ports {low}-{high}, which NCCL and Gloo use",
         evidence=tuple(f"it accepts: {rule}" for rule in chain.accepts) or ("it accepts nothing from other hosts",),
         fix=open_chain(chain),
         confidence=Confidence.MEDIUM,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.limits import Limits
     from ddpdoctor.model.node import Fleet, Node, NodeProcess
 
-ONE_NODE = "the job has one node, as far as the launcher and the variables say"
+ONE_NODE = "the job has one node, according to the launcher and the variables"
 """Many faults that are fatal between nodes do no harm on one."""
 FIRST_HOST_OF_SLURM = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 

@@ -30,7 +30,7 @@ MANY_MORE = 2
     "DD124",
     "cpu-quota",
     Severity.WARNING,
-    "Ranks and threads want more CPUs than they get",
+    "Ranks and threads need more CPUs than they have",
     group=CheckGroup.LIMITS,
     needs=("limits",),
     reads="the cgroup's cpu.max, sched_getaffinity, LOCAL_WORLD_SIZE, OMP_NUM_THREADS",
@@ -68,14 +68,14 @@ def check_cpu_quota(node: Node) -> Answer:
     fitting = max(1, int(cpus // ranks))
     if cpus < ranks:
         summary = f"Fewer CPUs than ranks: {cpus_words(node, limits)} for {ranks_words(node)}"
-        fix = f"give the ranks {ranks} CPUs at least: srun --cpus-per-task, resources.limits.cpu, docker run --cpus"
+        fix = f"give the ranks at least {ranks} CPUs: srun --cpus-per-task, resources.limits.cpu, docker run --cpus"
         return judged([Problem(summary=summary, evidence=(seen,), fix=fix)], seen)
     if threads is not None and threads > 0 and ranks * threads > cpus:
         summary = f"{ranks_words(node)} with {threads} threads each share {cpus_words(node, limits)}"
         return judged([Problem(summary=summary, evidence=(seen,), fix=f"export OMP_NUM_THREADS={fitting}")], seen)
     if threads is None and _is_throttled(node, limits):
         visible = len(cpus_here(node, limits))
-        summary = f"torch starts {visible} threads a rank on a quota of {number(cpus)} CPUs: they are stopped in turns"
+        summary = f"torch starts {visible} threads per rank on a quota of {number(cpus)} CPUs, so they are throttled"
         return judged([Problem(summary=summary, evidence=(seen,), fix=f"export OMP_NUM_THREADS={fitting}")], seen)
     return passed(seen)
 
@@ -88,7 +88,7 @@ def _is_throttled(node: Node, limits: Limits) -> bool:
     "DD126",
     "omp",
     Severity.WARNING,
-    "OMP_NUM_THREADS does not fit the CPUs that a rank has",
+    "OMP_NUM_THREADS does not match the CPUs per rank",
     group=CheckGroup.LIMITS,
     needs=("limits",),
     reads="OMP_NUM_THREADS, LOCAL_WORLD_SIZE, sched_getaffinity, whether torchrun started the ranks",
@@ -120,12 +120,12 @@ def check_omp(node: Node) -> Answer:
     seen += f", {cpus_words(node, limits)} for {ranks_words(node)}"
     fix = f"export OMP_NUM_THREADS={share}"
     if ranks < 2:
-        return skipped("one rank on this node: it may have all CPUs")
+        return skipped("one rank on this node: it can use all CPUs")
     if threads is None and _overlap(node, cpus):
-        summary = f"OMP_NUM_THREADS is not set: {ranks} ranks start a thread each for every one of {number(cpus)} CPUs"
+        summary = f"OMP_NUM_THREADS is not set: each of {ranks} ranks starts one thread for each of {number(cpus)} CPUs"
         return judged([Problem(summary=summary, fix=fix)], seen)
     if threads == "1" and by_torchrun(node.first) and share > 1:
-        summary = f"OMP_NUM_THREADS is 1, torchrun's default: each rank computes on one CPU of {share}"
+        summary = f"OMP_NUM_THREADS is 1, torchrun's default: each rank uses one of its {share} CPUs"
         return judged([Problem(summary=summary, fix=fix, severity=Severity.INFO)], seen)
     return passed(seen)
 

@@ -17,7 +17,7 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"
 
 
 @rule(
-    "DD116", "proxy-env", Severity.INFO, "A proxy stands between the ranks and the etcd of their rendezvous",
+    "DD116", "proxy-env", Severity.INFO, "A proxy is between the ranks and their etcd rendezvous",
     group=CheckGroup.VARIABLES, needs=(),
     reads="http_proxy, https_proxy, no_proxy, PET_RDZV_BACKEND, PET_RDZV_ENDPOINT",
 )  # fmt: skip
@@ -41,24 +41,24 @@ def check_proxy_env(node: Node) -> Answer:
 
     ## Example
 
-        http_proxy is set and no_proxy does not name etcd0, the host of the etcd rendezvous
+        http_proxy is set, but no_proxy does not include etcd0, the etcd rendezvous host
     """
     process = node.first
     if not process.variables.get("PET_RDZV_BACKEND", "").startswith("etcd"):
-        return skipped("PET_RDZV_BACKEND does not ask for an etcd rendezvous, and no other one talks HTTP")
+        return skipped("PET_RDZV_BACKEND is not etcd, and no other rendezvous uses HTTP")
     proxies = [name for name in PROXIES if process.variables.get(name)]
     host = _rendezvous_host(process)
     if not proxies or not host:
-        return judged([], "no proxy is set" if host else "no host of the rendezvous is named")
+        return judged([], "no proxy is set" if host else "no rendezvous host is set")
     exceptions = ",".join(process.variables.get(name, "") for name in ("no_proxy", "NO_PROXY"))
     if _is_excepted(host, exceptions):
-        return judged([], f"no_proxy names {host}")
+        return judged([], f"no_proxy includes {host}")
     problem = Problem(
-        summary=f"{proxies[0]} is set and no_proxy does not name {host}, the host of the etcd rendezvous",
+        summary=f"{proxies[0]} is set, but no_proxy does not include {host}, the etcd rendezvous host",
         evidence=(f"{', '.join(proxies)} set, no_proxy={show(process.variables.get('no_proxy', ''))}",),
         fix=f'export no_proxy="${{no_proxy:+$no_proxy,}}{host}"; export NO_PROXY="$no_proxy"',
     )
-    return judged([problem], f"{proxies[0]} and no exception for {host}")
+    return judged([problem], f"{proxies[0]} without an exception for {host}")
 
 
 def _rendezvous_host(process: NodeProcess) -> str:

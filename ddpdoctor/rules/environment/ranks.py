@@ -27,7 +27,7 @@ SHOWN = 4
 
 
 @rule(
-    "DD233", "rank-set", Severity.ERROR, "A rank is missing, or there twice",
+    "DD233", "rank-set", Severity.ERROR, "A rank is missing or duplicated",
     after=("ws-same",),
     group=CheckGroup.LAUNCH, needs=(), reads="the ranks that answered, WORLD_SIZE, PET_NODE_RANK, SLURM_STEP_NODELIST",
 )  # fmt: skip
@@ -57,9 +57,9 @@ def check_rank_set(fleet: Fleet) -> Answer:
     share a `--node-rank`, number them from 0.
     """
     if not fleet.gathered:
-        return skipped("no launcher was seen, so that there is one process only")
+        return skipped("no launcher was seen, so there is only one process")
     if fleet.world_size is None:
-        return skipped("the launcher does not say how many ranks there are to be")
+        return skipped("the launcher does not report the number of ranks")
     problems = [*_missing(fleet, fleet.world_size)]
     if fleet.launcher is Launcher.NNODES:  # it counts nodes, and RANK may be set all the same
         problems += misnumbered(fleet, fleet.world_size)
@@ -81,7 +81,7 @@ def _missing(fleet: Fleet, size: int) -> Iterator[Problem]:
     on = f" on {name_list(hosts)}" if hosts else ""
     who = rank_list(missing, "node" if by_nodes else "rank")
     yield Problem(
-        summary=f"{who} of {size}{on} did not answer: all others would wait for {verb(missing, 'it', 'them')}",
+        summary=f"{who} of {size}{on} did not respond: all others would wait for {verb(missing, 'it', 'them')}",
         evidence=tuple(_whereabouts(fleet, hosts)),
         fix=_fix(hosts),
         ranks=tuple(missing),
@@ -97,17 +97,17 @@ def _unclaimed(fleet: Fleet, size: int) -> list[int]:
 
 def _fix(hosts: tuple[str, ...]) -> str:
     if not hosts:
-        return "look on each host whether its launcher runs, and whether it can reach the host of rank 0"
-    return f"look whether the launcher runs on {name_list(hosts)} and can reach the host of rank 0: ssh {hosts[0]}"
+        return "check on each host that its launcher is running and can reach rank 0's host"
+    return f"check that the launcher is running on {name_list(hosts)} and can reach rank 0's host: ssh {hosts[0]}"
 
 
 def _whereabouts(fleet: Fleet, hosts: tuple[str, ...]) -> Iterator[str]:
     answered = {node.host for node in fleet.nodes}
     silent = [host for host in hosts if host not in answered]
     if silent:
-        yield f"nothing came from {name_list(silent)} at all"
+        yield f"no message from {name_list(silent)}"
     if fleet.nodes:
-        yield f"those that answered: {name_list(tuple(node.host for node in fleet.nodes))}"
+        yield f"these answered: {name_list(tuple(node.host for node in fleet.nodes))}"
     yield from fleet.problems
 
 
@@ -152,10 +152,9 @@ def _twice(fleet: Fleet, size: int) -> Iterator[Problem]:
     unclaimed = [rank for rank in _unclaimed(fleet, size) if rank not in fleet.missing]
     hosts = tuple(dict.fromkeys(node.host for those in doubled.values() for node, _ in those))
     yield Problem(
-        summary=f"{rank_list(doubled)} {verb(doubled, 'is', 'are')} claimed by more than one process: "
-        "they take each other's place, and the job hangs",
-        evidence=(*_claims(doubled), *([f"nobody is {rank_list(unclaimed)}"] if unclaimed else [])),
-        fix="give each process a rank of its own: torchrun does so; under srun, RANK=$SLURM_PROCID in each task",
+        summary=f"{rank_list(doubled)} {verb(doubled, 'is', 'are')} used by more than one process, so the job hangs",
+        evidence=(*_claims(doubled), *([f"no process has {rank_list(unclaimed)}"] if unclaimed else [])),
+        fix="give each process its own rank: use torchrun, or set RANK=$SLURM_PROCID in each srun task",
         ranks=tuple(doubled),
         hosts=hosts,
     )
@@ -172,9 +171,8 @@ def _too_high(fleet: Fleet, size: int) -> Iterator[Problem]:
     if outside:
         ranks = [rank for _, rank in outside]
         yield Problem(
-            summary=f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} no place among {size}: "
-            f"ranks go from 0 to {size - 1}",
-            fix="number the ranks from 0, or raise WORLD_SIZE on all of them",
+            summary=f"{rank_list(ranks)} {verb(ranks, 'is', 'are')} out of range: ranks range from 0 to {size - 1}",
+            fix="number the ranks from 0, or raise WORLD_SIZE on all ranks",
             ranks=tuple(sorted(set(ranks))),
             hosts=tuple(dict.fromkeys(node.host for node, _ in outside)),
         )
@@ -197,22 +195,23 @@ def misnumbered(fleet: Fleet, size: int) -> Iterator[Problem]:
     if doubled:
         nobody = [number for number in range(size) if number not in claims]
         yield Problem(
-            summary=f"{_numbers(doubled)} {verb(doubled, 'is', 'are')} claimed by more than one host: "
-            "they take each other's place, and the job hangs or fails",
+            summary=(
+                f"{_numbers(doubled)} {verb(doubled, 'is', 'are')} used by more than one host, so the job hangs or "
+                "fails"
+            ),
             evidence=(
                 *(f"node {number}: {name_list(tuple(hosts))}" for number, hosts in doubled.items()),
-                *([f"nobody is {_numbers(nobody)}"] if nobody else []),
+                *([f"no host has {_numbers(nobody)}"] if nobody else []),
             ),
-            fix=f"give each host a number of its own, --node-rank 0 to {size - 1}; in a Slurm step, $SLURM_NODEID",
+            fix=f"give each host its own number, --node-rank 0 to {size - 1}; in a Slurm step, $SLURM_NODEID",
             ranks=tuple(doubled),
             hosts=tuple(dict.fromkeys(host for hosts in doubled.values() for host in hosts)),
         )
     outside = {number: hosts for number, hosts in claims.items() if not 0 <= number < size}
     if outside:
         yield Problem(
-            summary=f"{_numbers(outside)} {verb(outside, 'has', 'have')} no place among {size}: "
-            f"nodes are numbered from 0 to {size - 1}",
-            fix="number the nodes from 0, or raise --nnodes on all of them",
+            summary=f"{_numbers(outside)} {verb(outside, 'is', 'are')} out of range: nodes range from 0 to {size - 1}",
+            fix="number the nodes from 0, or raise --nnodes on all nodes",
             ranks=tuple(outside),
             hosts=tuple(dict.fromkeys(host for hosts in outside.values() for host in hosts)),
         )

@@ -21,11 +21,11 @@ DARK_CARDS = 4
 """Our choice: one or two InfiniBand cards without a cable are spares, but nobody leaves four unplugged."""
 
 WHY = {
-    ("DOWN", "Polling"): "no signal comes from the other end: the cable, its transceiver or the switch port",
-    ("DOWN", "Disabled"): "the port is switched off, or its network interface is down",
-    ("DOWN", "Sleep"): "the port sleeps",
-    ("INIT", "LinkUp"): "the cable works, and no subnet manager has set the port up",
-    ("ARMED", "LinkUp"): "the subnet manager has not finished setting the port up",
+    ("DOWN", "Polling"): "no signal from the other end: check the cable, its transceiver and the switch port",
+    ("DOWN", "Disabled"): "the port is disabled, or its network interface is down",
+    ("DOWN", "Sleep"): "the port is sleeping",
+    ("INIT", "LinkUp"): "the cable works, but no subnet manager has configured the port",
+    ("ARMED", "LinkUp"): "the subnet manager has not finished configuring the port",
 }
 
 
@@ -103,7 +103,7 @@ def _down(state: str, phys: str, severity: Severity, those: list[tuple[RdmaDevic
         summary=f"RDMA port{'s' if len(those) > 1 else ''} {names} {are} not active: {why}",
         evidence=(
             f"state {state or 'not known'}, physical state {phys or 'not known'}",
-            "NCCL leaves out ports that are not ACTIVE, and says so only with NCCL_DEBUG=INFO",
+            "NCCL skips ports that are not ACTIVE, and reports this only with NCCL_DEBUG=INFO",
         ),
         fix=_mend(state, phys, *those[0]),
         severity=severity,
@@ -112,12 +112,12 @@ def _down(state: str, phys: str, severity: Severity, those: list[tuple[RdmaDevic
 
 def _mend(state: str, phys: str, device: RdmaDevice, port: RdmaPort) -> str:
     if state in {"INIT", "ARMED"}:
-        return f"sminfo -C {device.name} -P {port.port}; where it finds none, start the subnet manager of the fabric"
+        return f"sminfo -C {device.name} -P {port.port}; if it finds none, start the subnet manager of the fabric"
     if port.link_layer == "Ethernet" and device.netdevs:
-        return f"ip link set {device.netdevs[0]} up; then look at the cable and the switch port"
+        return f"ip link set {device.netdevs[0]} up; then check the cable and the switch port"
     if phys == "Disabled":
-        return f"switch the port on (mlxlink -d {device.name} -a UP), or ask who switched it off"
-    return f"reseat or change the cable of {label(device, port)} and look at the switch port: mlxlink -d {device.name}"
+        return f"enable the port (mlxlink -d {device.name} -a UP), or find out who disabled it"
+    return f"reseat or replace the cable of {label(device, port)} and check the switch port: mlxlink -d {device.name}"
 
 
 def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> list[Problem]:
@@ -129,9 +129,9 @@ def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> list[Problem]
     states = words([f"{port.state}/{port.phys_state}" for _, port in ports])
     return [
         Problem(
-            summary=f"None of the {len(cards)} InfiniBand cards has a port that is active: NCCL would use TCP sockets",
+            summary=f"None of the {len(cards)} InfiniBand cards has an active port: NCCL would use TCP sockets",
             evidence=(f"states: {states}",),
-            fix="look at the leaf switch and the subnet manager: ibstat; sminfo",
+            fix="check the leaf switch and the subnet manager: ibstat; sminfo",
             severity=Severity.WARNING,
         )
     ]
@@ -141,7 +141,7 @@ def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> list[Problem]
     "DD333",
     "ib-flap",
     Severity.WARNING,
-    "An RDMA link goes down and comes back, or makes errors",
+    "An RDMA link is flapping or has errors",
     group=CheckGroup.LINKS,
     needs=("rdma",),
     reads="/sys/class/infiniband/*/ports/*/counters: link_downed and four error counters, twice half a second apart",
@@ -169,7 +169,7 @@ def check_ib_flap(node: Node) -> Answer:
 
     ## What to do
 
-    Clean and reseat the cable, change the transceiver, and look at the switch's log. `perfquery -x` shows the counters
+    Clean and reseat the cable, replace the transceiver, and check the switch log. `perfquery -x` shows the counters
     of both ends. `perfquery -R` resets them, so that the next check shows only new events.
     """
     rdma = need(node.rdma)
@@ -202,7 +202,7 @@ def _flaps(device: RdmaDevice, port: RdmaPort, rdma: Rdma) -> list[Problem]:
 
 def _rising(device: RdmaDevice, port: RdmaPort, rising: dict[str, int]) -> Problem:
     down = "link_downed" in rising
-    what = "went down while this check looked" if down else "makes errors right now"
+    what = "went down during this check" if down else "has errors right now"
     return Problem(
         summary=f"The link of RDMA port {label(device, port)} {what}",
         evidence=tuple(f"{name} rose by {by} within half a second" for name, by in sorted(rising.items())),
@@ -225,6 +225,6 @@ def _flapped(device: RdmaDevice, port: RdmaPort, count: int, others: list[int]) 
 def _replace(device: RdmaDevice, port: RdmaPort) -> str:
     """Return the fix for a bad cable."""
     return (
-        f"clean and reseat the cable of {label(device, port)}, look at the switch's log; "
+        f"clean and reseat the cable of {label(device, port)}, and check the switch log; "
         f"perfquery -R -C {device.name} -P {port.port} resets the counters"
     )

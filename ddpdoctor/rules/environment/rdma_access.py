@@ -31,7 +31,7 @@ NO_NETWORK = "no RDMA network is up here"
     "DD336",
     "peermem",
     Severity.WARNING,
-    "RDMA cards cannot reach GPU memory directly",
+    "RDMA cards cannot access GPU memory directly",
     group=CheckGroup.LINKS,
     needs=("rdma", "gpus", "conf_files"),
     reads="/proc/modules, /sys/kernel/mm/memory_peers, /proc/driver/nvidia/version, the kernel's release",
@@ -64,12 +64,12 @@ def check_peermem(node: Node) -> Answer:
     if gpus is not None and gpus.devices and all("GeForce" in gpu.name for gpu in gpus.devices):
         return skipped("GeForce GPUs have no GPUDirect RDMA")
     if rdma.peermem or rdma.dmabuf:
-        return passed("nvidia-peermem is loaded" if rdma.peermem else "kernel and driver can do DMA-BUF")
+        return passed("nvidia-peermem is loaded" if rdma.peermem else "kernel and driver support DMA-BUF")
     if rdma.dmabuf is None:
-        return unknown("nvidia-peermem is not loaded, and it is unknown whether the driver can do DMA-BUF")
+        return unknown("nvidia-peermem is not loaded, and it is unknown whether the driver supports DMA-BUF")
     problem = Problem(
-        summary="RDMA cards cannot reach GPU memory: nvidia-peermem is not loaded and DMA-BUF is not possible, "
-        "so data between nodes is copied through host memory",
+        summary="RDMA cards cannot access GPU memory: nvidia-peermem is not loaded and DMA-BUF is not possible, so "
+        "data between nodes goes through host memory",
         evidence=(
             f"RDMA network: {words([device.name for device, _ in ports])}",
             "DMA-BUF needs kernel 5.12 or later and NVIDIA's open kernel modules",
@@ -118,7 +118,7 @@ def check_memlock(node: Node) -> Answer:
     if not _devices(node, rdma):
         return skipped(NO_NETWORK)
     if not rdma.uverbs:
-        return skipped("no RDMA device can be opened here, which comes first")
+        return skipped("no RDMA device can be opened here; fix that first")
     return _judge_limit(node, need(node.limits).memlock, may_lock=bool(rdma.ipc_lock))
 
 
@@ -128,13 +128,13 @@ def _judge_limit(node: Node, limit: Limit | None, *, may_lock: bool) -> Answer:
     if limit.soft is None or limit.soft >= ENOUGH_BYTES:
         return passed(f"limit {_size(limit.soft)}")
     if may_lock:
-        return passed(f"limit {_size(limit.soft)}, to which this process is not bound: it has CAP_IPC_LOCK")
+        return passed(f"limit {_size(limit.soft)}, which does not apply: the process has CAP_IPC_LOCK")
     return judged([_locked(node, limit, limit.soft)], f"limit {_size(limit.soft)}, hard limit {_size(limit.hard)}")
 
 
 def _locked(node: Node, limit: Limit, soft: int) -> Problem:
     return Problem(
-        summary=f"RDMA may lock only {_size(soft)} of memory here: NCCL fails when it registers more",
+        summary=f"RDMA can lock only {_size(soft)} of memory: NCCL fails if it registers more",
         evidence=(f"RLIMIT_MEMLOCK: soft limit {_size(soft)}, hard limit {_size(limit.hard)}",),
         fix=_unlock(node, limit),
         severity=Severity.ERROR if soft < LITTLE_BYTES else Severity.WARNING,
@@ -150,7 +150,7 @@ def _unlock(node: Node, limit: Limit) -> str:
             "(systemctl edit slurmd)"
         )
     return (
-        "docker run --ulimit memlock=-1 … in a container; else: "
+        "in a container, docker run --ulimit memlock=-1 …; otherwise: "
         "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf, and log in again"
     )
 
@@ -170,13 +170,13 @@ def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
     "DD338",
     "uverbs",
     Severity.ERROR,
-    "RDMA devices are here, and this process cannot open them",
+    "This process cannot open the RDMA devices",
     group=CheckGroup.LINKS,
     needs=("rdma", "gpus", "conf_files"),
     reads="/dev/infiniband/uverbs*, /sys/class/infiniband_verbs",
 )
 def check_uverbs(node: Node) -> Answer:
-    """Report RDMA devices whose device file is missing or may not be opened by this process.
+    """Report RDMA devices whose device file is missing or cannot be opened by this process.
 
     ## What it means
 
@@ -214,9 +214,9 @@ def _shut(node: Node, rdma: Rdma, shut: list[RdmaDevice]) -> Problem:
     denied = [device for device in shut if device.uverbs in rdma.uverbs_denied]
     names = words([device.name for device in shut])
     files = words([f"/dev/infiniband/{device.uverbs}" for device in shut if device.uverbs] or ["/dev/infiniband"])
-    what = "may not be opened" if denied else ("are missing" if len(shut) > 1 else "is missing")
+    what = "cannot be opened" if denied else ("are missing" if len(shut) > 1 else "is missing")
     return Problem(
-        summary=f"This process cannot use RDMA: {files} {what}, and NCCL falls back to TCP sockets",
+        summary=f"This process cannot use RDMA: {files} {what}, so NCCL falls back to TCP sockets",
         evidence=(f"RDMA devices in /sys/class/infiniband that are up: {names}",),
         fix=_open(shut, denied),
         severity=Severity.ERROR if _over_nodes(node) else Severity.WARNING,
@@ -227,7 +227,10 @@ def _open(shut: list[RdmaDevice], denied: list[RdmaDevice]) -> str:
     if all(device.uverbs is None for device in shut):
         return "modprobe ib_uverbs (on the host)"
     if denied:
-        return "ls -l /dev/infiniband; a container needs --device=/dev/infiniband, a user rights by udev (mode 0666)"
+        return (
+            "ls -l /dev/infiniband; a container needs --device=/dev/infiniband, and a user needs a udev rule (mode "
+            "0666)"
+        )
     return (
         "docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 …; "
         "in Kubernetes request the resource of the RDMA device plugin"

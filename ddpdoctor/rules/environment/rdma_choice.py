@@ -24,7 +24,7 @@ Ports = list[tuple["RdmaDevice", "RdmaPort"]]
     "DD335",
     "ib-hca-env",
     Severity.ERROR,
-    "NCCL_IB_HCA names devices that are not here, or more than were meant",
+    "NCCL_IB_HCA matches missing devices, or more devices than intended",
     group=CheckGroup.LINKS,
     needs=("rdma", "gpus", "conf_files"),
     reads="NCCL_IB_HCA (also in NCCL's files), /sys/class/infiniband",
@@ -57,7 +57,7 @@ def check_ib_hca_env(node: Node) -> Answer:
     if isinstance(node.rdma, Unread):
         return _without_device(node, node.rdma, setting)
     if setting is None:
-        return passed("NCCL_IB_HCA is not set: NCCL takes every active port")
+        return passed("NCCL_IB_HCA is not set: NCCL uses every active port")
     ports = [(device, port) for device, port in each_port(node.rdma) if port.link_layer in VERBS_LAYERS]
     if not ports:
         return skipped("the RDMA devices here are neither InfiniBand nor Ethernet: NCCL_IB_HCA does not apply to them")
@@ -66,7 +66,7 @@ def check_ib_hca_env(node: Node) -> Answer:
     if not taken:
         return judged([_nothing(setting, wanted, ports)], f"{setting} matches no port")
     problems = [problem for entry in wanted.entries for problem in _entry_problems(setting, wanted, entry, ports)]
-    return judged(problems, f"{setting} takes {len(taken)} of {len(ports)} ports: {words(taken)}")
+    return judged(problems, f"{setting} matches {len(taken)} of {len(ports)} ports: {words(taken)}")
 
 
 def _without_device(node: Node, unread: Unread, setting: Setting | None) -> Answer:
@@ -74,7 +74,7 @@ def _without_device(node: Node, unread: Unread, setting: Setting | None) -> Answ
     if setting is None or unread.why is not Why.ABSENT or gpus is None or not gpus.devices:
         need(node.rdma)
     problem = Problem(
-        summary=f"{setting} names RDMA devices, and there is none here: NCCL will use TCP sockets",
+        summary=f"{setting} names RDMA devices, but there are none here: NCCL will use TCP sockets",
         evidence=("/sys/class/infiniband is empty",),
         fix=f"give the container its RDMA devices (docker run --device=/dev/infiniband), or {setting.removal}"
         if setting is not None
@@ -96,7 +96,11 @@ def _nothing(setting: Setting, wanted: NcclList, ports: Ports) -> Problem:
 
 
 def _second_mark(wanted: NcclList) -> tuple[str, ...]:
-    return (f"= and ^ stand once, before the whole list: not in {words(wanted.marked)}",) if wanted.marked else ()
+    return (
+        (f"= and ^ are only allowed once, before the whole list, not in {words(wanted.marked)}",)
+        if wanted.marked
+        else ()
+    )
 
 
 def _entry_problems(setting: Setting, wanted: NcclList, entry: ListEntry, ports: Ports) -> list[Problem]:
@@ -116,7 +120,7 @@ def _stray(setting: Setting, wanted: NcclList, entry: ListEntry, ports: Ports) -
     return Problem(
         summary=f"{entry} in {setting} matches no RDMA device of this machine",
         evidence=(f"devices here: {words([device.name for device, _ in ports])}", *_second_mark(wanted)),
-        fix=f"take {entry} out of NCCL_IB_HCA, or see why the device is missing: ls /sys/class/infiniband",
+        fix=f"remove {entry} from NCCL_IB_HCA, or find out why the device is missing: ls /sys/class/infiniband",
         severity=Severity.WARNING,
         kind=setting.kind,
     )
@@ -127,8 +131,8 @@ def _too_many(setting: Setting, wanted: NcclList, entry: ListEntry, more: list[s
     listed = ",".join(str(one) for one in wanted.entries)
     what = "excludes" if wanted.exclude else "takes"
     return Problem(
-        summary=f"{entry} in {setting} also {what} {words(more)}: entries are beginnings of names",
-        evidence=(f"= before the list makes them whole names: {mark}{listed}",),
+        summary=f"{entry} in {setting} also {what} {words(more)}: entries are prefixes of names",
+        evidence=(f"use = before the list to match full names: {mark}{listed}",),
         fix=f"export NCCL_IB_HCA={mark}{listed}"
         if setting.path is None
         else f"in {setting.path}: NCCL_IB_HCA={mark}{listed}",
@@ -141,7 +145,7 @@ def _too_many(setting: Setting, wanted: NcclList, entry: ListEntry, more: list[s
     "DD339",
     "ib-disabled",
     Severity.WARNING,
-    "A variable keeps NCCL off an RDMA network that works",
+    "A variable disables a working RDMA network",
     group=CheckGroup.LINKS,
     needs=("rdma", "conf_files"),
     reads="NCCL_IB_DISABLE and NCCL_NET (also in NCCL's files), /sys/class/infiniband/*/ports/*/state",
@@ -170,13 +174,13 @@ def check_ib_disabled(node: Node) -> Answer:
     setting = _off_switch(node)
     ports = network_ports(node, rdma)
     if setting is None:
-        return passed("neither NCCL_IB_DISABLE nor NCCL_NET keeps NCCL off RDMA")
+        return passed("neither NCCL_IB_DISABLE nor NCCL_NET disables RDMA")
     if not ports:
         up = words([label(device, port) for device, port in each_port(rdma) if is_active(port)] or ["none"])
-        return passed(f"{setting}, and no port is of a training network (active: {up})")
+        return passed(f"{setting}, but no port is on a training network (active: {up})")
     names = words([label(device, port) for device, port in ports])
     problem = Problem(
-        summary=f"{setting} keeps NCCL off the RDMA network of this machine: it will use TCP sockets",
+        summary=f"{setting} disables this machine's RDMA network: NCCL will use TCP sockets",
         evidence=(f"active: {names}, {ports[0][1].rate_text or ports[0][1].link_layer}",),
         fix=setting.removal,
         kind=setting.kind,

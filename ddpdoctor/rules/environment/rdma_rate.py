@@ -66,7 +66,7 @@ def check_ib_rate(fleet: Fleet) -> Answer:
 
     ## What to do
 
-    Run `mlxlink -d mlx5_3 -m`, which shows lanes and cable. Clean, reseat or change the cable, and check the switch
+    Run `mlxlink -d mlx5_3 -m`, which shows lanes and cable. Clean, reseat or replace the cable, and check the switch
     port.
     """
     groups = grouped(
@@ -104,11 +104,13 @@ def _slow(slow: Sequence[_Link], rate: float, expected: float, peers: int, *, su
     everyday = alone and slow[0].port.link_layer == "Ethernet"
     unsure = Severity.INFO if everyday else Severity.WARNING
     return Problem(
-        summary=f"RDMA port{'' if one else 's'} {names}{where} {'runs' if one else 'run'} at {rate:g} Gb/s, "
-        f"{peers} other{'' if peers == 1 else 's'} of the same model at {expected:g} Gb/s",
+        summary=(
+            f"RDMA port{'' if one else 's'} {names}{where} {'runs' if one else 'run'} at {rate:g} Gb/s, but "
+            f"{peers} other{'' if peers == 1 else 's'} of the same model at {expected:g} Gb/s"
+        ),
         evidence=tuple(dict.fromkeys(f"rate: {link.port.rate_text}" for link in slow if link.port.rate_text)),
-        fix=f"look at lanes and cable (mlxlink -d {slow[0].device.name} -m), clean or change it; look at the "
-        "switch port",
+        fix=f"check the lanes and the cable (mlxlink -d {slow[0].device.name} -m), clean or replace the cable, and "
+        "check the switch port",
         severity=Severity.ERROR if sure else unsure,
         confidence=Confidence.HIGH if sure else Confidence.LOW,
         hosts=hosts,
@@ -141,8 +143,8 @@ def _fewer(fleet: Fleet, board: str) -> list[Problem]:
         return []
     return [
         Problem(
-            summary=f"Hosts differ in the RDMA devices that they have: {describe(split, f'{board} devices:')}",
-            evidence=("a device that is missing may have fallen off the bus, or its driver did not load",),
+            summary=f"Hosts have different RDMA devices: {describe(split, f'{board} devices:')}",
+            evidence=("a missing device may have fallen off the bus, or its driver did not load",),
             fix="compare lspci -d 15b3: and ibstat on these hosts, and look for mlx5 in dmesg",
             severity=Severity.WARNING,
             hosts=split.hosts,

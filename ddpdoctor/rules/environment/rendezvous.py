@@ -22,7 +22,7 @@ DEFAULT_PORT = 29400
 
 
 @rule(
-    "DD208", "rdzv-host", Severity.ERROR, "No host, or more than one, takes itself for that of the rendezvous",
+    "DD208", "rdzv-host", Severity.ERROR, "No host, or more than one, acts as the rendezvous host",
     after=("master-loopback",),
     group=CheckGroup.NETWORK, needs=("names", "network"),
     reads="PET_RDZV_ENDPOINT, PET_RDZV_BACKEND, PET_RDZV_CONF, MASTER_ADDR, gethostname, getaddrinfo, interfaces",
@@ -57,14 +57,16 @@ def check_rdzv_host(fleet: Fleet) -> Answer:
         return skipped(reason)
     endpoint = _rendezvous(fleet)
     if endpoint is None:
-        return skipped("the nodes have no endpoint in common (PET_RDZV_ENDPOINT with c10d, MASTER_ADDR)")
+        return skipped("the nodes have no common endpoint (PET_RDZV_ENDPOINT with c10d, MASTER_ADDR)")
     matching = [(node, takes_itself_for(names, endpoint.host)) for node, names in fleet.each(lambda n: n.names)]
     hosts = [node.host for node, matches in matching if matches]
-    seen = f"{endpoint.variable}={endpoint.host}, which is {name_list(hosts) if hosts else 'no host'} by torch's rule"
+    seen = (
+        f"{endpoint.variable}={endpoint.host}, which matches {name_list(hosts) if hosts else 'no host'} by torch's rule"
+    )
     if len(hosts) == 1:
         return passed(seen)
     if not hosts and (fleet.missing or any(matches is None for _, matches in matching)):
-        return unknown(f"{endpoint.host} is none of the {len(matching)} hosts of which the names are known")
+        return unknown(f"{endpoint.host} matches none of the {len(matching)} known host names")
     problem = _several(fleet, endpoint, hosts) if hosts else _nobody(fleet, endpoint)
     return judged([problem], seen)
 
@@ -72,12 +74,12 @@ def check_rdzv_host(fleet: Fleet) -> Answer:
 def _why_no_rendezvous(fleet: Fleet) -> str | None:
     processes = [process for _, process in fleet.processes()]
     reasons = {
-        "no launcher was seen: one host cannot tell for all": not fleet.gathered,
+        "no launcher was seen, and one host cannot decide this": not fleet.gathered,
         "torchrun's rendezvous is over, and its store works": any(map(by_torchrun, processes)),
         "one node": len(fleet.nodes) < 2,
         "torchrun does not start these ranks": len(processes) > len(fleet.nodes)
         or any(text_of(process, "RANK") for process in processes),
-        "is_host in PET_RDZV_CONF says who hosts": any(
+        "is_host in PET_RDZV_CONF selects the host": any(
             "is_host" in text_of(process, "PET_RDZV_CONF") for process in processes
         ),
     }
@@ -130,10 +132,10 @@ def _nobody(fleet: Fleet, endpoint: Endpoint) -> Problem:
         None,
     )
     first = owner or fleet.nodes[0]
-    own_card = f"an interface of {first.host} has the address, and the name of that host is not looked up to it"
+    own_card = f"an interface of {first.host} has the address, but its host name does not resolve to it"
     compared = f"compared with the names of {name_list(tuple(node.host for node in fleet.nodes))}"
     return Problem(
-        summary=f"no host takes itself for {endpoint.host} of {endpoint.variable}: nobody starts the store, and all "
+        summary=f"no host matches {endpoint.host} in {endpoint.variable}: no host starts the store, and all nodes "
         f"wait{_if_given(endpoint)}",
         evidence=(own_card, compared) if owner is not None else (compared,),
         fix=_fix(first.host, endpoint),
@@ -144,9 +146,9 @@ def _nobody(fleet: Fleet, endpoint: Endpoint) -> Problem:
 
 def _several(fleet: Fleet, endpoint: Endpoint, hosts: list[str]) -> Problem:
     return Problem(
-        summary=f"{name_list(hosts)} all take themselves for {endpoint.host} of {endpoint.variable}: each starts a "
-        f"store of its own{_if_given(endpoint)}",
-        evidence=("their names are looked up to an address that they share",),
+        summary=f"{name_list(hosts)} all match {endpoint.host} in {endpoint.variable}: each starts its own "
+        f"store{_if_given(endpoint)}",
+        evidence=("their names resolve to the same address",),
         fix=_fix(fleet.nodes[0].host, endpoint),
         severity=max(Severity.WARNING, _severity(fleet, endpoint), key=lambda severity: severity.order),
         hosts=tuple(hosts),

@@ -28,7 +28,7 @@ Ports = tuple[tuple["RdmaDevice", "RdmaPort"], ...]
     "DD334",
     "roce-gid",
     Severity.ERROR,
-    "A RoCE port has no address that routes, or NCCL_IB_GID_INDEX points to a wrong one",
+    "A RoCE port has no routable address, or NCCL_IB_GID_INDEX selects a wrong one",
     group=CheckGroup.LINKS,
     needs=("rdma", "conf_files"),
     reads="/sys/class/infiniband/*/ports/*/gids, gid_attrs/types and gid_attrs/ndevs, NCCL_IB_GID_INDEX",
@@ -63,7 +63,7 @@ def check_roce_gid(fleet: Fleet) -> Answer:
         (node, rdma, ports) for node, rdma in fleet.each(lambda node: node.rdma) if (ports := _roce_ports(node, rdma))
     ]
     if not roce:
-        return skipped("no Ethernet port that NCCL would use is active on an RDMA device")
+        return skipped("no RDMA device has an active Ethernet port that NCCL would use")
     problems = [problem for node, rdma, ports in roce for problem in _node_problems(node, rdma, ports)]
     problems += _compare_hosts([(node, ports) for node, _, ports in roce])
     node, _, ports = roce[0]
@@ -125,10 +125,10 @@ def _by_choice(node: Node, ports: Ports, rdma: Rdma) -> list[Problem]:
     return [
         Problem(
             summary=f"{_words_of(bare)} {'has' if len(bare) == 1 else 'have'} no RoCE v2 address with {family}: "
-            "NCCL takes a link-local one, which reaches no other network segment",
+            "NCCL uses a link-local one, which cannot reach other network segments",
             evidence=(f"entries in use: {', '.join(kinds) or 'none'}",),
             fix=f"give the interface its address (ip addr add ADDRESS/PREFIX dev {interface}), "
-            "or leave the port out with NCCL_IB_HCA",
+            "or exclude the port with NCCL_IB_HCA",
             severity=severity,
             hosts=(node.host,),
         )
@@ -141,7 +141,7 @@ def _by_index(node: Node, ports: Ports, setting: Setting) -> list[Problem]:
     faults = grouped((fault, port) for fault, port in judged_ports if fault is not None)
     return [
         Problem(
-            summary=f"{setting} points to {what} of {_words_of(tuple(those))}",
+            summary=f"{setting} selects {what} of {_words_of(tuple(those))}",
             evidence=(_right_index(ports),),
             fix=f"{setting.removal} ({PICKS_ITSELF})",
             severity=severity,
@@ -157,7 +157,7 @@ def _entry_fault(port: RdmaPort, index: int) -> tuple[str, Severity] | None:
     if gid is None:
         return "an empty entry of the address table", Severity.ERROR
     if not gid.type:
-        return "an entry whose kind cannot be read here, as one of another container,", Severity.WARNING
+        return "an entry whose type cannot be read here, such as one of another container,", Severity.WARNING
     if gid.type != V2:
         return "a RoCE v1 entry", Severity.ERROR if _routes(port, "IPv4") else Severity.WARNING
     own = next((entry.netdev for entry in port.gids if entry.netdev), None)  # of the port itself, or of its bond
@@ -189,7 +189,7 @@ def _compare_hosts(roce: list[tuple[Node, Ports]]) -> list[Problem]:
         return []
     return [
         Problem(
-            summary="NCCL_IB_GID_INDEX does not mean the same on all hosts, which cannot reach each other then: "
+            summary="NCCL_IB_GID_INDEX selects different address types on different hosts, which then cannot connect: "
             + describe(split, "it is"),
             fix=f"unset NCCL_IB_GID_INDEX on all hosts ({PICKS_ITSELF})",
             confidence=split.confidence,
@@ -200,4 +200,4 @@ def _compare_hosts(roce: list[tuple[Node, Ports]]) -> list[Problem]:
 
 def _meaning(port: RdmaPort, index: int) -> str:
     gid = next((gid for gid in port.gids if gid.index == index), None)
-    return "an empty entry" if gid is None else f"{gid.type or 'of a kind that cannot be read'} {_kind(gid)}"
+    return "an empty entry" if gid is None else f"{gid.type or 'of unknown type'} {_kind(gid)}"

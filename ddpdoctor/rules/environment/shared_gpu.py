@@ -34,7 +34,7 @@ class _Use:
 
 
 @rule(
-    "DD306", "dup-gpu", Severity.ERROR, "Several ranks come to the same GPU",
+    "DD306", "dup-gpu", Severity.ERROR, "Several ranks use the same GPU",
     group=CheckGroup.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, LOCAL_RANK, UUIDs of NVML",
 )  # fmt: skip
 def check_dup_gpu(fleet: Fleet) -> Answer:
@@ -65,11 +65,11 @@ def check_dup_gpu(fleet: Fleet) -> Answer:
     `CUDA_VISIBLE_DEVICES` for all ranks of a node, or set a different `CUDA_VISIBLE_DEVICES` for each rank.
     """
     if not fleet.gathered:
-        return skipped("there is one process")
+        return skipped("there is only one process")
     readings = fleet.each(lambda node: node.gpus)
     uses = [use for node, gpus in readings for use in _uses(node, gpus)]
     if not uses:
-        return skipped("of no rank is it known which GPU it comes to")
+        return skipped("the GPUs of the ranks are unknown")
     by_device = grouped((use.device, use) for use in uses)
     shared = [those for those in by_device.values() if len(those) > 1]
     seen = f"{len(uses)} ranks on {len(by_device)} GPUs"
@@ -98,14 +98,14 @@ def _is_unmistakable(process: NodeProcess, gpus: Gpus) -> bool:
 def _problem(shared: list[list[_Use]]) -> Problem:
     ranks = tuple(sorted({use.process.rank for uses in shared for use in uses if use.process.rank is not None}))
     named = [f"{_rank_words(uses)} on {_device_words(uses[0])}" for uses in shared[:NAMED]]
-    more = [f"and so {len(shared) - NAMED} more GPUs"] if len(shared) > NAMED else []
+    more = [f"and {len(shared) - NAMED} more GPUs"] if len(shared) > NAMED else []
     allowed = all(_is_allowed(uses) for uses in shared)
     first = shared[0][0].process
-    refuses = "" if allowed else ", which NCCL refuses"
+    refuses = "" if allowed else ", which NCCL does not allow"
     return Problem(
-        summary=f"Several ranks come to one GPU{refuses}: {'; '.join([*named, *more])}",
+        summary=f"Several ranks use one GPU{refuses}: {'; '.join([*named, *more])}",
         evidence=(f"rank {first.rank}: {_reason(first)}: {shared[0][0].device}",),
-        fix=f"the same {VARIABLE} with all GPUs for every rank of a node, and "
+        fix=f"set the same {VARIABLE} with all GPUs for every rank on a node, and call "
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) in the script',
         severity=Severity.WARNING if allowed else None,
         ranks=ranks,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node, NodeProcess
 
 NOT_SLURM = "this does not run under Slurm"
-NO_STEP = "this is the shell of a Slurm job: srun has not started anything yet"
+NO_STEP = "this is the shell of a Slurm job: srun has not started a step yet"
 NO_DEVICE = ("", "-1", "NoDevFiles")
 """Entries that end the list of CUDA_VISIBLE_DEVICES. Slurm writes the last one for a step without GPUs."""
 _SHOWN = (
@@ -79,7 +79,7 @@ def _job_nodes(process: NodeProcess) -> int | None:
 
 
 @rule(
-    "DD236", "slurm-shape", Severity.ERROR, "The Slurm step does not fit the job that torch is to run",
+    "DD236", "slurm-shape", Severity.ERROR, "The Slurm step does not match the torch job",
     group=CheckGroup.LAUNCH, needs=(),
     reads="SLURM_NTASKS, SLURM_NNODES, SLURM_PROCID, SLURM_STEP_TASKS_PER_NODE, SLURM_GPUS_ON_NODE, WORLD_SIZE, RANK",
 )  # fmt: skip
@@ -89,7 +89,7 @@ def check_slurm_shape(node: Node) -> Answer:
     ## What it means
 
     Two shapes work: `srun` starts one task for each rank (`SLURM_NTASKS` = `WORLD_SIZE`), or one torchrun on each node
-    (`SLURM_NTASKS` = `SLURM_NNODES`). In any other shape, ranks wait for ranks that nobody starts, several torchruns
+    (`SLURM_NTASKS` = `SLURM_NNODES`). In any other shape, ranks wait for ranks that never start, several torchruns
     compete for the GPUs of one node, or each torchrun trains by itself.
 
     ## How it is recognized
@@ -130,7 +130,7 @@ def _misshapen(process: NodeProcess, shape: StepShape) -> Iterator[Problem]:
     if shape.in_step and shape.tasks > 1 and shape.job_nodes is not None and shape.nodes < shape.job_nodes:
         yield Problem(
             summary=f"the step runs on {shape.nodes} of the {shape.job_nodes} nodes of the job",
-            fix=f"srun --nodes={shape.job_nodes} …, if all of them are to train",
+            fix=f"srun --nodes={shape.job_nodes} …, if all nodes should train",
             severity=Severity.INFO,
             ranks=ranks,
         )
@@ -142,15 +142,15 @@ def _torchrun(process: NodeProcess, shape: StepShape, ranks: tuple[int, ...]) ->
     if groups is None:
         return
     if shape.in_step and shape.most_on_a_node > 1:
-        times = f"{shape.most_on_a_node} times on a node"
+        times = f"{shape.most_on_a_node} times per node"
         what = f"srun starts torchrun {times}, and each torchrun starts ranks for the whole node"
     elif shape.in_step and groups < shape.nodes:
         counted = count_of(groups, "node")
-        what = f"torchrun counts {counted} and the step has {shape.nodes}: they do not all train together"
+        what = f"torchrun counts {counted}, but the step has {shape.nodes}: they do not all train together"
         evidence = (f"GROUP_WORLD_SIZE is {groups}, SLURM_NNODES is {shape.nodes}",)
     elif groups == 1 and job_nodes > 1:
         why = "the step has one task" if shape.in_step else "it was started without srun"
-        what = f"the job holds {job_nodes} nodes and torchrun uses one: {why}"
+        what = f"the job has {job_nodes} nodes, but torchrun uses one: {why}"
     else:
         return
     yield Problem(
@@ -168,8 +168,12 @@ def _task_a_rank(process: NodeProcess, shape: StepShape, ranks: tuple[int, ...])
     if world is not None and world != shape.tasks and not for_torchrun:
         few = world > shape.tasks
         yield Problem(
-            summary=f"WORLD_SIZE is {world} and srun started {shape.tasks} tasks: "
-            + (f"they wait for {world - shape.tasks} that nobody starts" if few else "there are more tasks than ranks"),
+            summary=f"WORLD_SIZE is {world}, but srun started {shape.tasks} tasks: "
+            + (
+                f"they wait for {world - shape.tasks} ranks that never start"
+                if few
+                else "there are more tasks than ranks"
+            ),
             evidence=(show_variables(process, _SHOWN),),
             fix="export WORLD_SIZE=$SLURM_NTASKS in each task, or start torchrun once on each node: "
             "srun --ntasks-per-node=1 torchrun …",
@@ -178,7 +182,7 @@ def _task_a_rank(process: NodeProcess, shape: StepShape, ranks: tuple[int, ...])
         )
     if rank is not None and task is not None and rank != task:
         yield Problem(
-            summary="RANK is not SLURM_PROCID: tasks may share a rank, or run on other nodes than their neighbors",
+            summary="RANK is not SLURM_PROCID: tasks may share a rank or run on unexpected nodes",
             evidence=(f"RANK is {rank} and SLURM_PROCID is {task}",),
             fix="export RANK=$SLURM_PROCID in each task, not in the batch script",
             severity=Severity.WARNING,
@@ -194,16 +198,16 @@ def _more_ranks_than_gpus(process: NodeProcess, shape: StepShape, ranks: tuple[i
     if not by_torchrun(process) and not shape.in_step:
         return
     yield Problem(
-        summary=f"{local} ranks run on this node and Slurm gave it {count_of(gpus, 'GPU')}",
+        summary=f"{local} ranks run on this node, but Slurm gave it {count_of(gpus, 'GPU')}",
         evidence=(f"SLURM_GPUS_ON_NODE is {gpus}",),
-        fix=f"--gpus-per-node={local}, or no more ranks on a node than GPUs: {gpus}",
+        fix=f"--gpus-per-node={local}, or at most {gpus} ranks per node",
         severity=Severity.WARNING,
         ranks=ranks,
     )
 
 
 @rule(
-    "DD237", "srun-cpus", Severity.WARNING, "srun gave a task fewer CPUs than the job asked for",
+    "DD237", "srun-cpus", Severity.WARNING, "srun gave a task fewer CPUs than requested",
     group=CheckGroup.LAUNCH, needs=(), reads="SLURM_CPUS_PER_TASK, SRUN_CPUS_PER_TASK, sched_getaffinity",
 )  # fmt: skip
 def check_srun_cpus(node: Node) -> Answer:
@@ -232,9 +236,9 @@ def check_srun_cpus(node: Node) -> Answer:
         return skipped(NO_STEP if any("SLURM_JOB_ID" in one.variables for one in node.processes) else NOT_SLURM)
     asked = tasks[0].number("SLURM_CPUS_PER_TASK")
     if asked is None:
-        return skipped("the job did not ask for a number of CPUs for each task")
+        return skipped("the job did not request a number of CPUs per task")
     fewest, those = _fewest_cpus(tasks)
-    seen = f"{asked} CPUs asked for each task, {fewest} may be used"
+    seen = f"{asked} CPUs requested per task, {fewest} usable"
     if fewest >= asked:
         return passed(seen)
     return judged([_too_few_cpus(asked, fewest, those)], seen)
@@ -251,8 +255,10 @@ def _fewest_cpus(tasks: list[NodeProcess]) -> tuple[int, list[NodeProcess]]:
 def _too_few_cpus(asked: int, fewest: int, those: list[NodeProcess]) -> Problem:
     passed_on = text_of(those[0], "SRUN_CPUS_PER_TASK")
     return Problem(
-        summary=f"the job asked for {asked} CPUs for each task, and srun lets a task use {fewest}: "
-        "loader workers and the rank share them",
+        summary=(
+            f"the job requested {asked} CPUs per task, but srun lets a task use only {fewest}, shared with its loader "
+            "workers"
+        ),
         evidence=(f"SRUN_CPUS_PER_TASK is {passed_on or 'not set'}",),
         fix=f"export SRUN_CPUS_PER_TASK={asked} in the batch script, or srun --cpus-per-task={asked}",
         ranks=ranks_of(those),
@@ -260,7 +266,7 @@ def _too_few_cpus(asked: int, fewest: int, those: list[NodeProcess]) -> Problem:
 
 
 @rule(
-    "DD238", "gpus-per-task", Severity.WARNING, "Each task sees one GPU, so that cuda:LOCAL_RANK does not exist",
+    "DD238", "gpus-per-task", Severity.WARNING, "Each task sees only one GPU, so cuda:LOCAL_RANK does not exist",
     group=CheckGroup.LAUNCH, needs=("torch",),
     reads="CUDA_VISIBLE_DEVICES, LOCAL_RANK, SLURM_LOCALID, torch.cuda.device_count",
 )  # fmt: skip
@@ -289,7 +295,7 @@ def check_gpus_per_task(node: Node) -> Answer:
     tasks = [process for process in node.processes if in_slurm_step(process) and not by_torchrun(process)]
     if not tasks:
         started = any(by_torchrun(process) for process in node.processes)
-        return skipped("torchrun hands out the GPUs" if started else NOT_SLURM)
+        return skipped("torchrun assigns the GPUs" if started else NOT_SLURM)
     seen = [(process, visible) for process in tasks if (visible := _visible(node, process)) is not None]
     if not seen or not any(visible for _, visible in seen):
         return skipped("the tasks see no GPU")
@@ -318,12 +324,12 @@ def _short_of_gpus(short: list[tuple[NodeProcess, int]]) -> Problem:
     count = process.number("SLURM_GPUS_ON_NODE")
     gpus = f"--gpus-per-node={count}" if count is not None and count > 1 else "--gpus-per-node=N"
     return Problem(
-        summary=f"each task sees {count_of(visible, 'GPU')}, so that cuda:LOCAL_RANK does not exist in "
-        "the later tasks of a node",
+        summary=f"each task sees only {count_of(visible, 'GPU')}, so cuda:LOCAL_RANK does not exist in the later "
+        "tasks of a node",
         evidence=(
             show_variables(process, ("SLURM_LOCALID", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "SLURM_GPUS_PER_TASK")),
         ),
-        fix=f"srun {gpus} in place of --gpus-per-task, or torch.cuda.set_device(0) in each task",
+        fix=f"srun {gpus} instead of --gpus-per-task, or torch.cuda.set_device(0) in each task",
         confidence=Confidence.MEDIUM,
         ranks=ranks_of(process for process, _ in short),
     )

@@ -27,10 +27,10 @@ SHOWN = 4
     "DD324",
     "acs-iommu",
     Severity.WARNING,
-    "GPUs cannot talk directly over PCIe: ACS or the IOMMU stands between",
+    "ACS or the IOMMU blocks direct PCIe transfers between GPUs",
     group=CheckGroup.LINKS,
     needs=("pci", "rdma", "gpu_trial", "conf_files"),
-    reads="PCI configuration of the bridges above GPUs (root alone), /sys/class/iommu, iommu_group/type, /proc/cmdline",
+    reads="PCI configuration of the bridges above GPUs (root only), /sys/class/iommu, iommu_group/type, /proc/cmdline",
 )
 def check_acs_iommu(node: Node) -> Answer:
     """Report ACS or an IOMMU that slows traffic between GPUs, or between a GPU and its network card.
@@ -59,19 +59,19 @@ def check_acs_iommu(node: Node) -> Answer:
     pci = need(node.pci)
     gpus = gpus_of(pci)
     if not gpus:
-        return skipped("there is no GPU of NVIDIA or AMD on the PCI bus")
+        return skipped("there is no NVIDIA or AMD GPU on the PCI bus")
     if pci.virtual_machine:
-        return skipped("a virtual machine: its host needs ACS and the IOMMU to keep guests apart")
+        return skipped("a virtual machine: its host needs ACS and the IOMMU to isolate guests")
     if not _has_peers(node, pci):
-        return passed("no GPU here has a peer to reach over PCIe: GeForce cards have no peer access")
+        return passed("no GPU here has a PCIe peer: GeForce cards have no peer access")
     wrong = tuple(f"{copy.source} to {copy.target}" for copy in wrong_copies(node))
     problems = [*_redirecting(pci, wrong), *_translating(pci, wrong)]
     bridges = [by_bus_id(pci).get(bus_id) for gpu in gpus for bus_id in gpu.upstream]
     unread = any(bridge is not None and bridge.acs_redirect is None for bridge in bridges)
     state = "passes addresses through" if pci.iommu_passthrough else "translates"
-    seen = f"the IOMMU {state}" if pci.iommu else "no IOMMU is at work"
+    seen = f"the IOMMU {state}" if pci.iommu else "no IOMMU is active"
     if unread and not problems:
-        return skipped(f"ACS of bridges can be read by root alone; {seen}")
+        return skipped(f"only root can read the ACS of bridges; {seen}")
     return judged(problems, f"{seen}; ACS {'redirects' if problems else 'does not redirect'} between peers")
 
 
@@ -97,14 +97,16 @@ def _redirecting(pci: Pci, wrong: tuple[str, ...]) -> list[Problem]:
     some = list(guilty)
     return [
         Problem(
-            summary=f"Access Control Services of {len(guilty)} PCIe bridge{'s' * (len(guilty) > 1)} send traffic "
-            "between GPUs and their peers through the processor: GPUDirect is slow, or hangs",
+            summary=(
+                f"Access Control Services of {len(guilty)} PCIe bridge{'s' * (len(guilty) > 1)} send GPU peer "
+                "traffic through the CPU: GPUDirect is slow or hangs"
+            ),
             evidence=(
                 f"ACS redirects at {first_names(some)}, above {describe(pci, guilty[some[0]])}",
                 *_copy_words(wrong),
             ),
-            fix=f"for b in {' '.join(guilty)}; do setpci -s $b ECAP_ACS+6.w=0000; done   (until the next start; "
-            "for good: ACS off in the BIOS)",
+            fix=f"for b in {' '.join(guilty)}; do setpci -s $b ECAP_ACS+6.w=0000; done (until the next boot; "
+            "permanently: disable ACS in the BIOS)",
             severity=Severity.ERROR if wrong else None,
         )
     ]
@@ -126,9 +128,9 @@ def _translating(pci: Pci, wrong: tuple[str, ...]) -> list[Problem]:
         return []
     return [
         Problem(
-            summary="The IOMMU translates every address of the GPUs: copies between them and to RDMA cards are slow, "
-            "and NVIDIA does not support them over PCIe",
-            evidence=("/sys/class/iommu is not empty, and the GPUs are not passed through", *_copy_words(wrong)),
+            summary="The IOMMU translates all GPU addresses: copies between GPUs and to RDMA cards are slow, and "
+            "NVIDIA does not support this over PCIe",
+            evidence=("/sys/class/iommu is not empty, and the GPUs are not in passthrough mode", *_copy_words(wrong)),
             fix="add iommu=pt to GRUB_CMDLINE_LINUX in /etc/default/grub; update-grub (or grub2-mkconfig); reboot",
             severity=Severity.ERROR if wrong else None,
         )
@@ -143,13 +145,13 @@ def _copy_words(wrong: tuple[str, ...]) -> tuple[str, ...]:
     "DD325",
     "numa",
     Severity.WARNING,
-    "A rank runs on CPUs far from its GPU, or the machine does not say where its GPUs are",
+    "A rank runs on CPUs far from its GPU, or the NUMA nodes of the GPUs are unknown",
     group=CheckGroup.LINKS,
     needs=("pci", "gpus"),
     reads="/sys/bus/pci/devices/*/{numa_node,local_cpulist} of GPUs, sched_getaffinity of each rank",
 )
 def check_numa(node: Node) -> Answer:
-    """Report ranks that may run only on CPUs of a different memory node than their GPU.
+    """Report ranks that can only run on CPUs of a different NUMA node than their GPU.
 
     ## What it means
 
@@ -175,9 +177,9 @@ def check_numa(node: Node) -> Answer:
     pci = need(node.pci)
     gpus = gpus_of(pci)
     if not gpus:
-        return skipped("there is no GPU of NVIDIA or AMD on the PCI bus")
+        return skipped("there is no NVIDIA or AMD GPU on the PCI bus")
     if pci.numa_nodes < 2:
-        return skipped("all memory is equally near: one NUMA node")
+        return skipped("there is only one NUMA node")
     placed = [(process, gpu) for process in node.processes if (gpu := _gpu_of(node, pci, process)) is not None]
     far = [(process, gpu) for process, gpu in placed if _is_far(process, gpu)]
     lost = [] if pci.virtual_machine else [gpu for gpu in gpus if gpu.numa_node is None]
@@ -213,8 +215,10 @@ def _far(far: list[tuple[NodeProcess, PciDevice]]) -> Problem:
     one, near = len(far) == 1, far[0][1].numa_node or 0
     who = name_list([*([rank_list(ranks)] if ranks else []), *(_name(p) for p, _ in far if p.rank is None)])
     return Problem(
-        summary=f"{who[0].upper()}{who[1:]} may run only on CPUs of another NUMA node than "
-        f"{'its GPU' if one else 'their GPUs'}",
+        summary=(
+            f"{who[0].upper()}{who[1:]} can only run on CPUs of another NUMA node than "
+            f"{'its GPU' if one else 'their GPUs'}"
+        ),
         evidence=tuple(
             f"{_name(process)}: CPUs {_cpu_words(process.cpus)}; GPU {gpu.bus_id} is near CPUs "
             f"{_cpu_words(gpu.local_cpus)}"
@@ -233,10 +237,10 @@ def _name(process: NodeProcess) -> str:
 def _lost(pci: Pci, lost: list[PciDevice]) -> Problem:
     many = len(lost) > 1
     return Problem(
-        summary=f"The machine does not say at which of its {pci.numa_nodes} NUMA nodes "
+        summary=f"The machine does not report on which of its {pci.numa_nodes} NUMA nodes "
         f"{f'{len(lost)} GPUs are' if many else f'{describe(pci, lost[0])} is'}: ranks cannot be placed near them",
         evidence=(f"numa_node is -1 of {', '.join(gpu.bus_id for gpu in lost[:SHOWN])}",),
-        fix="look at the NUMA settings of the BIOS (SNC, NPS) and at its update",
+        fix="check the NUMA settings in the BIOS (SNC, NPS), and update the BIOS",
     )
 
 

@@ -27,7 +27,7 @@ AMD_COMPUTE_CLASSES = (0x0380, 0x1200)
     "DD102",
     "torch-cuda-build",
     Severity.ERROR,
-    "A build of torch without CUDA on a machine with GPUs",
+    "A torch build without CUDA on a machine with GPUs",
     group=CheckGroup.VERSIONS,
     needs=("software", "torch", "gpus", "pci"),
     reads="torch.version.cuda and .hip, the GPUs that NVML lists, /dev/nvidia*, PCI",
@@ -82,7 +82,7 @@ def _amd_without_rocm(node: Node, build: TorchBuild) -> Answer | None:
     problem = Problem(
         summary=f"torch {build.version} has no ROCm, so the AMD GPUs here cannot be used",
         evidence=(f"AMD GPUs at {', '.join(one.bus_id for one in found)}, and /dev/kfd",),
-        fix=f"install a ROCm build of torch by the command that {SELECTOR} shows",
+        fix=f"install a ROCm build of torch with the command at {SELECTOR}",
     )
     return judged([problem], f"torch {build.version} and {len(found)} AMD GPUs")
 
@@ -93,9 +93,9 @@ def _gpu_without_driver(node: Node) -> Answer | None:
     if not on_bus or driver_of(node):
         return None
     problem = Problem(
-        summary="There is an NVIDIA GPU without NVIDIA's driver, and torch is a CPU build: jobs run on the processors",
+        summary="The NVIDIA GPU has no driver and torch is a CPU build, so jobs run on the CPUs",
         evidence=(f"a GPU at {on_bus[0].bus_id}, driver {on_bus[0].driver or 'none'}",),
-        fix="to use the GPU, install NVIDIA's driver and a CUDA build of torch",
+        fix="to use the GPU, install the NVIDIA driver and a CUDA build of torch",
         severity=Severity.INFO,
     )
     return judged([problem], "a CPU build, and a GPU without a driver")
@@ -105,7 +105,7 @@ def _gpu_without_driver(node: Node) -> Answer | None:
     "DD103",
     "nccl-loaded",
     Severity.WARNING,
-    "Another NCCL is loaded than torch was built with",
+    "The loaded NCCL is not the one that torch was built with",
     group=CheckGroup.VERSIONS,
     needs=("torch",),
     reads="torch.cuda.nccl.version(), libnccl in /proc/self/maps, its ncclGetVersion, LD_PRELOAD, LD_LIBRARY_PATH",
@@ -140,7 +140,7 @@ def check_nccl_loaded(node: Node) -> Answer:
     if loaded is None or loaded == build.nccl:
         return passed(f"NCCL {build.nccl} from {path}")
     problem = Problem(
-        summary=f"torch was built with NCCL {build.nccl}, and NCCL {loaded} is loaded",
+        summary=f"torch was built with NCCL {build.nccl}, but NCCL {loaded} is loaded",
         evidence=_where_from(build),
         fix=_use_own_nccl(build),
         severity=Severity.INFO if _is_upgrade(build) else Severity.WARNING,
@@ -171,9 +171,9 @@ def _use_own_nccl(build: TorchBuild) -> str:
         return "unset LD_PRELOAD"
     folder = build.nccl_libraries[0].rpartition("/")[0]
     if build.nccl_found_by == "LD_LIBRARY_PATH":
-        return f"take {folder} out of LD_LIBRARY_PATH, at least for the job"
+        return f"remove {folder} from LD_LIBRARY_PATH, at least for the job"
     if "/nvidia/nccl/" in folder:
-        return "pip install --force-reinstall torch brings back the NCCL that it was built with"
+        return "pip install --force-reinstall torch restores the NCCL that it was built with"
     return f"remove the libnccl in {folder}, or install NCCL {build.nccl} there"
 
 
@@ -181,13 +181,13 @@ def _use_own_nccl(build: TorchBuild) -> str:
     "DD105",
     "hip-gpu-other",
     Severity.INFO,
-    "torch is built for ROCm: checks of NVIDIA's software say nothing here",
+    "torch is built for ROCm: checks of NVIDIA software do not apply",
     group=CheckGroup.VERSIONS,
     needs=("torch",),
     reads="torch.version.hip",
 )
 def check_hip_gpu_other(node: Node) -> Answer:
-    """Say that torch is built for AMD's GPUs, so that checks of NVIDIA's software are skipped.
+    """Report that torch is built for AMD GPUs, so checks of NVIDIA software are skipped.
 
     ## What it means
 
@@ -207,7 +207,7 @@ def check_hip_gpu_other(node: Node) -> Answer:
     if not build.hip:
         return skipped("torch is not built for ROCm")
     problem = Problem(
-        summary=f"torch is built for ROCm {build.hip}: checks of NVIDIA's driver and GPUs say nothing here",
-        fix="ask rocm-smi for the state of the GPUs",
+        summary=f"torch is built for ROCm {build.hip}: checks of the NVIDIA driver and GPUs do not apply",
+        fix="use rocm-smi to check the GPUs",
     )
     return judged([problem], f"ROCm {build.hip}")

@@ -38,7 +38,7 @@ OF_THE_LAUNCH = frozenset({"slurm", "k8s", "mpi", "launcher", "build", "loader",
 
 
 @rule(
-    "DD111", "env-unknown", Severity.WARNING, "A variable is set that nobody reads",
+    "DD111", "env-unknown", Severity.WARNING, "A variable is set that nothing reads",
     group=CheckGroup.VARIABLES, needs=("software",), reads="names of environment variables, NCCL's version",
 )  # fmt: skip
 def check_env_unknown(node: Node) -> Answer:
@@ -69,7 +69,7 @@ def check_env_unknown(node: Node) -> Answer:
 
     ## Example
 
-        nothing reads NCCL_SOCKET_IFNAMES; the nearest known name is NCCL_SOCKET_IFNAME
+        nothing reads NCCL_SOCKET_IFNAMES; did you mean NCCL_SOCKET_IFNAME?
     """
 
     def flaws(process: NodeProcess, context: VariableContext) -> Iterable[Flaw | None]:
@@ -77,12 +77,12 @@ def check_env_unknown(node: Node) -> Answer:
         yield from (find_too_new(variable, value, context) for variable, value in _listed(process))
 
     others = sorted({name for process in node.processes for name in process.other_names})
-    strangers = f"and {', '.join(others)}" if others else "and no other name that is like one"
+    strangers = f"and {', '.join(others)}" if others else "and no similar names"
     return judged(_draw(node, flaws), f"{_count(node)} {strangers}")
 
 
 @rule(
-    "DD112", "env-value", Severity.WARNING, "A variable has a value that its reader does not take",
+    "DD112", "env-value", Severity.WARNING, "A variable has an invalid value",
     group=CheckGroup.VARIABLES, needs=(), reads="environment variables of NCCL, torch, Gloo, CUDA and OpenMP",
 )  # fmt: skip
 def check_env_value(node: Node) -> Answer:
@@ -115,13 +115,13 @@ def check_env_value(node: Node) -> Answer:
 
     ## Example
 
-        NCCL_P2P_DISABLE=true: NCCL takes a whole number, and reads this as 0 (from 2.32 on as not set)
+        NCCL_P2P_DISABLE=true: NCCL takes an integer, and reads this as 0 (since 2.32 as not set)
     """
     return judged(_draw(node, _over_listed(find_wrong_value)), _shown(node))
 
 
 @rule(
-    "DD113", "env-deprecated", Severity.WARNING, "A variable is out of use",
+    "DD113", "env-deprecated", Severity.WARNING, "A variable is obsolete",
     group=CheckGroup.VARIABLES, needs=("software",), reads="environment variables, versions of torch and NCCL",
 )  # fmt: skip
 def check_env_deprecated(node: Node) -> Answer:
@@ -148,13 +148,13 @@ def check_env_deprecated(node: Node) -> Answer:
 
     ## Example
 
-        NCCL_BLOCKING_WAIT is an old name: TORCH_NCCL_BLOCKING_WAIT has taken its place
+        NCCL_BLOCKING_WAIT is an old name: use TORCH_NCCL_BLOCKING_WAIT
     """
     return judged(_draw(node, _over_listed(find_deprecated)), _shown(node))
 
 
 @rule(
-    "DD114", "env-danger", Severity.WARNING, "A variable is set that slows jobs down or hides their faults",
+    "DD114", "env-danger", Severity.WARNING, "A variable slows down jobs or hides faults",
     group=CheckGroup.VARIABLES, needs=("rdma",), reads="environment variables",
 )  # fmt: skip
 def check_env_danger(node: Node) -> Answer:
@@ -230,14 +230,14 @@ def _problem(process: NodeProcess, flaw: Flaw) -> Problem:
 def _origin(process: NodeProcess, name: str) -> str:
     if name in process.variables:
         return f"{name}={show(process.variables[name])} is set in the environment"
-    return f"{name} is set in the environment; its value is not read"
+    return f"{name} is set in the environment; its value is not shown"
 
 
 def _write_fix(flaw: Flaw) -> str:
     """Return the shell command that sets the intended variable, or removes this one."""
     name = flaw.name
     if not name.isidentifier() or not name.isascii():
-        return f"take {shlex.quote(name)} out of the environment, for instance by env -u {shlex.quote(name)}"
+        return f"remove {shlex.quote(name)} from the environment, for example with env -u {shlex.quote(name)}"
     if not flaw.set_name:
         return f"unset {name}"
     if flaw.set_name == name:
@@ -247,7 +247,7 @@ def _write_fix(flaw: Flaw) -> str:
 
 def _count(node: Node) -> str:
     names = {variable.name for process in node.processes for variable, _ in _listed(process)}
-    return f"{len(names)} known variable{'' if len(names) == 1 else 's'}" if names else "no known variable"
+    return f"{len(names)} known variable{'' if len(names) == 1 else 's'}" if names else "no known variables"
 
 
 def _shown(node: Node) -> str:

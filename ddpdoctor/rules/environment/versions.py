@@ -30,7 +30,7 @@ _INSTALLED = ("site-packages", "dist-packages")
     "torch is missing or cannot be imported",
     group=CheckGroup.VERSIONS,
     needs=("software", "torch"),
-    reads="`import torch` in a child process; with --no-torch the metadata of the package",
+    reads="`import torch` in a child process; with --no-torch, the package metadata",
 )
 def check_torch_import(node: Node) -> Answer:
     """Report that `import torch` fails in this Python, with the last line of the error.
@@ -81,7 +81,7 @@ def _of_python(node: Node) -> str:
 
 def _absent(node: Node) -> Answer:
     software = known(node.software)
-    where = f"the Python that ran here is {software.executable}" if software else "this Python has no torch"
+    where = f"this Python is {software.executable}" if software else "this Python has no torch"
     problem = Problem(
         summary="torch is not installed in this Python, so no rank can start",
         evidence=(where,),
@@ -92,7 +92,7 @@ def _absent(node: Node) -> Answer:
 
 def _mend(node: Node, build: TorchBuild, missing: str | None) -> str:
     if build.path and not any(folder in build.path for folder in _INSTALLED):
-        return f"rename or remove {build.path}: Python finds it before the torch that is installed"
+        return f"rename or remove {build.path}: Python finds it before the installed torch"
     if missing and not missing.startswith("torch"):
         return f"{pip(node)} {missing.partition('.')[0]}"
     software = known(node.software)
@@ -134,7 +134,7 @@ def check_version_same(fleet: Fleet) -> Answer:
     """
     nodes = [node for node in fleet.nodes if known(node.software) or known(node.torch) or known(node.gpus)]
     if len(fleet.nodes) < 2:
-        return skipped("one node only: there is nothing to compare")
+        return skipped("only one node: nothing to compare")
     splits = {name: (compare(_voices(nodes, value)), severity) for name, value, severity in _COMPARED}
     if splits["GPUs:"][0] is not None:
         # Different models always have a different VBIOS.
@@ -161,10 +161,12 @@ def _same(name: str, split: Split[str]) -> str:
     wanted = split.majority.value if split.majority else None
     if name == "torch":
         return (
-            f"python -m pip install {torch_package(wanted)}" if wanted else "install one version of torch on all nodes"
+            f"python -m pip install {torch_package(wanted)}"
+            if wanted
+            else "install the same torch version on all nodes"
         )
     if name in {"GPUs:", "VBIOS"}:
-        return "take nodes of one kind for a job, or expect the pace of the slowest"
+        return "use nodes of one kind for a job, or expect the speed of the slowest"
     return f"use {name.rstrip(':')} {wanted} on all nodes" if wanted else f"use one {name.rstrip(':')} on all nodes"
 
 

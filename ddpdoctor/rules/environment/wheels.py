@@ -45,7 +45,7 @@ def install_cuda_torch(node: Node, version: str | None) -> str:
     driver = driver_of(node)
     index = cuda_wheel(version, driver)
     if index is None:
-        return f"upgrade the NVIDIA driver ({driver or 'version not known'}), then install a CUDA build: {SELECTOR}"
+        return f"upgrade the NVIDIA driver ({driver or 'unknown version'}), then install a CUDA build: {SELECTOR}"
     plain = ".".join(str(part) for part in release(version))
     # Without the local version, pip would accept an installed CPU build.
     wanted = torch_package(f"{plain}+{index}") if plain else f"torch --index-url {INDEX}{index}"

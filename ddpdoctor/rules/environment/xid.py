@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.node import Node
 
 REBOOT = "drain the node and reboot; if it comes back, have the GPU replaced"
-RESET = "sudo nvidia-smi -r -i {index} with nothing running on it, or reboot"
+RESET = "sudo nvidia-smi -r -i {index} when no process uses it, or reboot"
 CODES: dict[int, tuple[Severity, str, str]] = {
     48: (Severity.ERROR, "a memory error that ECC could not correct", RESET),
     64: (Severity.ERROR, "a bad memory row or page that could not be taken out of use", REBOOT),
@@ -27,25 +27,29 @@ CODES: dict[int, tuple[Severity, str, str]] = {
     119: (Severity.ERROR, "its system processor (GSP) does not answer", REBOOT),
     120: (Severity.ERROR, "an error of its system processor (GSP)", REBOOT),
     140: (Severity.ERROR, "a memory error that ECC could not recover from", RESET),
-    63: (Severity.WARNING, "a bad memory row or page that the next reset takes out of use", RESET),
+    63: (Severity.WARNING, "a bad memory row or page that stays in use until the next reset", RESET),
     92: (Severity.WARNING, "very many corrected memory errors", RESET),
     94: (Severity.WARNING, "a memory error that ended one process and was contained", RESET),
-    13: (Severity.INFO, "a fault in a program's kernel", "look for the error in the program that ran then"),
-    31: (Severity.INFO, "a program's access to a wrong address", "look for the error in the program that ran then"),
+    13: (Severity.INFO, "a fault in a program's kernel", "look for the error in the program that was running"),
+    31: (
+        Severity.INFO,
+        "a program's access to an invalid address",
+        "look for the error in the program that was running",
+    ),
     43: (
         Severity.INFO,
-        "a program's fault, which ended the program",
-        "look for the error in the program that ran then",
+        "a program fault that ended the program",
+        "look for the error in the program that was running",
     ),
-    45: (Severity.INFO, "the end of a program that had failed or was killed", "look at what failed before it"),
+    45: (Severity.INFO, "the end of a program that had failed or was killed", "check what failed before it"),
 }
 """Severity, meaning and fix of each number. Numbers and meanings come from NVIDIA's Xid catalog,
 docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html; severities follow gcm and gpud."""
-OTHER = (Severity.INFO, "an error that is not on the list here", "https://docs.nvidia.com/deploy/xid-errors says what")
+OTHER = (Severity.INFO, "an error that ddpdoctor does not know", "see https://docs.nvidia.com/deploy/xid-errors")
 
 
 @rule(
-    "DD311", "xid", Severity.ERROR, "The driver reported errors of GPUs since boot",
+    "DD311", "xid", Severity.ERROR, "The driver reported GPU errors (Xid) since boot",
     group=CheckGroup.GPUS, needs=("kernel_log", "gpus"), reads="/dev/kmsg: NVRM: Xid",
 )  # fmt: skip
 def check_xid(node: Node) -> Answer:

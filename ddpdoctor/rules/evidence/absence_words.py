@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.evidence.state import RunState
 
 _STATES = {
-    Doing.OWN: "is in its own code", Doing.DATA: "waits for a DataLoader worker", Doing.EXIT: "is ending",
+    Doing.OWN: "is in its own code", Doing.DATA: "waits for a DataLoader worker", Doing.EXIT: "is exiting",
     Doing.INIT: "is in init_process_group", Doing.DEVICE: "waits for its device", Doing.COLLECTIVE: "waits for others",
     Doing.UNKNOWN: "is elsewhere",
 }  # fmt: skip
@@ -53,13 +53,11 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
     workers = _workers(state, samples, ranks)
     where = (*places(frames), *_worker_places(workers))
     target = "init_process_group" if absent[0].in_init else operation.words()
-    did = {"early-exit": "has ended", "missing": "never came"}.get(kind, "did not come")
-    at = f"; it is {place_words(where[0])}" if where and kind == "stuck" else ""
-    wait = f"{rank_list(waiters)} {verb(waiters, 'waits', 'wait')}" if waiters else "others wait"
+    did = {"early-exit": "exited before", "missing": "never joined"}.get(kind, "did not call")
+    at = f"{verb(ranks, 'it is', 'they are')} {place_words(where[0])}, and " if where and kind == "stuck" else ""
+    wait = f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting" if waiters else "other ranks are waiting"
     return Problem(
-        summary=f"{who_words(state, ranks)} {did} to {target}, where {wait} for it{at}".replace(
-            "has ended to", "has ended before"
-        ),
+        summary=f"{who_words(state, ranks)} {did} {target}; {at}{wait} for {verb(ranks, 'it', 'them')}",
         confidence=one.confidence,
         ranks=tuple(ranks),
         hosts=state.hosts_of(ranks),
@@ -68,7 +66,7 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
             *_doing_words(state, samples, ranks),
             *_worker_words(workers),
             *quotes(absent),
-            *(f"against it, from a weaker source: {words}" for words in quotes(one.contradicted)),
+            *(f"a weaker source disagrees: {words}" for words in quotes(one.contradicted)),
             *quotes(fact for fact in state.all(Waiting) if fact.who.rank in waiters),
             *_waiter_places(state, samples, waiters),
             *_reached_words(state, ranks),
@@ -126,15 +124,15 @@ def _reached_words(state: RunState, ranks: Iterable[int]) -> list[str]:
     for fact in state.all(Reached):
         if fact.who.rank in set(ranks) and fact.enqueued is not None:
             group = f" of {fact.group_words}" if fact.group_words else ""
-            found.append(f"rank {fact.who.rank} had begun collective #{fact.enqueued}{group}")
+            found.append(f"rank {fact.who.rank} had started collective #{fact.enqueued}{group}")
     return list(dict.fromkeys(found))[:MOST_QUOTES]
 
 
 def _absence_fix(ranks: list[int], where: tuple[Place, ...], workers: Sequence[Stacked]) -> str:
     if workers and (frame := innermost(workers[0].frames)) is not None:
-        return f"look at what the DataLoader workers of {rank_list(ranks)} do {place_words(frame)}"
+        return f"check what the DataLoader workers of {rank_list(ranks)} do {place_words(frame)}"
     if where:
-        return f"look at what {rank_list(ranks)} does {place_words(where[0])}, and why the other ranks do not"
+        return f"check what {rank_list(ranks)} does {place_words(where[0])}, and why the other ranks do not"
     its = "its" if len(ranks) == 1 else "their"
     return (
         f"find out what {rank_list(ranks)} did instead: {its} log and standard error; "
@@ -144,7 +142,7 @@ def _absence_fix(ranks: list[int], where: tuple[Place, ...], workers: Sequence[S
 
 def unseen_suspects(ranks: Iterable[int]) -> str:
     """Say that the cause may be with ranks that were not seen."""
-    return f"others wait for {rank_list(ranks)}, of which no evidence was given, so that the cause cannot be told"
+    return f"others wait for {rank_list(ranks)}, but there is no evidence from it, so the cause is unknown"
 
 
 def slow_suspects(state: RunState, ranks: Sequence[int], samples: dict[int, Stacked]) -> str:
@@ -152,5 +150,5 @@ def slow_suspects(state: RunState, ranks: Sequence[int], samples: dict[int, Stac
     at = "; ".join(place_words(innermost(samples[rank].frames)) for rank in ranks if rank in samples)
     return (
         f"others wait for {who_words(state, ranks)}, which moved between the samples ({at}): "
-        "it may only be slow, or in an endless loop"
+        "it may just be slow, or in an endless loop"
     )

@@ -13,7 +13,7 @@ def _answer(kind: str, state: RunState) -> Answer:
     ruling = state.ruling
     if ruling.kind == kind and ruling.problem is not None:
         return judged([ruling.problem])
-    return passed() if not ruling.kind and not ruling.reason else skipped(ruling.kind or "cannot be told")
+    return passed() if not ruling.kind and not ruling.reason else skipped(ruling.kind or "the cause is unknown")
 
 
 @also("DD601")
@@ -70,7 +70,7 @@ def find_transport(state: RunState) -> Answer:
     return _answer("transport", state)
 
 
-@rule("DD613", "cannot-tell", Severity.INFO, "The evidence does not name the cause")
+@rule("DD613", "cannot-tell", Severity.INFO, "The evidence does not show the cause")
 def check_sufficient(state: RunState) -> Answer:
     """Say that the cause cannot be told from what was given, and what to collect.
 
@@ -98,7 +98,7 @@ def check_sufficient(state: RunState) -> Answer:
 
     ## Example
 
-        rank 2 waited for others, and nothing that was given says for whom; give the logs of the other ranks
+        rank 2 waited for other ranks, but the evidence does not show which ones; give the logs of the other ranks
     """
     ruling = state.ruling
     read = about(state)

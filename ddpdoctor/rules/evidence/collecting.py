@@ -18,26 +18,24 @@ _OTHERS = (
     "give the logs and flight recorder dumps of {those}: "
     "`ddpdoctor analyze LOGS... ~/.cache/torch/comm_lib_trace_rank_* /tmp/nccl_trace_rank_*` on every node"
 )
-_LOST = "give the log of {who} and the kernel's log of its host: others lost their connection to it"
-_RAS = "ask RAS twice, half a minute apart, while it hangs: `ncclras -v`, or `ncclras -f json` from NCCL 2.28.7 on"
-_OTHER_NODES = (
-    "type `ddpdoctor attach --folder DIR` on the nodes of {those}, and give all folders: `ddpdoctor analyze DIR`"
-)
-SAMPLE_AGAIN = "look again in a minute, with `ddpdoctor attach` or py-spy: a rank that is only slow will be elsewhere"
-_RUNNING = "if the job still runs, type `ddpdoctor attach` on every node, or `py-spy dump --pid PID` for all ranks"
-_WORKERS = "take the stacks of the workers too, twice: `py-spy dump --subprocesses --pid PID` for all ranks"
+_LOST = "give the log of {who} and the kernel log of its host: others lost their connection to it"
+_RAS = "run `ncclras -v` twice, half a minute apart, while the job hangs (since NCCL 2.28.7: `ncclras -f json`)"
+_OTHER_NODES = "run `ddpdoctor attach --folder DIR` on the nodes of {those}, then `ddpdoctor analyze` with all folders"
+SAMPLE_AGAIN = "check again in a minute with `ddpdoctor attach` or py-spy: a rank that is just slow has moved by then"
+_RUNNING = "if the job is still running, run `ddpdoctor attach` on every node, or `py-spy dump --pid PID` for all ranks"
+_WORKERS = "also take the stacks of the workers, twice: `py-spy dump --subprocesses --pid PID` for all ranks"
 _FIRST = (
-    "the first collectives never ended: start it with NCCL_P2P_DISABLE=1; if it runs then, switch PCIe ACS and the "
-    "IOMMU off or to pass-through"
+    "the first collectives never completed: start the job with NCCL_P2P_DISABLE=1; if that helps, disable PCIe ACS, "
+    "and disable the IOMMU or set it to passthrough"
 )
-_NEWER = "torch 2.5 or newer names the group of each number"
+_NEWER = "torch 2.5 or newer records the group of each collective"
 _INSIDE = (
     "collect on every node: `dmesg -T | grep -i xid`, `nvidia-smi -q`, while it hangs `ncclras -v` and "
     "`py-spy dump --native --pid PID` of all ranks, and a run with NCCL_DEBUG=INFO; "
     "test the links with `torchrun ... -m ddpdoctor allreduce-bench --pairs`"
 )
 _DUMPS = (
-    "for the next run set TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1, "
+    "for the next run, set TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1, "
     "so that each rank leaves a flight recorder dump"
 )
 KILLED = "`dmesg -T | grep -i kill` on the host, `sacct -j JOB -o JobID,State,ExitCode,MaxRSS`, `kubectl describe pod`"
@@ -45,8 +43,8 @@ _STDERR = "the standard error of each rank: `torchrun --redirects 3 --tee 3 ...`
 
 
 _STACKS = (
-    "take the stacks of all ranks twice, half a minute apart, with what they do in C: `ddpdoctor attach`, or "
-    "`py-spy dump --native --pid PID`; and the use of each GPU: `nvidia-smi`"
+    "take the native stacks of all ranks twice, half a minute apart: `ddpdoctor attach`, or "
+    "`py-spy dump --native --pid PID`; and the utilization of each GPU: `nvidia-smi`"
 )
 _OF_RAS = frozenset({"ras", "ras-ahead", "ras-unnamed", "damaged"})
 

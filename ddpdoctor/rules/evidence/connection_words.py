@@ -22,16 +22,16 @@ SLOW_START_S = 30.0
 MOST_PAIRS = 4
 MOST_ALGORITHMS = 4
 DISABLING = {
-    "NCCL_P2P_DISABLE": "GPUs of one host do not exchange data directly",
-    "NCCL_SHM_DISABLE": "processes of one host do not share memory",
+    "NCCL_P2P_DISABLE": "no direct data exchange between the GPUs of a host",
+    "NCCL_SHM_DISABLE": "no shared memory between the processes of a host",
     "NCCL_IB_DISABLE": "InfiniBand and RoCE are not used",
-    "NCCL_IGNORE_NET_MISMATCH": "hosts with different networks are not refused, and may hang instead",
+    "NCCL_IGNORE_NET_MISMATCH": "hosts with different networks are accepted, but may hang",
 }
 """Variables that switch something off when they are set, and what."""
 ENABLING = {
     "NCCL_NVLS_ENABLE": "NVLink SHARP is off",
-    "NCCL_DMABUF_ENABLE": "adapters do not reach GPU memory by DMA-BUF",
-    "NCCL_CUMEM_ENABLE": "buffers are not allocated by cuMem",
+    "NCCL_DMABUF_ENABLE": "adapters do not use DMA-BUF for GPU memory",
+    "NCCL_CUMEM_ENABLE": "cuMem does not allocate the buffers",
 }
 """Variables that switch something off when they are 0."""
 OFF = {"", "0"}
@@ -79,7 +79,7 @@ def _counts(job: NcclJob) -> Iterator[str]:
         chosen.update(one.algorithms)
     if chosen:
         most = [f"{name} ({count_of(count, 'call')})" for name, count in chosen.most_common(MOST_ALGORITHMS)]
-        yield f"algorithms and protocols that NCCL chose: {', '.join(most)}"
+        yield f"NCCL's algorithms and protocols: {', '.join(most)}"
     nvls = {one.nvls for one in job.processes if one.nvls is not None}
     if len(nvls) == 1:
         yield f"NVLS (reductions in the NVSwitch) is {'available' if True in nvls else 'not available'}"
@@ -95,5 +95,5 @@ def _settings(job: NcclJob) -> Iterator[str]:
 def _start(job: NcclJob) -> Iterator[str]:
     slowest = max(job.processes, key=lambda one: one.init_s or 0.0)
     if slowest.init_s:
-        late = ", which delays the start and no step" if slowest.init_s > SLOW_START_S else ""
+        late = ", which delays only the start" if slowest.init_s > SLOW_START_S else ""
         yield f"setting up a communicator took up to {slowest.init_s:.1f} s{late}"

@@ -94,7 +94,7 @@ def _compare(cluster: Cluster, by_rank: Mapping[int, FlightDump], world: int | N
     if len(waiters) < 2 or not all(cluster.parts[rank].knows_ends for rank in waiters):
         return []
     complete = set(waiters) >= set(members) and (cluster.members is not None or world is not None)
-    said = f"all {len(waiters)} made {operation.words()}, and none completed it"
+    said = f"all {len(waiters)} ranks called {operation.words()}, and none completed it"
     return [Inside(operation=operation, ranks=waiters, complete=complete, spot=spot, said=said)]
 
 
@@ -153,7 +153,7 @@ def _absences(cluster: Cluster, ranks: Sequence[int], operation: Operation, wait
         certain = part is None or all(cluster.parts[one].knows_ends for one in waiters)
         last = f"made {cluster.operation(rank, part.last).words()} last" if part is not None and part.seq else ""
         at = next((frame for frame in reversed(part.last_frames) if frame.user), None) if part is not None else None
-        line = f", at {at.file}:{at.line} in {at.function}" if at is not None and last else ""
+        line = f", in {at.function} ({at.file}:{at.line})" if at is not None and last else ""
         said = f"rank {rank} {last or 'made no call'}{line}" + ("" if last else f" of {cluster.words or 'the group'}")
         yield Absent(
             who=Who(rank=rank), operation=operation, waiters=waiters, certain=certain, spot=dump.spot, said=said

@@ -27,7 +27,7 @@ NVLS_GPU = re.compile(r"\b(?:H100|H200|H800|H20|GH200|B100|B200|B300|GB200|GB300
 MOST_SAID = 2
 
 
-@rule("DD816", "nccl-path", Severity.WARNING, "NCCL connects ranks by a slower way than the machines have")
+@rule("DD816", "nccl-path", Severity.WARNING, "NCCL uses a slower connection than the machines support")
 def check_nccl_path(state: RunState) -> Answer:
     """Report connections of NCCL that are slower than they could be.
 
@@ -44,7 +44,7 @@ def check_nccl_path(state: RunState) -> Answer:
     - TCP between hosts, although NCCL's log or `check-env` names an active InfiniBand or RoCE adapter there;
     - an adapter that is never given GPU memory (no `GDRDMA`), although `check-env` found nvidia_peermem or DMA-BUF and
       a GPU for data centers;
-    - ranks that reach each other through a third GPU (`P2P/indirect`);
+    - ranks that communicate through a third GPU (`P2P/indirect`);
     - the host's memory between GPUs, although `check-env` found active NVLinks and no pair uses P2P;
     - no NVLS on Hopper or later GPUs behind NVSwitches;
     - ranks of one communicator with unequal numbers of channels.
@@ -66,7 +66,7 @@ def check_nccl_path(state: RunState) -> Answer:
     """
     job = NcclJob(state)
     if not any(one.edges or one.network for one in job.processes):
-        return skipped("no lines of NCCL_DEBUG=INFO say how ranks are connected")
+        return skipped("no NCCL_DEBUG=INFO lines show the connections")
     inside = list(_inside_host(job))
     problems = [
         *inside, *_despite_adapters(job), *_without_gdr(job), *_indirect(job), *_despite_nvlink(job),
@@ -89,8 +89,9 @@ def _inside_host(job: NcclJob) -> Iterator[Problem]:
             hosts=(host,),
             evidence=(*_said(those), *_set(job, off, host)),
             fix=_unset(off)
-            or "`ddpdoctor check-env shm p2p` on that host; give containers one memory for all ranks "
-            "(docker run --ipc=host, or a larger /dev/shm)",
+            or "run `ddpdoctor check-env shm p2p` on that host; share memory between containers (docker run "
+            "--ipc=host, or a "
+            "larger /dev/shm)",
         )
 
 
@@ -104,14 +105,14 @@ def _despite_adapters(job: NcclJob) -> Iterator[Problem]:
         off = [name for name in ("NCCL_IB_DISABLE",) if _is_on(job, name, host)]
         off += [name for name in ("NCCL_NET", "NCCL_IB_HCA") if job.setting(name, (host,))]
         yield Problem(
-            summary=f"NCCL goes over TCP to other hosts, although {host} has active InfiniBand or RoCE adapters "
+            summary=f"NCCL uses TCP to other hosts, although {host} has active InfiniBand or RoCE adapters "
             f"({name_list(adapters)})",
             ranks=tuple(sorted({link.own for link in those})),
             hosts=(host,),
             confidence=Confidence.MEDIUM,
             evidence=(*_said(those), *_set(job, off, host)),
             fix=_unset(off)
-            or "`ddpdoctor check-env uverbs memlock ib-hca-env` on that host: it says why NCCL cannot use them",
+            or "run `ddpdoctor check-env uverbs memlock ib-hca-env` on that host to find out why NCCL cannot use them",
         )
 
 
@@ -132,15 +133,15 @@ def _without_gdr(job: NcclJob) -> Iterator[Problem]:
             continue
         off = [name for name in ("NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_DISABLE") if job.setting(name, (host,))]
         yield Problem(
-            summary=f"the adapters of {host} do not reach GPU memory (no GDRDMA), although {' and '.join(modules)} "
-            f"{'are' if len(modules) > 1 else 'is'} there: all data go through the host's memory",
+            summary=f"the adapters of {host} do not access GPU memory (no GDRDMA), although {' and '.join(modules)} "
+            f"{'are' if len(modules) > 1 else 'is'} loaded: all data go through host memory",
             ranks=_ranks(over),
             hosts=(host,),
             confidence=Confidence.MEDIUM,
             evidence=(*_said(over), *_set(job, off, host)),
             fix=_unset(off)
-            or "`ddpdoctor check-env peermem acs-iommu` on that host; nvidia-smi topo -m shows how far GPUs "
-            "and adapters are apart: beyond PHB NCCL does not use it",
+            or "run `ddpdoctor check-env peermem acs-iommu` on that host; check the distance of GPUs and "
+            "adapters with nvidia-smi topo -m: beyond PHB, NCCL does not use GDRDMA",
         )
 
 
@@ -158,11 +159,11 @@ def _indirect(job: NcclJob) -> Iterator[Problem]:
     links = [link for link in job.links if link.edge.way is DataWay.INDIRECT]
     for host, those in grouped((link.host, link) for link in links).items():
         yield Problem(
-            summary=f"{rank_list(_ranks(those))} on {host} reach each other through a third GPU (P2P/indirect)",
+            summary=f"{rank_list(_ranks(those))} on {host} communicate through a third GPU (P2P/indirect)",
             ranks=_ranks(those),
             hosts=(host,),
             evidence=_said(those),
-            fix="choose GPUs that are linked with each other (CUDA_VISIBLE_DEVICES; nvidia-smi topo -m); "
+            fix="choose directly linked GPUs (CUDA_VISIBLE_DEVICES; nvidia-smi topo -m); "
             "`ddpdoctor check-env nvlink` finds links that are down",
         )
 
@@ -178,13 +179,13 @@ def _despite_nvlink(job: NcclJob) -> Iterator[Problem]:
             continue
         off = [name for name in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL") if job.setting(name, (host,))]
         yield Problem(
-            summary=f"{rank_list(_ranks(shared))} on {host} exchange data through the host's memory, although their "
+            summary=f"{rank_list(_ranks(shared))} on {host} exchange data through host memory, although their "
             "GPUs have NVLink",
             ranks=_ranks(shared),
             hosts=(host,),
             confidence=Confidence.MEDIUM,
             evidence=(*_said(shared), *_set(job, off, host)),
-            fix=_unset(off) or "`ddpdoctor check-env p2p nvlink` on that host",
+            fix=_unset(off) or "run `ddpdoctor check-env p2p nvlink` on that host",
         )
 
 
@@ -200,11 +201,11 @@ def _without_nvls(job: NcclJob) -> Iterator[Problem]:
         if behind and {one.nvls for one in job.of_host(host)} == {False}:
             yield Problem(
                 summary=f"NVLS is not available on {host}, although its {behind[0].name} are behind NVSwitches: "
-                "reductions do not run in the switch",
+                "the switches do no reductions",
                 hosts=(host,),
                 confidence=Confidence.MEDIUM,
-                fix="`ddpdoctor check-env fabric` on that host; NVLS needs driver 530 or later, a fabric manager of "
-                "the driver's version, and all GPUs of a partition in a virtual machine",
+                fix="run `ddpdoctor check-env fabric` on that host; NVLS needs driver 530 or later, a fabric manager "
+                "of the driver's version, and all GPUs of a partition in a virtual machine",
             )
 
 
@@ -217,10 +218,12 @@ def _unequal_channels(job: NcclJob) -> Iterator[Problem]:
             few = min(counts.values())
             behind = tuple(sorted(rank for rank, count in counts.items() if count == few))
             yield Problem(
-                summary=f"{rank_list(behind)} set up {few} channels for collectives, and others {max(counts.values())}",
+                summary=f"{rank_list(behind)} set up {few} channels for collectives, but others {max(counts.values())}",
                 ranks=behind,
                 hosts=tuple(sorted({one.who.host for one in those if one.members[0].rank in behind})),
-                fix="give all ranks equal NCCL_MIN_NCHANNELS, NCCL_MAX_NCHANNELS and NCCL_TOPO_FILE, or none",
+                fix=(
+                    "set the same NCCL_MIN_NCHANNELS, NCCL_MAX_NCHANNELS and NCCL_TOPO_FILE on all ranks, or unset them"
+                ),
             )
 
 

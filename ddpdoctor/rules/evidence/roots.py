@@ -263,7 +263,7 @@ def victims_of(state: RunState, blamed: Iterable[int]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = defaultdict(list)
     words = {
         Nature.PEER_LOST: "lost another rank",
-        Nature.TIMED_OUT: "ran into a time limit while waiting",
+        Nature.TIMED_OUT: "timed out while waiting",
         Nature.STOPPED: "was told to stop",
     }
     for fact in state.all(Failed):

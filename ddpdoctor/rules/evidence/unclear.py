@@ -24,34 +24,34 @@ def why_unclear(state: RunState) -> str:
     return next((reason for find in (_of_waits, _of_ends, _of_looks) for reason in find(state)), _NOTHING)
 
 
-_NOTHING = "nothing wrong was found, but nothing shows that the job ended well either"
+_NOTHING = "no failure was found, but nothing shows that the job succeeded"
 
 
 def _of_waits(state: RunState) -> Iterator[str]:
     yield from (fact.words for fact in state.all(Hint) if fact.kind in _TELLING)
     waiting = state.waiting
     if waiting:
-        lacking = f"; of {rank_list(state.unseen)} nothing was given" if state.unseen else ""
-        yield f"{rank_list(waiting)} waited for others, and nothing that was given says for whom{lacking}"
+        lacking = f"; there is no evidence from {rank_list(state.unseen)}" if state.unseen else ""
+        yield f"{rank_list(waiting)} waited for other ranks, but the evidence does not show which ones{lacking}"
     yield from (fact.words for fact in state.all(Hint) if fact.kind == "told-to-dump")
 
 
 def _of_ends(state: RunState) -> Iterator[str]:
     failed = {fact.nature: fact for fact in reversed(state.all(Failed))}
     if Nature.PEER_LOST in failed:
-        yield "the evidence holds only errors of ranks that lost another rank, and not the failure itself"
+        yield "the evidence only has errors of ranks that lost another rank, not the failure itself"
     if Nature.TIMED_OUT in failed:
         said = words.quote(failed[Nature.TIMED_OUT])
-        yield f"a wait for others ran into its limit, and nothing says for whom: {said}"
+        yield f"a wait for other ranks timed out, but the evidence does not show which ones: {said}"
     if Nature.STOPPED in failed:
-        yield f"processes were told to stop, and nothing shows why: {words.quote(failed[Nature.STOPPED])}"
+        yield f"processes were told to stop, but the evidence does not show why: {words.quote(failed[Nature.STOPPED])}"
     if Nature.FOLLOWS in failed:
         said = words.quote(failed[Nature.FOLLOWS])
-        yield f"the evidence holds only reports of a failure, and not the failure itself: {said}"
+        yield f"the evidence only has reports of a failure, not the failure itself: {said}"
     if state.all(Link):
-        yield "the evidence holds only connections that the other side closed, and not why it did"
+        yield "the evidence only shows that the other side closed connections, not why"
     if state.all(Exited):
-        yield "the evidence says that ranks were stopped, and not why"
+        yield "the evidence only shows that ranks were stopped, not why"
 
 
 def _of_looks(state: RunState) -> Iterator[str]:
@@ -60,9 +60,9 @@ def _of_looks(state: RunState) -> Iterator[str]:
         yield f"{rank_list(data)} {verb(data, 'waits', 'wait')} for workers of a DataLoader"
     if state.all(ProcessState):
         where = "no rank was seen to wait for another" if state.all(Stacked) else "no stack of a rank was seen"
-        yield f"the job was not seen to move, and {where}"
+        yield f"there is no sign of progress, and {where}"
     if state.all(Moving) and not state.went_wrong:
-        yield "the log ends while the job makes progress, and does not say whether it went on, ended or hangs since"
+        yield "the log ends while the job makes progress, so it is unknown whether it continued, ended or hung"
 
 
 def _wait_for_data(state: RunState) -> list[int]:

@@ -47,7 +47,7 @@ def who_words(state: RunState, ranks: Iterable[int], hosts: Sequence[str] = ()) 
     """Return "rank 5 on k02", "k02" or "a rank that the log does not name"."""
     numbers = sorted(set(ranks))
     if not numbers:
-        return f"a process on {name_list(hosts)}" if hosts else "a rank that the evidence does not name"
+        return f"a process on {name_list(hosts)}" if hosts else "an unknown rank"
     names = state.hosts_of(numbers) or tuple(hosts)
     return rank_list(numbers) + (f" on {name_list(names)}" if names else "")
 
@@ -79,7 +79,7 @@ def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool
             *quotes(root.facts),
             *steps_words(state),
             *victim_words(state, ranks),
-            *([f"after it, or independent of it: {quote(others[0].facts[0])}"] if others else []),
+            *([f"later or unrelated: {quote(others[0].facts[0])}"] if others else []),
             *coverage(state),
         ),
         fix=_failure_fix(root, killed=killed, frame=frame),
@@ -90,7 +90,7 @@ def _failed_words(root: Root, who: str, frame: Frame | None) -> str:
     if not root.failed:
         codes = sorted({one.code for one in root.exited if one.code is not None})
         troubles = "; ".join(dict.fromkeys(one.problem for one in root.troubles))
-        status = f"ended with status {', '.join(map(str, codes))}, and the evidence does not say why"
+        status = f"exited with status {', '.join(map(str, codes))}, but the evidence does not show why"
         return f"{who}: {troubles}" if troubles else f"{who} {status}"
     error = root.failed[0]
     at = f" {place_words(frame)}" if frame is not None else ""
@@ -105,7 +105,7 @@ def _killed_words(root: Root, who: str) -> str:
     if lost is not None:
         return f"{who}: {lost.problem}"
     by = f" by {', '.join(signals)}" if signals else ""
-    why = "; memory ran out" if root.memory else _FULL if signals == ["SIGBUS"] else ""
+    why = "; it ran out of memory" if root.memory else _FULL if signals == ["SIGBUS"] else ""
     trouble = next((one.problem for one in root.troubles if one.kind != "oom"), "")
     return f"{who} was killed{by}{why}" + (f"; {trouble}" if trouble else "")
 
@@ -137,29 +137,27 @@ def _failure_fix(root: Root, *, killed: bool, frame: Frame | None) -> str:
     if fix or killed:
         native = any(one.signal in _NATIVE for one in root.exited)
         return fix or (_FIND_NATIVE if native else _FIND_SENDER)
-    at = place_words(frame) if frame is not None else "that the traceback names"
-    return f"fix the error {at}; the errors of the other ranks follow from it" if root.failed else _KEEP_STDERR
+    at = place_words(frame) if frame is not None else "in the traceback"
+    return f"fix the error {at}; it caused the errors of the other ranks" if root.failed else _KEEP_STDERR
 
 
-_MORE_MEMORY = "use less memory a rank (fewer loader workers, smaller batches), or raise the memory limit of the job"
-_LESS_DEVICE_MEMORY = (
-    "use less memory of the device: a smaller batch, gradient checkpointing, or sharded optimizer state"
-)
-_FULL = "; that is a full /dev/shm most of the time, or a mapped file that was cut short"
+_MORE_MEMORY = "use less memory per rank (fewer loader workers, smaller batches), or raise the job's memory limit"
+_LESS_DEVICE_MEMORY = "use less device memory: smaller batches, activation checkpointing, or sharded optimizer state"
+_FULL = "; usually /dev/shm is full, or a mapped file was truncated"
 _NATIVE = frozenset({"SIGSEGV", "SIGFPE", "SIGILL", "SIGABRT"})
 _FIND_NATIVE = (
-    "native code of that rank failed, in a library or an extension: `python -X faulthandler` shows the line, a core "
-    "file (`ulimit -c unlimited`, gdb) the library"
+    "native code failed in a library or an extension: `python -X faulthandler` shows the line, and a core "
+    "file (`ulimit -c unlimited`, gdb) shows the library"
 )
 _FIND_SENDER = f"find out who sent the signal: {KILLED}, the scheduler's log"
 _KEEP_STDERR = (
-    "keep the standard error of that rank: `torchrun --redirects 3 --tee 3 ...`, or decorate main with @record"
+    "save the standard error of that rank: `torchrun --redirects 3 --tee 3 ...`, or decorate main with @record"
 )
 
 
 def victim_words(state: RunState, blamed: Iterable[int]) -> list[str]:
     """Return what happened to the other ranks in consequence."""
-    return [f"{rank_list(ranks)} {words}: a consequence" for words, ranks in victims_of(state, set(blamed)).items()]
+    return [f"{rank_list(ranks)} {words} as a consequence" for words, ranks in victims_of(state, set(blamed)).items()]
 
 
 def machine(state: RunState, root: Root) -> Problem:
@@ -174,7 +172,7 @@ def machine(state: RunState, root: Root) -> Problem:
         ranks=ranks,
         hosts=hosts,
         evidence=(*quotes(root.facts), *victim_words(state, ranks), *coverage(state)),
-        fix=trouble.fix or "look at the kernel's log of that host: `dmesg -T`",
+        fix=trouble.fix or "check the kernel log of that host: `dmesg -T`",
     )
 
 
@@ -184,14 +182,14 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
     odd = _odd_ranks(sides, differ)
     words = "; ".join(f"{rank_list(ranks) if ranks else 'a rank'}: {what}" for what, ranks in sides)
     return Problem(
-        summary=f"ranks made different calls where all must make the same: {words}",
+        summary=f"the ranks made different calls: {words}",
         confidence=_difference_sureness(odd, sides, differ),
         ranks=odd,
         hosts=state.hosts_of(odd),
         where=places((rank, _line_of(state, rank)) for rank in odd[:MOST_PLACES]),
         evidence=(*quotes(differ), *_aspects(differ), *victim_words(state, odd), *coverage(state)),
-        fix="let all ranks take the same path to this call, with equal shapes and dtypes; "
-        "look at branches that depend on the rank or its data",
+        fix="make the same calls with equal shapes and dtypes on all ranks; look for branches that depend on the "
+        "rank or its data",
     )
 
 
@@ -241,14 +239,16 @@ def circle(state: RunState, circles: Sequence[Circle]) -> Problem:
     """Return the problem of ranks that wait for each other."""
     links = circles[0].links
     ranks = tuple(sorted({rank for one in circles for link in one.links for rank in (link[0], link[2])}))
-    way = "; ".join(f"rank {one} waits in {operation.words()} for rank {other}" for one, operation, other in links[:6])
+    way = "; ".join(
+        f"rank {one} is waiting in {operation.words()} for rank {other}" for one, operation, other in links[:6]
+    )
     return Problem(
-        summary=f"{rank_list(ranks)} wait for each other in a circle: {way}",
+        summary=f"{rank_list(ranks)} are waiting for each other: {way}",
         confidence=Confidence.MEDIUM,
         ranks=ranks,
         hosts=state.hosts_of(ranks),
         evidence=(*quotes(circles), *coverage(state)),
-        fix="let all ranks make the calls of their groups in the same order; use batch_isend_irecv for exchanges",
+        fix="call the collectives of all groups in the same order on all ranks; use batch_isend_irecv for exchanges",
     )
 
 
@@ -262,7 +262,7 @@ def frozen(state: RunState, ranks: list[int]) -> Problem:
     )
     on = f" on {name_list(state.hosts_of(ranks))}" if pids and state.hosts_of(ranks) else ""
     return Problem(
-        summary=f"{who_words(state, ranks)}: the process is stopped (state T), and the others wait for it",
+        summary=f"{who_words(state, ranks)}: the process is stopped (state T); the others are waiting for it",
         confidence=Confidence.HIGH if others_wait else Confidence.MEDIUM,
         ranks=tuple(ranks),
         hosts=state.hosts_of(ranks),
@@ -301,12 +301,12 @@ def wrong_interface(state: RunState, alone: Mapping[str, str], facts: Sequence[F
     hosts = tuple(sorted(alone))
     addresses = name_list(sorted(set(alone.values())))
     return Problem(
-        summary=f"{name_list(hosts)} gave NCCL the address {addresses}, which leads only to its own host: the wrong "
+        summary=f"NCCL on {name_list(hosts)} uses the address {addresses}, which other hosts cannot reach: the wrong "
         "network interface",
         confidence=Confidence.MEDIUM,
         hosts=hosts,
         evidence=(*quotes(facts), *coverage(state)),
-        fix="set NCCL_SOCKET_IFNAME on that host to an interface that the hosts share (ip -br address)",
+        fix="set NCCL_SOCKET_IFNAME on that host to an interface on the shared network (ip -br address)",
     )
 
 
@@ -316,7 +316,7 @@ def lost(state: RunState, one: Lost) -> Problem:
     hosts = (one.host,) if one.host else ()
     return Problem(
         summary=f"{who_words(state, ranks, hosts)} ended first: {one.voters} other processes lost their connection to "
-        "it, and it does not complain of anyone; why it ended cannot be told",
+        "it, and it reports no lost connection; the reason is unknown",
         confidence=Confidence.LOW,
         ranks=ranks,
         hosts=hosts,
@@ -328,17 +328,17 @@ def lost(state: RunState, one: Lost) -> Problem:
 def stopped(state: RunState, facts: Sequence[Stopped]) -> Problem:
     """Return the problem of a job that somebody outside stopped."""
     return Problem(
-        summary=f"the job was stopped from outside: {facts[0].by}; nothing shows that a rank failed before",
+        summary=f"the job was stopped from outside: {facts[0].by}; no earlier failure was found",
         evidence=(*quotes(facts), *steps_words(state), *coverage(state)),
         fix=_STOP_FIXES.get(
             facts[0].by,
-            "find out who stopped it: a time limit, the scheduler, a person, another node's launcher: `sacct -j JOB`",
+            "find out who stopped it (a time limit, the scheduler, a user, another node's launcher): `sacct -j JOB`",
         ),
     )
 
 
 _STOP_FIXES = {
-    "time limit": "ask for more time, or save checkpoints and resume from them",
+    "time limit": "request more time, or save checkpoints and resume from them",
     "preemption": "save checkpoints at the scheduler's warning signal, and requeue the job",
     "requeue": "save checkpoints, and resume from them",
 }
@@ -348,13 +348,13 @@ def inside(state: RunState, facts: Sequence[Inside]) -> Problem:
     """Return the problem of a collective that all have entered, and that does not complete."""
     one = facts[0]
     return Problem(
-        summary=f"all {count_of(len(one.ranks), 'rank')} are inside {one.operation.words()}, equal in everything, "
-        "and it does not complete: the network, or the device of one rank",
+        summary=f"all {count_of(len(one.ranks), 'rank')} are in the same {one.operation.words()}, "
+        "but it does not complete: the network or a rank's device is at fault",
         confidence=Confidence.LOW,
         evidence=(
             *quotes(facts),
             *quotes(fact for fact in state.all(Waiting) if fact.timed_out),
-            "no rank is behind: which link or device it is cannot be told from this",
+            "no rank is behind, so the faulty link or device is unknown",
             *coverage(state),
         ),
         fix="; ".join(collect(state)),
@@ -367,7 +367,7 @@ def steps_words(state: RunState) -> list[str]:
     if not logged:
         return []
     last = max(logged, key=lambda fact: fact.step or 0)
-    return [f"the last step that was logged: {last.step} ({quote(last)})"]
+    return [f"the last logged step: {last.step} ({quote(last)})"]
 
 
 def coverage(state: RunState) -> list[str]:
@@ -375,7 +375,5 @@ def coverage(state: RunState) -> list[str]:
     if state.world is None or not state.seen:
         return []
     if not state.unseen:
-        return [f"evidence of all {state.world} ranks was given"]
-    return [
-        f"evidence of {len(state.seen)} of {state.world} ranks was given; not of ranks {format_numbers(state.unseen)}"
-    ]
+        return [f"evidence from all {state.world} ranks"]
+    return [f"evidence from {len(state.seen)} of {state.world} ranks; missing: ranks {format_numbers(state.unseen)}"]

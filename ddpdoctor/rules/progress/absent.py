@@ -30,7 +30,7 @@ def check_stopped(job: JobState) -> Answer:
 
     ## What it means
 
-    The kernel runs no instruction of the rank. The rank's code is not at fault. Either somebody stopped the process
+    The process is not running at all. The rank's code is not at fault. Either somebody stopped the process
     (`kill -STOP`, Ctrl-Z, a batch system that suspends jobs), or a debugger holds it, or a device or file system does
     not answer.
 
@@ -53,7 +53,7 @@ def check_stopped(job: JobState) -> Answer:
 
     ## Example
 
-        rank 2 is stopped (state T) while ranks 0 and 1 wait for it in all_reduce: kill -CONT 4711
+        rank 2 is stopped (state T); ranks 0 and 1 are waiting for it in all_reduce
     """
     if job.cause not in (Cause.HANG, Cause.NONE, Cause.CONFLICT):
         return skipped(job.cause.value)
@@ -62,9 +62,9 @@ def check_stopped(job: JobState) -> Answer:
         return passed()
     blamed = tuple(n for n in frozen if n in job.quiet)
     if not blamed:
-        return unknown(f"{rank_list(frozen)} made progress until a moment ago")
+        return unknown(f"{rank_list(frozen)} made progress just now")
     if not job.waits.waiters and not set(job.living) <= job.quiet:
-        return unknown(f"{rank_list(frozen)} is stopped, but nobody waits for it yet")
+        return unknown(f"{rank_list(frozen)} {verb(frozen, 'is', 'are')} stopped, but no rank is waiting yet")
     return _stopped(job, blamed)
 
 
@@ -82,7 +82,7 @@ def _stopped(job: JobState, blamed: tuple[int, ...]) -> Answer:
         hosts=say.hosts_of(job, blamed),
         where=where,
         step=say.step_of(job, blamed),
-        summary=f"{say.who(job, blamed)} {verb(blamed, 'is', 'are')} {how}" + (f" {waiters}" if waiters else ""),
+        summary=f"{say.who(job, blamed)} {verb(blamed, 'is', 'are')} {how}" + (f"; {waiters}" if waiters else ""),
         evidence=(
             *sentences(clues),
             *say.process_words(job, blamed),
@@ -108,22 +108,22 @@ def _is_frozen_for_good(job: JobState, rank: Rank) -> bool:
 def _stopped_fix(job: JobState, blamed: tuple[int, ...], *, asleep: bool) -> str:
     ranks = [job.rank(n) for n in blamed]
     if any(rank.traced_by for rank in ranks):
-        return "detach the debugger, or let it continue"
+        return "detach the debugger, or continue the process in it"
     if asleep:
-        return "look at dmesg, and at the device or file system it reads"
+        return "check dmesg, and the device or file system that it reads"
     hosts = say.hosts_of(job, blamed)
     by_host = [(f"on {host}: ", [rank for rank in ranks if rank.host == host]) for host in hosts] or [("", ranks)]
     return "; ".join(f"{where}kill -CONT {' '.join(str(rank.pid) for rank in those)}" for where, those in by_host)
 
 
-@rule("DD607", "missing", Severity.ERROR, "A rank or node never came")
+@rule("DD607", "missing", Severity.ERROR, "A rank or node never joined")
 def check_missing(job: JobState) -> Answer:
     """Report ranks that have no process while others wait for them.
 
     ## What it means
 
-    `init_process_group` returns only when all ranks of the world have come. Either fewer ranks were started than the
-    world size says, or two got the same number, or a whole node did not come.
+    `init_process_group` returns only when all ranks of the world have joined. Either fewer ranks were started than the
+    world size, or two ranks have the same number, or a whole node did not join.
 
     ## How it is recognized
 
@@ -147,8 +147,8 @@ def check_missing(job: JobState) -> Answer:
 
     ## Example
 
-        rank 3 never came: ranks 0-2 wait in init_process_group for a world of 4
-        node 1 (node1) never came, and the launcher here waits for 300 s
+        rank 3 never joined; ranks 0-2 are waiting for all 4 ranks
+        node 1 (node1) never joined; the launcher on this node has waited for 300 s
     """
     if job.cause is Cause.NONE and not job.states and (job.facts.nnodes > 1 or job.facts.members is not None):
         return judge_missing_nodes(job)
@@ -159,7 +159,7 @@ def check_missing(job: JobState) -> Answer:
     if not absent or (not job.sees_all and not in_init):
         return passed()
     if not job.waited_long():
-        return unknown("nobody has waited for the hang timeout yet")
+        return unknown("no rank has waited for the whole --hang-timeout yet")
     return _missing(job, absent)
 
 
@@ -167,9 +167,9 @@ def _missing(job: JobState, absent: tuple[int, ...]) -> Answer:
     asked = job.facts.local_ranks_expected
     seen = [
         *say.classes(job, job.waits.waiters),
-        f"the world has {job.world} ranks, {len(job.states)} were seen",
+        f"the world size is {job.world}, and {len(job.states)} ranks were seen",
     ]
-    seen += [f"the launcher was asked to start {asked} ranks here"] if asked is not None else []
+    seen += [f"the launcher on this node starts {asked} ranks"] if asked is not None else []
     doubled = _duplicates(job)
     alone = job.sees_all
     absent_nodes = [node for node in never_came(job.facts) if set(ranks_of(job.facts, (node,), ())) & set(absent)]
@@ -177,8 +177,8 @@ def _missing(job: JobState, absent: tuple[int, ...]) -> Answer:
         confidence=Confidence.HIGH if alone else Confidence.LOW,
         ranks=absent,
         hosts=hosts_of_nodes(absent_nodes),
-        summary=f"{rank_list(absent)} never came, and {rank_list(job.waits.waiters)} "
-        f"{verb(job.waits.waiters, 'waits', 'wait')} for a world of {job.world}"
+        summary=f"{rank_list(absent)} never joined; {rank_list(job.waits.waiters)} "
+        f"{verb(job.waits.waiters, 'is', 'are')} waiting for all {job.world} ranks"
         + "".join(f"; {sentence}" for sentence in doubled[:1]),
         evidence=(*seen, *doubled, *_node_words(job, absent_nodes), *reached_words(job.facts.reached)),
         fix=_missing_fix(job, absent_nodes, alone=alone, doubled=bool(doubled)),
@@ -189,24 +189,24 @@ def _missing(job: JobState, absent: tuple[int, ...]) -> Answer:
 
 def _node_words(job: JobState, absent_nodes: list[NodeSeen]) -> list[str]:
     return [
-        f"no message came from {node_words(job.facts, (node,))}" + (f": {node.why}" if node.why else "")
+        f"no message from {node_words(job.facts, (node,))}" + (f": {node.why}" if node.why else "")
         for node in absent_nodes[: say.MAX_CLASSES]
     ]
 
 
 def _missing_fix(job: JobState, absent_nodes: list[NodeSeen], *, alone: bool, doubled: bool) -> str:
     if doubled:
-        return "give each process a rank number of its own: pass on RANK, as the launcher sets it, to rank="
+        return "give each process its own rank: pass RANK, which the launcher sets, to rank="
     if absent_nodes:
         hosts = hosts_of_nodes(absent_nodes)
         where = f" on {name_list(hosts)}" if hosts else ""
-        return f"see whether the job was started{where}, with the same endpoint and world size; {CHECK}"
+        return f"check that the job was started{where} with the same endpoint and world size; {CHECK}"
     if alone:
-        return "start as many ranks as the world size says (--nproc-per-node, --nnodes, or world_size= in the script)"
+        return "start as many ranks as the world size (--nproc-per-node, --nnodes, or world_size= in the script)"
     bad = failing(job.facts.reached)
     if bad is not None:
         return reach_fix(bad, job.facts.host or "this node")
-    return f"see whether the other nodes were started, and with the same endpoint and number of nodes; {CHECK}"
+    return f"check that the other nodes were started with the same endpoint and number of nodes; {CHECK}"
 
 
 def _duplicates(job: JobState) -> list[str]:
@@ -217,7 +217,7 @@ def _duplicates(job: JobState) -> list[str]:
             taken.setdefault((rank.attempt, rank.rank), set()).add((rank.host, rank.pid))
     several = len({rank.host for rank in job.facts.ranks}) > 1
     return [
-        f"{len(found)} processes took the number of rank {number}: "
+        f"{len(found)} processes use rank {number}: "
         + ", ".join(f"{pid} on {host}" if several else str(pid) for host, pid in sorted(found))
         for (_, number), found in sorted(taken.items())
         if len(found) > 1

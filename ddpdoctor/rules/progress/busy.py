@@ -43,7 +43,7 @@ class Busy:
     @property
     def clue(self) -> str:
         """The text that serves as evidence."""
-        return self.said + (": it computes, or spins in a loop that waits" if self.may_spin else "")
+        return self.said + (": it is computing, or spinning in a loop that waits" if self.may_spin else "")
 
 
 def find_work(job: JobState, number: int) -> Busy | None:
@@ -100,7 +100,7 @@ def _core_words(work: Work) -> str:
     """Return "uses 97%"; on a crowded machine that gives it little CPU time, also say how much it wants."""
     if work.cores >= BUSY_CORES or work.wanted is None:
         return f"uses {work.cores:.0%}"
-    return f"wants {work.wanted:.0%} and gets {work.cores:.0%}"
+    return f"wants {work.wanted:.0%} but gets {work.cores:.0%}"
 
 
 def _rate(bytes_s: float | None) -> str:

@@ -106,16 +106,16 @@ def _person(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue
     """Find a debugger's prompt, or a read of the standard input: nobody can type into a rank."""
     asks = next((f for f in frames if f.function in _ASKS and not f.user and is_file(f, *_DEBUGGERS)), None)
     fix = (
-        "take the breakpoint out, or debug under a debugger that attaches; torch.distributed.breakpoint(rank) stops "
-        "one rank and lets its peers wait"
+        "remove the breakpoint, or attach a debugger from outside; torch.distributed.breakpoint(rank) stops one rank "
+        "and makes its peers wait"
     )
     if asks is not None:
-        yield Clue(said=f"waits for somebody to type into a debugger or console ({file_name(asks.file)})", fix=fix)
+        yield Clue(said=f"waits for input in a debugger or console ({file_name(asks.file)})", fix=fix)
     elif blocked is not None and blocked.alone_on_fd0:
         where = f" ({blocked.file})" if blocked.file else ""
         yield Clue(
-            said=f"waits for input on its standard input{where}",
-            fix="take input() or the read of sys.stdin out: nobody answers a rank of a job",
+            said=f"waits for input on stdin{where}",
+            fix="remove input() or the read of sys.stdin: nobody can type into a rank",
         )
 
 
@@ -124,12 +124,11 @@ def _compile_clue(frames: tuple[Frame, ...], commands: Iterable[tuple[int, str]]
     builders = [f"{command} (process {pid})" for pid, command in commands if _BUILDERS.search(command.split(" -")[0])]
     if not inside or any(is_file(frame, "/torch/utils/file_baton.py") for frame in frames):
         return
-    running = f", and runs {builders[0]}" if builders else ""
+    running = f", running {builders[0]}" if builders else ""
     yield Clue(
         said=f"compiles ({file_name(inside[-1].file)}, {inside[-1].function}){running}",
-        fix="compile before the ranks need each other (a warm-up step on all ranks), keep the cache "
-        "(TORCHINDUCTOR_CACHE_DIR, TORCH_EXTENSIONS_DIR), mark shapes that change as dynamic; if it only takes long, "
-        "raise --hang-timeout",
+        fix="compile in a warm-up step on all ranks, keep the cache (TORCHINDUCTOR_CACHE_DIR, TORCH_EXTENSIONS_DIR) "
+        "and mark changing shapes as dynamic; if it is just slow, raise --hang-timeout",
     )
 
 
@@ -144,8 +143,8 @@ def _lost_children(job: JobState, rank: Rank, causes: ProcessCauses) -> Iterator
         return
     ended = ", ".join(_child_words(child) for child in lost[-MOST_CHILDREN:])
     yield Clue(
-        said=f"waits, and what it waits for may never come: {ended}",
-        fix="find out why that process ended; give the wait a time limit, and look at whether the process still lives",
+        said=f"may be waiting for a child that is gone: {ended}",
+        fix="find out why that process ended; give the wait a timeout, and check that the process is still alive",
     )
 
 
@@ -157,8 +156,8 @@ def _matters(child: LostChild) -> bool:
 def _child_words(child: LostChild) -> str:
     who = f"its child {child.pid}" + (f" ({child.name})" if child.name else "")
     if child.signal is not None:
-        return f"{who} died of {child.signal}"
-    return f"{who} ended" + (f" with status {child.exit_code}" if child.exit_code is not None else "")
+        return f"{who} was killed by {child.signal}"
+    return f"{who} exited" + (f" with status {child.exit_code}" if child.exit_code is not None else "")
 
 
 def _command(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
@@ -169,7 +168,7 @@ def _command(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]
     pid, command = causes.commands[0]
     yield Clue(
         said=f"waits for the command `{command}` (process {pid})",
-        fix=f"see why `{command}` does not end, and give it a time limit: subprocess.run(..., timeout=60)",
+        fix=f"find out why `{command}` does not finish, and give it a timeout: subprocess.run(..., timeout=60)",
     )
 
 
@@ -182,11 +181,11 @@ def _file_system(rank: Rank, causes: ProcessCauses) -> Iterator[Clue]:
     file = f", for {path}" if path and path.startswith("/") else ""
     if kind is not None:
         yield Clue(
-            said=f"waits in the kernel for a server of {kind} ({function}){file}",
-            fix=f"see whether that file system ({kind}) answers: `timeout 5 ls` on it, and the kernel's log",
+            said=f"waits in the kernel for the {kind} server ({function}){file}",
+            fix=f"check whether that {kind} file system responds: run `timeout 5 ls` on it, and look at dmesg",
         )
     elif rank.proc_state == "D":
-        yield Clue(said=f"waits in the kernel, in {function}{file}")
+        yield Clue(said=f"waits in the kernel in {function}{file}")
 
 
 def _network(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]:
@@ -195,23 +194,22 @@ def _network(frames: tuple[Frame, ...], causes: ProcessCauses) -> Iterator[Clue]
     remote = blocked.remote if blocked is not None else None
     if remote is not None and causes.store_port is not None and remote.endswith(f":{causes.store_port}"):
         yield Clue(
-            said=f"waits for an answer of the job's store ({remote}): for a key that nobody has set, or a counter",
-            fix="see which rank should have set the key that is waited for, and give store.get or store.wait a "
-            "time limit",
+            said=f"waits for a reply from the job's store ({remote}), for a key that no rank has set or for a counter",
+            fix="find the rank that should have set that key, and give store.get or store.wait a timeout",
         )
     elif inside is not None or (blocked is not None and blocked.call == "connect"):
         at = f" in {file_name(inside.file)}, {inside.function}" if inside is not None else ""
         yield Clue(
             said=f"waits on the network{at}" + (f", for {remote}" if remote else ""),
-            fix="give the request a time limit; download on one rank, before the ranks need each other",
+            fix="give the request a timeout; download on one rank, before the first collective",
         )
     elif remote is not None and blocked is not None and blocked.call in _RECEIVES:
-        yield Clue(said=f"waits for data of {remote}")
+        yield Clue(said=f"waits for data from {remote}")
 
 
 def _sleep(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue]:
     if blocked is None or blocked.call not in _SLEEPS or not frames:
         return
     last = frames[-1]
-    where = "time.sleep, or another sleep in C" if last.user else f"a sleep of {file_name(last.file)}, {last.function}"
+    where = "time.sleep or another C sleep" if last.user else f"a sleep in {file_name(last.file)}, {last.function}"
     yield Clue(said=f"is in {where}")

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 MOST_NAMED = 6
 """Most links of a circle, and most circles, that a sentence names."""
 _MEET = (
-    "the send and the recv have both come: give them the same tag, group and size; else see whether data get through "
-    "between the two, or raise --hang-timeout where it is only slow"
+    "both the send and the recv were called: give them the same tag, group and size; otherwise check the network "
+    "between the two ranks, or raise --hang-timeout if it is just slow"
 )
 
 
@@ -62,19 +62,20 @@ def check_deadlock(job: JobState) -> Answer:
 
     ## Example
 
-        ranks 0 and 1 wait for each other: rank 0 waits in recv for rank 1, which waits in barrier for rank 0
+        ranks 0 and 1 are waiting for each other: rank 0 is waiting in recv for rank 1, which is waiting in barrier for
+        rank 0
     """
     waiters = closed(job)
     if waiters is None:
-        return skipped("somebody is to blame who waits for nobody, or nobody waits")
+        return skipped("a rank that waits for no other rank is holding up the job, or no rank is waiting")
     if stalled_in(job):
-        return skipped("some wait in a collective that all of its ranks have come to")
+        return skipped("some ranks are in a collective that its whole group has called")
     circles = find_circles(job.states, job.positions)
     pairs = () if circles else find_met_pairs(job.states)
     if not circles and not pairs and len({position.group for position in job.positions.values()}) < 2:
         return passed()
     if not job.stands_still(()) or not set(waiters) <= job.quiet:
-        return unknown("some ranks still make progress")
+        return unknown("some ranks are still making progress")
     found = _finding(job, circles or pairs, waiters)
     on_device = any(job.states[n].on_device for circle in circles for n in circle.ranks)
     if on_device:
@@ -86,7 +87,7 @@ def check_deadlock(job: JobState) -> Answer:
 
 def _finding(job: JobState, circles: Sequence[WaitCircle], waiters: tuple[int, ...]) -> Problem:
     blamed = tuple(sorted(n for circle in circles for n in circle.ranks)) or waiters
-    summary = f"{say.who(job, blamed)} wait for each other"
+    summary = f"{say.who(job, blamed)} are waiting for each other"
     around = [_around_words(job, circle) for circle in circles[:MOST_NAMED]]
     return Problem(
         ranks=blamed,
@@ -106,11 +107,11 @@ def _lines(state: RankState) -> list[Frame | None]:
 
 
 def _around_words(job: JobState, circle: WaitCircle) -> str:
-    """Return "rank 0 waits in recv for rank 1, which waits in barrier for rank 0"."""
+    """Return "rank 0 is waiting in recv for rank 1, which is waiting in barrier for rank 0"."""
     links = circle.links[:MOST_NAMED]
-    parts = [f"waits in {_call_words(job, waiter)} for rank {awaited}" for waiter, awaited in links]
+    parts = [f"is waiting in {_call_words(job, waiter)} for rank {awaited}" for waiter, awaited in links]
     left = len(circle.links) - len(links)
-    more = f", and so on over {left} more ranks back to rank {circle.ranks[0]}" if left else ""
+    more = f", and so on through {left} more ranks back to rank {circle.ranks[0]}" if left else ""
     return f"rank {circle.ranks[0]} " + ", which ".join(parts) + more
 
 

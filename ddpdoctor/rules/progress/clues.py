@@ -51,7 +51,7 @@ class ProcessRole:
 def find_owner(job: JobState, host: str, pid: int | None, command: str) -> ProcessRole:
     """Return what a process of a host is to the job."""
     if pid is None:
-        return ProcessRole(name="a process that cannot be seen from here", detail="of another host or container")
+        return ProcessRole(name="a process on another host or in another container", detail="")
     for number in sorted(job.states):
         rank = job.rank(number)
         if rank.host != host:

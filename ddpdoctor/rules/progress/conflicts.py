@@ -54,17 +54,17 @@ def find_blame(
         return Blame(
             ranks=tuple(part.rank for part in parts if part.rank not in most),
             confidence=Confidence.HIGH,
-            reason=f"{len(most)} of {len(parts)} ranks agree with each other",
+            reason=f"{len(most)} of {len(parts)} ranks agree",
         )
     departing = _departing(parts, {line.rank: line for line in lines}, seq)
     if departing:
         return Blame(
-            ranks=departing, confidence=Confidence.MEDIUM, reason="its call departs from the order of calls so far"
+            ranks=departing, confidence=Confidence.MEDIUM, reason="its call breaks the order of its earlier calls"
         )
     return Blame(
         ranks=tuple(part.rank for part in parts),
         confidence=Confidence.LOW,
-        reason="neither side is in the majority, and no earlier calls show which one departs",
+        reason="there is no majority, and the earlier calls do not show which side is wrong",
     )
 
 

@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 
 _FATAL_DUMP = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGILL"})
 _STEP_TOGETHER = (
-    "give every rank the same number of steps (drop_last=True, model.join()), and leave together: dist.barrier() "
-    "before the end"
+    "give every rank the same number of steps (drop_last=True, model.join()), and call dist.barrier() before the "
+    "script ends"
 )
 _OOM_WORDS = {
-    True: "the kernel's OOM killer sent it",
-    False: "the kernel's OOM killer did not send it",
-    None: "it is unknown whether the kernel's OOM killer sent it",
+    True: "the kernel's OOM killer sent the signal",
+    False: "the kernel's OOM killer did not send the signal",
+    None: "it is unknown whether the kernel's OOM killer sent the signal",
 }
 
 
-@rule("DD603", "early-exit", Severity.ERROR, "A rank ended with status 0 while others still waited for it")
+@rule("DD603", "early-exit", Severity.ERROR, "A rank exited with status 0 while others were waiting for it")
 def check_early_exit(job: JobState) -> Answer:
     """Report a rank that ended without an error before it had done its part in a collective.
 
     ## What it means
 
-    The rank left the loop or the script while the others went on. It had fewer batches, or it alone decided to stop
+    The rank left the loop or the script while the others continued. It had fewer batches, or it alone decided to stop
     early, or it alone called `sys.exit()` or `os._exit(0)`. torch's launcher does not notice an exit with status 0.
 
     ## How it is recognized
 
-    The process ended with status 0, or its script came to its end. Others wait in a collective that it never came to,
+    The process exited with status 0, or its script ended. Others wait in a collective that it never called,
     or failed in that collective ("Connection closed by peer"). No rank failed by itself before that.
 
     A call that only the waiting rank makes, such as one under `if rank == 0:` at the end of the script, is DD602.
@@ -62,12 +62,12 @@ def check_early_exit(job: JobState) -> Answer:
 
     ## What to do
 
-    Let all ranks decide together (`all_reduce` the wish to stop). Give all ranks the same number of batches
-    (`drop_last=True`, or `with model.join():`). Leave together: call `dist.barrier()` before the end.
+    Let all ranks decide together (`all_reduce` the decision to stop). Give all ranks the same number of batches
+    (`drop_last=True`, or `with model.join():`). Call `dist.barrier()` before the script ends.
 
     ## Example
 
-        rank 1 ended with status 0 at train.py:12 while ranks 0 and 2 wait for it in backward
+        rank 1 exited with status 0, last seen in main (train.py:12); ranks 0 and 2 are waiting for it in backward
     """
     if job.cause is not Cause.EARLY_EXIT:
         return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
@@ -76,13 +76,14 @@ def check_early_exit(job: JobState) -> Answer:
     lines = turning.lines if turning is not None else ()
     where = tuple(place for n in blamed for place in places(n, [*lines, _way_out(job.rank(n))]))
     last = _way_out(job.rank(blamed[0]))
-    at = f", last seen {place_words(last)}," if last is not None else ""
+    at = f", last seen {place_words(last)}" if last is not None else ""
+    waiters = say.waiters_words(job, blamed)
     finding = Problem(
         ranks=blamed,
         hosts=say.hosts_of(job, blamed),
         where=where,
         step=say.step_of(job, blamed),
-        summary=f"{say.who(job, blamed)} ended with status 0{at} {say.waiters_words(job, blamed)}".rstrip(),
+        summary=f"{say.who(job, blamed)} exited with status 0{at}" + (f"; {waiters}" if waiters else ""),
         evidence=(
             *(turning_words(turning, say.who(job, blamed)) if turning is not None else ()),
             *say.others(job, blamed),
@@ -118,7 +119,7 @@ def _last_located(rank: Rank) -> Call | None:
     return still_open[-1] if still_open else pack_calls(rank.recent_calls).last_of_kinds(lambda kind: bool(kind.site))
 
 
-@rule("DD604", "crash", Severity.ERROR, "A rank raised an exception or left with an error status")
+@rule("DD604", "crash", Severity.ERROR, "A rank raised an exception or exited with an error status")
 def check_crash(job: JobState) -> Answer:
     """Report the rank whose own code failed first.
 
@@ -153,17 +154,17 @@ def check_crash(job: JobState) -> Answer:
 
     ## Example
 
-        rank 0 raised ValueError in parse at train.py:7: invalid literal for int() with base 10: '12x'
+        rank 0 raised ValueError in parse (train.py:7): invalid literal for int() with base 10: '12x'
     """
     root = job.root_failure
     if job.cause is not Cause.FAILURE or root is None:
         return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
     if root.by_signal:
-        return skipped("the first rank that failed did so by a signal")
+        return skipped("a signal ended the first rank that failed")
     return judged([_failed(job, root)], certain=not job.is_ending())
 
 
-@rule("DD605", "killed", Severity.ERROR, "A rank died by a signal")
+@rule("DD605", "killed", Severity.ERROR, "A rank was killed by a signal")
 def check_killed(job: JobState) -> Answer:
     """Report the rank that was killed by a signal, and which signal.
 
@@ -198,8 +199,8 @@ def check_killed(job: JobState) -> Answer:
 
     ## Example
 
-        rank 2 was killed by SIGKILL; the last line seen is in main at train.py:9
-        node 1 (node1) died or was cut off: no message came from it for 12 s, and ranks 0 and 1 wait in vain
+        rank 2 was killed by SIGKILL; it was last seen in main (train.py:9)
+        node 1 (node1) died or was cut off: no message from it for 12 s; ranks 0 and 1 are waiting for it
     """
     if job.cause is Cause.NODE_LOST:
         return judge_lost(job)
@@ -207,7 +208,7 @@ def check_killed(job: JobState) -> Answer:
     if job.cause is not Cause.FAILURE or root is None:
         return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
     if not root.by_signal:
-        return skipped("the first rank that failed did so by an exception or a status")
+        return skipped("the first rank that failed raised an exception or exited with an error status")
     return judged([_failed(job, root)], certain=not job.is_ending())
 
 
@@ -248,13 +249,17 @@ def _of_reducer(failure: Failure) -> bool:
 def _passed_on_words(root: Failure) -> list[str]:
     """Say which error the log ends with, if a torch library raised another error because of this one."""
     passed_on = root.error.passed_on_as if root.error is not None else ""
-    return [f"torch raised {passed_on} because of it"] if passed_on else []
+    return [f"torch raised {passed_on} because of this error"] if passed_on else []
 
 
 def _worker_words(root: Failure) -> list[str]:
     """Say where the error was raised, if that is not the line that the finding names."""
     frame = innermost_user(root.error.frames) if root.error is not None and is_lost_worker(root) else None
-    return [f"a worker of this loader died; torch raised that when the rank was {place_words(frame)}"] if frame else []
+    return (
+        [f"a worker of this DataLoader died; torch raised the error when the rank was {place_words(frame)}"]
+        if frame
+        else []
+    )
 
 
 def _lines(failure: Failure) -> list[Frame | None]:
@@ -271,18 +276,18 @@ def _confidence(root: Failure) -> Confidence:
 def _summary(root: Failure, who: str, blamed: tuple[int, ...], where: tuple[Place, ...]) -> str:
     at = place_words(next((place for place in where if place.rank == root.rank.rank), None))
     if root.error is not None:
-        child = "passed on an error of a child process: " if root.error.from_child else "raised "
+        child = "passed on an error from a child process: " if root.error.from_child else "raised "
         reducer = root.error.reducer
         message = reducer_summary(reducer) if reducer is not None else first_line(root.error.message)
         return f"{who} {child}{root.error.type} {at}" + (f": {message}" if message else "")
     if not root.by_signal:
-        return f"{who} left with {say.how_words(root)}" + (f" {at}" if where else "")
+        return f"{who} exited with {say.how_words(root).removeprefix('exit ')}" + (f" {at}" if where else "")
     was = verb(blamed, "was", "were")
-    how = f"{who} {was} killed by {root.rank.signal}" if root.rank.signal else f"{who} ended and nobody saw how"
-    how += ", sent by the kernel's OOM killer" if root.rank.oom_killed else ""
+    killer = f"the kernel's OOM killer ({root.rank.signal})" if root.rank.oom_killed else root.rank.signal
+    how = f"{who} {was} killed by {killer}" if root.rank.signal else f"{who} ended for an unknown reason"
     if root.rank.fatal_place is not None:
         return f"{how} {at}"
-    return f"{how}; the last line seen is {at}" if where else how
+    return f"{how}; it was last seen {at}" if where else how
 
 
 def _signal_words(root: Failure) -> list[str]:
@@ -293,33 +298,34 @@ def _signal_words(root: Failure) -> list[str]:
     if rank.signal == "SIGKILL":
         found.append(_OOM_WORDS[rank.oom_killed])
     if rank.fatal_place is None and rank.last_place is not None:
-        found.append(f"its line is the last one seen before the end: {place_words(rank.last_place)}")
+        found.append(f"it was last seen {place_words(rank.last_place)}")
     last = _last_located(rank)
     if rank.fatal_place is None and last is not None:
         found.append(f"its last recorded call was {last.op} {place_words(last.site)}")
     if rank.signal in _FATAL_DUMP and rank.fatal_place is not None:
-        found.append(f"the dump at the signal shows {place_words(rank.fatal_place)}")
+        found.append(f"the stack dump at the signal shows it {place_words(rank.fatal_place)}")
     if root.by_watchdog:
         found.append(
-            "a thread without Python sent it, as late as torch's own time limit: so NCCL's watchdog ends ranks that "
-            "wait in vain; the cause is then another rank, or the network"
+            "a thread without Python raised the signal at torch's timeout, as the NCCL watchdog does; then another "
+            "rank or the network is at fault"
         )
     elif root.call is not None:
-        found.append(f"it was inside {root.call.op}: an abort there often hits a rank that did nothing wrong")
+        found.append(f"it was in {root.call.op}; an abort there often hits a rank that did nothing wrong")
     return found
 
 
 def _fix(root: Failure, place: Place | None) -> str:
     if not root.by_signal:
-        return f"fix the error {place_words(place)}; the errors of the other ranks follow from it"
+        return f"fix the error {place_words(place)}; it caused the errors of the other ranks"
     if root.rank.oom_killed:
-        return "use less memory a rank (fewer loader workers, smaller batches), or raise the memory limit"
+        return "use less memory per rank (fewer loader workers, smaller batches), or raise the memory limit"
     if root.by_watchdog:
         return (
-            'look in the log of every rank for "Watchdog caught collective operation timeout": the rank whose last '
-            "completed collective is the lowest held up the others; run again with a --hang-timeout below torch's limit"
+            'search every rank\'s log for "Watchdog caught collective operation timeout": the rank with the lowest '
+            "last "
+            "completed collective held up the others; run again with a --hang-timeout below torch's timeout"
         )
     if root.rank.signal in _FATAL_DUMP:
-        full = "; SIGBUS may mean a full /dev/shm, or a mapped file cut short" if root.rank.signal == "SIGBUS" else ""
-        return f"look at the native code that is called {place_words(place)}{full}"
-    return "find out who sent the signal: the batch system's log, dmesg, a watchdog"
+        full = "; SIGBUS may mean a full /dev/shm or a truncated mapped file" if root.rank.signal == "SIGBUS" else ""
+        return f"check the native code that is called {place_words(place)}{full}"
+    return "find out who sent the signal: check the batch system's log, dmesg and any watchdog"

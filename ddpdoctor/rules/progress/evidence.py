@@ -28,15 +28,15 @@ MAX_CLASSES = 8
 
 _DOING = {
     Activity.MISSING: ("never started", "never started"),
-    Activity.ENDED: ("has ended with status 0", "have ended with status 0"),
+    Activity.ENDED: ("has exited with status 0", "have exited with status 0"),
     Activity.FAILED: ("has failed", "have failed"),
     Activity.STOPPED: ("is stopped", "are stopped"),
-    Activity.SHUTTING_DOWN: ("has reached the end of its script", "have reached the end of their script"),
+    Activity.SHUTTING_DOWN: ("has finished its script", "have finished their script"),
     Activity.INIT: ("waits in init_process_group", "wait in init_process_group"),
     Activity.NEW_GROUP: ("waits in new_group", "wait in new_group"),
     Activity.DATA: ("waits for its next batch", "wait for their next batch"),
     Activity.BACKWARD: ("computes in backward", "compute in backward"),
-    Activity.USER: ("runs its own code", "run their own code"),
+    Activity.USER: ("is in its own code", "are in their own code"),
 }
 
 
@@ -49,7 +49,7 @@ def doing_words(state: RankState, *, one: bool = True) -> str:
     if state.doing in (Activity.COLLECTIVE, Activity.PEER):
         return f"{wait} in {call_words(state.call)}{peer_words(state.call)}"
     if state.doing is Activity.USER and not state.rank.recorded:
-        return "could not be looked into"
+        return "could not be inspected"
     error = final_error(state.rank)
     if state.doing is Activity.SHUTTING_DOWN and error is not None:
         return f"{'ends' if one else 'end'} with {error.type}"
@@ -80,7 +80,7 @@ def classes(job: JobState, numbers: Iterable[int]) -> list[str]:
     ordered = sorted(merged.items(), key=lambda item: (-len(item[1]), item[1]))
     sentences = [_class_sentence(job, words, ranks) for words, ranks in ordered[:MAX_CLASSES]]
     left = sum(len(ranks) for _, ranks in ordered[MAX_CLASSES:])
-    return [*sentences, f"{left} more ranks stand at other lines"] if left else sentences
+    return [*sentences, f"{left} more ranks are at other lines"] if left else sentences
 
 
 def _class_sentence(job: JobState, words: tuple[str, str, str, str], ranks: list[int]) -> str:
@@ -98,7 +98,7 @@ def others(job: JobState, blamed: Iterable[int]) -> list[str]:
 
 
 def waiters_words(job: JobState, blamed: Iterable[int]) -> str:
-    """Return "while ranks 0 and 2 wait for it in all_reduce", by mesh dimension, or nothing if nobody waits."""
+    """Return "ranks 0 and 2 are waiting for it in all_reduce", by mesh dimension, or nothing if nobody waits."""
     blamed = tuple(blamed)
     waiters = [n for n in job.waits.waiters if n not in set(blamed)]
     if not waiters:
@@ -109,7 +109,7 @@ def waiters_words(job: JobState, blamed: Iterable[int]) -> str:
     whom = "it" if len(blamed) == 1 else "them"
     calls = {_short(job.states[n]) for n in waiters}
     where = f" in {calls.pop()}" if len(calls) == 1 else ""
-    return f"while {rank_list(waiters)} {verb(waiters, 'waits', 'wait')} for {whom}{where}"
+    return f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting for {whom}{where}"
 
 
 def _short(state: RankState) -> str:
@@ -122,9 +122,9 @@ def progress_words(job: JobState, blamed: Iterable[int]) -> list[str]:
     for number in list(blamed)[:MAX_CLASSES]:
         rank = job.rank(number)
         if _done_words(rank):
-            said[f"had done {_done_words(rank)}"].append(number)
+            said[f"completed {_done_words(rank)}"].append(number)
         if rank.last_progress_ns is not None and rank.life is Life.RUNNING:
-            said[f"made no progress {seconds(job.time_ns - rank.last_progress_ns)}"].append(number)
+            said[f"has made no progress {seconds(job.time_ns - rank.last_progress_ns)}"].append(number)
     return [f"{rank_list(numbers)} {words}" for words, numbers in said.items()]
 
 
@@ -135,7 +135,7 @@ def counts_words(job: JobState, numbers: Iterable[int]) -> list[str]:
     if len(had) < 2:
         return []
     ordered = sorted(had.items(), key=lambda item: item[1])[:MAX_CLASSES]
-    return [f"{rank_list(ranks)} had done {counts}" for counts, ranks in ordered]
+    return [f"{rank_list(ranks)} completed {counts}" for counts, ranks in ordered]
 
 
 def _done_words(rank: Rank) -> str:
@@ -146,13 +146,13 @@ def _done_words(rank: Rank) -> str:
 
 def _backward_words(rank: Rank) -> str:
     kinds = pack_calls(rank.recent_calls).counts.items()
-    return f"{sum(count for kind, count in kinds if kind.op == 'backward')} backwards, as far as recorded"
+    return f"{sum(count for kind, count in kinds if kind.op == 'backward')} recorded backwards"
 
 
 _STATES = {
-    "R": "running (R): it computes or spins",
+    "R": "running (R): it is computing or spinning",
     "S": "sleeping (S)",
-    "D": "in the kernel, not to be interrupted (D)",
+    "D": "in uninterruptible sleep (D)",
 }
 
 
@@ -166,9 +166,9 @@ def process_words(job: JobState, blamed: Iterable[int]) -> list[str]:
             words = _STATES.get(rank.proc_state, f"in state {rank.proc_state}")
             said[words + _cpu_words(rank)].append(number)
         if rank.recorded and not rank.answered and rank.samples and rank.samples[-1].by == "signal":
-            found.append(f"no thread of rank {number} got the GIL: a call into C holds it")
+            found.append(f"no thread of rank {number} can get the GIL: a C call is holding it")
         if rank.lost:
-            found.append(f"not all of rank {number} could be recorded: {rank.lost}")
+            found.append(f"the record of rank {number} is incomplete: {rank.lost}")
         found += [
             f"a thread of rank {number} ended with {r.type}: {first_line(r.message)}"
             for r in rank.raised
@@ -185,7 +185,7 @@ def handled_words(job: JobState, blamed: Iterable[int]) -> list[str]:
         error = job.rank(number).handled
         if error is not None:
             at = place_words(innermost_user(error.frames))
-            found.append(f"rank {number} is handling {error.type} raised {at}: {first_line(error.message)}")
+            found.append(f"rank {number} is handling a {error.type} raised {at}: {first_line(error.message)}")
     return found
 
 
@@ -224,10 +224,10 @@ def how_words(failure: Failure) -> str:
         text = first_line(failure.error.message)
         return f"{failure.error.type}: {text}" if text else failure.error.type
     if rank.life is Life.SIGNALED and failure.call is not None and failure.call.device_state and failure.timed_out:
-        return f"{rank.signal} when torch's time limit had passed, as NCCL's watchdog does"
+        return f"{rank.signal} after torch's timeout, as the NCCL watchdog does it"
     if rank.life is Life.SIGNALED:
         return rank.signal or "a signal"
-    return f"exit status {rank.exit_code}" if rank.exit_code is not None else "an end that nobody saw"
+    return f"exit status {rank.exit_code}" if rank.exit_code is not None else "unknown reason"
 
 
 def step_of(job: JobState, blamed: Iterable[int]) -> int | None:
@@ -277,7 +277,7 @@ def _mesh_words(job: JobState, ranks: Iterable[int]) -> str:
 def _behind_words(job: JobState, blamed: tuple[int, ...], waiters: list[int]) -> str | None:
     """Return who waits in which dimension's group for the blamed ranks, and who waits for those; None without a mesh.
 
-    For example "while rank 1 waits for it in all_reduce of the tp group, and ranks 2 and 3 wait for that".
+    For example "rank 1 is waiting for it in all_reduce of the tp group; ranks 2 and 3 are waiting behind rank 1".
     """
     groups = _mesh_groups(job, waiters)
     direct = [n for n, group in groups.items() if set(group.members) & set(blamed)]
@@ -287,7 +287,9 @@ def _behind_words(job: JobState, blamed: tuple[int, ...], waiters: list[int]) ->
     dims = sorted({dim_words(groups[n]) for n in direct})
     ops = sorted({call.op for n in direct if (call := job.states[n].call) is not None})
     what = f"in {ops[0]} of" if len(ops) == 1 else "in"
-    text = f"while {rank_list(direct)} {verb(direct, 'waits', 'wait')} for {whom} {what} the {name_list(dims)} group"
+    text = f"{rank_list(direct)} {verb(direct, 'is', 'are')} waiting for {whom} {what} the {name_list(dims)} group"
     text += "s" if len(dims) > 1 else ""
     rest = [n for n in waiters if n not in direct]
-    return f"{text}, and {rank_list(rest)} {verb(rest, 'waits', 'wait')} behind that" if rest else text
+    if not rest:
+        return text
+    return f"{text}; {rank_list(rest)} {verb(rest, 'is', 'are')} waiting behind {rank_list(direct)}"

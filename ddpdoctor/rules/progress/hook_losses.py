@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_STEPS = "it is not known how long each part of a step takes, and stragglers cannot be found"
-_BUFFERS = "waits for rank 0's buffers are not seen, nor whether buffers differ between ranks"
-_GRADIENTS = "gradients that hold NaN or inf are not found"
-_GROUPS = "it is not known which groups a rank is in, and how far each has come"
+_STEPS = "the parts of a step are not timed, and stragglers are not detected"
+_BUFFERS = "waits for rank 0's buffers are not recorded, and buffers are not compared between ranks"
+_GRADIENTS = "NaN and inf in gradients are not detected"
+_GROUPS = "the process groups of a rank and their progress are not recorded"
 _SHARDS = "ranks of a device mesh are not compared"
-_ENDS = "it is not known which processes are ranks, and how each one ended"
-_DATA = "it is not checked how loaders share data out to ranks"
+_ENDS = "ranks and their exit statuses are not recorded"
+_DATA = "the ranks' shares of the data are not checked"
 _DETAIL = "TORCH_DISTRIBUTED_DEBUG=DETAIL may crash a job on Gloo (`--debug-level OFF` helps)"
 
 _LOSSES: Mapping[str, tuple[str, ...]] = {
-    "it is not known when a rank joins a process group": (
+    "joining a process group is not recorded": (
         "distributed_c10d.init_process_group",
         "distributed_c10d.new_group",
     ),
-    "it is not known whether a rank has left its process groups": ("distributed_c10d.destroy_process_group",),
+    "leaving a process group is not recorded": ("distributed_c10d.destroy_process_group",),
     "waits for asynchronous collectives are not recorded": ("Work.wait",),
     _GROUPS: (
         "distributed_c10d._world",
@@ -30,47 +30,47 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
         "_World.pg_group_ranks",
         "_World.pg_map",
     ),
-    "collectives that C++ starts, such as those of DDP, are not counted": (
+    "collectives started by C++, such as those of DDP, are not counted": (
         "ProcessGroup._get_sequence_number_for_group",
     ),
-    "the time limits of process groups are not known": (
+    "the timeouts of process groups are unknown": (
         "ProcessGroup._get_backend",
         "ProcessGroup._device_types",
     ),
-    "collectives that wait on a GPU are not seen": ("flight recorder",),
+    "collectives that wait on a GPU are not recorded": ("flight recorder",),
     "collectives of DTensor, FSDP and compiled code are not recorded": (
         "functional collectives",
         "torch.distributed._functional_collectives",
     ),
     _DETAIL: ("distributed_c10d._create_process_group_wrapper", "Logger.set_construction_data_and_log"),
-    "it is not seen that a rank is in DDP's constructor or forward": (
+    "DDP's constructor and forward are not recorded": (
         "DistributedDataParallel.__init__",
         "DistributedDataParallel.forward",
         "torch.nn.parallel.distributed",
     ),
-    "replicas of DDP are not compared after a forward": ("DistributedDataParallel._post_forward",),
+    "DDP replicas are not compared after forward": ("DistributedDataParallel._post_forward",),
     _BUFFERS: ("DistributedDataParallel._sync_buffers",),
     _STEPS: (
         "DistributedDataParallel._set_ddp_runtime_logging_sample_rate",
         "Logger._get_ddp_logging_data",
         "Logger.set_runtime_stats_and_log",
     ),
-    "parameters that a backward leaves without a gradient are not named": ("Reducer._check_reducer_finalized",),
-    "it is not known when each gradient was ready": ("Reducer.get_backward_stats", "Reducer._ddp_graph_static"),
-    "it is not seen that a rank is in backward": ("autograd.backward", "torch.autograd"),
+    "parameters without a gradient are not named": ("Reducer._check_reducer_finalized",),
+    "the time when each gradient is ready is not recorded": ("Reducer.get_backward_stats", "Reducer._ddp_graph_static"),
+    "backward is not recorded": ("autograd.backward", "torch.autograd"),
     _GRADIENTS: (
         "_C._current_graph_task_id",
         "autograd engine.queue_callback",
         "Tensor.register_post_accumulate_grad_hook",
     ),
-    "it is not known whether a gradient scaler skips a step": ("grad_scaler.GradScaler", "GradScaler.scale"),
-    "steps of optimizers are not counted, and replicas not compared after them": (
+    "steps that a gradient scaler skips are not recorded": ("grad_scaler.GradScaler", "GradScaler.scale"),
+    "optimizer steps are not counted, and replicas are not compared after them": (
         "optimizer.register_optimizer_step_pre_hook",
         "optimizer.register_optimizer_step_post_hook",
         "torch.optim.optimizer",
     ),
-    "it is not known at which step a checkpoint was saved": ("serialization.save", "torch.serialization"),
-    "parameters that no optimizer holds are not found": (
+    "the step at which a checkpoint was saved is not known": ("serialization.save", "torch.serialization"),
+    "parameters that no optimizer has are not detected": (
         "Optimizer.__init__",
         "module.register_module_parameter_registration_hook",
     ),
@@ -80,21 +80,21 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
         "torch.utils.data.dataloader",
     ),
     _DATA: ("_BaseDataLoaderIter._next_index", "DataLoader.__iter__"),
-    "it is not known whether loader workers are too slow": (
+    "slow loader workers are not detected": (
         "fetch._MapDatasetFetcher",
         "fetch._IterableDatasetFetcher",
     ),
-    "samplers that no loader uses are not found": (
+    "samplers that no DataLoader uses are not detected": (
         "DistributedSampler.set_epoch",
         "torch.utils.data.distributed",
     ),
-    "errors of ranks that mp.spawn starts are not recorded": ("spawn._wrap", "torch.multiprocessing.spawn"),
-    "torch.compile may break a graph at frames of the recorder": (
+    "errors of ranks started by mp.spawn are not recorded": ("spawn._wrap", "torch.multiprocessing.spawn"),
+    "torch.compile may break graphs at frames of the recorder": (
         "trace_rules.SKIP_DIRS",
         "trace_rules._recompile_re",
         "torch._dynamo.trace_rules",
     ),
-    "a look may break the capture of a CUDA graph that another thread makes": (
+    "reading the state of a rank may break a CUDA graph capture in another thread": (
         "graphs.CUDAGraph",
         "CUDAGraph.capture_begin",
         "CUDAGraph.capture_end",
@@ -119,17 +119,17 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
         "MultiprocessContext._close",
         "torch.distributed.elastic.multiprocessing.api",
     ),
-    "it is not known which attempts of the nodes belong together": (
+    "the attempts of the nodes cannot be matched": (
         "api.SimpleElasticAgent",
         "SimpleElasticAgent._rendezvous",
         "torch.distributed.elastic.agent.server.api",
     ),
-    "only the processes themselves are seen": (
+    "only the processes themselves are observed": (
         "torch.distributed",
         "torch.distributed.distributed_c10d",
     ),
 }
-UNKNOWN = "what it reports is not known"
+UNKNOWN = "its purpose is unknown"
 """Used for a hook that only a newer recorder knows."""
 
 
@@ -137,17 +137,17 @@ _PARTS: Mapping[str, str] = {
     "steps": _STEPS,
     "gradients": _GRADIENTS,
     "loaders": _DATA,
-    "fetches": "it is not known whether loader workers are too slow",
-    "reducer": "parameters that a backward leaves without a gradient are not named",
-    "replica": "replicas of DDP are not compared",
-    "replicas": "replicas of DDP are not compared",
+    "fetches": "slow loader workers are not detected",
+    "reducer": "parameters without a gradient are not named",
+    "replica": "DDP replicas are not compared",
+    "replicas": "DDP replicas are not compared",
     "mesh": _SHARDS,
-    "optimizer": "steps of optimizers are not counted",
-    "epoch": "samplers that no loader uses are not found",
+    "optimizer": "optimizer steps are not counted",
+    "epoch": "samplers that no DataLoader uses are not detected",
     "detail": _DETAIL,
     "wait": "waits for asynchronous collectives are not recorded",
     "wait_tensor": "waits for functional collectives are not recorded",
-    "evidence": "evidence of ranks that hang is incomplete",
+    "evidence": "the evidence about hung ranks is incomplete",
     "patch": "hooks in this module are missing",
 }
 """By the first word of the failure text."""

@@ -38,13 +38,13 @@ _DETAIL_SAYS = "Detected mismatch between collectives on ranks"
 class Cause(Enum):
     """What kind of trouble a job is in. It decides which rules apply."""
 
-    NONE = "no rank failed, and none waits in vain"
-    MODEL = "ranks have given DDP different models"
-    EARLY_EXIT = "a rank ended while others waited for it"
-    FAILURE = "a rank failed by itself"
+    NONE = "no rank failed or hung"
+    MODEL = "ranks passed different models to DDP"
+    EARLY_EXIT = "a rank exited while others were waiting for it"
+    FAILURE = "a rank failed on its own"
     CONFLICT = "ranks disagree about a collective"
-    NODE_LOST = "nothing is heard of a node any more"
-    HANG = "ranks wait"
+    NODE_LOST = "a node stopped sending messages"
+    HANG = "ranks are waiting"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

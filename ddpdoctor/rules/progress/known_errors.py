@@ -13,7 +13,7 @@ from .reducer_causes import FIXES
 
 SCRIPT = "the script"
 SETTINGS = "how the job is started or installed"
-MACHINE = "the machine, or its limits"
+MACHINE = "the machine or its limits"
 HARDWARE = "the GPU itself"
 PEER = "another rank"
 EITHER = "the script or the machine"
@@ -69,7 +69,7 @@ KNOWN_ERRORS = (
     KnownError(
         pattern=r"Expected to have finished reduction in the prior iteration",
         shown="Expected to have finished reduction in the prior iteration",
-        means="some parameters had no gradient in the step before, and DDP waits for one from each",
+        means="some parameters got no gradient in the previous step, and DDP waits for one from each parameter",
         fault=SCRIPT,
         fix=FIXES[Fault.UNFINISHED],
         source=f"{_ISSUE}43259",
@@ -85,19 +85,19 @@ KNOWN_ERRORS = (
     KnownError(
         pattern=r"variables? needed for gradient computation (?:has|have) been modified by an inplace operation",
         shown="one of the variables needed for gradient computation has been modified by an inplace operation",
-        means="a tensor was changed after forward had saved it: by an in-place operation (x += y), by optimizer.step() "
-        "before backward, or, with older torch, by a second forward of DDP, which overwrote the buffers",
+        means="a tensor changed after forward had saved it: by an in-place operation (x += y), by optimizer.step() "
+        "before backward, or, in older torch, by a second forward of DDP, which overwrote the buffers",
         fault=SCRIPT,
         fix="call backward for every loss before optimizer.step(), replace the in-place operation "
-        "(torch.autograd.set_detect_anomaly(True) names it), and with older torch pass broadcast_buffers=False",
+        "(torch.autograd.set_detect_anomaly(True) names it), and in older torch pass broadcast_buffers=False",
         source=f"{_ISSUE}22095",
     ),
     KnownError(
         pattern=r"'DistributedDataParallel' object has no attribute",
         shown="'DistributedDataParallel' object has no attribute '…'",
-        means="the attribute is the model's own, and DDP has the model in .module",
+        means="the attribute belongs to the model, which DDP keeps in .module",
         fault=SCRIPT,
-        fix="write model.module.NAME, but call model(...) for every forward that is trained",
+        fix="write model.module.NAME, but call model(...) for every training forward",
         source=_DDP,
     ),
     KnownError(
@@ -105,25 +105,24 @@ KNOWN_ERRORS = (
         shown="DistributedDataParallel is not needed when a module doesn't have any parameters that require a gradient",
         means="all parameters are frozen, or the model has none",
         fault=SCRIPT,
-        fix="wrap the model after its parameters are unfrozen, and do not wrap a model that is not trained",
+        fix="wrap the model after you unfreeze its parameters, and do not wrap a model that is not trained",
         source="torch/nn/parallel/distributed.py",
     ),
     KnownError(
         pattern=r"device_ids and output_device arguments only work with single-device",
         shown="DistributedDataParallel device_ids and output_device arguments only work with "
         "single-device/multiple-device GPU modules or CPU modules",
-        means="the model is on the CPU, and device_ids names a GPU; or it is on several devices",
+        means="the model is on the CPU but device_ids names a GPU, or the model is on several devices",
         fault=SCRIPT,
-        fix="move the model first (model.to(local_rank)), or leave device_ids out for a model on the CPU",
+        fix="move the model first (model.to(local_rank)), or omit device_ids for a model on the CPU",
         source="torch/nn/parallel/distributed.py",
     ),
     KnownError(
         pattern=r"Expected more than 1 value per channel when training",
         shown="Expected more than 1 value per channel when training",
-        means="BatchNorm got a batch of one sample, which is often the last batch of this rank's share",
+        means="BatchNorm got a batch of one sample, often the last batch of this rank",
         fault=SCRIPT,
-        fix="pass drop_last=True to the DataLoader of training, or call model.eval() before a forward that "
-        "does not train",
+        fix="pass drop_last=True to the training DataLoader, or call model.eval() before a forward that does not train",
         source="torch/nn/functional.py, batch_norm",
     ),
     KnownError(
@@ -131,25 +130,25 @@ KNOWN_ERRORS = (
         shown="SyncBatchNorm expected input tensor to be on GPU",
         means="SyncBatchNorm has no implementation for tensors on the CPU",
         fault=SCRIPT,
-        fix="move model and input to the GPU, or convert to SyncBatchNorm only where there are GPUs",
+        fix="move the model and the input to the GPU, or use SyncBatchNorm only on GPUs",
         source="torch/nn/modules/batchnorm.py",
     ),
     KnownError(
         pattern=r"Error\(s\) in loading state_dict.*(?:module\.|_orig_mod\.)",
         shown="Error(s) in loading state_dict … Missing key(s) … module.…",
-        means="the names in the checkpoint have the prefix of DDP (module.) or torch.compile (_orig_mod.), "
-        "and those of the model do not, or the other way round",
+        means="the names in the checkpoint have the prefix of DDP (module.) or torch.compile (_orig_mod.) and those "
+        "of the model do not, or vice versa",
         fault=SCRIPT,
-        fix="save model.module.state_dict(); `ddpdoctor check-checkpoint FILE --model train:build_model` says "
-        "what fits",
+        fix="save model.module.state_dict(); `ddpdoctor check-checkpoint FILE --model train:build_model` shows "
+        "what matches",
         source="https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html",
     ),
     KnownError(
         pattern=r"Weights only load failed",
         shown="Weights only load failed",
-        means="since torch 2.6 torch.load takes tensors and plain values only, and the file holds other objects",
+        means="since torch 2.6, torch.load loads only tensors and plain values, and the file contains other objects",
         fault=SCRIPT,
-        fix="save state_dict() and plain values; for a file that you trust, torch.load(..., weights_only=False)",
+        fix="save state_dict() and plain values; if you trust the file, use torch.load(..., weights_only=False)",
         source="https://docs.pytorch.org/docs/stable/notes/serialization.html",
     ),
     # starting the process group
@@ -158,7 +157,7 @@ KNOWN_ERRORS = (
         r"|LOCAL_RANK) expected, but not set|KeyError: '(?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR"
         r"|MASTER_PORT)'",
         shown="environment variable RANK expected, but not set",
-        means="the script was started without a launcher that numbers the ranks",
+        means="the script was started without a launcher that sets the ranks",
         fault=SETTINGS,
         fix="start it with torchrun (`torchrun --nproc-per-node 2 train.py`) or `ddpdoctor wrap train.py`; "
         "under srun set RANK, WORLD_SIZE and MASTER_ADDR from Slurm's variables",
@@ -167,9 +166,9 @@ KNOWN_ERRORS = (
     KnownError(
         pattern=r"Default process group has not been initialized",
         shown="Default process group has not been initialized, please make sure to call init_process_group",
-        means="a call of torch.distributed, or DDP, came before init_process_group or after destroy_process_group",
+        means="torch.distributed or DDP was used before init_process_group or after destroy_process_group",
         fault=SCRIPT,
-        fix="call torch.distributed.init_process_group first, on every rank; guard code that also runs in one "
+        fix="call torch.distributed.init_process_group first on every rank; guard code that also runs in a single "
         "process with torch.distributed.is_initialized()",
         source="torch/distributed/distributed_c10d.py",
     ),
@@ -178,36 +177,35 @@ KNOWN_ERRORS = (
         shown="trying to initialize the default process group twice!",
         means="init_process_group is called twice, often by the script and by a framework",
         fault=SCRIPT,
-        fix="leave the call to the framework, or guard yours: if not torch.distributed.is_initialized()",
+        fix="let the framework call it, or guard your call: if not torch.distributed.is_initialized()",
         source="torch/distributed/distributed_c10d.py",
     ),
     KnownError(
         pattern=r"EADDRINUSE|server socket has failed to (?:listen|bind)|^RuntimeError: Address already in use",
         shown="The server socket has failed to listen on any local network address … EADDRINUSE",
-        means="another process has the port: another job on this host with the same --master-port, or a rank "
-        "that an earlier job left behind",
+        means="another process uses the port: another job on this host with the same --master-port, or a leftover rank "
+        "of an earlier job",
         fault=SETTINGS,
         fix="give each job its own port (--master-port, or --standalone on one host); `ddpdoctor check-env "
-        "port-free` names the process that has it",
+        "port-free` names the process that uses it",
         source=f"{_ISSUE}72816",
     ),
     KnownError(
         pattern=r"Address family not supported|network addresses of \(.*\) cannot be retrieved|\(gai error",
         shown="The IPv6 network addresses of (…) cannot be retrieved (gai error: …); Address family not "
         "supported by protocol",
-        means="the master's name does not resolve on this host, or resolves to an address of a family that is "
-        "switched off",
+        means="the master's host name does not resolve on this host, or resolves to an address family that is disabled",
         fault=MACHINE,
-        fix="give the master's IP address instead of its name, or mend /etc/hosts; `ddpdoctor "
-        "check-rendezvous` says on which host the name fails",
+        fix="use the master's IP address instead of its name, or fix /etc/hosts; `ddpdoctor "
+        "check-rendezvous` shows the hosts on which the name fails",
         source="torch/csrc/distributed/c10d/socket.cpp",
     ),
     KnownError(
         pattern=r"Timed out after \d+ seconds waiting for clients|client socket has (?:timed out"
         r"|failed to connect)|^Dist\w+Error.*(?:Connection refused|No route to host|unreachable)",
         shown="The client socket has timed out …; Timed out after … seconds waiting for clients. 1/2 clients joined",
-        means="a rank could not reach the store of rank 0 in time: a wrong address or port, a firewall, or "
-        "ranks that never started",
+        means="a rank could not reach the store on rank 0 in time: a wrong address or port, a firewall, or ranks that "
+        "never started",
         fault=SETTINGS,
         fix="run `ddpdoctor check-rendezvous` with the same address and port on every node: it names the host "
         "and the reason",
@@ -225,7 +223,7 @@ KNOWN_ERRORS = (
     KnownError(
         pattern=r"Distributed package doesn't have NCCL",
         shown="Distributed package doesn't have NCCL built in",
-        means="this torch is a build without NCCL, as those for CPUs are",
+        means="this torch build has no NCCL, like all CPU builds",
         fault=SETTINGS,
         fix="install a CUDA build of torch, or use backend='gloo' on CPUs; `ddpdoctor check-env "
         "torch-cuda-build` shows the build",
@@ -234,7 +232,7 @@ KNOWN_ERRORS = (
     KnownError(
         pattern=r"No backend type associated with device type|Tensors must be CUDA and dense",
         shown="No backend type associated with device type cpu; Tensors must be CUDA and dense",
-        means="the process group has no backend for the device of this tensor: NCCL takes GPU tensors only",
+        means="the process group has no backend for this tensor's device: NCCL takes only GPU tensors",
         fault=SCRIPT,
         fix='move the tensor to the GPU, or initialize both: init_process_group("cpu:gloo,cuda:nccl")',
         source="https://docs.pytorch.org/docs/stable/distributed.html",
@@ -242,29 +240,30 @@ KNOWN_ERRORS = (
     KnownError(
         pattern=r"invalid tensor (?:size|type) at index|op\.preamble\.length <= op\.nbytes",
         shown="invalid tensor size at index …; op.preamble.length <= op.nbytes",
-        means="ranks gave one collective tensors of different sizes or dtypes, or made different collectives",
+        means=(
+            "the ranks passed tensors of different sizes or dtypes to one collective, or called different collectives"
+        ),
         fault=SCRIPT,
         fix="gather the sizes first and pad to the largest, or use all_gather_object; `ddpdoctor wrap` names "
-        "the rank that departs",
+        "the rank that differs",
         source=f"{_ISSUE}70037",
     ),
     KnownError(
         pattern=r"^(?:RuntimeError|Dist\w+Error).*(?:Connection (?:closed|reset) by peer|Broken pipe)"
         r"|Application timeout caused pair closure",
         shown="Connection closed by peer; Connection reset by peer",
-        means="another rank ended or lost its connection while this one waited for it",
+        means="another rank exited or lost its connection while this rank was waiting for it",
         fault=PEER,
-        fix="look for the rank that ended first: its error is the cause, and this one follows from it",
+        fix="find the rank that ended first: its error caused this one",
         source="https://github.com/pytorch/gloo",
     ),
     KnownError(
         pattern=r"Watchdog caught collective operation timeout|failed to pass monitoredBarrier",
         shown="Watchdog caught collective operation timeout",
-        means="a collective did not complete within the group's limit, since a rank did not come to it or a "
-        "link failed",
+        means="a collective did not complete within the group's timeout: a rank did not call it, or a link failed",
         fault=PEER,
-        fix="find the rank that did not come: `ddpdoctor wrap` names it and its line; where one rank only "
-        "works longer, raise the limit with init_process_group(timeout=...)",
+        fix="find the rank that did not call it: `ddpdoctor wrap` names it and its line; if a rank just needs longer, "
+        "raise the timeout: init_process_group(timeout=...)",
         source="https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html",
     ),
     # GPUs and NCCL
@@ -272,53 +271,55 @@ KNOWN_ERRORS = (
         pattern=r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
         r"|CUDNN_STATUS_NOT_INITIALIZED",
         shown="CUDA out of memory",
-        means="the GPU's memory is full, often because several ranks use one GPU or rank 0 loads checkpoints onto it",
+        means=(
+            "the GPU memory is full, often because several ranks use one GPU or all ranks load checkpoints onto GPU 0"
+        ),
         fault=EITHER,
         fix="check that each rank uses its own GPU (torch.cuda.set_device(local_rank), "
-        "torch.load(map_location='cpu')), then use smaller batches, or export "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation",
+        "torch.load(map_location='cpu')), then use smaller batches, or, for fragmentation, export "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         source=_CUDA,
     ),
     KnownError(
         pattern=r"uncorrectable ECC error encountered",
         shown="CUDA error: uncorrectable ECC error encountered",
-        means="the GPU's memory returned wrong data, which ECC could not correct",
+        means="the GPU memory returned wrong data that ECC could not correct",
         fault=HARDWARE,
-        fix="take the host out of the job and run `ddpdoctor check-env ecc-unc row-remap xid` on it; a reset of the "
-        "GPU (nvidia-smi -r) retires the memory at fault",
+        fix="exclude the host from the job and run `ddpdoctor check-env ecc-unc row-remap xid` on it; a GPU reset "
+        "(nvidia-smi -r) retires the faulty memory",
         source="https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html",
     ),
     KnownError(
         pattern=r"invalid device ordinal",
         shown="CUDA error: invalid device ordinal",
-        means="the rank asks for a GPU that it cannot see: more ranks than GPUs, the global rank used as the "
-        "GPU's number, or CUDA_VISIBLE_DEVICES",
+        means="the rank selects a GPU that it cannot see: there are more ranks than GPUs, the global rank is used as "
+        "the GPU index, or CUDA_VISIBLE_DEVICES hides the GPU",
         fault=SETTINGS,
-        fix="use LOCAL_RANK for torch.cuda.set_device, and start as many ranks as there are GPUs; `ddpdoctor "
+        fix="use LOCAL_RANK for torch.cuda.set_device, and start one rank per GPU; run `ddpdoctor "
         "check-env gpu-count cvd-valid`",
         source=_TORCHRUN,
     ),
     KnownError(
         pattern=r"Duplicate GPU detected|Multiple Ranks are using the same GPU/Partition",
         shown="Duplicate GPU detected : rank 1 and rank 0 both on CUDA device …",
-        means="two ranks use one GPU, and NCCL allows one rank a GPU",
+        means="two ranks use the same GPU, and NCCL allows one rank per GPU",
         fault=SCRIPT,
-        fix="call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group; `ddpdoctor "
-        "check-env dup-gpu`",
+        fix="call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group; run "
+        "`ddpdoctor check-env dup-gpu`",
         source=_NCCL,
     ),
     KnownError(
         pattern=r"device-side assert triggered",
         shown="CUDA error: device-side assert triggered",
-        means="a kernel got an index out of range, most often a label or a token id that the layer has no row for",
+        means="a kernel got an index out of range, usually a label or token id that is too large for the layer",
         fault=SCRIPT,
-        fix="run this rank's batch with CUDA_LAUNCH_BLOCKING=1, or on the CPU, where the error names the line",
+        fix="run this rank's batch with CUDA_LAUNCH_BLOCKING=1 or on the CPU; the error then names the line",
         source=_CUDA,
     ),
     KnownError(
         pattern=r"Expected all tensors to be on the same device",
         shown="Expected all tensors to be on the same device",
-        means="model and input are on different devices; under DDP often one rank uses another rank's GPU",
+        means="the model and the input are on different devices; with DDP, a rank often uses another rank's GPU",
         fault=SCRIPT,
         fix="move both to the rank's device: device = torch.device('cuda', int(os.environ['LOCAL_RANK']))",
         source=_CUDA,
@@ -326,7 +327,7 @@ KNOWN_ERRORS = (
     KnownError(
         pattern=r"Cannot re-initialize CUDA in forked subprocess",
         shown="Cannot re-initialize CUDA in forked subprocess",
-        means="a process that has used CUDA was forked, by a DataLoader's dataset that touches the GPU or by "
+        means="a process that had used CUDA was forked: by a DataLoader whose dataset uses the GPU, or by "
         "multiprocessing",
         fault=SCRIPT,
         fix="keep CUDA out of the dataset, or use multiprocessing_context='spawn'; start ranks with torchrun "
@@ -336,19 +337,19 @@ KNOWN_ERRORS = (
     KnownError(
         pattern=r"[Mm]ismatched NCCL version|NCCL version mismatch|undefined symbol: nccl",
         shown="Mismatched NCCL version detected",
-        means="ranks or libraries use different versions of NCCL: another libnccl comes before torch's, or "
+        means="ranks or libraries use different versions of NCCL: another libnccl is loaded before torch's, or the "
         "nodes differ",
         fault=SETTINGS,
-        fix="take libnccl out of LD_LIBRARY_PATH and LD_PRELOAD, and install one version of torch on all "
-        "nodes; `ddpdoctor check-env nccl-loaded version-same`",
+        fix="remove libnccl from LD_LIBRARY_PATH and LD_PRELOAD, and install the same torch version on all nodes; "
+        "run `ddpdoctor check-env nccl-loaded version-same`",
         source=f"{_ISSUE}122571",
     ),
     KnownError(
         pattern=r"ncclSystemError|unhandled system error",
         shown="NCCL error: unhandled system error",
-        means="a system call of NCCL failed: shared memory, sockets, the interface, or locked memory for InfiniBand",
+        means="a system call in NCCL failed: shared memory, sockets, the interface, or locked memory for InfiniBand",
         fault=MACHINE,
-        fix="run again with NCCL_DEBUG=WARN, which names the call; `ddpdoctor check-env shm nofile memlock "
+        fix="run again with NCCL_DEBUG=WARN, which names the call; run `ddpdoctor check-env shm nofile memlock "
         "ifname-exists`",
         source="https://github.com/NVIDIA/nccl/issues/1657",
     ),
@@ -357,17 +358,17 @@ KNOWN_ERRORS = (
         shown="ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely",
         means="another rank ended, or the network between them failed",
         fault=PEER,
-        fix="look for the rank that ended first; if all live, `ddpdoctor check-rendezvous` and "
-        "`allreduce-bench --pairs` test the links",
+        fix="find the rank that ended first; if all are alive, test the links with `ddpdoctor check-rendezvous` and "
+        "`ddpdoctor allreduce-bench --pairs`",
         source=_NCCL,
     ),
     KnownError(
         pattern=r"ncclUnhandledCudaError|unhandled cuda error|ncclInvalidUsage|ncclInternalError",
         shown="NCCL error: unhandled cuda error, invalid usage, internal error",
-        means="a CUDA call of NCCL failed, or it was used wrongly: an earlier CUDA error, a wrong device, a "
-        "driver too old",
+        means="a CUDA call in NCCL failed, or NCCL was used incorrectly: an earlier CUDA error, a wrong device, or "
+        "an old driver",
         fault=EITHER,
-        fix="run again with NCCL_DEBUG=WARN, which names the call; `ddpdoctor check-env driver-min dup-gpu`",
+        fix="run again with NCCL_DEBUG=WARN, which names the call; run `ddpdoctor check-env driver-min dup-gpu`",
         source=_NCCL,
     ),
     # loaders and processes
@@ -375,7 +376,7 @@ KNOWN_ERRORS = (
         pattern=r"DataLoader worker .* killed by signal: Bus error|out of shared memory"
         r"|unable to allocate shared memory",
         shown="DataLoader worker (pid …) is killed by signal: Bus error",
-        means="the shared memory (/dev/shm) is full; a container has 64 MB of it unless set otherwise",
+        means="the shared memory (/dev/shm) is full; containers have 64 MB by default",
         fault=MACHINE,
         fix="start the container with --ipc=host or --shm-size=16g (Kubernetes: an emptyDir of medium Memory "
         "at /dev/shm), or use fewer workers; `ddpdoctor check-env shm`",
@@ -384,47 +385,47 @@ KNOWN_ERRORS = (
     KnownError(
         pattern=r"DataLoader worker .*(?:exited unexpectedly|is killed by signal)",
         shown="DataLoader worker (pid(s) …) exited unexpectedly",
-        means="a loader worker died without an exception: killed for memory, or crashed in native code",
+        means="a loader worker died without an exception: the OOM killer ended it, or it crashed in native code",
         fault=EITHER,
-        fix="look at `dmesg` for the OOM killer and use fewer workers; num_workers=0 shows an exception of the dataset",
+        fix="check `dmesg` for the OOM killer, and use fewer workers; num_workers=0 shows an exception in the dataset",
         source="torch/utils/data/_utils/signal_handling.py",
     ),
     KnownError(
         pattern=r"items of ancdata|Too many open files",
         shown="Too many open files; received 0 items of ancdata",
-        means="the process has reached its limit of open files: each tensor that a worker sends takes one, "
-        "and batches that are kept hold theirs",
+        means="the process reached its limit of open files: each tensor from a worker needs one, and stored batches "
+        "keep theirs open",
         fault=EITHER,
         fix="raise the limit (ulimit -n 65536), call "
-        "torch.multiprocessing.set_sharing_strategy('file_system'), and copy what is kept of a batch",
+        "torch.multiprocessing.set_sharing_strategy('file_system'), and copy what you keep of a batch",
         source=f"{_ISSUE}11201",
     ),
     KnownError(
         pattern=r"[Cc]an't pickle|[Cc]annot pickle|Can't get local object",
         shown="Can't pickle local object; cannot pickle '…' object",
-        means="a process that is spawned gets its function, dataset or collate_fn as a pickle, and one of "
-        "these is a lambda, a local function, or holds an open file or lock",
+        means="a spawned process gets its function, dataset and collate_fn as pickles, and one of them is a lambda, a "
+        "local function, or has an open file or lock",
         fault=SCRIPT,
-        fix="define it at the top of a module, and open files in the worker; or start ranks with torchrun "
-        "instead of mp.spawn",
+        fix="define it at module level, and open files in the worker; or start the ranks with torchrun instead of "
+        "mp.spawn",
         source=_MULTIPROCESSING,
     ),
     KnownError(
         pattern=r"before the\s+current process has finished its bootstrapping phase",
         shown="An attempt has been made to start a new process before the current process has finished its "
         "bootstrapping phase",
-        means="processes are spawned while the script is being imported, so that each child would spawn its own",
+        means="the script spawns processes when it is imported, so each child would spawn its own",
         fault=SCRIPT,
-        fix='put the start into a function, and call it below if __name__ == "__main__":',
+        fix='move that code into a function, and call it below if __name__ == "__main__":',
         source=_MULTIPROCESSING,
     ),
     KnownError(
         pattern=r"size mismatch for",
         shown="size mismatch for …: copying a param with shape … from checkpoint",
-        means="the checkpoint is of a model with other sizes",
+        means="the checkpoint is from a model with other sizes",
         fault=SCRIPT,
-        fix="build the model with the sizes of the checkpoint; `ddpdoctor check-checkpoint FILE --model "
-        "train:build_model` lists what differs",
+        fix="build the model with the sizes in the checkpoint; `ddpdoctor check-checkpoint FILE --model "
+        "train:build_model` lists the differences",
         source="torch/nn/modules/module.py, load_state_dict",
     ),
 )

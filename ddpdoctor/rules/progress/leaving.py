@@ -31,7 +31,7 @@ TEARDOWN_CPU_S = 10.0
 torch takes about 1 s."""
 
 
-@rule("DD609", "exit-hang", Severity.ERROR, "The training code has ended and the process does not")
+@rule("DD609", "exit-hang", Severity.ERROR, "The script has finished, but its process does not exit")
 def check_exit_hang(job: JobState) -> Answer:
     """Report a rank whose script has ended but whose process lives on.
 
@@ -56,7 +56,7 @@ def check_exit_hang(job: JobState) -> Answer:
 
     ## Example
 
-        rank 0 has finished its script and does not end: thread "uploader" runs in upload at log.py:31
+        rank 0 finished the script, but the process does not exit: code is still running in upload (log.py:31)
     """
     if job.failures:
         return skipped(Cause.FAILURE.value)
@@ -64,7 +64,7 @@ def check_exit_hang(job: JobState) -> Answer:
     now = job.time_ns
     blamed = tuple(n for n in ended if _is_held_up(job, n))
     if not blamed:
-        return unknown(f"{rank_list(ended)} ended a moment ago") if ended and not job.facts.ended else passed()
+        return unknown(f"{rank_list(ended)} finished just now") if ended and not job.facts.ended else passed()
     where = tuple(place for n in blamed for place in _exit_places(job.rank(n)))
     first = next(iter(where), None)
     since = seconds(now - (job.rank(blamed[0]).main_ended_ns or now))
@@ -75,9 +75,10 @@ def check_exit_hang(job: JobState) -> Answer:
         ranks=blamed,
         hosts=say.hosts_of(job, blamed),
         where=where,
-        summary=f"{say.who(job, blamed)} {verb(blamed, 'has', 'have')} finished the script "
-        "and the process does not end" + (f": something still runs {place_words(first)}" if first is not None else ""),
-        evidence=(f"the script ended, and the process went on {since}", *seen),
+        summary=f"{say.who(job, blamed)} finished the script, but the "
+        f"{verb(blamed, 'process does', 'processes do')} not exit"
+        + (f": code is still running {place_words(first)}" if first is not None else ""),
+        evidence=(f"the process has kept running {since} after the script finished", *seen),
         fix=_exit_fix(job.rank(blamed[0])),
     )
     return judged([finding], certain=set(job.living) <= {*blamed, *job.quiet}, may_resume=True)
@@ -106,8 +107,8 @@ def _since_end(rank: Rank) -> Rank:
 
 def _exit_fix(rank: Rank) -> str:
     if any(is_file(frame, QUEUES_FILE) for frame in main_frames(_since_end(rank))):
-        return "read all that is in the multiprocessing queue before the script ends, or call its cancel_join_thread()"
-    return "end that thread, child or exit function before the script ends, or make the thread a daemon"
+        return "empty the multiprocessing queue before the script ends, or call its cancel_join_thread()"
+    return "stop that thread, child process or atexit function before the script ends, or make the thread a daemon"
 
 
 def _exit_places(rank: Rank) -> tuple[Place, ...]:
@@ -129,11 +130,11 @@ def _exit_evidence(job: JobState, blamed: tuple[int, ...]) -> list[str]:
         found += [f"children of rank {number}: {', '.join(c.name for c in rank.children)}"] if rank.children else []
         frames = main_frames(rank)
         if frames and innermost_user(frames) is None:
-            found.append(f"Python itself stands {place_words(frames[-1])} in rank {number}")
+            found.append(f"Python itself is {place_words(frames[-1])} on rank {number}")
     return found
 
 
-@rule("DD612", "exit-abort", Severity.INFO, "A rank was aborted on its way out, after its script had ended")
+@rule("DD612", "exit-abort", Severity.INFO, "A rank aborted at exit, after its script had finished")
 def check_exit_abort(job: JobState) -> Answer:
     """Report a rank that died of SIGABRT after its script had ended well.
 
@@ -159,7 +160,7 @@ def check_exit_abort(job: JobState) -> Answer:
 
     ## Example
 
-        rank 1 was aborted at its exit, after its script had ended; training is not affected
+        rank 1 aborted at exit, after the script had finished; training is not affected
     """
     aborted = tuple(n for n in sorted(job.states) if aborted_at_exit(job.rank(n)) and n not in job.early)
     if not aborted:
@@ -167,10 +168,9 @@ def check_exit_abort(job: JobState) -> Answer:
     signals = sorted({job.rank(n).signal or "a signal" for n in aborted})
     finding = Problem(
         ranks=aborted,
-        summary=f"{rank_list(aborted)} {verb(aborted, 'was', 'were')} aborted at exit, after the script had ended; "
-        "training is not affected",
+        summary=f"{rank_list(aborted)} aborted at exit, after the script had finished; training is not affected",
         evidence=(
-            f"died of {' or '.join(signals)} while the interpreter shut down: a known fault of Gloo, pytorch#190489",
+            f"{' or '.join(signals)} while the interpreter was shutting down: a known bug in Gloo, pytorch#190489",
         ),
         fix="call dist.barrier() and then dist.destroy_process_group() as the last lines of the script",
     )

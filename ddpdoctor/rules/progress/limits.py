@@ -57,12 +57,12 @@ def limit_words(job: JobState) -> list[str]:
     if not found:
         return []
     left_s, limit_s, op = min(found)
-    left = f"{long_words(left_s)} of it are left" if left_s > 0 else "it has passed"
-    said = [f"torch's own time limit for this wait in {op} is {long_words(limit_s)}; {left}"]
+    left = f"{long_words(left_s)} are left" if left_s > 0 else "it has passed"
+    said = [f"torch's own timeout for this {op} is {long_words(limit_s)}; {left}"]
     if job.facts.hang_timeout_s >= limit_s:
         said.append(
-            f"the hang timeout of {long_words(job.facts.hang_timeout_s)} is not below it, so that torch ends the job "
-            f"before it is judged: use a --hang-timeout below {long_words(limit_s)}"
+            f"--hang-timeout is {long_words(job.facts.hang_timeout_s)}, so torch ends the job before ddpdoctor judges "
+            f"it: use a --hang-timeout below {long_words(limit_s)}"
         )
     return said
 
@@ -139,10 +139,10 @@ def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
     waiters = [failure for failure in job.failures if failure.rank.rank not in late]
     first = waiters[0]
     limit_s = limits_of(job).get(first.rank.rank)
-    gone = f"after {long_words(limit_s)}" if limit_s is not None else "after torch's own time limit"
+    gone = f"after {long_words(limit_s)}" if limit_s is not None else "after torch's own timeout"
     who = rank_list(failure.rank.rank for failure in waiters)
     known = lines_before(job, late[0])
-    was = f"; until then it was {place_words(known[0])}" if known and len(late) == 1 else ""
+    was = f"; before that it was {place_words(known[0])}" if known and len(late) == 1 else ""
     op = first.call.op if first.call is not None else "the call"
     calls = [(n, job.states[n].call) for n in late]
     return Problem(
@@ -151,10 +151,10 @@ def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
         hosts=say.hosts_of(job, late),
         where=where,
         step=say.step_of(job, late),
-        summary=f"{say.who(job, late)} came to {op} when {who} had given up waiting there {gone}{was}",
+        summary=f"{say.who(job, late)} called {op} too late: {who} had timed out there {gone}{was}",
         evidence=(
             *(
-                f"rank {n} called {call_words(call)} at {line_of(call.site)}, "
+                f"rank {n} called {call_words(call)} ({line_of(call.site)}) "
                 f"{(call.started_ns - first.call.started_ns) / 1e9:.1f} s after rank {first.rank.rank}"
                 for n, call in calls
                 if call is not None and first.call is not None
@@ -169,8 +169,8 @@ def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
 def busy_fix(job: JobState) -> str:
     """Return what to do about work that takes long."""
     limits = limits_of(job).values()
-    beyond = f"for more than {long_words(min(limits))}" if limits else "for longer than torch's own limit"
+    beyond = f"more than {long_words(min(limits))}" if limits else "longer than torch's own timeout"
     return (
-        "let every rank do its part of this work, or do it before init_process_group; if the others have to wait "
-        f"{beyond}, raise the group's limit: init_process_group(timeout=timedelta(hours=2))"
+        f"split this work between the ranks, or do it before init_process_group; if the others must wait {beyond}, "
+        "raise the group's timeout: init_process_group(timeout=timedelta(hours=2))"
     )

@@ -25,10 +25,10 @@ _BATON = "/torch/utils/file_baton.py"
 _POLLS = ("/filelock/", "/portalocker/", "/fasteners/", _BATON)
 MOST_HOLDERS = 3
 _FREES_GROUP = Clue(
-    said="its work is done; it frees its process group and holds the GIL, which a thread of the group waits for (a "
-    "deadlock in torch)",
-    fix="delete the DDP model before the group (`del model`, then `dist.destroy_process_group()`): the model frees the "
-    "group's threads without releasing the GIL, and a thread that has yet to free a tensor needs it",
+    said="it has finished and is freeing its process group; it holds the GIL, and a thread of the group waits for the "
+    "GIL (a deadlock in torch)",
+    fix="delete the DDP model before the group (`del model`, then `dist.destroy_process_group()`): the model joins "
+    "the group's threads without releasing the GIL, and a thread that frees a tensor needs the GIL",
 )
 
 
@@ -61,7 +61,7 @@ def left_behind_words(causes: ProcessCauses | None) -> str:
     """Return which lock file was left behind, for a summary, or "" if none was."""
     if causes is None or causes.lock_file is None or not is_left_behind(causes):
         return ""
-    return f": the lock file {causes.lock_file.path} is there, and its owner is gone"
+    return f": it waits for lock file {causes.lock_file.path}, and the owner of that file is gone"
 
 
 def is_surely_left(causes: ProcessCauses | None) -> bool:
@@ -86,45 +86,45 @@ def is_held_outside(job: JobState, rank: Rank) -> bool:
 
 def _marker(job: JobState, rank: Rank, file: LockFile) -> Clue:
     """Judge a wait for a file to go away: who made it, if known, and whether anybody is there to remove it."""
-    waits = f"waits until the lock file {file.path} is gone"
+    waits = f"waits for lock file {file.path} to be removed"
     owner = file.holders[0] if file.holders else None
     if owner is not None:
         who = find_owner(job, rank.host, owner.pid, owner.command)
         return Clue(
-            said=f"{waits}, which {who.words} has open",
-            fix=f"see what {who.name} does; if it hangs, end it and then `rm {file.path}`",
+            said=f"{waits}; {who.words} has it open",
+            fix=f"check what {who.name} is doing; if it hangs, kill it and `rm {file.path}`",
         )
     age = f"; it is {format_age(file.age_s)} old" if file.age_s is not None else ""
     if file.named_lives:
         return Clue(
-            said=f"{waits}, which names process {file.named_pid}{age}",
-            fix=f"see what process {file.named_pid} does; if it has nothing to do with the lock, `rm {file.path}`",
+            said=f"{waits}; the file names process {file.named_pid}{age}",
+            fix=f"check what process {file.named_pid} is doing; if it does not use the lock, `rm {file.path}`",
         )
-    named = f", and process {file.named_pid}, which it names, has ended" if file.named_lives is False else ""
+    named = f", and process {file.named_pid}, which it names, is gone" if file.named_lives is False else ""
     if is_left_behind(rank.causes):
         return Clue(
-            said=f"{waits}; no process that can be seen has it open{named}{age}: its owner ended without removing it",
-            fix=f"`rm {file.path}`; let one rank build before the others load what it built",
+            said=f"{waits}; no visible process has it open{named}{age}: its owner exited without removing it",
+            fix=f"`rm {file.path}`; let one rank build first, and the others load the result",
         )
     why = (
-        f"it names a process of {file.named_host}"
+        f"it names a process on {file.named_host}"
         if file.named_host
-        else "it lies on a network file system, so a process of another host may own it"
+        else "it is on a network file system, so a process on another host may own it"
         if file.shared
-        else f"{file.unseen} processes of its owner could not be looked into"
+        else f"{file.unseen} processes of its owner could not be inspected"
     )
     return Clue(
-        said=f"{waits}; no process of this host has it open{named}{age}; "
+        said=f"{waits}; no process on this host has it open{named}{age}; "
         f"it is unknown whether its owner is alive: {why}",
-        fix=f"if no process uses it any more: `rm {file.path}`",
+        fix=f"if no process uses it anymore: `rm {file.path}`",
     )
 
 
 def _held(path: str | None, holder: ProcessRole) -> Clue:
     what = f"the lock on {path}" if path else "a lock on a file"
     return Clue(
-        said=f"waits for {what}, which {holder.words} holds",
-        fix=f"let {holder.name} give the lock back before it waits for other ranks, or take it with a time limit",
+        said=f"waits for {what}; {holder.words} holds it",
+        fix=f"release the lock in {holder.name} before it waits for other ranks, or acquire it with a timeout",
     )
 
 
@@ -141,18 +141,18 @@ def _polled(job: JobState, rank: Rank, causes: ProcessCauses, frames: tuple[Fram
         return _held(path, _holder(job, rank, holders[0]))
     if holders:
         listed = ", ".join(f"{lock.path} by {_holder(job, rank, lock).words}" for lock in holders[:MOST_HOLDERS])
-        return Clue(said=f"polls for a lock file; locks that are held: {listed}")
+        return Clue(said=f"polls for a lock file; held locks: {listed}")
     return Clue(
         said=f"polls for the lock file {path or 'of a library'}; no process of this job holds a lock on it",
-        fix=f"see who has {path or 'the lock file'} locked (another job or host), or take it with a time limit",
+        fix=f"find out who locks {path or 'the lock file'} (another job or host), or acquire it with a timeout",
     )
 
 
 def _baton(path: str | None) -> Clue:
     file = path or "the file `lock` in the build folder"
     return Clue(
-        said=f"waits until {file} is gone, which marks a build of a C++ extension by another process",
-        fix=f"if no process builds that extension, one died while it did: delete {file}; build it on one rank before "
+        said=f"waits for {file} to be removed: it marks a build of a C++ extension by another process",
+        fix=f"if no process is building that extension, its build died: delete {file}; build it on one rank before "
         "the others load it",
     )
 
@@ -172,7 +172,7 @@ def _of_own_process(rank: Rank, causes: ProcessCauses, frames: tuple[Frame, ...]
     if not (last.user or is_file(last, "/threading.py", "/queue.py", "/concurrent/futures/")):
         return
     threads = [(s.thread, innermost_user(s.frames)) for s in other_threads(rank, skip_idle=False)]
-    named = [f"{name} at {line_of(frame)}" for name, frame in threads if frame is not None][:MOST_HOLDERS]
+    named = [f"{name} ({line_of(frame)})" for name, frame in threads if frame is not None][:MOST_HOLDERS]
     if named:
         yield Clue(said=f"sleeps until another thread wakes it (futex); its other threads: {', '.join(named)}")
 

@@ -66,7 +66,7 @@ def blame_guarded(
     if len(found) != 1:
         return None
     ((blamed, line),) = found.items()
-    reason = f"its call stands under the condition at line {line}, and the other rank never made it"
+    reason = f"its call is under the condition at line {line}, and the other rank never made that call"
     return Blame(ranks=(blamed,), confidence=Confidence.MEDIUM, reason=reason)
 
 
@@ -151,14 +151,16 @@ def _blame(callers: Sequence[Rank], gone: Sequence[Rank], flows: Sequence[Contro
     """
     ranks = tuple(rank.rank for rank in callers)
     if all(_has_passed(rank, stack_of(caller)) for rank in gone for caller in callers):
-        return Blame(ranks=ranks, confidence=Confidence.HIGH, reason="the other ranks passed its line without it")
+        return Blame(
+            ranks=ranks, confidence=Confidence.HIGH, reason="the other ranks passed that line without calling it"
+        )
     guards = [find_guard(flows, caller, _last_lines(rank), over=True) for rank in gone for caller in callers]
     if guards and None not in guards:
-        reason = f"it stands under the condition at line {guards[0]}, which the other ranks went around"
+        reason = f"it is under the condition at line {guards[0]}, which is false on the other ranks"
         return Blame(ranks=ranks, confidence=Confidence.HIGH, reason=reason)
     made = ({kind.op for kind in pack_calls(rank.recent_calls).counts} for rank in gone)
     if all("destroy_process_group" in ops for ops in made):
-        reason = "the other ranks destroyed the group without it, and no rank had called it before"
+        reason = "the other ranks destroyed the group without calling it, and no rank had called it before"
         return Blame(ranks=ranks, confidence=Confidence.MEDIUM, reason=reason)
     return None
 

@@ -29,7 +29,7 @@ _OF_HOST = re.compile(r"DefaultCPUAllocator|allocate memory|std::bad_alloc|Unabl
 _ASKED = re.compile(r"you tried to allocate (\d+) bytes")
 _OF_SHARED = re.compile(r"shared memory|</?torch_|\bshm\b|/dev/shm|bus error", re.IGNORECASE)
 _WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) (?P<how>.*)")
-LESS = "use less memory a rank: smaller batches, fewer loader workers or less prefetch"
+LESS = "use less memory per rank: smaller batches, fewer loader workers or less prefetching"
 
 
 def memory_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
@@ -65,13 +65,13 @@ def _use(job: JobState, rank: Rank) -> Iterator[Clue]:
     if rank.causes is None or rank.causes.memory is None:
         return
     space, whose = _limit(job, rank)
-    said = f"used {format_memory(rank.causes.memory.most_bytes)} when it was last looked at"
+    said = f"used {format_memory(rank.causes.memory.most_bytes)} when last measured"
     if space is not None:
         said += f", of the {format_memory(space.limit_bytes)} that {whose}"
     below = rank.causes.children_memory
     if below is not None and rank.causes.children_count:
-        said += f"; its {rank.causes.children_count} child processes {format_memory(below.most_bytes)}"
-    yield Clue(said=said, fix=f"{LESS}, or raise the limit on memory")
+        said += f"; its {rank.causes.children_count} child processes used {format_memory(below.most_bytes)}"
+    yield Clue(said=said, fix=f"{LESS}, or raise the memory limit")
 
 
 def _limit(job: JobState, rank: Rank) -> tuple[Space | None, str]:
@@ -89,19 +89,19 @@ def _of_device(at_error: AtError | None) -> Iterator[Clue]:
     for one in devices:
         yield Clue(said=_device_words(one))
     loose = any(one.reserved_bytes - one.allocated_bytes > FRAGMENTED * one.reserved_bytes for one in devices)
-    more = "; much is reserved and not in use: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" if loose else ""
+    more = "; much reserved memory is unused: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" if loose else ""
     if devices:
         yield Clue(
-            said="the GPU's memory was used up",
-            fix=f"use less memory of the GPU: a smaller batch, activation checkpointing, sharding{more}",
+            said="the GPU ran out of memory",
+            fix=f"use less GPU memory: smaller batches, activation checkpointing or sharding{more}",
         )
 
 
 def _device_words(one: DeviceMemory) -> str:
     return (
-        f"on GPU {one.device} tensors held {format_memory(one.allocated_bytes)} (at most "
-        f"{format_memory(one.most_allocated_bytes)}), and torch had reserved {format_memory(one.reserved_bytes)} (at "
-        f"most {format_memory(one.most_reserved_bytes)})"
+        f"on GPU {one.device}, tensors used {format_memory(one.allocated_bytes)} (peak "
+        f"{format_memory(one.most_allocated_bytes)}), and torch had reserved {format_memory(one.reserved_bytes)} (peak "
+        f"{format_memory(one.most_reserved_bytes)})"
     )
 
 
@@ -117,7 +117,7 @@ def _of_host(job: JobState, rank: Rank, text: str) -> Iterator[Clue]:
     if at_error is not None and at_error.memory is not None:
         memory = at_error.memory
         used, most = map(format_memory, (memory.used_bytes, memory.most_bytes))
-        had = f"had {used} resident when it failed, {most} at most"
+        had = f"had {used} resident when it failed (peak {most})"
         space_all, whose = _limit(job, rank)
         of = f", of the {format_memory(space_all.limit_bytes)} that {whose}" if space_all is not None else ""
         yield Clue(said=had + of, fix=LESS)
@@ -128,7 +128,7 @@ def _of_host(job: JobState, rank: Rank, text: str) -> Iterator[Clue]:
 def _asked(text: str) -> str:
     """Return how much was asked for, if torch says it."""
     match = _ASKED.search(text)
-    return f", and {format_memory(int(match[1]))} more were asked for" if match else ""
+    return f", and it asked for {format_memory(int(match[1]))} more" if match else ""
 
 
 def _of_worker(job: JobState, rank: Rank, text: str) -> Iterator[Clue]:
@@ -162,13 +162,13 @@ def _of_shared(space: Space | None, *, refused: bool = False) -> Iterator[Clue]:
         return
     size, used = format_memory(space.limit_bytes), format_memory(space.used_bytes)
     if refused or _is_full(space):
-        state = "it was full" if _is_full(space) else "there was no room for what was asked for"
+        state = "it was full" if _is_full(space) else "there was no space for the request"
         yield Clue(
             said=f"/dev/shm had {used} of {size} in use: {state}",  # noqa: S108 - a name in a sentence
             fix=f"{SHM_FIX}, or use fewer loader workers",
         )
     else:
         yield Clue(
-            said=f"/dev/shm had {used} of {size} in use at most as far as was seen; "  # noqa: S108 - likewise
-            "it may have been full for a moment in between"
+            said=f"/dev/shm used at most {used} of {size} when measured; "  # noqa: S108 - likewise
+            "it may have been full between measurements"
         )

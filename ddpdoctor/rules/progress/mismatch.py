@@ -29,21 +29,19 @@ if TYPE_CHECKING:
 
 
 _TO_ROOT = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to", "gather_into_tensor": "to"}
-SAME_OPTIONS = (
-    "give DistributedDataParallel the same find_unused_parameters on all ranks: with it DDP makes one more collective"
-)
-_CONDITION = "look for a collective under a condition that differs between ranks, and for loops of unequal length"
+SAME_OPTIONS = "pass the same find_unused_parameters to DistributedDataParallel on all ranks: True adds a collective"
+_CONDITION = "look for a collective under a condition that differs between ranks, or for loops of unequal length"
 _EITHER = (
-    "where that call stands under a condition that differs between ranks (`if rank == 0:`), make it on all ranks; "
-    "where it stands behind the loop, give every rank the same number of batches (DistributedSampler, drop_last=True)"
+    "if that call is under a condition that differs between ranks (`if rank == 0:`), make it on all ranks; if it comes "
+    "after the loop, give every rank the same number of batches (DistributedSampler, drop_last=True)"
 )
 _ALONE = (
-    "make that call on all ranks: move it out of `if rank == 0:`, is_global_zero or is_main_process, and keep only "
-    "work that needs no other rank under that condition (printing, saving)"
+    "call it on all ranks: move it out of `if rank == 0:`, is_global_zero or is_main_process, and keep only local work "
+    "(printing, saving) under that condition"
 )
 _ONE_LINE = (
-    "give that line equal tensors (drop_last=True, padding), in one order (sorted names) and with one root on all "
-    "ranks; else look for a call of it under a condition that differs between ranks"
+    "pass equal tensors (drop_last=True, padding) in the same order (sorted names) and the same root on all ranks; "
+    "otherwise look for a call of that line under a condition that differs between ranks"
 )
 
 
@@ -54,7 +52,7 @@ def check_mismatch(job: JobState) -> Answer:
     ## What it means
 
     Collectives are matched by their order alone. Suppose that one rank calls `reduce` while the others reduce
-    gradients, or that it makes one call more or fewer. Then all ranks wait, abort, or compute nonsense.
+    gradients, or that it makes one call more or fewer. Then all ranks hang, abort, or compute wrong results.
 
     ## How it is recognized
 
@@ -86,14 +84,14 @@ def check_mismatch(job: JobState) -> Answer:
 
     ## Example
 
-        rank 0 calls reduce at train.py:6 where ranks 1 and 2 are in backward
+        rank 0 is in reduce (train.py:6), but ranks 1 and 2 are in backward (train.py:9)
     """
     conflict = job.conflict
     if job.cause is not Cause.CONFLICT or conflict is None:
         return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
     moving = set(job.living) - job.quiet if job.was_left_running() else set()
     if moving & {part.rank for part in conflict.parts}:
-        return unknown(f"{rank_list(moving)} still {verb(moving, 'makes', 'make')} progress")
+        return unknown(f"{rank_list(moving)} {verb(moving, 'is', 'are')} still making progress")
     return judged([_finding(job, conflict)], certain=job.stands_still(()))
 
 
@@ -186,19 +184,19 @@ def _summary(job: JobState, conflict: Conflict, departing: list[TimelineEntry], 
     if conflict.left:
         left = conflict.left
         return (
-            f"{_side_words(job, conflict, departing)}, which {say.who(job, left)} did not call: "
+            f"{_side_words(job, conflict, departing)}, but {say.who(job, left)} did not call it: "
             f"{verb(left, 'its script has', 'their scripts have')} ended"
         )
     if not agreeing:
         sides = _call_classes(departing).items()
-        return "ranks disagree: " + ", ".join(f"{say.who(job, ranks)} in {what}" for what, ranks in sides)
-    turned = f"{did_words(turning)}, and " if turning is not None and len(_call_classes(departing)) == 1 else ""
+        return "the ranks disagree: " + ", ".join(f"{say.who(job, ranks)} in {what}" for what, ranks in sides)
+    turned = f"{did_words(turning)} and " if turning is not None and len(_call_classes(departing)) == 1 else ""
     mine = _side_words(job, conflict, departing, turned)
-    return f"{mine}, where {_side_words(job, conflict, agreeing)}"
+    return f"{mine}, but {_side_words(job, conflict, agreeing)}"
 
 
 def _side_words(job: JobState, conflict: Conflict, parts: list[TimelineEntry], before: str = "") -> str:
-    """Return "rank 0 is in reduce at train.py:6", or what it called if that call went through.
+    """Return "rank 0 is in reduce (train.py:6)", or what it called if that call went through.
 
     ``before`` says what each rank did before that.
     """
@@ -216,7 +214,7 @@ def _call_classes(parts: list[TimelineEntry]) -> dict[str, list[int]]:
 def part_words(part: TimelineEntry) -> str:
     """Return what a rank called, at which line, with the properties that must be equal on all ranks."""
     what = part.kind.op if part.native else f"{call_words(part.kind)}{_agreed_words(part.kind)}"
-    return f"{what} at {line_of(part.site)}"
+    return f"{what} ({line_of(part.site)})"
 
 
 def _agreed_words(kind: CallKind) -> str:

@@ -39,7 +39,7 @@ _UP = frozenset({Contact.CONNECTED, Contact.REFUSED, Contact.RESET, Contact.NO_S
 def judge_lost(job: JobState) -> Answer:
     """Report the nodes that went silent, if the remaining ranks cannot go on without them."""
     if job.was_left_running() and not _stands(job):
-        return unknown("the ranks that are left have not waited for the hang timeout yet")
+        return unknown("the remaining ranks have not waited for the whole --hang-timeout yet")
     lost = _blamed(job)
     cut_off = _is_cut_off(job)
     own = (job.facts.host,) if cut_off and job.facts.host else ()
@@ -99,18 +99,18 @@ def _is_cut_off(job: JobState) -> bool:
 
 def _summary(job: JobState, lost: tuple[NodeSeen, ...], *, cut_off: bool) -> str:
     waiters = job.waits.waiters
-    waiting = f", and {rank_list(waiters)} {verb(waiters, 'waits', 'wait')}{_where(job)} in vain" if waiters else ""
+    waiting = f"; {rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting for it{_where(job)}" if waiters else ""
     if cut_off:
         hosts = name_list(hosts_of_nodes(others_of(job.facts)))
-        return f"this node ({job.facts.host}) is cut off from {hosts}: none of them answers"
+        return f"this node ({job.facts.host}) is cut off: {hosts} do not respond"
     who = node_words(job.facts, lost)
     silent = seconds(max(job.time_ns - (node.heard_ns or job.time_ns) for node in lost))
     if all(_answers(job, node) for node in lost):
-        return f"the job on {who} is gone, though the host answers{waiting}"
+        return f"the job on {who} is gone, but the host responds{waiting}"
     left = [node.status for node in lost if node.presence is Presence.LEFT]
     if left:
-        return f"{who} ended with status {left[0]}, and its ranks did not report what they did{waiting}"
-    heard = f": no message came from {'it' if len(lost) == 1 else 'them'} {silent}".rstrip() if silent else ""
+        return f"{who} exited with status {left[0]} before its ranks sent a report{waiting}"
+    heard = f": no message from {'it' if len(lost) == 1 else 'them'} {silent}".rstrip() if silent else ""
     return f"{who} died or {verb(range(len(lost)), 'was', 'were')} cut off{heard}{waiting}"
 
 
@@ -131,12 +131,12 @@ def _seen_words(job: JobState, node: NodeSeen) -> list[str]:
 
 def _fix(job: JobState, lost: tuple[NodeSeen, ...], *, cut_off: bool) -> str:
     if cut_off:
-        return f"look at the network of {job.facts.host}: ip -s link show; nft list ruleset; dmesg"
+        return f"check the network of {job.facts.host}: ip -s link show; nft list ruleset; dmesg"
     where = name_list(hosts_of_nodes(lost)) if hosts_of_nodes(lost) else "the node"
     if all(_answers(job, node) for node in lost):
-        return f"find out on {where} what ended the job there: dmesg, the batch system's log, who sent a SIGKILL"
+        return f"find out what ended the job on {where}: check dmesg and the batch system's log for a SIGKILL"
     return (
-        f"look whether {where} runs (its console, sinfo, kubectl get nodes), then at its network: ip -s link show; "
+        f"check whether {where} is up (console, sinfo, kubectl get nodes), then its network: ip -s link show; "
         "nft list ruleset; dmesg"
     )
 
@@ -145,7 +145,7 @@ def judge_missing_nodes(job: JobState) -> Answer:
     """Report the nodes that the launcher waits for, so that no rank has started anywhere."""
     facts = job.facts
     if facts.now_ns - facts.launched_ns < facts.hang_timeout_s * 1e9:
-        return unknown("the launcher has not waited for the hang timeout yet")
+        return unknown("the launcher has not waited for the whole --hang-timeout yet")
     if facts.members is None:
         return _unseen_nodes(job)
     absent = never_came(facts)
@@ -161,7 +161,7 @@ def _absent(facts: Job, absent: tuple[NodeSeen, ...]) -> Problem:
     who = node_words(facts, absent)
     unresolved = bad is not None and bad.contact is Contact.UNRESOLVED
     hosts = (facts.host,) if unresolved and facts.host else hosts_of_nodes(absent)
-    said = f"{who} never came, and the launcher here waits {_waited(facts)}".rstrip()
+    said = f"{who} never joined; the launcher on this node has waited {_waited(facts)}".rstrip()
     if is_alone(facts) and bad is not None:
         said = f"{facts.host or 'this node'} cannot reach {bad.host}:{bad.port} ({_short(bad.contact)}): " + said
     return Problem(
@@ -185,8 +185,8 @@ def _waited(facts: Job) -> str:
 def _short(contact: Contact) -> str:
     return {
         Contact.UNRESOLVED: "the name does not resolve here",
-        Contact.NO_ANSWER: "no answer",
-        Contact.NO_STORE: "another program answers",
+        Contact.NO_ANSWER: "no response",
+        Contact.NO_STORE: "another program responds",
     }.get(contact, contact.value)
 
 
@@ -194,11 +194,11 @@ def _here_words(facts: Job) -> list[str]:
     """Return which nodes have come, of those that were reported here."""
     assert facts.members is not None
     if is_alone(facts):
-        return ["no message came from any other node: what the others see, their own reports say"]
+        return ["this node got no message from any other node; their own reports show what they see"]
     gone = {node.number for node in never_came(facts)}
     here = [node for node in facts.members.nodes if node.number not in gone]
     hosts = [node.host or str(node.number) for node in here]
-    return [f"{len(here)} of {facts.members.expected} nodes came: {name_list(hosts)}"] if here else []
+    return [f"{len(here)} of {facts.members.expected} nodes joined: {name_list(hosts)}"] if here else []
 
 
 def _absent_fix(facts: Job, absent: tuple[NodeSeen, ...]) -> str:
@@ -207,7 +207,7 @@ def _absent_fix(facts: Job, absent: tuple[NodeSeen, ...]) -> str:
         return reach_fix(bad, facts.host or "this node")
     hosts = hosts_of_nodes(absent)
     where = f" on {name_list(hosts)}" if hosts else " there"
-    return f"see whether the job was started{where}, with the same endpoint, id and number of nodes; {CHECK}"
+    return f"check that the job was started{where} with the same endpoint, id and number of nodes; {CHECK}"
 
 
 def _apart(facts: Job) -> Problem:
@@ -218,7 +218,7 @@ def _apart(facts: Job) -> Problem:
     return Problem(
         confidence=Confidence.MEDIUM,
         hosts=(facts.host,) if bad is not None and bad.contact is Contact.UNRESOLVED and facts.host else (),
-        summary=f"all {len(others) + 1} nodes are here, and their launchers have not come together "
+        summary=f"all {len(others) + 1} nodes are up, but their launchers have not completed the rendezvous "
         f"{_waited(facts)}".rstrip()
         + place,
         evidence=(*reached_words(facts.reached), *_elsewhere_words(facts)),
@@ -237,18 +237,20 @@ def _unseen_nodes(job: JobState) -> Answer:
     """Report that this node's launcher waits for other nodes, which the node itself cannot see."""
     facts = job.facts
     if facts.node_rank is None or not facts.local_ranks_expected or facts.world_size is None:
-        return unknown("which ranks this node should have is not known")
+        return unknown("the ranks of this node are unknown")
     first = facts.node_rank * facts.local_ranks_expected
     here = range(first, first + facts.local_ranks_expected)
     elsewhere = tuple(n for n in range(facts.world_size) if n not in here)
     finding = Problem(
         confidence=Confidence.LOW,
         ranks=elsewhere,
-        summary=f"the launcher of node {facts.node_rank} waits for other nodes: no rank has started {_waited(facts)}",
+        summary=(
+            f"the launcher of node {facts.node_rank} is waiting for other nodes: no rank has started {_waited(facts)}"
+        ),
         evidence=(
-            f"{facts.nnodes} nodes were asked for; their {rank_list(elsewhere)} cannot be seen from here",
+            f"the job has {facts.nnodes} nodes; {rank_list(elsewhere)} on the other nodes cannot be seen from here",
             *reached_words(facts.reached),
         ),
-        fix=f"see whether the other nodes were started, and whether they reach this node's --rdzv-endpoint; {CHECK}",
+        fix=f"check that the other nodes were started and can reach this node's --rdzv-endpoint; {CHECK}",
     )
     return judged([finding])

@@ -151,7 +151,7 @@ def node_words(facts: Job, nodes: Sequence[NodeSeen]) -> str:
     return f"nodes {name_list([node.host or str(node.number) for node in nodes])}"
 
 
-CHECK = "run `ddpdoctor check-rendezvous` on every node: it shows which cannot reach which"
+CHECK = "run `ddpdoctor check-rendezvous` on every node to see which nodes cannot connect"
 
 
 def attempts_at(reached: Iterable[Connecting], host: str) -> tuple[Connecting, ...]:
@@ -161,7 +161,7 @@ def attempts_at(reached: Iterable[Connecting], host: str) -> tuple[Connecting, .
 
 def reached_words(reached: Iterable[Connecting]) -> list[str]:
     """Return one sentence for each attempt to connect."""
-    return [f"a connection from here to {describe(attempt)}" for attempt in reached]
+    return [f"connecting from here to {describe(attempt)}" for attempt in reached]
 
 
 def failing(reached: Iterable[Connecting]) -> Connecting | None:
@@ -173,10 +173,12 @@ def reach_fix(attempt: Connecting, here: str) -> str:
     """Return what to do about an address that ``here`` cannot reach."""
     place = f"{attempt.host}:{attempt.port}"
     if attempt.contact is Contact.UNRESOLVED:
-        return f"getent hosts {attempt.host} on {here} shows what it knows; add the name to DNS or to /etc/hosts"
+        return f"run `getent hosts {attempt.host}` on {here}; add the name to DNS or /etc/hosts"
     if attempt.contact is Contact.REFUSED:
-        return f"see whether the job was started on {attempt.host}: ss -ltnp 'sport = :{attempt.port}' there; {CHECK}"
+        return (
+            f"check that the job was started on {attempt.host}: run `ss -ltnp 'sport = :{attempt.port}'` there; {CHECK}"
+        )
     if attempt.contact is Contact.NO_STORE:
-        return f"another program has {place}: take another port (--rdzv-endpoint, --master-port)"
+        return f"another program uses {place}: choose another port (--rdzv-endpoint, --master-port)"
     ports = f"{EPHEMERAL[0]}-{EPHEMERAL[1]}"
-    return f"let {here} in to {place} and to ports {ports} (nft list ruleset on {attempt.host}); {CHECK}"
+    return f"allow {here} to reach {place} and ports {ports} (nft list ruleset on {attempt.host}); {CHECK}"

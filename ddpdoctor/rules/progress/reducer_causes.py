@@ -27,13 +27,12 @@ if TYPE_CHECKING:
 MAX_NAMED = 5
 """Our choice: most parameters that a sentence names."""
 FIXES = {
-    Fault.UNFINISHED: "pass find_unused_parameters=True to DistributedDataParallel on all ranks, if this is meant; "
-    "otherwise let every output of forward take part in the loss, and remove layers that are never used or freeze them "
-    "(requires_grad_(False)) before the model is wrapped",
-    Fault.STATIC: "leave static_graph=True out, and pass find_unused_parameters=True; or use the same layers in every "
-    "step",
-    Fault.TWICE: "checkpoint with use_reentrant=False; run every layer through the DDP object, not model.module, once "
-    "a step; where the graph never changes, static_graph=True allows both",
+    Fault.UNFINISHED: "if this is intended, pass find_unused_parameters=True to DistributedDataParallel on all "
+    "ranks; otherwise use every output of forward in the loss, and remove unused layers or freeze "
+    "them (requires_grad_(False)) before you wrap the model",
+    Fault.STATIC: "replace static_graph=True with find_unused_parameters=True, or use the same layers in every step",
+    Fault.TWICE: "checkpoint with use_reentrant=False; call the DDP object, not model.module, and use every layer "
+    "once per step; if the graph never changes, static_graph=True allows both",
 }
 
 
@@ -43,7 +42,7 @@ def reducer_summary(said: ReducerSaid) -> str:
     if said.what is Fault.TWICE:
         return f"DDP got the gradient of {named} twice in one backward"
     static = " that had one in the first step, with static_graph=True" if said.what is Fault.STATIC else ""
-    return f"the backward before left {named} without a gradient{static}, and DDP waits for it"
+    return f"the previous backward left {named} without a gradient{static}, and DDP is waiting for it"
 
 
 def names_words(said: ReducerSaid) -> str:
@@ -60,9 +59,9 @@ def reducer_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
         return ()
     fix = FIXES[said.what]
     if said.what is Fault.TWICE:
-        return (Clue(said="a layer ran outside of DDP's forward, or in two reentrant checkpoints", fix=fix),)
+        return (Clue(said="a layer ran outside DDP's forward, or in two reentrant checkpoints", fix=fix),)
     if said.outputs:
-        why = f"{said.outputs[0]} in the script was computed from them, and the loss makes no use of it"
+        why = f"{said.outputs[0]} in the script depends on them, but the loss does not use it"
     else:
         why = _branch_words(job)
     return (Clue(said=why, fix=fix),)
@@ -79,7 +78,7 @@ def other_words(job: JobState) -> list[str]:
         found += [f"{rank_list(those)} left out {', '.join(names[:MAX_NAMED])}" for names, those in by_names.items()]
     used = _users(job)
     if used and not option_words(job):
-        found.append(f"{rank_list(used)} had all gradients, and waited in backward for the other ranks")
+        found.append(f"{rank_list(used)} had all gradients and waited in backward for the other ranks")
     return found
 
 
@@ -96,11 +95,12 @@ def skipped_reduction(job: JobState, conflict: Conflict) -> Problem | None:
         hosts=say.hosts_of(job, blamed),
         where=tuple(place for n in blamed for place in places(n, [skipping[n].site])),
         step=say.step_of(job, blamed),
-        summary=f"the backward of {say.who(job, blamed)} at {line_of(said.site)} left {names_words(said)} without a "
-        f"gradient: DDP did not make the reduction there that {rank_list(waiting)} {verb(waiting, 'waits', 'wait')} in",
+        summary=f"backward on {say.who(job, blamed)} ({line_of(said.site)}) left {names_words(said)} without a "
+        f"gradient, so DDP skipped the reduction that {rank_list(waiting)} {verb(waiting, 'is', 'are')} "
+        "waiting in",
         evidence=(
             f"{rank_list(blamed)}: {_took_another_branch(waiting)}",
-            *(f"{rank_list([part.rank])}: now in {part.kind.op} at {line_of(part.site)}" for part in conflict.parts),
+            *(f"{rank_list([part.rank])}: now in {part.kind.op} ({line_of(part.site)})" for part in conflict.parts),
             *say.progress_words(job, [part.rank for part in conflict.parts]),
             *say.cascade_words(job.failures, (), also=""),
         ),
@@ -114,7 +114,7 @@ def option_words(job: JobState) -> list[str]:
     where, elsewhere = ([n for n, finds in reported.items() if finds is value] for value in (True, False))
     if not where or not elsewhere:
         return []
-    return [f"find_unused_parameters=True is given to DDP on {rank_list(where)}, and not on {rank_list(elsewhere)}"]
+    return [f"{rank_list(where)} passed find_unused_parameters=True to DDP, and {rank_list(elsewhere)} did not"]
 
 
 def _finds_unused(job: JobState, number: int) -> bool | None:
@@ -127,13 +127,13 @@ def _branch_words(job: JobState) -> str:
     users = [] if option_words(job) else _users(job)
     if users:
         return _took_another_branch(users)
-    return "forward did not use them, or the loss does not depend on what they give"
+    return "forward did not use them, or the loss does not depend on their output"
 
 
 def _took_another_branch(users: Sequence[int]) -> str:
     return (
-        "forward took a branch without them, or the loss does not depend on what they give; it did on "
-        f"{rank_list(users)}"
+        "forward took a branch without them, or the loss does not depend on their output; on "
+        f"{rank_list(users)} it does"
     )
 
 

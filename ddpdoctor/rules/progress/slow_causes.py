@@ -75,8 +75,8 @@ def _collections(own: Speed, theirs: Sequence[Speed], needed_ms: float) -> SlowR
         return None
     return SlowReason(
         cause=SlowCause.COLLECTIONS,
-        seen=f"Python's garbage collector takes {mine:.0f} ms of its step, {usual:.0f} ms on the others",
-        fix="call gc.freeze() after set-up, and collect on all ranks at the same step",
+        seen=f"Python's garbage collector takes {mine:.0f} ms per step here, and {usual:.0f} ms on the others",
+        fix="call gc.freeze() after setup, and run the collector on all ranks in the same step",
     )
 
 
@@ -87,8 +87,8 @@ def _host_load(own: Speed, theirs: Sequence[Speed], needed_ms: float) -> SlowRea
         return None
     return SlowReason(
         cause=SlowCause.HOST_LOAD,
-        seen=f"its main thread waits {mine:.0f} ms a step for a core, those of the others {usual:.0f} ms",
-        fix="find what else runs on its cores (top -H), or pin each rank to cores of its own",
+        seen=f"its main thread waits {mine:.0f} ms per step for a core, and on the others {usual:.0f} ms",
+        fix="find out what else runs on its cores (top -H), or pin each rank to its own cores",
     )
 
 
@@ -98,9 +98,9 @@ def _batch(own: Speed, theirs: Sequence[Speed], _needed_ms: float) -> SlowReason
         return None
     rows, usual_rows = median(own.kept.input_rows), median(median(one.kept.input_rows) for one in theirs)
     what = (
-        f"{rows:.0f} rows, and the others' {usual_rows:.0f}"
+        f"{rows:.0f} rows, and those of the others {usual_rows:.0f}"
         if rows != usual_rows
-        else (f"{mine:.0f} elements, and the others' {usual:.0f}")
+        else (f"{mine:.0f} elements, and those of the others {usual:.0f}")
     )
     return SlowReason(
         cause=SlowCause.BATCH,
@@ -117,8 +117,8 @@ def _input(own: Speed, theirs: Sequence[Speed], needed_ms: float) -> SlowReason 
     how = f"{cpu:.0%} of it computing" if cpu >= COMPUTES else "waiting for files or workers"
     return SlowReason(
         cause=SlowCause.INPUT,
-        seen=f"its loader takes {mine:.0f} ms a batch ({how}), those of the others {usual:.0f} ms",
-        fix="look at where this rank reads its data from, and give its loader more workers",
+        seen=f"its loader takes {mine:.0f} ms per batch ({how}), and on the others {usual:.0f} ms",
+        fix="check where this rank reads its data, and give its loader more workers",
     )
 
 
@@ -128,17 +128,20 @@ def _computation(own: Speed, theirs: Sequence[Speed], needed_ms: float) -> SlowR
         if mine - usual < needed_ms:
             continue
         cpu = median(own.kept.cpu_ms[part]) - median(median(one.kept.cpu_ms[part]) for one in theirs)
-        times = f"{part} takes {mine:.0f} ms on it, {usual:.0f} ms on the others"
+        times = f"its {part} takes {mine:.0f} ms, and on the others {usual:.0f} ms"
         if cpu >= COMPUTES * (mine - usual):
             return SlowReason(
                 cause=SlowCause.WORK,
-                seen=f"{times}, and takes {cpu:.0f} ms more processor time there: it computes more",
-                fix="give all ranks the same work: inputs of the same size, no branch on one rank alone",
+                seen=f"{times}; it uses {cpu:.0f} ms more CPU time, so it computes more",
+                fix="give all ranks the same work: inputs of the same size, and no extra branch on one rank",
             )
         return SlowReason(
             cause=SlowCause.COMPUTE,
-            seen=f"{times}, with only {cpu:.0f} ms more processor time: it waits, or its processor or GPU is slower",
-            fix="look for waiting on this rank alone, a throttled device, or a neighbor: ddpdoctor check-env",
+            seen=f"{times}; it uses only {cpu:.0f} ms more CPU time, so it waits or its CPU or GPU is slower",
+            fix=(
+                "look for waits on this rank only; run `ddpdoctor check-env` to find a throttled device or other "
+                "processes"
+            ),
         )
     return None
 

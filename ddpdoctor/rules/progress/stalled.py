@@ -73,7 +73,7 @@ def device_words(job: JobState, stalled: Iterable[CallPosition]) -> list[str]:
     if not unknown:
         return []
     who = rank_list(unknown)
-    return [f"whether the kernels of {who} have started, or wait for a slow one, is not known: {TIMING} has torch tell"]
+    return [f"it is unknown whether the kernels of {who} have started: set {TIMING} to find out"]
 
 
 def _device_states(job: JobState, stalled: Iterable[CallPosition]) -> dict[int, DeviceState | None]:

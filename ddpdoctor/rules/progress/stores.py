@@ -31,7 +31,7 @@ def judge_stores(job: JobState) -> Answer:
     if not blamed or not set(blamed) <= job.quiet:
         return passed()
     if not job.waited_long():
-        return unknown(f"{rank_list(blamed)} {verb(blamed, 'connects', 'connect')} to the job's store")
+        return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} connecting to the job's store")
     sure = all(_is_sure(job, n) for n in blamed)
     return judged([_finding(job, blamed, sure=sure)], certain=sure and job.stands_still(blamed))
 
@@ -100,8 +100,8 @@ def _finding(job: JobState, blamed: tuple[int, ...], *, sure: bool) -> Problem:
         ranks=blamed,
         hosts=say.hosts_of(job, blamed),
         where=where,
-        summary=f"{say.who(job, blamed)} {verb(blamed, 'waits', 'wait')} in init_process_group for a store at "
-        f"{', '.join(sorted(ends))} that does not answer{at}",
+        summary=f"{say.who(job, blamed)} {verb(blamed, 'is', 'are')} waiting in init_process_group{at} for a store at "
+        f"{', '.join(sorted(ends))} that does not respond",
         evidence=(
             *_server_words(job, blamed, store),
             *_answer_words(rank, store),
@@ -134,19 +134,19 @@ def _server_words(job: JobState, blamed: tuple[int, ...], store: StoreSought) ->
     if _is_moved(store):
         who = f"{line_of(store.set_at)} sets" if store.set_at is not None else "the script uses"
         via = f" ({store.method})" if store.method else ""
-        found.append(f"the launcher gave {store.given} as the store's address; {who} {store.host}:{store.port}{via}")
+        found.append(f"the launcher set the store address to {store.given}, but {who} {store.host}:{store.port}{via}")
     if store.of_agent:
         found.append(
-            "torchrun's agent is to serve the store, at the address that it gave: TORCHELASTIC_USE_AGENT_STORE=True "
-            "makes rank 0 a client too, so no rank opens a store"
+            "torchrun's agent serves the store at the address that torchrun set: with "
+            "TORCHELASTIC_USE_AGENT_STORE=True, rank 0 is a client too, so no rank opens a store"
         )
     elif 0 in blamed or 0 not in job.states:
-        found.append("rank 0 is to serve the store")
+        found.append("rank 0 should serve the store")
     else:
         other = _sought(job.rank(0))
-        at = f" at {other.host}:{other.port}" if other is not None else " at another address, or has done so"
-        on = f" of {job.rank(0).host}" if job.rank(0).host != job.rank(blamed[0]).host else ""
-        found.append(f"rank 0 is to serve the store, and serves one{at}{on}")
+        at = f" at {other.host}:{other.port}" if other is not None else " at another address, or did so before"
+        on = f" on {job.rank(0).host}" if job.rank(0).host != job.rank(blamed[0]).host else ""
+        found.append(f"rank 0 should serve the store, but it serves one{at}{on}")
     return found
 
 
@@ -159,27 +159,24 @@ def _answer_words(rank: Rank, store: StoreSought) -> list[str]:
     connections = causes.connections
     if causes.blocked is not None and causes.blocked.remote is not None and causes.blocked.remote.endswith(end):
         who = causes.listener
-        server = f"process {who.pid} ({who.command})" if who is not None else "who has taken the connection"
-        return [f"{server} does not answer at port {store.port} as a store of torch does"]
+        server = f"process {who.pid} ({who.command})" if who is not None else "the process that accepted the connection"
+        return [f"{server} accepted the connection on port {store.port}, but it is no torch store"]
     if connections is not None and any(one.endswith(end) for one in connections.unanswered):
-        return [f"{store.host}:{store.port} does not answer at all: packets are dropped, or there is no such host"]
+        return [f"{store.host}:{store.port} does not respond: packets are dropped, or the host does not exist"]
     if _nobody_listens(store, causes):
-        return [f"nobody listens on port {store.port} of {rank.host or 'this host'}; torch tries again and again"]
+        return [f"no process listens on port {store.port} of {rank.host or 'this host'}; torch keeps retrying"]
     return []
 
 
 def _fix(store: StoreSought) -> str:
     if store.of_agent and store.method == "env://" and _is_moved(store):
-        at = f" (drop {line_of(store.set_at)})" if store.set_at is not None else ""
+        at = f" (remove {line_of(store.set_at)})" if store.set_at is not None else ""
         return (
-            f"leave MASTER_ADDR and MASTER_PORT as torchrun sets them{at}; to choose a port, give "
-            "`--master-port PORT` to the launcher"
+            f"keep the MASTER_ADDR and MASTER_PORT that torchrun sets{at}; to choose a port, pass `--master-port "
+            "PORT` to the launcher"
         )
     if store.of_agent and _is_moved(store):
-        return "under torchrun call init_process_group() without init_method, so that it takes the launcher's address"
+        return "with torchrun, call init_process_group() without init_method, so that it uses the launcher's address"
     if store.of_agent:
-        return f"see whether torchrun's agent on {store.host} lives and its port can be reached: `{CHECK}`"
-    return (
-        f"give all ranks the address of the host of rank 0, and see that port {store.port} can be reached there: "
-        f"`{CHECK}`"
-    )
+        return f"check that torchrun's agent on {store.host} is running and its port is reachable: `{CHECK}`"
+    return f"give all ranks the address of rank 0's host, and check that its port {store.port} is reachable: `{CHECK}`"

@@ -56,19 +56,19 @@ _WORDS = {
     Phase.BACKWARD: "in backward",
 }
 _SAME_WORK = (
-    "give all ranks inputs of the same size; where the work is the same, look for a throttled GPU or a neighbor on "
-    "its cores: ddpdoctor check-env"
+    "give all ranks inputs of the same size; if the work is the same, run `ddpdoctor check-env` to find a throttled "
+    "GPU or another process on its cores"
 )
 _FIXES = {
-    Phase.BEFORE: "make data and host code before forward as cheap as on the other ranks: more workers "
-    "(DataLoader(num_workers=...)), prefetching, no logging, saving or evaluation on one rank alone in each step",
+    Phase.BEFORE: "speed up data loading and host code before forward: more workers (DataLoader(num_workers=...)) or "
+    "prefetching, and no logging, saving or evaluation on one rank in each step",
     Phase.FORWARD: _SAME_WORK,
-    Phase.BETWEEN: "do what is computed beside the loss on all ranks or more rarely, and without waiting for it",
+    Phase.BETWEEN: "do the work next to the loss on all ranks, less often, or without waiting for it",
     Phase.BACKWARD: _SAME_WORK,
 }
 
 
-@rule("DD610", "straggler", Severity.WARNING, "A rank is slow, and the others wait for it in step after step")
+@rule("DD610", "straggler", Severity.WARNING, "A rank is slow, and the others wait for it in every step")
 def check_straggler(job: JobState) -> Answer:
     """Report a rank that comes last to nearly every step and costs the others a fifth of it.
 
@@ -112,7 +112,7 @@ def check_straggler(job: JobState) -> Answer:
 
     ## Example
 
-        the others wait for rank 2 in 58 of 60 steps: it is slow before forward, in augment at train.py:31
+        rank 2 is slow before forward, in augment (train.py:31); the others waited for it in 58 of 60 steps
     """
     if job.cause is not Cause.NONE:
         return skipped(job.cause.value)
@@ -121,7 +121,7 @@ def check_straggler(job: JobState) -> Answer:
     if not seen and (any(rank.device_times for rank in job.facts.ranks) or _is_unknown(job)):
         return _judge_devices(job)
     if not pacings:
-        return skipped("no steps of two ranks were recorded")
+        return skipped("fewer than two ranks recorded steps")
     if not seen:
         most = max(pacing.steps for pacing in pacings)
         return skipped(f"{most} steps were recorded, fewer than {MIN_STEPS}")
@@ -137,9 +137,11 @@ def check_straggler(job: JobState) -> Answer:
 def _nobody_slow(bound: Iterable[Late], contested: Sequence[Late]) -> Answer:
     """Say why none of the late ranks is named."""
     if contested:
-        return unknown("all ranks wait for cores that other programs use: which rank is late changes with these")
+        return unknown(
+            "all ranks wait for cores that other programs use, so a different rank is late at different times"
+        )
     numbers = sorted(number for late in bound for number in late.pacing.paces)
-    return skipped(f"the loader workers of {rank_list(numbers)} are at work all the time: none of these is slow")
+    return skipped(f"the loader workers of {rank_list(numbers)} are always busy, so no single rank is slow")
 
 
 def _is_unknown(job: JobState) -> bool:
@@ -153,7 +155,7 @@ def _judge_devices(job: JobState) -> Answer:
         return judged([_device_finding(job, late)])
     if any(rank.device_times for rank in job.facts.ranks):
         return passed()
-    return unknown(f"how long ranks waited for each other on their devices is not known without {TIMING}")
+    return unknown(f"waits between ranks on their devices are only measured with {TIMING}")
 
 
 def _device_finding(job: JobState, late: LateDevice) -> Problem:
@@ -164,11 +166,12 @@ def _device_finding(job: JobState, late: LateDevice) -> Problem:
         ranks=(late.rank,),
         hosts=say.hosts_of(job, (late.rank,)),
         where=places(late.rank, [line.frame for line in job.rank(late.rank).lines_seen[:1] if not line.in_child]),
-        summary=f"the others wait for {who} on their devices: it came last to {late.last_in} collectives of about "
-        f"{late.steps} steps",
+        summary=(
+            f"{who} is slow on its device: it started last in {late.last_in} collectives of about {late.steps} steps"
+        ),
         evidence=(
-            f"in {group} its kernels ran {_ms(late.cost_ms)} shorter than any other's: who comes last waits for nobody",
-            f"a step takes {_ms(late.step_ms)} at most, with the start of the job in it",
+            f"in {group}, its kernels ran {_ms(late.cost_ms)} shorter than on any other rank: it does not wait",
+            f"a step takes at most {_ms(late.step_ms)}, including the start of the job",
         ),
         fix=_SAME_WORK,
     )
@@ -235,8 +238,8 @@ def _summary(job: JobState, late: Late, phase: Phase, where: Sequence[Place]) ->
     at = f", {place_words(where[0])}" if where and (len(late.ranks) == 1 or len(lines) == 1) else ""
     often = f"{min(late.last_in.values())} of {late.pacing.steps}"
     return (
-        f"the others wait for {late_words} in {often} steps: {verb(late.ranks, 'it is', 'they are')} slow "
-        f"{_phase_words(job, late, phase)}{at}"
+        f"{late_words} {verb(late.ranks, 'is', 'are')} slow {_phase_words(job, late, phase)}{at}; "
+        f"the others waited for {verb(late.ranks, 'it', 'them')} in {often} steps"
     )
 
 
@@ -245,13 +248,13 @@ def _waits(late: Late) -> list[str]:
     found = []
     by_count = grouped((times, number) for number, times in late.last_in.items())
     for times, ranks in sorted(by_count.items()):
-        found.append(f"{rank_list(ranks)} came after all the others in {times} of {late.pacing.steps} steps")
+        found.append(f"{rank_list(ranks)} came last in {times} of {late.pacing.steps} steps")
     step = late.pacing.step_ms
     waited = [late.pacing.paces[number].waited_ms for number in late.others]
     between = f", {_ms(min(waited))} to {_ms(max(waited))}" if _ms(min(waited)) != _ms(max(waited)) else ""
     found.append(
         f"{rank_list(late.others)} waited {_ms(late.cost_ms)} longer than {rank_list(late.ranks)} (median), "
-        f"{late.cost_ms / step:.0%} of a step of {_ms(step)}; they wait {_ms(median(waited))} in each step{between}"
+        f"{late.cost_ms / step:.0%} of a {_ms(step)} step; they wait {_ms(median(waited))} per step{between}"
     )
     return found
 
@@ -261,7 +264,7 @@ def _spends(job: JobState, late: Late, phase: Phase, ranks: Sequence[int]) -> st
     usual = slow_phase(late, ranks[0])[2]
     return (
         f"{rank_list(ranks)} {verb(ranks, 'spends', 'spend')} {_ms(own)} {_phase_words(job, late, phase)}, "
-        f"the others {_ms(usual)}"
+        f"and the others spend {_ms(usual)}"
     )
 
 
@@ -272,9 +275,9 @@ def _worker_words(job: JobState, late: Late) -> list[str]:
     if not own or not theirs:
         return []
     words = (
-        f"a loader worker of {rank_list(late.ranks)} takes {_ms(median(one.batch_ms for one in own))} to make a batch "
-        f"and is at work {median(one.busy_share for one in own):.0%} of the time, those of the others "
-        f"{_ms(median(one.batch_ms for one in theirs))} and {median(one.busy_share for one in theirs):.0%}"
+        f"a loader worker of {rank_list(late.ranks)} takes {_ms(median(one.batch_ms for one in own))} per batch and "
+        f"is busy {median(one.busy_share for one in own):.0%} of the time; on the others it takes "
+        f"{_ms(median(one.batch_ms for one in theirs))} and is busy {median(one.busy_share for one in theirs):.0%}"
     )
     return [words]
 

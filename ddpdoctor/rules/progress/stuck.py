@@ -27,7 +27,7 @@ ALONE_PATIENCE = 4
 long."""
 
 
-@rule("DD601", "stuck", Severity.ERROR, "A rank makes no progress, and the others wait for it")
+@rule("DD601", "stuck", Severity.ERROR, "A rank is stuck, and the others wait for it")
 def check_stuck(job: JobState) -> Answer:
     """Report a rank that is in no collective and makes no progress while others wait for it.
 
@@ -76,12 +76,12 @@ def check_stuck(job: JobState) -> Answer:
     ## What to do
 
     Open the line that the report names. If a rank waits for a loader worker, the worker's line comes first. Give every
-    wait on a file, a socket, a queue or a lock a time limit. If the work is merely slow, let every rank do its part, do
+    wait on a file, a socket, a queue or a lock a time limit. If the work is just slow, split it between the ranks, do
     it before `init_process_group`, or raise the group's limit: `init_process_group(timeout=timedelta(hours=2))`.
 
     ## Example
 
-        rank 1 makes no progress in read_batch at train.py:7 while ranks 0 and 2 wait for it in backward
+        rank 1 is stuck in read_batch (train.py:7); ranks 0 and 2 are waiting for it in backward
     """
     if job.cause not in (Cause.HANG, Cause.NONE):
         return skipped(job.cause.value)
@@ -92,9 +92,9 @@ def check_stuck(job: JobState) -> Answer:
         return _nobody_held(job)
     blamed = tuple(n for n in held if n in job.quiet)
     if not blamed:
-        return unknown(f"{rank_list(held)} still {verb(held, 'makes', 'make')} progress")
+        return unknown(f"{rank_list(held)} {verb(held, 'is', 'are')} still making progress")
     if not any(job.rank(n).initialized for n in job.states) and not job.waited_long():
-        return unknown("nobody has waited for the hang timeout yet")
+        return unknown("no rank has waited for the whole --hang-timeout yet")
     return _stuck(job, blamed, _sureness(job, blamed))
 
 
@@ -115,22 +115,21 @@ def _behind(job: JobState, blamed: tuple[int, ...]) -> Answer:
     where = tuple(place for n, frame in sites.items() for place in places(n, [frame])[:1])
     at = f" {place_words(where[0])}" if len({(p.file, p.line) for p in where}) == 1 else ""
     mine = verb(blamed, "has queued its call", "have queued their calls")
-    summary = (
-        f"{say.who(job, blamed)} {mine}{at}, and {verb(blamed, 'its device has', 'their devices have')} not come to"
-    )
+    device = verb(blamed, "its device has not started it", "their devices have not started them")
+    waiters = say.waiters_words(job, blamed)
     finding = Problem(
         confidence=Confidence.MEDIUM,
         ranks=blamed,
         hosts=say.hosts_of(job, blamed),
         where=where,
         step=say.step_of(job, blamed),
-        summary=f"{summary} it {say.waiters_words(job, blamed)}".rstrip(),
+        summary=f"{say.who(job, blamed)} {mine}{at}, but {device}" + (f"; {waiters}" if waiters else ""),
         evidence=(
-            "torch times its kernels: those of the other ranks have started, and these have not",
+            "torch times the kernels: the other ranks' kernels have started, and these have not",
             *say.classes(job, blamed), *say.others(job, blamed), *limit_words(job),
         ),
-        fix="look for a kernel before that call which takes long on these ranks alone (a profiler shows it), and for a "
-        "throttled or hanging GPU: nvidia-smi, `ddpdoctor check-env`",
+        fix="use a profiler to find a slow kernel before that call on these ranks; check for a throttled or hung GPU "
+        "with nvidia-smi and `ddpdoctor check-env`",
     )  # fmt: skip
     return judged([finding], may_resume=True)
 
@@ -155,11 +154,11 @@ def _all_stuck(job: JobState) -> Answer:
     if not blamed or not job.was_left_running() or not set(blamed) <= job.quiet:
         return passed()
     if not any(job.rank(n).initialized for n in job.states) and not _wait_outside(job, blamed):
-        return unknown("no rank has come to init_process_group, so that none waits")
+        return unknown("no rank has called init_process_group yet, so none is waiting")
     if len(blamed) < len(job.states) and not all(_is_patience_over(job, n) for n in blamed):
-        return unknown(f"{rank_list(blamed)} {verb(blamed, 'goes', 'go')} on alone; nobody waits")
+        return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} still running; no rank is waiting")
     if any(busy_at(job, n) for n in blamed) and not all(_is_patience_over(job, n) for n in blamed):
-        return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} at work, and nobody waits")
+        return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} busy; no rank is waiting")
     sure = all(is_surely_left(job.rank(n).causes) for n in blamed)
     return _stuck(job, blamed, Confidence.LOW if not job.sees_all else Confidence.HIGH if sure else Confidence.MEDIUM)
 
@@ -199,7 +198,11 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
         hosts=say.hosts_of(job, blamed),
         where=where,
         step=say.step_of(job, blamed),
-        summary=f"{summary} {waiters}" if waiters else summary if left else f"{summary}, and no rank waits for another",
+        summary=f"{summary}; {waiters}"
+        if waiters
+        else summary
+        if left
+        else f"{summary}; no rank is waiting for another",
         evidence=(*sentences(clues), *seen),
         fix=fix_of((clue for found in clues.values() for clue in found), _stuck_fix(job, blamed[0], first)),
     )
@@ -210,11 +213,11 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
 
 
 def _doing_words(job: JobState, blamed: tuple[int, ...], at: str) -> str:
-    """Return "is busy in tokenize at train.py:12 (it reads 40 MB/s)", or "makes no progress in tokenize at ..."."""
+    """Return "is busy in tokenize (train.py:12): it reads 40 MB/s", or "is stuck in tokenize (train.py:12)"."""
     busy = [one for n in blamed if (one := busy_at(job, n)) is not None]
     if len(busy) < len(blamed):
-        return f"{verb(blamed, 'makes', 'make')} no progress{at}"
-    return f"{verb(blamed, 'is', 'are')} busy{at}" + (f" ({busy[0].sentence})" if len(blamed) == 1 else "")
+        return f"{verb(blamed, 'is', 'are')} stuck{at}"
+    return f"{verb(blamed, 'is', 'are')} busy{at}" + (f": {busy[0].sentence}" if len(blamed) == 1 else "")
 
 
 def _is_certain(job: JobState, blamed: tuple[int, ...]) -> bool:
@@ -230,7 +233,7 @@ def _in_loader(job: JobState, number: int) -> bool:
 def _stuck_fix(job: JobState, number: int, place: Place | None) -> str:
     at = place_words(place)
     if _in_loader(job, number):
-        return f"look at what the data set does {at}; DataLoader(timeout=60) turns such a wait into an error"
+        return f"see what the dataset does {at}; DataLoader(timeout=60) turns such a wait into an error"
     return (
-        f"look at what rank {number} waits for {at}, and give it a time limit; if it is only slow, raise --hang-timeout"
+        f"see what rank {number} waits for {at} and give that wait a timeout; if it is just slow, raise --hang-timeout"
     )

@@ -29,13 +29,13 @@ MOST_NAMED = 4
 """Most groups that a summary names."""
 
 
-@rule("DD611", "transport", Severity.ERROR, "All ranks are inside the same collective and it does not complete")
+@rule("DD611", "transport", Severity.ERROR, "All ranks are in the same collective, and it does not complete")
 def check_transport(job: JobState) -> Answer:
     """Report a collective that all ranks have come to but that does not end.
 
     ## What it means
 
-    No rank is late. The data do not get through: a firewall, a wrong interface, a dead link, or a device that hangs.
+    No rank is late. Data does not get through: a firewall, a wrong interface, a dead link, or a hung device.
 
     ## How it is recognized
 
@@ -55,20 +55,20 @@ def check_transport(job: JobState) -> Answer:
 
     ## Example
 
-        all 4 ranks are inside collective 812 of group 0, and it does not complete
+        all 4 ranks are in collective 812 of group 0, but it does not complete
     """
     waiters = closed(job)
     if waiters is None:
-        return skipped("somebody is to blame who waits for nobody, or nobody waits")
+        return skipped("a rank that waits for no other rank is holding up the job, or no rank is waiting")
     stalled = stalled_in(job)
     if queued_behind(job):
-        return skipped("the devices of some ranks have not come to it")
+        return skipped("the devices of some ranks have not started it")
     if not stalled and not job.sees_all:
-        return unknown("ranks of other nodes were not seen")
+        return unknown("ranks on other nodes were not seen")
     if not stalled or not job.stands_still(()):
         return passed()
     if not set(waiters) <= job.quiet or not job.waited_long():
-        return unknown("some ranks still make progress")
+        return unknown("some ranks are still making progress")
     blamed = tuple(sorted({member for position in stalled for member in position.group.members}))
     computing = any(job.states[n].doing is Activity.NATIVE for n in waiters) and not lose_packets(job)
     finding = _finding(job, stalled, blamed)
@@ -80,15 +80,15 @@ def _stalled_words(job: JobState, stalled: Sequence[CallPosition]) -> str:
     inside = by_position(job.positions)
     said = [_one_stalled(job, position, inside[position]) for position in stalled[:MOST_NAMED]]
     left = len(stalled) - len(said)
-    more = f", and {left} more groups likewise" if left else ""
-    return f"{'; '.join(said)}{more}, and {'it does' if len(stalled) == 1 else 'they do'} not complete"
+    more = f"; {left} more groups" if left else ""
+    return f"{'; '.join(said)}{more}, but {'it does' if len(stalled) == 1 else 'they do'} not complete"
 
 
 def _one_stalled(job: JobState, position: CallPosition, inside: list[int]) -> str:
     number = f"collective {position.seq}" if position.seq is not None else "one collective"
     who = f"all {len(inside)} ranks" if len(inside) == len(job.waits.waiters) > 1 else rank_list(inside)
-    come = "" if len(inside) == len(position.group.members) else ", which all of the group have come to"
-    return f"{who} {verb(inside, 'is', 'are')} inside {number} of group {position.group.name}{come}"
+    come = "" if len(inside) == len(position.group.members) else ", which the whole group has called"
+    return f"{who} {verb(inside, 'is', 'are')} in {number} of group {position.group.name}{come}"
 
 
 def _finding(job: JobState, stalled: Sequence[CallPosition], blamed: tuple[int, ...]) -> Problem:

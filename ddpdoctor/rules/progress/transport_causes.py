@@ -57,25 +57,25 @@ _LIKELY = {
     ("gloo", False): Likely(
         rules=("DD218", *_NAMES),
         steps=(
-            "packet filters, loopback included (nft list ruleset; iptables-save)",
-            "the interface that the connections go over (ip -s link show)",
+            "packet filters, including on loopback (nft list ruleset; iptables-save)",
+            "the interface that the connections use (ip -s link show)",
             "GLOO_SOCKET_IFNAME",
         ),
     ),
     ("gloo", True): Likely(
         rules=(*_NAMES, "DD218", "DD206"),
         steps=(
-            "the interface that Gloo takes (GLOO_SOCKET_IFNAME, the host name's address)",
-            "firewalls between the hosts, for all ports and not for MASTER_PORT alone",
-            "MTU: small messages pass and large ones do not (ping -M do -s 8972 HOST)",
+            "the interface that Gloo uses (GLOO_SOCKET_IFNAME, the address of the host name)",
+            "firewalls between the hosts, for all ports and not only MASTER_PORT",
+            "MTU: small messages pass, large ones do not (ping -M do -s 8972 HOST)",
             "the link (ip -s link show)",
         ),
     ),
     ("nccl", False): Likely(
         rules=(*_GPUS, *_VARIABLES, "DD121"),
         steps=(
-            "errors of the GPUs (dmesg | grep Xid)",
-            "copies between GPUs: NCCL_P2P_DISABLE=1 makes it work where ACS or the IOMMU is in the way",
+            "GPU errors (dmesg | grep Xid)",
+            "copies between GPUs: NCCL_P2P_DISABLE=1 helps if ACS or the IOMMU blocks them",
             "shared memory: NCCL_SHM_DISABLE=1",
             "NVLink and the fabric manager (nvidia-smi nvlink -s)",
         ),
@@ -83,10 +83,10 @@ _LIKELY = {
     ("nccl", True): Likely(
         rules=(*_NAMES, *_RDMA, "DD218", *_GPUS, *_VARIABLES),
         steps=(
-            "the interface that NCCL takes (NCCL_SOCKET_IFNAME)",
-            "InfiniBand or RoCE: with NCCL_IB_DISABLE=1 the job runs if so (NCCL_IB_HCA, NCCL_IB_GID_INDEX)",
+            "the interface that NCCL uses (NCCL_SOCKET_IFNAME)",
+            "InfiniBand or RoCE (NCCL_IB_HCA, NCCL_IB_GID_INDEX): if NCCL_IB_DISABLE=1 helps, the fault is there",
             "firewalls between the hosts, for all ports",
-            "errors of the GPUs (dmesg | grep Xid)",
+            "GPU errors (dmesg | grep Xid)",
         ),
     ),
 }
@@ -139,13 +139,13 @@ def _stalled_connections(job: JobState) -> Iterator[Clue]:
                 return
             shown += 1
             peer = owner.get(one.remote)
-            to = f"rank {peer}" if peer is not None else "a process that is not seen here"
+            to = f"rank {peer}" if peer is not None else "a process outside this host or container"
             here, there = one.local.rpartition(":")[0], one.remote.rpartition(":")[0]
-            way = f"between {here} and {there}" if here != there else f"of {here} to itself"
+            way = f"between {here} and {there}" if here != there else f"from {here} to itself"
             yield Clue(
-                said=f"what rank {number} sends to {to} is not acknowledged: {one.local} to {one.remote}, "
-                f"{one.unsent_bytes} bytes wait, sent again {one.retries} times",
-                fix=f"packets {way} are lost: look at packet filters (nft list ruleset; iptables-save) and at "
+                said=f"data from rank {number} to {to} is not acknowledged: {one.local} to {one.remote}, "
+                f"{one.unsent_bytes} bytes are waiting, resent {one.retries} times",
+                fix=f"packets {way} are lost: check the packet filters (nft list ruleset; iptables-save) and "
                 "the link (ip -s link show)",
             )
 
@@ -202,15 +202,15 @@ def _down_on(job: JobState, machine: Node, network: Network) -> Iterator[Clue]:
     for name, address, running in _carriers(job, machine, network):
         if not running:
             yield Clue(
-                said=f"{on}the ranks' connections go over {name} ({address}), which is down",
-                fix=f"ip link set dev {name} up, or name another interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
+                said=f"{on}the ranks' connections use {name} ({address}), which is down",
+                fix=f"ip link set dev {name} up, or choose another interface (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
             )
     here = {text.partition("/")[0] for one in network.interfaces for text in one.addresses}
     gone = [a for a in _addresses(job, machine) if a.strip("[]") not in here and not a.startswith("127.")]
     for address in gone:
         yield Clue(
-            said=f"{on}the ranks' connections go over {address}, an address that no interface has any more",
-            fix=f"find out who took {address} away: a DHCP client, a network manager, an interface that went down",
+            said=f"{on}the ranks' connections use {address}, but no interface has that address anymore",
+            fix=f"find out what removed {address}: a DHCP client, a network manager, or an interface that went down",
         )
 
 
@@ -239,7 +239,7 @@ def _text_words(message: str) -> str | None:
     watchdog = _WATCHDOG.search(message)
     if watchdog is not None:
         limit = f" after {int(watchdog['limit']) / 1000:.0f} s" if watchdog["limit"] else ""
-        return f"NCCL's watchdog gave up {watchdog['op']}, number {watchdog['seq']} of its group{limit}"
+        return f"the NCCL watchdog gave up on {watchdog['op']}, collective {watchdog['seq']} of its group{limit}"
     gloo = _GLOO.search(message)
     return f"Gloo gave up: {first_line(gloo[0])}" if gloo is not None else None
 
@@ -250,7 +250,7 @@ def _ways(job: JobState) -> Iterator[Clue]:
         on = _on(job, machine)
         used = {f"{name} ({address})" for name, address, _ in _carriers(job, machine, network)}
         if used:
-            yield Clue(said=f"{on}the ranks' TCP connections go over {', '.join(sorted(used))}")
-        yield Clue(said=f"{on}by its settings, {choose(machine, network)}")
+            yield Clue(said=f"{on}the ranks' TCP connections use {', '.join(sorted(used))}")
+        yield Clue(said=f"{on}{choose(machine, network)}")
         for chain in known(network.firewall) or ():
-            yield Clue(said=f"{on}a packet filter refuses what it does not let in: {chain.name}, {chain.refusal}")
+            yield Clue(said=f"{on}a packet filter drops by default: {chain.name}, {chain.refusal}")

@@ -144,24 +144,24 @@ def _same_function(one: Frame, other: Frame) -> bool:
 
 
 def did_words(turning: Turning) -> str:
-    """Return what a rank did that the others did not, such as "skipped backward at train.py:15"."""
+    """Return what a rank did that the others did not, such as "skipped backward (train.py:15)"."""
     parting = turning.parting
-    due = f"{parting.instead_of.op} at {line_of(parting.instead_of.site)}"
+    due = f"{parting.instead_of.op} ({line_of(parting.instead_of.site)})"
     if parting.is_extra and parting.went_on is not None:
-        return f"called {parting.went_on.op} at {line_of(parting.went_on.site)} once more than the others"
+        return f"called {parting.went_on.op} ({line_of(parting.went_on.site)}) once more than the others"
     if turning.reduced_nothing:
-        return f"reduced nothing in {due}"
+        return f"did not reduce in {due}"
     if turning.loop is not None and turning.detours and not any(detour.skips_round for detour in turning.detours):
-        return f"left the loop at {line_of(replace(turning.call, line=turning.loop.line))} before the others"
+        return f"left the loop ({line_of(replace(turning.call, line=turning.loop.line))}) before the others"
     return f"skipped {due}"
 
 
 def turning_words(turning: Turning, who: str) -> list[str]:
     """Return how a rank parted from the others, as a sentence."""
     before = turning.parting.before
-    after = f", after {before.op} at {line_of(before.site)}" if before is not None else ""
+    after = f" after {before.op} ({line_of(before.site)})" if before is not None else ""
     ways = [_detour_words(detour) for detour in turning.detours[:MOST_WAYS]]
-    decides = f": {' or '.join(ways)} {'decides' if len(ways) == 1 else 'decide'} that" if ways else ""
+    decides = f"; the cause is {' or '.join(ways)}" if ways else ""
     return [f"{who} {did_words(turning)}{after}{decides}"]
 
 
@@ -170,21 +170,21 @@ def fix_of_turning(turning: Turning) -> str:
     loop = turning.loop
     if loop is not None and loop.kind == "while":
         return (
-            f"let all ranks leave the loop at line {loop.line} in the same round: a clock or a loss differs between "
-            "ranks, so all_reduce the decision to stop"
+            f"all_reduce the decision to leave the loop at line {loop.line}, so that all ranks leave it in the same "
+            "iteration: a clock or a loss differs between ranks"
         )
     if loop is not None:
         return (
-            "give every rank the same number of batches (DistributedSampler, drop_last=True), or use model.join(); "
-            "where a rank itself decides to break or to skip, all_reduce that decision"
+            "give every rank the same number of batches (DistributedSampler, drop_last=True), or use model.join(); if "
+            "a rank decides to break or skip, all_reduce that decision"
         )
     if turning.reduced_nothing:
-        return "enter no_sync() in the same steps on all ranks: count the micro-batches alike"
-    return "skip it on all ranks or on none: all_reduce the condition, or multiply a loss that must not count by zero"
+        return "use no_sync() in the same steps on all ranks: count the micro-batches the same way"
+    return "skip it on all ranks or on none: all_reduce the condition, or multiply the unwanted loss by zero"
 
 
 def _detour_words(detour: Detour) -> str:
     if detour.ends_loop:
         return f"the end of the loop at line {detour.condition}"
-    jump = f" (left at line {detour.jump})" if detour.jump not in (None, detour.condition) else ""
+    jump = f" (jump at line {detour.jump})" if detour.jump not in (None, detour.condition) else ""
     return f"the condition at line {detour.condition}{jump}"

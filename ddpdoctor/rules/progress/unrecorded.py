@@ -17,10 +17,10 @@ from .hook_losses import LOSSES, UNKNOWN, losses_of
 from .job_state import Cause, JobState
 from .words import verb
 
-UPDATE = "update ddpdoctor; if that does not help, open an issue that names the version of torch"
+UPDATE = "update ddpdoctor; if that does not help, open an issue with your torch version"
 
 
-@rule("DD901", "not-recorded", Severity.INFO, "A rank could not be recorded")
+@rule("DD901", "not-recorded", Severity.INFO, "A rank was not recorded completely")
 def check_recorded(job: JobState) -> Answer:
     """Report ranks that ran without a recorder, with a damaged one, or on a torch that lacks one of its hooks.
 
@@ -49,9 +49,9 @@ def check_recorded(job: JobState) -> Answer:
 
     ## Example
 
-        rank 3 could not be recorded: no space left on device
-        ranks 0-7 could not be recorded in full: this torch has no Work.wait, so waits for asynchronous collectives are
-        not recorded
+        rank 3 could not be recorded completely: no space left on device
+        ranks 0-7 could not be recorded completely: this torch has no Work.wait, so waits for asynchronous collectives
+        are not recorded
     """
     unseen = grouped((why, number) for number in sorted(job.states) if (why := _why(job.rank(number))))
     found = [_finding(job, why, tuple(ranks)) for why, ranks in unseen.items()]
@@ -64,7 +64,7 @@ def _without_hooks(job: JobState) -> list[Problem]:
     return [
         replace(
             _finding(job, "", tuple(ranks)),
-            summary=f"{rank_list(ranks)} could not be recorded in full: this torch has {_lack_words(hooks)}",
+            summary=f"{rank_list(ranks)} could not be recorded completely: this torch has {_lack_words(hooks)}",
             evidence=tuple(f"{hook}: {LOSSES.get(hook, UNKNOWN)}" for hook in hooks) if len(hooks) > 1 else (),
             fix=UPDATE,
         )
@@ -75,7 +75,7 @@ def _without_hooks(job: JobState) -> list[Problem]:
 def _lack_words(hooks: tuple[str, ...]) -> str:
     if len(hooks) == 1:
         return f"no {hooks[0]}, so {LOSSES.get(hooks[0], UNKNOWN)}"
-    return f"no place for {len(hooks)} of the recorder's hooks: {', '.join(hooks)}"
+    return f"no {', '.join(hooks)}"
 
 
 def _elsewhere(job: JobState) -> list[Problem]:
@@ -86,9 +86,14 @@ def _elsewhere(job: JobState) -> list[Problem]:
         return []
     they = verb(there, "it", "them")
     if any(state.rank.initialized for state in job.states.values()):
-        where = f"{verb(there, 'runs', 'run')} where ddpdoctor cannot see {they} (another host or container)"
+        where = (
+            f"{verb(there, 'runs', 'run')} on another host or in another container, where ddpdoctor cannot see {they}"
+        )
     else:
-        where = f"{verb(there, 'was', 'were')} not seen here; another host or container may have {they}"
+        where = (
+            f"{verb(there, 'was', 'were')} not seen here; {verb(there, 'it', 'they')} may run on another host or in "
+            "another container"
+        )
     fix = "start `ddpdoctor wrap` there too"
     summary = f"{rank_list(there)} of {job.world} {where}: {fix}"
     return [replace(_finding(job, "", there), hosts=(), summary=summary, fix=fix)]
@@ -105,7 +110,7 @@ def _why(rank: Rank) -> str:
         return rank.lost
     if rank.life is Life.NEVER_STARTED or rank.recorded:
         return ""
-    return "no recorder was loaded into it"
+    return "the recorder was not loaded"
 
 
 def _finding(job: JobState, why: str, ranks: tuple[int, ...]) -> Problem:
@@ -113,7 +118,7 @@ def _finding(job: JobState, why: str, ranks: tuple[int, ...]) -> Problem:
     return Problem(
         ranks=ranks,
         hosts=say.hosts_of(job, ranks),
-        summary=f"{rank_list(ranks)} could not be recorded, at least not in full: {why}",
+        summary=f"{rank_list(ranks)} could not be recorded completely: {why}",
         evidence=losses,
-        fix=UPDATE if losses else "free space where the run folder is, and start Python without -I, -E and -S",
+        fix=UPDATE if losses else "free disk space for the run folder, and start Python without -I, -E and -S",
     )

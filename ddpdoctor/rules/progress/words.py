@@ -29,17 +29,17 @@ def file_name(path: str) -> str:
 
 
 def line_of(frame: Frame | Place | None) -> str:
-    """Return "train.py:12", or "a line that is not known"."""
-    return f"{file_name(frame.file)}:{frame.line}" if frame is not None else "a line that is not known"
+    """Return "train.py:12", or "an unknown line"."""
+    return f"{file_name(frame.file)}:{frame.line}" if frame is not None else "an unknown line"
 
 
 def place_words(frame: Frame | Place | None) -> str:
-    """Return "in read_batch at train.py:12"."""
+    """Return "in read_batch (train.py:12)"."""
     if frame is None:
-        return "at a line that is not known"
+        return "at an unknown line"
     if frame.function.startswith("<"):
         return f"at {line_of(frame)}"
-    return f"in {frame.function} at {line_of(frame)}"
+    return f"in {frame.function} ({line_of(frame)})"
 
 
 def call_words(call: Call | CallKind | None) -> str:

@@ -141,7 +141,7 @@ def check_payloads(meeting: Meeting) -> Answer:
     ## What to do
 
     Check the counters of the interface that is named, `ethtool -S eth0 | grep -iE 'drop|err|crc'` and `ip -s link show
-    eth0`, then the cable and the switch port.
+    eth0`, then check the cable and the switch port.
     """
     pairs = {(p.source, p.target): p for p in meeting.rendezvous.pairs if p.large is not None}
     if not pairs:
@@ -153,7 +153,7 @@ def check_payloads(meeting: Meeting) -> Answer:
     ]
     counted = any(pair.large is not None and pair.large.retransmitted is not None for pair in pairs.values())
     if not findings and not counted:
-        return unknown("the kernel does not say how many segments it sent again (TCP_INFO)")
+        return unknown("the kernel does not report retransmitted segments (TCP_INFO)")
     sent = [pair.large for pair in pairs.values() if pair.large is not None and pair.connecting is not None]
     arrived = sum(one.contact is Contact.CONNECTED for one in sent)
     return judged(findings, f"{arrived} of {len(sent)} large payloads arrived")
@@ -187,12 +187,12 @@ def _black_hole(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Probl
     interface = bad[0].interface or "eth0"
     return Problem(
         kind="mtu",
-        summary=f"large packets vanish {_where(meeting, blame)}: small payloads arrive, and of large ones nothing does",
+        summary=f"large packets are lost {_where(meeting, blame)}: small payloads arrive, but large ones do not",
         severity=Severity.ERROR,
         hosts=meeting.names(blame.nodes),
         evidence=(*first_few(_stalled(meeting, pair) for pair in bad), *_mtus(meeting, bad)),
-        fix=f"ip link set dev {interface} mtu {SAFE_MTU} on all hosts, as root, gets around it; ping -M do -s 1472 "
-        f'{bad[0].address} shows what fits; let ICMP "fragmentation needed" through the firewalls between',
+        fix=f"ip link set dev {interface} mtu {SAFE_MTU} on all hosts, as root, is a workaround; ping -M do -s 1472 "
+        f'{bad[0].address} tests the path MTU; allow ICMP "fragmentation needed" through the firewalls',
         confidence=_confidence(blame),
     )
 
@@ -202,7 +202,7 @@ def _stalled(meeting: Meeting, pair: NodePair) -> str:
     assert pair.small is not None
     return (
         f"{_both(meeting, pair)}: {say_size(pair.small.size_bytes)} arrived, {say_size(pair.large.size_bytes)} stalled"
-        + (f" ({pair.large.retransmitted} segments were sent again in vain)" if pair.large.retransmitted else "")
+        + (f" ({pair.large.retransmitted} segments were resent without success)" if pair.large.retransmitted else "")
     )
 
 
@@ -225,15 +225,15 @@ def _loss(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> Problem:
     interface = bad[0].interface or "eth0"
     hosts = meeting.names(blame.nodes)
     return Problem(
-        summary=f"packets are lost {_where(meeting, blame)}: up to {100 * worst:.0f} % had to be sent again",
+        summary=f"packets are lost {_where(meeting, blame)}: up to {100 * worst:.0f} % had to be resent",
         hosts=hosts,
         evidence=first_few(
-            f"{_both(meeting, pair)}: {pair.large.retransmitted} of {pair.large.sent} segments were sent again"
+            f"{_both(meeting, pair)}: {pair.large.retransmitted} of {pair.large.sent} segments were resent"
             for pair in bad
             if pair.large is not None
         ),
-        fix=f"ethtool -S {interface} | grep -iE 'drop|err|crc'; ip -s link show {interface} on {name_list(hosts)}, "
-        "then the cable and the port of the switch",
+        fix=f"ethtool -S {interface} | grep -iE 'drop|err|crc'; ip -s link show {interface} on {name_list(hosts)}; "
+        "then check the cable and the switch port",
         confidence=_confidence(blame),
     )
 
@@ -243,19 +243,19 @@ def _slow_link(meeting: Meeting, blame: BadPairs, rates: list[Rate], fastest: Ra
     hosts = meeting.names(blame.nodes)
     return Problem(
         kind="slow-link",
-        summary=f"data goes slowly {_where(meeting, blame)}: {say_rate(min(rate.bytes_s for rate in rates))}, while "
-        f"another pair has {say_rate(fastest.bytes_s)}",
+        summary=f"data transfer is slow {_where(meeting, blame)}: {say_rate(min(rate.bytes_s for rate in rates))}, "
+        f"but another pair has {say_rate(fastest.bytes_s)}",
         hosts=hosts,
         evidence=first_few(_rate_words(meeting, rate) for rate in rates),
-        fix=f"ethtool {interface} | grep Speed; tc qdisc show dev {interface} on {name_list(hosts)}, then the cable, "
-        "the port of the switch and its limits",
+        fix=f"ethtool {interface} | grep Speed; tc qdisc show dev {interface} on {name_list(hosts)}; then check "
+        "the cable, the switch port and its rate limits",
         confidence=_confidence(blame),
     )
 
 
 def _rate_words(meeting: Meeting, rate: Rate) -> str:
     assert rate.pair.large is not None
-    given_up = "" if rate.pair.large.contact is Contact.CONNECTED else "given up after "
+    given_up = "" if rate.pair.large.contact is Contact.CONNECTED else "stopped after "
     return f"{_both(meeting, rate.pair)}: {say_rate(rate.bytes_s)}, {given_up}{rate.duration_s * 1000:.0f} ms"
 
 
@@ -263,10 +263,10 @@ def _where(meeting: Meeting, blame: BadPairs) -> str:
     """Return words for the direction in which something goes wrong."""
     first = meeting.name(blame.nodes[0])
     words = {
-        PairSide.ALL: f"between {name_list(meeting.names(blame.nodes))}, in all directions",
-        PairSide.CUT_OFF: f"on the way to {first} and from it",
-        PairSide.INBOUND: f"on the way to {first} (inbound)",
-        PairSide.OUTBOUND: f"on the way from {first} (outbound)",
+        PairSide.ALL: f"between {name_list(meeting.names(blame.nodes))} in all directions",
+        PairSide.CUT_OFF: f"to and from {first}",
+        PairSide.INBOUND: f"to {first} (inbound)",
+        PairSide.OUTBOUND: f"from {first} (outbound)",
     }
     if blame.way in words and not blame.alone:
         return words[blame.way]

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.rendezvous.lines import BadPairs
 
 HOW = {
-    Contact.NO_ANSWER: "nothing comes back, packets are dropped",
-    Contact.REFUSED: "it is refused, though a port was opened for it: a firewall answers with a reset",
-    Contact.RESET: "it is broken off",
-    Contact.UNREACHABLE: "it is answered with an error: a firewall prohibits it, or there is no route",
+    Contact.NO_ANSWER: "no response, packets are dropped",
+    Contact.REFUSED: "refused, although the port is open: a firewall answers with a reset",
+    Contact.RESET: "the connection is closed",
+    Contact.UNREACHABLE: "rejected with an error: a firewall prohibits it, or there is no route",
 }
 
 
@@ -33,7 +33,7 @@ HOW = {
     "DD220",
     "mesh",
     Severity.ERROR,
-    "Nodes cannot connect to each other on the ports that Gloo and NCCL take",
+    "Nodes cannot connect to each other on the ports of Gloo and NCCL",
     after=("iface-agree",),
     group=CheckGroup.NETWORK,
 )
@@ -64,9 +64,9 @@ def check_mesh(meeting: Meeting) -> Answer:
     filter, or in the security group of the cloud.
     """
     if not meeting.rendezvous.complete:
-        return unknown("this node could not meet the others, so that no pair of nodes was judged")
+        return unknown("this node could not reach the others, so no pair of nodes was tested")
     if len(meeting.arrived()) < 2:
-        return skipped("fewer than two nodes came")
+        return skipped("fewer than two nodes joined")
     tried = {(pair.source, pair.target): pair for pair in meeting.rendezvous.pairs if pair.connecting is not None}
     tried_well = {key: pair for key, pair in tried.items() if _address_is_right(meeting, pair)}
     if not tried_well:
@@ -89,9 +89,9 @@ def _address_is_right(meeting: Meeting, pair: NodePair) -> bool:
 
 def _why_not(meeting: Meeting, tried: bool) -> str:  # noqa: FBT001 - the one thing it goes by
     if tried:
-        return "the addresses that the nodes publish are wrong, which other checks report"
+        return "the nodes publish wrong addresses, which other checks report"
     skipped = next((pair.skipped for pair in meeting.rendezvous.pairs if pair.skipped), "")
-    return skipped or "no pair of nodes was tried"
+    return skipped or "no pair of nodes was tested"
 
 
 def failure_of(pair: NodePair) -> Connecting | None:
@@ -124,16 +124,19 @@ def _finding(meeting: Meeting, blame: BadPairs, pairs: dict[tuple[int, int], Nod
 def _who(meeting: Meeting, blame: BadPairs) -> str:
     first = meeting.name(blame.nodes[0])
     if blame.way is PairSide.ALL:
-        return f"{name_list(meeting.names(blame.nodes))} cannot connect to each other at all, in any direction"
+        return f"{name_list(meeting.names(blame.nodes))} cannot connect to each other in any direction"
     if blame.way is PairSide.PAIR:
         source, target = blame.pairs[0]
-        both = " nor the other way round" if len(blame.pairs) > 1 else ""
-        return f"{meeting.name(source)} cannot connect to {meeting.name(target)}{both}, and both can to others"
+        both = " or vice versa" if len(blame.pairs) > 1 else ""
+        return f"{meeting.name(source)} cannot connect to {meeting.name(target)}{both}, but both can connect to others"
     if blame.alone:
         source, target = blame.pairs[0]
-        return f"{meeting.name(source)} cannot connect to {meeting.name(target)} (inbound there), the other way works"
+        return (
+            f"{meeting.name(source)} cannot connect to {meeting.name(target)} (inbound there), but the other direction "
+            "works"
+        )
     if blame.way is PairSide.CUT_OFF:
-        return f"{first} is cut off: no other host can connect to it, nor it to any other"
+        return f"{first} is cut off: it cannot connect to any other host, and no other host can connect to it"
     if blame.way is PairSide.INBOUND:
         return f"no other host can connect to {first} (inbound)"
     return f"{first} cannot connect to any other host (outbound)"
@@ -141,8 +144,8 @@ def _who(meeting: Meeting, blame: BadPairs) -> str:
 
 def _how(pair: NodePair) -> str:
     if pair.connecting is not None and pair.connecting.contact is Contact.CONNECTED:
-        return "the connection is made, and the first bytes are lost"
-    return HOW.get(pair.connecting.contact, "it fails") if pair.connecting is not None else "it was not tried"
+        return "the connection works, but the first bytes are lost"
+    return HOW.get(pair.connecting.contact, "it fails") if pair.connecting is not None else "not tested"
 
 
 def _line(meeting: Meeting, pair: NodePair) -> str:
@@ -169,12 +172,16 @@ def _refusals(meeting: Meeting, blame: BadPairs) -> Iterator[str]:
 def _fix(meeting: Meeting, blame: BadPairs, bad: list[NodePair]) -> str:
     if blame.way is PairSide.OUTBOUND:
         host = meeting.name(blame.nodes[0])
-        return f"nft list ruleset, as root on {host}, shows what it lets out; ip route get {bad[0].address} its way"
+        return (
+            f"check outgoing rules (nft list ruleset, as root) and the route (ip route get {bad[0].address}) on {host}"
+        )
     first = meeting.node(bad[0].target)
     sources = tuple(dict.fromkeys(meeting.visit(pair.source).published for pair in bad))
     targets = name_list(meeting.names(dict.fromkeys(pair.target for pair in bad)))
     command = f"{open_ports(first, None, sources)} (as root on {targets})"
-    return f"{command}; in a cloud, let the nodes' network in on TCP ports {_ports(meeting, bad)} in the security group"
+    return (
+        f"{command}; in a cloud, allow TCP ports {_ports(meeting, bad)} from the nodes' network in the security group"
+    )
 
 
 def _ports(meeting: Meeting, bad: list[NodePair]) -> str:

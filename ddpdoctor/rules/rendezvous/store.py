@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 WORDS = {
     Contact.REFUSED: "is refused",
-    Contact.RESET: "is taken and then broken off",
-    Contact.UNREACHABLE: "is answered with an error: a firewall prohibits it, or there is no route",
-    Contact.NO_ANSWER: "gets no answer: packets are dropped, or the host is down",
-    Contact.NO_STORE: "reaches a program that is no store of torch",
+    Contact.RESET: "is accepted and then closed",
+    Contact.UNREACHABLE: "is rejected with an error: a firewall prohibits it, or there is no route",
+    Contact.NO_ANSWER: "gets no response: packets are dropped, or the host is down",
+    Contact.NO_STORE: "reaches a program that is not a torch store",
     Contact.UNRESOLVED: "is not possible: the name does not resolve",
     Contact.FAILED: "fails",
 }
@@ -35,7 +35,7 @@ CLOSED = (Contact.REFUSED, Contact.RESET, Contact.UNREACHABLE, Contact.NO_ANSWER
     "DD219",
     "tcp-store",
     Severity.ERROR,
-    "A node cannot reach the store of torch",
+    "A node cannot reach torch's store",
     after=("port-free",),
     group=CheckGroup.NETWORK,
 )
@@ -71,10 +71,10 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     """
     seen = [(visit, visit.store_view) for visit in meeting.arrived() if visit.store_view is not None]
     if not seen:
-        return skipped("no node looked for the store")
+        return skipped("no node tried to reach the store")
     untried = next((one for one in seen if one[1].serves and one[1].without_torch), None)
     if untried is not None:
-        return unknown(f"{untried[0].host} could not serve a store to try: {untried[1].without_torch}")
+        return unknown(f"{untried[0].host} could not serve a test store: {untried[1].without_torch}")
     failing = [(visit, view) for visit, view in seen if fails(view)]
     causes = [meeting.cause(PLACE_IS_WRONG, visit.host) for visit, _ in failing]
     open_ones = [
@@ -85,9 +85,9 @@ def check_tcp_store(meeting: Meeting) -> Answer:
     ]
     if failing and not open_ones:
         first = next(cause for cause in causes if cause is not None)
-        return skipped(f"what keeps nodes from the store is found already: {first.code} {first.kind}")
+        return skipped(f"another check already found the cause: {first.code} {first.kind}")
     if _awaits_server(meeting, seen):
-        return skipped("the node that is to serve the store did not come")
+        return skipped("the node that should serve the store did not join")
     place = f"{seen[0][1].host}:{seen[0][1].port}"
     reach = f"{sum(not fails(view) for _, view in seen)} of {len(seen)} nodes reach {place}"
     return judged(_findings(meeting, seen, open_ones), reach)
@@ -144,12 +144,12 @@ def _held_up(
     everywhere = all(dead.address in addresses for addresses in silent)
     lines = first_few(f"{visit.host} to {describe(attempt)}" for visit, attempt in those)
     return Problem(
-        summary=f"{dead.host} leads {name_list(clients)} to an address that does not answer, before "
-        "one that does: torch waits there, for minutes or until its time limit",
+        summary=f"on {name_list(clients)}, {dead.host} first resolves to an address that does not respond: torch "
+        "waits there for minutes, before it tries the next address",
         hosts=(server.host,) if server is not None and everywhere else clients,
         evidence=(*lines, f"{works.address} works"),
-        fix=f"take {dead.address} out of what {dead.host} means in DNS and /etc/hosts, or open port {dead.port} there; "
-        f"or give all nodes {works.address} as the address of the master",
+        fix=f"remove {dead.address} from the entries of {dead.host} in DNS and /etc/hosts, or open port {dead.port} "
+        f"there; or use {works.address} as the master address on all nodes",
     )
 
 
@@ -157,8 +157,11 @@ def _not_served(visit: Visit, view: StoreView) -> Problem:
     return Problem(
         summary=f"{visit.host} cannot serve the store on port {view.port}: {view.not_served}",
         hosts=(visit.host,),
-        evidence=("without it, torch says on all other nodes that the client socket has timed out",),
-        fix=f"ss -ltnp 'sport = :{view.port}' on {visit.host} shows who has the port; or give all nodes another port",
+        evidence=("without it, torch reports on all other nodes that the client socket has timed out",),
+        fix=(
+            f"run `ss -ltnp 'sport = :{view.port}'` on {visit.host} to find the process; or use another port on all "
+            "nodes"
+        ),
     )
 
 
@@ -187,7 +190,9 @@ def _unreached(
 
 def _words(contact: Contact, server: Visit | None) -> str:
     if contact is Contact.REFUSED:
-        more = "nobody listens there, or a firewall answers with a reset" if server is None else "a firewall answers"
+        more = (
+            "no process listens there, or a firewall answers with a reset" if server is None else "a firewall answers"
+        )
         return f"is refused: {more}"
     return WORDS[contact]
 
@@ -197,8 +202,8 @@ def _direction(contact: Contact, clients: tuple[str, ...], server: Visit | None,
         return ""
     if works_for:
         others, these = name_list(tuple(visit.host for visit in works_for)), name_list(clients)
-        return f"; it works from {others}, so it is what goes out of {these}, or what {server.host} lets in from there"
-    return f"; the store listens there, so it is what comes in to {server.host}"
+        return f"; it works from {others}, so check what leaves {these}, and what {server.host} accepts from there"
+    return f"; the store listens there, so check what {server.host} accepts"
 
 
 def _evidence(
@@ -206,11 +211,11 @@ def _evidence(
 ) -> tuple[str, ...]:
     lines = list(first_few(f"{visit.host} to {describe(attempt)}" for visit, attempt in those))
     if server is not None:
-        lines.append(f"{server.host} serves the store, and reaches it itself")
+        lines.append(f"{server.host} serves the store and can reach it")
     if works_for:
         lines.append(f"{name_list(tuple(visit.host for visit in works_for))} reached it")
     if not meeting.rendezvous.complete:
-        lines.append("this is what one node saw alone: it could not reach the others in any other way either")
+        lines.append("only one node saw this: it could not reach the others at all")
         # Nothing else reports, for example, an answer that wants another token.
         lines += [f"{visit.host} looked for them {visit.way_lost}" for visit, _ in those if visit.way_lost]
     return tuple(lines)
@@ -227,17 +232,17 @@ def _fix(
     attempt = those[0][1]
     clients = tuple(dict.fromkeys(visit.host for visit, _ in those))
     if contact is Contact.UNRESOLVED:
-        return f"getent hosts {attempt.host} shows what the node knows; add the name to DNS or to /etc/hosts"
-    look = f"ss -ltnp 'sport = :{attempt.port}' on {attempt.host} shows whether and who listens"
+        return f"run `getent hosts {attempt.host}` on the node; add the name to DNS or /etc/hosts"
+    look = f"run `ss -ltnp 'sport = :{attempt.port}'` on {attempt.host} to see what listens there"
     if contact not in CLOSED:
-        return f"{look}; if it is another program, give all nodes another port"
+        return f"{look}; if it is another program, use another port on all nodes"
     if outbound and server is not None:
         return (
-            f"nft list ruleset, as root, shows on {name_list(clients)} what is let out, and on {server.host} "
-            f"who is let in; ip route get {attempt.address} the way"
+            f"check the outgoing rules on {name_list(clients)} and the incoming rules on {server.host} (nft list "
+            f"ruleset, as root), and the route (ip route get {attempt.address})"
         )
     if server is None:
-        return f"start the command on {attempt.host} too; {look}; if it does, a firewall is in between"
+        return f"start the command on {attempt.host} too; {look}; if the store listens, a firewall blocks it"
     sources = tuple(visit.published for visit, _ in those)
     ports = (attempt.port, attempt.port)
     return f"{open_ports(meeting.node(server.number), ports, sources)} (as root on {server.host})"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 STAGES = {
     "store": "the store was not reached",
-    "init_process_group": "init_process_group did not come back",
+    "init_process_group": "init_process_group did not return",
     "all_reduce": "the first all_reduce did not complete",
     "result": "the all_reduce gave a wrong sum",
 }
@@ -28,7 +28,7 @@ STAGES = {
     "DD221",
     "start-trial",
     Severity.ERROR,
-    "A real start with torch fails, and nothing else that was seen says why",
+    "A real start with torch fails for an unknown reason",
     after=("mtu",),
     group=CheckGroup.NETWORK,
 )
@@ -57,14 +57,14 @@ def check_start_trial(meeting: Meeting) -> Answer:
     """
     trials = meeting.rendezvous.trials
     if not trials:
-        return skipped("no start was tried")
+        return skipped("no start was tested")
     failed = [trial for trial in trials if not trial.ok]
     worked = f"{len(trials) - len(failed)} of {len(trials)} nodes started and reduced a tensor"
     if not failed:
         return passed(worked)
     reason = _known_reason(meeting)
     if reason:
-        return skipped(f"a real start fails, as it must: {reason}")
+        return skipped(f"a real start fails, as expected: {reason}")
     return judged([_finding(meeting, failed)], worked)
 
 
@@ -74,7 +74,7 @@ def _known_reason(meeting: Meeting) -> str:
     if found:
         return found
     if any(visit.store_view is not None and fails(visit.store_view) for visit in meeting.arrived()):
-        return "the store is not reached by all"
+        return "not all nodes reach the store"
     if any(failure_of(pair) is not None for pair in meeting.rendezvous.pairs):
         return "not all nodes can connect to each other"
     stalled = next((pair.large for pair in meeting.rendezvous.pairs if pair.large and is_black_hole(pair)), None)
@@ -87,12 +87,15 @@ def _finding(meeting: Meeting, failed: list[StartTrial]) -> Problem:
     whole = len(failed) == len(meeting.rendezvous.trials)
     return Problem(
         summary=f"a real start with torch fails on {'all hosts' if whole else name_list(hosts)}: {stage}, "
-        "though the store and all connections work",
+        "although the store and all connections work",
         hosts=hosts,
         evidence=first_few(
             f"{meeting.name(trial.node)}, after {say_duration(trial.duration_s)}: {trial.error or trial.stage}"
             for trial in failed
         ),
-        fix="env | grep -E '^(GLOO|TP|USE_LIBUV|TORCH)' on each host shows what changes how torch connects: unset it",
+        fix=(
+            "env | grep -E '^(GLOO|TP|USE_LIBUV|TORCH)' on each host lists variables that change how torch connects: "
+            "unset them"
+        ),
         confidence=Confidence.MEDIUM if whole else Confidence.HIGH,
     )

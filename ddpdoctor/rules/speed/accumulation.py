@@ -49,20 +49,20 @@ def check_accumulation(state: SpeedState) -> Answer:
 
     ## Example
 
-        gradients are reduced 4 times in each optimizer step: up to 31 % of the step
+        gradients are reduced 4 times per optimizer step, but once is enough: up to 31 % of the step
     """
     reductions = min(int(median(rank.reductions)) for rank in state.steps.ranks.values())
     if reductions < 2:
-        return passed("gradients are reduced once in each optimizer step" if reductions else "no reduction was seen")
+        return passed("gradients are reduced once per optimizer step" if reductions else "no reduction was seen")
     if small := is_small(state):
         return skipped(small)
     transfer_ms = mean(state.steps.transfer_ms["exposed"])
     saved_ms = transfer_ms * (reductions - 1) / reductions
     share = state.share(saved_ms)
     if share < SAVED_SHARE:
-        return passed(f"{reductions} reductions in each optimizer step take {ms(transfer_ms)}")
+        return passed(f"{reductions} reductions per optimizer step take {ms(transfer_ms)}")
     problem = Problem(
-        summary=f"gradients are reduced {reductions} times in each optimizer step, and once is enough: {up_to(share)}",
+        summary=f"gradients are reduced {reductions} times per optimizer step, but once is enough: {up_to(share)}",
         ranks=tuple(state.steps.ranks),
         where=call_places(state, {"backward"}),
         evidence=(_evidence(reductions, transfer_ms, state.budget.wall_ms),),
@@ -74,8 +74,8 @@ def check_accumulation(state: SpeedState) -> Answer:
 
 def _evidence(reductions: int, transfer_ms: float, wall_ms: float) -> str:
     return (
-        f"{reductions} backwards with a reduction between two optimizer steps; the reductions take {ms(transfer_ms)} "
-        f"of a step of {ms(wall_ms)} beyond backward's own computation"
+        f"{reductions} backwards with a reduction per optimizer step; beyond backward's own computation, the "
+        f"reductions take {ms(transfer_ms)} of a {ms(wall_ms)} step"
     )
 
 
@@ -85,4 +85,4 @@ def _fix(state: SpeedState) -> str:
         return "Trainer(accumulate_grad_batches=N), which skips the reductions in between"
     if "accelerate" in frameworks:
         return "Accelerator(gradient_accumulation_steps=N), and `with accelerator.accumulate(model):` around each batch"
-    return "run forward and backward of all but the last micro-batch inside `with model.no_sync():`"
+    return "run the forward and backward of all micro-batches but the last inside `with model.no_sync():`"

@@ -35,7 +35,12 @@ KNOBS = {
 }
 
 
-@rule("DD804", "bucket-size", Severity.WARNING, "Other buckets of DDP would hide more of the reduction behind backward")
+@rule(
+    "DD804",
+    "bucket-size",
+    Severity.WARNING,
+    "Another DDP bucket size would overlap more of the reduction with backward",
+)
 def check_buckets(state: SpeedState) -> Answer:
     """Report buckets that are so large or so small that gradients are reduced after backward and not during it.
 
@@ -72,11 +77,11 @@ def check_buckets(state: SpeedState) -> Answer:
     transfer_ms = mean(state.steps.transfer_ms["exposed"])
     models = reduced_models(state)
     if not models:
-        return skipped("when gradients are ready was not recorded")
+        return skipped("the times when gradients are ready were not recorded")
     if state.share(transfer_ms) < LEAST_TRANSFER or state.budget.wall_ms < SHORT_STEP_MS:
         return passed(f"the reduction of gradients takes {state.share(transfer_ms):.0%} of a step")
     if len(models) > 1:
-        return unknown(f"there are {len(models)} DDP models, whose reductions cannot be told apart")
+        return unknown(f"the reductions of the {len(models)} DDP models cannot be distinguished")
     gradients = gather(list(models[0].times.values()))
     if gradients is None:
         return unknown("the ranks have different gradients")
@@ -108,8 +113,8 @@ def _problems(state: SpeedState, model: ReducedModel, gradients: BucketGradients
     return [
         Problem(
             summary=(
-                f"the reduction of gradients that backward does not hide takes {state.share(transfer_ms):.0%} of the "
-                f"step; other buckets are predicted to save about {gain:.0%} of the step"
+                f"gradient reduction that does not overlap with backward takes {state.share(transfer_ms):.0%} of the "
+                f"step; another bucket size should save about {gain:.0%} of the step"
             ),
             evidence=(
                 f"{total} of gradients are reduced in {count}",
@@ -117,7 +122,7 @@ def _problems(state: SpeedState, model: ReducedModel, gradients: BucketGradients
                     f"backward computes for {gradients.compute_end_ms:.3g} ms, and the reduction ends "
                     f"{gradients.exposed_ms:.3g} ms later"
                 ),
-                f"predicted for {cap} MiB: {state.share(low):.0%} to {state.share(high):.0%} of the step less",
+                f"predicted for {cap} MiB: {state.share(low):.0%} to {state.share(high):.0%} less time per step",
             ),
             fix=knob(state, KNOBS).format(cap=cap),
             confidence=Confidence.MEDIUM,

@@ -24,7 +24,7 @@ KNOBS = {
 }
 
 
-@rule("DD807", "buffer-broadcast", Severity.WARNING, "Broadcasting DDP's buffers takes a large part of the step")
+@rule("DD807", "buffer-broadcast", Severity.WARNING, "Broadcasting DDP buffers takes a large part of the step")
 def check_buffers(state: SpeedState) -> Answer:
     """Report a DDP model whose buffers take long to broadcast before each forward.
 
@@ -45,7 +45,7 @@ def check_buffers(state: SpeedState) -> Answer:
 
     ## What to do
 
-    Keep constants in a plain attribute and not in a buffer, or name them in
+    Keep constants in a plain attribute instead of a buffer, or name them in
     `_set_params_and_buffers_to_ignore_for_model`. If no buffer has to be equal on all ranks, pass
     `broadcast_buffers=False`. With BatchNorm that leaves each rank with statistics of its own: SyncBatchNorm keeps them
     equal.
@@ -56,7 +56,7 @@ def check_buffers(state: SpeedState) -> Answer:
     """
     transfer_ms = usual(state.steps.transfer_ms["buffers"])
     share = state.share(transfer_ms)
-    seen = f"the broadcast takes {ms(transfer_ms)} of a step of {ms(state.budget.wall_ms)}"
+    seen = f"the broadcast takes {ms(transfer_ms)} of a {ms(state.budget.wall_ms)} step"
     if share < SHARE:
         return passed(seen)
     if small := is_small(state):
@@ -66,8 +66,8 @@ def check_buffers(state: SpeedState) -> Answer:
         ranks=tuple(state.steps.ranks),
         where=model_places(state),
         evidence=(seen,),
-        fix="keep constants in a plain attribute and not in a buffer (persistent=False is sent too), or pass "
-        f"{knob(state, KNOBS)} if no buffer must be equal on all ranks",
+        fix="keep constants in a plain attribute instead of a buffer (persistent=False buffers are sent too), or pass "
+        f"{knob(state, KNOBS)} if the buffers may differ between ranks",
         share=share,
     )
     return judged([problem])

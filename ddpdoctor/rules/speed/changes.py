@@ -31,7 +31,7 @@ PREDICTED_ELSEWHERE = frozenset(
     {"input-bound", "bucket-size", "accumulation-sync", "communication-bound", "buffer-broadcast"}
 )
 """Kinds of findings whose fix is one of the settings here."""
-FAULT_ASSUMES = "nothing of it remains, and nothing else takes its place"
+FAULT_ASSUMES = "it goes away completely, and nothing else gets slower"
 
 
 def predict_changes(
@@ -88,7 +88,7 @@ def _without(finding: Finding) -> PredictedStep:
     ratio = 1 - (finding.share or 0.0)
     return PredictedStep(
         setting=f"without={finding.kind}",
-        change=f"{finding.kind} ({finding.code}) repaired",
+        change=f"{finding.kind} ({finding.code}) fixed",
         ratio=ratio,
         low=ratio,
         high=1.0,

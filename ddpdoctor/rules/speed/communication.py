@@ -55,18 +55,18 @@ def check_communication(state: SpeedState) -> Answer:
 
     Move fewer bytes or move them less often: larger batches, or accumulation with `no_sync`; gradients in bf16
     (`ddp_comm_hooks.default_hooks.bf16_compress_hook`), which changes numbers; `sparse=True` for a large embedding of
-    which few rows are used. `ddpdoctor allreduce-bench` tells whether the network is as fast as it should be.
+    which few rows are used. `ddpdoctor allreduce-bench` checks whether the network is as fast as expected.
 
     ## Example
 
-        reducing gradients takes 45 % of the step beyond backward, and no bucket size changes that
+        gradient reduction takes 45 % of the step beyond backward, and no bucket size helps
     """
     counts = [median(rank.reductions) for rank in state.steps.ranks.values()]
     exposed_ms = state.steps.transfer_ms["exposed"]
     transfer_ms = min(mean(exposed_ms), median(exposed_ms or (0.0,)))  # a few steps of a busy machine do not count
     needed_ms = transfer_ms / max(1, int(min(counts)))
     share = state.share(needed_ms)
-    seen = f"the reduction takes {ms(needed_ms)} of a step of {ms(state.budget.wall_ms)} beyond backward"
+    seen = f"beyond backward, the reduction takes {ms(needed_ms)} of a {ms(state.budget.wall_ms)} step"
     models = reduced_models(state)
     gradients = gather(list(models[0].times.values())) if len(models) == 1 else None
     reason = contested(state, gradients)
@@ -78,17 +78,17 @@ def check_communication(state: SpeedState) -> Answer:
         return passed(f"{seen}; all gradients together are under 1 MiB")
     saved_ms = None if reason else _saved_by_buckets_ms(gradients)
     if saved_ms is not None and gradients is not None and saved_ms >= min(needed_ms, gradients.exposed_ms) / 3:
-        return passed(f"{seen}, and another bucket size would save {percent(state.share(saved_ms))} of the step")
+        return passed(f"{seen}; another bucket size would save {percent(state.share(saved_ms))} of the step")
     known = saved_ms is not None
     problem = Problem(
         confidence=Confidence.HIGH if known else Confidence.MEDIUM,
-        summary=f"reducing gradients takes {percent(share)} of the step beyond backward"
-        + (", and no bucket size changes that" if known else ""),
+        summary=f"gradient reduction takes {percent(share)} of the step beyond backward"
+        + (", and no bucket size helps" if known else ""),
         ranks=tuple(state.steps.ranks),
         where=call_places(state, {"backward"}),
         evidence=(seen, *_sizes(gradients)),
-        fix="larger batches, or accumulation with no_sync; the bf16 hook of DDP, which changes numbers; ddpdoctor "
-        "allreduce-bench tells whether the network is as fast as it should be",
+        fix="use larger batches, accumulation with no_sync, or DDP's bf16 hook, which changes the results; run "
+        "`ddpdoctor allreduce-bench` to check the network",
         share=share / 2,
     )
     return judged([problem])
@@ -108,4 +108,4 @@ def _sizes(gradients: BucketGradients | None) -> tuple[str, ...]:
     seen = f"{format_size(total)} of gradients are reduced in each backward"
     if largest <= LARGE_TENSOR * total:
         return (seen,)
-    return (seen, f"one tensor holds {percent(largest / total)} of them: an embedding can be sparse=True")
+    return (seen, f"one tensor has {percent(largest / total)} of them; an embedding can use sparse=True")

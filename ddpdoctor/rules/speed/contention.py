@@ -31,5 +31,5 @@ def contention(ranks: Iterable[Rank]) -> str:
             cores = max(cores, around.cores)
             by_host[rank.host] = by_host.get(rank.host, 0.0) + around.threads * time.on_core_ms / time.elapsed_ms
     if cores and max(by_host.values(), default=0.0) > MOST_OF_CORES * cores:
-        return "the ranks compute on most of the cores, and the reduction takes cores from backward"
-    return "" if is_known else "the job was too short to see on how many cores the ranks compute"
+        return "the ranks use most of the cores for computation, so the reduction takes cores from backward"
+    return "" if is_known else "the job was too short to measure how many cores the ranks use"

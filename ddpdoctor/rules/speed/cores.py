@@ -52,7 +52,7 @@ def check_collections(state: SpeedState) -> Answer:
     ## What to do
 
     Call `gc.freeze()` after set-up, so that the objects which live as long as the job are not visited any more. Call
-    `gc.collect()` rarely, and on all ranks at the same step. Do not only switch the collector off: memory grows.
+    `gc.collect()` rarely, and on all ranks at the same step. Do not just disable the collector: memory grows.
 
     ## Example
 
@@ -62,7 +62,7 @@ def check_collections(state: SpeedState) -> Answer:
     lost = {rank: mean(one.parts_ms["gc"]) for rank, one in steps.ranks.items()}
     critical_ms = mean([steps.ranks[rank].parts_ms["gc"][i] for i, rank in enumerate(steps.critical)])
     share = state.share(critical_ms)
-    seen = f"collections take {ms(critical_ms)} of a step of {ms(state.budget.wall_ms)} on the critical rank"
+    seen = f"collections take {ms(critical_ms)} of a {ms(state.budget.wall_ms)} step on the critical rank"
     if share < COLLECTION_SHARE:
         return passed(seen)
     ranks = tuple(rank for rank, value in lost.items() if value >= ALIKE * max(lost.values()))
@@ -72,7 +72,7 @@ def check_collections(state: SpeedState) -> Answer:
         ranks=ranks,
         where=tuple(place(rank, frame) for rank, frames in lines.items() for frame in frames),
         evidence=(seen,),
-        fix="call gc.freeze() after set-up, gc.collect() more rarely, and on all ranks at the same step",
+        fix="call gc.freeze() after setup, and call gc.collect() less often and in the same step on all ranks",
         share=share,
     )
     return judged([problem])
@@ -84,7 +84,7 @@ def _collected_at(rank: Rank) -> tuple[Frame, ...]:
     return (noted,) if noted is not None else host_lines(rank)[:1]
 
 
-@rule("DD811", "cpu-oversubscribed", Severity.WARNING, "The ranks of a host have more threads than it has cores")
+@rule("DD811", "cpu-oversubscribed", Severity.WARNING, "The ranks on a host have more threads than cores")
 def check_threads(state: SpeedState) -> Answer:
     """Report ranks whose threads together exceed the cores that they may use, and that wait for cores.
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .state import SpeedState
 
 
-@rule("DD812", "data-parallel", Severity.WARNING, "A model trains in DataParallel and not in DistributedDataParallel")
+@rule("DD812", "data-parallel", Severity.WARNING, "A model uses DataParallel instead of DistributedDataParallel")
 def check_data_parallel(state: SpeedState) -> Answer:
     """Report a rank that trains a model in `torch.nn.DataParallel`.
 
@@ -35,7 +35,7 @@ def check_data_parallel(state: SpeedState) -> Answer:
 
     ## What to do
 
-    Start one process for each GPU with torchrun, and in the script:
+    Start one process per GPU with torchrun, and change the script:
 
         dist.init_process_group()
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -44,21 +44,21 @@ def check_data_parallel(state: SpeedState) -> Answer:
 
     ## Example
 
-        the model trains in DataParallel, which runs one process for all GPUs
+        the model uses DataParallel, which runs one process for all GPUs
     """
     used = {rank.rank: rank.speed.data_parallel for rank in state.ranks if rank.speed and rank.speed.data_parallel}
     found = {number: seen for number, all_seen in used.items() for seen in all_seen if seen.devices != 1}
     if not found:
-        return passed("no model trains in DataParallel")
+        return passed("no model uses DataParallel")
     devices = max(seen.devices for seen in found.values())
     what = "which runs one process for all GPUs" if devices else "which does nothing without GPUs"
     problem = Problem(
-        summary=f"the model trains in DataParallel, {what}",
+        summary=f"the model uses DataParallel, {what}",
         ranks=tuple(found),
         where=tuple(place(number, seen.site) for number, seen in found.items() if seen.site is not None),
         evidence=(f"DataParallel has {devices} devices" if devices else "DataParallel found no GPU",),
-        fix="start one process for each GPU with torchrun, and wrap the model in DistributedDataParallel: "
-        "ddpdoctor explain DD812 has the lines",
+        fix="start one process per GPU with torchrun, and wrap the model in DistributedDataParallel; "
+        "`ddpdoctor explain DD812` shows the code",
         share=0.0,
     )
     return judged([problem])

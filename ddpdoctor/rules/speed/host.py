@@ -72,10 +72,13 @@ def _problem(state: SpeedState, ranks: list[Rank], seen: str, share: float) -> P
         summary=f"the GPUs wait for the host: {seen}",
         ranks=tuple(rank.rank for rank in ranks),
         evidence=(
-            f"forward and backward are {percent(share)} of a step of {ms(state.budget.wall_ms)}",
-            "the GPU had come to each mark before the host set the next one",
+            f"forward and backward take {percent(share)} of a {ms(state.budget.wall_ms)} step",
+            "the GPU reached each mark before the host queued the next one",
         ),
-        fix="torch.compile or CUDA graphs, larger batches, fused=True in the optimizer, fewer .item() and .cpu()",
+        fix=(
+            "use torch.compile or CUDA graphs, larger batches, fused=True in the optimizer, and fewer .item() and "
+            ".cpu() calls"
+        ),
         confidence=Confidence.MEDIUM,
     )
 

@@ -34,7 +34,7 @@ FOLLOWS = 0.7
 """Correlation from which the time of a step follows the size of its input. Our choice."""
 
 
-@rule("DD802", "imbalance", Severity.WARNING, "Ranks take turns in being the slowest", after=("rank-zero-work",))
+@rule("DD802", "imbalance", Severity.WARNING, "A different rank is the slowest in each step", after=("rank-zero-work",))
 def check_imbalance(state: SpeedState) -> Answer:
     """Report ranks that wait for each other in many steps, each time for another one.
 
@@ -61,16 +61,16 @@ def check_imbalance(state: SpeedState) -> Answer:
 
     ## Example
 
-        the ranks wait for each other, each time for another one: up to 24 % of the step
+        the ranks wait for each other, and a different rank is the slowest in each step: up to 24 % of the step
     """
     steps = state.steps
     if len(steps.ranks) < 2 or (small := is_small(state)):
-        return skipped("there is one rank" if len(steps.ranks) < 2 else small)
+        return skipped("there is only one rank" if len(steps.ranks) < 2 else small)
     walls = steps.walls_ms
     waited = [median(row) if len(row) > 2 else max(row) for row in zip(*steps.waits_ms.values(), strict=True)]
     share = sum(waited) / sum(walls)
     long = [i for i, wait in enumerate(waited) if wait > LONG_WAIT * walls[i]]
-    seen = f"ranks wait for each other {percent(share)} of the time, and in {len(long)} of {len(walls)} steps for long"
+    seen = f"ranks wait for each other {percent(share)} of the time, and for long in {len(long)} of {len(walls)} steps"
     if share < WAITED_SHARE or len(long) < OFTEN * len(walls):
         return passed(seen)
     rank, last = Counter(steps.critical[i] for i in long).most_common(1)[0]
@@ -78,19 +78,19 @@ def check_imbalance(state: SpeedState) -> Answer:
         return passed(f"{seen}, mostly for rank {rank}")
     follows = median(_correlation(one) for one in steps.ranks.values())
     if follows < FOLLOWS and (queued := _queued(state)) > MOST_QUEUED:
-        return unknown(f"{seen}; but they also wait for a core {percent(queued)} of the time, as on a busy machine")
+        return unknown(f"{seen}; they also wait for a core {percent(queued)} of the time, as on a busy machine")
     problem = Problem(
         confidence=Confidence.HIGH if follows >= FOLLOWS else Confidence.MEDIUM,
-        summary=f"the ranks wait for each other, each time for another one: {up_to(share)}",
+        summary=f"the ranks wait for each other, and a different rank is the slowest in each step: {up_to(share)}",
         ranks=tuple(steps.ranks),
         where=call_places(state, {"ddp_forward"}),
         evidence=(
             seen,
-            f"rank {rank} is last most often, in {percent(last / len(long))} of them",
+            f"rank {rank} is most often last, in {percent(last / len(long))} of them",
             _sizes(steps.ranks.values(), follows) if follows >= FOLLOWS else _spread(state),
         ),
-        fix="give ranks batches of equal work: sort by length and draw neighbors together, or fill batches up to a "
-        "number of tokens",
+        fix="give all ranks batches with equal work: sort by length and batch neighbors together, or fill batches to "
+        "a fixed number of tokens",
         share=share,
     )
     return judged([problem])
@@ -120,12 +120,9 @@ def correlation(one: Sequence[float], other: Sequence[float]) -> float:
 
 def _sizes(ranks: Iterable[RankSteps], follows: float) -> str:
     sizes = [size for rank in ranks for size in rank.input_numel]
-    return (
-        f"the time of a step follows the size of its input (correlation {follows:.2f}): {min(sizes):,} to "
-        f"{max(sizes):,} elements"
-    )
+    return f"step time depends on input size (correlation {follows:.2f}): {min(sizes):,} to {max(sizes):,} elements"
 
 
 def _spread(state: SpeedState) -> str:
     busy = [value for rank in state.steps.ranks.values() for value in _busy(rank)]
-    return f"a rank computes for {ms(min(busy))} to {ms(max(busy))} in a step"
+    return f"a rank computes for {ms(min(busy))} to {ms(max(busy))} per step"

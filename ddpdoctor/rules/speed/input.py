@@ -80,7 +80,7 @@ def check_input(state: SpeedState) -> Answer:
 
     ## Example
 
-        the ranks wait for data in 64 % of the step: it takes 60 ms to make a batch, and there are no workers
+        all ranks wait for their data: up to 64 % of the step
     """
     steps = state.steps
     data = {rank: mean(one.parts_ms["data"]) for rank, one in steps.ranks.items()}
@@ -127,7 +127,7 @@ def predict_workers(state: SpeedState, count: int | None = None) -> PredictedSte
     saved = _saved_ms(state, found, wanted, waited_ms), _saved_ms(state, found, wanted + 1, waited_ms)
     low, high = (1 - state.share(max(saved))), (1 - state.share(min(saved)))
     return replace(
-        predicted, ratio=high, low=low, high=high, assumes=f"a batch takes {ms(found.make_ms)} in a worker too"
+        predicted, ratio=high, low=low, high=high, assumes=f"a batch also takes {ms(found.make_ms)} in a worker"
     )  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def _lacks_cores(state: SpeedState, found: _Input, wanted: int) -> str:
     needed = wanted * _ranks_of_a_host(state) * found.cpu_share
     if found.cpu_share < COMPUTES or not cores or needed <= cores:
         return ""
-    return f"{wanted} workers a rank would keep up, but need {needed:.0f} cores of {cores}"
+    return f"{wanted} workers per rank would keep up, but they need {needed:.0f} cores, and there are {cores}"
 
 
 def _ranks_of_a_host(state: SpeedState) -> int:
@@ -211,22 +211,22 @@ def _saved_ms(state: SpeedState, found: _Input, wanted: int, waited_ms: float) -
 
 
 def _describe(found: _Input) -> str:
-    how = "processor time" if found.cpu_share >= COMPUTES else "waiting, as for files"
+    how = "CPU time" if found.cpu_share >= COMPUTES else "waiting, for example for files"
     share = found.cpu_share if found.cpu_share >= COMPUTES else 1 - found.cpu_share
-    workers = f"{found.workers} workers make the batches of a rank" if found.workers else "the rank itself makes them"
+    workers = f"a rank has {found.workers} workers" if found.workers else "the rank itself loads them"
     return (
-        f"the batches of a step take {ms(found.make_ms)} to make ({percent(share)} of it {how}); {workers}; the rest "
+        f"the batches of a step take {ms(found.make_ms)} to load ({percent(share)} of it {how}); {workers}; the rest "
         f"of the step takes {ms(found.rest_ms)}"
     )
 
 
 def _fix(state: SpeedState, found: _Input, wanted: int) -> str:
     if wanted <= found.workers:
-        return f"keep workers for the next epoch ({knob(state, PERSISTENT)}), and fetch further ahead"
+        return f"keep workers between epochs ({knob(state, PERSISTENT)}), and prefetch more batches"
     if lacking := _lacks_cores(state, found, wanted):
-        return f"make a batch cheaper (cache, decode once, smaller files): {lacking}"
+        return f"make batches cheaper to load (cache, decode once, smaller files): {lacking}"
     workers = knob(state, WORKERS).format(wanted)
-    return f"{workers}: enough to make a batch in the rest of the step, and more gain nothing"
+    return f"{workers}: enough to load a batch during the rest of the step; more workers do not help"
 
 
 def _places(state: SpeedState) -> tuple[Place, ...]:

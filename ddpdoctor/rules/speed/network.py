@@ -59,7 +59,7 @@ def _by_link(job: Job) -> tuple[float, str] | None:
     if len(links) < len(hosts):
         return None
     name, speed_mb_s = min(links, key=lambda link: link[1])
-    return speed_mb_s * _BYTES_PER_S_OF_MBIT / 1e9, f"the link {name} of {speed_mb_s / 1000:g} Gbit/s"
+    return speed_mb_s * _BYTES_PER_S_OF_MBIT / 1e9, f"the {speed_mb_s / 1000:g} Gbit/s link {name}"
 
 
 def _link(node: Node) -> tuple[str, int] | None:

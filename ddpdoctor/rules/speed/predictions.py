@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from .curves import MeasuredCurves
     from .simulation import BucketGradients, ReductionModel
 
-RUN_ASSUMES = "a bucket takes its bytes over one bandwidth, which is solved from this run"
+RUN_ASSUMES = "the time of a bucket is its size over one bandwidth, which is fitted to this run"
 CURVE_ASSUMES = "an all-reduce takes as long as allreduce-bench measured"
-SCALED_ASSUMES = CURVE_ASSUMES + " with {measured} ranks, times what a ring of {ranks} sends"
-HALF_ASSUMES = "float32 gradients; half the bytes at best, no gain at worst: sums of bf16 may be slower on CPUs"
+SCALED_ASSUMES = CURVE_ASSUMES + " with {measured} ranks, scaled to a ring of {ranks}"
+HALF_ASSUMES = "float32 gradients; at best half the bytes, at worst no gain, because bf16 sums may be slower on CPUs"
 CORES_ASSUMES = "the reductions also take cores from backward"
-SAME_ASSUMES = "a backward that does not reduce takes as long as backward's own computation"
+SAME_ASSUMES = "a backward without a reduction takes as long as its own computation"
 HALF = 0.5
 
 
@@ -149,7 +149,7 @@ def _predict_fewer(basis: PredictionBasis, setting: str, steps: int) -> Predicte
     name = setting.partition("=")[0]
     saved_ms = basis.exposed_ms * (1 - left.get(name, 0.0))
     changes = {
-        "accumulate": f"gradients reduced once in {steps} batches (no_sync)",
+        "accumulate": f"gradients reduced once per {steps} batches (no_sync)",
         "no_sync": f"no_sync() for {basis.reductions - 1} of {basis.reductions} backwards",
         "unreduced": "no reduction at all",
     }
@@ -164,8 +164,8 @@ def refusal_of(basis: PredictionBasis) -> str:
     if basis.contested:
         return basis.contested
     if basis.gradients is None:
-        return "when gradients are ready was not recorded, or there are several models"
-    return "" if basis.networks else "backward hides the reduction, so the run does not tell how fast the network is"
+        return "the times when gradients are ready were not recorded, or there are several models"
+    return "" if basis.networks else "backward hides the reduction, so this run does not show the speed of the network"
 
 
 def _ending(basis: PredictionBasis, setting: str, change: str, ends_ms: Sequence[float]) -> PredictedStep:

@@ -56,15 +56,15 @@ def check_sync(state: SpeedState) -> Answer:
     ## What to do
 
     Call it every N steps, or once at the end of the epoch on sums that each rank keeps. Where the result is needed
-    later, pass `async_op=True` and wait for the work when the result is used. Gather scalars and not whole outputs.
+    later, pass `async_op=True` and wait for the work when the result is used. Gather scalars instead of whole outputs.
 
     ## Example
 
-        all_gather at train.py:48 runs in each step: up to 42 % of the step
+        all_gather (train.py:48) runs in every step: up to 42 % of the step
     """
     transfer_ms = usual(state.steps.transfer_ms["calls"])
     share = state.share(transfer_ms)
-    seen = f"the script's collectives take {ms(transfer_ms)} of a step of {ms(state.budget.wall_ms)}"
+    seen = f"the script's collectives take {ms(transfer_ms)} of a {ms(state.budget.wall_ms)} step"
     if share < SHARE:
         return passed(seen)
     if small := is_small(state):
@@ -72,19 +72,19 @@ def check_sync(state: SpeedState) -> Answer:
     if any(rank.speed and rank.speed.hand_reduced for rank in state.ranks):
         return passed("they reduce gradients")
     if any(rank.speed and rank.speed.data_parallel for rank in state.ranks):
-        return passed(f"{seen}; the model trains in DataParallel, and its reductions are the script's own")
+        return passed(f"{seen}; the model uses DataParallel, and the script makes its reductions")
     found = {rank.rank: _line(rank) for rank in state.ranks}
     lines = {number: line for number, line in found.items() if line is not None}
     if not lines:
-        return passed(f"{seen}, and no line runs in every second step")
+        return passed(f"{seen}, and no line runs in at least every second step")
     op, frame = next(iter(lines.values()))
     problem = Problem(
-        summary=f"{op} at {frame.file.rpartition('/')[2]}:{frame.line} runs in each step: {up_to(share)}",
+        summary=f"{op} ({frame.file.rpartition('/')[2]}:{frame.line}) runs in every step: {up_to(share)}",
         ranks=tuple(state.steps.ranks),
         where=tuple(place(number, line[1]) for number, line in lines.items()),
-        evidence=(seen + ", without waiting for slower ranks",),
-        fix="call it every N steps, or once at the end of the epoch on sums that each rank keeps; or pass "
-        "async_op=True and wait for the work when the result is used",
+        evidence=(seen + ", not counting waits for slower ranks",),
+        fix="call it every N steps, or once per epoch on local sums; or pass async_op=True and wait when you need the "
+        "result",
         share=share,
     )
     return judged([problem])
@@ -124,9 +124,9 @@ def check_hand_made(state: SpeedState) -> Answer:
 
     In one early step the recorder compares the memory that all_reduce is given with the gradients that the optimizer
     then uses. At least two gradients must have been reduced, each by its own call. Copies are compared by their shapes:
-    there must be one for each gradient, and DDP must have reduced nothing in that step. One call on a flat tensor is
-    not reported, and neither is averaging every N steps. The script's collectives must be 10 % of a step of at least
-    10 ms.
+    there must be one for each gradient, and DDP must not have reduced any gradient in that step. One call on a flat
+    tensor is not reported, and neither is averaging every N steps. The script's collectives must be 10 % of a step of
+    at least 10 ms.
 
     ## How sure
 
@@ -145,13 +145,13 @@ def check_hand_made(state: SpeedState) -> Answer:
         rank.rank: rank.speed.hand_reduced for rank in state.ranks if rank.speed is not None and rank.speed.hand_reduced
     }
     if not reduced:
-        return passed("no gradient was given to all_reduce by itself")
+        return passed("the script does not call all_reduce on single gradients")
     if small := is_small(state):
         return skipped(small)
     transfer_ms = usual(state.steps.transfer_ms["calls"])
     share = state.share(transfer_ms)
     most = max(one.gradients for one in reduced.values())
-    seen = f"{most} calls take {ms(transfer_ms)} of a step of {ms(state.budget.wall_ms)}"
+    seen = f"{most} calls take {ms(transfer_ms)} of a {ms(state.budget.wall_ms)} step"
     if share < SHARE:
         return passed(seen)
     where: tuple[Place, ...] = tuple(place(number, one.site) for number, one in reduced.items() if one.site is not None)
@@ -161,7 +161,9 @@ def check_hand_made(state: SpeedState) -> Answer:
         ranks=tuple(reduced),
         where=where,
         evidence=(seen, _given(reduced.values())),
-        fix="wrap the model in torch.nn.parallel.DistributedDataParallel and drop the loop; or reduce one flat tensor",
+        fix=(
+            "wrap the model in torch.nn.parallel.DistributedDataParallel and remove the loop, or reduce one flat tensor"
+        ),
         share=share,
     )
     return judged([problem])
@@ -169,5 +171,5 @@ def check_hand_made(state: SpeedState) -> Answer:
 
 def _given(reduced: Iterable[HandReduced]) -> str:
     if any(one.copied for one in reduced):
-        return "all_reduce was given a tensor of the shape of each of the optimizer's gradients, one call for each"
-    return "all_reduce was given the memory of the optimizer's gradients, one call for each"
+        return "the script calls all_reduce once for each gradient shape of the optimizer"
+    return "the script calls all_reduce once for each gradient of the optimizer"

@@ -109,7 +109,7 @@ def _stalls(state: SpeedState) -> tuple[JobSteps, _Stalls] | None:
     return (state.longest, whole) if whole is not None else None
 
 
-@rule("DD809", "rank-zero-work", Severity.WARNING, "Work of one rank in some steps keeps the others waiting")
+@rule("DD809", "rank-zero-work", Severity.WARNING, "One rank does extra work in some steps, and the others wait for it")
 def check_rank_work(state: SpeedState) -> Answer:
     """Report a rank that does something of its own every few steps while all others wait for it.
 
@@ -132,42 +132,42 @@ def check_rank_work(state: SpeedState) -> Answer:
 
     ## What to do
 
-    Evaluate on all ranks, each on its share of the data, and reduce the result. Save more rarely, or in the background
+    Evaluate on all ranks, each on its share of the data, and reduce the result. Save less often, or in the background
     (`torch.distributed.checkpoint.async_save`). Log every N steps.
 
     ## Example
 
-        the others wait for rank 0 in 10 of 80 steps, in accuracy at train.py:31: up to 43 % of the time
+        rank 0 holds up the others in 10 of 80 steps, in accuracy (train.py:31): up to 43 % of the time
     """
     found = _stalls(state)
     if found is None:
-        return passed("no steps are much longer than the others, time after time")
+        return passed("no steps are repeatedly much longer than the others")
     steps, stalls = found
     rank = max(stalls.lost_ms, key=lambda number: stalls.lost_ms[number])
     lost = stalls.lost_ms[rank]
     share = min(1.0, lost / stalls.total_ms)
-    seen = f"one rank makes the others wait for {percent(share)} of the time in long steps"
+    seen = f"the others wait for one rank {percent(share)} of the time, in long steps"
     if share < SHARE or lost < ONE_RANK * sum(stalls.lost_ms.values()):
         return passed(seen)
     if stalls.collected_ms > COLLECTED * lost:
-        return passed(f"{seen}, in which it collects garbage")
+        return passed(f"{seen}; the cause is garbage collection")
     if are_starved(state):
-        return passed(f"{seen}; the loader workers of all ranks are at work all the time")
+        return passed(f"{seen}; the loader workers of all ranks are always busy")
     others = [one for one in state.ranks if one.rank != rank]
     part, more_ms = _where_spent(steps, stalls.places, rank)
     lines = host_lines(state.rank(rank), others, MODEL_PHASES.get(part, HOST_PHASES))
-    at = f", in {lines[0].function} at {lines[0].file.rpartition('/')[2]}:{lines[0].line}" if lines else ""
+    at = f", in {lines[0].function} ({lines[0].file.rpartition('/')[2]}:{lines[0].line})" if lines else ""
     often = f"{len(stalls.places)} of {len(steps.numbers)} steps"
     problem = Problem(
         confidence=Confidence.HIGH if lines else Confidence.MEDIUM,
-        summary=f"the others wait for rank {rank} in {often}{at}: {up_to(share, of='time')}",
+        summary=f"rank {rank} holds up the others in {often}{at}: {up_to(share, of='time')}",
         ranks=(rank,),
         where=tuple(place(rank, frame) for frame in lines),
         evidence=(
-            f"a step takes {ms(stalls.usual_ms)}, and {_longest(steps, stalls.places)} where rank {rank} comes last",
-            f"rank {rank} spends {ms(more_ms)} more in {NAMES.get(part, part)} there",
+            f"a step usually takes {ms(stalls.usual_ms)}, and {_longest(steps, stalls.places)} if rank {rank} is last",
+            f"rank {rank} then spends {ms(more_ms)} more in {NAMES.get(part, part)}",
         ),
-        fix="do this work on all ranks, each on its share; or more rarely; or in the background "
+        fix="split this work between all ranks, do it less often, or do it in the background "
         "(torch.distributed.checkpoint.async_save for checkpoints)",
         share=share,
     )
@@ -195,34 +195,34 @@ def check_periodic(state: SpeedState) -> Answer:
 
     ## What to do
 
-    Do it more rarely, share it among the ranks, or do it in the background.
+    Do it less often, split it between the ranks, or do it in the background.
 
     ## Example
 
-        all ranks pause in 10 of 80 steps, in save at train.py:40: up to 35 % of the time
+        all ranks pause in 10 of 80 steps, in save (train.py:40): up to 35 % of the time
     """
     found = _stalls(state)
     if found is None:
-        return passed("no steps are much longer than the others, time after time")
+        return passed("no steps are repeatedly much longer than the others")
     steps, stalls = found
     own = stalls.alike_ms - stalls.alike_data_ms
     share = min(1.0, own / stalls.total_ms)
-    seen = f"all ranks alike pause for {percent(max(0.0, share))} of the time in long steps"
+    seen = f"all ranks pause for {percent(max(0.0, share))} of the time, in long steps"
     if share < SHARE or stalls.alike_data_ms > own:
         return passed(seen)
     if stalls.collected_ms > COLLECTED * own:
-        return passed(f"{seen}, in which they collect garbage")
+        return passed(f"{seen}; the cause is garbage collection")
     lines = {rank.rank: host_lines(rank)[:1] for rank in state.ranks}
     first = next((frames[0] for frames in lines.values() if frames), None)
-    at = f", in {first.function} at {first.file.rpartition('/')[2]}:{first.line}" if first is not None else ""
+    at = f", in {first.function} ({first.file.rpartition('/')[2]}:{first.line})" if first is not None else ""
     often = f"{len(stalls.places)} of {len(steps.numbers)} steps"
     problem = Problem(
         confidence=Confidence.HIGH if first is not None else Confidence.MEDIUM,
         summary=f"all ranks pause in {often}{at}: {up_to(share, of='time')}",
         ranks=tuple(steps.ranks),
         where=tuple(place(number, frame) for number, frames in lines.items() for frame in frames),
-        evidence=(f"a step takes {ms(stalls.usual_ms)}, and {_longest(steps, stalls.places)} in a pause",),
-        fix="do this work more rarely, share it among the ranks, or do it in the background",
+        evidence=(f"a step usually takes {ms(stalls.usual_ms)}, and {_longest(steps, stalls.places)} with a pause",),
+        fix="do this work less often, split it between the ranks, or do it in the background",
         share=share,
     )
     return judged([problem])

@@ -63,7 +63,7 @@ def build_speed_state(job: Job) -> SpeedState | Unread:
     if steps is None:
         return Unread(why=Why.ABSENT, reason=_too_few(max(speed.count for speed in speeds.values())))
     if not any(any(speed.kept.is_split) for speed in speeds.values()):
-        return Unread(why=Why.ABSENT, reason="how long the reduction of gradients takes was not measured")
+        return Unread(why=Why.ABSENT, reason="the time of gradient reduction was not measured")
     is_sample = any(speed.sample_bits for speed in speeds.values())
     return SpeedState(
         job=job,
@@ -78,7 +78,7 @@ def build_speed_state(job: Job) -> SpeedState | Unread:
 def _too_few(steps: int) -> str:
     if steps < MIN_STEPS:
         return f"{steps} steps are too few: at least {MIN_STEPS} are needed"
-    return f"fewer than {MIN_USABLE} of {steps} steps are left without warm-up and without ddpdoctor's own looks"
+    return f"fewer than {MIN_USABLE} of {steps} steps are usable after dropping warm-up and ddpdoctor's own sampling"
 
 
 def _on_devices(job: Job, speeds: Mapping[int, Speed]) -> SpeedState | Unread:

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from .state import SpeedState
 
 DROP = {
-    "": "drop find_unused_parameters=True",
-    "lightning": 'strategy="ddp" in place of "ddp_find_unused_parameters_true"',
+    "": "remove find_unused_parameters=True",
+    "lightning": 'use strategy="ddp" instead of "ddp_find_unused_parameters_true"',
     "transformers": "TrainingArguments(ddp_find_unused_parameters=False)",
     "accelerate": "DistributedDataParallelKwargs(find_unused_parameters=False)",
 }
 
 
-@rule("DD806", "find-unused-needless", Severity.WARNING, "DDP searches for unused parameters, and there are none")
+@rule("DD806", "find-unused-needless", Severity.WARNING, "DDP searches for unused parameters, but there are none")
 def check_unused(state: SpeedState) -> Answer:
-    """Report a model with find_unused_parameters=True in which no parameter went unused in any step.
+    """Report a model with find_unused_parameters=True in which every parameter is used in every step.
 
     ## What it means
 
@@ -36,11 +36,11 @@ def check_unused(state: SpeedState) -> Answer:
 
     DDP itself compares the set of unused parameters of each step with that of the step before. Reported is a model
     whose set never changed on any rank, and was empty, in at least 20 reductions. Models with `static_graph=True` are
-    not judged. If the same parameters went unused all the time, it is a note.
+    not judged. If the same parameters are always unused, it is a note.
 
     ## How sure
 
-    That no parameter went unused in this run is certain. A branch that is rarer than this run is long is not seen.
+    It is certain for this run. A very rare branch may not occur in a short run.
 
     ## What to do
 
@@ -54,7 +54,7 @@ def check_unused(state: SpeedState) -> Answer:
     """
     models = [model for model in reduced_models(state) if any(one.finds_unused for one in model.times.values())]
     if not models:
-        return skipped("no DDP model on CPU has find_unused_parameters=True, or too few steps were recorded")
+        return skipped("no DDP model on CPUs has find_unused_parameters=True, or too few steps were recorded")
     needless = [problem for model in models for problem in _problems(state, model)]
     return judged(needless) if needless else passed("the unused parameters change, or the run is too short to tell")
 
@@ -65,13 +65,13 @@ def _problems(state: SpeedState, model: ReducedModel) -> list[Problem]:
     if not is_known or any(one.static_graph for one in ranks):
         return []
     some = any(one.unused_bytes for one in ranks)
-    what = "the same parameters went unused in every step" if some else "no parameter went unused in any step"
-    drop = f"{knob(state, DROP)}; if some branch of the model is rare, keep it"
+    what = "the same parameters are unused in every step" if some else "no parameter is unused in any step"
+    drop = f"{knob(state, DROP)}, unless the model has rarely used branches"
     return [
         Problem(
-            summary=f"find_unused_parameters=True is needless: {what}",
-            evidence=(f"DDP compared the unused parameters of {state.budget.count} steps",),
-            fix="freeze these parameters, or set static_graph=True in place of the flag" if some else drop,
+            summary=f"find_unused_parameters=True is not needed: {what}",
+            evidence=(f"DDP reported the unused parameters of {state.budget.count} steps",),
+            fix="freeze these parameters, or replace the flag with static_graph=True" if some else drop,
             severity=Severity.INFO if some else None,
             ranks=tuple(sorted(model.times)),
             where=built_at(state, model),

@@ -50,7 +50,9 @@ def is_small(state: SpeedState) -> str:
     """Return why a job is too small to judge its communication, or "" if it is not."""
     walls = sorted(state.steps.walls_ms)
     wall = walls[int(QUICK * len(walls))]
-    return f"a step takes {ms(wall)}, under {MIN_STEP_MS:.0f} ms: latency of single calls" if wall < MIN_STEP_MS else ""
+    return (
+        f"a step takes {ms(wall)}, less than {MIN_STEP_MS:.0f} ms: call latency dominates" if wall < MIN_STEP_MS else ""
+    )
 
 
 def call_places(state: SpeedState, ops: Container[str]) -> tuple[Place, ...]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.tuning import TuneResult
 
 
-@rule("DD817", "noisy-trial", Severity.INFO, "The machine is too noisy to tell what a setting gains")
+@rule("DD817", "noisy-trial", Severity.INFO, "The machine is too noisy to measure what a setting gains")
 def check_noise(result: TuneResult) -> Answer:
     """Report a trial in which the script's own settings differ from themselves by more than the effects looked for.
 
@@ -52,8 +52,8 @@ def check_noise(result: TuneResult) -> Answer:
     return judged(
         [
             Problem(
-                summary="the steps of the script differ too much from round to round to tell what a setting gains",
-                evidence=(f"{seen} (95% interval)", f"effects of {NOISY:.0%} would be hidden by that"),
+                summary="step times differ too much between rounds to measure what a setting gains",
+                evidence=(f"{seen} (95% interval)", f"this noise hides effects of {NOISY:.0%}"),
                 fix="run it again on a quiet machine, or with more rounds (--rounds)",
             )
         ]

@@ -56,7 +56,7 @@ def _values(wanted: Iterable[str], state: SpeedState | None) -> tuple[list[str],
             continue
         present, share = threads_to_try(state) if state is not None else (0, 0)
         if not share or present == share:
-            reason = f"a rank has {present} already: the cores / the ranks" if share else "the cores are not known"
+            reason = f"a rank has {present} already: the cores / the ranks" if share else "unknown number of cores"
             refused.append((name, reason))
         else:
             values.append(f"{THREADS}={share}")

@@ -31,11 +31,11 @@ TITLES = {
     THREADS: "OMP_NUM_THREADS={value}",
 }
 NOTES = {
-    ACCUMULATE: "a batch as many times as large: the learning rate may need another value",
+    ACCUMULATE: "a larger batch: the learning rate may need another value",
     "bf16_reduction": NUMERICS,
     "bf16_autocast": NUMERICS,
     "buffers_off": "each rank keeps its own buffers, such as the running statistics of BatchNorm",
-    UNREDUCED: "no setting to use: shows what the reduction costs in total",
+    UNREDUCED: "only for comparison: shows the total cost of the reduction",
 }
 """What else a setting changes. One without a note trains the same."""
 REFUSED_FOR_TRAINING = frozenset({ACCUMULATE, "bf16_reduction", "bf16_autocast"})

@@ -138,7 +138,7 @@ def test_beyond_the_sizes_measured_the_plateau_counts_and_is_said():
     assert advice is not None
     assert advice.whole_ms == pytest.approx(400.0, rel=0.01)
     assert advice.bucket_share is None
-    assert "by the plateau, since 25 MiB lie beyond the sizes measured" in advice.text[1]
+    assert "based on the plateau, because 25 MiB is larger than the measured sizes" in advice.text[1]
 
 
 def test_beyond_the_sizes_measured_and_without_a_plateau_nothing_is_known():
@@ -146,8 +146,8 @@ def test_beyond_the_sizes_measured_and_without_a_plateau_nothing_is_known():
 
     assert advice is not None
     assert (advice.whole_ms, advice.bucket_share, advice.try_mib) == (None, None, None)
-    assert advice.text[0].endswith("is not known: the largest size measured is 1 MiB.")
-    assert advice.text[1].endswith("is not known: measure to 32 MiB or beyond.")
+    assert advice.text[0].endswith("is unknown: the largest measured size is 1 MiB.")
+    assert advice.text[1].endswith("is unknown: measure up to 32 MiB or more.")
 
 
 @pytest.mark.parametrize(

@@ -130,16 +130,16 @@ def test_who_is_slow(asked, named):
 @pytest.mark.parametrize(
     ("asked", "rule", "why"),
     [
-        (scene(("a", "a"), pairs=pairs(("a", "a"))), check_slow_rank, "it takes three ranks"),
-        (scene(("a", "a"), pairs=pairs(("a", "a"))), check_slow_link, "it takes three ranks"),
-        (scene(("a", "b"), nodes=nodes(("a", "b"))), check_slow_node, "it takes three nodes"),
+        (scene(("a", "a"), pairs=pairs(("a", "a"))), check_slow_rank, "three ranks are needed"),
+        (scene(("a", "a"), pairs=pairs(("a", "a"))), check_slow_link, "three ranks are needed"),
+        (scene(("a", "b"), nodes=nodes(("a", "b"))), check_slow_node, "three nodes are needed"),
         (scene(ONE, nodes=()), check_slow_node, "there is one"),
         (scene(ONE, pairs=()), check_slow_link, "no pair was measured"),
-        (scene(("a", "b", "b"), pairs=pairs(("a", "b", "b"))), check_slow_rank, "too few pairs to compare"),
+        (scene(("a", "b", "b"), pairs=pairs(("a", "b", "b"))), check_slow_rank, "too few pairs between hosts"),
         (
             scene(ONE, pairs=tuple(replace(pair, busbws_gb_s=(1.0, 1.0)) for pair in pairs(ONE))),
             check_slow_rank,
-            "too few turns",
+            "too few rounds",
         ),
     ],
 )
@@ -160,8 +160,8 @@ def test_a_rank_with_a_narrow_way():
     assert problem.summary.startswith("rank 2 on a is slow with every other rank: 0.01")
     assert problem.hosts == ("a",)
     assert problem.confidence is Confidence.HIGH
-    assert f"at least twice as slow in {TURNS} of {TURNS} turns" in problem.evidence[0]
-    assert "the way of the data is narrow" in problem.evidence[1]
+    assert f"at least twice as slow in {TURNS} of {TURNS} rounds" in problem.evidence[0]
+    assert "the bandwidth is low" in problem.evidence[1]
     assert len(problem.evidence) == 2
 
 
@@ -172,11 +172,11 @@ def test_a_rank_that_is_slow_to_answer_with_what_its_machine_shows():
     measured = pairs(ONE, latency=with_end(2, 3, 6.0), alone=False)
     (problem,) = check_slow_rank(scene(ONE, pairs=measured, reasons=(own, everybody, machine))).problems
 
-    assert "ms for a small message where" in problem.summary
-    assert "look at the core" in problem.evidence[1]
+    assert "ms for a small message instead of" in problem.summary
+    assert "check its CPU core" in problem.evidence[1]
     assert problem.evidence[2:] == (
         "others kept CPU 1 busy (/proc/stat)",
-        "several ran at once, so that they may have slowed each other",
+        "several ran at once, so they may have slowed each other",
     )
     assert problem.confidence is Confidence.MEDIUM
 
@@ -186,9 +186,7 @@ def test_a_late_rank_is_named_and_the_others_are_not():
     (problem,) = check_slow_rank(scene(ONE, arrivals=arrivals)).problems
 
     assert problem.ranks == (1,)
-    assert problem.summary == (
-        "rank 1 on a comes 20 ms late to each call: the others wait for it, and none of them is slow"
-    )
+    assert problem.summary == ("rank 1 on a is 20 ms late to each call, and the others wait for it")
     assert "last in 99%" in problem.evidence[0]
 
 

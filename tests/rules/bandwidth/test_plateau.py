@@ -42,9 +42,9 @@ def test_the_plateau_is_what_the_largest_sizes_have_in_common(curve, noise, gb_s
         (sweep(upto(H200, 64 * MIB)), "it still rises by 26% from 32 MiB to 64 MiB"),
         (sweep({MIB: 2.0, 2 * MIB: 1.0}), "it still falls by 50% from 1 MiB to 2 MiB"),
         (sweep(NOISY, noise=0.01), "it still rises by 22% from 128 MiB to 256 MiB"),
-        (sweep({GIB: 460.0}), "one size cannot show it"),
+        (sweep({GIB: 460.0}), "one size is not enough"),
         # 10 % more bytes: no slope would show.
-        (sweep({10 * MIB: 1.0, 11 * MIB: 1.0}), "from 10 MiB to 11 MiB is too short a way to show it"),
+        (sweep({10 * MIB: 1.0, 11 * MIB: 1.0}), "the range from 10 MiB to 11 MiB is too small"),
     ],
 )
 def test_without_a_plateau_it_is_said_why(rows, says):

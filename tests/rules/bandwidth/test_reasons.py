@@ -88,8 +88,8 @@ def test_one_rank_with_less_than_a_processor():
 def test_more_ranks_than_processors_where_limits_could_not_be_read():
     ((effect, reason),) = reported(processor_reasons, bench(*TWO), machine(cpus=((0,),)))
     assert (effect, reason.source, reason.ranks) == ("LIMIT", "sched_getaffinity", (0, 1))
-    assert reason.text == "2 ranks share 1 CPU: a collective waits for the rank whose turn it is not"
-    assert reason.fix.startswith("start no more than 1 here")
+    assert reason.text == "2 ranks share 1 CPU: a collective waits for ranks that have no core"
+    assert reason.fix.startswith("start at most 1 rank here")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_busy_machine(cpus, busy, expected):
 
 def test_the_words_of_a_busy_machine():
     ((_, reason),) = reported(processor_reasons, bench(*TWO), machine(cpus=((0,), (1,)), load=load({1: 0.96})))
-    assert reason.text == "others kept 1.0 of 1 CPU busy (CPU 1), and no more are there for 1 rank"
+    assert reason.text == "other processes kept 1.0 of 1 CPU busy (CPU 1), but 1 rank needs them too"
     assert reason.hosts == ("node0",)
 
 
@@ -171,7 +171,7 @@ def test_gloo_on_one_host_is_no_figure_of_a_network():
 def test_gloo_on_loopback():
     one = machine(network=network(), names=names("127.0.1.1"))
     ((_, reason),) = reported(network_reasons, bench(*TWO), one)
-    assert "goes through the kernel, over lo; the figure is one of its CPUs and memory" in reason.text
+    assert "sends data through the kernel over lo, so this measures CPUs and memory" in reason.text
 
 
 def test_one_rank_sends_nothing():
@@ -182,9 +182,9 @@ def test_one_rank_sends_nothing():
 @pytest.mark.parametrize(
     ("speed", "results", "expected"),
     [
-        (1000, [], "no more than 0.125 GB/s leaves a host"),
-        (1000, [0.117], "no more than 0.125 GB/s leaves a host, and 0.117 GB/s were measured"),
-        (10_000, [1.1], "no more than 1.25 GB/s leaves a host, and 1.1 GB/s were measured"),
+        (1000, [], "a host can send at most 0.125 GB/s"),
+        (1000, [0.117], "a host can send at most 0.125 GB/s, and 0.117 GB/s were measured"),
+        (10_000, [1.1], "a host can send at most 1.25 GB/s, and 1.1 GB/s were measured"),
         (10_000, [0.4], None),  # something else limits
         (10_000, [], None),
         (100_000, [1.5], None),
@@ -198,7 +198,7 @@ def test_a_slow_interface(speed, results, expected):
         assert found == []
     else:
         (text,) = found
-        assert text == f"LIMIT Gloo sends over eth0, {speed / 1000:g} Gbit/s: {expected}"
+        assert text == f"LIMIT Gloo uses eth0, {speed / 1000:g} Gbit/s: {expected}"
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_nccl_over_tcp_is_held_to_its_interfaces():
     cards = card(speed=1000), card("eth1", "10.1.0.4/24", speed=100)
     seen, nodes = nccl_hosts(*cards, network="Socket", interfaces=("eth0",), NET_Socket=2)
     assert [text.partition(":")[0] for text in texts(network_reasons, seen, *nodes)] == [
-        "LIMIT NCCL sends over eth0, 1 Gbit/s"
+        "LIMIT NCCL uses eth0, 1 Gbit/s"
     ] * 2
 
 
@@ -279,7 +279,7 @@ def test_packets_of_roce(mtu, size):
     devices = [hca(number, link_layer="Ethernet", netdevs=("rdma0",)) for number in range(2)]
     seen, nodes = nccl_hosts(card("rdma0", mtu=mtu), devices=devices, NET_IB_GDRDMA=2)
     found = texts(network_reasons, seen, *nodes)
-    expected = [] if size is None else [f"SMALL RoCE sends packets of {size} bytes over 2 ports"] * 2
+    expected = [] if size is None else [f"SMALL RoCE sends {size}-byte packets over 2 ports"] * 2
     assert [text.partition(",")[0] for text in found] == expected
 
 
@@ -305,16 +305,13 @@ def test_sockets_although_rdma_is_up():
     logs = [log(rank, "Socket", ("eth0",), NET_Socket=4) for rank in range(2)]
     assert (
         nccl(*APART, logs=logs, devices=[hca()])
-        == ["OTHER_WAY NCCL sends to other hosts over TCP (eth0), although RDMA is up on mlx5_0 (400 Gb/sec (4X NDR))"]
-        * 2
+        == ["OTHER_WAY NCCL uses TCP to other hosts (eth0), although RDMA is up on mlx5_0 (400 Gb/sec (4X NDR))"] * 2
     )
 
 
 def test_sockets_where_there_is_nothing_else():
     logs = [log(rank, "Socket", ("eth0",), NET_Socket=4) for rank in range(2)]
-    assert (
-        nccl(*APART, logs=logs) == ["LIMIT NCCL sends to other hosts over TCP (eth0): no RDMA network is up here"] * 2
-    )
+    assert nccl(*APART, logs=logs) == ["LIMIT NCCL uses TCP to other hosts (eth0): no RDMA network is up here"] * 2
 
 
 @pytest.mark.parametrize(
@@ -332,9 +329,7 @@ def test_no_sockets(hosts, logs):
 
 def test_no_gpudirect_rdma():
     found = nccl(*APART, logs=[log(0, NET_IB=4), log(1, NET_IB_GDRDMA=4)])
-    assert found == [
-        "LIMIT NCCL sends to other hosts without GPUDirect RDMA (NET/IB): data is copied through host memory"
-    ]
+    assert found == ["LIMIT NCCL does not use GPUDirect RDMA to other hosts (NET/IB): data goes through host memory"]
 
 
 def test_no_gpudirect_rdma_with_cards_that_have_none():
@@ -344,19 +339,17 @@ def test_no_gpudirect_rdma_with_cards_that_have_none():
 
 def test_host_memory_although_nvlink_joins_the_gpus():
     found = nccl(*TWO, logs=[log(0, SHM=4), log(1, SHM=4)])
-    assert found == [
-        "OTHER_WAY NCCL goes through host memory (SHM) between GPUs of this host, although NVLink joins them"
-    ]
+    assert found == ["OTHER_WAY NCCL uses host memory (SHM) between GPUs of this host, although they have NVLink"]
 
 
 def test_one_rank_that_goes_through_host_memory_is_named():
     (found,) = nccl(*TWO, logs=[log(0, P2P_CUMEM=4), log(1, SHM=4)])
-    assert found.startswith("OTHER_WAY rank 1: NCCL goes through host memory")
+    assert found.startswith("OTHER_WAY rank 1: NCCL uses host memory")
 
 
 def test_host_memory_without_nvlink():
     (found,) = nccl(*TWO, logs=[log(0, SHM=4)], gpus=gpus_of(machine="workstation2"))
-    assert found.startswith("LIMIT rank 0: NCCL goes through host memory")
+    assert found.startswith("LIMIT rank 0: NCCL uses host memory")
 
 
 @pytest.mark.parametrize(

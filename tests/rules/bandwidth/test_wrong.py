@@ -32,7 +32,7 @@ def test_right_data():
     answer = ask(rows=sweep({MIB: 1.0, 2 * MIB: 1.0}))
 
     assert (answer.outcome, answer.problems) == (Outcome.PASSED, ())
-    assert answer.seen == "the results of 2 measured cases are as they have to be"
+    assert answer.seen == "the results of 2 measured cases are correct"
 
 
 @pytest.mark.parametrize("rows", [(), sweep({MIB: 1.0}, wrong=None)])
@@ -47,30 +47,30 @@ def test_one_element_of_one_rank():
     (problem,) = answer.problems
     assert problem.summary == "Wrong data: all_reduce float32 of 1 MiB on rank 2: element 17 is 3 instead of 6."
     assert (problem.ranks, problem.hosts, problem.confidence) == ((2,), ("node1",), HIGH)
-    assert "the same call gave ranks 0, 1, 3 the right result" in problem.evidence
+    assert "the same call gave ranks 0, 1, 3 the correct result" in problem.evidence
     assert "check-env" in problem.fix
 
 
 @pytest.mark.parametrize(
     ("wrongs", "ranks", "confidence", "why"),
     [
-        ([wrong(1), wrong(3)], (1, 3), HIGH, "the same call gave ranks 0 and 2 the right result"),
-        ([wrong(n) for n in (0, 1, 2)], (0, 1, 2), HIGH, "the same call gave rank 3 the right result"),
+        ([wrong(1), wrong(3)], (1, 3), HIGH, "the same call gave ranks 0 and 2 the correct result"),
+        ([wrong(n) for n in (0, 1, 2)], (0, 1, 2), HIGH, "the same call gave rank 3 the correct result"),
         ([wrong(n) for n in ALL], ALL, LOW, "all ranks have the same wrong number, so one of them sent it"),
-        ([wrong(n, found=float(n)) for n in ALL], ALL, LOW, "no rank has the right result"),
-        ([wrong(n, index=n) for n in ALL], ALL, LOW, "no rank has the right result"),
+        ([wrong(n, found=float(n)) for n in ALL], ALL, LOW, "no rank has the correct result"),
+        ([wrong(n, index=n) for n in ALL], ALL, LOW, "no rank has the correct result"),
         ([wrong(1, collective=GATHER)], (1,), HIGH, "the same call gave"),
         # The root alone has the result.
-        ([wrong(0, collective=REDUCE)], ALL, LOW, "of what all ranks sent"),
-        ([wrong(2, collective=BROADCAST)], (2,), MEDIUM, "ranks 1 and 3 received the same data right"),
-        ([wrong(n, collective=BROADCAST) for n in (1, 2, 3)], (0,), MEDIUM, "received of rank 0 has it wrong"),
+        ([wrong(0, collective=REDUCE)], ALL, LOW, "all ranks sent data"),
+        ([wrong(2, collective=BROADCAST)], (2,), MEDIUM, "ranks 1 and 3 received the same data correctly"),
+        ([wrong(n, collective=BROADCAST) for n in (1, 2, 3)], (0,), MEDIUM, "received data from rank 0 has wrong data"),
         # Of the rank before, or made wrong on arrival.
         ([wrong(2, collective=SEND_RECV)], (1, 2), LOW, "sender and receiver cannot be distinguished"),
         ([wrong(0, collective=SEND_RECV)], (0, 3), LOW, "sender and receiver"),
-        ([wrong(n, collective=SEND_RECV) for n in (1, 2)], (1,), MEDIUM, "it sent or received every message"),
+        ([wrong(n, collective=SEND_RECV) for n in (1, 2)], (1,), MEDIUM, "it sent or received every wrong message"),
         # Of 262144 elements, those from 131072 on come of rank 2.
         ([wrong(0, collective=TO_ALL, index=140_000)], (0, 2), LOW, "sender and receiver"),
-        ([wrong(n, collective=TO_ALL, index=140_000) for n in (0, 1, 3)], (2,), MEDIUM, "every message"),
+        ([wrong(n, collective=TO_ALL, index=140_000) for n in (0, 1, 3)], (2,), MEDIUM, "every wrong message"),
         ([wrong(0, collective=TO_ALL, index=140_000, size=2 * MIB)], (0,), LOW, "sender and receiver"),
     ],
 )

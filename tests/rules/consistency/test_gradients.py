@@ -13,8 +13,8 @@ from .build import PASSED, against, apart, codes, difference, everywhere, job, j
 FIRST = difference(What.GRADIENT, 1, None)
 LATER = difference(What.GRADIENT, 50, 32)
 CAUSES = {
-    "past DDP": (FIRST, {"forwards": 0, "reductions": 0}, (0, 1), "past DDP"),
-    "past DDP at one step only": (LATER, {"forwards": 0, "reductions": 49}, (0, 1), "past DDP"),
+    "bypassed DDP": (FIRST, {"forwards": 0, "reductions": 0}, (0, 1), "bypassed DDP"),
+    "past DDP at one step only": (LATER, {"forwards": 0, "reductions": 49}, (0, 1), "bypassed DDP"),
     "step inside no_sync": (
         FIRST,
         {"forwards": 4, "unreduced_forwards": 4, "reductions": 0},
@@ -105,7 +105,7 @@ def test_accumulation_done_right_is_no_cause_where_one_rank_is_odd():
 
 def test_a_compiled_forward_that_was_not_seen_is_not_past_ddp():
     found = verdict(stream(LATER, now=everywhere(2, 50, forwards=0)))
-    assert "past DDP" not in found.summary
+    assert "bypassed DDP" not in found.summary
 
 
 def test_gradients_come_before_the_parameters_that_they_move():
@@ -115,7 +115,7 @@ def test_gradients_come_before_the_parameters_that_they_move():
     assert codes(seen) == ["DD501", "DD503"]
     assert "DD503" in outcome("DD505", seen)[1]
     drift = next(finding for finding in judged(seen)[0] if finding.code == "DD501")
-    assert "the gradients differ since step 1: the model was trained past DDP" in drift.summary
+    assert "the gradients differ since step 1: the training step bypassed DDP" in drift.summary
 
 
 def test_equal_causes_of_two_models_are_one_finding_and_others_are_apart():
@@ -124,7 +124,7 @@ def test_equal_causes_of_two_models_are_one_finding_and_others_are_apart():
     third = stream(LATER, model=3, now=everywhere(2, 50, forwards=1, unreduced_forwards=1))
     findings = judged(first, second, third)[0]
     assert [(finding.step, finding.code) for finding in findings] == [(50, "DD503"), (50, "DD503")]
-    assert any("likewise in DDP model 1" in sentence for sentence in findings[0].evidence)
+    assert any("the same in DDP model 1" in sentence for sentence in findings[0].evidence)
     assert any("DDP model 2" in sentence for sentence in findings[0].evidence)
 
 
@@ -145,7 +145,7 @@ SILENT = {
     "equal": (stream(), PASSED),
     "inside join": (
         stream(LATER, now=everywhere(2, 50, join=True)),
-        (Outcome.SKIPPED, "ranks may step unequally inside DDP's join: only the end is compared"),
+        (Outcome.SKIPPED, "ranks may make different numbers of steps inside DDP's join: only the end is compared"),
     ),
     "post-local SGD": (
         stream(LATER, now=everywhere(2, 50, hook="post_localSGD_hook")),
@@ -167,7 +167,7 @@ def test_ranks_that_had_not_come_equally_far_are_not_compared():
     seen = stream(FIRST, now=now)
     assert codes(seen) == []
     result, reason = outcome("DD503", seen)
-    assert (result, "not come equally far" in reason) == (Outcome.SKIPPED, True)
+    assert (result, "at different points" in reason) == (Outcome.SKIPPED, True)
 
 
 def test_points_before_ranks_parted_count():
@@ -193,13 +193,13 @@ def test_without_facts_nothing_has_passed():
     assert {(check.outcome, check.reason) for check in checks if check.code not in {"DD504", "DD506"}} == {
         (Outcome.SKIPPED, "replicas were not compared")
     }
-    assert outcome("DD503") == (Outcome.SKIPPED, "no DDP model was trained on two ranks or more that could be seen")
+    assert outcome("DD503") == (Outcome.SKIPPED, "no DDP model was trained on two or more visible ranks")
 
 
 def test_what_was_turned_off_or_could_not_be_read_has_not_passed():
     facts = job(stream())
     for more, reason in (
-        ({"check_every": 0, "streams": ()}, "comparing replicas was turned off"),
+        ({"check_every": 0, "streams": ()}, "comparing replicas was disabled"),
         ({"streams": (), "unread": ("a is damaged",)}, "a is damaged"),
     ):
         checks = judge_about("consistency", replace(facts, consistency=replace(facts.consistency, **more))).checks
@@ -212,4 +212,4 @@ def test_a_rank_whose_points_nobody_shares_is_named():
     seen = stream(compared=0, ranks=0, last_number=None, kinds=(), values=(), unpaired=(1,))
     result, reason = outcome("DD503", seen)
     assert result is Outcome.SKIPPED
-    assert reason.endswith("rank 1 wrote fingerprints of steps that no other rank has")
+    assert reason.endswith("rank 1 wrote fingerprints for steps that no other rank has")

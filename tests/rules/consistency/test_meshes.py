@@ -12,14 +12,17 @@ MESH = {"group": "mesh tp", "optimizer": 1}
 def test_parameters_are_reported_by_the_dimension() -> None:
     found = verdict(stream(difference(What.PARAMETER, sides=against(1)), ranks=3, **MESH), ranks=3)
     assert (found.code, found.ranks, found.tensor) == ("DD501", (1,), "0.weight")
-    assert "ranks 0-2 hold the same in the tp dimension of the mesh" in found.evidence
+    assert "ranks 0-2 should have equal values along the tp dimension of the mesh" in found.evidence
     assert "DDP" not in found.summary + (found.fix or "")
 
 
 def test_gradients_are_no_matter_of_ddp() -> None:
     found = verdict(stream(difference(What.GRADIENT, sides=against(2)), ranks=3, **MESH), ranks=3)
     assert (found.code, found.ranks) == ("DD503", (2,))
-    assert "ranks of the mesh's tp dimension hold these parameters alike, and rank 2 changed them" in found.summary
+    assert (
+        "ranks along the tp dimension of the mesh have equal copies of these parameters, but rank 2 changed them"
+        in found.summary
+    )
     assert "DDP" not in found.summary + (found.fix or "")
 
 
@@ -35,7 +38,7 @@ def test_groups_of_one_dimension_are_compared_each_by_itself() -> None:
     other = replace(other, ranks=(2, 3))
     found = verdict(equal, other, ranks=4)
     assert "between ranks 2 and 3" in found.summary
-    assert "ranks 2 and 3 hold the same in the tp dimension of the mesh" in found.evidence
+    assert "ranks 2 and 3 should have equal values along the tp dimension of the mesh" in found.evidence
 
 
 def test_equal_replicas_in_a_mesh_are_no_finding() -> None:

@@ -45,7 +45,7 @@ def test_the_rank_whose_own_gradients_were_first_is_to_blame():
     assert [(place.rank, place.line) for place in found.where] == [(1, 30)]
     assert found.confidence is Confidence.HIGH
     assert "the gradients of ranks 0 and 2 were finite in step 5, before the reduction" in found.evidence
-    assert "loss and input were finite" in found.summary
+    assert "the loss and the input were finite" in found.summary
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_one_step_before_counts_although_its_rank_did_not_live_to_see_it_used():
 def test_gradients_that_were_thrown_away_long_before_explain_nothing():
     found = only((seen(2, used=False), ruin()), (ruin(),))
     assert (found.ranks, found.step, found.confidence) == ((0, 1), 6, Confidence.MEDIUM)
-    assert "no local gradient had been" in found.summary
+    assert "no earlier local gradient had" in found.summary
 
 
 def test_ranks_that_were_not_looked_at_are_named():
-    assert "the gradients of rank 1 were not looked at" in only((ruin(),), None).evidence
+    assert "the gradients of rank 1 were not checked" in only((ruin(),), None).evidence
 
 
 def test_gradients_that_no_step_used_are_a_note():
@@ -85,7 +85,7 @@ def test_gradients_that_no_step_used_are_a_note():
     ("one", "words"),
     [
         (seen(scaled=True, used=False, origin=Origin.INPUT), "the gradient scaler skipped the step"),
-        (seen(40, scaled=True, used=False, in_a_row=20, times=21), "20 steps in a row, up to step 40"),
+        (seen(40, scaled=True, used=False, in_a_row=20, times=21), "20 steps in a row up to step 40"),
     ],
 )
 def test_a_scaler_that_skips_what_no_scale_mends_is_a_warning(one, words):

@@ -17,7 +17,7 @@ def test_buffers_that_nobody_sends_are_a_warning():
     found = verdict(stream(MEAN, kinds=(*SILENT_KINDS, What.BUFFER)))
     assert (found.code, found.kind, found.severity) == ("DD502", "buffer-drift", Severity.WARNING)
     assert (found.ranks, found.step, found.tensor) == ((0, 1), 1, "1.running_mean")
-    assert "broadcast_buffers=False leaves each rank the statistics of its own data" in found.summary
+    assert "with broadcast_buffers=False, each rank keeps the statistics of its own data" in found.summary
     assert "SyncBatchNorm" in found.fix
     assert "--allow-different" in found.fix
 
@@ -90,7 +90,7 @@ def test_state_that_differs_first_is_the_verdict():
     seen = stream(state, difference(What.PARAMETER, 8, 4, sides=against(1)), ranks=3)
     found = verdict(seen, ranks=3)
     assert (found.code, found.ranks, found.step, found.tensor) == ("DD505", (1,), 4, "0.weight")
-    assert "parameters will follow" in found.summary
+    assert "parameters will diverge too" in found.summary
     assert any("exp_avg of 0.weight" in sentence for sentence in found.evidence)
     assert codes(seen, ranks=3) == ["DD501", "DD505"]
 
@@ -122,8 +122,8 @@ def test_an_optimizer_that_holds_what_the_model_was():
     (found,) = stale()
     assert (found.code, found.kind, found.severity, found.ranks) == ("DD508", "stale-optimizer", Severity.ERROR, (0, 1))
     assert found.step == 1
-    assert "4 tensors that are no parameters of it" in found.summary
-    assert "make the optimizer" in found.fix
+    assert "4 tensors that are not in the model" in found.summary
+    assert "create the optimizer" in found.fix
 
 
 NOT_STALE = {
@@ -151,7 +151,7 @@ HEAD = {"replaced": ("head.weight", "head.bias"), "unheld": 2, "stray": 2, "step
 def test_a_layer_that_was_replaced_after_the_optimizer_was_made():
     (found,) = stale(clock=StreamClock.STEP, **HEAD)
     assert (found.code, found.ranks, found.tensor) == ("DD508", (0, 1), "head.weight")
-    assert "no optimizer holds head.weight, head.bias" in found.summary
+    assert "no optimizer has head.weight, head.bias" in found.summary
 
 
 NO_PART = {
@@ -217,7 +217,7 @@ ADDED = {"untrained": ("head.weight", "head.bias"), "untrained_count": 2, "late"
 def test_parameters_added_after_the_optimizer_was_made():
     (found,) = stale(clock=StreamClock.STEP, unchanged=0, **ADDED)
     assert (found.code, found.severity, found.ranks, found.tensor) == ("DD508", Severity.ERROR, (0, 1), "head.weight")
-    assert "no optimizer holds head.weight, head.bias on ranks 0 and 1: added to the model" in found.summary
+    assert "no optimizer has head.weight, head.bias on ranks 0 and 1: added or replaced in the model" in found.summary
     assert "add_param_group" in found.fix
 
 

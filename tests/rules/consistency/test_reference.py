@@ -70,7 +70,10 @@ def test_more_than_rounding_explains_is_an_error_that_names_the_worst_parameter(
     ("facts", "said"),
     [
         # A loss that is a sum: one process adds the parts up, and DDP takes the mean.
-        (trial(errors(whole=0.75, maths=0.75), weights=(1.0,) * 4), "1/4 of it: the loss is a sum over samples"),
+        (
+            trial(errors(whole=0.75, maths=0.75), weights=(1.0,) * 4),
+            "1/4 of the expected one: the loss is a sum over samples",
+        ),
         # The loss times the world size.
         (
             trial(errors(whole=3.0, parts=3.0, local=9.0), scale=4.0, losses=(8.0,) * 4),
@@ -86,10 +89,10 @@ def test_more_than_rounding_explains_is_an_error_that_names_the_worst_parameter(
             "1/4 of (one over the world size) the mean over ranks, and so is the loss",
         ),
         # Not reduced, all or some.
-        (trial(errors(whole=1.0, parts=1.0, scaled=1.0)), "rank 0's own batch, so that gradients were not reduced"),
+        (trial(errors(whole=1.0, parts=1.0, scaled=1.0)), "rank 0's own batch, so gradients were not reduced"),
         (
             trial(errors(local=1.0), errors("head.weight", whole=1.0, parts=1.0, scaled=1.0)),
-            "1 of 2 parameters have that of rank 0's own batch, as head.weight",
+            "1 of 2 parameters have the gradient of rank 0's own batch, such as head.weight",
         ),
         # Samples or tokens that count differently.
         (
@@ -126,14 +129,14 @@ def test_batchnorm_is_not_to_blame_where_the_rest_differs_as_well():
 
 def test_hooks_on_gradients_are_named_where_the_loss_is_right():
     facts = trial(errors(whole=1.0, parts=1.0, local=3.0), ranks=2, scale=2.0, hooked=("0.weight",))
-    assert "the hooks on 0.weight may do" in only(check_reference(facts)).summary
+    assert "perhaps by the hooks on 0.weight" in only(check_reference(facts)).summary
 
 
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
         (trial(errors(**WRONG), random_error=2 * LIMIT), "draws random numbers"),
-        (trial(errors(whole=math.nan)), "not finite"),
+        (trial(errors(whole=math.nan)), "inf or NaN"),
         (replace(trial(errors()), reference=OneProcess(problem="no batch can be made")), "no batch can be made"),
         (replace(trial(errors()), reference=OneProcess()), "no step"),
     ],
@@ -164,7 +167,7 @@ def test_a_run_that_repeats_itself_has_passed():
         ),
         (
             Rerun(steps=5, step=0, what=What.PARAMETER, name="0.weight", ranks=(0, 1), differing=3, of=4),
-            "as it is built: the parameter 0.weight",
+            "when it is built: the parameter 0.weight",
             None,
         ),
         (Rerun(steps=5, step=1, name="the batch", ranks=(0,)), "since step 1: the batch", 1),

@@ -26,7 +26,7 @@ def test_weights_that_nobody_sent():
     assert (found.code, found.severity, found.confidence) == ("DD501", Severity.ERROR, Confidence.HIGH)
     assert (found.ranks, found.step, found.tensor) == ((0, 1), 1, "critic.0.weight")
     assert "before the first step" in found.summary
-    assert "nobody has sent one rank's initial weights" in found.summary
+    assert "each rank created its own initial weights" in found.summary
     assert "broadcast" in found.fix
 
 
@@ -40,7 +40,7 @@ def test_a_drift_of_gradients_averaged_by_hand_has_the_causes_of_any_drift():
 def test_a_discriminator_that_nobody_wrapped():
     found = verdict(unwrapped(GRADIENTS, SINCE_THE_FIRST_STEP, now=THROUGH))
     assert (found.code, found.severity, found.confidence) == ("DD501", Severity.ERROR, Confidence.LOW)
-    assert "no DDP holds this model and its gradients are not exchanged" in found.summary
+    assert "this model is not wrapped in DDP, and its gradients are not reduced" in found.summary
     assert "since their first gradients" in found.summary
     assert "from the start" in verdict(unwrapped(GRADIENTS, FROM_THE_START, now=THROUGH)).summary
 

@@ -62,7 +62,7 @@ def test_of_many_ranks_those_with_the_same_share_are_named():
     )
     (finding,) = found.findings
     assert finding.ranks == (0, 2)
-    assert "of the 4 shares that the samplers make, 2 are drawn by nobody" in finding.evidence
+    assert "no rank draws 2 of the 4 shares that the samplers make" in finding.evidence
 
 
 def test_the_arithmetic_is_said():

@@ -73,13 +73,13 @@ def test_the_minority_is_sure_and_of_two_it_is_said_that_nobody_is():
     (sure,) = gaps(replicas(*FAULTS["one seed of three"][0])).findings
     (unsure,) = gaps(replicas(*FAULTS["seeds"][0])).findings
     assert (sure.confidence, unsure.confidence) == (Confidence.HIGH, Confidence.MEDIUM)
-    assert "there is no majority, so it is unknown which rank differs from the others" in unsure.evidence
+    assert "there is no majority, so it is unknown which rank is wrong" in unsure.evidence
     assert "seeds: 0 on rank 0, 1 on rank 1 (pass 1)" in unsure.evidence
 
 
 def test_a_split_of_its_own_on_each_rank_is_reported_with_what_to_do():
     (found,) = gaps(replicas(*FAULTS["parts split off at random"][0])).findings
-    assert "they are shares of different parts (Subset) of the dataset" in found.summary
+    assert "the ranks use different parts (Subset) of the dataset" in found.summary
     assert "random_split(..., generator=" in found.fix
 
 

@@ -40,7 +40,7 @@ def test_ranks_that_ran_out_are_found(name):
 def test_a_job_that_finished_is_warned_with_the_numbers():
     (finding,) = uneven(replicas(used(12), used(10), used(12))).findings
     assert finding.severity is Severity.WARNING
-    assert finding.summary == "rank 1 has 10 batches in pass 1, where ranks 0 and 2 have 12: the loader at train.py:12"
+    assert finding.summary == "rank 1 has 10 batches in pass 1, but ranks 0 and 2 have 12: the DataLoader (train.py:12)"
     assert "batches of pass 1: 12 on ranks 0 and 2, 10 on rank 1" in finding.evidence
 
 

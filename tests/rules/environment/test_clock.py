@@ -49,8 +49,14 @@ def clocks(*offsets, loose=(), nnodes=None):
             Confidence.HIGH,
             "The clock of node0 is 30.0 s behind the others",
         ),
-        (clocks(None, 14.9), WARNING, ("node0", "node1"), Confidence.LOW, "of node1 is 14.9 s ahead of that of node0"),
-        (clocks(None, 15.0), ERROR, ("node0", "node1"), Confidence.LOW, "takes living nodes for dead"),
+        (
+            clocks(None, 14.9),
+            WARNING,
+            ("node0", "node1"),
+            Confidence.LOW,
+            "of node1 is 14.9 s ahead of the clock of node0",
+        ),
+        (clocks(None, 15.0), ERROR, ("node0", "node1"), Confidence.LOW, "treats live nodes as dead"),
         (clocks(None, -40.0, loose=[1]), ERROR, ("node1",), Confidence.MEDIUM, "node1 is 40.0 s behind the others"),
         (clocks(None, -40.0, loose=[0]), ERROR, ("node0",), Confidence.MEDIUM, "node0 is 40.0 s ahead of the others"),
         (
@@ -60,7 +66,7 @@ def clocks(*offsets, loose=(), nnodes=None):
             Confidence.HIGH,
             "clocks of node2 and node3 are up to",
         ),
-        (clocks(None, 0.01, loose=[1]), INFO, ("node1",), Confidence.HIGH, "they agree within 0.01 s"),
+        (clocks(None, 0.01, loose=[1]), INFO, ("node1",), Confidence.HIGH, "they currently agree within 0.01 s"),
         (clocks(None, None, loose=[0, 1]), WARNING, ("node0", "node1"), Confidence.HIGH, "could not be compared"),
         (clocks(None, loose=[0], nnodes=2), WARNING, ("node0",), Confidence.HIGH, "could not be compared"),
         (clocks(None, None), None, (), None, ""),
@@ -104,7 +110,7 @@ def test_a_clock_that_was_not_read():
     unread = Unread(why=Why.TIMEOUT, reason="clock did not answer within 2 s")
     assert ask("clock", node(clock=unread))[0].outcome is Outcome.INCONCLUSIVE
     check, _ = ask("clock", node(clock=Clock(synchronized=None, offset_s=None)))
-    assert check.seen == "one node only; whether the kernel keeps its clock synchronized: not known"
+    assert check.seen == "only one node; its kernel reports clock synchronization: not known"
 
 
 def alike(count, **changed):

@@ -29,7 +29,7 @@ def test_versions_that_meet_the_expectation_pass(expected):
 def test_the_nodes_with_another_version_are_named():
     _, (finding,) = ask("version-expected", of("torch==2.13.*", "kernel>=6", versions=("2.13.0", "2.12.1")))
     assert finding.hosts == ("node1",)
-    assert finding.summary == "torch is 2.12.1, and torch==2.13.* is expected"
+    assert finding.summary == "torch is 2.12.1, but torch==2.13.* is expected"
 
 
 def test_nothing_expected_is_skipped_and_what_is_not_known_is_no_pass():

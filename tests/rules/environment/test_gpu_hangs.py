@@ -18,7 +18,7 @@ def tried(*results):
 
 def test_all_worked():
     check, findings = ask("gpu-alloc", tried(work(0), work(1)))
-    assert (check.outcome, check.seen) == (Outcome.PASSED, "2 GPUs given work, the slowest took 4.0 s")
+    assert (check.outcome, check.seen) == (Outcome.PASSED, "2 GPUs tested, the slowest took 4.0 s")
     assert findings == ()
 
 
@@ -27,13 +27,13 @@ def test_one_hangs_and_others_compute_wrongly():
     late = work(2, "no result within 60 s", timed_out=True)
     _, (hang, error) = ask("gpu-alloc", tried(work(0), work(1, wrong), late, work(3, "CUDA error: unknown error")))
     assert hang.summary == "GPU 2 does not finish a few matrix products"
-    assert error.summary == "GPUs 1 and 3 fail when given work, or compute wrongly"
+    assert error.summary == "GPUs 1 and 3 fail under load, or compute wrong results"
     assert error.evidence[0] == f"GPU 1 as torch counts: {wrong}"
     assert {hang.severity, error.severity} == {Severity.ERROR}
 
 
 def test_not_asked_for():
-    unread = Unread(why=Why.NOT_ASKED, reason="GPUs are given work with --deep only")
+    unread = Unread(why=Why.NOT_ASKED, reason="GPUs are tested only with --deep")
     check, _ = ask("gpu-alloc", node(gpu_trial=unread))
     assert (check.outcome, check.reason) == (Outcome.SKIPPED, unread.reason)
 
@@ -66,7 +66,7 @@ def test_nobody_hangs():
 
 def test_a_place_that_is_hidden():
     _, (finding,) = ask("dstate", node(stuck_processes=(stuck(100.0, wchan=""),)))
-    assert "in a function that is not shown" in finding.evidence[0]
+    assert "in an unknown function" in finding.evidence[0]
 
 
 def test_without_a_driver():

@@ -40,7 +40,7 @@ def test_all_links_are_up():
 def test_one_link_is_down():
     _, (finding,) = ask("nvlink", gpu_node("nvlink-down", ranks=8))
     assert finding.severity is E
-    assert finding.summary == "GPU 6 has NVLinks that are down, and slow all ranks of the node"
+    assert finding.summary == "GPU 6 has NVLinks that are down, which slows all ranks on the node"
     assert finding.evidence[0].endswith("17 of 18 links active, down: 7")
     assert finding.ranks == (6,)
 
@@ -137,7 +137,9 @@ def test_all_pairs_have_a_way():
 def test_nvlink_without_peer_access():
     _, (finding,) = ask("p2p", gpu_node("p2p-off"))
     assert finding.severity is E
-    assert finding.summary == "GPUs 0-7 do not reach each other's memory directly, though NVLink joins them"
+    assert (
+        finding.summary == "GPUs 0-7 cannot access each other's memory directly, although they are connected by NVLink"
+    )
     assert "disabled by a registry key" in finding.evidence[0]
 
 
@@ -151,7 +153,7 @@ def test_torchs_word_counts_too():
 def test_cards_that_are_sold_so_are_reported_only():
     _, (finding,) = ask("p2p", gpu_node(machine="workstation2"))
     assert finding.severity is INFO
-    assert "as these cards are sold" in finding.summary
+    assert "as usual for this model" in finding.summary
 
 
 def pcie(ancestor, p2p, **more):

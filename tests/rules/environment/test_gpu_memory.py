@@ -19,12 +19,12 @@ KINDS = ["ecc-unc", "row-remap", "retired-pages", "sram-threshold"]
         ("ecc-unc", "ecc-uncorrected", E, "GPU 2 had memory errors that ECC could not correct", "3 uncorrected errors"),
         ("ecc-unc", "ecc-corrected", W, "GPU 2 corrects very many memory errors", "60,000,000 corrected"),
         ("ecc-unc", "ecc-off", W, "GPUs 0-7 run without ECC", "ECC is off"),
-        ("row-remap", "remap-failed", E, "GPU 2 has bad memory rows and no spare ones left", "failed: yes"),
-        ("row-remap", "remap-pending", E, "GPU 2 has a bad memory row that only a reset takes out", "pending: yes"),
-        ("row-remap", "remapped", W, "GPU 2 replaced memory rows after uncorrected errors", "uncorrectable ones 1"),
-        ("retired-pages", "retired-pending", E, "GPU 2 has a bad memory page that is in use", "1 pages retired"),
+        ("row-remap", "remap-failed", E, "GPU 2 has bad memory rows and no spare rows left", "failed: yes"),
+        ("row-remap", "remap-pending", E, "GPU 2 has a bad memory row that stays in use until a reset", "pending: yes"),
+        ("row-remap", "remapped", W, "GPU 2 remapped memory rows after uncorrected errors", "uncorrectable ones 1"),
+        ("retired-pages", "retired-pending", E, "GPU 2 has a bad memory page that stays in use", "1 pages retired"),
         ("retired-pages", "retired-many", W, "GPU 2 retired 60 memory pages or more", "62 pages retired"),
-        ("sram-threshold", "sram", E, "GPU 2 had more uncorrected errors in its caches", "threshold exceeded"),
+        ("sram-threshold", "sram", E, "GPU 2 had more uncorrected cache errors", "threshold exceeded"),
     ],
 )
 def test_failing(kind, state, severity, summary, evidence):
@@ -59,7 +59,7 @@ def test_without_a_driver(kind):
 def test_near_misses():
     gpus = with_gpu(gpus_of(), 2, ecc_corrected_volatile=50_000_000, ecc_uncorrected_aggregate=4)
     check, findings = ask("ecc-unc", node(gpus=gpus))
-    assert (findings, check.seen) == ((), "0 uncorrected errors now, 4 ever")
+    assert (findings, check.seen) == ((), "0 uncorrected errors now, 4 in total")
     pages = with_gpu(gpus_of(), 2, retired_pages=59, retired_pending=False)
     assert ask("retired-pages", node(gpus=pages))[0].outcome is Outcome.PASSED
 

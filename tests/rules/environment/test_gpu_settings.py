@@ -80,7 +80,7 @@ def test_cards_without_mig():
 def test_prohibited():
     _, (finding,) = ask("compute-mode", gpu_node("prohibited", ranks=8))
     assert (finding.severity, finding.ranks) == (E, (1,))
-    assert finding.summary == "GPU 1 may not be computed on: the compute mode is prohibited"
+    assert finding.summary == "GPU 1 cannot run work: the compute mode is prohibited"
     assert finding.fix == "sudo nvidia-smi -c 0 -i 1"
 
 
@@ -98,18 +98,18 @@ def test_exclusive_with_somebody_on_it(one, fails):
     facts = replace(gpu_node("exclusive", ranks=8), gpus=with_gpu(gpus_of("exclusive"), 4, processes=(one,)))
     check, findings = ask("compute-mode", facts)
     assert check.outcome is (Outcome.FAILED if fails else Outcome.PASSED)
-    assert all("takes one process alone" in finding.summary for finding in findings)
+    assert all("allows only one process" in finding.summary for finding in findings)
 
 
 def test_exclusive_gpus_are_named_together():
     stranger = GpuProcess(pid=31337, name="python", used_bytes=1, ours=False)
     gpus = with_gpu(with_gpu(gpus_of("exclusive"), 4, processes=(stranger,)), 5, processes=(stranger,))
     _, (finding,) = ask("compute-mode", node(gpus=gpus))
-    assert finding.summary == "GPUs 4 and 5 take one process alone, and have one that is not of this job"
+    assert finding.summary == "GPUs 4 and 5 allow only one process, and another job's process uses them"
 
 
 def test_exclusive_with_several_ranks():
     processes = tuple(process(n, CUDA_VISIBLE_DEVICES="0") for n in range(2))
     _, (finding,) = ask("compute-mode", node(processes=processes, gpus=gpus_of("exclusive")))
-    assert finding.summary == "GPU 0 takes one process alone, and several ranks come to it"
+    assert finding.summary == "GPU 0 allows only one process, but several ranks use it"
     assert finding.ranks == (0, 1)

@@ -13,10 +13,10 @@ LAPTOP = "NVIDIA GeForce RTX 4070 Laptop GPU"
 @pytest.mark.parametrize(
     ("state", "severity", "summary"),
     [
-        ("hw-slowdown", E, "GPU 5 is slowed down by its hardware: hardware slowdown, hardware thermal slowdown"),
-        ("power-brake", E, "GPUs 0-7 are slowed down by their hardware: hardware slowdown, power brake"),
-        ("sw-thermal", W, "GPU 5 is slowed down by the driver because of heat"),
-        ("power-cap", INFO, "GPUs 0-7 run at the power limit, as under full load: something works there now"),
+        ("hw-slowdown", E, "GPU 5 is throttled by its hardware: hardware slowdown, hardware thermal slowdown"),
+        ("power-brake", E, "GPUs 0-7 are throttled by their hardware: hardware slowdown, power brake"),
+        ("sw-thermal", W, "GPU 5 is throttled by the driver because of heat"),
+        ("power-cap", INFO, "GPUs 0-7 run at the power limit, as under full load: a process is using them now"),
     ],
 )
 def test_slowed_down(state, severity, summary):
@@ -52,10 +52,14 @@ def test_nothing_is_reported():
 @pytest.mark.parametrize(
     ("state", "summary", "fix"),
     [
-        ("hot", "GPU 5 is within 5 °C of slowing down", "nvidia-smi -q -d TEMPERATURE -i 5; then cooling"),
+        (
+            "hot",
+            "GPU 5 is within 5 °C of thermal throttling",
+            "nvidia-smi -q -d TEMPERATURE -i 5; then check the cooling",
+        ),
         (
             "power-limit",
-            "GPU 5 may draw less power than it is built for, and will lag under load",
+            "GPU 5 has a lowered power limit, and will be slow under load",
             "sudo nvidia-smi -i 5 -pl 700",
         ),
     ],

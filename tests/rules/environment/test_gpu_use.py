@@ -20,9 +20,9 @@ def holding(size_bytes, *, pid=31337, ours=False, graphics=False, files=()):
 def test_a_leftover():
     _, (finding,) = ask("other-procs", gpu_node("leftover", ranks=8))
     assert finding.severity is W
-    assert finding.summary == "GPU 4 has 21.0 GiB of its 79.6 GiB taken by processes of others"
+    assert finding.summary == "GPU 4 has 21.0 GiB of 79.6 GiB used by other processes"
     assert finding.evidence == ("GPU 4 (NVIDIA H100 80GB HBM3, 0000:9d:00.0): pid 31337 (python) 21.0 GiB",)
-    assert finding.fix == "ps -fp 31337; end what is left over"
+    assert finding.fix == "ps -fp 31337; end leftover processes"
     assert finding.ranks == (4,)
 
 
@@ -71,7 +71,7 @@ def test_in_a_container_the_memory_speaks(facts, severity):
     check, findings = ask("other-procs", facts)
     assert [finding.severity for finding in findings] == ([severity] if severity else [])
     assert all(finding.confidence is Confidence.MEDIUM for finding in findings)
-    assert "cannot be seen" in check.seen
+    assert "are not visible" in check.seen
 
 
 def test_memory_that_the_kernel_uses_says_nothing():
@@ -81,7 +81,7 @@ def test_memory_that_the_kernel_uses_says_nothing():
 def test_memory_of_nobody():
     _, (finding,) = ask("zombie-ctx", gpu_node("zombie"))
     assert finding.severity is W
-    assert finding.summary.startswith("GPU 4 has memory in use and no process")
+    assert finding.summary.startswith("GPU 4 has memory in use but no process")
     assert finding.evidence[0].endswith("30.0 GiB in use, no process listed")
 
 

@@ -48,7 +48,7 @@ def test_all_are_there(facts, seen):
 def test_a_lost_gpu():
     finding = one_of(gpu_node("lost", ranks=8))
     assert finding.severity is Severity.ERROR
-    assert finding.summary.startswith("GPU 3 does not answer")
+    assert finding.summary.startswith("GPU 3 does not respond")
     assert finding.evidence == ("GPU 3: GPU is lost",)
     assert "nvidia-smi -r -i 3" in finding.fix
 
@@ -93,7 +93,7 @@ def test_a_gpu_that_the_driver_has_not_taken(driver, device, outcome):
 def test_nvml_that_does_not_start():
     finding = one_of(gpu_node("no-device-node"))
     assert "NVML does not start" in finding.summary
-    assert finding.evidence == ("nvmlInit ends with UNKNOWN",)
+    assert finding.evidence == ("nvmlInit fails with UNKNOWN",)
     denied = node(gpus=replace(gpus_of("no-device-node"), init_error="NO_PERMISSION"))
     assert one_of(denied).fix.startswith("ls -l /dev/nvidia*")
     check, _ = ask("gpu-count", gpu_node("mismatch"))
@@ -123,7 +123,7 @@ def test_a_count_of_torch_that_is_as_it_should_be(facts):
 def test_more_ranks_than_gpus():
     finding = one_of(gpu_node(machine="workstation2", ranks=4))
     assert finding.severity is Severity.ERROR
-    assert finding.summary == "4 ranks and 2 GPUs here: cuda:LOCAL_RANK is missing for 2 of them"
+    assert finding.summary == "4 ranks but only 2 GPUs here: 2 ranks have no cuda:LOCAL_RANK"
     assert finding.ranks == (2, 3)
     assert finding.fix.startswith("--nproc-per-node=2")
 
@@ -146,8 +146,8 @@ def test_values_that_are_right(value):
 
 
 ALL = "0,1,2,3,4,5,6,7"
-HIDES = "which is no device here: CUDA hides it and all after it, and shows"
-TWICE = "names a device twice, and CUDA then shows none at all"
+HIDES = "which is not a device here: CUDA ignores it and all later entries, and shows"
+TWICE = "names a device twice, so CUDA shows no device at all"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_every_rank_on_its_own(values):
 def test_two_ranks_on_one(values, blamed):
     finding = one_of(job(node("h", processes=ranks_with(values), gpus=gpus_of())), "dup-gpu")
     assert (finding.severity, finding.ranks, finding.hosts) == (Severity.ERROR, blamed, ("h",))
-    assert "NCCL refuses" in finding.summary
+    assert "NCCL does not allow" in finding.summary
     assert " of h" in finding.summary
 
 
@@ -263,4 +263,4 @@ def test_many_are_drawn_into_one_finding():
     ]  # fmt: skip
     finding = one_of(job(*nodes), "dup-gpu")
     assert "ranks 0-3 on GPU 0 of n0" in finding.summary
-    assert finding.summary.endswith("and so 2 more GPUs")
+    assert finding.summary.endswith("and 2 more GPUs")

@@ -35,16 +35,16 @@ def test_a_pod_of_which_nothing_else_is_known():
     facts = node(processes=[process(None, KUBERNETES_SERVICE_HOST="10.96.0.1")], names=dead, network=dead)
     check, findings = ask("k8s", facts)
     assert (check.outcome, findings) == (Outcome.PASSED, ())
-    assert check.seen == "a pod without variables of an operator"
+    assert check.seen == "a pod without an operator's variables"
 
 
 @pytest.mark.parametrize(
     ("states", "summary", "fix"),
     [
-        (("unpublished",), "the master's name llama-node-0-0.llama has no address in this pod",
+        (("unpublished",), "the master's name llama-node-0-0.llama does not resolve in this pod",
          """kubectl patch service llama -p '{"spec":{"publishNotReadyAddresses":true}}'"""),
-        (("istio",), "Istio's proxy takes hold of all connections of this pod", 'sidecar.istio.io/inject: "false"'),
-        (("host-network",), "the pod uses the machine's network and its /etc/hosts", "GLOO_SOCKET_IFNAME=eth0"),
+        (("istio",), "Istio's proxy intercepts all connections of this pod", 'sidecar.istio.io/inject: "false"'),
+        (("host-network",), "the pod uses the host's network and /etc/hosts", "GLOO_SOCKET_IFNAME=eth0"),
     ],
 )  # fmt: skip
 def test_broken_pods(tmp_path, states, summary, fix):
@@ -57,8 +57,8 @@ def test_broken_pods(tmp_path, states, summary, fix):
 def test_a_command_line_that_overrules_the_operator(tmp_path):
     _, findings = ask("k8s", pod(tmp_path, "torchrun", "standalone"))
     assert [finding.summary for finding in findings] == [
-        "the operator set PET_NNODES=2 and torchrun counts 1: each pod trains by itself",
-        "the operator set PET_NPROC_PER_NODE=8 and torchrun started 4 on this pod",
+        "the operator set PET_NNODES=2, but torchrun counts 1: each pod trains alone",
+        "the operator set PET_NPROC_PER_NODE=8, but torchrun started 4 on this pod",
     ]
     assert findings[0].fix.startswith("remove --nnodes and --standalone")
 

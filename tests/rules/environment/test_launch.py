@@ -48,7 +48,7 @@ def test_complete(variables, outcome):
         ),
         (without("WORLD_SIZE", SLURM_NTASKS="4", SLURM_PROCID="0"), Severity.WARNING, "WORLD_SIZE", "=$SLURM_NTASKS"),
         (ALL | {"RANK": ""}, Severity.WARNING, "RANK is not set", "RANK=0"),
-        (ALL | {"RANK": "node0"}, Severity.ERROR, "RANK is 'node0', which is no whole number", "export RANK"),
+        (ALL | {"RANK": "node0"}, Severity.ERROR, "RANK is 'node0', which is not an integer", "export RANK"),
         (ALL | {"MASTER_PORT": "tcp"}, Severity.ERROR, "MASTER_PORT is 'tcp'", "export MASTER_PORT"),
         (ALL | {"WORLD_SIZE": "2.0"}, Severity.ERROR, "WORLD_SIZE is '2.0'", "export WORLD_SIZE"),
     ],
@@ -63,7 +63,7 @@ def test_incomplete(variables, severity, summary, fix):
 def test_empty_is_said_to_be_not_set():
     _, (finding,) = ask_one("env-complete", ALL | {"MASTER_ADDR": ""})
     assert finding.severity is Severity.ERROR
-    assert "MASTER_ADDR is set and empty, which is the same as not set" in finding.evidence
+    assert "MASTER_ADDR is empty, which counts as unset" in finding.evidence
 
 
 def test_ranks_with_the_same_gap_are_one_finding():
@@ -99,7 +99,7 @@ def test_in_range(variables, outcome):
 @pytest.mark.parametrize(
     ("change", "summary"),
     [
-        ({"RANK": "2"}, "RANK is not below WORLD_SIZE, which is 2: ranks go from 0 to 1"),
+        ({"RANK": "2"}, "RANK is not below WORLD_SIZE, which is 2: ranks range from 0 to 1"),
         ({"RANK": "-1"}, "RANK is negative"),
         ({"RANK": "-1", "WORLD_SIZE": ""}, "RANK is negative"),
         ({"LOCAL_RANK": "2"}, "LOCAL_RANK is not below LOCAL_WORLD_SIZE, which is 2: local"),
@@ -109,10 +109,10 @@ def test_in_range(variables, outcome):
             "PET_NODE_RANK is not below PET_NNODES, which is 2: node",
         ),
         ({"WORLD_SIZE": "0", "RANK": "", "LOCAL_WORLD_SIZE": ""}, "WORLD_SIZE is 0: it must be at least 1"),
-        ({"LOCAL_WORLD_SIZE": "4"}, "a node has no more ranks than the job"),
-        ({"MASTER_PORT": "65536"}, "MASTER_PORT is 65536: a port is from 1 to 65535"),
-        ({"MASTER_PORT": "-1"}, "MASTER_PORT is -1: a port is from 1 to 65535"),
-        ({"MASTER_PORT": "0"}, "MASTER_PORT is 0, which is any free port"),
+        ({"LOCAL_WORLD_SIZE": "4"}, "a node cannot have more ranks than the job"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT is 65536: ports range from 1 to 65535"),
+        ({"MASTER_PORT": "-1"}, "MASTER_PORT is -1: ports range from 1 to 65535"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT is 0, which means any free port"),
         ({"PET_MASTER_PORT": "70000"}, "PET_MASTER_PORT is 70000"),
     ],
 )

@@ -38,14 +38,14 @@ def test_limits_that_were_not_read(kind, unread, outcome):
         (1048576, 1048576, None, None, None, "", ""),
         (65536, 65536, None, 1024, None, "", ""),
         (None, None, "docker", 4096, None, "", ""),
-        (1024, 1048576, None, None, WARNING, "Only 1024 files", "ulimit -n 65536"),
-        (1024, None, None, 2, WARNING, "Only 1024 files", "ulimit -n 65536"),
-        (256, None, None, 2, WARNING, "Only 256 files", "ulimit -n 65536"),
-        (1024, 4096, None, None, WARNING, "Only 1024", 'ulimit -n 4096, and echo "* - nofile 65536" | sudo tee'),
-        (4096, 4096, "docker", None, WARNING, "Only 4096", "docker run --ulimit nofile=65536:65536"),
-        (4096, 4096, "kubernetes", 8, WARNING, "Only 4096", "LimitNOFILE=65536"),
-        (8191, 8191, "docker", None, WARNING, "Only 8191", "docker run --ulimit nofile=65536:65536"),
-        (8192, 8192, "docker", None, INFO, "Only 8192", "docker run --ulimit nofile=65536:65536"),
+        (1024, 1048576, None, None, WARNING, "only 1024", "ulimit -n 65536"),
+        (1024, None, None, 2, WARNING, "only 1024", "ulimit -n 65536"),
+        (256, None, None, 2, WARNING, "only 256", "ulimit -n 65536"),
+        (1024, 4096, None, None, WARNING, "only 1024", 'ulimit -n 4096, and echo "* - nofile 65536" | sudo tee'),
+        (4096, 4096, "docker", None, WARNING, "only 4096", "docker run --ulimit nofile=65536:65536"),
+        (4096, 4096, "kubernetes", 8, WARNING, "only 4096", "LimitNOFILE=65536"),
+        (8191, 8191, "docker", None, WARNING, "only 8191", "docker run --ulimit nofile=65536:65536"),
+        (8192, 8192, "docker", None, INFO, "only 8192", "docker run --ulimit nofile=65536:65536"),
         (20000, 20000, None, 8192, ERROR, "a job of 8192 ranks needs 32896", "limits.conf"),
         (1024, 1048576, None, 224, WARNING, "loader workers", "ulimit -n 65536"),
         (1024, 1048576, None, 1024, ERROR, "a job of 1024 ranks needs 4224 on rank 0", "ulimit -n 65536"),
@@ -104,7 +104,7 @@ def test_nproc_counts_the_threads_of_openmp():
     facts = limits(pids_max=1200, pids_current=200)
     assert ask("nproc-pids", node(processes=job(8), limits=facts))[0].outcome is PASSED
     check, (finding,) = ask("nproc-pids", node(processes=job(8, OMP_NUM_THREADS="64"), limits=facts))
-    assert finding.summary == "Few processes and threads may still start: pids.max of the cgroup is 1200"
+    assert finding.summary == "The limit of processes and threads is almost reached: pids.max of the cgroup is 1200"
     assert finding.evidence == ("1000 are left, and 8 ranks may want 1024",)
     assert "1000 of 1200 left (pids.max of the cgroup)" in check.seen
 
@@ -127,7 +127,7 @@ def test_somaxconn(queue, world, rank, outcome):
     check, findings = ask("somaxconn", facts)
     assert check.outcome is outcome
     if findings:
-        assert findings[0].summary == "net.core.somaxconn is 128, and 256 ranks connect to rank 0 at once"
+        assert findings[0].summary == "net.core.somaxconn is 128, but 256 ranks connect to rank 0 at once"
         assert findings[0].fix == "sudo sysctl -w net.core.somaxconn=4096"
 
 
@@ -136,9 +136,9 @@ def test_somaxconn(queue, world, rank, outcome):
     [
         ({}, None, ""),
         ({"free_bytes": GIB}, None, ""),
-        ({"free_bytes": GIB - 1, "total_bytes": 20 * GIB}, WARNING, "nearly full: less than 1 GiB is left"),
+        ({"free_bytes": GIB - 1, "total_bytes": 20 * GIB}, WARNING, "nearly full: less than 1 GiB left"),
         ({"free_bytes": 0, "total_bytes": 20 * GIB}, WARNING, "nearly full: less than 1 GiB"),
-        ({"writable": False}, WARNING, "/tmp (temporary files, cache, working directory) may not be written to"),
+        ({"writable": False}, WARNING, "/tmp (temporary files, cache, working directory) is not writable"),
         ({"writable": False, "purpose": "working directory", "temporary": False}, None, ""),
         ({"writable": False, "purpose": "cache", "temporary": False, "free_bytes": 0}, None, ""),
         (

@@ -56,7 +56,7 @@ def test_no_loopback(facts, outcome):
 def test_every_spelling(host):
     _, (finding,) = ask("master-loopback", pair(host, host))
     assert finding.severity is Severity.ERROR
-    assert finding.summary.startswith(f"MASTER_ADDR is {host}, and means a different host on each: every node but")
+    assert finding.summary.startswith(f"MASTER_ADDR is {host}, a different host on each node: every node except")
     assert (finding.hosts, finding.ranks) == (("node1",), (1,))
     assert finding.fix == "export MASTER_ADDR=node0 on all nodes"
 
@@ -72,7 +72,7 @@ def test_each_node_gives_its_own_name(names_of_second):
     first = names("node0", "10.0.0.1", master=lookup("node0", "10.0.0.1"))
     _, (finding,) = ask("master-loopback", pair("node0", "node1", sections=(first, names_of_second)))
     assert (finding.severity, finding.hosts) == (Severity.ERROR, ("node1",))
-    assert "MASTER_ADDR is the host's own name, and rank 0 is on another" in finding.summary
+    assert "MASTER_ADDR is the host's own name, but rank 0 is on another" in finding.summary
 
 
 def test_a_name_that_is_loopback_on_another_node():
@@ -81,7 +81,7 @@ def test_a_name_that_is_loopback_on_another_node():
         names("node1", "10.0.0.2", master=lookup("head", "127.0.0.1")),
     )
     _, (finding,) = ask("master-loopback", pair("head", "head", sections=sections))
-    assert "MASTER_ADDR is head, and is looked up to 127.0.0.1 there: every node but the first" in finding.summary
+    assert "MASTER_ADDR is head, which resolves to 127.0.0.1 there: every node except the first" in finding.summary
     assert finding.hosts == ("node1",)
 
 
@@ -141,5 +141,5 @@ def test_any_node_may_host_a_c10d_rendezvous():
 def test_rank_0_hosts_the_store_of_ranks_that_are_numbered():
     facts = changed(changed(pair("node1", "node1", sections=SECOND), 0, RANK="0"), 1, RANK="1")
     _, (finding,) = ask("master-loopback", facts)
-    assert "MASTER_ADDR is node1, a host that rank 0 is not on" in finding.summary
+    assert "MASTER_ADDR is node1, but rank 0 is on another host" in finding.summary
     assert finding.fix == "export MASTER_ADDR=node0 on all nodes"

@@ -32,7 +32,7 @@ def test_a_name(variables, outcome):
         ({"MASTER_ADDR": "0"}, "the address 0.0.0.0", "NAME_OF_RANK_0_HOST"),
         ({"MASTER_ADDR": "010"}, "the address 0.0.0.8", "export MASTER_ADDR="),
         ({"MASTER_ADDR": "0x7f000001"}, "the address 127.0.0.1", "export MASTER_ADDR="),
-        ({"MASTER_ADDR": "99999999999"}, "which is no host and no address", "export MASTER_ADDR="),
+        ({"MASTER_ADDR": "99999999999"}, "which is neither a host nor an address", "export MASTER_ADDR="),
         ({"PET_MASTER_ADDR": "12"}, "PET_MASTER_ADDR is 12, which is read as the address 0.0.0.12", "PET_MASTER_ADDR="),
         ({"PET_RDZV_ENDPOINT": "12:29400"}, "PET_RDZV_ENDPOINT is 12", "PET_RDZV_ENDPOINT=NAME_OF_RANK_0_HOST:29400"),
         (
@@ -51,7 +51,7 @@ def test_a_number(variables, summary, fix):
 def test_a_job_id_is_recognized():
     processes = [process(rank, MASTER_ADDR="6841231", SLURM_JOB_ID="6841231") for rank in range(2)]
     _, (finding,) = ask("master-numeric", node(processes=processes))
-    assert finding.evidence == ("it is the id of the Slurm job, SLURM_JOB_ID",)
+    assert finding.evidence == ("it is the Slurm job id, SLURM_JOB_ID",)
     assert finding.ranks == (0, 1)
 
 
@@ -79,14 +79,14 @@ def test_a_good_port(variables, outcome):
         (
             {"MASTER_PORT": "45000"},
             Severity.INFO,
-            "MASTER_PORT is 45000, which the kernel may give",
+            "MASTER_PORT is 45000, an ephemeral port",
             "MASTER_PORT=29500",
         ),
-        ({"MASTER_PORT": "32768"}, Severity.INFO, "which the kernel may give", "MASTER_PORT=29500"),
-        ({"MASTER_PORT": "60999"}, Severity.INFO, "which the kernel may give", "MASTER_PORT=29500"),
+        ({"MASTER_PORT": "32768"}, Severity.INFO, "an ephemeral port", "MASTER_PORT=29500"),
+        ({"MASTER_PORT": "60999"}, Severity.INFO, "an ephemeral port", "MASTER_PORT=29500"),
         ({"PET_MASTER_PORT": "45000"}, Severity.INFO, "PET_MASTER_PORT is 45000", "PET_MASTER_PORT=29500"),
         ({"PET_RDZV_ENDPOINT": "node0:45000"}, Severity.INFO, "PET_RDZV_ENDPOINT is 45000", "=HOST:29500"),
-        ({"MASTER_PORT": "1023"}, Severity.WARNING, "only root may listen on a port below 1024", "MASTER_PORT=29500"),
+        ({"MASTER_PORT": "1023"}, Severity.WARNING, "only root can listen on ports below 1024", "MASTER_PORT=29500"),
     ],
 )
 def test_a_port_of_others(variables, severity, summary, fix):

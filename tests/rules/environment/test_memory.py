@@ -20,26 +20,32 @@ STALE = {"stale": ("/dev/shm/nccl-aB3dE6", "/dev/shm/torch_77_1_2")}
         (shm(64 * MIB, free=10 * MIB), "podman", WARNING, "Docker's default", "podman run --shm-size=16g"),
         (shm(64 * MIB, workers=4), "docker", ERROR, "Docker's default", "docker run --shm-size=16g"),
         (shm(64 * MIB), "kubernetes", WARNING, "Docker's default", "mount a volume emptyDir {medium: Memory"),
-        (shm(64 * MIB - 1), "docker", ERROR, "less than any container has", "docker run"),
+        (shm(64 * MIB - 1), "docker", ERROR, "less than the container default", "docker run"),
         (shm(16 * MIB), None, ERROR, "/dev/shm has 16 MiB", "sudo mount -o remount,size=16G /dev/shm"),
-        (shm(65 * MIB), None, WARNING, "less than the 512 MiB", "sudo mount"),
-        (shm(512 * MIB - 1), None, WARNING, "less than the 512 MiB", "sudo mount"),
-        (shm(1 * GIB, workers=2), "docker", WARNING, "less than the 2 GiB", "docker run"),
+        (shm(65 * MIB), None, WARNING, "need 512 MiB", "sudo mount"),
+        (shm(512 * MIB - 1), None, WARNING, "need 512 MiB", "sudo mount"),
+        (shm(1 * GIB, workers=2), "docker", WARNING, "need 2 GiB", "docker run"),
         (shm(2 * GIB, workers=2), "docker", None, "", ""),
-        (shm(32 * GIB, free=63 * MIB), None, WARNING, "full: less than 64 MiB of 32 GiB is left", "ls -lS /dev/shm"),
-        (shm(writable=False), None, ERROR, "may not be written to", "sudo chmod 1777 /dev/shm"),
+        (
+            shm(32 * GIB, free=63 * MIB),
+            None,
+            WARNING,
+            "full: less than 64 MiB of 32 GiB is left",
+            "run `ls -lS /dev/shm",
+        ),
+        (shm(writable=False), None, ERROR, "is not writable", "sudo chmod 1777 /dev/shm"),
         (
             shm(**STALE, stale_bytes=4 * GIB),
             None,
             WARNING,
-            "holds files of processes that have gone",
+            "has leftover files of dead processes",
             "rm /dev/shm/nccl-",
         ),
         (
             shm(**STALE, stale_bytes=5 * MIB),
             None,
             INFO,
-            "files of processes",
+            "files of dead processes",
             "rm /dev/shm/nccl-aB3dE6 /dev/shm/torch_77_1_2",
         ),
         (None, None, ERROR, "There is no /dev/shm", "sudo mount -t tmpfs"),
@@ -58,7 +64,7 @@ def test_shm(shared, container, severity, says, fix):
 def test_shm_elsewhere_and_where_it_does_not_answer():
     assert ask("shm", node(limits=limits(shm=None), software=software(platform="darwin")))[0].outcome is SKIPPED
     check, _ = ask("shm", node(limits=limits(shm=shm(error="did not answer within 2 s")), software=software()))
-    assert (check.outcome, check.reason) == (UNKNOWN, "/dev/shm could not be looked at: did not answer within 2 s")
+    assert (check.outcome, check.reason) == (UNKNOWN, "/dev/shm could not be read: did not answer within 2 s")
 
 
 def test_a_small_shm_with_leftovers_is_two_findings():
@@ -78,13 +84,13 @@ LIMITED = {"memory_limit_bytes": 32 * GIB, "memory_used_bytes": 4 * GIB}
         (
             {"memory_limit_bytes": 16 * GIB, "memory_used_bytes": 1 * GIB},
             8,
-            ["Less than 2 GiB of memory a rank is left below the cgroup's limit"],
+            ["Less than 2 GiB of memory per rank is left under the cgroup's limit"],
         ),
         ({"memory_limit_bytes": 16 * GIB, "memory_used_bytes": 17 * GIB}, 1, ["Less than 2 GiB"]),
         ({"memory_available_bytes": 3 * GIB}, 1, []),
-        ({"memory_available_bytes": 3 * GIB}, 2, ["a rank is left on the machine"]),
-        ({**LIMITED, "oom_kills": 1}, 1, ["The kernel has killed for memory before"]),
-        ({**LIMITED, "oom_kills": 7}, 1, ["under the limit that holds here"]),
+        ({"memory_available_bytes": 3 * GIB}, 2, ["per rank is left on the machine"]),
+        ({**LIMITED, "oom_kills": 1}, 1, ["The OOM killer was active before"]),
+        ({**LIMITED, "oom_kills": 7}, 1, ["under the current memory limit"]),
         ({"oom_kills": None}, 1, []),
     ],
 )
@@ -100,7 +106,7 @@ def test_mem_limit(changes, ranks, says):
 
 def test_kills_are_counted():
     _, (finding,) = ask("mem-limit", node(limits=limits(**LIMITED, oom_kills=7)))
-    assert finding.evidence[0] == "it has killed 7 times since the cgroup was made"
+    assert finding.evidence[0] == "it killed 7 times since the cgroup was created"
 
 
 def test_mem_limit_where_nothing_is_known():
@@ -144,7 +150,7 @@ def ranks(count, cpus=range(64), **variables):
         (
             [process(cpus=range(64))],
             2.0,
-            "64 threads a rank on a quota of 2 CPUs",
+            "64 threads per rank on a quota of 2 CPUs",
             "export OMP_NUM_THREADS=2",
         ),
         ([process(cpus=range(64))], 33.0, None, None),

@@ -109,10 +109,10 @@ def test_resolvable():
     ("facts", "severity", "words"),
     [
         (one(), Severity.ERROR, "does not resolve"),
-        (one(timed_out=True), Severity.ERROR, "not looked up within 2 s: a name server does not answer"),
+        (one(timed_out=True), Severity.ERROR, "did not resolve within 2 s: a name server does not respond"),
         (two(), Severity.ERROR, "the ranks cannot find rank 0"),
-        (one(launcher=Launcher.TORCHRUN), Severity.WARNING, "which does on one node"),
-        (one(launcher=Launcher.SLURM), Severity.WARNING, "which does on one node"),
+        (one(launcher=Launcher.TORCHRUN), Severity.WARNING, "which works on one node"),
+        (one(launcher=Launcher.SLURM), Severity.WARNING, "which works on one node"),
     ],
 )
 def test_unresolvable(facts, severity, words):

@@ -38,7 +38,7 @@ def only(*files, **more):
 def test_no_file_is_skipped():
     check, findings = look()
     assert (check.outcome, findings) == (Outcome.SKIPPED, ())
-    assert check.reason.startswith("there is neither /etc/nccl.conf nor ~/.nccl.conf")
+    assert check.reason.startswith("there is no /etc/nccl.conf or ~/.nccl.conf")
 
 
 def test_files_that_were_not_read_are_no_healthy_ones():
@@ -57,14 +57,14 @@ def test_a_healthy_file_passes_and_is_shown():
     ("name", "value", "severity", "words", "fix"),
     [
         ("NCCL_P2P_DISABLE", "1", WARNING, "through host memory", "sed -i 1d /etc/nccl.conf"),
-        ("NCCL_DEBUGS", "", WARNING, "known name is NCCL_DEBUG", "sed -i '1s/^[^=]*/NCCL_DEBUG/' /etc/nccl.conf"),
-        ("NCCL_QUX_QUX", "", INFO, "is like none of them", "sed -i 1d /etc/nccl.conf"),
+        ("NCCL_DEBUGS", "", WARNING, "did you mean NCCL_DEBUG?", "sed -i '1s/^[^=]*/NCCL_DEBUG/' /etc/nccl.conf"),
+        ("NCCL_QUX_QUX", "", INFO, "no known name is similar", "sed -i 1d /etc/nccl.conf"),
         ("NCCL_SOCKET_FAMILY", "ipv4", WARNING, "AF_INET or AF_INET6",
          r"sed -i '1c\NCCL_SOCKET_FAMILY=AF_INET' /etc/nccl.conf"),
         ("NCCL_MAX_NRINGS", "4", WARNING, "old name", "sed -i '1s/^[^=]*/NCCL_MAX_NCHANNELS/' /etc/nccl.conf"),
         ("NCCL_LL_THRESHOLD", "4", WARNING, "has no effect", "sed -i 1d /etc/nccl.conf"),
         ("NCCL_IB_HCA", '"mlx5_0"', WARNING, "quotation marks", r"sed -i '1c\NCCL_IB_HCA=mlx5_0' /etc/nccl.conf"),
-        ("NCCL_IB_HCA", "mlx5_0\r", WARNING, "white space", r"sed -i '1c\NCCL_IB_HCA=mlx5_0' /etc/nccl.conf"),
+        ("NCCL_IB_HCA", "mlx5_0\r", WARNING, "whitespace", r"sed -i '1c\NCCL_IB_HCA=mlx5_0' /etc/nccl.conf"),
         ("NCCL_DEBUG", "INFO # now", WARNING, "prints nothing", r"sed -i '1c\NCCL_DEBUG=INFO' /etc/nccl.conf"),
         ("NCCL_IB_HCA", "mlx5_0 # old", WARNING, "the comment", r"sed -i '1c\NCCL_IB_HCA=mlx5_0' /etc/nccl.conf"),
     ],
@@ -75,7 +75,7 @@ def test_every_class_of_flaw_has_the_files_own_kind(name, value, severity, words
     assert words in finding.summary
     assert finding.fix == fix
     assert finding.evidence[0].startswith(name)
-    assert "stands in line 1 of /etc/nccl.conf; the environment does not show it" in finding.evidence[0]
+    assert "is in line 1 of /etc/nccl.conf; the environment does not show it" in finding.evidence[0]
 
 
 def test_infiniband_switched_off_in_a_file_is_the_files_finding_even_where_a_port_is_active():
@@ -101,13 +101,13 @@ def test_what_is_none_of_nccls_is_neither_reported_nor_shown():
 def test_lines_that_nccl_cannot_read():
     finding = only(conf(bad_lines=(3,)))
     assert finding.severity is WARNING
-    assert finding.summary == "line 3 of /etc/nccl.conf is not NAME=VALUE from the first column, and has no effect"
+    assert finding.summary == "line 3 of /etc/nccl.conf is not NAME=VALUE from the first column, so it has no effect"
     assert only(conf(bad_lines=(3, 5))).summary.startswith("each of the lines 3, 5 of")
 
 
 def test_a_name_that_is_set_twice():
     finding = only(conf(repeated_lines=(4,)))
-    assert finding.summary == "line 4 of /etc/nccl.conf sets again what is set above, and has no effect"
+    assert finding.summary == "line 4 of /etc/nccl.conf repeats an earlier setting, so it has no effect"
 
 
 def test_a_file_that_is_asked_for_and_not_there():

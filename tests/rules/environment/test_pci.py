@@ -28,8 +28,8 @@ def test_half_of_the_lanes_is_an_error():
     _, (finding,) = ask_pcie(*in_slot(width=8))
     assert finding.severity is Severity.ERROR
     assert finding.summary == (
-        "The PCIe link of GPU 0000:1b:00.0 (NVIDIA H100 80GB HBM3) came up with 8 of 16 lanes: "
-        "its data takes 2 times as long"
+        "The PCIe link of GPU 0000:1b:00.0 (NVIDIA H100 80GB HBM3) has only 8 of 16 lanes: "
+        "transfers take 2 times as long"
     )
     assert "the port above it: max_link_width 16" in finding.evidence
     assert "lspci -vvs 0000:1b:00.0" in finding.fix
@@ -71,7 +71,7 @@ def test_a_slot_with_less_than_others_is_reported():
     ]
     _, (finding,) = ask_pcie(*in_slot(slot=8, width=8), *others)
     assert finding.severity is Severity.INFO
-    assert "has a PCIe link of 8 lanes, others of its model have 16" in finding.summary
+    assert "has a PCIe link with 8 lanes, but others of its model have 16" in finding.summary
 
 
 def test_a_guest_compares_its_gpus():
@@ -132,7 +132,7 @@ def switch(**uplink):
 def test_the_way_above_a_switch_counts_too():
     _, (finding,) = ask_pcie(*switch(width=4))
     assert finding.summary.startswith("The PCIe link of bridge 0000:16:00.0 above GPU 0000:1b:00.0")
-    assert "4 of 16 lanes: its data takes 4 times as long" in finding.summary
+    assert "4 of 16 lanes: transfers take 4 times as long" in finding.summary
 
 
 def test_and_so_does_its_speed():

@@ -28,15 +28,16 @@ def test_a_free_port():
         (
             use(error=IN_USE, owner_pid=4711, owner="python train.py"),
             Severity.ERROR,
-            "MASTER_PORT 29500 is taken by another process: rank 0 ends with EADDRINUSE",
-            "kill 4711, if it is a leftover; or export MASTER_PORT=29501 on all nodes",
+            "another process uses MASTER_PORT 29500: rank 0 fails with EADDRINUSE",
+            "kill 4711, if it is a leftover process; or export MASTER_PORT=29501 on all nodes",
         ),
         (
             use(error=IN_USE),
             Severity.ERROR,
-            "MASTER_PORT 29500 is taken by another process: rank 0 ends with EADDRINUSE",
+            "another process uses MASTER_PORT 29500: rank 0 fails with EADDRINUSE",
             (
-                "sudo ss -ltnp sport = :29500; end what it shows, if it is a leftover; or export MASTER_PORT=29501 on "
+                "sudo ss -ltnp sport = :29500; end that process, if it is a leftover process; or export "
+                "MASTER_PORT=29501 on "
                 "all nodes"
             ),
         ),
@@ -50,10 +51,10 @@ def test_a_free_port():
             use(free=True, time_wait=True),
             Severity.INFO,
             (
-                "connections of an earlier job to MASTER_PORT 29500 are still in TIME_WAIT: torch's store does not "
-                "mind, a program without SO_REUSEADDR does"
+                "connections of an earlier job to MASTER_PORT 29500 are still in TIME_WAIT: this affects "
+                "programs without SO_REUSEADDR, but not torch's store"
             ),
-            "nothing, or wait for a minute",
+            "nothing, or wait a minute",
         ),
     ],
 )
@@ -69,7 +70,7 @@ def test_the_owner_is_named():
 
 @pytest.mark.parametrize(
     "why",
-    [NO_PORT, Unread(why=Why.NEEDLESS, reason="the store of the very job that runs this command listens on it")],
+    [NO_PORT, Unread(why=Why.NEEDLESS, reason="the store of this job listens on it")],
 )
 def test_no_port_to_try(why):
     check, findings = ask("port-free", node(network=network(port=why)))

@@ -38,11 +38,11 @@ def test_a_missing_node_has_its_name_from_slurm():
     facts = slurm(("node1.cluster", (0, 1)), ("node2.cluster", (2, 3)), world_size=6, missing=(4, 5))
     check, (finding,) = ask("rank-set", facts)
     assert (check.outcome, finding.severity) == (Outcome.FAILED, Severity.ERROR)
-    assert finding.summary == "ranks 4 and 5 of 6 on node3 did not answer: all others would wait for them"
+    assert finding.summary == "ranks 4 and 5 of 6 on node3 did not respond: all others would wait for them"
     assert (finding.ranks, finding.hosts) == ((4, 5), ("node3",))
     assert finding.evidence == (
-        "nothing came from node3 at all",
-        "those that answered: node1.cluster and node2.cluster",
+        "no message from node3",
+        "these answered: node1.cluster and node2.cluster",
     )
     assert "ssh node3" in finding.fix
 
@@ -51,8 +51,8 @@ def test_a_missing_task_of_a_node_that_answered():
     facts = slurm(("node1.cluster", (0, 1)), ("node2.cluster", (2,)), world_size=4, missing=(3,), tasks="2(x2)",
                   nodelist="node[1-2]")  # fmt: skip
     _, (finding,) = ask("rank-set", facts)
-    assert finding.summary == "rank 3 of 4 on node2.cluster did not answer: all others would wait for it"
-    assert finding.evidence == ("those that answered: node1.cluster and node2.cluster",)
+    assert finding.summary == "rank 3 of 4 on node2.cluster did not respond: all others would wait for it"
+    assert finding.evidence == ("these answered: node1.cluster and node2.cluster",)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_missing_task_of_a_node_that_answered():
 )
 def test_no_host_is_guessed(more):
     _, (finding,) = ask("rank-set", slurm(("node1", (0, 1)), world_size=6, missing=(4, 5), **more))
-    assert finding.summary.startswith("ranks 4 and 5 of 6 did not answer")
+    assert finding.summary.startswith("ranks 4 and 5 of 6 did not respond")
     assert finding.hosts == ()
 
 
@@ -77,7 +77,7 @@ def test_neighbors_tell_the_host():
         launcher=Launcher.TORCHRUN, world_size=4, missing=(1,),
     )  # fmt: skip
     _, (finding,) = ask("rank-set", facts)
-    assert finding.summary == "rank 1 of 4 on a did not answer: all others would wait for it"
+    assert finding.summary == "rank 1 of 4 on a did not respond: all others would wait for it"
 
 
 def test_ranks_that_the_launcher_does_not_miss_are_missed():
@@ -92,8 +92,8 @@ def test_one_rank_twice():
         launcher=Launcher.SLURM, world_size=2,
     )  # fmt: skip
     _, (finding,) = ask("rank-set", facts)
-    assert finding.summary.startswith("rank 0 is claimed by more than one process")
-    assert finding.evidence == ("rank 0: process 11 on a, process 22 on b", "nobody is rank 1")
+    assert finding.summary.startswith("rank 0 is used by more than one process")
+    assert finding.evidence == ("rank 0: process 11 on a, process 22 on b", "no process has rank 1")
     assert (finding.ranks, finding.hosts) == ((0,), ("a", "b"))
     assert "RANK=$SLURM_PROCID" in finding.fix
 
@@ -102,13 +102,13 @@ def test_many_claims_are_not_all_listed():
     processes = [process(0, pid=rank) for rank in range(1000)]
     _, (finding,) = ask("rank-set", fleet(node("a", processes=processes), launcher=Launcher.SLURM, world_size=1000))
     assert finding.evidence[0] == "rank 0: process 0 on a, process 1 on a, process 2 on a, process 3 on a and 996 more"
-    assert finding.evidence[1] == "nobody is ranks 1-999"
+    assert finding.evidence[1] == "no process has ranks 1-999"
 
 
 def test_a_rank_above_the_world():
     facts = fleet(node("a", processes=[process(0), process(2)]), launcher=Launcher.SLURM, world_size=2)
     _, (finding,) = ask("rank-set", facts)
-    assert finding.summary == "rank 2 has no place among 2: ranks go from 0 to 1"
+    assert finding.summary == "rank 2 is out of range: ranks range from 0 to 1"
     assert finding.ranks == (2,)
 
 
@@ -118,15 +118,15 @@ def test_by_hand_nodes_are_counted_and_not_ranks(missing):
     facts = fleet(*nodes, launcher=Launcher.NNODES, world_size=2 + len(missing), missing=missing)
     check, findings = ask("rank-set", facts)
     assert check.seen == f"2 of {2 + len(missing)} nodes answered"
-    expected = ["node 2 of 3 did not answer: all others would wait for it"] if missing else []
+    expected = ["node 2 of 3 did not respond: all others would wait for it"] if missing else []
     assert [finding.summary for finding in findings] == expected
 
 
 NUMBERED = {
     "each its own": ((0, 1), None, ()),
     "no number is given": ((None, None), None, ()),
-    "two hosts are one": ((1, 1), "node 1 is claimed by more than one host", ("n0", "n1")),
-    "a number too high": ((0, 2), "node 2 has no place among 2", ("n1",)),
+    "two hosts are one": ((1, 1), "node 1 is used by more than one host", ("n0", "n1")),
+    "a number too high": ((0, 2), "node 2 is out of range", ("n1",)),
 }
 
 
@@ -143,5 +143,5 @@ def test_numbers_of_nodes(name):
 def test_the_number_that_nobody_has_is_named():
     nodes = [node(f"n{index}", index=index, processes=[process(None, PET_NODE_RANK="0")]) for index in (0, 1)]
     _, (finding,) = ask("rank-set", fleet(*nodes, launcher=Launcher.NNODES, world_size=2))
-    assert finding.evidence == ("node 0: n0 and n1", "nobody is node 1")
+    assert finding.evidence == ("node 0: n0 and n1", "no host has node 1")
     assert "--node-rank 0 to 1" in finding.fix

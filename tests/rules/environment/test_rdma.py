@@ -23,8 +23,8 @@ def test_one_card_of_four_without_a_signal_is_an_error():
     _, (finding,) = ask_state(*(hca(n) for n in range(3)), hca(3, state=DOWN))
     assert finding.severity is Severity.ERROR
     assert finding.summary == (
-        "RDMA port mlx5_3 is not active: no signal comes from the other end: "
-        "the cable, its transceiver or the switch port"
+        "RDMA port mlx5_3 is not active: no signal from the other end: "
+        "check the cable, its transceiver and the switch port"
     )
     assert "state DOWN, physical state Polling" in finding.evidence
     assert "mlxlink -d mlx5_3" in finding.fix
@@ -98,7 +98,7 @@ def test_a_whole_network_that_is_dark_is_a_warning_where_gpus_are():
     dark = [hca(n, state=DOWN) for n in range(4)]
     _, (finding,) = ask_state(*dark)
     assert finding.severity is Severity.WARNING
-    assert finding.summary.startswith("None of the 4 InfiniBand cards has a port that is active")
+    assert finding.summary.startswith("None of the 4 InfiniBand cards has an active port")
     check, _ = ask("ib-state", node(rdma=rdma(*dark)))
     assert check.outcome is Outcome.PASSED
 
@@ -161,7 +161,7 @@ def test_counts_that_mean_nothing_pass(devices):
 def test_a_link_that_goes_down_now_is_an_error():
     _, (finding,) = ask("ib-flap", node(rdma=rdma(hca(0), flapped(1, 3, {"link_downed": 4, "symbol_error": 0}))))
     assert finding.severity is Severity.ERROR
-    assert finding.summary == "The link of RDMA port mlx5_1 went down while this check looked"
+    assert finding.summary == "The link of RDMA port mlx5_1 went down during this check"
     assert "link_downed rose by 1 within half a second" in finding.evidence
 
 
@@ -169,7 +169,7 @@ def test_a_link_that_makes_errors_now_is_a_warning():
     _, (finding,) = ask("ib-flap", node(rdma=rdma(flapped(0, 0, {"link_downed": 0, "symbol_error": 40}))))
     assert (finding.severity, finding.summary) == (
         Severity.WARNING,
-        "The link of RDMA port mlx5_0 makes errors right now",
+        "The link of RDMA port mlx5_0 has errors right now",
     )
 
 

@@ -74,7 +74,7 @@ def ask_memlock(soft, hard, section=None, **variables):
 def test_a_limit_on_locked_memory(soft, severity, words):
     _, (finding,) = ask_memlock(soft, soft)
     assert finding.severity is severity
-    assert finding.summary == f"RDMA may lock only {words} of memory here: NCCL fails when it registers more"
+    assert finding.summary == f"RDMA can lock only {words} of memory: NCCL fails if it registers more"
     assert "--ulimit memlock=-1" in finding.fix
     assert "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf" in finding.fix
 
@@ -144,7 +144,7 @@ def test_files_that_are_missing(variables, severity):
 def test_files_that_may_not_be_opened():
     files = tuple(f"uverbs{n}" for n in range(4))
     _, (finding,) = ask_uverbs(rdma(uverbs=(), uverbs_denied=files))
-    assert "may not be opened" in finding.summary
+    assert "cannot be opened" in finding.summary
     assert finding.fix.startswith("ls -l /dev/infiniband")
 
 

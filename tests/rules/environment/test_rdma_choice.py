@@ -21,11 +21,11 @@ def ask_hca(value, *devices, files=()):
 @pytest.mark.parametrize(
     ("value", "seen"),
     [
-        (None, "NCCL_IB_HCA is not set: NCCL takes every active port"),
-        ("mlx5", "NCCL_IB_HCA=mlx5 takes 4 of 4 ports: mlx5_0, mlx5_1, mlx5_2 and mlx5_3"),
-        ("=mlx5_0,mlx5_1", "NCCL_IB_HCA==mlx5_0,mlx5_1 takes 2 of 4 ports: mlx5_0 and mlx5_1"),
-        ("^mlx5_3", "NCCL_IB_HCA=^mlx5_3 takes 3 of 4 ports: mlx5_0, mlx5_1 and mlx5_2"),
-        ("mlx5_0:1", "NCCL_IB_HCA=mlx5_0:1 takes 1 of 4 ports: mlx5_0"),
+        (None, "NCCL_IB_HCA is not set: NCCL uses every active port"),
+        ("mlx5", "NCCL_IB_HCA=mlx5 matches 4 of 4 ports: mlx5_0, mlx5_1, mlx5_2 and mlx5_3"),
+        ("=mlx5_0,mlx5_1", "NCCL_IB_HCA==mlx5_0,mlx5_1 matches 2 of 4 ports: mlx5_0 and mlx5_1"),
+        ("^mlx5_3", "NCCL_IB_HCA=^mlx5_3 matches 3 of 4 ports: mlx5_0, mlx5_1 and mlx5_2"),
+        ("mlx5_0:1", "NCCL_IB_HCA=mlx5_0:1 matches 1 of 4 ports: mlx5_0"),
     ],
 )
 def test_values_that_fit_pass(value, seen):
@@ -57,15 +57,13 @@ def test_an_entry_that_matches_nothing_beside_one_that_does_is_a_warning():
 
 def test_a_second_equals_sign_is_pointed_out():
     _, (finding,) = ask_hca("=mlx5_0,=mlx5_1")
-    assert "= and ^ stand once, before the whole list: not in =mlx5_1" in finding.evidence
+    assert "= and ^ are only allowed once, before the whole list, not in =mlx5_1" in finding.evidence
 
 
 def test_a_name_that_is_a_beginning_takes_more_than_was_meant():
     _, (finding,) = ask_hca("mlx5_0,mlx5_1", *ELEVEN)
     assert finding.severity is Severity.WARNING
-    assert finding.summary == (
-        "mlx5_1 in NCCL_IB_HCA=mlx5_0,mlx5_1 also takes mlx5_10: entries are beginnings of names"
-    )
+    assert finding.summary == ("mlx5_1 in NCCL_IB_HCA=mlx5_0,mlx5_1 also takes mlx5_10: entries are prefixes of names")
     assert finding.fix == "export NCCL_IB_HCA==mlx5_0,mlx5_1"
 
 
@@ -121,7 +119,7 @@ def test_rdma_that_is_on_passes(variables):
 def test_a_network_that_is_switched_off_is_a_warning(section, variables, fix):
     _, (finding,) = ask_disabled(section, **variables)
     assert (finding.severity, finding.fix) == (Severity.WARNING, fix)
-    assert finding.summary.endswith("keeps NCCL off the RDMA network of this machine: it will use TCP sockets")
+    assert finding.summary.endswith("disables this machine's RDMA network: NCCL will use TCP sockets")
 
 
 def test_a_file_may_switch_it_off():
@@ -140,4 +138,4 @@ def test_ib_disable_in_a_file_is_left_to_nccl_conf():
 )
 def test_an_everyday_card_may_be_left_alone(section):
     check, _ = ask_disabled(section, NCCL_IB_DISABLE="1")
-    assert (check.outcome, "no port is of a training network" in check.seen) == (Outcome.PASSED, True)
+    assert (check.outcome, "no port is on a training network" in check.seen) == (Outcome.PASSED, True)

@@ -15,7 +15,7 @@ def test_equal_rates_pass():
 def test_a_port_that_lost_lanes_is_an_error():
     _, (finding,) = ask("ib-rate", node(rdma=rdma(*(hca(n) for n in range(7)), hca(7, **LAMED))))
     assert finding.severity is Severity.ERROR
-    assert finding.summary == "RDMA port mlx5_7 runs at 100 Gb/s, 7 others of the same model at 400 Gb/s"
+    assert finding.summary == "RDMA port mlx5_7 runs at 100 Gb/s, but 7 others of the same model at 400 Gb/s"
     assert finding.evidence == ("rate: 100 Gb/sec (1X NDR)",)
     assert finding.hosts == ("node0",)
     assert "mlxlink -d mlx5_7 -m" in finding.fix
@@ -26,7 +26,7 @@ def test_a_slow_host_is_named_once():
     slow = node("node3", rdma=rdma(*(hca(n, rate=200.0) for n in range(4))))
     _, (finding,) = ask("ib-rate", fleet(*hosts, slow))
     assert finding.summary.startswith(
-        "RDMA ports mlx5_0, mlx5_1, mlx5_2 and mlx5_3 on node3 run at 200 Gb/s, 12 others"
+        "RDMA ports mlx5_0, mlx5_1, mlx5_2 and mlx5_3 on node3 run at 200 Gb/s, but 12 others"
     )
     assert (finding.hosts, finding.confidence) == (("node3",), Confidence.HIGH)
 

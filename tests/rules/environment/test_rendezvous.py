@@ -61,7 +61,7 @@ def test_a_second_network_card_is_nobodys():
     facts = step("10.1.0.1", hosts("10.1.0.1", "10.1.0.1", cards=cards), SLURM_GPUS_ON_NODE="8")
     _, (finding,) = ask("rdzv-host", facts)
     assert (finding.severity, finding.hosts) == (Severity.WARNING, ("node0",))
-    assert "no host takes itself for 10.1.0.1 of MASTER_ADDR: nobody starts the store" in finding.summary
+    assert "no host matches 10.1.0.1 in MASTER_ADDR: no host starts the store" in finding.summary
     assert "if it is what torchrun gets as --rdzv-endpoint" in finding.summary
     assert "an interface of node0 has the address" in finding.evidence[0]
     assert "--rdzv-endpoint=node0:29400" in finding.fix
@@ -91,7 +91,7 @@ def test_several_hosts(endpoint, own):
     variables = C10D | {"PET_RDZV_ENDPOINT": f"{endpoint}:29500", "MASTER_ADDR": ""}
     _, (finding,) = ask("rdzv-host", step("", hosts(endpoint, own[0], own=own), **variables))
     assert (finding.severity, finding.hosts) == (Severity.WARNING, ("node0", "node1"))
-    assert "node0 and node1 all take themselves for" in finding.summary
+    assert "node0 and node1 all match" in finding.summary
 
 
 def test_a_host_whose_own_name_is_not_known():

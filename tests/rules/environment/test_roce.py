@@ -69,7 +69,7 @@ def test_a_right_index_passes(value):
 def test_an_empty_entry_is_an_error():
     _, (finding,) = ask_gid(cards(), NCCL_IB_GID_INDEX="7")
     assert finding.severity is Severity.ERROR
-    assert finding.summary == "NCCL_IB_GID_INDEX=7 points to an empty entry of the address table of mlx5_0 and mlx5_1"
+    assert finding.summary == "NCCL_IB_GID_INDEX=7 selects an empty entry of the address table of mlx5_0 and mlx5_1"
     assert finding.evidence == ("RoCE v2 with IPv4 is entry 3 on all 2 ports",)
     assert finding.fix == "unset NCCL_IB_GID_INDEX (since NCCL 2.21 it picks the entry itself)"
 

@@ -55,20 +55,20 @@ def test_shapes_that_fit(variables, outcome):
     ("variables", "severity", "summary"),
     [
         (RANKS | {"WORLD_SIZE": "8", "RANK": "1"}, Severity.ERROR,
-         "WORLD_SIZE is 8 and srun started 4 tasks: they wait for 4 that nobody starts"),
+         "WORLD_SIZE is 8, but srun started 4 tasks: they wait for 4 ranks that never start"),
         (RANKS | {"WORLD_SIZE": "2", "RANK": "1"}, Severity.ERROR, "there are more tasks than ranks"),
-        (RANKS | {"WORLD_SIZE": "8"}, Severity.WARNING, "WORLD_SIZE is 8 and srun started 4 tasks"),
-        (NODES | {"WORLD_SIZE": "16", "RANK": "1"}, Severity.ERROR, "WORLD_SIZE is 16 and srun started 2 tasks"),
+        (RANKS | {"WORLD_SIZE": "8"}, Severity.WARNING, "WORLD_SIZE is 8, but srun started 4 tasks"),
+        (NODES | {"WORLD_SIZE": "16", "RANK": "1"}, Severity.ERROR, "WORLD_SIZE is 16, but srun started 2 tasks"),
         (RANKS | {"WORLD_SIZE": "4", "RANK": "0"}, Severity.WARNING, "RANK is not SLURM_PROCID"),
-        (RANKS | TWO, Severity.WARNING, "srun starts torchrun 2 times on a node"),
-        (NODES | ONE, Severity.WARNING, "torchrun counts 1 node and the step has 2"),
+        (RANKS | TWO, Severity.WARNING, "srun starts torchrun 2 times per node"),
+        (NODES | ONE, Severity.WARNING, "torchrun counts 1 node, but the step has 2"),
         (BATCH | ONE, Severity.WARNING,
-         "the job holds 2 nodes and torchrun uses one: it was started without srun"),
+         "the job has 2 nodes, but torchrun uses one: it was started without srun"),
         (NODES | ONE | {"SLURM_NNODES": "1", "SLURM_NTASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}, Severity.WARNING,
-         "the job holds 2 nodes and torchrun uses one: the step has one task"),
-        (RANKS | {"SLURM_GPUS_ON_NODE": "1"}, Severity.WARNING, "2 ranks run on this node and Slurm gave it 1 GPU"),
+         "the job has 2 nodes, but torchrun uses one: the step has one task"),
+        (RANKS | {"SLURM_GPUS_ON_NODE": "1"}, Severity.WARNING, "2 ranks run on this node, but Slurm gave it 1 GPU"),
         (NODES | TWO | {"LOCAL_WORLD_SIZE": "8", "SLURM_GPUS_ON_NODE": "4"}, Severity.WARNING,
-         "8 ranks run on this node and Slurm gave it 4 GPUs"),
+         "8 ranks run on this node, but Slurm gave it 4 GPUs"),
         (RANKS | {"SLURM_JOB_NUM_NODES": "4"}, Severity.INFO, "the step runs on 2 of the 4 nodes of the job"),
         ({name: value for name, value in RANKS.items() if name != "SLURM_JOB_NUM_NODES"}
          | {"SLURM_JOB_NODELIST": "n[1-3]"}, Severity.INFO, "the step runs on 2 of the 3 nodes of the job"),
@@ -112,7 +112,7 @@ def test_enough_cpus(variables, cpus, outcome):
 def test_one_cpu_for_a_task(more, evidence):
     check, (finding,) = ask_one("srun-cpus", CPUS | more, cpus=(3,))
     assert (check.outcome, finding.severity) == (Outcome.FAILED, Severity.WARNING)
-    assert "asked for 8 CPUs for each task, and srun lets a task use 1" in finding.summary
+    assert "requested 8 CPUs per task, but srun lets a task use only 1" in finding.summary
     assert finding.evidence == (evidence,)
     assert finding.fix == "export SRUN_CPUS_PER_TASK=8 in the batch script, or srun --cpus-per-task=8"
 
@@ -121,7 +121,7 @@ def test_ranks_of_torchrun_share_the_cpus_of_their_task():
     halves = [process(rank, cpus=range(4 * rank, 4 * rank + 4), **(NODES | TWO | CPUS)) for rank in range(2)]
     assert ask("srun-cpus", node(processes=halves))[0].outcome is Outcome.PASSED
     quarters = [process(rank, cpus=(rank,), **(NODES | TWO | CPUS)) for rank in range(2)]
-    assert "use 2" in ask("srun-cpus", node(processes=quarters))[1][0].summary
+    assert "use only 2" in ask("srun-cpus", node(processes=quarters))[1][0].summary
 
 
 def torch(count):
@@ -165,7 +165,7 @@ def test_one_gpu_for_a_task(variables, more, fix):
     assert (check.outcome, finding.severity, finding.confidence) == (
         Outcome.FAILED, Severity.WARNING, Confidence.MEDIUM,
     )  # fmt: skip
-    assert "each task sees 1 GPU, so that cuda:LOCAL_RANK does not exist" in finding.summary
+    assert "each task sees only 1 GPU, so cuda:LOCAL_RANK does not exist" in finding.summary
     assert fix in finding.fix
 
 
@@ -178,4 +178,4 @@ def test_what_slurm_really_sets_for_gpus_per_task(tmp_path):
 def test_what_slurm_really_sets_for_cpus_per_task(tmp_path):
     narrow = recorded("slurm-step", tmp_path, "batch-step")
     check, _ = ask("srun-cpus", node(processes=[narrow]))
-    assert (check.outcome, check.seen) == (Outcome.PASSED, "2 CPUs asked for each task, 4 may be used")
+    assert (check.outcome, check.seen) == (Outcome.PASSED, "2 CPUs requested per task, 4 usable")

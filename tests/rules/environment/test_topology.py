@@ -43,16 +43,14 @@ def ask_acs(*devices, cards=CARDS, trial=None, **changes):
 def test_a_way_without_detours_passes():
     check, findings = ask_acs(*below_switch())
     assert (check.outcome, findings) == (Outcome.PASSED, ())
-    assert check.seen == "no IOMMU is at work; ACS does not redirect between peers"
+    assert check.seen == "no IOMMU is active; ACS does not redirect between peers"
 
 
 @pytest.mark.parametrize(("where", "bridges"), [({"left": True}, LEFT), ({"right": True}, RIGHT)])
 def test_acs_in_a_switch_is_a_warning(where, bridges):
     _, (finding,) = ask_acs(*below_switch(**where))
     assert finding.severity is Severity.WARNING
-    assert finding.summary.startswith(
-        "Access Control Services of 1 PCIe bridge send traffic between GPUs and their peers"
-    )
+    assert finding.summary.startswith("Access Control Services of 1 PCIe bridge send GPU peer traffic")
     assert f"for b in {bridges}; do setpci -s $b ECAP_ACS+6.w=0000; done" in finding.fix
 
 
@@ -115,7 +113,7 @@ def test_ranks_near_their_gpus_pass():
 def test_a_rank_far_from_its_gpu_is_a_warning():
     _, (finding,) = ask_numa(process(0, cpus=NEAR), process(1, cpus=NEAR))
     assert (finding.severity, finding.ranks) == (Severity.WARNING, (1,))
-    assert finding.summary == "Rank 1 may run only on CPUs of another NUMA node than its GPU"
+    assert finding.summary == "Rank 1 can only run on CPUs of another NUMA node than its GPU"
     assert finding.evidence == ("rank 1: CPUs 0-3; GPU 0000:01:00.0 is near CPUs 4-7",)
     assert "numactl --cpunodebind=1 --membind=1 in front of rank 1" in finding.fix
 
@@ -123,12 +121,12 @@ def test_a_rank_far_from_its_gpu_is_a_warning():
 @pytest.mark.parametrize(
     ("ranks", "who", "front"),
     [
-        ((process(None, local_rank=1, pid=7, cpus=NEAR),), "Process 7 may run only", "in front of process 7"),
+        ((process(None, local_rank=1, pid=7, cpus=NEAR),), "Process 7 can only run", "in front of process 7"),
         (
             (process(0, cpus=FAR), process(None, local_rank=1, pid=7, cpus=NEAR)),
-            "Rank 0 and process 7 may run only", "in front of rank 0",
+            "Rank 0 and process 7 can only run", "in front of rank 0",
         ),
-        ((process(0, cpus=FAR), process(1, cpus=NEAR)), "Ranks 0 and 1 may run only", "in front of rank 0"),
+        ((process(0, cpus=FAR), process(1, cpus=NEAR)), "Ranks 0 and 1 can only run", "in front of rank 0"),
     ],
 )  # fmt: skip
 def test_a_process_without_a_rank_is_named_by_its_number(ranks, who, front):
@@ -163,7 +161,7 @@ def test_gpus_that_are_nowhere_are_a_warning_on_two_sockets():
     lost = [pci_device(f"0000:0{n}:00.0", numa_node=None, local_cpus=(*NEAR, *FAR)) for n in range(2)]
     _, (finding,) = ask_numa(devices=lost)
     assert finding.severity is Severity.WARNING
-    assert finding.summary.startswith("The machine does not say at which of its 2 NUMA nodes 2 GPUs are")
+    assert finding.summary.startswith("The machine does not report on which of its 2 NUMA nodes 2 GPUs are")
 
 
 @pytest.mark.parametrize(

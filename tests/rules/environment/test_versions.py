@@ -135,7 +135,7 @@ NOUVEAU = GpuOnBus(bus_id="0000:01:00.0", device=1, driver="nouveau")
             {"torch": cpu_torch(), "gpus": gpus(1, driver="470.82")},
             ERROR, "CPU build", "upgrade the NVIDIA driver (470.82)",
         ),
-        ({"torch": cpu_torch(), "gpus": gpus(0, driver=None, on_bus=(NOUVEAU,))}, INFO, "without NVIDIA's", "install"),
+        ({"torch": cpu_torch(), "gpus": gpus(0, driver=None, on_bus=(NOUVEAU,))}, INFO, "has no driver", "install"),
         ({"torch": torch(), "pci": MI300, "software": KFD}, ERROR, "no ROCm", "install a ROCm"),
         ({"torch": torch(), "pci": LAPTOP, "software": KFD}, None, "", ""),
         ({"torch": torch(), "pci": MI300}, None, "", ""),
@@ -177,7 +177,7 @@ SYSTEM = "/usr/lib/x86_64-linux-gnu/libnccl.so.2.18.5"
         (torch(nccl_loaded=None), None, "", ""),
         (
             torch(nccl_libraries=(SYSTEM,), nccl_loaded="2.18.5", nccl_found_by="LD_LIBRARY_PATH"),
-            WARNING, "built with NCCL 2.27.3, and NCCL 2.18.5 is loaded", "take /usr/lib/x86_64-linux-gnu out of",
+            WARNING, "built with NCCL 2.27.3, but NCCL 2.18.5 is loaded", "remove /usr/lib/x86_64-linux-gnu from",
         ),
         (
             torch(nccl_libraries=(SYSTEM,), nccl_loaded="2.18.5", nccl_found_by="LD_PRELOAD"),
@@ -275,7 +275,7 @@ def test_driver_lib_mismatch(seen, libraries, driver, outcome):
     check, findings = ask("driver-lib-mismatch", node(software=installed, gpus=seen))
     assert check.outcome is outcome
     if findings:
-        assert findings[0].fix.startswith("reboot, or with nothing using the GPUs: sudo rmmod")
+        assert findings[0].fix.startswith("reboot, or, when no process uses the GPUs: sudo rmmod")
         assert findings[0].severity is ERROR
 
 
@@ -293,8 +293,8 @@ ARCHES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
         (("sm_100f",), [(10, 3)], 1, None, ""),
         (("sm_90a", "compute_90a"), [(10, 0)], 1, ERROR, "install a newer build"),
         (("sm_80", "sm_90"), [(12, 0)], 1, ERROR, "install a newer build: upgrade the NVIDIA driver"),
-        (("sm_86",), [(8, 0)], 1, ERROR, "install an older build of torch that still has sm_80"),
-        (ARCHES, [(7, 0)], 1, ERROR, "install an older build of torch that still has sm_70"),
+        (("sm_86",), [(8, 0)], 1, ERROR, "install an older build of torch that still supports sm_80"),
+        (ARCHES, [(7, 0)], 1, ERROR, "install an older build of torch that still supports sm_70"),
         (ARCHES, [(9, 0), (6, 1)], 1, WARNING, "export CUDA_VISIBLE_DEVICES=0"),
         (ARCHES, [(6, 1), (9, 0)], 1, ERROR, "export CUDA_VISIBLE_DEVICES=1"),
         (ARCHES, [(9, 0), (6, 1)], 2, ERROR, "export CUDA_VISIBLE_DEVICES=0"),

@@ -168,15 +168,13 @@ def test_adapters_that_do_not_reach_gpu_memory(tmp_path: Path) -> None:
     assert found(tmp_path, log, machine("n1", gpu(), state="ACTIVE")) == []
     (finding,) = found(tmp_path, log, machine("n1", gpu(), state="ACTIVE", peermem=True))
     assert "no GDRDMA" in finding.summary
-    assert "nvidia_peermem is there" in finding.summary
+    assert "nvidia_peermem is loaded" in finding.summary
     assert found(tmp_path, job(GDR, "n1", "n2", network="IB"), machine("n1", gpu(), state="ACTIVE", peermem=True)) == []
 
 
 def test_a_third_gpu(tmp_path: Path) -> None:
     found_ = found(tmp_path, job("P2P/indirect/2[5e000]", "n1", "n1"))
-    assert [one.summary for one in found_] == [
-        "ranks 0 and 1 on n1 reach each other through a third GPU (P2P/indirect)"
-    ]
+    assert [one.summary for one in found_] == ["ranks 0 and 1 on n1 communicate through a third GPU (P2P/indirect)"]
 
 
 def test_host_memory_despite_nvlink(tmp_path: Path) -> None:
@@ -202,7 +200,7 @@ def test_unequal_channels(tmp_path: Path) -> None:
     log = NcclRank(rank=0, ways={1: P2P}, channels=24).lines() + NcclRank(rank=1, ways={0: P2P}, channels=2).lines()
     (finding,) = found(tmp_path, log)
     assert finding.ranks == (1,)
-    assert "2 channels for collectives, and others 24" in finding.summary
+    assert "2 channels for collectives, but others 24" in finding.summary
 
 
 def test_what_nccl_does_is_explained(tmp_path: Path) -> None:
@@ -211,5 +209,5 @@ def test_what_nccl_does_is_explained(tmp_path: Path) -> None:
     notes = analyze([str(tmp_path)], (), "").data["evidence"]["notes"]
     assert "NCCL uses the network TCP (Socket) on n1" in notes
     assert "1 pair of ranks through the host's memory (SHM/direct/direct): 0-1, 2 channels each way" in notes
-    assert "NCCL_P2P_DISABLE=1: GPUs of one host do not exchange data directly" in notes
-    assert "setting up a communicator took up to 45.2 s, which delays the start and no step" in notes
+    assert "NCCL_P2P_DISABLE=1: no direct data exchange between the GPUs of a host" in notes
+    assert "setting up a communicator took up to 45.2 s, which delays only the start" in notes

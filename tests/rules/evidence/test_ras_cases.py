@@ -213,7 +213,7 @@ def test_ras_and_the_watchdog_contradict_each_other(tmp_path):
     """Counts of launches are stronger than the silence of a watchdog; both are told."""
     logs = [watchdog(rank, work(71)) for rank in range(8) if rank != 2]
     logs.append([f"[rank2]: {line}" for line in steps(3)])
-    truth = Truth(kinds=ABSENT, ranks=(5,), confidence=("low",), says=("against it",))
+    truth = Truth(kinds=ABSENT, ranks=(5,), confidence=("low",), says=("a weaker source disagrees",))
     hold(tmp_path, {"ras.txt": behind(5, 70), "job.log": interleaved(*logs)}, truth)
 
 

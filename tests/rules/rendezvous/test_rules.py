@@ -65,19 +65,19 @@ TABLE = {
     "two nodes, all is well": (TWO, []),
     "one node": (healthy(1), []),
     "the store is refused to one of two": (
-        with_visits(TWO, n1=view(1, Contact.REFUSED)), [("tcp-store", ("node0",), "comes in to node0")]
+        with_visits(TWO, n1=view(1, Contact.REFUSED)), [("tcp-store", ("node0",), "check what node0 accepts")]
     ),
     "the store is dropped for all others": (
         with_visits(FOUR, **{f"n{n}": view(n, Contact.NO_ANSWER) for n in (1, 2, 3)}),
-        [("tcp-store", ("node0",), "gets no answer")],
+        [("tcp-store", ("node0",), "gets no response")],
     ),
     "the store is prohibited to one of four": (
         with_visits(FOUR, n2=view(2, Contact.UNREACHABLE)),
-        [("tcp-store", ("node2",), "goes out of node2, or what node0 lets in")],
+        [("tcp-store", ("node2",), "check what leaves node2, and what node0 accepts")],
     ),
     "an address that torch tries first does not answer, on all nodes": (
         with_visits(FOUR, **{f"n{n}": two_addresses(n, Contact.NO_ANSWER, Contact.CONNECTED) for n in range(4)}),
-        [("tcp-store", ("node0",), "node0 leads node0, node1, node2 and node3 to an address that does not answer")],
+        [("tcp-store", ("node0",), "node0 first resolves to an address that does not respond")],
     ),
     "an address that one node alone tries first does not answer": (
         with_visits(FOUR, n2=two_addresses(2, Contact.NO_ANSWER, Contact.CONNECTED)),
@@ -91,12 +91,13 @@ TABLE = {
     ),
     "what answers is no store": (
         with_visits(TWO, n0=view(0, Contact.NO_STORE, "Address already in use"), n1=view(1, Contact.NO_STORE)),
-        [("tcp-store", ("node0",), "cannot serve the store on port 29500"), ("tcp-store", ("node0",), "is no store")],
+        [("tcp-store", ("node0",), "cannot serve the store on port 29500"),
+         ("tcp-store", ("node0",), "is not a torch store")],
     ),
     "nobody listens, as a node alone sees it": (
-        lone(Contact.REFUSED), [("tcp-store", ("node0",), "nobody listens there, or a firewall")]
+        lone(Contact.REFUSED), [("tcp-store", ("node0",), "no process listens there, or a firewall")]
     ),
-    "no answer, as a node alone sees it": (lone(Contact.NO_ANSWER), [("tcp-store", ("node0",), "gets no answer")]),
+    "no answer, as a node alone sees it": (lone(Contact.NO_ANSWER), [("tcp-store", ("node0",), "gets no response")]),
     "no name, as a node alone sees it": (
         lone(Contact.UNRESOLVED), [("tcp-store", ("node1",), "does not resolve")]
     ),
@@ -105,9 +106,10 @@ TABLE = {
     "a host that is cut off": (
         with_pairs(FOUR, row(2) | column(2), fails(Contact.UNREACHABLE)), [("mesh", ("node2",), "cut off")]
     ),
-    "one pair": (with_pairs(FOUR, {(1, 2)}, fails(Contact.REFUSED)), [("mesh", ("node1", "node2"), "both can to")]),
+    "one pair": (with_pairs(FOUR, {(1, 2)}, fails(Contact.REFUSED)),
+        [("mesh", ("node1", "node2"), "both can connect to")]),
     "two hosts, one way": (
-        with_pairs(TWO, {(0, 1)}, fails(Contact.NO_ANSWER)), [("mesh", ("node1",), "the other way works")]
+        with_pairs(TWO, {(0, 1)}, fails(Contact.NO_ANSWER)), [("mesh", ("node1",), "the other direction works")]
     ),
     "two hosts, both ways": (
         with_pairs(TWO, {(0, 1), (1, 0)}, fails(Contact.NO_ANSWER)), [("mesh", ("node0", "node1"), "any direction")]
@@ -152,14 +154,14 @@ TABLE = {
     "a slow card": (with_pairs(FOUR, row(1), CRAWLS), [("slow-link", ("node1",), "(outbound): 12.0 MB/s")]),
     "a slow pair": (with_pairs(FOUR, {(1, 2), (2, 1)}, CRAWLS), [("slow-link", ("node1", "node2"), "and back")]),
     "a slow host of three": (
-        with_pairs(healthy(3), row(2, 3) | column(2, 3), CRAWLS), [("slow-link", ("node2",), "to node2 and from it")]
+        with_pairs(healthy(3), row(2, 3) | column(2, 3), CRAWLS), [("slow-link", ("node2",), "to and from node2")]
     ),
     "what comes in to a slow host waits behind what goes out of it": (
         with_pairs(healthy(3), row(2, 3) | {(0, 2)}, CRAWLS), [("slow-link", ("node2",), "(outbound): 12.0 MB/s")]
     ),
     "two slow hosts of four": (
         with_pairs(FOUR, row(0) | column(0) | row(3) | column(3), CRAWLS),
-        [("slow-link", (name,), f"to {name} and from it") for name in ("node0", "node3")],
+        [("slow-link", (name,), f"to and from {name}") for name in ("node0", "node3")],
     ),
     "so slow that it was given up": (
         with_pairs(FOUR, row(1), large(contact=Contact.NO_ANSWER, duration_s=12.5, sent=70, delivered=60_000)),

@@ -41,7 +41,7 @@ def test_a_plan_has_its_findings(numbers, more, expected):
 def test_who_ends_early_is_named():
     (finding, *_) = judged(9, 4, 2, sharing=Sharing.SPLIT).findings
     assert finding.ranks == (1, 2, 3)
-    assert finding.summary.startswith("rank 0 has 2 batches and ranks 1-3 have 1:")
+    assert finding.summary.startswith("rank 0 has 2 batches, but ranks 1-3 have 1:")
 
 
 def test_every_check_says_what_it_saw():

@@ -105,7 +105,7 @@ SEARCHES = replace(LATE, finds_unused=True)
 def test_a_search_that_never_found_anything_is_needless() -> None:
     (problem,) = check_unused(state(SEARCHES)).problems
     assert (problem.severity, problem.ranks) == (None, (0, 1))
-    assert problem.fix.startswith("drop find_unused_parameters=True")
+    assert problem.fix.startswith("remove find_unused_parameters=True")
 
 
 def test_the_same_unused_parameters_in_all_steps_are_a_note() -> None:

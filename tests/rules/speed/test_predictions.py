@@ -83,7 +83,7 @@ def test_without_cores_to_spare_the_reduction_is_refused_and_fewer_reductions_sa
 
 def test_a_hidden_reduction_does_not_tell_what_other_buckets_would_cost_unless_a_curve_does() -> None:
     hidden = two({}, replace(LATE, exposed_ms=0.0))
-    assert "does not tell" in predicted("bucket_cap=1", basis_of(hidden, 100.0)).reason
+    assert "does not show" in predicted("bucket_cap=1", basis_of(hidden, 100.0)).reason
     assert predicted(f"bucket_cap={64 * MIB}", basis_of(hidden, 400.0, CURVES)).gain == pytest.approx(-160 / 400)
 
 
@@ -135,7 +135,7 @@ def test_workers_that_need_more_cores_than_there_are_are_refused() -> None:
     waiting = {"data": 200.0, "forward": 30.0, "backward": 60.0}
     (found,) = predict_changes(state(*two(waiting, None, fetch_times=busy, batches=60)))
     assert found.ratio is None
-    assert "cores of 2" in found.reason
+    assert "cores, and there are 2" in found.reason
 
 
 def test_a_fault_that_is_repaired_saves_its_share_at_most() -> None:

@@ -180,18 +180,18 @@ def test_workers_are_asked_for_only_as_far_as_they_help() -> None:
     (problem,) = check_input(state(*both({"data": 301.0}))).problems
     assert "num_workers=4" in problem.fix
     (problem,) = check_input(state(*both({"data": 301.0}, cpu_ms={"data": 290.0}))).problems
-    assert "need 8 cores of 2" in problem.fix
+    assert "need 8 cores, and there are 2" in problem.fix
 
 
 def test_long_steps_in_which_garbage_is_collected_are_no_stalls() -> None:
     alike = both({"host": every(10, 1.0, 301.0), "gc": every(10, 0.0, 290.0)}, lines_seen=(seen(31),))
     answer = check_periodic(state(*alike))
     assert answer.outcome is Outcome.PASSED
-    assert answer.seen.endswith("in which they collect garbage")
+    assert answer.seen.endswith("the cause is garbage collection")
     one = rank(0, {"host": every(10, 1.0, 301.0), "gc": every(10, 0.0, 290.0)})
     answer = check_rank_work(state(one, rank(1, {"exposed": every(10, 2.0, 302.0)})))
     assert answer.outcome is Outcome.PASSED
-    assert answer.seen.endswith("in which it collects garbage")
+    assert answer.seen.endswith("the cause is garbage collection")
 
 
 def test_the_line_of_collections_is_the_one_that_was_noted() -> None:
@@ -211,4 +211,4 @@ def test_looks_in_each_step_of_a_short_run(own_share: float, judged: bool) -> No
     found = build_speed_state(job(*ranks))
     assert isinstance(found, SpeedState) == judged
     if isinstance(found, Unread):
-        assert found.reason.startswith("fewer than 10 of 20 steps are left")
+        assert found.reason.startswith("fewer than 10 of 20 steps are usable")

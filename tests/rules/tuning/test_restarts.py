@@ -52,7 +52,7 @@ def test_nothing_else_is_restarted(trial, kinds, only):
 def test_threads_that_are_right_already_are_not_tried():
     plan = plan_restarts(DONE, QUIET, (), ("threads",))
     assert (plan.settings, plan.refused) == ((), (("threads", "a rank has 1 already: the cores / the ranks"),))
-    assert plan_restarts(DONE, None, (), ("threads",)).refused == (("threads", "the cores are not known"),)
+    assert plan_restarts(DONE, None, (), ("threads",)).refused == (("threads", "unknown number of cores"),)
 
 
 def test_the_reason_for_restarts_is_said():

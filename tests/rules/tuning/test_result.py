@@ -75,7 +75,7 @@ def test_a_gain_within_the_noise_is_none():
     result = result_of(trial({**QUIET, CAP: 0.85}, wobble=(0.2, -0.1, 0.0, 0.1)))
     assert result.verdict is TuneVerdict.NOISY
     assert [problem.summary for problem in check_noise(result).problems] == [
-        "the steps of the script differ too much from round to round to tell what a setting gains"
+        "step times differ too much between rounds to measure what a setting gains"
     ]
 
 

@@ -32,7 +32,7 @@ def test_of_several_jobs_one_must_be_named(tmp_path):
         assert one.ends_well()
         assert two.ends_well()
 
-    assert told.message.endswith("training jobs run on this machine; which one is meant?")
+    assert told.message.endswith("training jobs run on this machine: choose one")
     for job in (one, two):
         pids = f"pid {job.pids[0]} and {job.pids[1]}" if job.pids[0] < job.pids[1] else f"pid {job.pids[0]} and"
         assert f"--job 127.0.0.1:{job.port}: 2 ranks of 2 (0, 1), {pids}" in told.help

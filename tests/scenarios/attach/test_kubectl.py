@@ -145,8 +145,8 @@ def test_a_pod_whose_python_has_no_ddpdoctor(cluster):
     [
         pytest.param((), "no pod in this namespace has the labels job-name=train", id="no pod"),
         pytest.param(("--namespace", "team"), "no pod in the namespace team has the labels", id="no pod there"),
-        pytest.param(("--slurm", "7"), "--slurm and --kubectl exclude each other", id="and Slurm"),
-        pytest.param(("--node-only",), "--kubectl and --node-only exclude each other", id="and one machine"),
+        pytest.param(("--slurm", "7"), "use either --slurm or --kubectl, not both", id="and Slurm"),
+        pytest.param(("--node-only",), "use either --kubectl or --node-only, not both", id="and one machine"),
     ],
 )
 def test_what_is_asked_is_refused(cluster, options, words):
@@ -168,9 +168,9 @@ def test_kubectl_is_missing_or_says_no(cluster):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--namespace", "team"), "--namespace and --container are for --kubectl"),
-        (("--python", "python3"), "--python is for --slurm and --kubectl"),
-        (("--folder", "-"), "--folder - is for --node-only"),
+        (("--namespace", "team"), "--namespace and --container need --kubectl"),
+        (("--python", "python3"), "--python needs --slurm or --kubectl"),
+        (("--folder", "-"), "--folder - needs --node-only"),
     ],
 )
 def test_options_that_mean_nothing_alone_are_refused(options, words):

@@ -152,17 +152,17 @@ def test_a_job_that_does_not_run(slurm):
     number = slurm.run("sbatch", "--parsable", "--hold", "--wrap=true").stdout.strip()
     waiting = attach(slurm, "--slurm", number)
     slurm.run("scancel", number)
-    assert (waiting.returncode, f"job {number} does not run: it is PENDING" in waiting.stderr) == (2, True)
+    assert (waiting.returncode, f"job {number} is not running: it is PENDING" in waiting.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
     ("options", "env", "words"),
     [
-        pytest.param(("--slurm", "999999"), {}, "Slurm knows no job 999999", id="no such job"),
-        pytest.param(("--slurm", "train"), {}, "train is no number of a Slurm job", id="no number"),
+        pytest.param(("--slurm", "999999"), {}, "Slurm does not know job 999999", id="no such job"),
+        pytest.param(("--slurm", "train"), {}, "train is not the number of a Slurm job", id="no number"),
         pytest.param(("--slurm", "1"), {"PATH": "/nowhere"}, "squeue is not on PATH", id="no Slurm here"),
         pytest.param(("--slurm", "1"), {"SLURM_CONF": "/nowhere"}, "Slurm does not answer", id="no controller"),
-        pytest.param(("--slurm", "1", "--pid", "1"), {}, "--slurm and --pid exclude each other", id="and a process"),
+        pytest.param(("--slurm", "1", "--pid", "1"), {}, "use either --slurm or --pid, not both", id="and a process"),
     ],
 )
 def test_what_is_asked_is_refused(slurm, options, env, words):

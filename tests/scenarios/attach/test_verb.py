@@ -61,11 +61,11 @@ def test_of_a_rank_that_waits_for_its_loader_the_line_of_the_worker_is_told(tmp_
 
     verdict = json.loads(done.stdout)["verdict"]
     assert (done.returncode, verdict["code"], verdict["ranks"]) == (1, "DD601", [1])
-    at_fault = f"in wait_for_the_test at attached.py:{marked('FAULT')}"
+    at_fault = f"in wait_for_the_test (attached.py:{marked('FAULT')})"
     assert [
         line for line in verdict["evidence"] if line.startswith("the worker of rank 1 with pid ") and at_fault in line
     ]
-    assert verdict["fix"] == f"look at what the DataLoader workers of rank 1 do {at_fault}"
+    assert verdict["fix"] == f"check what the DataLoader workers of rank 1 do {at_fault}"
 
 
 def test_a_rank_that_holds_the_gil_is_named(tmp_path):
@@ -110,7 +110,7 @@ def test_without_the_right_to_trace_nobody_is_named_and_the_way_to_it_is_told(tm
     report = json.loads(done.stdout)
     evidence = report["data"]["evidence"]
     assert (done.returncode, report["verdict"]) == (4, None)
-    assert evidence["unclear"] == "the job was not seen to move, and no stack of a rank was seen"
+    assert evidence["unclear"] == "there is no sign of progress, and no stack of a rank was seen"
     (step,) = evidence["collect"]
     assert "SYS_PTRACE" in step
     assert [rank["state"] for rank in report["ranks"]] == ["sleeps", "sleeps"]

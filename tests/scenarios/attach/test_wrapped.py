@@ -56,7 +56,7 @@ def test_the_rank_at_fault_is_named_from_its_records_and_the_job_goes_on(tmp_pat
 
     verdict = report["verdict"]
     assert (status, verdict["code"], verdict["ranks"], verdict["confidence"]) == (1, "DD601", [1], "high")
-    assert f"wait_for_the_test at {SCRIPT.name}:{marked('FAULT')}" in verdict["summary"]
+    assert f"wait_for_the_test ({SCRIPT.name}:{marked('FAULT')})" in verdict["summary"]
     assert [line for line in verdict["evidence"] if line.startswith("rank 0 waits in all_reduce of float32[1]")]
     assert report["data"]["evidence"]["notes"] == [UNDER_WRAP.format(run=run), OWN]
     assert [lane["detail"][-1]["kind"] for lane in report["data"]["timeline"]["lanes"]] == ["wait", "host"]

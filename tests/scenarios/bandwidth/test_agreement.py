@@ -43,7 +43,7 @@ def test_a_rank_of_a_launcher_starts_no_ranks():
     done = by_hand(options, options)
 
     assert [one.status for one in done] == [2, 2]
-    assert "--nproc-per-node is for a start without a launcher" in done[0].stderr
+    assert "--nproc-per-node works only without a launcher" in done[0].stderr
     assert done[1].stderr == ""
 
 

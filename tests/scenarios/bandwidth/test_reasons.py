@@ -17,7 +17,7 @@ CPUS = sorted(os.sched_getaffinity(0))
 ON = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); os.execv(sys.argv[2], sys.argv[2:])"
 WORK = "print('working', flush=True)\nwhile True: pass"
 HOST_ALONE = "GLOO_SOCKET_IFNAME, the host name's address"
-BUSY = "/proc/stat, while the ranks slept"
+BUSY = "/proc/stat, while the ranks were idle"
 
 two_processors = pytest.mark.skipif(len(CPUS) < 2, reason="needs two processors")
 
@@ -52,7 +52,7 @@ def test_a_machine_as_it_should_be():
 
     # Whether somebody else works on this machine, or on its host, is not the test's to say.
     assert [one["source"] for one in found if not one["source"].startswith("/proc/stat")] == [HOST_ALONE]
-    assert "of no network" in found[-1]["text"]
+    assert "not a network" in found[-1]["text"]
     assert found[-1]["hosts"] == [os.uname().nodename]
 
 

@@ -272,7 +272,7 @@ def test_a_host_behind_a_firewall_is_missing_and_says_why(hosts):
     assert read_report(stdout)["data"]["missing_ranks"] == [1]
     assert (processes[1].returncode, nothing) == (4, "")
     assert f"rank 1 cannot reach rank 0 at dd0:{port}" in stderr
-    assert "no answer, as where a firewall drops packets" in stderr
+    assert "no answer; a firewall may drop the packets" in stderr
 
 
 def srun(slurm: Slurm, *options: str, check_env=CHECK_ENV, **env: str):

@@ -98,7 +98,7 @@ def test_gpus_are_counted(driver, state, visible, count):
 
 def test_a_driver_that_cannot_be_asked_is_not_taken_for_none(driver):
     env = {**os.environ, "LD_LIBRARY_PATH": str(driver), "FAKE_NVML": "mismatch"}
-    assert count_gpus(env) == GpuCount(unknown="NVML could not be asked: it says LIB_RM_VERSION_MISMATCH")
+    assert count_gpus(env) == GpuCount(unknown="NVML gave no answer: it says LIB_RM_VERSION_MISMATCH")
 
 
 @pytest.mark.parametrize("state", ["dead", "hang"])
@@ -125,7 +125,7 @@ def test_check_env_finds_what_is_wrong(driver):
     found = {finding["kind"]: finding["summary"] for finding in report["findings"]}
     assert status == 1
     assert found["ecc-unc"].startswith("GPU 1 had memory errors")
-    assert found["row-remap"].startswith("GPU 1 has a bad memory row") or "GPU 0 replaced" in found["row-remap"]
+    assert found["row-remap"].startswith("GPU 1 has a bad memory row") or "GPU 0 remapped" in found["row-remap"]
     assert found["sram-threshold"].startswith("GPU 1")
     assert found["nvlink"].startswith("GPU 1 has NVLinks that are down")
     assert "other-procs" not in found
@@ -135,7 +135,7 @@ def test_check_env_blames_a_lost_gpu(driver):
     report, status = check_env(driver, "gpu-count", "--no-torch", state="lost")
     (finding,) = report["findings"]
     assert (status, finding["severity"]) == (1, "error")
-    assert finding["summary"].startswith("GPU 1 does not answer")
+    assert finding["summary"].startswith("GPU 1 does not respond")
 
 
 def test_a_hidden_gpu_of_the_real_environment(driver, monkeypatch):

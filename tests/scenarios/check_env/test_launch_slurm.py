@@ -46,13 +46,13 @@ def test_more_ranks_than_tasks(slurm):
     findings, _ = check_env(slurm, *TASK_A_RANK, script='RANK=$SLURM_PROCID WORLD_SIZE=8 exec "$@"', **STORE)
     assert findings["slurm-shape"]["severity"] == "error"
     assert findings["slurm-shape"]["ranks"] == [0, 1, 2, 3]
-    assert "WORLD_SIZE is 8 and srun started 4 tasks" in findings["slurm-shape"]["summary"]
+    assert "WORLD_SIZE is 8, but srun started 4 tasks" in findings["slurm-shape"]["summary"]
 
 
 def test_one_rank_for_all(slurm):
     findings, _ = check_env(slurm, *TASK_A_RANK, **STORE, RANK="0", WORLD_SIZE="4")
-    assert findings["rank-set"]["summary"].startswith("rank 0 is claimed by more than one process")
-    assert findings["rank-set"]["evidence"][1] == "nobody is ranks 1-3"
+    assert findings["rank-set"]["summary"].startswith("rank 0 is used by more than one process")
+    assert findings["rank-set"]["evidence"][1] == "no process has ranks 1-3"
     assert "RANK is not SLURM_PROCID" in findings["slurm-shape"]["summary"]
 
 
@@ -61,7 +61,7 @@ def test_a_task_that_never_comes(slurm):
     findings, _ = check_env(slurm, *TASK_A_RANK, script=never, more=("--timeout", "20"), **STORE)
     assert findings["rank-set"]["ranks"] == [3]
     assert findings["rank-set"]["hosts"] == ["dd1"]
-    assert "rank 3 of 4 on dd1 did not answer" in findings["rank-set"]["summary"]
+    assert "rank 3 of 4 on dd1 did not respond" in findings["rank-set"]["summary"]
 
 
 def test_a_variable_of_one_node(slurm):
@@ -83,7 +83,7 @@ def test_a_rendezvous_that_nobody_hosts(slurm):
     given = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "10.99.0.1:29400", "PET_NNODES": "2"}
     findings, _ = check_env(slurm, *TASK_A_NODE, **given)
     assert (findings["rdzv-host"]["severity"], findings["rdzv-host"]["hosts"]) == ("error", ["dd0"])
-    assert "no host takes itself for 10.99.0.1" in findings["rdzv-host"]["summary"]
+    assert "no host matches 10.99.0.1" in findings["rdzv-host"]["summary"]
 
 
 def test_two_rendezvous(slurm):
@@ -95,7 +95,7 @@ def test_two_rendezvous(slurm):
 def test_one_cpu_for_a_task(slurm):
     narrow = 'exec taskset -c 0 "$@"'
     findings, _ = check_env(slurm, *TASK_A_NODE, "--cpus-per-task=2", script=narrow, **STORE)
-    assert "asked for 2 CPUs for each task, and srun lets a task use 1" in findings["srun-cpus"]["summary"]
+    assert "requested 2 CPUs per task, but srun lets a task use only 1" in findings["srun-cpus"]["summary"]
 
 
 def test_a_batch_script_is_no_rank(slurm):
@@ -125,4 +125,4 @@ def test_a_torchrun_on_each_node_that_trains_by_itself(slurm):
     of_first = "".join(line.removeprefix("0: ") + "\n" for line in done.stdout.splitlines() if line.startswith("0: "))
     (finding,) = json.loads(of_first)["findings"]
     assert (finding["kind"], finding["severity"]) == ("slurm-shape", "warning")
-    assert finding["summary"] == "torchrun counts 1 node and the step has 2: they do not all train together"
+    assert finding["summary"] == "torchrun counts 1 node, but the step has 2: they do not all train together"

@@ -111,7 +111,7 @@ def test_a_dead_name_server_is_cut_off_and_the_rest_is_reported():
     kinds = found(report)
     assert set(kinds) == {"hostname-unresolvable", "master-resolve", "rdns-slow"}
     for kind in ("hostname-unresolvable", "master-resolve"):
-        assert "was not looked up within 2 s: a name server does not answer" in kinds[kind]["summary"]
+        assert "did not resolve within 2 s: a name server does not respond" in kinds[kind]["summary"]
     assert outcomes(report)["iface-up"] == "passed"
 
 
@@ -227,7 +227,7 @@ def test_a_port_that_another_process_has():
         one.stdin.close()
     assert (finding["severity"], finding["summary"]) == (
         "error",
-        f"MASTER_PORT {port} is taken by another process: rank 0 ends with EADDRINUSE",
+        f"another process uses MASTER_PORT {port}: rank 0 fails with EADDRINUSE",
     )
     assert f"(process {one.pid}) listens on it" in finding["evidence"][0]
     assert finding["fix"].startswith(f"kill {one.pid}")

@@ -47,7 +47,7 @@ def test_two_processes_become_the_ranks_that_their_variables_name(tmp_path):
     assert report["job"] == {"world_size": 2, "nnodes": 1, "status": "finished", "exit_status": 0}
     assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
     assert report["findings"] == []
-    assert "becoming rank 0 of 2, as RANK and WORLD_SIZE say" in ended[0][1]
+    assert "becoming rank 0 of 2, because RANK and WORLD_SIZE are set" in ended[0][1]
     assert "becoming rank" not in ended[1][1]
 
 

@@ -151,7 +151,7 @@ add rule inet dd in ip saddr {hosts.address(2)} drop"
 
     assert first.named == ("transport", [0, 1, 2], ["dd0", "dd1", "dd2"]), first.verdict
     seen = " ".join(first.verdict["evidence"])
-    assert "what rank 1 sends to rank 2 is not acknowledged" in seen or "what rank 2 sends to rank 1" in seen, seen
+    assert "data from rank 1 to rank 2 is not acknowledged" in seen or "data from rank 2 to rank 1" in seen, seen
     assert [other.status for other in others] == [124, 124]
 
 
@@ -197,7 +197,7 @@ def test_a_node_that_is_cut_off_while_it_trains(hosts, tmp_path):
     assert other.named == first.named
     # Of three nodes the one that reaches none of the others knows that it is itself.
     assert (cut_off.verdict["kind"], cut_off.verdict["hosts"]) == ("killed", ["dd1"]), cut_off.verdict
-    assert "this node (dd1) is cut off from dd0 and dd2" in cut_off.verdict["summary"]
+    assert "this node (dd1) is cut off: dd0 and dd2 do not respond" in cut_off.verdict["summary"]
     assert [member.status for member in (first, cut_off, other)] == [124, 124, 124]
 
 

@@ -56,12 +56,12 @@ def test_a_measured_curve_is_used_in_place_of_the_run(slow: Path, bench: Path) -
     assert ran.returncode == 0, ran.stderr
     by_curve, by_run = predictions(json.loads(ran.stdout)), predictions(json.loads((slow / "report.json").read_text()))
     assert by_curve["buffers_off"] == by_run["buffers_off"]
-    assert not any("solved from this run" in one["assumes"] for one in by_curve.values())
+    assert not any("fitted to this run" in one["assumes"] for one in by_curve.values())
 
 
 def test_what_is_no_curve_is_refused(slow: Path, bench: Path) -> None:
     for arguments, says in (
-        ((str(slow), "--curve", str(slow)), "is no report of allreduce-bench"),
+        ((str(slow), "--curve", str(slow)), "is not a report of allreduce-bench"),
         ((str(slow), "--curve", "/nowhere"), "there is no /nowhere"),
         ((str(bench), "--curve", str(bench)), "run"),
     ):

@@ -53,10 +53,10 @@ def test_a_job_that_is_too_short_has_no_efficiency(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (("--scaling", "1", str(JOB)), "one of them above 1"),
-        (("--scaling", "two", str(JOB)), "no list of numbers"),
-        (("--scaling", "1,2", "--nproc-per-node=2", str(JOB)), "without --nproc-per-node"),
-        (("--scaling", "1,2", "--only", "bucket_cap", str(JOB)), "without --only"),
-        (("--scaling", "1,2", "--", "python", str(JOB)), "starts them itself"),
+        (("--scaling", "two", str(JOB)), "not a list of rank counts"),
+        (("--scaling", "1,2", "--nproc-per-node=2", str(JOB)), "with --nproc-per-node"),
+        (("--scaling", "1,2", "--only", "bucket_cap", str(JOB)), "with --only"),
+        (("--scaling", "1,2", "--", "python", str(JOB)), "needs a script"),
     ],
 )
 def test_bad_input_starts_nothing(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:

@@ -92,7 +92,7 @@ def test_what_is_no_ras_is_left_alone():
     with served(http) as port:
         told = ask_ras("127.0.0.1", port)
     assert isinstance(told, Refusal)
-    assert "no RAS" in told.reason
+    assert "not NCCL's RAS" in told.reason
     assert asked == [b"CLIENT PROTOCOL 2\n"]
 
 
@@ -112,4 +112,4 @@ def test_a_ras_that_hangs_up_early():
     with served(lambda connection: connection.recv(1)) as port:
         told = ask_ras("127.0.0.1", port)
     assert isinstance(told, Refusal)
-    assert "no whole answer" in told.reason
+    assert "incomplete answer" in told.reason

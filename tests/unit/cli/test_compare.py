@@ -137,7 +137,7 @@ def test_what_is_no_other_run_is_refused(save: Save, tmp_path: Path) -> None:
     bench.write_text(render_json(benches.everything()))
     for other, said in (
         (a, "are the same run"), (a / "report.json", "are the same run"), (tmp_path / "none", "there is no"),
-        (bench, "it is no run of `ddpdoctor wrap`"),
+        (bench, "it is not a run of `ddpdoctor wrap`"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=said) as refused:
             run(Options(run_dir=a, compare=other))

@@ -38,7 +38,7 @@ def test_a_part_of_the_folder_that_is_a_link_is_damage(part: str, tmp_path: Path
     write_folder(tmp_path / "run", Job(world=4, steps=3, situation="stuck", tp=2))
     (tmp_path / "run" / part).rename(tmp_path / part)
     (tmp_path / "run" / part).symlink_to(tmp_path / part)
-    with pytest.raises(UserError, match=f"is damaged: {part} in it is no folder, or a link"):
+    with pytest.raises(UserError, match=f"is damaged: {part} in it is not a folder, or is a link"):
         read_run(tmp_path / "run")
 
 

@@ -87,7 +87,7 @@ def test_what_the_hypervisor_took():
     ("text", "reason"),
     [
         (None, "this system does not report how busy its processors are"),
-        (HEAD + "cpu0 0 0 0 0 0 0 0 0 0 0", "/proc/stat stands still here, as in a sandbox"),
+        (HEAD + "cpu0 0 0 0 0 0 0 0 0 0 0", "/proc/stat does not change here, as in a sandbox"),
     ],
 )
 def test_a_system_that_does_not_count(tmp_path, text, reason):

@@ -123,9 +123,9 @@ def test_the_port_of_our_own_can_be_chosen():
         ({"node_rank": 1}, "--node-rank needs --nnodes"),
         ({"nnodes": "2"}, "needs --master-addr or --rdzv-endpoint"),
         ({"nnodes": "2", "master_addr": "n0"}, "needs --node-rank"),
-        ({"nnodes": "two", "rdzv_endpoint": "n0"}, "no number of nodes"),
-        ({"nnodes": "4:2", "rdzv_endpoint": "n0"}, "no number of nodes"),
-        ({"nnodes": "2", "rdzv_endpoint": "n0:99999"}, "99999 is no port"),
+        ({"nnodes": "two", "rdzv_endpoint": "n0"}, "not a number of nodes"),
+        ({"nnodes": "4:2", "rdzv_endpoint": "n0"}, "not a number of nodes"),
+        ({"nnodes": "2", "rdzv_endpoint": "n0:99999"}, "99999 is not a port"),
     ],
 )
 def test_what_is_not_enough(options, words):

@@ -207,12 +207,12 @@ def test_a_part_that_raises_is_a_crashed_check_and_the_rest_stays():
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda data: data.update(verb="check-env"), "is no report of allreduce-bench"),
-        (lambda data: data.update(results=[]), "holds no measurement"),
+        (lambda data: data.update(verb="check-env"), "is not a report of allreduce-bench"),
+        (lambda data: data.update(results=[]), "has no measurements"),
         (lambda data: data.update(results="x"), "cannot be read: a list was expected"),
         (lambda data: data["results"][0].pop("p50_us"), "cannot be read: p50_us: it is missing"),
-        (lambda data: data["results"][0].update(p50_us=0), "holds a time that is none"),
-        (lambda data: data["results"][0].update(p50_low_us="nan"), "holds a time that is none"),
+        (lambda data: data["results"][0].update(p50_us=0), "has an invalid time"),
+        (lambda data: data["results"][0].update(p50_low_us="nan"), "has an invalid time"),
         (lambda data: data.pop("members"), "cannot be read"),
     ],
 )
@@ -232,7 +232,7 @@ def test_checks_of_a_report_are_those_of_the_rules():
 
     assert report.checks[0] == Check(
         id="wrong-data", code="DD401", group="bandwidth", outcome=Outcome.PASSED,
-        seen="the results of 16 measured cases are as they have to be",
+        seen="the results of 16 measured cases are correct",
     )  # fmt: skip
 
 

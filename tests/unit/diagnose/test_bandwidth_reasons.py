@@ -86,7 +86,7 @@ def test_a_desktop_whose_cards_have_no_peer_access():
 def test_gloo_on_one_host_is_named_as_what_it_is():
     node = node_of("container-nogpu", ranks=range(2))
     (reason,) = find_reasons(bench_of(node, backend="gloo"), Fleet(nodes=(node,)))
-    assert "of no network" in reason.text
+    assert "not a network" in reason.text
 
 
 def test_gloo_asks_nothing_of_gpus_and_rdma():
@@ -100,7 +100,7 @@ def test_gloo_between_hosts_takes_the_host_names_interface_though_there_are_fast
         for reason in find_reasons(bench_of(*pair("nvlink8"), backend="gloo"), Fleet(nodes=pair("nvlink8")))
         if reason.source == "/sys/class/net/*/speed"
     ]
-    assert reason.text == ("Gloo sends over eno1, 10 Gbit/s: no more than 1.25 GB/s leaves a host; ib0 has 400 Gbit/s")
+    assert reason.text == ("Gloo uses eno1, 10 Gbit/s: a host can send at most 1.25 GB/s; ib0 has 400 Gbit/s")
     assert (reason.hosts, reason.fix) == (("host0", "host1"), "export GLOO_SOCKET_IFNAME=ib0 on all hosts")
 
 
@@ -194,7 +194,7 @@ def test_too_few_processors_and_others_on_them():
     node = replace(node, processes=processes, load=load({0: 0.9}))
     assert sources(node, backend="gloo") == [
         "sched_getaffinity",
-        "/proc/stat, while the ranks slept",
+        "/proc/stat, while the ranks were idle",
         "GLOO_SOCKET_IFNAME, the host name's address",
     ]
 

@@ -136,15 +136,15 @@ FAILED = {
     ),
     "gone, and nobody saw how": (
         (position(0, error=PEER, states={"1": ""}), position(2, states={"1": ""})),
-        ("killed", (1,), "rank 1 ended and nobody saw how"),
+        ("killed", (1,), "rank 1 ended for an unknown reason"),
     ),
     "left with a status": (
         (position(0, ends={"1": "exit status 3"}, states={"1": "Z"}), position(2)),
-        ("crash", (1,), "rank 1 left with exit status 3"),
+        ("crash", (1,), "rank 1 exited with status 3"),
     ),
     "raised by a wrapper, whatever its type": (
         (position(0), position(1, error="RuntimeError: no", stack=(OURS, PLUGIN)), position(2, error=PEER)),
-        ("crash", (1,), "rank 1 raised RuntimeError in all_reduce at plugin.py:12: no"),
+        ("crash", (1,), "rank 1 raised RuntimeError in all_reduce (plugin.py:12): no"),
     ),
     "raised by a call of torch's": (
         (position(0), position(1, error="RuntimeError: CUDA error: out of memory"), position(2)),
@@ -188,7 +188,7 @@ def test_a_user_who_ends_a_bench_that_hangs_gets_the_reason():
 def test_transport_says_which_call_among_whom_and_what_to_look_at():
     far = bench(*map(position, EVERYBODY), hosts=("a", "b", "b"))
     (finding,) = stop_findings(far)
-    assert finding.summary == "ranks 0-2 are in all_reduce float32 1 MiB, and it does not complete"
+    assert finding.summary == "ranks 0-2 are in all_reduce float32 1 MiB, but it does not complete"
     assert finding.hosts == ("a", "b")
     assert "ddpdoctor check-env" in finding.fix
     (near,) = stop_findings(bench(*map(position, EVERYBODY), backend="nccl"))
@@ -203,14 +203,14 @@ def test_pairs_that_fail_together_are_one_finding():
     assert (finding.kind, finding.ranks) == ("transport", (0, 1, 2, 3))
     assert finding.summary == (
         "ranks 0 and 1 are in all_reduce float32 8 MiB, ranks 2 and 3 are in all_reduce float32 8 MiB, "
-        "and none of these completes"
+        "but none of these completes"
     )
 
 
 def test_a_host_that_is_silent_is_not_said_to_be_stuck_at_a_line():
     (finding,) = stop_findings(bench(position(0, states={}), hosts=("a", "b", "b")))
     assert (finding.ranks, finding.hosts, finding.where) == ((1, 2), ("b",), ())
-    assert finding.summary == "ranks 1 and 2 no longer answer while rank 0 waits for them in all_reduce"
+    assert finding.summary == "ranks 1 and 2 do not respond anymore; rank 0 is waiting for them in all_reduce"
     assert finding.evidence == (
         "rank 0: in all_reduce", 'the bench was in its phase "measure", at all_reduce float32 1 MiB',
     )  # fmt: skip

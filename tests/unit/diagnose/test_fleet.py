@@ -99,7 +99,7 @@ FACTS = encode(Facts(rank=2, machine="m", container="c", process=process(2), nod
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (b"rubbish", "what is no message of ddpdoctor"),
+        (b"rubbish", "something that is not a message of ddpdoctor"),
         ({}, "rank: it is missing"),
         ({**FACTS, "rank": "2"}, "rank: a whole number was expected, and it is a text"),
         (
@@ -185,7 +185,7 @@ def test_with_a_token_only_those_who_hold_it_take_part(launch):
 
     with ThreadPoolExecutor() as pool:
         running = [pool.submit(speak, rank) for rank in range(3)]
-        with pytest.raises(UserError, match="does not hold the same token") as refused:
+        with pytest.raises(UserError, match="has another token") as refused:
             running[2].result()
     fleet = running[0].result()
     assert refused.value.status == 4
@@ -204,7 +204,7 @@ def test_who_cannot_reach_rank_0_says_what_was_tried(launch):
 
 
 def test_a_port_that_is_taken_is_reported(launch):
-    words = f"port {launch.port} cannot be listened on: Address already in use"
+    words = f"cannot listen on port {launch.port}: Address already in use"
     with socket.create_server(("", launch.port)), pytest.raises(UserError, match=words) as error:
         take_part(launch, 0)
     assert "another --master-port" in error.value.help

@@ -128,7 +128,7 @@ def test_the_fleet_is_in_the_order_of_numbers_and_names_apart():
     fleet = assemble_fleet(found, seat_nodes(found, 1, 2), launch())
     assert [node.host for node in fleet.nodes] == ["same (node 0)", "same (node 1)"]
     assert isinstance(fleet.nodes[0].names, Unread)
-    assert "did not say" in fleet.nodes[0].names.reason
+    assert "did not send" in fleet.nodes[0].names.reason
     assert (fleet.nnodes, fleet.missing) == (2, ())
 
 

@@ -30,16 +30,16 @@ def test_it_is_said_beforehand_how_many_launches_there_are_and_how_long_they_tak
 
 
 def test_a_setting_that_failed_leaves_the_others_their_results():
-    record = restarts_record(PLAN, 4, BLOCKS, {"threads=1": "the job hung under it"}, "")
+    record = restarts_record(PLAN, 4, BLOCKS, {"threads=1": "the job hung with it"}, "")
     assert record.has_result
     assert record.by_restarts
-    assert record.refused == (("threads=1", "the job hung under it"),)
+    assert record.refused == (("threads=1", "the job hung with it"),)
 
 
 def test_launches_that_were_stopped_have_no_result():
-    record = restarts_record(PLAN, 4, BLOCKS, {"threads=1": "the job hung under it"}, "interrupted")
+    record = restarts_record(PLAN, 4, BLOCKS, {"threads=1": "the job hung with it"}, "interrupted")
     assert not record.has_result
-    assert record.refused == (("workers=2", "interrupted"), ("threads=1", "the job hung under it"))
+    assert record.refused == (("workers=2", "interrupted"), ("threads=1", "the job hung with it"))
 
 
 @pytest.mark.parametrize(("setting", "found"), [("workers=2", True), ("base", False)])

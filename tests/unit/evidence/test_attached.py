@@ -70,15 +70,15 @@ def test_what_is_refused_for_all_ranks_is_said_once_with_what_to_do(tmp_path):
     report, evidence = about(save(tmp_path / "n1", "n1", dict.fromkeys(range(4), NO_PY_SPY)))
     assert report.verdict is None
     assert evidence["notes"] == ["py-spy of ranks 0-3: py-spy is not installed; pip install 'ddpdoctor[attach]'"]
-    assert evidence["unclear"] == "the job was not seen to move, and no stack of a rank was seen"
+    assert evidence["unclear"] == "there is no sign of progress, and no stack of a rank was seen"
     assert evidence["collect"] == ["pip install 'ddpdoctor[attach]'"]
 
 
 def test_ranks_that_were_seen_and_do_not_wait_are_to_be_looked_at_again(tmp_path):
     _, evidence = about(save(tmp_path / "n1", "n1", dict.fromkeys(range(4), AT_FAULT)))
-    assert evidence["unclear"] == "the job was not seen to move, and no rank was seen to wait for another"
+    assert evidence["unclear"] == "there is no sign of progress, and no rank was seen to wait for another"
     (step,) = evidence["collect"]
-    assert step.startswith("look again in a minute")
+    assert step.startswith("check again in a minute")
 
 
 def test_a_node_that_sent_nothing_is_named_with_what_to_do(tmp_path):
@@ -140,7 +140,7 @@ def test_ranks_of_nodes_without_a_folder_are_unseen(tmp_path):
     save(tmp_path / "b", "n2", {4: WAITING, 5: WAITING}, world_size=8)
     report, evidence = about(tmp_path)
     assert report.verdict is None
-    assert evidence["unclear"].endswith("says for whom; of ranks 2, 3, 6, 7 nothing was given")
+    assert evidence["unclear"].endswith("which ones; there is no evidence from ranks 2, 3, 6, 7")
     assert [step for step in evidence["collect"] if "on the nodes of the other ranks (ranks 2, 3, 6, 7)" in step]
 
 

@@ -45,7 +45,11 @@ def test_a_record_of_another_token_or_cut_short_is_refused(talk):
     Conversation(talk.store, b"other").send("a", Said(text="x"))
     talk.store.set("b", b"rubbish")
     talk.store.set("c", b"x" * 40)
-    for key, words in {"a": "rank 1 sent a message signed with another token", "b": "no message", "c": "limit"}.items():
+    for key, words in {
+        "a": "rank 1 sent a message signed with another token",
+        "b": "not a message",
+        "c": "limit",
+    }.items():
         with pytest.raises(BadRecord, match=words):
             talk.get(Said, key, "rank 1")
 
@@ -59,7 +63,7 @@ def test_gather_returns_what_comes_in_time(talk):
     )
 
     assert heard == {1: Said(text="one")}
-    assert bad == [(2, "rank 2 sent what is no message of ddpdoctor")]
+    assert bad == [(2, "rank 2 sent something that is not a message of ddpdoctor")]
     with pytest.raises(BadRecord):
         talk.gather(Said, "a", lambda: [2], 0.1)
 

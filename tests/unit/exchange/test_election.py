@@ -105,7 +105,7 @@ def test_a_lower_one_that_serves_nothing_is_waited_for_until_the_limit(tmp_path)
     thread = threading.Thread(target=keep)
     thread.start()
     try:
-        with pytest.raises(StoreError, match="a node with a lower number is there"):
+        with pytest.raises(StoreError, match="a node with a lower number has joined"):
             find_deputy(tmp_path, TOKEN, 1, SETTLE_S + 0.3)
     finally:
         ended.set()

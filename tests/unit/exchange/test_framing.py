@@ -30,9 +30,9 @@ def test_what_is_packed_is_unpacked(token):
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (b"", "no message"),
-        (b"GET / HTTP/1.1\r\n\r\n", "no message"),
-        (raw(GOOD, magic=b"XXXX"), "no message"),
+        (b"", "not a message"),
+        (b"GET / HTTP/1.1\r\n\r\n", "not a message"),
+        (raw(GOOD, magic=b"XXXX"), "not a message"),
         (raw(GOOD, version=2), "format 2"),
         (raw(GOOD)[:-1], "cut short"),
         (raw(GOOD) + b"x", "cut short"),

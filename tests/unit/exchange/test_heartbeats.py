@@ -145,9 +145,9 @@ def test_beats_take_less_than_a_kibibyte_a_second():
 
 def test_what_is_over_the_limit_is_refused_and_the_connection_lives(hosted):
     client = opener(hosted)(LIMIT_S)
-    with pytest.raises(StoreError, match="the beat is over the limit"):
+    with pytest.raises(StoreError, match="the heartbeat is over the limit"):
         client.beat("3", bytes(MAX_SAID_BYTES + 1))
-    with pytest.raises(StoreError, match="the beat is over the limit"):
+    with pytest.raises(StoreError, match="the heartbeat is over the limit"):
         client.leave("3", bytes(MAX_SAID_BYTES + 1))
     with pytest.raises(StoreError, match="over the limit"):
         hosted.announce(bytes(MAX_NOTICE_BYTES + 1))

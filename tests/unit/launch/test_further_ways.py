@@ -59,8 +59,8 @@ def has_come(first: FirstNode, folder: Path) -> Callable[[], bool]:
 def test_nodes_meet_where_a_word_in_the_store_says_and_stay_when_it_ends(store, taken, tmp_path):
     process, port = store
     first = FirstNode(place(0, taken, port), "node0", tmp_path)
-    assert "cannot be listened on" in first.serve()
-    assert "cannot be heard" in str(first.failure)
+    assert "cannot listen on" in first.serve()
+    assert "cannot listen to the other nodes" in str(first.failure)
     other = member(place(1, taken, port), tmp_path)
     assert wait_for(has_come(first, tmp_path))
     assert first.failure is None
@@ -113,7 +113,7 @@ def test_the_store_is_left_in_peace_while_nobody_is_missed(store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("token", "words"), [(b"secret", "connection refused"), (b"another", "no word|not signed|token")]
+    ("token", "words"), [(b"secret", "connection refused"), (b"another", "no message|not signed|token")]
 )
 def test_a_word_that_leads_nowhere_or_is_a_stranger_s(store, taken, tmp_path, token, words):
     _, port = store

@@ -232,7 +232,7 @@ def test_a_command_in_a_step_is_run_as_it_stands() -> None:
 def test_nodes_that_the_step_does_not_have_are_reported() -> None:
     note = placed("--nnodes 3 t.py", step(SLURM_PROCID="0")).note
     assert note is not None
-    assert "--nnodes is 3, and this Slurm step has 2 tasks" in note
+    assert "--nnodes is 3, but this Slurm step has 2 tasks" in note
     assert placed("--nnodes 2:4 t.py", step(SLURM_PROCID="0")).note is None
 
 
@@ -241,7 +241,7 @@ def test_a_batch_script_that_leaves_nodes_idle_is_reported() -> None:
     found = placed("train.py", shell)
     assert found.alone
     assert found.note is not None
-    assert "the other 3 nodes stand idle" in found.note
+    assert "the other 3 nodes are idle" in found.note
     assert placed("train.py", shell | {"SLURM_NNODES": "1"}).note is None
 
 

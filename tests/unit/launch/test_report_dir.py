@@ -98,7 +98,7 @@ def test_what_is_of_another_kind_is_refused(tmp_path, name):
         (tmp_path / name).write_text("")
     else:
         os.mkfifo(tmp_path / name)
-    with pytest.raises(UserError, match="is no f"):
+    with pytest.raises(UserError, match="is not a f"):
         make_report_dir(tmp_path)
 
 

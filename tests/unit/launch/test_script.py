@@ -107,7 +107,7 @@ def test_scripts_that_start_ranks_themselves(source, call):
     [
         (b"x = 1", GpuCount(), 2, "no GPU was found"),
         (b"x = 1", GpuCount(count=1), 1, "the one GPU"),
-        (b"x = 1", GpuCount(count=8), 8, "8 ranks, one a GPU"),
+        (b"x = 1", GpuCount(count=8), 8, "8 ranks, one per GPU"),
         (None, GpuCount(), 2, "no GPU was found"),
         (b"x = 1", GpuCount(unknown="NVML did not answer"), 2, "GPUs are unknown: NVML did not answer"),
         (b"import torch.multiprocessing as mp\nmp.spawn(f)", GpuCount(count=8), 1, "mp.spawn"),

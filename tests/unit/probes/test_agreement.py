@@ -126,7 +126,7 @@ def test_nobody_gets_nccl_on_a_shared_gpu_without_asking():
 def test_nccl_that_would_refuse_is_refused_first(uuids, nccl_hosts, may_share, who):
     error = refusal(with_gpus(*uuids, settings=ON_NCCL, nccl_hosts=nccl_hosts, may_share=may_share))
 
-    assert error.problem == f"--backend nccl needs a GPU of its own for every rank; {who}"
+    assert error.problem == f"--backend nccl needs its own GPU for every rank; {who}"
     assert ("NCCL_HOSTID" in error.help) is ("share" in who)
 
 

@@ -130,9 +130,9 @@ def test_samples_that_cannot_be_loaded_cost_the_comparison_only():
     ("made", "message"),
     [
         (Numbers(), "returns a dataset"),
-        ((DataLoader(Numbers()), DataLoader(Numbers())), "returns a tuple with loaders in it"),
-        ({"train": DataLoader(Numbers())}, "returns a dict with loaders in it"),
-        (None, "which is no loader"),
+        ((DataLoader(Numbers()), DataLoader(Numbers())), "returns a tuple with several loaders"),
+        ({"train": DataLoader(Numbers())}, "returns a dict with several loaders"),
+        (None, "not a loader"),
         (DataLoader(Numbers(), sampler=(1 // 0 for _ in range(2))), "ZeroDivisionError"),
     ],
 )

@@ -46,13 +46,13 @@ def test_functions_and_methods_of_the_working_directory_are_found():
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
-        ("users_module", "which is no package.module:function", "imported from here"),
-        ("users_module.py:make", "which is no package.module:function", "users_module:make"),
+        ("users_module", "which is not package.module:function", "imported from here"),
+        ("users_module.py:make", "which is not package.module:function", "users_module:make"),
         ("./src/train.py", "which is no", "src.train:function"),
-        ("no_such_module:make", "there is no module no_such_module", "Modules are looked for"),
+        ("no_such_module:make", "there is no module no_such_module", "Modules are searched"),
         ("users_module:mak", "users_module has no mak", "Did you mean make?"),
         ("users_module:Maker.mak", "users_module.Maker has no mak", "Did you mean make?"),
-        ("users_module:number", "is an int, and no function", "package.module:function"),
+        ("users_module:number", "is an int, not a function", "package.module:function"),
         ("users_broken:make", "No module named 'no_such_package_of_anybody'", "users_broken.py:2"),
         ("users_wrong:make", "SyntaxError", "users_wrong.py:2"),
         ("users_leaving:make", "it ended the process (SystemExit: 2)", "users_leaving.py:1"),

@@ -190,7 +190,7 @@ def test_of_a_comparison_the_sizes_below_come_first_then_the_slower_ones():
 
     assert pick_changes(comparison.changes) == [below, slower]
     assert count_changes(comparison) == (
-        "4 sizes: 1 below what was asked, 1 slower, 1 faster, 1 alike within the noise; 1 size not in the baseline"
+        "4 sizes: 1 below the required share, 1 slower, 1 faster, 1 equal within the noise; 1 size not in the baseline"
     )
 
 

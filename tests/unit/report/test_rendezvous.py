@@ -52,7 +52,7 @@ def test_the_matrix_shows_which_pairs_fail_and_how():
         "  0      .  drop  ok",
         "  1     ok     .  ok",
         "  2  stall  drop   .",
-        "drop: nothing came back; stall: it connects, and a payload does not arrive",
+        "drop: nothing came back; stall: it connects, but a payload does not arrive",
     ]
 
 

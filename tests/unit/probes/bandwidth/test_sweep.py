@@ -36,7 +36,7 @@ def test_what_there_is_no_time_for_is_left_out_and_said(swept):
     measured = [row["size_bytes"] for row in short["results"]]
     assert measured + left_out["sizes_bytes"] == [KIB * 4**power for power in range(12)]
     assert measured
-    assert left_out["reason"] == "the budget of 0.5 s does not suffice"
+    assert left_out["reason"] == "the budget of 0.5 s is too short"
 
 
 def test_what_there_is_no_memory_for_is_left_out_and_said(swept):

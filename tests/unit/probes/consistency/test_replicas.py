@@ -90,5 +90,5 @@ def test_an_error_names_the_first_few_and_keeps_all():
 
 @pytest.mark.parametrize("model", [None, {"weight": torch.ones(1)}])
 def test_what_is_no_module_is_refused(model):
-    with pytest.raises(TypeError, match=r"compares a torch.nn.Module, and was given "):
+    with pytest.raises(TypeError, match=r"compares a torch.nn.Module, but got "):
         ddpdoctor.check_consistency(model)

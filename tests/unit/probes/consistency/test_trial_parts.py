@@ -46,7 +46,7 @@ def test_a_batch_is_made_up_for_the_first_layer_alike_on_every_process(layer, sh
 
 
 def test_a_model_of_unknown_input_needs_a_batch():
-    with pytest.raises(UserError, match="cannot be guessed"):
+    with pytest.raises(UserError, match="cannot guess"):
         choose_batches(SETTINGS, nn.LSTM(2, 2), CPU)
 
 
@@ -64,8 +64,8 @@ def test_batches_are_joined_leaf_by_leaf():
     [
         ([torch.ones(2, 3), torch.ones(2, 4)], "pad them"),
         ([torch.tensor(1), torch.tensor(2)], "one number"),
-        ([["a"], ["b"]], "no tensor"),
-        ([[torch.ones(1)], [torch.ones(1)] * 2], "not built alike"),
+        ([["a"], ["b"]], "not a tensor"),
+        ([[torch.ones(1)], [torch.ones(1)] * 2], "different structures"),
     ],
 )
 def test_batches_that_do_not_go_together_say_why(batches, said):
@@ -76,10 +76,10 @@ def test_batches_that_do_not_go_together_say_why(batches, said):
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (None, "returned NoneType, and no model"),
-        ((nn.Linear(1, 1), "sgd"), "the second is no optimizer"),
-        ((nn.Linear(1, 1), None, 3), "the third is no function"),
-        (nn.Linear(1, 1).requires_grad_(requires_grad=False), "no parameter trains"),
+        (None, "returned NoneType, not a model"),
+        ((nn.Linear(1, 1), "sgd"), "the second is not a torch optimizer"),
+        ((nn.Linear(1, 1), None, 3), "the third is not a function"),
+        (nn.Linear(1, 1).requires_grad_(requires_grad=False), "without trainable parameters"),
     ],
 )
 def test_what_is_no_model_is_reported(made, said):
@@ -109,7 +109,7 @@ def test_a_loss_is_taken_from_where_there_is_one():
     assert steps.run(model, (x, x), "step 1") == pytest.approx(nn.functional.mse_loss(model(x), x).item())
     alone = TrainingStep("", None)
     assert alone.run(model, x, "step 1") == pytest.approx(model(x).square().mean().item())
-    assert "as no loss was given" in alone.words
+    assert "because no loss was given" in alone.words
     with pytest.raises(UserError, match="not \\(input, target\\)") as reported:
         steps.run(model, x, "step 1")
     assert reported.value.status == 4

@@ -224,4 +224,4 @@ def test_enough_payloads_have_stalled_at_the_target():
 def test_no_time_is_left():
     with offer() as posts:
         (pair,) = visitor(0.0).visit([post_of(posts)])
-    assert (pair.small, pair.skipped) == (None, "the mesh had taken its time")
+    assert (pair.small, pair.skipped) == (None, "the time for the mesh was over")

@@ -77,7 +77,7 @@ def test_a_target_that_takes_nothing(ends):
     """Its kernel takes what its buffer holds, and then no more."""
     source, _ = ends
     found = send_payload(source, 64 * 2**20, SHORT)
-    assert (found.contact, found.error) == (Contact.NO_ANSWER, "nothing got on for 0.3 s")
+    assert (found.contact, found.error) == (Contact.NO_ANSWER, "no progress for 0.3 s")
     assert found.duration_s >= SHORT.stall_s, "how long it got on, to tell how fast it was"
     assert found.delivered_bytes > 0
 
@@ -93,7 +93,7 @@ def test_a_payload_that_arrives_damaged(ends, answer):
     source, target = ends
     target.sendall(answer)
     found = send_payload(source, 400, PACE)
-    assert (found.contact, found.error) == (Contact.FAILED, "what arrived is not what was sent")
+    assert (found.contact, found.error) == (Contact.FAILED, "the data that arrived is not the data that was sent")
 
 
 def test_a_target_that_hangs_up(ends):

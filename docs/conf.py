@@ -1,0 +1,70 @@
+"""Sphinx builds the site from these pages: sphinx-build -W --keep-going -n -b html docs site.
+
+The pages are plain Markdown, readable on GitHub, and hold no toctree. A page listed in ``INDEX_PAGES`` is an index: the
+pages that it links to are its entries in the sidebar, under the heading above the link.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from ddpdoctor import __version__
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+project = "ddpdoctor"
+author = "The ddpdoctor authors"
+project_copyright = "The ddpdoctor authors"
+release = version = __version__
+
+extensions = ["myst_parser"]
+myst_heading_anchors = 4
+
+html_theme = "furo"
+html_title = f"ddpdoctor {release}"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+html_show_search_summary = False  # a summary is fetched, which browsers refuse for pages opened from a disk
+html_show_sphinx = False
+html_copy_source = False
+
+INDEX_PAGES = frozenset({"index", "rules/index", "design/index"})
+LINK = re.compile(r"\]\(([^)#:\s]+)\.md\)")
+
+
+def add_toctrees(_app: Sphinx, page: str, source: list[str]) -> None:
+    """Append to an index page a hidden toctree for each of its sections that links to other pages."""
+    if page in INDEX_PAGES or page.startswith("rules/family-"):
+        source[0] += "".join(render_toctree(*section) for section in read_sections(source[0]) if section[1])
+
+
+def read_sections(text: str) -> list[tuple[str, list[str]]]:
+    """Return the heading of each section of level 2, and the pages that it links to, each once in the page."""
+    seen: set[str] = set()
+    sections = []
+    for part in re.split(r"^## ", "\n" + text, flags=re.MULTILINE):
+        heading, _, body = part.partition("\n")
+        pages = [page for page in dict.fromkeys(LINK.findall(body)) if is_below(page) and page not in seen]
+        seen.update(pages)
+        sections.append((heading, pages))
+    return sections
+
+
+def is_below(page: str) -> bool:
+    """Tell whether a link leads to a page of this folder or one below it."""
+    return ".." not in PurePosixPath(page).parts
+
+
+def render_toctree(caption: str, pages: list[str]) -> str:
+    """Return a hidden toctree in MyST's notation."""
+    entries = "\n".join(pages)
+    shown = f":caption: {caption}\n" if caption else ""
+    return f"\n```{{toctree}}\n:hidden:\n{shown}\n{entries}\n```\n"
+
+
+def setup(app: Sphinx) -> None:
+    """Tell Sphinx to call ``add_toctrees`` for each page."""
+    app.connect("source-read", add_toctrees)
