@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests import metrics
 from tests.scenarios.running import PATIENT, run
+from tests.web import Receiver
 
 pytestmark = [
     pytest.mark.usefixtures("preloaded_python"),
@@ -35,8 +37,14 @@ def test_the_report_is_a_text_beside_the_scripts_own_events(tmp_path: Path) -> N
     assert ours.stat().st_size < 100_000
 
 
-def test_without_the_option_nothing_is_added(tmp_path: Path) -> None:
+def test_without_the_options_nothing_is_added_written_or_sent(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    ran = run("logs_and_fails", tmp_path / "run", *PATIENT, ranks=2, args=(str(logs),))
+    with Receiver(read=metrics.decode) as receiver:
+        ran = run(
+            "logs_and_fails", tmp_path / "run", *PATIENT, ranks=2, args=(str(logs),),
+            OTEL_EXPORTER_OTLP_ENDPOINT=receiver.base,
+        )  # fmt: skip
     assert ran.report["verdict"]["code"] == "DD604"
     assert len(list(logs.iterdir())) == 1
+    assert receiver.received == []
+    assert not list(tmp_path.rglob("*.prom"))

@@ -66,15 +66,6 @@ def test_what_cannot_be_sent_or_logged_is_said_once_and_costs_nothing(tmp_path: 
     assert value(seen, "findings", code="DD604", kind="crash", severity="error") == 1
 
 
-def test_without_the_options_nothing_is_written_or_sent(tmp_path: Path) -> None:
-    with Receiver(read=metrics.decode) as receiver:
-        ran = run("clean_plain", tmp_path / "run", *PATIENT, ranks=2, OTEL_EXPORTER_OTLP_ENDPOINT=receiver.base)
-    assert ran.status == 0
-    assert receiver.received == []
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    assert not list(tmp_path.rglob("*.prom"))
-
-
 def test_without_opentelemetry_nothing_is_started(tmp_path: Path) -> None:
     (tmp_path / "opentelemetry.py").write_text("")
     (tmp_path / "train.py").write_text("open('started', 'w')")
