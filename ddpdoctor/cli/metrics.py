@@ -73,6 +73,7 @@ class MetricExport:
 
     options: MetricOptions
     job: WrapOptions
+    end_limit_s: float = END_LIMIT_S
     _folder: Path | None = None
     _report: Report | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -97,7 +98,9 @@ class MetricExport:
         except Exception as error:  # noqa: BLE001 - metrics must not cost the job its exit status
             self._say("report", f"the last metrics lack the end of the job: {error}")
         self._ended.set()
-        self._thread.join(END_LIMIT_S)
+        self._thread.join(self.end_limit_s)
+        if self._thread.is_alive() and self.options.metrics_file is not None:
+            self._export({"file": self._write})  # a collector that does not answer must not cost the file its end
 
     def _run(self) -> None:
         try:

@@ -1,20 +1,23 @@
 """Metrics of jobs that are made up: how they are written and sent, and what is refused."""
 
 import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.metrics import MetricOptions, check_metrics, file_of
+from ddpdoctor.cli.metrics import MetricExport, MetricOptions, check_metrics, file_of
 from ddpdoctor.cli.otlp import OtlpSender
 from ddpdoctor.diagnose.metrics import Measured, read_samples
+from ddpdoctor.launch.folders.run_file import write_run_file
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Finding, JobStatus, JobSummary, Report, Severity
 from ddpdoctor.model.metrics import METRICS
 from ddpdoctor.model.status import JobNow, Liveness, RankNow, ReplicasNow
 from ddpdoctor.report.metrics_text import render_metrics
-from tests.metrics import decode, parse, sent, value
+from tests.metrics import decode, parse, read, sent, value
+from tests.unit.launch.test_session import options
 from tests.web import Receiver
 
 RANK = RankNow(
@@ -121,3 +124,21 @@ def test_a_pipe_is_refused_because_it_would_be_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="no regular file"):
         check_metrics(MetricOptions(metrics_file=tmp_path / "pipe"), {})
+
+
+def test_a_collector_that_never_answers_does_not_cost_the_file_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, file = options(tmp_path, "train.py"), tmp_path / "job.prom"
+    write_run_file(tmp_path, job, "2026-01-02T03:04:05+00:00", 0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+        export = MetricExport(options=MetricOptions(metrics_file=file, otlp=True), job=job, end_limit_s=0.1)
+        export.start(tmp_path)
+        with silent.accept()[0]:
+            assert value(read(file), "job_status", status="running") == 1
+            export.finish(tmp_path, lambda: ENDED)
+            assert value(read(file), "job_status", status="finished") == 1
+    assert export._thread is not None
+    export._thread.join(20)
