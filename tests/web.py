@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -11,14 +12,16 @@ from typing_extensions import Self
 class Receiver:
     """Answers posts with the given statuses, the last one for all that follow."""
 
-    def __init__(self, answers: tuple[int, ...] = (200,)) -> None:
+    def __init__(self, answers: tuple[int, ...] = (200,), read: Callable[[bytes], Any] = json.loads) -> None:
         self.received: list[Any] = []
+        self.headers: list[dict[str, str]] = []
         self._answers = list(answers)
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                receiver.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                receiver.headers.append({name.lower(): value for name, value in self.headers.items()})
+                receiver.received.append(read(self.rfile.read(int(self.headers["Content-Length"]))))
                 left = receiver._answers
                 self.send_response(left.pop(0) if len(left) > 1 else left[0])
                 self.end_headers()
@@ -27,7 +30,8 @@ class Receiver:
                 pass
 
         self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
+        self.base = f"http://127.0.0.1:{self._server.server_port}"
+        self.url = f"{self.base}/hook"
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()

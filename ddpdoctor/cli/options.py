@@ -28,7 +28,8 @@ NODES = "Nodes and ranks"
 COMPARE = "Compare"
 REPORT = "Report"
 ACTIONS = "When there is a verdict"
-PANELS = ("Options", HANGS, REPLICAS, NODES, COMPARE, REPORT, ACTIONS, "Help")
+METRICS = "Metrics"
+PANELS = ("Options", HANGS, REPLICAS, NODES, COMPARE, REPORT, ACTIONS, METRICS, "Help")
 """Titles under which --help shows options, in this order."""
 
 

@@ -58,11 +58,16 @@ def run_under_outer(options: WrapOptions) -> NoReturn:
     become_launcher(options)
 
 
+def _ignore(_folder: Path) -> None:
+    """Do nothing when the job has started."""
+
+
 def run_and_show(
     options: WrapOptions,
     make_report: MakeReport | None = None,
     is_last: Callable[[JobOutcome], bool] | None = None,
     act: Act | None = None,
+    started: Callable[[Path], None] = _ignore,
 ) -> JobOutcome:
     """Run the job, then write its report to stderr. stdout belongs to the script.
 
@@ -71,19 +76,27 @@ def run_and_show(
         make_report: Builds the report of an outcome. By default it is that of ``wrap``.
         is_last: Returns whether the report is shown at the end. It is not if other launches follow, for one report.
         act: Acts on a report that was shown.
+        started: Is called with the folder of the record, once the launcher has started.
     """
     from ddpdoctor.launch.session import Session
 
     _say_notes(options)
-    notifier = make_notifier(options, make_report or outcome_report, GOES_ON[options.on_hang], act)
+    notifier = make_notifier(options, make_report or outcome_report, GOES_ON[options.on_hang], act, started)
     session = Session(options, load_judge, notifier)
     return finish(session.run(), notifier, is_shown=is_last)
 
 
-def make_notifier(options: WrapOptions, make: MakeReport, goes_on: str, act: Act | None = None) -> Notifier:
+def make_notifier(
+    options: WrapOptions,
+    make: MakeReport,
+    goes_on: str,
+    act: Act | None = None,
+    started: Callable[[Path], None] = _ignore,
+) -> Notifier:
     """Return the callbacks of a session that reports on stderr. ``goes_on`` stands below the report of a hang."""
     show = partial(_show, options, make, act)
     return Notifier(
+        started=started,
         save=partial(_save, options, make),
         show=show,
         go_on=partial(_go_on, options, show, goes_on),

@@ -7,12 +7,14 @@ import socket
 import sys
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ddpdoctor.cli.acting import ActionOptions, Actor, status_of_verdict
 from ddpdoctor.cli.debug_level import choose_debug_level, has_memory_for_detail
 from ddpdoctor.cli.delivery import check_writable
+from ddpdoctor.cli.metrics import MetricExport, MetricOptions, check_metrics
 from ddpdoctor.cli.options import (
     ACTIONS,
     ALLOW_DIFFERENT,
@@ -23,6 +25,7 @@ from ddpdoctor.cli.options import (
     HANGS,
     HTML,
     IGNORE,
+    METRICS,
     REPLICAS,
     REPORT,
     REPORT_DIR,
@@ -31,7 +34,7 @@ from ddpdoctor.cli.options import (
     settings_of,
     typed,
 )
-from ddpdoctor.cli.values import parse_steps
+from ddpdoctor.cli.values import parse_duration, parse_steps
 from ddpdoctor.cli.webhook import WebhookFormat, check_webhook
 from ddpdoctor.launch.command.command_line import SplitCommand
 from ddpdoctor.launch.command.options import DebugLevel, OnHang, OutputFormat, WrapOptions
@@ -152,11 +155,36 @@ class Options:
             help="Exit with 75 to retry elsewhere, 70 to give up.",
         ),
     ] = False  # fmt: skip
+    log_findings: Annotated[
+        bool,
+        Option(
+            panel=ACTIONS, variable="DDPDOCTOR_LOG_FINDINGS", help="Add findings to the script's TensorBoard logs.",
+        ),
+    ] = False  # fmt: skip
+    metrics_file: Annotated[
+        Path | None,
+        Option(
+            panel=METRICS, metavar="FILE", variable="DDPDOCTOR_METRICS_FILE",
+            help="Write metrics for Prometheus while the job runs.",
+        ),
+    ] = None  # fmt: skip
+    metrics_every: Annotated[
+        float,
+        Option(
+            panel=METRICS, metavar="DURATION", variable="DDPDOCTOR_METRICS_EVERY", parse=parse_duration,
+            help="How often.",
+        ),
+    ] = typed("15s")  # fmt: skip
+    otlp: Annotated[
+        bool,
+        Option(panel=METRICS, variable="DDPDOCTOR_OTLP", help="Send metrics to an OpenTelemetry collector."),
+    ] = False
 
 
 def run(options: Options) -> int:
     """Run the job, show its report, and return the exit status."""
     from ddpdoctor.cli.delivery import severity_of
+    from ddpdoctor.cli.logging_findings import log_findings
     from ddpdoctor.cli.running import outcome_report, run_and_show, run_under_outer
     from ddpdoctor.launch.processes.nested import find_outer_run
     from ddpdoctor.model.exit_status import ExitStatus, has_found
@@ -166,7 +194,11 @@ def run(options: Options) -> int:
     if outer is not None:
         run_under_outer(prepared)
     actor = Actor(options=settings_of(options, ActionOptions))
-    outcome = run_and_show(prepared, act=actor.act)
+    export = MetricExport(options=settings_of(options, MetricOptions), job=prepared)
+    outcome = run_and_show(prepared, act=actor.act, started=export.start)
+    export.finish(outcome.folder, partial(outcome_report, outcome))
+    if options.log_findings:
+        log_findings(outcome.folder, outcome_report(outcome), prepared.report_file)
     actor.finish()
     if outcome.exit_status == 0 and has_found(outcome_report(outcome), severity_of(options.fail_on)):
         return ExitStatus.FOUND
@@ -188,6 +220,7 @@ def prepare(
         check_webhook(options.webhook)
     if options.exclude_file is not None:
         check_writable(options.exclude_file, "--exclude-file")
+    check_metrics(settings_of(options, MetricOptions), env)
     command = command or tuple(sys.argv)
     split = _with_variables(options.split, env)
     source = _check_source(split, env)

@@ -38,13 +38,13 @@ CLOCKS = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClock.SY
 """The best clock first. The others check the same tensors."""
 
 
-def read_status(run_dir: Path) -> JobNow:
-    """Return what the job in a run folder does right now.
+def read_status(run_dir: Path, *, with_others: bool = True) -> JobNow:
+    """Return what the job in a run folder does right now, with or without its other members.
 
     Raises:
         UserError: the folder is not a run folder, or is damaged.
     """
-    return status_of(run_dir, read_live(run_dir), datetime.now(timezone.utc))
+    return status_of(run_dir, read_live(run_dir, with_others=with_others), datetime.now(timezone.utc))
 
 
 def status_of(run_dir: Path, live: LiveRun, now: datetime) -> JobNow:

@@ -42,6 +42,8 @@ Cause = tuple[tuple[str, tuple[int, ...]], ...]
 class Notifier:
     """Callbacks that inform the user."""
 
+    started: Callable[[Path], None]
+    """Take the folder of the record, once the launcher has started."""
     save: Callable[[JobOutcome], None]
     """Write report.json."""
     show: Callable[[JobOutcome], None]

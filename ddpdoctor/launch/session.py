@@ -160,6 +160,8 @@ class Session:
             except Exception as error:
                 self._report_crash(repr(error))
                 raise
+        with self._job_goes_first():
+            self.notifier.started(self.folder)
 
     def _judge(self, folder: Path, attempt: int | None) -> Judgment:
         """Judge a run folder. If that fails while the job runs, say so once, because a hang may go unreported."""

@@ -15,12 +15,13 @@ PREFIX = "DDPDOCTOR_"
 class RecorderSettings:
     """The settings, with their defaults."""
 
-    __slots__ = ("check_every", "speed", "tune_only", "tune_rounds", "tune_setting")
+    __slots__ = ("check_every", "log_findings", "speed", "tune_only", "tune_rounds", "tune_setting")
 
     def __init__(
         self,
         check_every: int = 0,
         speed: bool = False,
+        log_findings: bool = False,
         tune_rounds: int = 0,
         tune_only: str = "",
         tune_setting: str = "",
@@ -30,6 +31,8 @@ class RecorderSettings:
         gradients and data."""
         self.speed = speed
         """Steps are to be slowed down as little as possible: gradients are checked only where replicas are compared."""
+        self.log_findings = log_findings
+        """Whether to note where the script logs with TensorBoard, for the findings at the end."""
         self.tune_rounds = tune_rounds
         """In how many rounds a trial tries settings of DDP. 0: the job is no trial."""
         self.tune_only = tune_only

@@ -173,7 +173,10 @@ def _register_patches() -> None:
     }
     imports.patches.update({module: _later("training.patches", name) for module, name in training.items()})
     imports.patches["torch.serialization"] = _later("training.saves", "patch")
-    if read_settings(os.environ).tune_rounds:
+    settings = read_settings(os.environ)
+    if settings.log_findings:
+        imports.patches["torch.utils.tensorboard.writer"] = _later("training.loggers", "patch_tensorboard")
+    if settings.tune_rounds:
         _register_trial()
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups
     imports.patches["torch.distributed"] = _later("calls.debug_level", "turn_on")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.cli.listing import VERBS, load_verb
-from ddpdoctor.cli.options import REPORT, Declared, declared_by
+from ddpdoctor.cli.options import METRICS, REPORT, Declared, declared_by
 from tests import forking
 from tests.scenarios.running import clean_environment
 
@@ -41,7 +41,7 @@ REASONS = {"a file": "File exists", **UNUSABLE, **FILES_ONLY}
 def outputs_of(verb: str) -> list[Declared]:
     """Return the options that name what a verb writes."""
     declared = declared_by(load_verb(verb).Options)
-    return [one for one in declared if one.type is Path and getattr(one.option, "panel", "") == REPORT]
+    return [one for one in declared if one.type is Path and getattr(one.option, "panel", "") in {METRICS, REPORT}]
 
 
 def cases() -> list[Any]:

@@ -62,6 +62,7 @@ FIRST = {
     "test_status.py": (
         "test_a_job_that_trains", "test_watched_in_a_pipe", "test_who_waits_for_whom", "test_the_watch_ends",
     ),
+    "test_metrics.py": ("test_a_job_that_trains",),
     "test_history.py": ALL,
     "test_demo.py": ("test_the_demo_finds_its_fault[input-bound]",),
     "speed/test_findings.py": (

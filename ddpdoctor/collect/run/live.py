@@ -57,8 +57,8 @@ class _Owner:
     """When its recorder last wrote the time."""
 
 
-def read_live(run_dir: Path) -> LiveRun:
-    """Read a job as it is now.
+def read_live(run_dir: Path, *, with_others: bool = True) -> LiveRun:
+    """Read a job as it is now. Without others, only the member that records in this folder is read.
 
     Raises:
         UserError: the folder is not a run folder, or is damaged.
@@ -67,7 +67,7 @@ def read_live(run_dir: Path) -> LiveRun:
     own_dir = _own_dir(run_dir, here)
     folder = find_record(own_dir, here)
     own = _for_now(read_run_folder(folder, kept=False))
-    others = _read_others(run_dir, own_dir, here)
+    others = _read_others(run_dir, own_dir, here) if with_others else {}
     members = load(NodesSeen, folder / MEMBERS_NAME) or _members_of(own_dir, own, others)
     job = job_of(SavedRun(own=own, members=members, others=others))
     owners = _owners((own, *others.values()), here)

@@ -44,7 +44,7 @@ def open_plain(path: Any, flags: int) -> int:
     return fd
 
 
-def open_new(path: Any) -> int:
+def open_new(path: Any, mode: int = PRIVATE_FILE) -> int:
     """Make a file and open it for reading and writing. An existing file is removed, never written to."""
     try:
         fd = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -52,16 +52,16 @@ def open_new(path: Any) -> int:
         os.unlink(path)
         fd = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:  # noqa: SIM105 - contextlib would have to be loaded
-        os.fchmod(fd, PRIVATE_FILE)
+        os.fchmod(fd, mode)
     except OSError:  # a file system without modes
         pass
     return fd
 
 
-def write_whole(path: Any, data: str | bytes) -> None:
+def write_whole(path: Any, data: str | bytes, mode: int = PRIVATE_FILE) -> None:
     """Write a file completely or not at all. Raises OSError."""
     part = os.fspath(path) + ".part"
-    fd = open_new(part)
+    fd = open_new(part, mode)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)

@@ -60,7 +60,7 @@ def test_a_job_that_cannot_be_judged_goes_on_and_that_is_said_once(
         reported.append(what)
         release.touch()
 
-    ignore = {name: lambda *_: None for name in ("show", "go_on", "withdraw", "report_replicas")}
+    ignore = {name: lambda *_: None for name in ("started", "show", "go_on", "withdraw", "report_replicas")}
     notifier = Notifier(save=saved.append, report_crash=hear, **ignore)  # type: ignore[arg-type]
     command = (sys.executable, "-c", WAITS_FOR_A_FILE.format(file=str(release)))
     folder = tmp_path / "run"

@@ -1,0 +1,172 @@
+"""Exports the metrics of a wrapped job while it runs, and at its end.
+
+A thread of ``wrap`` reads what the ranks record anyway, as ``ddpdoctor status`` does. What fails here costs a message.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ddpdoctor import __version__
+from ddpdoctor.cli.delivery import check_writable
+from ddpdoctor.cli.output import say
+from ddpdoctor.launch.folders.report_dir import REPORT_NAME
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.recorder.storage.files import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ddpdoctor.launch.command.options import WrapOptions
+    from ddpdoctor.model.findings import Report
+    from ddpdoctor.model.metrics import Sample
+
+    Send = Callable[[tuple[Sample, ...]], str]
+    """Returns what went wrong, or an empty string."""
+
+LEAST_PAUSE = 20
+"""A pause is at least this many times as long as the reading took, so that reading takes 5 % of a core at most."""
+END_LIMIT_S = 15.0
+"""Our choice: how long the end of ``wrap`` waits for the last samples to leave. One try to send takes 10 s at most."""
+READABLE = 0o644
+"""node_exporter runs as another user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricOptions:
+    """Where metrics go."""
+
+    metrics_file: Path | None = None
+    metrics_every: float = 15.0
+    """In seconds."""
+    otlp: bool = False
+
+
+def check_metrics(options: MetricOptions, env: Mapping[str, str]) -> None:
+    """Raise ``UserError`` if the file cannot be written, or if metrics cannot be sent."""
+    path = options.metrics_file
+    if path is not None:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"--metrics-file {path} is no regular file", help="Choose another file.")
+        check_writable(path, "--metrics-file")
+        check_writable(path.with_name(path.name + ".part"), "--metrics-file")
+    if options.otlp:
+        from ddpdoctor.cli.otlp import check_otlp
+
+        check_otlp(env)
+
+
+def file_of(path: Path, report_file: Path) -> Path:
+    """Return the file of one ``wrap``. All but the first of a job add their number, as they may share a folder."""
+    return path if report_file.name == REPORT_NAME else path.with_name(f"{path.stem}-{report_file.stem}{path.suffix}")
+
+
+@dataclass(slots=True, kw_only=True)
+class MetricExport:
+    """Exports the metrics of one job."""
+
+    options: MetricOptions
+    job: WrapOptions
+    end_limit_s: float = END_LIMIT_S
+    _folder: Path | None = None
+    _report: Report | None = None
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _said: set[str] = field(default_factory=set)
+
+    def start(self, folder: Path) -> None:
+        """Begin to export what is recorded in a folder. Returns at once."""
+        if self.options.metrics_file is None and not self.options.otlp:
+            return
+        self._folder = folder
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def finish(self, folder: Path, make_report: Callable[[], Report]) -> None:
+        """Export a last time, with the report of the job's end."""
+        if self._thread is None:
+            return
+        self._folder = folder
+        try:
+            self._report = make_report()
+        except Exception as error:  # noqa: BLE001 - metrics must not cost the job its exit status
+            self._say("report", f"the last metrics lack the end of the job: {error}")
+        self._ended.set()
+        self._thread.join(self.end_limit_s)
+        if self._thread.is_alive() and self.options.metrics_file is not None:
+            self._export({"file": self._write})  # a collector that does not answer must not cost the file its end
+
+    def _run(self) -> None:
+        try:
+            sends = self._open()
+        except Exception as error:  # noqa: BLE001 - metrics must not cost the job or its report
+            self._say("", f"no metrics: {type(error).__name__}: {error}")
+            return
+        is_last = False
+        while not is_last:
+            is_last = self._ended.is_set()
+            took_s = self._export(sends)
+            if not is_last:
+                self._ended.wait(max(self.options.metrics_every, took_s * LEAST_PAUSE))
+
+    def _open(self) -> dict[str, Send]:
+        sends: dict[str, Send] = {}
+        if self.options.metrics_file is not None:
+            sends["file"] = self._write
+        if self.options.otlp:
+            from ddpdoctor.cli.otlp import OtlpSender
+
+            sends["otlp"] = OtlpSender(socket.gethostname(), __version__).send
+        return sends
+
+    def _export(self, sends: dict[str, Send]) -> float:
+        """Export once. Return the seconds of CPU time that reading took."""
+        began_s = time.thread_time()
+        try:
+            samples = self._read()
+        except Exception as error:  # noqa: BLE001 - see above
+            self._say("read", f"the metrics of this job could not be read: {error}")
+            return time.thread_time() - began_s
+        took_s = time.thread_time() - began_s
+        for name, send in sends.items():
+            try:
+                problem = send(samples)
+            except Exception as error:  # noqa: BLE001 - see above
+                problem = f"metrics could not be exported: {type(error).__name__}: {error}"
+            if problem:
+                self._say(name, problem)
+        return took_s
+
+    def _read(self) -> tuple[Sample, ...]:
+        from ddpdoctor.diagnose.metrics import Measured, read_samples
+        from ddpdoctor.diagnose.status import read_status
+
+        assert self._folder is not None
+        file = self.job.report_file.resolve()
+        measured = Measured(
+            run=str(file.parent), script=self.job.script, version=__version__, is_first=file.name == REPORT_NAME
+        )
+        return read_samples(read_status(self._folder, with_others=False), self._report, measured)
+
+    def _write(self, samples: tuple[Sample, ...]) -> str:
+        from ddpdoctor.report.metrics_text import render_metrics
+
+        assert self.options.metrics_file is not None
+        path = file_of(self.options.metrics_file, self.job.report_file)
+        try:
+            write_whole(path, render_metrics(samples), mode=READABLE)
+        except OSError as error:
+            return f"--metrics-file: {path} could not be written: {error.strerror}"
+        return ""
+
+    def _say(self, topic: str, text: str) -> None:
+        """Say once what is wrong with an export."""
+        if topic not in self._said:
+            self._said.add(topic)
+            say(sys.stderr, text)
