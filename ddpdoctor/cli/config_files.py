@@ -104,7 +104,8 @@ def key_of(one: Declared) -> str:
 
 def find_files(cwd: Path, env: Mapping[str, str]) -> tuple[Path, ...]:
     """Return where settings are looked for: the nearest ``pyproject.toml`` upwards, then the user's file."""
-    project = next((up / PROJECT_FILE for up in (cwd, *cwd.parents) if (up / PROJECT_FILE).is_file()), None)
+    # os.path, because pathlib raises for a folder that may not be entered.
+    project = next((up / PROJECT_FILE for up in (cwd, *cwd.parents) if os.path.isfile(up / PROJECT_FILE)), None)  # noqa: PTH113
     home = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
     user = Path(home) / USER_FILE if home else None
     return tuple(path for path in (project or cwd / PROJECT_FILE, user) if path is not None)
@@ -129,13 +130,21 @@ def read_declared(verb: str) -> tuple[Declared, ...]:
     from ddpdoctor.cli.listing import load_verb
 
     kind = load_verb(verb).Options
-    config = read_config(Path.cwd(), os.environ) if verb != CONFIG_VERB else None
+    config = read_config(_working_folder(), os.environ) if verb != CONFIG_VERB else None
     settings = config.settings_of(verb, kind) if config is not None and config.tables else {}
     if config is not None and "ignore" in kind.__slots__:
         _say_expired(config, os.environ)
     return tuple(
         _with_default(one, settings[one.field].value) if one.field in settings else one for one in declared_by(kind)
     )
+
+
+def _working_folder() -> Path:
+    """Return the working folder, or the root if it was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path("/")
 
 
 def _say_expired(config: Config, env: Mapping[str, str]) -> None:
@@ -173,7 +182,7 @@ def _read_table(path: Path) -> ConfigTable | None:
     from ddpdoctor.recorder.storage.files import read_plain
 
     is_project = path.name == PROJECT_FILE
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110 - it may be in a folder that may not be entered
         return None
     try:
         text = read_plain(path, MAX_BYTES).decode()

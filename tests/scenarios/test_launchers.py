@@ -124,7 +124,7 @@ def until_said(process: Any, *words: str) -> None:
     [
         (("bash", "-c", 'RANK=0 "$PYTHON" "$JOB" & RANK=1 "$PYTHON" -I "$JOB" & wait'), {"WORLD_SIZE": "2"},
          "DD601", [1], "-I"),
-        (SHELL, {"WORLD_SIZE": "4", "STARTED": "2"}, "DD607", [2, 3], "another host or container"),
+        (SHELL, {"WORLD_SIZE": "4", "STARTED": "2"}, "DD607", [2, 3], "another host or in another container"),
     ],
 )  # fmt: skip
 def test_ranks_that_cannot_be_seen_are_named_and_the_job_is_not_stopped(

@@ -20,7 +20,7 @@ FAULTS = (
     ("tensor", "stuck", 2, "OFF", "in DTensor (all_reduce)"),
     ("pipeline", "crash", 2, "OFF", "torch raised RuntimeError because of this error"),
     ("pipeline", "stuck", 4, "DETAIL", "in schedule.step (irecv) of float32[1, 8] from rank 2"),
-    ("saved", "crash", 2, "DETAIL", "torch raised CheckpointException because of it"),
+    ("saved", "crash", 2, "DETAIL", "torch raised CheckpointException because of this error"),
 )
 
 

@@ -176,7 +176,7 @@ def test_two_hosts_that_differ_under_torchrun(hosts, other_torch):
     assert clock["severity"] == "error"
     assert "dd1" in clock["hosts"]
     # A busy machine reads a clock some tenths late.
-    assert re.search(r"clock of dd0 is (19\.[5-9]|20\.[0-5]) s ahead of that of dd1", clock["summary"])
+    assert re.search(r"clock of dd0 is (19\.[5-9]|20\.[0-5]) s ahead of the clock of dd1", clock["summary"])
     assert "NCCL_ALGO" in finding(report, "ws-same")["summary"]
     by_host = grids_of(report)["checks by host"]
     (row,) = (name for name in by_host.rows if name.endswith(" clock"))

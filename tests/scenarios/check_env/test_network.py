@@ -138,7 +138,7 @@ def test_an_interface_that_cannot_carry_data(library, state):
         report = check_on(hosts, **{f"{library}_SOCKET_IFNAME": "eth1"})
     finding = found(report)["iface-up"]
     assert finding["severity"] == "error"
-    assert finding["summary"].endswith(f"is to use eth1, which {state}")
+    assert finding["summary"].endswith(f"would use eth1, which {state}")
     assert finding["fix"].endswith(f"or export {library}_SOCKET_IFNAME=eth0")
 
 

@@ -132,16 +132,16 @@ def on(number: int, *rules: str) -> Callable[[Hosts], Any]:
 
 CASES = {
     "the store's port is reset": Case(
-        on(0, f"tcp dport {PORT} reject with tcp reset"), "tcp-store", ("dd0",), "comes in to dd0"
+        on(0, f"tcp dport {PORT} reject with tcp reset"), "tcp-store", ("dd0",), "check what dd0 accepts"
     ),
-    "the store's port is dropped": Case(on(0, f"tcp dport {PORT} drop"), "tcp-store", ("dd0",), "no answer"),
+    "the store's port is dropped": Case(on(0, f"tcp dport {PORT} drop"), "tcp-store", ("dd0",), "gets no response"),
     "the store's port is prohibited": Case(
         on(0, f"tcp dport {PORT} reject with icmpx type admin-prohibited"), "tcp-store", ("dd0",), "prohibits"
     ),
     "another program has the port": Case(
         lambda hosts: program(hosts, 0, PORT), "port-free", ("dd0",), f"{PORT}"
     ),
-    "what answers is no store": Case(redirected, "tcp-store", ("dd0",), "no store"),
+    "what answers is no store": Case(redirected, "tcp-store", ("dd0",), "not a torch store"),
     "other ports are dropped on one host": Case(
         on(2, *known_ports("drop")), "mesh", ("dd2",), "inbound", count=3
     ),
