@@ -37,13 +37,16 @@ END_LIMIT_S = 15.0
 READABLE = 0o644
 """node_exporter runs as another user."""
 
+METRICS_EVERY_S = 15.0
+"""The default of ``--metrics-every``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricOptions:
     """Where metrics go."""
 
     metrics_file: Path | None = None
-    metrics_every: float = 15.0
+    metrics_every: float = METRICS_EVERY_S
     """In seconds."""
     otlp: bool = False
 
@@ -144,12 +147,12 @@ class MetricExport:
         return took_s
 
     def _read(self) -> tuple[Sample, ...]:
-        from ddpdoctor.diagnose.metrics import Measured, read_samples
+        from ddpdoctor.diagnose.metrics import JobLabels, read_samples
         from ddpdoctor.diagnose.status import read_status
 
         assert self._folder is not None
         file = self.job.report_file.resolve()
-        measured = Measured(
+        measured = JobLabels(
             run=str(file.parent), script=self.job.script, version=__version__, is_first=file.name == REPORT_NAME
         )
         return read_samples(read_status(self._folder, with_others=False), self._report, measured)

@@ -22,7 +22,7 @@ STATUSES = tuple(status for status in JobStatus if status is not JobStatus.NOT_R
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class JobLabels:
     """Whose metrics they are."""
 
     run: str
@@ -32,7 +32,7 @@ class Measured:
     """Whether this ``wrap`` reports of the whole job. Others report of their ranks only: no sample is double."""
 
 
-def read_samples(now: JobNow, report: Report | None, measured: Measured) -> tuple[Sample, ...]:
+def read_samples(now: JobNow, report: Report | None, measured: JobLabels) -> tuple[Sample, ...]:
     """Return all samples. ``report`` is that of the job's end, or None while it runs."""
     common = {"run": measured.run, "host": now.host}
     found = list(_of_job(now, report, measured, common)) if measured.is_first else []
@@ -42,7 +42,7 @@ def read_samples(now: JobNow, report: Report | None, measured: Measured) -> tupl
     return tuple(found)
 
 
-def _of_job(now: JobNow, report: Report | None, measured: Measured, common: dict[str, str]) -> Iterator[Sample]:
+def _of_job(now: JobNow, report: Report | None, measured: JobLabels, common: dict[str, str]) -> Iterator[Sample]:
     yield _sample(metrics.JOB_INFO, 1, common, script=measured.script, version=measured.version)
     ended = report.job if report is not None else None
     status = ended.status if ended is not None else JobStatus.RUNNING

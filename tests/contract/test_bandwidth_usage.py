@@ -44,7 +44,7 @@ def test_help_shows_every_option_with_its_default(run):
         (("--output", "no/such"), "--output no/such cannot be written: No such file", "another file"),
         (("--output", "."), "--output . cannot be written: Is a directory", "another file"),
         (("--plot", "curve.gif"), "curve.gif", ".svg"),
-        (("--plot", "a.svg", "--output", "a.svg"), "--output and --plot are both a.svg", "its own"),
+        (("--plot", "a.svg", "--output", "a.svg"), "--plot and --output are both a.svg", "its own"),
         (("--report-dir", "taken"), "already holds another run", "--report-dir"),
         (("--iters", "0"), "--iters", ""),
         (("--factor", "1"), "--factor", ""),

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.cli.metrics import MetricExport, MetricOptions, check_metrics, file_of
 from ddpdoctor.cli.otlp import OtlpSender
-from ddpdoctor.diagnose.metrics import Measured, read_samples
+from ddpdoctor.diagnose.metrics import JobLabels, read_samples
 from ddpdoctor.launch.folders.run_file import write_run_file
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Confidence, Finding, JobStatus, JobSummary, Report, Severity
@@ -38,7 +38,7 @@ ENDED = Report(
     job=JobSummary(world_size=2, nnodes=1, status=JobStatus.FINISHED, exit_status=0), verdict=FINDING,
     findings=(FINDING, FINDING), checks=(), ranks=(),
 )  # fmt: skip
-MEASURED = Measured(run="/runs/1", script="train.py", version="1", is_first=True)
+MEASURED = JobLabels(run="/runs/1", script="train.py", version="1", is_first=True)
 
 
 def test_a_job_that_runs_has_all_metrics_but_those_of_its_end() -> None:
