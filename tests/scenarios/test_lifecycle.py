@@ -334,7 +334,7 @@ def test_a_disk_that_is_full_from_the_start_costs_the_record_not_the_job(tmp_pat
 
 def test_a_record_that_has_no_room_is_kept_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "temporary").mkdir()
-    with small_disk(tmp_path / "small", "nr_inodes=3") as small:
+    with small_disk(tmp_path / "small", "nr_inodes=4") as small:
         ran = run("crash_exit_status", small / "run", *PATIENT, ranks=2, TMPDIR=str(tmp_path / "temporary"))
         verdict = ran.report["verdict"]
     (record,) = (tmp_path / "temporary").glob("ddpdoctor-*")

@@ -86,7 +86,7 @@ def test_steps_that_differ_by_themselves_give_no_advice(tmp_path: Path) -> None:
     [
         ("few", "the script ended after 5 optimizer steps, before a setting was tried"),
         ("short", "the script ended after 60 optimizer steps, and this trial needs"),
-        ("bare", "no model of DistributedDataParallel"),
+        ("bare", "the script trains, but not a DistributedDataParallel model"),
         ("two", "the script has 2 DistributedDataParallel models"),
         ("unstepped", "the script makes no steps with a torch optimizer"),
     ],
