@@ -145,7 +145,7 @@ def test_a_python_that_no_node_has(slurm, hung_job):
 def test_another_users_job(slurm, hung_job):
     as_nobody = ("setpriv", "--reuid=65534", "--clear-groups")
     done = attach(slurm, "--slurm", hung_job.number, before=as_nobody)
-    assert (done.returncode, f"error: job {hung_job.number} is one of root" in done.stderr) == (2, True)
+    assert (done.returncode, f"error: job {hung_job.number} belongs to root" in done.stderr) == (2, True)
 
 
 def test_a_job_that_does_not_run(slurm):
