@@ -37,16 +37,13 @@ END_LIMIT_S = 15.0
 READABLE = 0o644
 """node_exporter runs as another user."""
 
-METRICS_EVERY_S = 15.0
-"""The default of ``--metrics-every``."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricOptions:
     """Where metrics go."""
 
     metrics_file: Path | None = None
-    metrics_every: float = METRICS_EVERY_S
+    metrics_every_s: float = 15.0
     """In seconds."""
     otlp: bool = False
 
@@ -116,7 +113,7 @@ class MetricExport:
             is_last = self._ended.is_set()
             took_s = self._export(sends)
             if not is_last:
-                self._ended.wait(max(self.options.metrics_every, took_s * LEAST_PAUSE))
+                self._ended.wait(max(self.options.metrics_every_s, took_s * LEAST_PAUSE))
 
     def _open(self) -> dict[str, Send]:
         sends: dict[str, Send] = {}

@@ -162,7 +162,6 @@ def _measure_sizes(options: Options, sizes: str) -> int:
 
 def _prepare(options: Options, setting: str = "") -> WrapOptions:
     """Prepare the job as ``wrap`` does, without what would distort steps. A launch may have one setting throughout."""
-    from ddpdoctor.cli.metrics import METRICS_EVERY_S
     from ddpdoctor.cli.wrap import Options as Wrapped
     from ddpdoctor.cli.wrap import prepare
     from ddpdoctor.recorder.settings import RecorderSettings
@@ -180,7 +179,6 @@ def _prepare(options: Options, setting: str = "") -> WrapOptions:
         report_dir=options.report_dir,
         format=options.format,
         no_consistency=True,
-        metrics_every=METRICS_EVERY_S,
     )
     in_turns = [name for name in options.only if name not in BY_RESTARTS]
     ranks = RecorderSettings(tune_rounds=options.rounds, tune_only=",".join(in_turns), tune_setting=setting)

@@ -169,12 +169,9 @@ class Options:
         ),
     ] = None  # fmt: skip
     metrics_every: Annotated[
-        float,
-        Option(
-            panel=METRICS, metavar="DURATION", variable="DDPDOCTOR_METRICS_EVERY", parse=parse_duration,
-            help="How often.",
-        ),
-    ] = typed("15s")  # fmt: skip
+        str,
+        Option(panel=METRICS, metavar="DURATION", variable="DDPDOCTOR_METRICS_EVERY", help="How often."),
+    ] = "15s"
     otlp: Annotated[
         bool,
         Option(panel=METRICS, variable="DDPDOCTOR_OTLP", help="Send metrics to an OpenTelemetry collector."),
@@ -194,7 +191,7 @@ def run(options: Options) -> int:
     if outer is not None:
         run_under_outer(prepared)
     actor = Actor(options=settings_of(options, ActionOptions))
-    export = MetricExport(options=settings_of(options, MetricOptions), job=prepared)
+    export = MetricExport(options=_metric_options(options), job=prepared)
     outcome = run_and_show(prepared, act=actor.act, started=export.start)
     export.finish(outcome.folder, partial(outcome_report, outcome))
     if options.log_findings:
@@ -220,7 +217,7 @@ def prepare(
         check_webhook(options.webhook)
     if options.exclude_file is not None:
         check_writable(options.exclude_file, "--exclude-file")
-    check_metrics(settings_of(options, MetricOptions), env)
+    check_metrics(_metric_options(options), env)
     command = command or tuple(sys.argv)
     split = _with_variables(options.split, env)
     source = _check_source(split, env)
@@ -256,6 +253,11 @@ def prepare(
         nproc_note=note,
         command=command,
     )
+
+
+def _metric_options(options: Options) -> MetricOptions:
+    every_s = parse_duration(options.metrics_every, "--metrics-every")
+    return settings_of(options, MetricOptions, metrics_every_s=every_s)
 
 
 def _read_check_every(options: Options, outer: Path | None) -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import forking, metrics
+from tests import metrics
 from tests.metrics import value
-from tests.scenarios.running import PATIENT, clean_environment, finish, kill_job, run, start, wait_for
+from tests.scenarios.running import PATIENT, finish, kill_job, run, start, wait_for
 from tests.web import Receiver
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
@@ -64,14 +64,3 @@ def test_what_cannot_be_sent_or_logged_is_said_once_and_costs_nothing(tmp_path: 
     assert value(seen, "job_status", status="failed") == 1
     assert value(seen, "job_exit_status") == ran.status != 0
     assert value(seen, "findings", code="DD604", kind="crash", severity="error") == 1
-
-
-def test_without_opentelemetry_nothing_is_started(tmp_path: Path) -> None:
-    (tmp_path / "opentelemetry.py").write_text("")
-    (tmp_path / "train.py").write_text("open('started', 'w')")
-    done = forking.run(
-        "-m", "ddpdoctor", "wrap", "--otlp", "train.py", cwd=tmp_path, env=clean_environment(PYTHONPATH=str(tmp_path)),
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'ddpdoctor[otlp]'" in done.stderr
-    assert not (tmp_path / "started").exists()

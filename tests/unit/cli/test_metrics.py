@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from ddpdoctor.model.metrics import METRICS
 from ddpdoctor.model.status import JobNow, Liveness, RankNow, ReplicasNow
 from ddpdoctor.report.metrics_text import render_metrics
 from tests.metrics import decode, parse, read, sent, value
+from tests.scenarios.running import clean_environment
 from tests.unit.launch.test_session import options
 from tests.web import Receiver
 
@@ -142,3 +145,16 @@ def test_a_collector_that_never_answers_does_not_cost_the_file_its_end(
             assert value(read(file), "job_status", status="finished") == 1
     assert export._thread is not None
     export._thread.join(20)
+
+
+def test_without_opentelemetry_nothing_is_started(tmp_path: Path) -> None:
+    (tmp_path / "opentelemetry.py").write_text("")
+    (tmp_path / "train.py").write_text("open('started', 'w')")
+    command = [sys.executable, "-m", "ddpdoctor", "wrap", "--otlp", "train.py"]
+    environment = clean_environment(PYTHONPATH=str(tmp_path))
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "pip install 'ddpdoctor[otlp]'" in done.stderr
+    assert not (tmp_path / "started").exists()

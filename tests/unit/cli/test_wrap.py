@@ -100,11 +100,7 @@ def prepared(tmp_path):
     def make(page):
         return prepare(
             Options(
-                hang_timeout_s=60.0,
-                split=split_command([str(script)], {}),
-                report_dir=tmp_path / "run",
-                html=page,
-                metrics_every=15.0,
+                hang_timeout_s=60.0, split=split_command([str(script)], {}), report_dir=tmp_path / "run", html=page
             ),
             {},
         )

@@ -30,7 +30,7 @@ def collects():
 def keeps():
     """Each step keeps many objects, so Python goes through all of them again and again."""
     history = []
-    train(20, lambda number: history.append([[i] for i in range(12_000)]))  # FAULT keeps
+    train(20, lambda number: history.append([[i] for i in range(24_000)]))  # FAULT keeps
 
 
 def eagerly():
