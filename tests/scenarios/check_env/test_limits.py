@@ -6,6 +6,7 @@ Control groups of version 1 and 2, whichever the machine has with the controller
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -61,11 +62,11 @@ def check_env(*arguments, before=(), torch=False, limit_s=100, **variables):
     return Seen(done)
 
 
-def in_mounts(script):
+def in_mounts(script, *namespaces):
     """Return the beginning of a command that runs in mounts of its own, as the script has changed them."""
     need_root()
     need_tool("unshare")
-    return ("unshare", "--mount", "--propagation", "private", "sh", "-ec", f'{script}; exec "$@"', "sh")
+    return ("unshare", "--mount", *namespaces, "--propagation", "private", "sh", "-ec", f'{script}; exec "$@"', "sh")
 
 
 @pytest.fixture
@@ -212,25 +213,21 @@ def test_a_full_and_a_closed_shm():
 
 
 LOADER = """
-import torch, sys
+import sys, time, torch
 from torch.utils.data import DataLoader
 loader = iter(DataLoader(range(1000), num_workers=1, persistent_workers=True))
 next(loader)
-print("ready", flush=True)
-input()
+open(sys.argv[1], "w").close()
+time.sleep(200)
 """
 
 
-@pytest.mark.alone  # it counts the loader workers of the whole machine
-def test_a_small_shm_while_loader_workers_run():
-    with subprocess.Popen(
-        [sys.executable, "-c", LOADER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as training:
-        try:
-            assert training.stdout.readline() == "ready\n"
-            seen = check_env("shm", before=in_mounts("mount -t tmpfs -o size=64m shm /dev/shm"))
-        finally:
-            training.communicate("\n", timeout=200)
+def test_a_small_shm_while_loader_workers_run(tmp_path):
+    """They are in a process namespace of their own, since the loader workers of other tests count too."""
+    (tmp_path / "training.py").write_text(LOADER)
+    training = f"{shlex.join([sys.executable, str(tmp_path / 'training.py'), str(tmp_path / 'ready')])} &"
+    script = f"mount -t tmpfs -o size=64m shm /dev/shm; {training} until [ -e {tmp_path}/ready ]; do sleep 0.1; done"
+    seen = check_env("shm", before=in_mounts(script, "--pid", "--fork", "--mount-proc"))
     assert (seen.only()[1], seen.status) == ("error", 1)
     assert "1 loader workers" in seen.checks["shm"]["seen"]
 

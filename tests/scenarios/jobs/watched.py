@@ -43,14 +43,17 @@ def main():
     with ddpdoctor.watch(hang_timeout=4, on_hang="kill", report_dir=FOLDER), ddpdoctor.watch():
         train()
         if FAULT == "interrupted":
-            print("trains", flush=True)
+            sys.stdout.write("trains\n")  # in one piece, which print does not do where output is unbuffered
+            sys.stdout.flush()
             time.sleep(100)
     if FAULT == "afterwards" and dist.get_rank() == 1:
         time.sleep(6)
     dist.barrier()
     dist.destroy_process_group()
     changed = {name for name in before.keys() | os.environ if before.get(name) != os.environ.get(name)}
-    print("left", *sorted(changed - {"DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER", "DDPDOCTOR_RANK_PID"}), flush=True)
+    unexpected = sorted(changed - {"DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER", "DDPDOCTOR_RANK_PID"})
+    sys.stdout.write(" ".join(["left", *unexpected]) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
