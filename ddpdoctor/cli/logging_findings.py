@@ -1,7 +1,7 @@
-"""Puts the findings of a job into the TensorBoard logs that its script wrote: ``wrap --log-findings``.
+"""Puts the findings of a job into the logs that its script wrote: ``wrap --log-findings``.
 
-``tensorboard`` writes them in a child process with a time limit, since it may hang on a file system. What fails costs a
-message.
+Each log is written in a child process with a time limit, since a library may wait for a server or a file system that
+hangs. What fails costs a message.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ddpdoctor.cli import log_writers
+from ddpdoctor.cli.log_writers import Entry
 from ddpdoctor.cli.output import render, say
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 
@@ -18,62 +21,60 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.findings import Report
+    from ddpdoctor.model.loggers import Logger
 
 LIMIT_S = 60.0
-"""Our choice: on a busy machine, importing tensorboard takes seconds."""
-TAG = "ddpdoctor"
-SUFFIX = ".ddpdoctor"
-"""The end of the name of the event file."""
+"""Our choice: on a busy machine importing a library takes seconds, and so does an upload."""
 MISSING = "ModuleNotFoundError"
+NOWHERE = "the script did not log to TensorBoard, W&B or MLflow, so the findings are logged nowhere"
 
 
 def log_findings(run_dir: Path, report: Report, file: Path) -> None:
-    """Add the report to the script's TensorBoard logs, if it has findings and this host reports of the job."""
+    """Add the report to the script's logs, if it has findings and this host reports of the job."""
     if not report.findings or file.name != REPORT_NAME:
         return
     try:
-        problem = _log(run_dir, report)
+        problems = _log(run_dir, report)
     except Exception as error:  # noqa: BLE001 - a log must not cost the job its exit status
-        problem = f"{type(error).__name__}: {error}"
-    if problem:
+        problems = [f"{type(error).__name__}: {error}"]
+    for problem in problems:
         say(sys.stderr, f"--log-findings: {problem}")
 
 
-def _log(run_dir: Path, report: Report) -> str:
-    """Return what went wrong, or an empty string."""
-    from ddpdoctor.diagnose.loggers import find_log_place
+def _log(run_dir: Path, report: Report) -> list[str]:
+    """Return what went wrong."""
+    from ddpdoctor.diagnose.loggers import find_loggers
 
-    place = find_log_place(run_dir, report)
-    if place is None:
-        return "the script made no SummaryWriter of torch.utils.tensorboard, so the findings are logged nowhere"
-    if not place.folder.is_dir():
-        return f"the folder {place.folder}, where the script logged, is gone"
-    job = {"folder": str(place.folder), "step": place.step, "text": render(report, "markdown")}
-    command = [sys.executable, "-m", __name__]
+    loggers = find_loggers(run_dir)
+    if not loggers:
+        return [NOWHERE]
+    entry = _entry(report)
+    return [problem for logger in loggers if (problem := _write(logger, entry))]
+
+
+def _entry(report: Report) -> Entry:
+    finding = report.verdict or report.findings[0]
+    return Entry(
+        verdict=f"{finding.summary} ({finding.code})",
+        step=max((row.step or 0 for row in report.ranks), default=0),
+        has_finished=report.job is not None and report.job.status == "finished",
+        text=render(report, "markdown"),
+    )
+
+
+def _write(logger: Logger, entry: Entry) -> str:
+    """Have a child write; return what went wrong, or an empty string."""
+    job = asdict(logger) | {"entry": asdict(entry)}
+    command = [sys.executable, "-m", log_writers.__name__]
     try:
         done = subprocess.run(
             command, input=json.dumps(job), text=True, capture_output=True, timeout=LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"tensorboard had not written the findings after {LIMIT_S:.0f} s"
-    if MISSING in done.stderr:
-        return f"tensorboard is not installed for {sys.executable}: pip install tensorboard"
+        return f"{logger.name} had not written the findings after {LIMIT_S:.0f} s"
+    if not done.returncode:
+        return ""
     last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    return f"the findings could not be logged: {last}" if done.returncode else ""
-
-
-def write_event(folder: str, step: int, text: str) -> None:
-    """Write an event file of its own, with the report as a text that TensorBoard shows."""
-    import time
-
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.plugins.text.summary_v2 import text_pb
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-    writer = EventFileWriter(folder, filename_suffix=SUFFIX)
-    writer.add_event(Event(wall_time=time.time(), step=step, summary=text_pb(f"{TAG}/report", text)))
-    writer.close()
-
-
-if __name__ == "__main__":
-    write_event(**json.load(sys.stdin))
+    if last.startswith(MISSING):
+        return f"{logger.name} is not installed for {sys.executable}: pip install {logger.name}"
+    return f"{logger.name} did not log the findings: {last}"

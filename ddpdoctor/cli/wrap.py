@@ -158,7 +158,7 @@ class Options:
     log_findings: Annotated[
         bool,
         Option(
-            panel=ACTIONS, variable="DDPDOCTOR_LOG_FINDINGS", help="Add findings to the script's TensorBoard logs.",
+            panel=ACTIONS, variable="DDPDOCTOR_LOG_FINDINGS", help="Add findings to the script's own training logs.",
         ),
     ] = False  # fmt: skip
     metrics_file: Annotated[

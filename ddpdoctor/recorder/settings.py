@@ -32,7 +32,7 @@ class RecorderSettings:
         self.speed = speed
         """Steps are to be slowed down as little as possible: gradients are checked only where replicas are compared."""
         self.log_findings = log_findings
-        """Whether to note where the script logs with TensorBoard, for the findings at the end."""
+        """Whether to note where the script logs (TensorBoard, W&B, MLflow), for the findings at the end."""
         self.tune_rounds = tune_rounds
         """In how many rounds a trial tries settings of DDP. 0: the job is no trial."""
         self.tune_only = tune_only

@@ -175,7 +175,13 @@ def _register_patches() -> None:
     imports.patches["torch.serialization"] = _later("training.saves", "patch")
     settings = read_settings(os.environ)
     if settings.log_findings:
-        imports.patches["torch.utils.tensorboard.writer"] = _later("training.loggers", "patch_tensorboard")
+        loggers = {
+            "torch.utils.tensorboard.writer": "patch_tensorboard",
+            "wandb": "patch_wandb",
+            "mlflow.tracking.client": "patch_mlflow_client",
+            "mlflow.tracking.fluent": "patch_mlflow",
+        }
+        imports.patches.update({module: _later("training.loggers", name) for module, name in loggers.items()})
     if settings.tune_rounds:
         _register_trial()
     imports.patches["torch.distributed.distributed_c10d"] = _patch_groups

@@ -1,26 +1,41 @@
-"""Findings of real jobs in the TensorBoard logs that their scripts wrote."""
+"""Findings of real jobs in the logs that their scripts wrote: TensorBoard, W&B, MLflow."""
 
+import json
+import os
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests import metrics
-from tests.scenarios.running import PATIENT, run
+from tests.scenarios.running import PATIENT, Ran, run
 from tests.web import Receiver
 
 pytestmark = [
     pytest.mark.usefixtures("preloaded_python"),
     pytest.mark.filterwarnings("ignore:html5lib's sanitizer:DeprecationWarning"),
 ]
+FILES_ALLOWED = {"MLFLOW_ALLOW_FILE_STORE": "true"}
+"""A server would need MLflow's large package."""
+
+
+def fail(tmp_path: Path, *loggers: str, options: tuple[str, ...] = ("--log-findings",), **env: str) -> Ran:
+    """Run the job that logs and fails."""
+    ran = run(
+        "logs_and_fails", tmp_path / "run", *PATIENT, *options, ranks=2, args=(str(tmp_path / "logs"), *loggers),
+        **FILES_ALLOWED, **env,
+    )  # fmt: skip
+    assert ran.report["verdict"]["code"] == "DD604"
+    return ran
 
 
 def test_the_report_is_a_text_beside_the_scripts_own_events(tmp_path: Path) -> None:
     from tensorboard.plugin_util import markdown_to_safe_html
 
     logs = tmp_path / "logs"
-    ran = run("logs_and_fails", tmp_path / "run", *PATIENT, "--log-findings", ranks=2, args=(str(logs),))
-    assert ran.report["verdict"]["code"] == "DD604"
+    ran = fail(tmp_path, "tensorboard")
     assert "--log-findings" not in ran.stderr
     (ours,) = logs.glob("*.ddpdoctor")
     seen = EventAccumulator(str(logs))
@@ -37,14 +52,60 @@ def test_the_report_is_a_text_beside_the_scripts_own_events(tmp_path: Path) -> N
     assert ours.stat().st_size < 100_000
 
 
+def read_wandb(folder: Path) -> tuple[dict[str, str], int]:
+    """Return the summary that a run's file in offline mode has of us, and the run's exit status."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (file,) = folder.glob("*.wandb")
+    records = [Record.FromString(record) for record in read_leveldb_log(file.read_bytes()[7:], 7)]
+    updates = [item for record in records for item in record.summary.update if item.key.startswith("ddpdoctor/")]
+    (status,) = [record.exit.exit_code for record in records if record.HasField("exit")]
+    return {item.key: json.loads(item.value_json) for item in updates}, status
+
+
+def read_leveldb_log(data: bytes, offset: int) -> Iterator[bytes]:
+    """Yield the records of LevelDB's log format, in which W&B keeps its own; ``offset``: where the data begin."""
+    block, header, first_and_last = 32768, struct.Struct("<IHB"), {1, 4}
+    at, record = 0, b""
+    while at + header.size <= len(data):
+        left = block - (at + offset) % block
+        if left < header.size:
+            at += left
+            continue
+        _, size, kind = header.unpack_from(data, at)
+        record += data[at + header.size : at + header.size + size]
+        at += header.size + size
+        if kind in first_and_last:
+            yield record
+            record = b""
+
+
+def test_the_report_is_in_the_runs_of_wandb_and_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "logs").mkdir()
+    ran = fail(tmp_path, "wandb", "mlflow")
+    assert "--log-findings" not in ran.stderr
+    verdict = ran.report["verdict"]["summary"] + " (DD604)"
+
+    (theirs, ours) = sorted((tmp_path / "logs" / "wandb").glob("offline-run-*-run7*"), key=os.path.getmtime)
+    assert (read_wandb(theirs), read_wandb(ours)) == (({}, 0), ({"ddpdoctor/verdict": verdict}, 1))
+    (file,) = (ours / "files" / "media" / "html" / "ddpdoctor").iterdir()
+    page = file.read_text()
+    assert "DD604 crash, rank 1" in page
+    assert ("&lt;b&gt;no" in page, "<b>" in page) == (True, False)
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
+
+    client = MlflowClient((tmp_path / "logs" / "mlflow").as_uri())
+    (tracked,) = client.search_runs(["0"])
+    assert (tracked.data.tags["ddpdoctor.verdict"], tracked.info.status) == (verdict, "FINISHED")
+    report = Path(client.download_artifacts(tracked.info.run_id, "ddpdoctor/report.md"))
+    assert "DD604 crash, rank 1" in report.read_text()
+
+
 def test_without_the_options_nothing_is_added_written_or_sent(tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
     with Receiver(read=metrics.decode) as receiver:
-        ran = run(
-            "logs_and_fails", tmp_path / "run", *PATIENT, ranks=2, args=(str(logs),),
-            OTEL_EXPORTER_OTLP_ENDPOINT=receiver.base,
-        )  # fmt: skip
-    assert ran.report["verdict"]["code"] == "DD604"
-    assert len(list(logs.iterdir())) == 1
+        fail(tmp_path, "tensorboard", options=(), OTEL_EXPORTER_OTLP_ENDPOINT=receiver.base)
+    assert len(list((tmp_path / "logs").iterdir())) == 1
     assert receiver.received == []
     assert not list(tmp_path.rglob("*.prom"))
