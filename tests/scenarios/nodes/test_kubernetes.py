@@ -18,7 +18,7 @@ from tests.scenarios.running import JOBS, SCHEMA, clean_environment, free_port, 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 MANIFESTS = ("kubernetes-pytorchjob.yaml", "kubernetes-jobset.yaml")
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-OWN = {"--report-dir": True}
+OWN = {"--report-dir": True, "--exit-status-of-verdict": False}
 LIMIT_S = 250
 
 
@@ -96,12 +96,51 @@ def test_each_pod_is_a_node_and_the_port_where_they_meet_is_declared(name):
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_the_pods_commands_run_as_one_job(name, tmp_path):
-    """On one host, with one rank a pod in place of eight."""
-    port, reports = str(free_port()), tmp_path / "reports"
+    statuses, said = run_pods(name, tmp_path / "reports", "nothing")
+    assert statuses == [0, 0], said
+    report = json.loads((tmp_path / "reports" / "report.json").read_text())
+    jsonschema.validate(report, SCHEMA)
+    assert (report["job"]["status"], report["job"]["nnodes"], report["job"]["world_size"]) == ("finished", 2, 2)
+    assert len(report["ranks"]) == 2
+    assert (tmp_path / "reports" / "node-1.json").exists()
+
+
+@pytest.mark.parametrize(("fault", "action"), [("crash", "FailJobSet"), ("killed", "RestartJobSet")])
+def test_a_jobset_starts_again_unless_the_script_is_at_fault(fault, action, tmp_path):
+    """Whichever pod Kubernetes looks at first: all have the same status."""
+    statuses, said = run_pods("kubernetes-jobset.yaml", tmp_path / "reports", fault)
+    assert [action_of_jobset(status) for status in statuses] == [action, action], said
+
+
+def action_of_jobset(status):
+    """Return what the JobSet's controller does if a pod ends with a status that is not 0.
+
+    After keps/262-ConfigurableFailurePolicy of JobSet, and the Pod failure policy of Kubernetes' Jobs.
+    """
+    spec = yaml.safe_load((EXAMPLES / "kubernetes-jobset.yaml").read_text())["spec"]
+    (job,) = spec["replicatedJobs"]
+    job_spec = job["template"]["spec"]
+    assert job_spec["template"]["spec"]["restartPolicy"] == "Never", "a Pod failure policy needs it"
+    assert job_spec["backoffLimit"] == 0, "else one pod alone would start again"
+    names = {one["name"] for one in job_spec["template"]["spec"]["containers"]}
+    reason = "BackoffLimitExceeded"
+    for rule in job_spec["podFailurePolicy"]["rules"]:
+        codes = rule["onExitCodes"]
+        assert (codes["containerName"] in names, codes["operator"], rule["action"]) == (True, "In", "FailJob")
+        if status in codes["values"]:
+            reason = "PodFailurePolicy"
+    rules = spec["failurePolicy"]["rules"]
+    assert spec["failurePolicy"]["maxRestarts"] > 0
+    return next((rule["action"] for rule in rules if reason in rule["onJobFailureReasons"]), "RestartJobSet")
+
+
+def run_pods(name, reports, fault):
+    """Run the commands on one host, with one rank a pod in place of eight; return statuses and output."""
+    port = str(free_port())
     here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     reported = here | {f"PET_{one}": value for one, value in here.items()} | {"PET_NPROC_PER_NODE": "1"}
     words = {"ddpdoctor": [sys.executable, "-m", "ddpdoctor"], "/reports/train": [str(reports)],
-             "train.py": [str(JOBS / "over_nodes.py"), "nothing", "20"]}  # fmt: skip
+             "train.py": [str(JOBS / "over_nodes.py"), fault, "20"]}  # fmt: skip
     processes = []
     for pod in read_pods(name):
         command = [word for one in pod.command[: pod.command.index("train.py") + 1] for word in words.get(one, [one])]
@@ -114,9 +153,4 @@ def test_the_pods_commands_run_as_one_job(name, tmp_path):
     finally:
         for folder in (reports, *reports.glob("nodes/*")):
             kill_job(folder)
-    assert [process.returncode for process in processes] == [0] * len(processes), said
-    report = json.loads((reports / "report.json").read_text())
-    jsonschema.validate(report, SCHEMA)
-    assert (report["job"]["status"], report["job"]["nnodes"], report["job"]["world_size"]) == ("finished", 2, 2)
-    assert len(report["ranks"]) == 2
-    assert (reports / "node-1.json").exists()
+    return [process.returncode for process in processes], said
