@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -15,23 +14,16 @@ from ddpdoctor.collect.gpu.nvml import GpuCount, count_gpus, gpus_of, read_gpus,
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
+from tests.nvml_driver import compile_driver
 
 MODULE = "ddpdoctor.collect.gpu.nvml"
-SOURCE = Path(__file__).parent / "fake_nvml.c"
 KMSG = Path("/dev/kmsg")
 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
     """Return the folder of a libnvidia-ml.so.1 that answers as a driver with two GPUs."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        assert os.environ.get("CI") != "true", "CI has to have a C compiler"
-        pytest.skip("needs a C compiler")
-    folder = tmp_path_factory.mktemp("driver")
-    command = [compiler, "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(SOURCE)]
-    subprocess.run(command, check=True, timeout=200)
-    return folder
+    return compile_driver(tmp_path_factory.mktemp("driver"))
 
 
 def ask_nvml(driver, state="", limit_s=60.0):

@@ -1,5 +1,7 @@
-"""The recipes of docs/acting.md under a real Slurm: excluded hosts, TaskProlog, Prolog, requeue by the exit status."""
+"""The recipes of docs/acting.md under a real Slurm: excluded hosts, TaskProlog, Prolog, Epilog, and a restart by the
+exit status."""
 
+import contextlib
 import os
 import shlex
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.cli.exclusion import exclude_hosts
+from tests.nvml_driver import compile_driver
 from tests.scenarios.running import JOBS, wait_for
 from tests.unit.cli.test_acting import report
 
@@ -40,31 +43,49 @@ def test_a_task_prolog_tells_the_user_and_the_job_starts(slurm) -> None:
     assert done.stdout.endswith("it started\n")
 
 
-@pytest.fixture
-def strict_prolog(slurm) -> Iterator[None]:
-    """A Prolog on all nodes that expects a version of Python that does not exist."""
-    config = Path(slurm.folder) / "config" / "ddpdoctor" / "config.toml"
-    config.parent.mkdir(parents=True)
-    config.write_text('[check-env]\nexpect-version = ["python>=99"]\n')
-    script = Path(slurm.folder) / "prolog.sh"
-    variables = f"DDPDOCTOR_BIN={BIN} XDG_CONFIG_HOME={config.parents[1]} PATH=/usr/bin:/bin"
-    script.write_text(f"#!/bin/sh\nexec env {variables} {shlex.quote(str(EXAMPLES / 'slurm-prolog.sh'))}\n")
+@contextlib.contextmanager
+def run_by_slurm(slurm, which: str, example: str, **variables: str) -> Iterator[None]:
+    """Have all nodes run an example as their Prolog or Epilog, with these variables."""
+    script = Path(slurm.folder) / f"{which}.sh"
+    given = shlex.join([f"{name}={value}" for name, value in (variables | {"DDPDOCTOR_BIN": str(BIN)}).items()])
+    script.write_text(f"#!/bin/sh\nexec env PATH=/usr/bin:/bin {given} {shlex.quote(str(EXAMPLES / example))}\n")
     script.chmod(0o755)
     conf = slurm.conf.read_text()
-    slurm.conf.write_text(f"{conf}Prolog={script}\nPrologFlags=Alloc\n")
+    slurm.conf.write_text(f"{conf}{which}={script}\nPrologFlags=Alloc\n")
     slurm.run("scontrol", "reconfigure")
-    yield
-    slurm.conf.write_text(conf)
-    slurm.run("scontrol", "reconfigure")
-    for name in slurm.hosts.names:
-        slurm.run("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
+    try:
+        yield
+    finally:
+        slurm.conf.write_text(conf)
+        slurm.run("scontrol", "reconfigure")
+        for name in slurm.hosts.names:
+            slurm.run("scontrol", "update", f"NodeName={name}", "State=RESUME", check=False)
     assert wait_for(lambda: slurm.idle() == slurm.hosts.count, LIMIT_S)
 
 
-@pytest.mark.usefixtures("strict_prolog")
 def test_a_prolog_drains_a_node_that_is_not_fit(slurm) -> None:
-    done = slurm.run("sbatch", "--parsable", "--nodelist=dd0", "--wrap", "true")
-    job = done.stdout.strip()
+    config = Path(slurm.folder) / "config" / "ddpdoctor" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[check-env]\nexpect-version = ["python>=99"]\n')
+    with run_by_slurm(slurm, "Prolog", "slurm-prolog.sh", XDG_CONFIG_HOME=str(config.parents[1])):
+        assert_only_the_first_node_is_drained(slurm)
+
+
+def test_an_epilog_leaves_a_node_in_use_that_is_fit(slurm) -> None:
+    with run_by_slurm(slurm, "Epilog", "slurm-epilog.sh"):
+        slurm.run("sbatch", "--wait", "--nodelist=dd0", "--wrap", "true")
+        assert wait_for(lambda: slurm.idle() == slurm.hosts.count, LIMIT_S), state_of(slurm, "dd0")
+
+
+def test_an_epilog_drains_a_node_with_broken_gpus(slurm, tmp_path_factory) -> None:
+    """The driver that answers has a GPU with memory errors."""
+    driver = compile_driver(tmp_path_factory.mktemp("driver"))
+    with run_by_slurm(slurm, "Epilog", "slurm-epilog.sh", LD_LIBRARY_PATH=str(driver), FAKE_NVML=""):
+        assert_only_the_first_node_is_drained(slurm)
+
+
+def assert_only_the_first_node_is_drained(slurm) -> None:
+    job = slurm.run("sbatch", "--parsable", "--nodelist=dd0", "--wrap", "true").stdout.strip()
     try:
         assert wait_for(lambda: "drain" in state_of(slurm, "dd0"), LIMIT_S)
         assert "drain" not in state_of(slurm, "dd2")
