@@ -7,6 +7,7 @@ from ddpdoctor.diagnose.history_sums import sum_up
 from ddpdoctor.model.findings import JobStatus
 from ddpdoctor.model.history import Blamed, PassSeen, Start
 from ddpdoctor.report.history import plain_histories, render_history
+from tests.doc_pages import DOCS
 
 ZERO = datetime(2026, 3, 14, 10, tzinfo=timezone.utc)
 
@@ -47,6 +48,7 @@ def test_one_sentence_a_table_and_the_reasons():
         "  2: DD605 killed, rank 3 on node7: rank 3 was killed by SIGKILL\n"
         "  3: DD601 stuck, rank 3 on node7: rank 3 was killed by SIGKILL\n"
     )
+    assert f"```\n{shown.partition(chr(10) * 2 + '  1: ')[0]}\n```" in (DOCS / "history.md").read_text()
 
 
 def test_as_an_object_it_has_what_each_start_cost():

@@ -8,6 +8,7 @@ from ddpdoctor.model.findings import Place
 from ddpdoctor.model.nodes import NodeSeen, Presence
 from ddpdoctor.model.status import JobNow, Liveness, RankNow, ReplicasNow, WaitNow
 from ddpdoctor.report.status import fold, render_status
+from tests.doc_pages import DOCS
 
 
 def rank(number, **changes):
@@ -80,6 +81,21 @@ def test_who_waits_for_whom():
     assert "\nranks 0, 2, 3 are at /w/train.py:7 in main\nrank 1 is at /w/train.py:9 in main\n" in shown
     assert "`wrap` has reported DD601 stuck, rank 1: rank 1 stands still\n  report  ddpdoctor report run\n" in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_page_shows_what_is_drawn():
+    seen = {"trains": False, "since_s": 26.0, "step": 300, "step_ms": 38.7, "epoch": 0, "batch": 0}
+    memory = {"memory_bytes": 311 * 2**20}
+    at, stuck = (
+        Place(rank=1, file="train.py", line=line, function=name) for line, name in ((12, "main"), (6, "fetch_settings"))
+    )
+    ranks = [rank(n, state="in backward", where=at, waits_share=0.4, **seen, **memory) for n in range(8)]
+    ranks[1] = rank(1, state="in the script", where=stuck, waits_share=0.41, **seen, **memory)
+    waits = (WaitNow(ranks=(0, 2, 3, 4, 5, 6, 7), call="backward", since_s=26.0),)
+    compared = ReplicasNow(equal_up_to=300, at="optimizer step", compared=12)
+    run = "ddpdoctor-report/20261124-131805-train"
+    shown = draw(status(*ranks, run=run, running_s=95.0, waits=waits, waited_for=(1,), replicas=compared), width=100)
+    assert f"```\n{shown}```" in (DOCS / "status.md").read_text()
 
 
 def test_for_whom_they_wait_is_left_out_where_it_is_not_known():
