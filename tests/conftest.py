@@ -1,5 +1,7 @@
 """Lets several processes run tests side by side, and gives those marked ``alone`` the machine for themselves.
 
+All clones on a machine share the locks, so that the tests of one do not disturb those of another.
+
 Such a test goes by how fast something is, or by what the kernel counts for the whole machine. It takes the lock of the
 machine exclusively, which all others share. A test that waits for either holds the lock of the queue, so that none
 overtakes one that is to run alone.
@@ -9,13 +11,14 @@ import contextlib
 import fcntl
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-QUEUE, MACHINE = Path(__file__).parent, Path(__file__)
+QUEUE, MACHINE = (Path(tempfile.gettempdir(), f"ddpdoctor-tests-{name}-{os.getuid()}") for name in ("queue", "machine"))
 LONGEST_WAIT_S = 600.0
 """A process that a test has left behind may hold a lock: then the others go on all the same."""
 
@@ -56,7 +59,7 @@ def _machine(*, alone: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path, how: int) -> Iterator[None]:
-    place = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    place = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + LONGEST_WAIT_S
     try:
         while not _try_lock(place, how) and time.monotonic() < deadline:

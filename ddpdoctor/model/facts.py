@@ -227,6 +227,15 @@ class BeforeCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """A call of torch.save that writes a file, as scripts do for a checkpoint."""
+
+    began_ns: int
+    ended_ns: int | None
+    """None: it had not ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
     """All facts about one rank."""
 
@@ -307,6 +316,7 @@ class Rank:
     """How long its loader workers took to make batches, or None if it has no workers."""
     lines_seen: tuple[LineSeen, ...] = ()
     """Lines at which it was sampled while it trained, the most frequent first."""
+    last_save: Save | None = None
     steps: int = 0
     batches: int = 0
     epochs: int = 0

@@ -43,3 +43,6 @@ def test_a_healthy_job_stays_without_verdict(job: str, ranks: int, level: str, t
     # Gloo itself may abort a rank that is on its way out; torchrun then gives 1, with or without us.
     aborted = any(finding["kind"] == "exit-abort" for finding in ran.report["findings"])
     assert ran.status == (1 if aborted else 0), ran.stderr
+    if job == "clean_slow_rank0":
+        lanes = ran.report["data"]["timeline"]["lanes"]
+        assert ["checkpoint" in {span["kind"] for span in lane["coarse"]} for lane in lanes] == [True, False, False]

@@ -19,11 +19,12 @@ from ddpdoctor.collect.recorded import read_frame, read_record
 from ddpdoctor.collect.run.agent_log import read_lacks
 from ddpdoctor.collect.run.evidence import read_text
 from ddpdoctor.collect.run.sources import Source, process_note
-from ddpdoctor.model.facts import Child, GroupState, Life, Raised, Rank, signal_name
+from ddpdoctor.model.facts import Child, GroupState, Life, Raised, Rank, Save, signal_name
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from ddpdoctor.collect.run.agent_log import End
@@ -158,10 +159,16 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
         fetch_times=read_fetches(children, watched.child_fetches, max(0, cells["loader_workers"] - 1) or None),
         lines_seen=read_lines(content, children, watched.child_lines),
         lacks=tuple(sorted({*read_lacks(notes), *context.agent_lacks})),
+        last_save=_read_save(cells),
         steps=cells["steps"],
         batches=cells["batches"],
         epochs=cells["epochs"],
     )
+
+
+def _read_save(cells: Mapping[str, int]) -> Save | None:
+    began_ns, ended_ns = cells["save_began_ns"], cells["save_ended_ns"]
+    return Save(began_ns=began_ns, ended_ns=ended_ns if ended_ns >= began_ns else None) if began_ns else None
 
 
 def _last_note(notes: list[dict[str, Any]], *kinds: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddpdoctor.diagnose.pictures.detail import checkpoint_spans
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.steps import step_totals
 from ddpdoctor.model.timeline import Span, SpanKind
@@ -25,20 +26,21 @@ class StepRange(NamedTuple):
 
 
 def coarse_spans(rank: Rank, clock: TimelineClock, tail: Span | None, most: int) -> tuple[Span, ...]:
-    """Return the steps of a rank, merged to at most ``most`` spans, with what came before and after them.
+    """Return the steps of a rank, merged to at most ``most`` spans, with the last save, and what came before and after.
 
     ``tail`` is what the rank did in the end.
     """
     parts = merge_parts(_parts(_known_steps(rank)), most)
     end_ms = tail.start_ms if tail is not None else clock.until_ms
+    last = (*checkpoint_spans(rank, clock), *(() if tail is None else (tail,)))
     began_ms = clock.ms(rank.started_ns or clock.began_ns)
     if not parts:
-        return (*_host(began_ms, end_ms, "script"), *(() if tail is None else (tail,)))
+        return (*_host(began_ms, end_ms, "script"), *last)
     first = parts[0].first
     before = _host(began_ms, clock.ms(parts[0].start_ns), f"before step {first}")
     after = _host(clock.ms(parts[-1].end_ns), end_ms, f"after step {parts[-1].last}")
     steps = (_step_span(part, clock) for part in parts)
-    return (*before, *steps, *after, *(() if tail is None else (tail,)))
+    return (*before, *steps, *after, *last)
 
 
 def _host(start_ms: float, end_ms: float, label: str) -> tuple[Span, ...]:

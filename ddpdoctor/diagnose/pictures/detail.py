@@ -120,6 +120,7 @@ def detail_spans(
     if not chosen.cut_after:
         spans += [(span, False) for span in _still_open(rank, clock, end.tail)]
         spans += [(end.tail, True)] if end.tail is not None else []
+    spans += [(span, True) for span in checkpoint_spans(rank, clock) if _is_shown(span, chosen, clock)]
     spans.sort(key=lambda one: (one[0].start_ms, -_end_of(one[0], clock)))
     return sorted((*(span for span, _ in spans), *_gaps(spans, clock)), key=lambda one: one.start_ms)
 
@@ -214,6 +215,22 @@ def _still_open(rank: Rank, clock: TimelineClock, tail: Span | None) -> Iterator
         span = open_span(rank, call, clock)
         if tail is None or (span.label, span.start_ms) != (tail.label, tail.start_ms):
             yield span
+
+
+def checkpoint_spans(rank: Rank, clock: TimelineClock) -> tuple[Span, ...]:
+    """Return the rank's last save to a file, if there was one."""
+    save = rank.last_save
+    if save is None:
+        return ()
+    end_ms = clock.ms(save.ended_ns) if save.ended_ns is not None else None
+    return (Span(kind=SpanKind.CHECKPOINT, start_ms=clock.ms(save.began_ns), end_ms=end_ms, label="torch.save"),)
+
+
+def _is_shown(span: Span, chosen: ChosenCalls, clock: TimelineClock) -> bool:
+    """Tell whether a span lies among the calls that are shown."""
+    if chosen.cut_before and span.start_ms < clock.ms(chosen.from_ns):
+        return False
+    return not chosen.cut_after or span.start_ms <= clock.ms(chosen.calls.started_ns[-1])
 
 
 def open_span(rank: Rank, call: Call, clock: TimelineClock) -> Span:

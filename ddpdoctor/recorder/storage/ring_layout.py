@@ -79,6 +79,8 @@ CELL_NAMES = (
     "others_delay_ns",
     "saves",
     "saved_steps",
+    "save_began_ns",
+    "save_ended_ns",
 )
 """New cells are added at the end. In older rings they read as 0."""
 CELL_NAMES_OF_VERSION_2 = (*CELL_NAMES[:2], *CELL_NAMES[3:11], "wait_since_ns", *CELL_NAMES[11:])

@@ -1,8 +1,9 @@
-"""Records at which step a process last saved something to a file with torch.save, as scripts do with a checkpoint."""
+"""Records when, and at which step, a process last saved to a file with torch.save, as scripts do with a checkpoint."""
 
 from __future__ import annotations
 
 import os
+import time
 from typing import Any, Callable
 
 from .. import hooks
@@ -18,16 +19,38 @@ def patch(module: Any) -> None:
 def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(obj, f, *args, **kwargs)
-        _note(f)
+        if not _is_file(f):
+            return original(obj, f, *args, **kwargs)
+        _begin()
+        try:
+            result = original(obj, f, *args, **kwargs)
+        finally:
+            _end()
+        _count()
         return result
 
     return save
 
 
+def _is_file(file: Any) -> bool:
+    """Tell whether this goes to a disk. What is saved into a buffer may be meant for another rank."""
+    return isinstance(file, (str, os.PathLike)) or hasattr(file, "name")
+
+
 @guarded("save")
-def _note(file: Any) -> None:
-    """Note the step. What is saved into a buffer may be meant for another rank, and not for a disk."""
-    if here.ring is not None and here.is_rank and (isinstance(file, (str, os.PathLike)) or hasattr(file, "name")):
+def _begin() -> None:
+    if here.ring is not None and here.is_rank:
+        here.ring.set("save_began_ns", time.monotonic_ns())
+
+
+@guarded("save")
+def _end() -> None:
+    if here.ring is not None and here.is_rank:
+        here.ring.set("save_ended_ns", time.monotonic_ns())
+
+
+@guarded("save")
+def _count() -> None:
+    if here.ring is not None and here.is_rank:
         here.ring.set("saves", here.ring.get("saves") + 1)
         here.ring.set("saved_steps", here.ring.get("steps"))

@@ -8,7 +8,9 @@ import pytest
 from ddpdoctor.cli.acting import run_command, status_of_verdict
 from ddpdoctor.cli.exclusion import exclude_hosts, hosts_to_exclude
 from ddpdoctor.cli.webhook import call_webhook
+from ddpdoctor.collect.process.proc import read_process
 from ddpdoctor.model.findings import Confidence, FaultOrigin, Finding, RankRow, Report, Severity
+from tests.scenarios.running import wait_for
 from tests.web import Receiver
 
 FINDING = Finding(
@@ -73,8 +75,7 @@ def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path: Path)
     said = run_command(script, report(), FINDING, Path("report.json"), limit_s=2.0)
     assert said == "--on-finding: the command was killed after 2 s"
     child = int((tmp_path / "child").read_text())
-    state = Path(f"/proc/{child}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
+    assert wait_for(lambda: (found := read_process(child)) is None or found.state in "ZX")
 
 
 @pytest.mark.parametrize("form", ["json", "slack", "teams"])

@@ -15,7 +15,7 @@ from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.codec import decode
-from ddpdoctor.model.facts import DeviceState, Life
+from ddpdoctor.model.facts import DeviceState, Life, Save
 from ddpdoctor.model.findings import Confidence, Finding, Severity
 from ddpdoctor.model.speed import Speed, StepParts
 from ddpdoctor.model.steps import StepEnd, StepTimes
@@ -189,6 +189,33 @@ def test_a_job_that_ended_well_has_lanes_and_no_moments():
     found = timeline_of(job(*ranks, ended=True, launcher_status=0), finished=True, hung=False)
     assert (found.moments, found.classes) == ((), ((0, 1),))
     assert [one.label for one in lane(found, 0).detail] == ["all_reduce", "script"]
+
+
+def test_the_last_save_is_a_checkpoint_in_both_views():
+    calls = (ended_call(seq=5, start=0, end=10), ended_call(seq=6, start=40, end=50))
+    save = Save(began_ns=LONG_AGO + 15 * MS, ended_ns=LONG_AGO + 35 * MS)
+    found = lane(timeline_of(job(in_user(0, recent_calls=calls, last_save=save, world=1))), 0)
+    assert spans(found)[:4] == [
+        ("collective", "all_reduce", 0, 10), ("host", "script", 10, 15), ("checkpoint", "torch.save", 15, 35),
+        ("host", "script", 35, 40),
+    ]  # fmt: skip
+    assert [one.kind for one in found.coarse].count(SpanKind.CHECKPOINT) == 1
+
+
+def test_a_save_that_has_not_ended_is_open():
+    calls = (ended_call(seq=5, start=0, end=10),)
+    save = Save(began_ns=LONG_AGO + 15 * MS, ended_ns=None)
+    found = spans(lane(timeline_of(job(in_user(0, recent_calls=calls, last_save=save, world=1))), 0))
+    assert ("checkpoint", "torch.save", 15, None) in found
+
+
+def test_a_save_before_the_calls_that_are_shown_is_in_the_whole_run_only():
+    calls = (ended_call(seq=600, start=1000, end=1010, index=600),)
+    save = Save(began_ns=LONG_AGO + 15 * MS, ended_ns=LONG_AGO + 35 * MS)
+    timeline = timeline_of(job(in_user(0, recent_calls=calls, last_save=save, world=1)))
+    assert [one.kind for one in lane(timeline, 0).detail].count(SpanKind.CHECKPOINT) == 0
+    assert [one.kind for one in lane(timeline, 0).coarse].count(SpanKind.CHECKPOINT) == 1
+    assert timeline.detail_from_ms == pytest.approx(100 * 1e3 + 1000)
 
 
 def test_asynchronous_and_nested_calls_leave_no_gaps_in_the_script():
