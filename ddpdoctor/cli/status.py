@@ -40,7 +40,7 @@ class Options:
     watch: Annotated[bool, Option(help="Refresh until the job ends or Ctrl-C.")] = False
     every: Annotated[
         float, Option(metavar="DURATION", parse=parse_duration, help="How often to refresh: 500ms, 10s.")
-    ] = typed("1s")
+    ] = typed("2s")
     dump: Annotated[bool, Option(help="Save a report with all stacks; the job goes on.")] = False
     format: Annotated[StatusFormat, FORMAT] = "text"
 
