@@ -1,7 +1,7 @@
 """What a job pays for a `status --watch` beside it: python -m tests.bench.status [--pairs N]; three minutes.
 
 Two ranks under ``wrap``, DDP of 200 tensors, steps of about ten milliseconds. Jobs run in turn, A B B A, with the watch
-and without. The mean step counts, since a refresh now and then would not show in the median of a hundred steps. That one is
+and without. The mean step counts, since few refreshes would not show in the median of a hundred steps. That one is
 printed too. The watch starts before the ranks do, so what its imports cost is not in the steps. ``tests.bench.step``
 says how to run it on a machine that others use.
 """
