@@ -46,7 +46,7 @@ def write_to_tensorboard(place: Mapping[str, str], entry: Entry) -> None:
 
 
 def write_to_wandb(place: Mapping[str, str], entry: Entry) -> None:
-    """Resume the run, add the verdict to its summary and the report as a page, and leave it as failed as it was."""
+    """Resume the run and add the verdict and the report. The run counts as failed if the job failed."""
     import html
 
     import wandb

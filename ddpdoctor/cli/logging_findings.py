@@ -16,6 +16,7 @@ from ddpdoctor.cli import log_writers
 from ddpdoctor.cli.log_writers import Entry
 from ddpdoctor.cli.output import render, say
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
+from ddpdoctor.model.findings import JobStatus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +58,7 @@ def _entry(report: Report) -> Entry:
     return Entry(
         verdict=f"{finding.summary} ({finding.code})",
         step=max((row.step or 0 for row in report.ranks), default=0),
-        has_finished=report.job is not None and report.job.status == "finished",
+        has_finished=report.job is not None and report.job.status == JobStatus.FINISHED,
         text=render(report, "markdown"),
     )
 

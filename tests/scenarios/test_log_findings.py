@@ -103,6 +103,14 @@ def test_the_report_is_in_the_runs_of_wandb_and_mlflow(tmp_path: Path, monkeypat
     assert "DD604 crash, rank 1" in report.read_text()
 
 
+def test_a_job_without_findings_adds_nothing(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    options = (*PATIENT, "--log-findings")
+    ran = run("logs_and_fails", tmp_path / "run", *options, ranks=2, args=(str(logs), "healthy", "tensorboard"))
+    assert (ran.status, ran.report["findings"], "--log-findings" in ran.stderr) == (0, [], False)
+    assert len(list(logs.iterdir())) == 1
+
+
 def test_without_the_options_nothing_is_added_written_or_sent(tmp_path: Path) -> None:
     with Receiver(read=metrics.decode) as receiver:
         fail(tmp_path, "tensorboard", options=(), OTEL_EXPORTER_OTLP_ENDPOINT=receiver.base)

@@ -1,4 +1,4 @@
-"""Logs to the folder that it is given, and fails on rank 1: python logs_and_fails.py FOLDER LOGGER ..."""
+"""Logs to the folder that it is given, and fails on rank 1: python logs_and_fails.py FOLDER [healthy] LOGGER ..."""
 
 import sys
 from pathlib import Path
@@ -38,12 +38,12 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     if rank == 0:
-        for logger in LOGGERS:
-            {"tensorboard": log_to_tensorboard, "wandb": log_to_wandb, "mlflow": log_to_mlflow}[logger](
-                [1 / (step + 1) for step in range(3)]
-            )
+        losses = [1 / (step + 1) for step in range(3)]
+        for name, log in (("tensorboard", log_to_tensorboard), ("wandb", log_to_wandb), ("mlflow", log_to_mlflow)):
+            if name in LOGGERS:
+                log(losses)
     dist.barrier()
-    if rank == 1:
+    if rank == 1 and "healthy" not in LOGGERS:
         raise ValueError("<b>no</b> [such](https://example.org) sample")  # FAULT
     dist.all_reduce(torch.ones(1))
 
