@@ -56,9 +56,7 @@ FIRST = {
         "test_the_setting_that_shortens_the_step", "test_steps_that_differ",
         "test_a_trial_without_a_result_says_why_and_what_to_do[few-", "test_a_job_that_crashes", "test_ctrl_c",
     ),
-    "test_restarts.py": (
-        "test_with_a_hook_of_the_script", "test_ctrl_c_between_two_launches_leaves_no_process_and_starts_none[hooked",
-    ),
+    "test_restarts.py": ("test_ctrl_c_between_two_launches_leaves_no_process_and_starts_none[hooked",),
     "test_status.py": (
         "test_a_job_that_trains", "test_watched_in_a_pipe", "test_who_waits_for_whom", "test_the_watch_ends",
     ),

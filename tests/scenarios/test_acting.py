@@ -12,6 +12,8 @@ from tests import forking
 from tests.scenarios.running import PATIENT, clean_environment, run
 from tests.web import Receiver
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 KEEP = """
 import json, os, sys
 given = {name: value for name, value in os.environ.items() if name.startswith("DDPDOCTOR_")}

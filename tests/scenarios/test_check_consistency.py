@@ -8,8 +8,11 @@ import sys
 from typing import Any
 
 import jsonschema
+import pytest
 
 from tests.scenarios.running import JOBS, SCHEMA, clean_environment, free_port, grids_of, marked_lines
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 ROOT = JOBS.parents[2]
 LIMIT_S = 250

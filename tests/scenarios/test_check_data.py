@@ -9,6 +9,8 @@ import pytest
 
 from .running import SCHEMA, clean_environment, free_port, grids_of
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 DATA = """
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, Subset

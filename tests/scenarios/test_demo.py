@@ -10,6 +10,8 @@ from ddpdoctor.cli.demo import FAULTS
 from tests import doc_pages
 from tests.scenarios.running import clean_environment
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_demo_finds_its_fault(fault: str, tmp_path: Path) -> None:

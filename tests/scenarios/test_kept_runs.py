@@ -3,8 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests import forking
 from tests.scenarios.running import PATIENT, clean_environment, run
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 
 def ddpdoctor(*words: object, cwd: Path):

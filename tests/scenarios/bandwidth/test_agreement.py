@@ -5,6 +5,8 @@ import pytest
 from tests.scenarios.bandwidth.running import BENCH, QUICK, bench, by_hand, finish, start, torchrun
 from tests.scenarios.running import free_port
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 NOTHING = "Nothing was measured"
 
 

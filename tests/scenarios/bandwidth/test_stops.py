@@ -10,6 +10,8 @@ from tests.scenarios.bandwidth.running import BENCH, QUICK, ROOT, TORCHRUN, Ran,
 from tests.scenarios.hosts import lent_hosts, require
 from tests.scenarios.running import clean_environment, free_port, wait_for
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 FAULT = Path(__file__).parent / "stops"
 """Holds a rank up at the second size: the first has been measured then."""
 OPTIONS = (*QUICK, "--mode", "latency", "--format", "json")

@@ -9,6 +9,8 @@ import pytest
 from tests.scenarios.bandwidth.running import BENCH, QUICK, bench, by_hand, finish, start, torchrun
 from tests.scenarios.running import SCHEMA
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 SIZES = [1024, 2048, 4096]
 
 

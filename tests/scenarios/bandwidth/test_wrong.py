@@ -6,6 +6,8 @@ import pytest
 
 from tests.scenarios.bandwidth.running import QUICK, bench
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 WRONG = Path(__file__).parent / "wrong"
 
 

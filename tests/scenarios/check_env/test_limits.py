@@ -19,6 +19,8 @@ from tests.scenarios.running import clean_environment
 
 CHECK_ENV = (sys.executable, "-m", "ddpdoctor", "check-env", "--format", "json")
 CGROUPS = Path("/sys/fs/cgroup")
+OWN_PIDS = ("--pid", "--fork", "--mount-proc")
+"""For tests of /dev/shm: the loader workers of other tests would count too."""
 
 
 def need(condition, reason):
@@ -193,22 +195,21 @@ def test_a_memory_limit_and_a_kill_for_it(group):
     assert "1 OOM kill" in again.checks["mem-limit"]["seen"]
 
 
-@pytest.mark.alone  # the loader workers of another test would need some of it
 @pytest.mark.parametrize(
     ("size", "severity", "status"),
     [("16m", "error", 1), ("64m", "warning", 0), ("256m", "warning", 0), ("1g", None, 0)],
 )
 def test_a_small_shm(size, severity, status):
-    seen = check_env("shm", before=in_mounts(f"mount -t tmpfs -o size={size} shm /dev/shm"))
+    seen = check_env("shm", before=in_mounts(f"mount -t tmpfs -o size={size} shm /dev/shm", *OWN_PIDS))
     assert [finding[:2] for finding in seen.findings] == ([("shm", severity)] if severity else [])
     assert seen.status == status
 
 
-@pytest.mark.alone  # the loader workers of another test would need some of it
 def test_a_full_and_a_closed_shm():
     mount = "mount -t tmpfs -o size=600m shm /dev/shm; head -c 580m /dev/zero > /dev/shm/full"
-    assert check_env("shm", before=in_mounts(mount)).only()[2].startswith("/dev/shm is full")
-    closed = check_env("shm", before=in_mounts("mount -t tmpfs -o ro,size=1g shm /dev/shm")).only()
+    assert check_env("shm", before=in_mounts(mount, *OWN_PIDS)).only()[2].startswith("/dev/shm is full")
+    mount = "mount -t tmpfs -o ro,size=1g shm /dev/shm"
+    closed = check_env("shm", before=in_mounts(mount, *OWN_PIDS)).only()
     assert (closed[1], closed[2].startswith("/dev/shm is not writable")) == ("error", True)
 
 
@@ -223,11 +224,10 @@ time.sleep(200)
 
 
 def test_a_small_shm_while_loader_workers_run(tmp_path):
-    """They are in a process namespace of their own, since the loader workers of other tests count too."""
     (tmp_path / "training.py").write_text(LOADER)
     training = f"{shlex.join([sys.executable, str(tmp_path / 'training.py'), str(tmp_path / 'ready')])} &"
     script = f"mount -t tmpfs -o size=64m shm /dev/shm; {training} until [ -e {tmp_path}/ready ]; do sleep 0.1; done"
-    seen = check_env("shm", before=in_mounts(script, "--pid", "--fork", "--mount-proc"))
+    seen = check_env("shm", before=in_mounts(script, *OWN_PIDS))
     assert (seen.only()[1], seen.status) == ("error", 1)
     assert "1 loader workers" in seen.checks["shm"]["seen"]
 

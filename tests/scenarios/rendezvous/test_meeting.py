@@ -14,8 +14,6 @@ from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import SCHEMA, clean_environment, free_port, grids_of
 from tests.scenarios.slurm import Slurm
 
-pytestmark = pytest.mark.alone
-
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 VERB = ("-m", "ddpdoctor", "check-rendezvous", "--format", "json")
 CHECK = (sys.executable, *VERB)

@@ -12,8 +12,6 @@ import pytest
 from tests.scenarios.hosts import NETNS, Hosts, require
 from tests.scenarios.running import SCHEMA, clean_environment, free_port
 
-pytestmark = pytest.mark.alone
-
 CHECK = (sys.executable, "-m", "ddpdoctor", "check-rendezvous", "--format", "json")
 LIMIT_S = 250
 QUICK = "8s"

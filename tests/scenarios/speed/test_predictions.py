@@ -10,6 +10,8 @@ import pytest
 
 from tests.scenarios.running import JOBS, PATIENT, clean_environment, finish, start
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -9,6 +9,8 @@ import pytest
 
 from tests.scenarios.running import JOBS, clean_environment, free_port, hold_to_schema
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 JOB = JOBS / "speed" / "scaling.py"
 
 

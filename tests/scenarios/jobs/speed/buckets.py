@@ -27,7 +27,7 @@ def one_for_each_tensor():
 
 
 def few_kib():
-    train(Layers(20, count=300, width=32), 32, bucket_cap_mb=0.002)
+    train(Layers(20, count=300, width=16), 16, bucket_cap_mb=0.0005)
 
 
 def default():
