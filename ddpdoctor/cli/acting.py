@@ -95,7 +95,7 @@ def run_command(command: str, report: Report, verdict: Finding, file: Path, limi
 
     It gets the verdict in variables. What it prints goes to stderr, because stdout belongs to the script.
     """
-    from ddpdoctor.report.json_format import render_json
+    from ddpdoctor.report.formats.json_format import render_json
 
     child = subprocess.Popen(
         ["/bin/sh", "-c", command],

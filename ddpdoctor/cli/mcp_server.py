@@ -100,8 +100,8 @@ def _answer(make: Callable[[], CallToolResult]) -> CallToolResult:
 
 
 def _report_result(report: Report, *, with_data: bool) -> CallToolResult:
-    from ddpdoctor.report.json_format import report_to_dict
-    from ddpdoctor.report.text import render_verdict
+    from ddpdoctor.report.formats.json_format import report_to_dict
+    from ddpdoctor.report.text.report import render_verdict
 
     body = report_to_dict(report)
     return _result(render_verdict(report), body if with_data else {**body, "data": {}})

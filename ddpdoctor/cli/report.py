@@ -175,7 +175,7 @@ def _read_file(file: Path) -> Report:
 
     from ddpdoctor.model.errors import UserError
     from ddpdoctor.recorder.storage.files import check_json, read_plain
-    from ddpdoctor.report.json_format import parse_report
+    from ddpdoctor.report.formats.json_format import parse_report
 
     try:
         content = _unpack(file) if zipfile.is_zipfile(file) else read_plain(file)

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report
     from ddpdoctor.report.blocks import Content
 
-JOB = "ddpdoctor.report.job:job_content"
-CHECKS = "ddpdoctor.report.checklist:checklist_content"
+JOB = "ddpdoctor.report.verbs.job:job_content"
+CHECKS = "ddpdoctor.report.verbs.checklist:checklist_content"
 BUILDERS = {
-    "scaling": "ddpdoctor.report.scaling:scaling_content",
-    "tune": "ddpdoctor.report.tuning:tune_content",
+    "scaling": "ddpdoctor.report.verbs.scaling:scaling_content",
+    "tune": "ddpdoctor.report.verbs.tuning:tune_content",
     "results": "ddpdoctor.report.bandwidth.content:bandwidth_content",
-    "trial": "ddpdoctor.report.trial:trial_content",
-    "diff": "ddpdoctor.report.saved_files:diff_content",
-    "rendezvous": "ddpdoctor.report.rendezvous:rendezvous_content",
-    "shares": "ddpdoctor.report.shares:shares_content",
-    "drawn": "ddpdoctor.report.shares:drawn_content",
-    "files": "ddpdoctor.report.checkpoints:checkpoint_content",
-    "comparison": "ddpdoctor.report.comparison:comparison_content",
-    "run_differences": "ddpdoctor.report.run_diff:run_diff_content",
-    "evidence": "ddpdoctor.report.evidence:evidence_content",
+    "trial": "ddpdoctor.report.verbs.trial:trial_content",
+    "diff": "ddpdoctor.report.verbs.saved_files:diff_content",
+    "rendezvous": "ddpdoctor.report.verbs.rendezvous:rendezvous_content",
+    "shares": "ddpdoctor.report.verbs.shares:shares_content",
+    "drawn": "ddpdoctor.report.verbs.shares:drawn_content",
+    "files": "ddpdoctor.report.verbs.checkpoints:checkpoint_content",
+    "comparison": "ddpdoctor.report.verbs.comparison:comparison_content",
+    "run_differences": "ddpdoctor.report.verbs.run_diff:run_diff_content",
+    "evidence": "ddpdoctor.report.verbs.evidence:evidence_content",
     "nodes": CHECKS,
 }
 """Module and function by key in ``Report.data``. The first key that the report has counts. Modules load on demand."""

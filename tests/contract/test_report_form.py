@@ -24,8 +24,8 @@ from ddpdoctor.model.findings import (
     Report,
     Severity,
 )
-from ddpdoctor.report.json_format import parse_report, render_json, report_to_dict
-from ddpdoctor.report.junit import render_junit
+from ddpdoctor.report.formats.json_format import parse_report, render_json, report_to_dict
+from ddpdoctor.report.formats.junit import render_junit
 
 STUCK = Finding(
     code="DD601",

@@ -21,7 +21,7 @@ from ddpdoctor.model.findings import (
     Report,
     Severity,
 )
-from ddpdoctor.report.text import render_text
+from ddpdoctor.report.text.report import render_text
 
 CWD = Path("/home/me/proj")
 RUN_DIR = CWD / "ddpdoctor-report" / "now-train"

@@ -9,7 +9,7 @@ from ddpdoctor.report.bandwidth.matrix import cell_key, describe_result
 from ddpdoctor.report.bandwidth.numbers import NOT_DEFINED, format_gb_s
 from ddpdoctor.report.bandwidth.plotted import list_plotted, list_references
 from ddpdoctor.report.blocks import ChartLine, Grid, GridCell, Series, Tone
-from ddpdoctor.report.grids import MARK, MAX_COLUMNS, log_level, not_shown
+from ddpdoctor.report.grids.build import MARK, MAX_COLUMNS, log_level, not_shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

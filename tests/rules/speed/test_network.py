@@ -9,7 +9,7 @@ from ddpdoctor.model.gpus import Gpu, Gpus
 from ddpdoctor.model.network import Interface, Network
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.reading import NOT_ASKED
-from ddpdoctor.report.speed import network_words
+from ddpdoctor.report.time_budget import network_words
 from ddpdoctor.rules.speed.network import network_use
 from ddpdoctor.rules.speed.simulation import MIB
 from ddpdoctor.rules.speed.state import SpeedState

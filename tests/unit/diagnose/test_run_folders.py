@@ -17,7 +17,7 @@ from ddpdoctor.diagnose.progress import judge_folder
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Finding, Outcome, Report
 from ddpdoctor.recorder.storage import ring_layout
-from ddpdoctor.report.text import render_text
+from ddpdoctor.report.text.report import render_text
 from tests.synthetic import FIRST_PID, LINES, SITUATIONS, STUCK_LINE, Job, reversed_ranks, write_folder, write_hosts
 
 JUNK: tuple[Any, ...] = (None, True, -1, 2**70, 1.5, "x", "", [], [1], {}, {"a": 1})

@@ -11,7 +11,7 @@ from ddpdoctor.cli.report import read_run
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import Report
 from ddpdoctor.model.run import JobEnd
-from ddpdoctor.report.text import render_text
+from ddpdoctor.report.text.report import render_text
 
 SAVED = Path(__file__).parents[2] / "data" / "runs"
 JOBS = {

@@ -11,10 +11,10 @@ from ddpdoctor.report.bandwidth.matrix import make_node_matrix, make_pair_matrix
 from ddpdoctor.report.bandwidth.numbers import format_gb_s, format_share, format_us
 from ddpdoctor.report.bandwidth.results import list_columns, sort_series
 from ddpdoctor.report.blocks import ChartLine, Column, Series
-from ddpdoctor.report.chart import ROWS, draw_chart
-from ddpdoctor.report.columns import draw_columns, fit_columns
-from ddpdoctor.report.page import TextPage
-from ddpdoctor.report.text_blocks import add_blocks
+from ddpdoctor.report.text.blocks import add_blocks
+from ddpdoctor.report.text.chart import ROWS, draw_chart
+from ddpdoctor.report.text.columns import draw_columns, fit_columns
+from ddpdoctor.report.text.page import TextPage
 from tests import benches
 
 

@@ -27,7 +27,7 @@ from ddpdoctor.report.blocks import (
     Text,
 )
 from ddpdoctor.report.html.page import render_html
-from ddpdoctor.report.text import render_text
+from ddpdoctor.report.text.report import render_text
 
 BLOCKS = (
     Heading(text="a heading"),
@@ -123,8 +123,8 @@ def test_a_report_without_records_has_no_csv(report):
 
 
 def test_columns_go_where_there_is_no_room_and_wide_tables_have_something_to_show_instead():
-    from ddpdoctor.report.page import TextPage
-    from ddpdoctor.report.text_blocks import add_blocks
+    from ddpdoctor.report.text.blocks import add_blocks
+    from ddpdoctor.report.text.page import TextPage
 
     wide = Table(columns=(Column(name="", cells=("x" * 50,)),), instead=(Text(text="too wide"),))
     page = TextPage(width=40, cwd=None)

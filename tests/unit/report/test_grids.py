@@ -24,8 +24,8 @@ from ddpdoctor.model.sharing import SamplingPlan, Sharing, share_out
 from ddpdoctor.model.trial import GradientErrors, OneProcess, Participant, ReferenceStep, Trial, TrialSettings
 from ddpdoctor.model.tuning import RatioRange, TriedSetting, TuneOutcome, TuneResult, TuneVerdict
 from ddpdoctor.report.blocks import GridCell, Tone
-from ddpdoctor.report.grids import MAX_COLUMNS, MAX_ROWS, grid_by_member, linear_level, log_level
-from ddpdoctor.report.text import render_text
+from ddpdoctor.report.grids.build import MAX_COLUMNS, MAX_ROWS, grid_by_member, linear_level, log_level
+from ddpdoctor.report.text.report import render_text
 from tests.pictures import FINISHED, finding, only, pictures, report, texts
 from tests.rules.consistency import test_files as files
 from tests.rules.consistency.build import difference, stream
@@ -125,8 +125,8 @@ def test_a_trial_shows_replicas_and_errors_beside_one_process():
         settings=TrialSettings(model="m:f"), models=(), participants=ranks,
         consistency=Consistency(check_every=1, streams=(stream(drift),)), reference=OneProcess(steps=steps),
     )  # fmt: skip
-    from ddpdoctor.report.reference_grid import reference_pictures
-    from ddpdoctor.report.replica_grid import consistency_pictures
+    from ddpdoctor.report.grids.reference import reference_pictures
+    from ddpdoctor.report.grids.replica import consistency_pictures
 
     ((replicas,),) = consistency_pictures(trial.consistency, ())
     assert texts(replicas)[:2] == [("rank 0", "rank 1"), ("0.weight (gradient), from step 2 on", "A", "B")]

@@ -11,12 +11,12 @@ from ddpdoctor.model.findings import Confidence, Finding, JobStatus, JobSummary,
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, WaitingRanks
 from ddpdoctor.model.timeline import Lane, Moment, Span, SpanKind, Timeline
 from ddpdoctor.report.blocks import ChartLine, Lanes, Series, SourceLines, Tree, WaitGraph
-from ddpdoctor.report.chart import draw_sparks
-from ddpdoctor.report.job import job_content
-from ddpdoctor.report.markdown import render_markdown
-from ddpdoctor.report.strip import MOST_ROWS, STRIP_WIDTH, draw_strip
-from ddpdoctor.report.text import render_text
+from ddpdoctor.report.formats.markdown import render_markdown
+from ddpdoctor.report.text.chart import draw_sparks
+from ddpdoctor.report.text.report import render_text
+from ddpdoctor.report.text.strip import MOST_ROWS, STRIP_WIDTH, draw_strip
 from ddpdoctor.report.tree import MOST_FRAMES, draw_tree, stack_tree
+from ddpdoctor.report.verbs.job import job_content
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 SCRIPT = "/home/me/train.py"

@@ -12,7 +12,7 @@ from ddpdoctor.model.scaling import LaunchKind, ScalingKind, ScalingLaunch, Scal
 from ddpdoctor.model.speed import Budget, PhaseRow
 from ddpdoctor.model.tuning import RatioRange, TriedSetting, TuneOutcome, TuneResult, TuneVerdict
 from ddpdoctor.report.blocks import ChartLine, GridCell, Series, Tone
-from ddpdoctor.report.grids import MAX_COLUMNS
+from ddpdoctor.report.grids.build import MAX_COLUMNS
 from tests import benches
 from tests.pictures import FINISHED, finding, only, pictures, report, texts
 

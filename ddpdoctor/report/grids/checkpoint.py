@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.checkpoint import Checksums, ReadState, StatePart
 from ddpdoctor.model.rank_words import count_of, first_names
 from ddpdoctor.report.blocks import GridCell, Tone
-from ddpdoctor.report.grids import grid_by_member
+from ddpdoctor.report.grids.build import grid_by_member
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddpdoctor.report.blocks import Section
-    from ddpdoctor.report.grids import Row
+    from ddpdoctor.report.grids.build import Row
 
 MAX_NAMES = 3
 """How many files of a column are named."""

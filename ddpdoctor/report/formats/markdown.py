@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.report.blocks import FactList, Heading, Items, Places, Series, SourceLines, Table, Text, Tree
 from ddpdoctor.report.classes import PLACE_HEADS, place_rows
-from ddpdoctor.report.columns import fit_columns
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import CHECK_HEADS, check_rows
 from ddpdoctor.report.lines import clean
 from ddpdoctor.report.names import format_time, merge_places, title_of
+from ddpdoctor.report.text.columns import fit_columns
 from ddpdoctor.report.tree import draw_tree
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from ddpdoctor.report.findings import (
     name_check,
     verdict_section,
 )
-from ddpdoctor.report.page import TextPage, draw
-from ddpdoctor.report.text_blocks import add_sections
+from ddpdoctor.report.text.blocks import add_sections
+from ddpdoctor.report.text.page import TextPage, draw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.speed_comparison import SpeedComparison
 from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, Heading, Records, Table, Tone, items
-from ddpdoctor.report.speed import SHOWN_SHARE, ms, number
+from ddpdoctor.report.time_budget import SHOWN_SHARE, ms, number
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.report.page import width_of
+from ddpdoctor.report.text.page import width_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddpdoctor.report.blocks import Column, Table
-    from ddpdoctor.report.page import TextPage
+    from ddpdoctor.report.text.page import TextPage
 
 GAP = 2
 """Number of blanks between two columns."""

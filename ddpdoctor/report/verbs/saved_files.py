@@ -8,8 +8,8 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.diff import DiffFacts, Kind
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content, Text, items, table_of
-from ddpdoctor.report.diff_grid import diff_pictures
 from ddpdoctor.report.findings import count_findings
+from ddpdoctor.report.grids.diff import diff_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.diff import SavedFile, Unequal

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.report.blocks import FactList, Heading, Items, Lanes, Places, Series, Table, Text, Tone
-from ddpdoctor.report.chart import draw_chart, draw_sparks
-from ddpdoctor.report.columns import draw_table
 from ddpdoctor.report.lines import wrap
 from ddpdoctor.report.names import format_ranks
-from ddpdoctor.report.page import width_of
-from ddpdoctor.report.strip import STRIP_WIDTH, draw_strip
+from ddpdoctor.report.text.chart import draw_chart, draw_sparks
+from ddpdoctor.report.text.columns import draw_table
+from ddpdoctor.report.text.page import width_of
+from ddpdoctor.report.text.strip import STRIP_WIDTH, draw_strip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.report.blocks import Block, FactEntry, RankClass, Section
-    from ddpdoctor.report.page import TextPage
+    from ddpdoctor.report.text.page import TextPage
 
 MAX_CLASSES = 40
 """More rows than this do not help on a screen. The report file has all of them."""

@@ -10,9 +10,9 @@ from ddpdoctor.model.data import LoaderTaken
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import GridCell, Tone
 from ddpdoctor.report.findings import TONES
-from ddpdoctor.report.grids import MARK, MAX_ROWS, grid_by_member, not_shown
+from ddpdoctor.report.grids.build import MARK, MAX_ROWS, grid_by_member, not_shown
+from ddpdoctor.report.grids.replica import letter
 from ddpdoctor.report.names import format_ranks
-from ddpdoctor.report.replica_grid import letter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.data import RankTaken
     from ddpdoctor.model.findings import Finding, Report
     from ddpdoctor.report.blocks import Section
-    from ddpdoctor.report.grids import Row
+    from ddpdoctor.report.grids.build import Row
 
 FAMILY = "DD70"
 """The codes of findings about data begin with it."""

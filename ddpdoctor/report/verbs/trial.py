@@ -11,9 +11,9 @@ from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.trial import Trial
 from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, Heading, Table, Text, Tone, items
 from ddpdoctor.report.findings import count_findings
+from ddpdoctor.report.grids.reference import error_ratio, reference_pictures
+from ddpdoctor.report.grids.replica import consistency_pictures
 from ddpdoctor.report.names import format_ranks
-from ddpdoctor.report.reference_grid import error_ratio, reference_pictures
-from ddpdoctor.report.replica_grid import consistency_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Difference, Stream

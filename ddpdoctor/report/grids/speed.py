@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.rank_words import format_numbers
 from ddpdoctor.report.blocks import Grid, GridCell
-from ddpdoctor.report.grids import MARK, MAX_COLUMNS, grid_by_member, linear_level, not_shown
-from ddpdoctor.report.speed import is_shown, ms, number, read_budget, speed_data
+from ddpdoctor.report.grids.build import MARK, MAX_COLUMNS, grid_by_member, linear_level, not_shown
+from ddpdoctor.report.time_budget import is_shown, ms, number, read_budget, speed_data
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

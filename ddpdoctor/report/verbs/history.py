@@ -10,8 +10,8 @@ from ddpdoctor.model.history import HISTORY_FORMAT, HISTORY_VERSION
 from ddpdoctor.model.rank_words import count_of, name_list
 from ddpdoctor.report.blocks import Column, Heading, Item, Items, Table, Text, Tone
 from ddpdoctor.report.names import format_hosts, format_ranks
-from ddpdoctor.report.page import TextPage, draw
-from ddpdoctor.report.text_blocks import add_sections
+from ddpdoctor.report.text.blocks import add_sections
+from ddpdoctor.report.text.page import TextPage, draw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

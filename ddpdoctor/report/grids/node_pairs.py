@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.amounts import format_about
 from ddpdoctor.model.reaching import Contact
 from ddpdoctor.report.blocks import Grid, GridCell, Tone
-from ddpdoctor.report.grids import MAX_COLUMNS, not_shown
+from ddpdoctor.report.grids.build import MAX_COLUMNS, not_shown
 
 if TYPE_CHECKING:
     from ddpdoctor.model.reaching import NodePair, Rendezvous, Transfer

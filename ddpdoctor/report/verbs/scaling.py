@@ -8,8 +8,8 @@ from ddpdoctor.model.codec import decode
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.scaling import LaunchKind, ScalingKind, ScalingResult
 from ddpdoctor.report.blocks import Column, Content, Heading, Table, Text
-from ddpdoctor.report.speed import ms
-from ddpdoctor.report.tune_grid import scaling_pictures
+from ddpdoctor.report.grids.tune import scaling_pictures
+from ddpdoctor.report.time_budget import ms
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report

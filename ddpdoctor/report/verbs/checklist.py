@@ -8,7 +8,7 @@ from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content
 from ddpdoctor.report.findings import count_findings
-from ddpdoctor.report.machine_grid import machine_pictures
+from ddpdoctor.report.grids.machine import machine_pictures
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report

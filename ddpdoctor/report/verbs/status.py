@@ -11,8 +11,8 @@ from ddpdoctor.model.rank_words import count_of, format_numbers, rank_list
 from ddpdoctor.model.status import Liveness
 from ddpdoctor.report.blocks import Column, FactEntry, FactList, Heading, Table, Text, Tone
 from ddpdoctor.report.names import format_hosts, format_place
-from ddpdoctor.report.page import TextPage, draw
-from ddpdoctor.report.text_blocks import add_sections
+from ddpdoctor.report.text.blocks import add_sections
+from ddpdoctor.report.text.page import TextPage, draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.sharing import count_both
 from ddpdoctor.report.blocks import Grid, GridCell, Tone
-from ddpdoctor.report.grids import MAX_COLUMNS, linear_level, not_shown
+from ddpdoctor.report.grids.build import MAX_COLUMNS, linear_level, not_shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,12 +12,12 @@ from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content, FactEntry, FactList, Heading, Text
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings
-from ddpdoctor.report.loader_grid import loader_pictures
+from ddpdoctor.report.grids.loader import loader_pictures
+from ddpdoctor.report.grids.replica import NOUNS, replica_pictures
+from ddpdoctor.report.grids.speed import speed_pictures
 from ddpdoctor.report.names import merge_places, title_of
 from ddpdoctor.report.pictures import job_pictures
-from ddpdoctor.report.replica_grid import NOUNS, replica_pictures
-from ddpdoctor.report.speed import speed_sections
-from ddpdoctor.report.speed_grid import speed_pictures
+from ddpdoctor.report.time_budget import speed_sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

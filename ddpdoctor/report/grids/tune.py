@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.report.blocks import Grid, GridCell, Tone
-from ddpdoctor.report.grids import linear_level
+from ddpdoctor.report.grids.build import linear_level
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

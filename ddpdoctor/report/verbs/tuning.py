@@ -10,10 +10,10 @@ from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.tuning import TuneOutcome, TuneVerdict
 from ddpdoctor.report.blocks import Column, Content, FactEntry, FactList, Heading, Table, Text, Tone
 from ddpdoctor.report.findings import LABEL_WIDTH
-from ddpdoctor.report.job import job_content
+from ddpdoctor.report.grids.tune import tune_pictures
 from ddpdoctor.report.names import merge_places
-from ddpdoctor.report.speed import ms
-from ddpdoctor.report.tune_grid import tune_pictures
+from ddpdoctor.report.time_budget import ms
+from ddpdoctor.report.verbs.job import job_content
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report

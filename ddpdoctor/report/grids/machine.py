@@ -9,7 +9,7 @@ from ddpdoctor.model.rank_words import first_names
 from ddpdoctor.model.sides import grouped, majority_of
 from ddpdoctor.report.blocks import GridCell, Tone
 from ddpdoctor.report.findings import OUTCOME_TONES, OUTCOME_WORDS, TONES, name_check, severity_word
-from ddpdoctor.report.grids import MARK, MAX_ROWS, grid_by_member, not_shown
+from ddpdoctor.report.grids.build import MARK, MAX_ROWS, grid_by_member, not_shown
 from ddpdoctor.report.names import format_hosts
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.findings import Check, Finding, Report
     from ddpdoctor.report.blocks import Section
-    from ddpdoctor.report.grids import Row
+    from ddpdoctor.report.grids.build import Row
 
 DIFFERS = f"{MARK}hosts with other results than most"
 QUIET = (Outcome.PASSED, Outcome.SKIPPED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.report.blocks import GridCell
-from ddpdoctor.report.grids import MAX_ROWS, grid_by_member, log_level, not_shown
+from ddpdoctor.report.grids.build import MAX_ROWS, grid_by_member, log_level, not_shown
 
 if TYPE_CHECKING:
     from ddpdoctor.model.trial import GradientErrors, Trial

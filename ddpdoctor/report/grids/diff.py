@@ -8,8 +8,8 @@ from ddpdoctor.model.diff import Kind
 from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.model.sides import majority_of
 from ddpdoctor.report.blocks import GridCell, Tone
-from ddpdoctor.report.grids import MAX_ROWS, grid_by_member, not_shown
-from ddpdoctor.report.replica_grid import EQUAL, SAME_LETTER, letter, tone_of
+from ddpdoctor.report.grids.build import MAX_ROWS, grid_by_member, not_shown
+from ddpdoctor.report.grids.replica import EQUAL, SAME_LETTER, letter, tone_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.diff import Apart, DiffFacts, Unequal
     from ddpdoctor.model.findings import Finding
     from ddpdoctor.report.blocks import Section
-    from ddpdoctor.report.grids import Row
+    from ddpdoctor.report.grids.build import Row
 
 
 def diff_pictures(facts: DiffFacts, findings: Iterable[Finding]) -> tuple[Section, ...]:

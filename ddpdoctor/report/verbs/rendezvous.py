@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.codec import decode
 from ddpdoctor.model.reaching import Contact, Rendezvous, say_place
 from ddpdoctor.report.blocks import Column, Table, Text, table_of
-from ddpdoctor.report.checklist import checklist_content
-from ddpdoctor.report.node_pairs import LEGEND, pair_pictures, pair_word
+from ddpdoctor.report.grids.node_pairs import LEGEND, pair_pictures, pair_word
+from ddpdoctor.report.verbs.checklist import checklist_content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.model.sides import majority_of
 from ddpdoctor.report.blocks import GridCell, Tone
 from ddpdoctor.report.findings import TONES
-from ddpdoctor.report.grids import MAX_ROWS, grid_by_member, not_shown
+from ddpdoctor.report.grids.build import MAX_ROWS, grid_by_member, not_shown
 from ddpdoctor.report.names import format_ranks
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.consistency import Difference, Stream, TensorSplit
     from ddpdoctor.model.findings import Finding, Report
     from ddpdoctor.report.blocks import Grid, Section
-    from ddpdoctor.report.grids import Row
+    from ddpdoctor.report.grids.build import Row
 
 FAMILY = "DD50"
 """The codes of findings about replicas begin with it."""

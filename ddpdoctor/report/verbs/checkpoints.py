@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import items
-from ddpdoctor.report.checklist import checklist_content
-from ddpdoctor.report.checkpoint_grid import checkpoint_pictures
+from ddpdoctor.report.grids.checkpoint import checkpoint_pictures
+from ddpdoctor.report.verbs.checklist import checklist_content
 
 if TYPE_CHECKING:
     from ddpdoctor.model.findings import Report

@@ -10,8 +10,8 @@ from ddpdoctor.model.rank_words import count_of, format_numbers
 from ddpdoctor.model.sharing import Shares, Sharing
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.report.blocks import Text, table_of
-from ddpdoctor.report.checklist import checklist_content
-from ddpdoctor.report.data_grid import drawn_pictures, share_pictures
+from ddpdoctor.report.grids.data import drawn_pictures, share_pictures
+from ddpdoctor.report.verbs.checklist import checklist_content
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

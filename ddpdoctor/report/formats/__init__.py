@@ -1,0 +1,1 @@
+"""Formats of a report, with one file per format."""
