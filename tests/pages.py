@@ -11,7 +11,7 @@ from ddpdoctor.model.findings import (
     Report,
     Severity,
 )
-from ddpdoctor.model.timeline import Lane, Moment, Span, SpanKind, Timeline
+from ddpdoctor.model.timeline import Lane, Span, SpanKind, Timeline, TimelineEvent
 from ddpdoctor.report.blocks import (
     ChartLine,
     Content,
@@ -105,7 +105,7 @@ def timeline(ranks=8, culprit=1):
     return Timeline(
         started_at="2026-01-02T03:04:05.000+00:00", length_ms=end, detail_from_ms=(STEPS - DETAIL_STEPS) * STEP_MS,
         lanes=tuple(one for one, _ in lanes), classes=(others, (culprit,)),
-        moments=(Moment(at_ms=end - 900, label="the hang is certain", ranks=(culprit,)),),
+        events=(TimelineEvent(at_ms=end - 900, label="the hang is certain", ranks=(culprit,)),),
     )  # fmt: skip
 
 

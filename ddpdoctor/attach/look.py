@@ -140,9 +140,9 @@ def _ask_for_job(job: FoundJob, host: HostView, seeing: _Seeing) -> StoreLook | 
             seeing.refused.append(reply.value)
         elif reply.timed_out or reply.error is not None:
             seeing.refused.append(Refusal(source=name, reason=str(reply.error or "no answer in time")))
-    told = replies["ras"].value if "ras" in replies else None
-    if isinstance(told, ras.RasAnswer):
-        seeing.raw["ras.json" if told.is_json else "ras.txt"] = told.text
+    answer = replies["ras"].value if "ras" in replies else None
+    if isinstance(answer, ras.RasAnswer):
+        seeing.raw["ras.json" if answer.is_json else "ras.txt"] = answer.text
     found = replies["store"].value if "store" in replies else None
     return found if isinstance(found, StoreLook) else None
 

@@ -65,7 +65,7 @@ def _send_folder(folder: Path, out: IO[bytes]) -> None:
 
 def receive_folder(lines: Iterable[bytes], folder: Path) -> Arrived:
     """Save the files that come over a stream. Lines that are not of the stream are left out."""
-    count, told = 0, None
+    count, announced = 0, None
     error = remedy = ""
     for line in lines:
         record = _parse(line)
@@ -74,8 +74,8 @@ def receive_folder(lines: Iterable[bytes], folder: Path) -> Arrived:
         elif "error" in record:
             error, remedy = str(record["error"]), str(record.get("help", ""))
         elif "files" in record:
-            told = record["files"]
-    return Arrived(files=count, whole=told == count, error=error, help=remedy)
+            announced = record["files"]
+    return Arrived(files=count, whole=announced == count, error=error, help=remedy)
 
 
 def _send(out: IO[bytes], **record: Any) -> None:

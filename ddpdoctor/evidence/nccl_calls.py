@@ -25,8 +25,8 @@ MOST_OPEN = 512
 """Our choice: so many numbers of a communicator are kept in which not all its ranks were seen, or not alike."""
 MOST_COMMUNICATORS = 4096
 KEPT = 4
-"""How many last calls of each process are told."""
-MOST_TOLD = 4096
+"""How many last calls of each process are kept."""
+MOST_SHOWN = 4096
 _CALL = re.compile(
     r"(?P<op>[A-Z]\w+): opCount (?P<number>[0-9a-f]{1,16}) sendbuff \S+ recvbuff \S+ count (?P<count>\d+) datatype "
     r"(?P<dtype>\d+) op (?P<redop>\d+) root (?P<root>\d+) comm (?P<pointer>0x[0-9a-f]+)(?: \[nranks=(?P<ranks>\d+)\])?"
@@ -59,7 +59,7 @@ class _Made:
     number: int
     spot: Spot
     said: str
-    """Not yet fit to be shown: of a million calls, few are told."""
+    """Not yet a fact: of a million calls, few are shown."""
 
 
 @dataclass(slots=True)
@@ -114,13 +114,13 @@ class Calls:
 
     def tell(self, processes: NcclProcesses) -> Iterator[Fact]:
         """Return the first calls that differ, and the last calls of each process."""
-        told = 0
+        shown = 0
         for track in self._tracks.values():
             odd = next((made for _, made in sorted(track.open.items(), key=lambda item: item[0]) if _differ(made)), {})
             last = [one for calls in track.last.values() for one in calls]
             for one in dict.fromkeys(map(_Same, [*odd.values(), *last])):
-                if told < MOST_TOLD:
-                    told += 1
+                if shown < MOST_SHOWN:
+                    shown += 1
                     yield _fact(track, one.made, processes)
 
 

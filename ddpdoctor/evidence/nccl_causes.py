@@ -27,7 +27,7 @@ def last_error(message: str) -> str:
     return message.partition("Last error:")[2].strip()
 
 
-def told_cause(text: str, common: dict[str, Any]) -> Fact | None:
+def named_cause(text: str, common: dict[str, Any]) -> Fact | None:
     """Return what NCCL's own words say of a cause outside the process that wrote them; None if they do not."""
     warning = read_warning(text) if text else None
     if warning is None or warning.accused in {Accused.NOBODY, Accused.PROCESS, Accused.PEER}:

@@ -55,7 +55,7 @@ class NcclProcess:
     bus: str = ""
     members: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Its rank in each communicator that it ever had, and how many ranks that has."""
-    told: bool = False
+    reported: bool = False
 
 
 class NcclProcesses:
@@ -115,8 +115,8 @@ class NcclProcesses:
         for process in self._all.values():
             who = self.who(process)
             largest = process.largest
-            if not process.told:
-                process.told = True
+            if not process.reported:
+                process.reported = True
                 spot, time = (largest.spot, largest.time) if largest else (process.spot, None)
                 yield Seen(who=who, spot=spot, time=time, said=largest.said if largest else "", gpu=process.bus)
                 if world and largest is not None and largest.ranks == world:

@@ -270,9 +270,9 @@ class _Comm:
         if differ is not None:
             yield differ
             return
-        told: set[int] = set()
+        named: set[int] = set()
         for op, those in sorted(behind.items(), key=lambda item: item[1][0].number - item[1][-1].number):
-            yield from self._behind(op, those, told)
+            yield from self._behind(op, those, named)
         if not behind:
             yield from self._inside()
 
@@ -291,7 +291,7 @@ class _Comm:
                     unnamed[0].ranks = {rank: self._comm.processes.get(rank) for rank in rest}
         return found
 
-    def _behind(self, op: str, those: list[Counted], told: set[int]) -> Iterator[Fact]:
+    def _behind(self, op: str, those: list[Counted], named: set[int]) -> Iterator[Fact]:
         low, high = those[0], those[-1]
         total = sum(one.count for one in those)
         if 2 * low.count > total:
@@ -300,9 +300,9 @@ class _Comm:
         sure = high.number - low.number > 1 or self._stood(op, low)
         waiters = self._others([*low.ranks, *self._comm.missing])
         for rank, process in low.ranks.items():
-            if rank in told:
+            if rank in named:
                 continue
-            told.add(rank)
+            named.add(rank)
             who, operation = self._who(rank, process), self._operation(op, low.number + 1)
             yield Reached(
                 who=who, spot=low.spot, said=low.said, group=f"{operation.group} {op}",

@@ -29,7 +29,7 @@ class SacctReader:
         self._names: list[str] = []
         self._places: list[tuple[int, int]] = []
         """Where the columns are, in a table without "|"."""
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return what one row of a table says, if it is not said of the same job before."""
@@ -37,7 +37,7 @@ class SacctReader:
             return ()
         text = line.raw_prefix + line.text  # the number of a job looks like a label
         if _HEAD.match(text):
-            self._names, self._places, self._told = re.findall(r"[A-Za-z]+", text), [], set()
+            self._names, self._places, self._reported = re.findall(r"[A-Za-z]+", text), [], set()
             return ()
         if not self._names:
             return ()
@@ -74,8 +74,8 @@ class SacctReader:
             if is_step and isinstance(fact, Finished):
                 continue  # a step may end well in a job that does not
             key = (job, type(fact).__name__)
-            if key not in self._told:
-                self._told.add(key)
+            if key not in self._reported:
+                self._reported.add(key)
                 yield fact
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.launches import begins_run
 from ddpdoctor.evidence.natures import Reading, classify
-from ddpdoctor.evidence.nccl_causes import last_error, told_cause
+from ddpdoctor.evidence.nccl_causes import last_error, named_cause
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.torch_heads import time_of
 from ddpdoctor.evidence.traceback_text import HEADER, Fed, RaisedText, Traceback
@@ -205,7 +205,7 @@ def failure_facts(
     operation = _operation(frames)
     common: dict[str, Any] = {"who": who, "spot": spot, "time": time, "said": said}
     words = last_error(raised.message)
-    cause = told_cause(words, common)
+    cause = named_cause(words, common)
     if cause is not None:
         reading = Reading(nature=Nature.FOLLOWS)
     message = f"{words} ({raised.message})" if words else raised.message

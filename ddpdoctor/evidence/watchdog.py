@@ -14,7 +14,7 @@ from ddpdoctor.evidence.desync import DesyncReports
 from ddpdoctor.evidence.foreign_frames import foreign_frame
 from ddpdoctor.evidence.launches import begins_run
 from ddpdoctor.evidence.natures import classify
-from ddpdoctor.evidence.nccl_causes import told_cause
+from ddpdoctor.evidence.nccl_causes import named_cause
 from ddpdoctor.evidence.nccl_groups import DEFAULT_GROUP, group_of, who_of, writer_of
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.torch_heads import origin_of
@@ -293,7 +293,10 @@ class WatchdogReader:
         if ends:
             self._tail = None
             return [tail.fact]
-        if tail.words and (cause := told_cause(text, {name: getattr(tail.fact, name) for name in _COMMON})) is not None:
+        if (
+            tail.words
+            and (cause := named_cause(text, {name: getattr(tail.fact, name) for name in _COMMON})) is not None
+        ):
             self._tail = None
             return [cause, replace(tail.fact, nature=Nature.FOLLOWS, peers=(), peer_hosts=())]
         tail.words = text.startswith("Last error:")

@@ -150,12 +150,12 @@ class JoinedSession(Session):
 
     def _note_sigterm_to_all(self) -> None:
         """Note an interruption if all ranks got SIGTERM together: somebody has ended the launcher, or the job."""
-        told = [self._told_to_end_ns(rank) for rank in self.watch.ranks()]
-        known = [at_ns for at_ns in told if at_ns is not None]
-        if told and len(known) == len(told) and max(known) - min(known) <= TOLD_TOGETHER_NS:
+        asked = [self._asked_to_end_ns(rank) for rank in self.watch.ranks()]
+        known = [at_ns for at_ns in asked if at_ns is not None]
+        if asked and len(known) == len(asked) and max(known) - min(known) <= TOLD_TOGETHER_NS:
             self._note_end_by("SIGTERM", min(known))
 
-    def _told_to_end_ns(self, rank: Followed) -> int | None:
+    def _asked_to_end_ns(self, rank: Followed) -> int | None:
         """Return when a rank got SIGTERM, as far as that is known, or None if it ended otherwise."""
         ended_by_it = rank.exit_code == -signal.SIGTERM
         return self.watch.evidence.asked_to_end_ns(rank) or (rank.ended_ns if ended_by_it else None)

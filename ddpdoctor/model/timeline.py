@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -59,14 +59,14 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class TimelineEvent:
     """Something that happened at one time, such as the crash of a rank."""
 
     at_ms: float
     label: str
     ranks: tuple[int, ...] = ()
     fault: bool = False
-    """The verdict is about this moment."""
+    """The verdict is about this event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,4 +81,4 @@ class Timeline:
     lanes: tuple[Lane, ...]
     classes: tuple[tuple[int, ...], ...]
     """Ranks that did the same, so that their lanes can be folded into one. Each rank is in one class."""
-    moments: tuple[Moment, ...] = ()
+    events: tuple[TimelineEvent, ...] = field(default=(), metadata={"json": "moments"})

@@ -144,11 +144,11 @@ def test_the_timeline_zooms_and_pans_by_buttons_keys_wheel_and_drag(browser, sav
 
 def test_at_first_the_last_steps_before_the_fault_are_in_sight(browser, save):
     timeline = pages.timeline()
-    fault = replace(timeline.moments[0], at_ms=10_800.0, fault=True)
-    lanes = Lanes(timeline=replace(timeline, moments=(fault,)))
+    fault = replace(timeline.events[0], at_ms=10_800.0, fault=True)
+    lanes = Lanes(timeline=replace(timeline, events=(fault,)))
     browser.open(save(replace(pages.content(), pictures=((lanes,),))))
     assert settled_range(browser) == [10.233, 10.98, 16.8]
-    assert browser.one(".moments .fault").text == "10.80 s: the hang is certain (rank 1)"
+    assert browser.one(".events .fault").text == "10.80 s: the hang is certain (rank 1)"
 
 
 def test_hovering_and_keys_say_what_a_rank_did(browser, save):

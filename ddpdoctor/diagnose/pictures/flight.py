@@ -15,7 +15,7 @@ from ddpdoctor.diagnose.pictures.timeline import (
     choose_detailed,
     since,
 )
-from ddpdoctor.model.timeline import Lane, Moment, Span, SpanKind, Timeline
+from ddpdoctor.model.timeline import Lane, Span, SpanKind, Timeline, TimelineEvent
 from ddpdoctor.rules.evidence.stacks import innermost
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def flight_timeline(
             for rank, dump in sorted(by_rank.items())
         ),
         classes=classes,
-        moments=tuple(_fault(by_rank, verdict, clock)),
+        events=tuple(_fault(by_rank, verdict, clock)),
     )
 
 
@@ -130,7 +130,7 @@ def _span(group: FlightGroup, call: FlightCall, start_ms: float, number: int) ->
     )
 
 
-def _fault(dumps: Mapping[int, FlightDump], verdict: Finding | None, clock: TimelineClock) -> Iterator[Moment]:
+def _fault(dumps: Mapping[int, FlightDump], verdict: Finding | None, clock: TimelineClock) -> Iterator[TimelineEvent]:
     """Yield the last call of the blamed ranks, or if they left no dump, when the first of the others began to wait."""
     if verdict is None:
         return
@@ -139,4 +139,4 @@ def _fault(dumps: Mapping[int, FlightDump], verdict: Finding | None, clock: Time
     at_ns = min(lasts or waits, default=None)
     if at_ns is not None:
         label = f"{verdict.code} {verdict.kind}"
-        yield Moment(at_ms=clock.ms(at_ns), label=label, ranks=tuple(sorted(verdict.ranks)), fault=True)
+        yield TimelineEvent(at_ms=clock.ms(at_ns), label=label, ranks=tuple(sorted(verdict.ranks)), fault=True)

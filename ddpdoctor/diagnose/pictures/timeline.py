@@ -29,7 +29,7 @@ from ddpdoctor.diagnose.pictures.faults import (
 )
 from ddpdoctor.diagnose.pictures.reductions import last_to_reduce
 from ddpdoctor.model.facts import Life
-from ddpdoctor.model.timeline import Lane, Moment, Span, SpanKind, Timeline
+from ddpdoctor.model.timeline import Lane, Span, SpanKind, Timeline, TimelineEvent
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -108,7 +108,7 @@ def make_timeline(
             for number, rank in sorted(ranks.items())
         ),
         classes=classes,
-        moments=tuple(sorted(_moments(scene, verdict), key=lambda one: one.at_ms)),
+        events=tuple(sorted(_events(scene, verdict), key=lambda one: one.at_ms)),
     )
 
 
@@ -189,13 +189,13 @@ def since(spans: list[Span], from_ms: float) -> Iterator[Span]:
             yield span if span.start_ms >= from_ms else replace(span, start_ms=from_ms)
 
 
-def _moments(scene: Scene, verdict: Finding | None) -> Iterator[Moment]:
+def _events(scene: Scene, verdict: Finding | None) -> Iterator[TimelineEvent]:
     """Yield what happened at one time: the fault, failures of ranks, and the stop."""
     ms = scene.clock.ms
     if verdict is not None and scene.fault_ns is not None:
         label = f"{verdict.code} {verdict.kind}"
-        yield Moment(at_ms=ms(scene.fault_ns), label=label, ranks=tuple(sorted(verdict.ranks)), fault=True)
+        yield TimelineEvent(at_ms=ms(scene.fault_ns), label=label, ranks=tuple(sorted(verdict.ranks)), fault=True)
     for at_ns, state, ranks in sorted(failures(scene.job, scene.rows))[:MOST_FAILURES]:
-        yield Moment(at_ms=ms(at_ns), label=state, ranks=ranks)
+        yield TimelineEvent(at_ms=ms(at_ns), label=state, ranks=ranks)
     if scene.job.stopping_since_ns is not None:
-        yield Moment(at_ms=ms(scene.job.stopping_since_ns), label="the job is stopped")
+        yield TimelineEvent(at_ms=ms(scene.job.stopping_since_ns), label="the job is stopped")

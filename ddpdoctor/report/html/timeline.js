@@ -24,7 +24,7 @@ class Timeline extends TimelineDrawing {
 
   // Return what is shown at first: the last spans before the fault and what follows, or the end if no fault is known.
   firstView(first) {
-    const fault = this.data.moments.find((one) => one.fault && one.atMs > first);
+    const fault = this.data.events.find((one) => one.fault && one.atMs > first);
     if (!fault) return [first, this.length];
     const lane = this.byRank.get(fault.ranks[0]) || this.data.lanes[0];
     const spans = timelineData.spansOf(lane, this.data).filter((span) => span.kind !== "step" && span.startMs < fault.atMs);

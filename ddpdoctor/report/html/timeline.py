@@ -53,8 +53,8 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
         "detailFromMs": timeline.detail_from_ms,
         "lanes": lanes,
         "classes": _classes(timeline),
-        "moments": [
-            {"atMs": one.at_ms, "label": one.label, "ranks": one.ranks, "fault": one.fault} for one in timeline.moments
+        "events": [
+            {"atMs": one.at_ms, "label": one.label, "ranks": one.ranks, "fault": one.fault} for one in timeline.events
         ],
         "whats": list(whats),
     }

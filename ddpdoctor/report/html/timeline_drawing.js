@@ -15,7 +15,7 @@ class TimelineDrawing {
       "div", { class: "tools", role: "toolbar", "aria-label": "Timeline" },
       button("+", "Zoom in", () => this.zoom(0.5)), button("\u2212", "Zoom out", () => this.zoom(2)),
       button("Whole run", "Show the whole run", () => this.show(0, this.length)),
-      button(this.data.moments.some((one) => one.fault) ? "The fault" : "The end", "Show the end in detail", () => this.show(...this.end)),
+      button(this.data.events.some((one) => one.fault) ? "The fault" : "The end", "Show the end in detail", () => this.show(...this.end)),
       this.range,
     );
     this.strip = page.makeSvg("svg", { class: "strip", height: 40, "aria-hidden": "true" });
@@ -44,9 +44,9 @@ class TimelineDrawing {
       if (kind === "wait") swatch.append(page.makeSvg("rect", { class: "wait-hatch", width: 16, height: 12 }));
       list.append(page.make("li", {}, swatch, ` ${kind}`));
     }
-    if (this.data.moments.length) {
+    if (this.data.events.length) {
       const mark = page.makeSvg("svg", { width: 16, height: 12, "aria-hidden": "true" });
-      mark.append(page.makeSvg("path", { class: "moment-mark", d: "M2 1H14L8 11z" }));
+      mark.append(page.makeSvg("path", { class: "event-mark", d: "M2 1H14L8 11z" }));
       list.append(page.make("li", {}, mark, " what happened"));
     }
     return list;
@@ -100,18 +100,18 @@ class TimelineDrawing {
     for (let at = Math.ceil(start / step); at * step <= end; at += 1) this.marks.push(at * step);
     const texts = this.marks.filter((ms) => this.x(ms) < this.width() - 30).map((ms) =>
       page.makeSvg("text", { x: this.x(ms) + 3, y: 17 }, `${(ms / 1000).toFixed(Math.min(digits, 5))} s`));
-    const moments = this.moments().filter((one) => one.atMs >= start && one.atMs <= end).map((one) => {
+    const events = this.events().filter((one) => one.atMs >= start && one.atMs <= end).map((one) => {
       const x = this.x(one.atMs);
-      const mark = page.makeSvg("path", { class: one.fault ? "moment-mark fault" : "moment-mark", d: `M${x - 6} 0H${x + 6}L${x} 9z` });
+      const mark = page.makeSvg("path", { class: one.fault ? "event-mark fault" : "event-mark", d: `M${x - 6} 0H${x + 6}L${x} 9z` });
       mark.dataset.say = `${timelineData.clock(one.atMs)}: ${one.label}${one.ranks.length ? ` (${timelineData.ranks(one.ranks)})` : ""}`;
       return mark;
     });
-    this.ticks.replaceChildren(...texts, ...moments);
+    this.ticks.replaceChildren(...texts, ...events);
   }
 
   // The fault comes last, so that it lies over what happened at the same time.
-  moments() {
-    return [...this.data.moments].sort((one, other) => one.fault - other.fault);
+  events() {
+    return [...this.data.events].sort((one, other) => one.fault - other.fault);
   }
 
   // Only the rows that are in sight are drawn.
@@ -129,10 +129,10 @@ class TimelineDrawing {
     const height = TimelineDrawing.ROW - 1;
     const line = (ms, kind) => page.makeSvg("line", { class: kind, x1: this.x(ms), x2: this.x(ms), y1: 0, y2: height });
     const [start, end] = this.view;
-    const moments = this.moments().filter((one) => !one.ranks.length || row.ranks.some((rank) => one.ranks.includes(rank)));
+    const events = this.events().filter((one) => !one.ranks.length || row.ranks.some((rank) => one.ranks.includes(rank)));
     return [
       ...this.marks.map((ms) => line(ms, "tick")), ...this.bars(row),
-      ...moments.filter((one) => one.atMs >= start && one.atMs <= end).map((one) => line(one.atMs, one.fault ? "moment fault" : "moment")),
+      ...events.filter((one) => one.atMs >= start && one.atMs <= end).map((one) => line(one.atMs, one.fault ? "event fault" : "event")),
     ];
   }
 

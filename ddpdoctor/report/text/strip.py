@@ -13,7 +13,7 @@ from ddpdoctor.report.names import format_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddpdoctor.model.timeline import Lane, Moment, Span, Timeline
+    from ddpdoctor.model.timeline import Lane, Span, Timeline, TimelineEvent
 
 MARKS = {
     SpanKind.BATCH: "d",
@@ -64,7 +64,7 @@ class _Window:
 
 def draw_strip(timeline: Timeline, width: int) -> list[str]:
     """Return the lines of a strip in ASCII, the last one its legend; nothing without a fault or calls around it."""
-    fault = next((moment for moment in timeline.moments if moment.fault), None)
+    fault = next((event for event in timeline.events if event.fault), None)
     lanes = {lane.rank: lane for lane in timeline.lanes}
     rows = [(ranks, lane) for ranks in timeline.classes if (lane := _drawn(ranks, lanes)) is not None]
     rows.sort(key=lambda row: not row[1].blamed)
@@ -94,7 +94,7 @@ def _name(ranks: Sequence[int]) -> str:
     return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 3] + "..."
 
 
-def _window(lanes: Sequence[Lane], fault: Moment, length_ms: float, columns: int) -> _Window | None:
+def _window(lanes: Sequence[Lane], fault: TimelineEvent, length_ms: float, columns: int) -> _Window | None:
     """Return the time from a few calls before the fault to a little after it."""
     before = max((_back(lane, fault.at_ms) for lane in lanes), default=0.0)
     after = min(length_ms - fault.at_ms, before * SHARE_AFTER / (1 - SHARE_AFTER))
@@ -137,7 +137,7 @@ def _innermost(spans: Sequence[Span], window: _Window) -> Iterator[tuple[Span, f
         free = left
 
 
-def _head(fault: Moment, window: _Window, name_width: int) -> str:
+def _head(fault: TimelineEvent, window: _Window, name_width: int) -> str:
     """Return the line above the rows, whose mark stands at the time of the fault."""
     at = name_width + 4 + window.column(fault.at_ms)
     label = fault.label + (f", {format_ranks(fault.ranks)}" if fault.ranks else "")

@@ -62,9 +62,9 @@ def _differ(called: Sequence[Called]) -> Differ | None:
     odd = tuple(sorted(set(by_rank) - set(majority))) if majority else None
     last = shown[-1][1]
     ops = {fact.operation.op for _, fact in shown}
-    sides_told = tuple((ranks, fact.operation) for ranks, fact in shown)
+    shown_sides = tuple((ranks, fact.operation) for ranks, fact in shown)
     aspect = "operation" if len(ops) > 1 else "shape"
-    return Differ(spot=last.spot, said=last.said, sides=sides_told, odd=odd, aspect=aspect)
+    return Differ(spot=last.spot, said=last.said, sides=shown_sides, odd=odd, aspect=aspect)
 
 
 def _shape(operation: Operation) -> _Call:

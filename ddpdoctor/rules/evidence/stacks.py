@@ -84,10 +84,10 @@ def _places(waiters: dict[int, Stacked]) -> Differ | None:
     if len(sides) < 2:
         return None
     odd = tuple(sorted(rank for _, ranks in sides[1:] for rank in ranks))
-    told = tuple((ranks, operation) for operation, ranks in sides)
+    shown_sides = tuple((ranks, operation) for operation, ranks in sides)
     is_plain = len(sides[0][1]) > len(sides[1][1])
     spot = waiters[odd[0]].spot
-    return Differ(sides=told, odd=odd if is_plain else None, aspect="place", certain=False, spot=spot)
+    return Differ(sides=shown_sides, odd=odd if is_plain else None, aspect="place", certain=False, spot=spot)
 
 
 def _operation_of(stacks: dict[int, Stacked]) -> Operation:

@@ -37,7 +37,7 @@ def test_the_lanes_show_calls_and_the_wait_that_has_no_end(tmp_path):
     assert (late.detail[-1].kind.value, late.detail[-1].end_ms, late.blamed) == ("host", None, True)
     assert folded.detail == ()
     assert late.detail[0].end_ms - late.detail[0].start_ms == pytest.approx(0.002)
-    (fault,) = timeline.moments
+    (fault,) = timeline.events
     assert (fault.ranks, fault.at_ms) == ((1,), pytest.approx(29.002))
     assert timeline.started_at.startswith("2026-09-21T")
     text = render_text(report, width=None, color=False, run_dir=None)

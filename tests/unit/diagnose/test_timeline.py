@@ -95,7 +95,7 @@ def test_a_stuck_rank_and_those_that_wait_for_it():
     last = lane(found, 0).detail[-1]
     assert (last.number, last.shape, last.place, last.group) == (7, "float32 [16]", "train.py:20 in main", "")
     assert lane(found, 1).detail[-1].place == "train.py:12 in read_batch"
-    (fault,) = found.moments
+    (fault,) = found.events
     assert (fault.label, fault.ranks, fault.fault) == ("DD601 stuck", (1,), True)
     assert fault.at_ms == pytest.approx(100 * 1e3 + 20)
     assert found.length_ms == pytest.approx((NOW - LONG_AGO) / MS + 100 * 1e3)
@@ -142,7 +142,7 @@ def test_a_lane_ends_where_its_rank_failed():
     found = timeline_of(job(root, *victims, ended=True, launcher_status=1), hung=False)
     assert spans(lane(found, 1))[-1] == ("host", "script", 20, 50)
     assert {"wait"} <= {one.kind.value for one in lane(found, 0).detail if one.label == "all_reduce"}
-    assert [(one.label, one.ranks, one.fault) for one in found.moments] == [
+    assert [(one.label, one.ranks, one.fault) for one in found.events] == [
         ("DD604 crash", (1,), True), ("raised ValueError", (1,), False),
         ("raised RuntimeError in all_reduce", (0, 2), False),
     ]  # fmt: skip
@@ -161,7 +161,7 @@ def test_what_a_hung_job_raised_when_it_was_stopped_is_left_out():
         code="DD601", kind="stuck", severity=Severity.ERROR, confidence=Confidence.HIGH, summary="", ranks=(1,)
     )  # fmt: skip
     found = make_timeline(facts, rows, verdict, waiters=(0, 2), started_at="", hung=True)
-    assert [one.label for one in found.moments] == ["DD601 stuck", "the job is stopped"]
+    assert [one.label for one in found.events] == ["DD601 stuck", "the job is stopped"]
     assert spans(lane(found, 0))[-1] == ("wait", "all_reduce", 30, None)
 
 
@@ -182,12 +182,12 @@ def test_a_killed_rank_and_one_that_never_started():
     assert (lane(found, 1).coarse, lane(found, 1).detail) == ((), ())
 
 
-def test_a_job_that_ended_well_has_lanes_and_no_moments():
+def test_a_job_that_ended_well_has_lanes_and_no_events():
     ranks = [
         rank(n, world=2, life=Life.EXITED, exit_code=0, ended_ns=NOW, recent_calls=(ended_call(seq=6),)) for n in (0, 1)
     ]
     found = timeline_of(job(*ranks, ended=True, launcher_status=0), finished=True, hung=False)
-    assert (found.moments, found.classes) == ((), ((0, 1),))
+    assert (found.events, found.classes) == ((), ((0, 1),))
     assert [one.label for one in lane(found, 0).detail] == ["all_reduce", "script"]
 
 

@@ -9,7 +9,7 @@ from ddpdoctor.diagnose.pictures.data import encode_timeline
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import Confidence, Finding, JobStatus, JobSummary, Place, RankRow, Report, Severity
 from ddpdoctor.model.pictures import RankWaits, SourceExcerpt, WaitingRanks
-from ddpdoctor.model.timeline import Lane, Moment, Span, SpanKind, Timeline
+from ddpdoctor.model.timeline import Lane, Span, SpanKind, Timeline, TimelineEvent
 from ddpdoctor.report.blocks import ChartLine, Lanes, Series, SourceLines, Tree, WaitGraph
 from ddpdoctor.report.formats.markdown import render_markdown
 from ddpdoctor.report.text.chart import draw_sparks
@@ -40,7 +40,7 @@ WAITS = (*BEFORE, span(SpanKind.FORWARD, 480, 500), span(SpanKind.WAIT, 500, Non
 TIMELINE = Timeline(
     started_at="2026-01-01T00:00:00+00:00", length_ms=60_000.0, detail_from_ms=0.0,
     lanes=(lane(0, *WAITS), lane(1, *STUCK, blamed=True), lane(2)), classes=((0, 2), (1,)),
-    moments=(Moment(at_ms=480.0, label="DD601 stuck", ranks=(1,), fault=True),),
+    events=(TimelineEvent(at_ms=480.0, label="DD601 stuck", ranks=(1,), fault=True),),
 )  # fmt: skip
 ROWS = tuple(
     RankRow(
@@ -134,13 +134,13 @@ def test_the_strip_is_narrow_on_a_narrow_terminal_and_has_few_rows():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"moments": ()},
+        {"events": ()},
         {"lanes": ()},
         {"classes": ()},
         {"classes": ((77,),)},
         {"length_ms": float("nan")},
-        {"moments": (Moment(at_ms=float("inf"), label="", fault=True),)},
-        {"moments": (Moment(at_ms=0.0, label="", fault=True),)},
+        {"events": (TimelineEvent(at_ms=float("inf"), label="", fault=True),)},
+        {"events": (TimelineEvent(at_ms=0.0, label="", fault=True),)},
     ],
 )
 def test_without_a_fault_or_calls_before_it_there_is_no_strip(changes):
