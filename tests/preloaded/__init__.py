@@ -40,6 +40,12 @@ def preloaded() -> Iterator[None]:
         yield
 
 
+def can_fork(words: list[str], environment: dict[str, str]) -> bool:
+    """Return whether a server is lent now, and can fork into this command."""
+    server = _servers.get(os.getpid())
+    return server is not None and server.is_lent and server.can_become(words, environment)
+
+
 def _start_server() -> Server:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     drop = ("PYTHONPATH", "PYTEST_", "DDPDOCTOR_")

@@ -20,8 +20,11 @@ _READ_LATER = frozenset({
     "PYTHONPATH", "PYTHONUNBUFFERED", "TORCH_DISTRIBUTED_DEBUG", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_AGENT_LOG", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
-    "TORCH_DIST_INIT_BARRIER", "TORCHELASTIC_SIGNALS_TO_HANDLE",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_DIST_INIT_BARRIER", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    "TORCH_EXTENSIONS_DIR",
 })  # fmt: skip
+HOST = "DDPDOCTOR_TESTS_HOST"
+"""The process id of one on the host where the new Python is to run, see ``tests/scenarios/hosts.py``."""
 _execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _parameters = inspect.signature(_execute_child)
 
@@ -31,6 +34,7 @@ class Server:
 
     def __init__(self, requests: socket.socket, environment: dict[str, str]) -> None:
         self._requests, self._environment = requests, environment
+        self.is_lent = False
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
@@ -41,26 +45,30 @@ class Server:
                 _execute_child(process, *arguments)
 
         subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
+        self.is_lent = True
         try:
             yield
         finally:
+            self.is_lent = False
             subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
 
     def start(self, process: Any, arguments: tuple[Any, ...]) -> bool:
         """Start what Popen was asked to; False where that takes an exec."""
         asked = _parameters.bind(process, *arguments).arguments
         environment = dict(os.environ if asked["env"] is None else asked["env"])
+        host = environment.pop(HOST, "")
         words = [os.fspath(word) for word in asked["args"]] if isinstance(asked["args"], (list, tuple)) else []
         special = any(asked[name] for name in ("shell", "executable", "pass_fds", "uid", "gid"))
         special = special or asked.get("process_group", -1) != -1
-        if special or not self._can_become(words, environment):
+        if special or not self.can_become(words, environment):
+            assert not host, "only what is forked can be started on a host by HOST"
             return False
         streams = [asked["p2cread"], asked["c2pwrite"], asked["errwrite"]]
         streams = [own if stream == -1 else stream for own, stream in enumerate(streams)]
         reader, writer = os.pipe()
         request = {
             "words": words, "environment": environment, "folder": str(Path(asked["cwd"] or os.curdir).absolute()),
-            "session": asked["start_new_session"],
+            "session": asked["start_new_session"], "host": host,
         }  # fmt: skip
         try:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [*streams, reader]))
@@ -80,7 +88,8 @@ class Server:
         process._close_pipe_fds(*(asked[end] for end in ends))
         return True
 
-    def _can_become(self, words: list[str], environment: dict[str, str]) -> bool:
+    def can_become(self, words: list[str], environment: dict[str, str]) -> bool:
+        """Return whether a new Python would be the same as a fork of the server."""
         if words[:1] != [sys.executable]:
             return False
         program = words[2:] if words[1:2] == ["-u"] else words[1:]

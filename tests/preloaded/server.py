@@ -19,6 +19,7 @@ import signal
 import site
 import socket
 import sys
+import weakref
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 
@@ -121,6 +122,8 @@ def hide():
             vars(hidden[parent]).pop(child, None)
     as_loaded.update((name, dict(vars(module))) for name, module in hidden.items())
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(hidden))  # their ends are no part of a program's end
+    for finalizer in weakref.finalize._registry:
+        finalizer.atexit = False
     real_find = PathFinder.find_spec
 
     def find_spec(name, path=None, target=None):
@@ -197,6 +200,8 @@ def become(connection, request, descriptors):
     None where it has become a further server.
     """
     words, environment = request["words"], request["environment"]
+    if request["host"]:
+        enter_host(request["host"])
     unbuffered = words[1] == "-u"
     program = words[1 + unbuffered :]
     if request["session"]:
@@ -225,7 +230,19 @@ def become(connection, request, descriptors):
     set_streams(unbuffered=unbuffered or bool(environment.get("PYTHONUNBUFFERED")))
     places = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [*map(os.path.abspath, places), *PATH]
+    C.on_exit(C._exit, None)  # after Python has ended, and before libraries tear down what the server has loaded
+    C.on_exit(C._IO_flush_all, None)
     return program
+
+
+def enter_host(pid):
+    """Move this process to the host on which another one runs: its network, its host name, and its /etc."""
+    for name in ("net", "uts", "mnt"):
+        place = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        if C.setns(place, 0):
+            os._exit(126)
+        os.close(place)
+    platform._uname_cache = None  # it has the name of another host
 
 
 def show(words, environment):

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.preloaded import can_fork
+from tests.preloaded.asking import HOST
+
 NETNS = Path("/etc/netns")
 """`ip netns exec NAME` puts what lies in NETNS/NAME over /etc."""
 
@@ -40,6 +43,8 @@ class Hosts:
         self.subnet = f"10.{64 + os.getpid() // 250 % 64}.{os.getpid() % 250}"
         self.names = tuple(f"dd{number}" for number in range(count))
         self._started: list[subprocess.Popen[str]] = []
+        self._holders: dict[int, subprocess.Popen[str]] = {}
+        """By host, a process whose namespaces forked Pythons enter."""
 
     def address(self, number: int) -> str:
         return f"{self.subnet}.{10 + number}"
@@ -71,6 +76,7 @@ class Hosts:
 
     def write(self, number: int, file: str, text: str) -> None:
         """Write a file that the host has in /etc."""
+        self._holders.pop(number, None)  # it has the files of its start
         (NETNS / self.namespace(number) / file).write_text(text)
 
     def ip(self, number: int, *arguments: str) -> None:
@@ -79,14 +85,30 @@ class Hosts:
 
     def start(self, number: int, *command: str, **more: Any) -> subprocess.Popen[str]:
         """Start a command on a host."""
+        env = dict(os.environ if more.get("env") is None else more["env"])
+        if can_fork(list(command), env):
+            return self._popen(command, **{**more, "env": {**env, HOST: str(self._holder(number).pid)}})
+        return self._popen(self._command(number, *command), **more)
+
+    def _command(self, number: int, *command: str) -> tuple[str, ...]:
         setting = 'hostname "$0" && exec "$@"'
+        network = ("ip", "netns", "exec", self.namespace(number))
+        return (*network, "unshare", "--uts", "--", "sh", "-c", setting, self.names[number], *command)
+
+    def _popen(self, command: tuple[str, ...], **more: Any) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace(number), "unshare", "--uts", "--", "sh", "-c", setting,
-             self.names[number], *command],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more,
-        )  # fmt: skip
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+        )
         self._started.append(process)
         return process
+
+    def _holder(self, number: int) -> subprocess.Popen[str]:
+        if number not in self._holders:
+            holder = self._popen(self._command(number, "sh", "-c", "echo ready && exec sleep infinity"))
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "ready\n", "the host cannot be entered"
+            self._holders[number] = holder
+        return self._holders[number]
 
     def run(self, number: int, *command: str) -> str:
         """Run a command on a host to its end, which must be a good one."""

@@ -21,6 +21,8 @@ from tests.scenarios.running import (
     wait_for,
 )
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 MIB = 2**20
 
 

@@ -7,9 +7,12 @@ import sys
 
 import jsonschema
 import psutil
+import pytest
 
 from tests.scenarios.bandwidth.running import BENCH, QUICK, TORCHRUN, finish, start
 from tests.scenarios.running import SCHEMA, free_port, wait_for
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 
 def test_tasks_of_a_step_are_ranks(slurm):
@@ -46,6 +49,7 @@ def test_one_bench_after_another_in_one_job(tmp_path):
     assert done.status == 0
 
 
+@pytest.mark.cold  # a forked Python has one more child
 def test_ranks_end_with_the_ddpdoctor_that_started_them():
     process = start(*BENCH, "--nproc-per-node", "2", "--budget", "600s", "--max-size", "1KiB")
     ranks = []

@@ -9,7 +9,7 @@ from tests.scenarios.bandwidth.slowing import SMALL, bench_on, crowded, late, li
 from tests.scenarios.hosts import lent_hosts, require
 from tests.scenarios.running import grids_of
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.alone]
 
 CALLS = ("--max-size", "1KiB", "--iters", "30", "--warmup", "1", "--mode", "latency", "--format", "json")
 """As many calls as it takes to say who comes late."""

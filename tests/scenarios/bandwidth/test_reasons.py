@@ -10,7 +10,7 @@ import pytest
 from tests.scenarios.bandwidth.running import BENCH, bench, finish, start
 from tests.scenarios.running import free_port
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.alone]
 
 SMALL = ("--max-size", "1KiB", "--iters", "2", "--warmup", "1", "--mode", "latency", "--format", "json")
 CPUS = sorted(os.sched_getaffinity(0))

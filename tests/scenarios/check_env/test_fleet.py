@@ -20,6 +20,8 @@ from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import SCHEMA, cell_of, clean_environment, free_port, grids_of
 from tests.scenarios.slurm import Slurm
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 CHECK_ENV = (sys.executable, "-m", "ddpdoctor", "check-env", "--format", "json")
 CHEAP = ("rank-set", "ws-same", "version-same", "clock", "mtu", "shm")

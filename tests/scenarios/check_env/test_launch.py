@@ -8,6 +8,8 @@ import pytest
 
 from tests.scenarios.running import clean_environment, free_port
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 CHECKS = (
     "env-complete", "env-range", "rank-set", "ws-same", "rdzv-id-same", "slurm-shape", "srun-cpus", "gpus-per-task",
     "k8s", "master-numeric", "master-loopback", "rdzv-host", "port-range",

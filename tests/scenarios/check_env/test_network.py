@@ -11,6 +11,8 @@ import pytest
 from tests.scenarios.hosts import lent_hosts, require
 from tests.scenarios.running import clean_environment, free_port
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 CHECKS = (
     "hostname-loopback", "hostname-unresolvable", "hostname-not-local", "fqdn-forward", "master-resolve", "rdns-slow",
     "ifname-exists", "iface-up", "iface-agree", "v4v6", "mtu", "port-free", "firewall-local",

@@ -9,6 +9,8 @@ import pytest
 from tests.scenarios.check_env.test_limits import check_env, in_mounts
 from tests.scenarios.running import clean_environment
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 VARIABLE_CHECKS = ("env-unknown", "env-value", "env-deprecated", "env-danger", "nccl-conf", "proxy-env")
 EVERY_CLASS = {
     "NCCL_DEBUG": "WARN", "NCCL_DEBGU": "hunter2", "nccl_algo": "hunter2", "NCCL_QUX": "hunter2",

@@ -15,6 +15,8 @@ import pytest
 from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import JOBS, PATIENT, SCHEMA, clean_environment, free_port, wait_for
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 DDPDOCTOR = (sys.executable, "-m", "ddpdoctor")
 JOB = JOBS / "over_nodes.py"
 LIMIT_S = 250

@@ -15,6 +15,8 @@ from ddpdoctor.launch.command.command_line import split_command
 from ddpdoctor.launch.command.placing import place
 from tests.scenarios.running import JOBS, SCHEMA, clean_environment, free_port, kill_job
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 MANIFESTS = ("kubernetes-pytorchjob.yaml", "kubernetes-jobset.yaml")
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"

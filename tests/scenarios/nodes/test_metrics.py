@@ -1,8 +1,12 @@
 """Metrics of a job over two hosts that share a folder: no sample is double."""
 
+import pytest
+
 from tests import metrics
 from tests.metrics import value
 from tests.scenarios.nodes.test_basic import Running
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 
 def test_each_host_writes_its_own_ranks_and_the_first_the_job(hosts, tmp_path):

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 
 from tests.scenarios.hosts import Hosts
 from tests.scenarios.running import JOBS, PATIENT, SCHEMA, clean_environment, free_port, wait_for
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 LIMIT_S = 250
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.scenarios.running import (
     JOBS,
     PATIENT,
@@ -18,6 +20,8 @@ from tests.scenarios.running import (
     start,
     wait_for,
 )
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 LIMIT_S = 250
 

@@ -14,6 +14,8 @@ import pytest
 from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import JOBS, PATIENT, SCHEMA, clean_environment, free_port, wait_for
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 JOB = JOBS / "over_nodes.py"
 WRAP = (sys.executable, "-m", "ddpdoctor", "wrap")
 IMPATIENT = ("--hang-timeout", "4", "--on-hang", "kill")
@@ -72,6 +74,19 @@ class Running:
     def wait_until_it_trains(self) -> None:
         ranks = [Path(f"{self.begun}-{number}") for number in self.processes]
         assert wait_for(lambda: all(path.exists() for path in ranks), LIMIT_S)
+
+    def wait_until_nodes_know_each_other(self) -> None:
+        """Wait until each node has been heard for two more seconds: a beat a second brings it the list of nodes."""
+        seen: list[list[int]] = []
+
+        def knows() -> bool:
+            path = self.folder / "members.json"
+            heard = [node["heard_ns"] for node in json.loads(path.read_text())["nodes"]] if path.exists() else []
+            if len(heard) == len(self.processes) and None not in heard:
+                seen.append(heard)
+            return bool(seen) and min(seen[-1]) > max(seen[0]) + 2e9
+
+        assert wait_for(knows), seen
 
     def finish(self, number: int) -> Member:
         process = self.processes[number]
@@ -186,6 +201,7 @@ def test_a_node_that_is_cut_off_while_it_trains(hosts, tmp_path):
     require("nft")
     job = Running(hosts, tmp_path, "nothing", ENDLESS)
     job.wait_until_it_trains()
+    job.wait_until_nodes_know_each_other()
     isolate(hosts, 1)
     try:
         first, cut_off, other = job.finish_all()

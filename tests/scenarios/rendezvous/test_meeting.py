@@ -14,6 +14,8 @@ from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import SCHEMA, clean_environment, free_port, grids_of
 from tests.scenarios.slurm import Slurm
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 VERB = ("-m", "ddpdoctor", "check-rendezvous", "--format", "json")
 CHECK = (sys.executable, *VERB)

@@ -12,6 +12,8 @@ import pytest
 from tests.scenarios.hosts import NETNS, Hosts, require
 from tests.scenarios.running import SCHEMA, clean_environment, free_port
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 CHECK = (sys.executable, "-m", "ddpdoctor", "check-rendezvous", "--format", "json")
 LIMIT_S = 250
 QUICK = "8s"

@@ -14,6 +14,8 @@ import pytest
 from tests.scenarios.hosts import Hosts, lent_hosts, require
 from tests.scenarios.running import SCHEMA, clean_environment
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 PORT = 29500
 OWN_PORT = PORT + 1
 LIMIT_S = 250

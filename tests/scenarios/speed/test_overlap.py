@@ -11,6 +11,8 @@ import pytest
 from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import JOBS, PATIENT, clean_environment, free_port, hold_to_schema
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 RATE = "1gbit"
 HOSTS = 2
 
