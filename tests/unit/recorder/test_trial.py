@@ -10,6 +10,7 @@ import pytest
 
 from ddpdoctor.recorder.tuning.plan import LEFT_OUT, MEASURED, MEASURED_IN_LAUNCH, MIB, choose_caps, order_blocks
 from ddpdoctor.recorder.tuning.trial import WARM_UP
+from tests.preloaded import preloaded
 from tests.scenarios.running import clean_environment, free_port
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +34,8 @@ def run_job(folder, rounds, steps, only="", setting=""):
         "DDPDOCTOR_TUNE_ROUNDS": str(rounds), "DDPDOCTOR_TUNE_ONLY": only, "DDPDOCTOR_TUNE_SETTING": setting
     }  # fmt: skip
     env = clean_environment(PYTHONPATH=path, DDPDOCTOR_RUN=str(folder), **trial)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=240)
+    with preloaded():
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout.split("\n")[:-1], checkpoint
 
