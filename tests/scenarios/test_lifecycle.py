@@ -115,6 +115,7 @@ def test_a_watcher_killed_as_its_job_starts_leaves_nobody(there: str, tmp_path: 
         kill_job(tmp_path / "run")
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_a_hung_job_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     ran = run("ignores_sigterm", tmp_path, ranks=2)
     assert ran.status == 124
@@ -126,6 +127,7 @@ def test_a_hung_job_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 AUTO = ("--on-hang", "auto", "--debug-level", "OFF")
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_a_hang_that_may_resolve_is_reported_at_once_and_stays_the_verdict_when_the_user_stops_it(
     tmp_path: Path,
 ) -> None:
@@ -145,6 +147,7 @@ def test_a_hang_that_may_resolve_is_reported_at_once_and_stays_the_verdict_when_
     assert ran.report["verdict"]["where"][0]["line"] in marked_lines("stuck_before_init")
 
 
+@pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize("how", ["python", "sleep"])
 def test_a_rank_that_prepares_for_long_is_reported_and_the_report_is_withdrawn(how: str, tmp_path: Path) -> None:
     ran = run("clean_prepares", tmp_path, *AUTO, ranks=2, args=(how, "120"))
@@ -154,6 +157,7 @@ def test_a_rank_that_prepares_for_long_is_reported_and_the_report_is_withdrawn(h
     assert (ran.status, ran.report["job"]["status"], ran.report["findings"]) == (0, "finished", []), ran.stderr
 
 
+@pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize("how", ["still", "late"])
 def test_a_rank_that_works_past_torchs_own_limit_is_named_by_the_line_of_its_work(how: str, tmp_path: Path) -> None:
     """The line at which the others gave up is evidence, and so is that at which it came too late."""
@@ -175,6 +179,7 @@ def test_on_hang_report_says_it_and_lets_the_job_go_on(tmp_path: Path) -> None:
     assert ran.report["verdict"] is None
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_an_attempt_that_was_restarted_is_a_warning(tmp_path: Path) -> None:
     ran = run("second_attempt", tmp_path, "--max-restarts", "1", *PATIENT, ranks=2)
     assert ran.report["job"]["status"] == "finished", ran.stderr
@@ -377,6 +382,7 @@ def test_a_foreign_and_a_damaged_folder_are_clear_errors(tmp_path: Path) -> None
     assert "report" in damaged.stderr
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_a_node_that_never_comes_is_reported_and_the_others_are_stopped(tmp_path: Path) -> None:
     ran = finish(
         start("clean_groups", tmp_path, "--nnodes=2", "--node-rank=0", "--master-addr=127.0.0.1", ranks=2), tmp_path

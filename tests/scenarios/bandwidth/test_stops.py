@@ -113,6 +113,7 @@ def test_a_scheduler_that_ends_torchrun_is_no_failure_of_a_rank(tmp_path):
     assert done.report["data"]["stop"]["signal"] == "SIGTERM"
 
 
+@pytest.mark.cold  # the level of torch's own warnings is read once
 def test_a_network_that_drops_what_is_sent_is_distinguished_from_a_late_rank(tmp_path):
     require("iptables")
     file, port = tmp_path / "held", str(free_port())
