@@ -1,7 +1,7 @@
 """``status`` while a real job runs: what it does, who waits for whom, and evidence on demand."""
 
+import contextlib
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -48,7 +48,13 @@ class Live:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    folder, run = tmp_path_factory.mktemp("job"), tmp_path_factory.mktemp("runs") / "run"
+    """Lend one job to all tests that leave it as it was: any of them may be the first or the only one."""
+    with lent_job(tmp_path_factory.mktemp("job"), tmp_path_factory.mktemp("runs") / "run") as live:
+        yield live
+
+
+@contextlib.contextmanager
+def lent_job(folder: Path, run: Path) -> Iterator[Live]:
     with preloaded():
         process = start(SCRIPT, run, "--hang-timeout", "500", ranks=2, args=(str(folder),))
     try:
@@ -148,7 +154,15 @@ def test_history_shows_a_job_that_still_runs(job: Live) -> None:
     assert (found["failures"], found["span_s"] > 0) == (0, True)
 
 
-def test_the_watch_ends_with_the_job_whose_status_is_its_own(job: Live) -> None:
+def test_the_watch_ends_with_the_job_whose_status_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    with lent_job(tmp_path / "job", tmp_path / "run") as job:
+        assert job.status("--dump").returncode == 0
+        the_watch_ends_with(job)
+        assert list((job.run / "dumps").iterdir()) != []
+
+
+def the_watch_ends_with(job: Live) -> None:
     watching = forking.start("-m", "ddpdoctor", "status", job.run, "--watch", "--every", "50ms",
                              env=clean_environment())  # fmt: skip
     assert watching.stdout is not None
@@ -161,4 +175,3 @@ def test_the_watch_ends_with_the_job_whose_status_is_its_own(job: Live) -> None:
     refused = job.status("--dump")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert f"`ddpdoctor report {job.run}`" in refused.stderr
-    assert os.listdir(job.run / "dumps") != []  # noqa: PTH208 - the names are not paths here
