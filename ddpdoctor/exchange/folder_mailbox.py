@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 FOLDER = ".meeting"
 """The subfolder of the shared folder that holds the messages."""
 _MEETING = "meeting"
-_ASKED = re.compile(rf"([0-9a-f]{{{2 * LINE_BYTES}}})\.asked")
+_ASKED = re.compile(rf"[0-9a-f]{{{2 * LINE_BYTES}}}\.asked")
+_ANSWERED = re.compile(rf"[0-9a-f]{{{2 * LINE_BYTES}}}\.answered")
 
 
 class FolderOutbox:
@@ -51,10 +52,12 @@ class FolderOutbox:
         return read_small(self._folder / f"{line.hex()}.answered")
 
     def close(self) -> None:
-        """Remove the files of this client's lines."""
+        """Remove the files of this client's lines, and the folder if the server has left it."""
         for line in self._lines:
             remove(self._folder / f"{line.hex()}.asked")
             remove(self._folder / f"{line.hex()}.answered")
+        if self._lines:
+            _remove_empty(self._folder)
 
 
 class FolderInbox:
@@ -88,14 +91,12 @@ class FolderInbox:
         """Remove all messages, the announcement and the folder."""
         self._clear()
         remove(self._folder / _MEETING)
-        with contextlib.suppress(OSError):
-            self._folder.rmdir()
+        _remove_empty(self._folder)
 
     def _clear(self) -> None:
         for name in self._names():
-            if found := _ASKED.fullmatch(name):
+            if _ASKED.fullmatch(name) or _ANSWERED.fullmatch(name):
                 remove(self._folder / name)
-                remove(self._folder / f"{found[1]}.answered")
 
     def _names(self) -> list[str]:
         try:
@@ -146,3 +147,9 @@ def remove(path: Path) -> None:
     """Remove a file if it exists."""
     with contextlib.suppress(OSError):
         path.unlink()
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder if nothing is in it. Whichever side leaves last removes it."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()

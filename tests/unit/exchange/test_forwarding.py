@@ -243,6 +243,34 @@ def test_a_folder_is_left_as_it_was(tmp_path):
     outbox.close()
 
 
+def test_whoever_leaves_a_folder_last_removes_it(tmp_path):
+    inbox, outbox = FolderInbox(tmp_path), FolderOutbox(tmp_path)
+    inbox.open(MEETING)
+    outbox.post(LINE, b"one")
+    late = tmp_path / ".meeting" / "late"
+    late.touch()  # as a client's file that arrives while the server clears the folder
+    inbox.close()
+    late.unlink()
+    assert [path.name for path in tmp_path.iterdir()] == [".meeting"]
+    outbox.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_client_that_leaves_keeps_the_folder_of_a_meeting_that_goes_on(folder):
+    _, outbox, place = folder
+    outbox.post(LINE, b"one")
+    outbox.close()
+    assert [path.name for path in place.iterdir()] == ["meeting"]
+
+
+def test_an_answer_whose_request_is_gone_is_removed_too(tmp_path):
+    inbox = FolderInbox(tmp_path)
+    inbox.open(MEETING)
+    inbox.reply(LINE, b"answer")
+    inbox.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "large"])
 def test_what_is_no_plain_small_file_is_not_read(folder, tmp_path, kind):
     inbox, _, place = folder
