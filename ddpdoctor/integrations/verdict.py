@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
-from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.findings import JobStatus, Severity
 from ddpdoctor.recorder.storage.files import check_json, read_plain
 from ddpdoctor.report.formats.json_format import parse_report
 from ddpdoctor.report.text.report import render_text
@@ -25,6 +25,15 @@ def read_report(run_dir: Path) -> Report | None:
     """
     file = run_dir / REPORT_NAME
     return parse_report(check_json(read_plain(file)).decode()) if file.exists() else None
+
+
+def shows_failure(run_dir: Path) -> bool:
+    """Return whether the report of a run folder is of a job that failed.
+
+    Raises what ``read_report`` raises.
+    """
+    report = read_report(run_dir)
+    return report is not None and report.job is not None and report.job.status is JobStatus.FAILED
 
 
 def draw_verdict(run_dir: Path) -> str:

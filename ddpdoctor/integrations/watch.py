@@ -55,12 +55,13 @@ class Watch(contextlib.ContextDecorator):
         self._report_dir = None if report_dir is None else Path(report_dir)
         self._meeting: HostWatch | None = None
         self._pid = 0
+        self._has_failed = False
         self._former: dict[str, str | None] = {}
 
     def start(self) -> Self:
         """Begin to record this process. It does nothing in a job under ``wrap``, or where another watch runs."""
         global _active
-        self._meeting = None
+        self._meeting, self._has_failed = None, False
         try:
             if self._is_needless():
                 return self
@@ -79,10 +80,12 @@ class Watch(contextlib.ContextDecorator):
     def report(self, wait_s: float = REPORT_LIMIT_S) -> str:
         """Return the findings of the watch as text, or "" if there are none.
 
-        Waits until the watch has ended, at most ``wait_s``: other ranks may not have left it yet.
+        Waits until the watch has ended, at most ``wait_s``: other ranks may not have left it yet. In a rank that failed
+        it waits for a report of the failure only. A launcher may kill the rank at any moment: Lightning's does so up to
+        five seconds after another rank has failed.
         """
         try:
-            return "" if self._meeting is None else _report_of(self._meeting, wait_s)
+            return "" if self._meeting is None else _report_of(self._meeting, wait_s, has_failed=self._has_failed)
         except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor
             _say_once(f"the report cannot be read: {getattr(error, 'message', error)}")
             return ""
@@ -104,6 +107,7 @@ class Watch(contextlib.ContextDecorator):
         if isinstance(error, KeyboardInterrupt):
             self._leave(Leaving.INTERRUPTED)
         elif isinstance(error, Exception):
+            self._has_failed = True
             self._leave(Leaving.FAILED, error)
         else:
             self._leave(Leaving.DONE)
@@ -178,11 +182,13 @@ def _is_watched(meeting: HostWatch) -> bool:
     return is_same(*meeting.watcher)
 
 
-def _report_of(meeting: HostWatch, wait_s: float) -> str:
-    from ddpdoctor.integrations.verdict import draw_verdict
+def _report_of(meeting: HostWatch, wait_s: float, *, has_failed: bool) -> str:
+    from ddpdoctor.integrations.verdict import draw_verdict, shows_failure
 
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline and _is_watched(meeting):
+        if has_failed and shows_failure(meeting.run_dir):
+            break
         time.sleep(POLL_S)
     return draw_verdict(meeting.run_dir)
 

@@ -4,10 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import ddpdoctor
+from ddpdoctor.integrations import watch as watches
+from ddpdoctor.launch.folders.host_meeting import HostWatch
+from ddpdoctor.model.findings import JobStatus, JobSummary
+from ddpdoctor.recorder.state import start_ticks
+from ddpdoctor.report.formats.json_format import render_json
+from tests.pictures import finding, report
 
 
 @pytest.mark.parametrize(
@@ -40,3 +47,19 @@ def test_a_watch_that_has_not_started_has_no_report_and_may_be_stopped() -> None
     watch.stop()
 
     assert watch.report() == ""
+
+
+@pytest.mark.parametrize("status", [JobStatus.FAILED, JobStatus.RUNNING])
+def test_a_rank_that_failed_waits_for_a_report_of_the_failure_and_not_for_the_watcher(
+    status: JobStatus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = JobSummary(world_size=2, nnodes=1, status=status, exit_status=1)
+    (tmp_path / "report.json").write_text(render_json(report(finding("DD604", "crash"), job=job)))
+    watcher = os.getpid(), start_ticks()  # one that does not end
+    watch = ddpdoctor.watch()
+    watch._meeting, watch._has_failed = HostWatch(record=tmp_path, run_dir=tmp_path, watcher=watcher), True
+    pauses: list[float] = []
+    monkeypatch.setattr(watches.time, "sleep", pauses.append)
+
+    assert "DD604 it is" in watch.report(wait_s=0.01)
+    assert bool(pauses) is (status is JobStatus.RUNNING)
