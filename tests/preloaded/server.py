@@ -41,6 +41,8 @@ imported_by = {}
 """Which modules the code of each has imported, in order."""
 lazily_imported = []
 loaders = {}
+changed = set()
+"""Modules that have imported what a hook had replaced. Others import it from them."""
 kept = []
 
 
@@ -62,10 +64,13 @@ class Restored:
         for name in imported_by.get(self.spec.name, ()):
             if name not in sys.modules:
                 restore(name)
-            if name in loaders and "exec_module" in vars(loaders[name]):  # a hook stands before it
+            if name in changed or (name in loaders and "exec_module" in vars(loaders[name])):  # a hook stands before it
                 replaced.update(replaced_in(name))
         # `from a import b` runs after `a` was patched, and takes the place of a module `b`.
-        vars(module).update((name, replaced.get(id(value), value)) for name, value in as_loaded[self.spec.name].items())
+        for name, value in as_loaded[self.spec.name].items():
+            vars(module)[name] = replaced.get(id(value), value)
+            if id(value) in replaced:
+                changed.add(self.spec.name)
 
 
 def restore(name):
@@ -121,15 +126,16 @@ def hide():
         if parent in hidden:
             vars(hidden[parent]).pop(child, None)
     as_loaded.update((name, dict(vars(module))) for name, module in hidden.items())
+    as_loaded["tempfile"]["tempdir"] = None  # it is found once, from the environment
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(hidden))  # their ends are no part of a program's end
     for finalizer in weakref.finalize._registry:
         finalizer.atexit = False
     real_find = PathFinder.find_spec
 
-    def find_spec(name, path=None, target=None):
+    def find_spec(_finder, name, path=None, target=None):
         return spec_of(name) if name in hidden else real_find(name, path, target)
 
-    PathFinder.find_spec = staticmethod(find_spec)
+    PathFinder.find_spec = classmethod(find_spec)
 
 
 def spec_of(name):

@@ -50,7 +50,6 @@ def test_gradients_that_are_not_synchronized(tmp_path: Path) -> None:
     assert cell_of(grid, "clipped.weight (gradient), from step 16 on", "ranks 0, 2") == "A"
 
 
-@pytest.mark.cold
 def test_parameters_that_drift_with_equal_gradients(tmp_path: Path) -> None:
     names = [name for name, *_ in PARAMETERS]
     ran = run("replicas", tmp_path, *PATIENT, "--fail-on", "error", ranks=3, args=("wrong", *names))
@@ -70,7 +69,6 @@ def test_what_no_rank_does_unlike_the_others(tmp_path: Path) -> None:
     assert by_code["DD507"]["severity"] == "info"
 
 
-@pytest.mark.cold
 def test_of_two_ranks_it_cannot_be_determined_which(tmp_path: Path) -> None:
     ran = run("replicas", tmp_path, *PATIENT, ranks=2, args=("wrong", "loaded"))
     verdict = ran.report["verdict"]
@@ -86,7 +84,6 @@ def test_the_same_done_right_stays_silent(tmp_path: Path) -> None:
     assert {outcomes[f"DD50{n}"] for n in (1, 2, 3, 5, 7, 8)} == {"passed"}, report["checks"]
 
 
-@pytest.mark.cold
 def test_differences_that_are_meant_are_no_alarm(tmp_path: Path) -> None:
     report = run("clean_meant", tmp_path, "--allow-different", "own.*", *PATIENT, ranks=3).report
     assert report["findings"] == []
@@ -122,7 +119,6 @@ def test_models_that_nobody_wrapped_and_layers_that_no_optimizer_holds(tmp_path:
     assert "after the optimizer was created" in reported["DD508", "head.weight"]["summary"]
 
 
-@pytest.mark.cold
 def test_the_same_wrapped_and_held_and_what_is_each_rank_s_own_stays_silent(tmp_path: Path) -> None:
     report = run("unwrapped", tmp_path, *PATIENT, ranks=2, args=("right", "averaged", "critic", "head", "own")).report
     assert report["findings"] == []

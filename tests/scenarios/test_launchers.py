@@ -28,6 +28,7 @@ from tests.scenarios.running import (
     wait_for,
 )
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 JOB = str(JOBS / "launched.py")
 SHELL = (str(JOBS / "launch.sh"), JOB)
 PYTHON = (sys.executable,)
@@ -98,7 +99,6 @@ def test_a_hung_shell_script_is_stopped_with_all_its_ranks(tmp_path: Path) -> No
     assert job_pids(tmp_path) == []
 
 
-@pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize("launcher", [torchrun, accelerate, mpirun])
 def test_a_rank_that_a_launcher_stops_is_a_victim_and_leaves_its_stack(launcher: Any, tmp_path: Path) -> None:
     ran = run_command(tmp_path, *launcher(*(["--nproc-per-node=2"] if launcher is torchrun else []), JOB),
@@ -160,7 +160,6 @@ def test_a_rank_may_run_in_another_environment(tmp_path: Path) -> None:
     assert [f for f in ran.report["findings"] if f["code"] == "DD901"] == []
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_a_command_that_is_a_rank_itself(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys\nraise KeyError(sys.argv[1])\n")
@@ -169,7 +168,6 @@ def test_a_command_that_is_a_rank_itself(tmp_path: Path) -> None:
     assert lines_of(ran) == [2]
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_a_command_that_spawns_its_ranks(tmp_path: Path) -> None:
     ran = run_command(tmp_path, *PYTHON, str(JOBS / "crash_spawn.py"))
     assert blamed(ran) == (1, "failed", "crash", [1])
@@ -184,7 +182,6 @@ def test_a_wrap_inside_a_wrap_lets_the_outer_one_watch(tmp_path: Path) -> None:
     assert not (tmp_path / "inner").exists()
 
 
-@pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -225,7 +222,6 @@ def test_no_rank_of_a_shell_script_outlives_a_killed_watcher(tmp_path: Path) -> 
     assert wait_for(lambda: not job_pids(tmp_path))
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_each_attempt_has_a_section_of_its_own(tmp_path: Path) -> None:
     ran = run("each_attempt", tmp_path, "--max-restarts", "2", *PATIENT, ranks=2)
     assert blamed(ran) == (1, "failed", "crash", [1])

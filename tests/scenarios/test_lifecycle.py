@@ -26,6 +26,8 @@ from tests.scenarios.running import (
     wait_for,
 )
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 
 def ddpdoctor(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ddpdoctor", *args]
@@ -39,7 +41,6 @@ def until_it_trains(process: subprocess.Popen[str]) -> None:
         assert process.stdout.readline() == "step\n"
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_ctrl_c_ends_the_ranks_and_leaves_a_report(tmp_path: Path) -> None:
     process = start("endless", tmp_path, *PATIENT, ranks=2)
     until_it_trains(process)
@@ -63,7 +64,6 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     assert job_pids(tmp_path) == []
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_sigterm_of_a_scheduler_leaves_evidence_of_all_ranks(tmp_path: Path) -> None:
     process = start("endless", tmp_path, *PATIENT, ranks=2)
     until_it_trains(process)
@@ -76,7 +76,6 @@ def test_sigterm_of_a_scheduler_leaves_evidence_of_all_ranks(tmp_path: Path) -> 
     assert all(row["stack"] for row in ran.report["ranks"])
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_a_killed_watcher_leaves_no_rank_and_a_readable_folder(tmp_path: Path) -> None:
     process = start("stuck_spin", tmp_path, "--hang-timeout", "600", ranks=2)
     assert wait_for(lambda: len(list((tmp_path / "rings").glob("*"))) == 2)
@@ -115,7 +114,6 @@ def test_a_watcher_killed_as_its_job_starts_leaves_nobody(there: str, tmp_path: 
         kill_job(tmp_path / "run")
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_a_hung_job_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     ran = run("ignores_sigterm", tmp_path, ranks=2)
     assert ran.status == 124
@@ -127,7 +125,6 @@ def test_a_hung_job_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 AUTO = ("--on-hang", "auto", "--debug-level", "OFF")
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_a_hang_that_may_resolve_is_reported_at_once_and_stays_the_verdict_when_the_user_stops_it(
     tmp_path: Path,
 ) -> None:
@@ -147,7 +144,6 @@ def test_a_hang_that_may_resolve_is_reported_at_once_and_stays_the_verdict_when_
     assert ran.report["verdict"]["where"][0]["line"] in marked_lines("stuck_before_init")
 
 
-@pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize("how", ["python", "sleep"])
 def test_a_rank_that_prepares_for_long_is_reported_and_the_report_is_withdrawn(how: str, tmp_path: Path) -> None:
     ran = run("clean_prepares", tmp_path, *AUTO, ranks=2, args=(how, "120"))
@@ -157,7 +153,6 @@ def test_a_rank_that_prepares_for_long_is_reported_and_the_report_is_withdrawn(h
     assert (ran.status, ran.report["job"]["status"], ran.report["findings"]) == (0, "finished", []), ran.stderr
 
 
-@pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize("how", ["still", "late"])
 def test_a_rank_that_works_past_torchs_own_limit_is_named_by_the_line_of_its_work(how: str, tmp_path: Path) -> None:
     """The line at which the others gave up is evidence, and so is that at which it came too late."""
@@ -169,7 +164,6 @@ def test_a_rank_that_works_past_torchs_own_limit_is_named_by_the_line_of_its_wor
     assert ("had timed out there after 6 s" in verdict["summary"]) is (how == "late")
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_on_hang_report_says_it_and_lets_the_job_go_on(tmp_path: Path) -> None:
     ran = run("long_pause", tmp_path, "--on-hang", "report", ranks=2)
     line = marked_lines("long_pause")[0]
@@ -179,7 +173,6 @@ def test_on_hang_report_says_it_and_lets_the_job_go_on(tmp_path: Path) -> None:
     assert ran.report["verdict"] is None
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_an_attempt_that_was_restarted_is_a_warning(tmp_path: Path) -> None:
     ran = run("second_attempt", tmp_path, "--max-restarts", "1", *PATIENT, ranks=2)
     assert ran.report["job"]["status"] == "finished", ran.stderr
@@ -189,7 +182,6 @@ def test_an_attempt_that_was_restarted_is_a_warning(tmp_path: Path) -> None:
     assert finding["where"][0]["line"] in marked_lines("second_attempt")
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_an_abort_at_exit_is_no_failure_of_training(tmp_path: Path) -> None:
     ran = run("abort_at_exit", tmp_path, *PATIENT, ranks=2)
     assert ran.status == 1
@@ -199,7 +191,6 @@ def test_an_abort_at_exit_is_no_failure_of_training(tmp_path: Path) -> None:
     assert (finding["kind"], finding["severity"], finding["ranks"]) == ("exit-abort", "info", [1])
 
 
-@pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize("status", [0, 5])
 def test_streams_directory_arguments_and_status_are_those_of_torchrun(status: int, tmp_path: Path) -> None:
     base = [sys.executable, "-m"]
@@ -222,7 +213,6 @@ def test_streams_directory_arguments_and_status_are_those_of_torchrun(status: in
 SECRETS = ("--api-key", "hunter2", "--hf_token=hunter4", "https://me:hunter5@host/x?token=hunter6", "-p", "hunter7")
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_secrets_stay_out_of_the_folder(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
@@ -236,7 +226,6 @@ def test_secrets_stay_out_of_the_folder(tmp_path: Path) -> None:
     assert [str(path) for path in (tmp_path, *tmp_path.rglob("*")) if path.stat().st_mode & 0o077] == []
 
 
-@pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize("name", ["", "report.json", "rings"])
 def test_a_folder_with_a_planted_link_is_refused_before_anything_starts(name: str, tmp_path: Path) -> None:
     folder, outside = tmp_path / "run", tmp_path / "outside"
@@ -260,7 +249,6 @@ raise ValueError("bad sample 17")
 """
 
 
-@pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize(
     ("env", "line"),
     [({}, "traceback : DD604 crash (ddpdoctor): rank 1 raised ValueError"), ({"OWN": "1"}, "the script's own word")],
@@ -280,7 +268,6 @@ def test_torchruns_closing_block_has_the_verdict_and_is_kept_in_a_file(
 TORCHRUNS = ("torch/distributed/elastic", "Root Cause", "ChildFailedError", "SignalException")
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_torchruns_own_words_are_shown_if_there_is_no_verdict(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text(ONE_FAILS)
@@ -291,7 +278,6 @@ def test_torchruns_own_words_are_shown_if_there_is_no_verdict(tmp_path: Path) ->
     assert all(word in before for word in TORCHRUNS[:3])
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_the_words_of_another_launcher_stay_where_it_writes_them(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(ONE_FAILS)
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", "fails.py")
@@ -371,7 +357,6 @@ def test_on_a_disk_that_stays_full_the_verdict_is_on_the_screen(tmp_path: Path) 
     assert (report["verdict"]["kind"], report["verdict"]["ranks"]) == ("stuck", [1])
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_a_foreign_and_a_damaged_folder_are_clear_errors(tmp_path: Path) -> None:
     foreign = ddpdoctor("report", str(tmp_path))
     assert foreign.returncode == 2
@@ -382,7 +367,6 @@ def test_a_foreign_and_a_damaged_folder_are_clear_errors(tmp_path: Path) -> None
     assert "report" in damaged.stderr
 
 
-@pytest.mark.usefixtures("preloaded_python")
 def test_a_node_that_never_comes_is_reported_and_the_others_are_stopped(tmp_path: Path) -> None:
     ran = finish(
         start("clean_groups", tmp_path, "--nnodes=2", "--node-rank=0", "--master-addr=127.0.0.1", ranks=2), tmp_path

@@ -1,6 +1,10 @@
 """Local gradients with NaN are reported with rank, parameter, step and what was first; harmless ones are not."""
 
+import pytest
+
 from tests.scenarios.running import PATIENT, marked_lines, run
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 
 def verdict(script, folder, ranks):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.scenarios.running import PATIENT, Ran, finish, free_port, marked_lines, run, start, wait_for
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 BUILDER = """
 import os, sys
 held = os.open(sys.argv[1], os.O_CREAT | os.O_EXCL)

@@ -36,7 +36,8 @@ def lines_of(stderr: bytes) -> list[str]:
     return text.splitlines()
 
 
-@pytest.mark.parametrize("ends", ["0", "raises", "killed"])
+@pytest.mark.usefixtures("preloaded_python")
+@pytest.mark.parametrize("ends", [pytest.param("0", marks=pytest.mark.cold), "raises", "killed"])
 def test_streams_and_status_are_those_of_torchrun(ends: str, tmp_path: Path) -> None:
     args = ("--nproc-per-node=1", str(JOBS / "prints_everything.py"))
     bare = job(TORCHRUN, *args, cwd=tmp_path, ENDS=ends)
@@ -55,6 +56,7 @@ def test_streams_and_status_are_those_of_torchrun(ends: str, tmp_path: Path) -> 
     assert kept[: len(expected) - said_by_torchrun] == expected[said_by_torchrun:]
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_streams_of_all_ranks_go_where_torchrun_was_set(tmp_path: Path) -> None:
     options = ("--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", "--redirects=3", "--tee=1")
     wrapped = job(WRAP, *options, str(JOBS / "prints_everything.py"), cwd=tmp_path, ENDS="3")
@@ -64,6 +66,7 @@ def test_streams_of_all_ranks_go_where_torchrun_was_set(tmp_path: Path) -> None:
     assert len([path for path in (tmp_path / "logs").rglob("stderr.log") if b"2 of 3" in path.read_bytes()]) == 2
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_a_job_that_removes_the_run_folder_ends_as_it_would(tmp_path: Path) -> None:
     """The folder of a run is where the script works, and the script takes both away."""
     work = tmp_path / "work"
@@ -99,6 +102,7 @@ def test_a_job_that_fits_into_its_limits_does_so_under_wrap(limit: str, tmp_path
     assert (done.returncode, b"defect" in done.stderr) == (0, False), done.stderr.decode()
 
 
+@pytest.mark.usefixtures("preloaded_python")
 def test_attempts_leave_one_ring_each_and_no_evidence_of_the_dead(tmp_path: Path) -> None:
     ran = run("fails_twice", tmp_path, "--max-restarts", "2", "--debug-level", "OFF", *PATIENT, ranks=2)
     assert ran.report["job"]["status"] == "finished", ran.stderr

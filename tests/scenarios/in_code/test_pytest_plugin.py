@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.doc_pages import DOCS
 from tests.scenarios.running import clean_environment
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 TESTS = """
 import os, socket, subprocess, sys, time
 import torch, torch.distributed as dist, torch.multiprocessing as mp
