@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator
@@ -23,7 +24,8 @@ LONGEST_WAIT_S = 600.0
 """A process that a test has left behind may hold a lock: then the others go on all the same."""
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-"""With it each Python that a test starts compiles all of ddpdoctor anew, which takes a second."""
+sys.dont_write_bytecode = False
+"""Otherwise each Python that a test starts compiles all of ddpdoctor, and pytest all tests, anew each time."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores it, and so would all that a test starts and interrupts.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ddpdoctor.evidence.reader import Line
     from ddpdoctor.model.evidence import Fact
 
-MOST_RANKS_TOLD = 4096
+MOST_RANKS = 4096
 _HEADS = ("Missing ranks:", "Stalled ranks:")
 _RANK = re.compile(r"(?:^|[\s>:])(?P<rank>\d{1,7}): ?\[(?P<names>[^\]]{1,2000})")
 """What follows: "2: [allreduce.grad_1, allreduce.grad_2 ...]"."""
@@ -51,7 +51,7 @@ class HorovodReader:
 
 def _old(line: Line) -> Iterator[Absent]:
     for found in _OLD.finditer(line.text):
-        for rank in numbers(found["ranks"])[:MOST_RANKS_TOLD]:
+        for rank in numbers(found["ranks"])[:MOST_RANKS]:
             yield _absent(rank, found["name"], line)
 
 

@@ -32,7 +32,8 @@ _has_said = False
 class Watch(contextlib.ContextDecorator):
     """A watch over this process and the other ranks that call it: a context manager, and a decorator.
 
-    It ends on a host when all ranks there have left it. A failure of ddpdoctor is told on stderr once, and swallowed.
+    It ends on a host when all ranks there have left it. If ddpdoctor itself fails, it says so on stderr once, and
+    training goes on.
     """
 
     def __init__(

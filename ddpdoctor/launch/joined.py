@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.collect.run.ends import TOLD_TOGETHER_NS
+from ddpdoctor.collect.run.ends import ASKED_TOGETHER_NS
 from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.folders.attendance import Attendance, Leaving, read_attendance
@@ -152,7 +152,7 @@ class JoinedSession(Session):
         """Note an interruption if all ranks got SIGTERM together: somebody has ended the launcher, or the job."""
         asked = [self._asked_to_end_ns(rank) for rank in self.watch.ranks()]
         known = [at_ns for at_ns in asked if at_ns is not None]
-        if asked and len(known) == len(asked) and max(known) - min(known) <= TOLD_TOGETHER_NS:
+        if asked and len(known) == len(asked) and max(known) - min(known) <= ASKED_TOGETHER_NS:
             self._note_end_by("SIGTERM", min(known))
 
     def _asked_to_end_ns(self, rank: Followed) -> int | None:

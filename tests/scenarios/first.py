@@ -66,9 +66,9 @@ FIRST = {
     "speed/test_findings.py": (
         *(f"test_the_fault_is_found_with_its_ranks_and_line[{job}]" for job in (
             "accumulation every_part", "buckets one_for_each_tensor",
-            "buffers mask", "by_hand one_by_one", "communication head",
+            "buffers mask", "by_hand one_by_one", "communication table",
             "data_parallel trains", "each_step gathers", "gc_pauses collects", "imbalance lengths",
-            "input_bound behind", "periodic_stall epochs", "rank_zero logs", "threads all_cores_each",
+            "input_bound behind", "periodic_stall epochs", "rank_zero logs", "threads of_a_large_machine",
         )),
         "test_a_healthy_job_that_looks_alike_is_left_alone[quiet small]",
         "test_a_healthy_job_that_looks_alike_is_left_alone[input_bound hidden]",

@@ -20,7 +20,7 @@ SHELL_SIGNAL = 128
 """A shell adds this to the signal's number when a signal ended its command."""
 LAST_SIGNAL = 64
 SIGTERM = 15
-TOLD_TOGETHER_NS = 30_000_000
+ASKED_TOGETHER_NS = 30_000_000
 """One launcher sends SIGTERM to its ranks within this time. Our choice: a rank takes 16 ms to write its stack."""
 SAME_SIGNAL_NS = 1_000_000_000
 """A signal to the whole process group reaches ranks at most this much sooner than ``wrap``. Our choice."""
@@ -83,7 +83,7 @@ def stop_of_others(sources: Iterable[Source], ends: Mapping[int, End], watch: Wa
         return terminated[0]
     if len(terminated) == 1:
         return None
-    return terminated[1] if terminated[1] - terminated[0] > TOLD_TOGETHER_NS else terminated[0]
+    return terminated[1] if terminated[1] - terminated[0] > ASKED_TOGETHER_NS else terminated[0]
 
 
 def interruption_ns(sources: Iterable[Source], ends: Mapping[int, End], watch: WatchedJob) -> int | None:

@@ -211,8 +211,8 @@ def _unseen_words(node: NodeSeen) -> str:
         return f"{whose} cannot be seen from here: {_PRESENCE[node.presence]}"
     said = [] if node.alive is None else [count_of(node.alive, "living rank")]
     said += [] if node.waits_s is None else [f"one has waited for {format_span(node.waits_s)}"]
-    told = f"; its `wrap` says: {', '.join(said)}" if said else ""
-    return f"{whose} cannot be seen from here: run `ddpdoctor status` there{told}"
+    words = f"; its `wrap` says: {', '.join(said)}" if said else ""
+    return f"{whose} cannot be seen from here: run `ddpdoctor status` there{words}"
 
 
 _PRESENCE = {

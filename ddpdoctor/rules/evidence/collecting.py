@@ -11,7 +11,7 @@ from ddpdoctor.rules.evidence.lost import lost_by
 if TYPE_CHECKING:
     from ddpdoctor.rules.evidence.state import RunState
 
-MOST_TOLD = 12
+MOST_REASONS = 12
 EARLY = 3
 """Our choice: a job that fails at so low a number has not exchanged anything yet."""
 _OTHERS = (
@@ -98,7 +98,7 @@ def _for_waits(state: RunState) -> list[str]:
 def about(state: RunState) -> tuple[str, ...]:
     """Return what could not be read or was left out, and the notes of what was read."""
     lacking = state.evidence.lacking()
-    more = [f"and {len(lacking) - MOST_TOLD} more reasons"] if len(lacking) > MOST_TOLD else []
+    more = [f"and {len(lacking) - MOST_REASONS} more reasons"] if len(lacking) > MOST_REASONS else []
     refused = (one.words(ranks) for one, ranks in state.refusals())
     notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all(Hint))]))
-    return (*lacking[:MOST_TOLD], *more, *notes[:MOST_TOLD])
+    return (*lacking[:MOST_REASONS], *more, *notes[:MOST_REASONS])

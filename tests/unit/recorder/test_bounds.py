@@ -48,9 +48,9 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
 dist.init_process_group("gloo")
 tensor, seen = torch.ones(1), []
-for number in range(100_001):
+for number in range(40_001):
     dist.all_reduce(tensor)
-    if number % 30_000 == 10_000 or number == 100_000:
+    if number % 10_000 == 0 and number:
         seen.append(resident())
 for number in range(300):
     group = dist.new_group([0])
@@ -95,7 +95,7 @@ def test_calls_and_groups_leave_nothing_behind(tmp_path: Path) -> None:
     done = run_recorded(folder, "-c", MANY_CALLS, OMP_NUM_THREADS="1")
     assert done.status == 0, done.stderr.decode()
     grown, groups = map(int, done.stdout.split())
-    assert grown < 2 * 2**20
+    assert grown < 2**20
     assert groups < 20
     assert folder_size(folder) == ring_layout.RANK_SHAPE.total_bytes
 
