@@ -41,6 +41,7 @@ imported_by = {}
 """Which modules the code of each has imported, in order."""
 lazily_imported = []
 loaders = {}
+executed = set()
 changed = set()
 """Modules that have imported what a hook had replaced. Others import it from them."""
 kept = []
@@ -67,10 +68,12 @@ class Restored:
             if name in changed or (name in loaders and "exec_module" in vars(loaders[name])):  # a hook stands before it
                 replaced.update(replaced_in(name))
         # `from a import b` runs after `a` was patched, and takes the place of a module `b`.
-        for name, value in as_loaded[self.spec.name].items():
-            vars(module)[name] = replaced.get(id(value), value)
-            if id(value) in replaced:
-                changed.add(self.spec.name)
+        if replaced or self.spec.name in executed:  # else it is as it was loaded
+            for name, value in as_loaded[self.spec.name].items():
+                vars(module)[name] = replaced.get(id(value), value)
+                if id(value) in replaced:
+                    changed.add(self.spec.name)
+        executed.add(self.spec.name)
 
 
 def restore(name):
@@ -125,9 +128,10 @@ def hide():
         parent, _, child = name.rpartition(".")
         if parent in hidden:
             vars(hidden[parent]).pop(child, None)
+    hidden["tempfile"].tempdir = None  # it is found once, from the environment
     as_loaded.update((name, dict(vars(module))) for name, module in hidden.items())
-    as_loaded["tempfile"]["tempdir"] = None  # it is found once, from the environment
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(hidden))  # their ends are no part of a program's end
+    for ours in (hidden, as_loaded, imported_by):  # their ends are no part of a program's end
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(ours))
     for finalizer in weakref.finalize._registry:
         finalizer.atexit = False
     real_find = PathFinder.find_spec
@@ -288,7 +292,43 @@ def open_stream(number, *, unbuffered):
     return stream
 
 
+class End:
+    """Ends the process when Python clears ``sys``, after all other modules.
+
+    What Python does then is take apart the types that the server has loaded: half of all that a small program costs.
+    """
+
+    def __init__(self, status):
+        self.status, self.streams = status, [one for one in (sys.__stdout__, sys.__stderr__) if one is not None]
+
+    def __del__(self, end=os._exit, flush=C.fflush, wrong=OSError):  # the names of this module may be gone by then
+        for stream in self.streams:
+            try:
+                stream.closed or stream.flush()
+            except wrong:
+                self.status = 120  # as Python does it
+        flush(None)
+        end(self.status)
+
+
 def run(program):
+    """Run a program; its end is that of Python, up to what ``End`` leaves out."""
+    status = 1
+    try:
+        run_as_main(program)
+        status = 0
+    except SystemExit as error:
+        status = 0 if error.code is None else error.code
+        raise
+    except KeyboardInterrupt:  # Python kills itself by SIGINT, after all else
+        status = None
+        raise
+    finally:
+        if isinstance(status, int):
+            sys._end = End(status & 0xFF)
+
+
+def run_as_main(program):
     """Run start-up hooks and a script or module. An error ends it, and reads, as it would without these frames."""
     sys.modules["__main__"] = main = type(sys)("__main__")
     main.__builtins__ = builtins
