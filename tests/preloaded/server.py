@@ -40,6 +40,8 @@ as_loaded = {}
 imported_by = {}
 """Which modules the code of each has imported, in order."""
 lazily_imported = []
+overwritten = {}
+"""By module, the names of its submodules that it has given to something else, as ``from .spawn import spawn`` does."""
 loaders = {}
 executed = set()
 changed = set()
@@ -67,13 +69,14 @@ class Restored:
                 restore(name)
             if name in changed or (name in loaders and "exec_module" in vars(loaders[name])):  # a hook stands before it
                 replaced.update(replaced_in(name))
-        # `from a import b` runs after `a` was patched, and takes the place of a module `b`.
-        if replaced or self.spec.name in executed:  # else it is as it was loaded
-            for name, value in as_loaded[self.spec.name].items():
-                vars(module)[name] = replaced.get(id(value), value)
-                if id(value) in replaced:
-                    changed.add(self.spec.name)
-        executed.add(self.spec.name)
+        # `from a import b` runs after `a` was patched, and takes the place of a module `b`. The rest is there.
+        own = self.spec.name
+        for name in as_loaded[own] if replaced or own in executed else overwritten.get(own, ()):
+            value = as_loaded[own][name]
+            vars(module)[name] = replaced.get(id(value), value)
+            if id(value) in replaced:
+                changed.add(own)
+        executed.add(own)
 
 
 def restore(name):
@@ -130,6 +133,10 @@ def hide():
             vars(hidden[parent]).pop(child, None)
     hidden["tempfile"].tempdir = None  # it is found once, from the environment
     as_loaded.update((name, dict(vars(module))) for name, module in hidden.items())
+    for name, module in hidden.items():
+        parent, _, child = name.rpartition(".")
+        if as_loaded.get(parent, {}).get(child, module) is not module:
+            overwritten.setdefault(parent, []).append(child)
     for ours in (hidden, as_loaded, imported_by):  # their ends are no part of a program's end
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(ours))
     for finalizer in weakref.finalize._registry:
