@@ -32,12 +32,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests that run alone last: before each of them, all other processes of tests come to a stop."""
+    items.sort(key=_is_alone)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Wait for the machine before the clock of the test's time limit starts."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return (yield)
-    with _machine(alone=item.get_closest_marker("alone") is not None):
+    with _machine(alone=_is_alone(item)):
         return (yield)
 
 
@@ -49,6 +54,10 @@ def _own_environment() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+def _is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
 
 
 @contextlib.contextmanager
