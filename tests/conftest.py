@@ -23,6 +23,9 @@ QUEUE, MACHINE = (Path(tempfile.gettempdir(), f"ddpdoctor-tests-{name}-{os.getui
 LONGEST_WAIT_S = 600.0
 """A process that a test has left behind may hold a lock: then the others go on all the same."""
 
+_kept: list[contextlib.AbstractContextManager[None]] = []
+"""The machine, between two tests that run alone."""
+
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 """Otherwise each Python that a test starts compiles all of ddpdoctor, and pytest all tests, anew each time."""
@@ -33,17 +36,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests that run alone last: before each of them, all other processes of tests come to a stop."""
+    """Put tests that run alone together: all other processes of tests wait while they run."""
     items.sort(key=_is_alone)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """Wait for the machine before the clock of the test's time limit starts."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return (yield)
-    with _machine(alone=_is_alone(item)):
+    if not _is_alone(item):
+        with _machine(alone=False):
+            return (yield)
+    if not _kept:
+        _kept.append(_machine(alone=True))
+        _kept[0].__enter__()
+    try:
         return (yield)
+    finally:
+        if nextitem is None or not _is_alone(nextitem):
+            _kept.pop().__exit__(None, None, None)
 
 
 @pytest.fixture(autouse=True)
