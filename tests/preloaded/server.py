@@ -311,7 +311,8 @@ class End:
     def __del__(self, end=os._exit, flush=C.fflush, wrong=OSError):  # the names of this module may be gone by then
         for stream in self.streams:
             try:
-                stream.closed or stream.flush()
+                if not stream.closed:
+                    stream.flush()
             except wrong:
                 self.status = 120  # as Python does it
         flush(None)
