@@ -95,11 +95,22 @@ def _mangle_one(dice: random.Random, value: Any) -> Any:
 def _spoil_journal(dice: random.Random, data: bytes) -> bytes:
     """Damage lines of JSON within a ring, and keep its length and all that stands around them."""
     lines = data.split(b"\n")
-    inside = [number for number, line in enumerate(lines) if line.startswith(b"{") and line.endswith(b"}")]
+    inside = [number for number, line in enumerate(lines) if _is_json(line)]
     for number in dice.sample(inside, min(len(inside), dice.choice([1, 3, 20]))):
         reported = json.dumps(_mangle_one(dice, json.loads(lines[number]))).encode()
         lines[number] = reported[: len(lines[number])].ljust(len(lines[number]))
     return b"\n".join(lines)
+
+
+def _is_json(line: bytes) -> bool:
+    """Return whether a line is an object in JSON: a number in the ring may begin with the byte of a brace."""
+    if not line.startswith(b"{"):
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _spoil_bytes(dice: random.Random, data: bytes) -> bytes:

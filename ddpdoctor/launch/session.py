@@ -375,6 +375,8 @@ class Session:
     def _finish(self, status: int) -> JobOutcome:
         with self._job_goes_first():
             self._close_record(status)
+            if status and self.hang is None:
+                self.hang = self.examining.take_stop()
         known = len(self.signals)
         judgment = self.hang or self._settle(
             self.examining.judge_end(status, lambda: len(self.signals) > known), status

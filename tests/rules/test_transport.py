@@ -105,6 +105,15 @@ def test_what_the_machine_shows_is_reported(name):
     assert fix in finding.fix, finding.fix
 
 
+def test_the_machine_of_one_host_says_nothing_about_the_connections_of_another():
+    machine = replace(node(network=network(interface("eth0", "10.0.0.4/24"))), host="node0")
+    ranks = (connected(in_call(0, world=2), "10.0.0.4:4000", LOST), connected(in_call(1, world=2), "10.0.0.5:5000"))
+    finding = finding_of(over("gloo", *ranks, machine=machine))
+    assert finding.evidence[0].startswith("data from rank 0"), finding.evidence
+    assert "on node0: the ranks' TCP connections use eth0 (10.0.0.4)" in finding.evidence
+    assert finding.fix.startswith("packets from 10.0.0.4"), finding.fix
+
+
 def test_nccls_own_warnings_are_evidence():
     lines = (NcclLine(pid=1000, source="transport/net_ib.cc:1", text="Got completion with error 12"),)
     assert "NCCL warns (transport/net_ib.cc:1): Got completion with error 12" in (

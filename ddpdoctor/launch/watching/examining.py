@@ -127,6 +127,17 @@ class Examining:
         self.judged_at = verdict.place
         return verdict.judgment
 
+    def take_stop(self) -> Judgment | None:
+        """Return the first node's verdict if it stops the job and was not taken before the launcher ended here.
+
+        Ranks here may fail as soon as another node has stopped its own.
+        """
+        nodes = self.nodes
+        if nodes is None or nodes.is_first or self._on_hang == "report":
+            return None
+        examined = self._take_stop(nodes) if nodes.verdict is not None and nodes.verdict.stop else None
+        return examined.judgment if examined is not None else None
+
     def judge_now(self) -> Judgment:
         """Judge the job by what is saved here so far, without asking other nodes."""
         return self._judge(self._folder, None)
@@ -190,6 +201,9 @@ class Examining:
                 try_places(self._folder, (nodes.placement.store,))
             nodes.answer(request, pack_folder(self._folder), moved=self._moved)
             self._watch.evidence.forget_kept()
+        return self._take_stop(nodes)
+
+    def _take_stop(self, nodes: OtherNode) -> Examined | None:
         verdict = nodes.take_verdict()
         if verdict is None or not verdict.stop:
             return None

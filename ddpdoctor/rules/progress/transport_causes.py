@@ -120,8 +120,11 @@ def transport_clues(job: JobState, group: Group) -> tuple[Clue, ...]:
 
 def likely_causes(job: JobState, group: Group) -> Likely:
     """Return what to check for the backend of a group."""
-    hosts = {job.rank(number).host for number in job.states}
-    return _LIKELY[backend_of(job, group), job.facts.nnodes > 1 or len(hosts) > 1]
+    return _LIKELY[backend_of(job, group), _has_several_hosts(job)]
+
+
+def _has_several_hosts(job: JobState) -> bool:
+    return job.facts.nnodes > 1 or len({job.rank(number).host for number in job.states}) > 1
 
 
 def check_words(likely: Likely) -> str:
@@ -163,13 +166,13 @@ def _connections(job: JobState) -> dict[int, Connections]:
 
 def _on(job: JobState, machine: Node) -> str:
     """Return where something was seen, if there is more than one place."""
-    return f"on {machine.host}: " if len(machines_of(job.facts)) > 1 else ""
+    return f"on {machine.host}: " if _has_several_hosts(job) else ""
 
 
 def _addresses(job: JobState, machine: Node) -> dict[str, int]:
     """Return the addresses that the connections of a host's ranks use, and how many each has."""
     found: dict[str, int] = {}
-    several = len(machines_of(job.facts)) > 1
+    several = _has_several_hosts(job)
     for number, connections in _connections(job).items():
         for address, count in connections.by_address if not several or job.rank(number).host == machine.host else ():
             found[address] = found.get(address, 0) + count

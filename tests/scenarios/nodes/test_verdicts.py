@@ -167,6 +167,8 @@ add rule inet dd in ip saddr {hosts.address(2)} drop"
     assert first.named == ("transport", [0, 1, 2], ["dd0", "dd1", "dd2"]), first.verdict
     seen = " ".join(first.verdict["evidence"])
     assert "data from rank 1 to rank 2 is not acknowledged" in seen or "data from rank 2 to rank 1" in seen, seen
+    assert "no interface has that address" not in seen, seen
+    assert first.verdict["fix"].startswith("packets between "), first.verdict
     assert [other.status for other in others] == [124, 124]
 
 

@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from ddpdoctor.exchange.node_meeting import OwnPort
+from ddpdoctor.launch.command.options import OnHang
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.nodes.first_node import FOLDER, FirstNode
 from ddpdoctor.launch.nodes.other_node import OtherNode
@@ -101,6 +102,22 @@ def test_a_first_that_leaves_after_its_word_is_obeyed_all_the_same(pair: Pair, t
     looked = examining.examine()
     assert looked is not None
     assert (looked.stop, examining.judged_at) == (True, "node0:/run")
+
+
+@pytest.mark.parametrize(("on_hang", "stop"), [("auto", True), ("auto", False), ("report", True)])
+def test_a_launcher_that_failed_before_the_stop_was_obeyed_counts_as_stopped(
+    pair: Pair, tmp_path: Path, on_hang: OnHang, *, stop: bool
+):
+    first, other = pair
+    examining = Examining(cast("JobWatch", _Idle(tmp_path)), lambda *_: NOTHING, 300.0, on_hang, "node1:/run")
+    assert examining.take_stop() is None
+    examining.nodes = other
+    assert examining.take_stop() is None
+    first.announce(NOTHING, stop=stop, place="node0:/run")
+    assert wait_for(lambda: other.verdict is not None)
+    assert examining.take_stop() == (NOTHING if stop and on_hang == "auto" else None)
+    # What does not stop the job is left for the end.
+    assert (other.take_verdict() is None) is (stop and on_hang == "auto")
 
 
 @pytest.mark.parametrize("severity", [Severity.ERROR, Severity.WARNING])
