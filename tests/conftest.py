@@ -36,8 +36,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests that run alone together: all other processes of tests wait while they run."""
-    items.sort(key=_is_alone)
+    """Put tests that run alone first: all others wait meanwhile, and at the end none is left to wait for."""
+    items.sort(key=lambda item: not _is_alone(item))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -240,6 +240,8 @@ def become(connection, request, descriptors):
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(environment)
+    if "TORCH_CPP_LOG_LEVEL" in environment:
+        set_log_level()
     show(words, environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv[:] = program if program[0] != "-m" else ["-m", *program[2:]]
@@ -250,6 +252,12 @@ def become(connection, request, descriptors):
     C.on_exit(C._exit, None)  # after Python has ended, and before libraries tear down what the server has loaded
     C.on_exit(C._IO_flush_all, None)
     return program
+
+
+def set_log_level():
+    """Have torch read its variable again, which it has read when it was loaded."""
+    folder = Path(hidden["torch"].__file__).parent / "lib"
+    ctypes.CDLL(str(folder / "libc10.so"))._ZN3c1011initLoggingEv()
 
 
 def enter_host(pid):

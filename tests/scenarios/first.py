@@ -61,6 +61,11 @@ FIRST = {
         "test_a_job_that_trains", "test_watched_in_a_pipe", "test_who_waits_for_whom", "test_the_watch_ends",
     ),
     "test_metrics.py": ("test_a_job_that_trains",),
+    "test_plain_install.py": (
+        "test_nothing_of_the_extras_is_there", "test_the_extra_of_the_server", "test_other_verbs[check-env",
+        "test_other_verbs[check-data", "test_other_verbs[explain",
+    ),
+    "test_example_train.py": ("test_one_process",),
     "test_history.py": ALL,
     "test_demo.py": ("test_the_demo_finds_its_fault[input-bound]",),
     "speed/test_findings.py": (

@@ -55,3 +55,15 @@ def test_its_status_says_that_output_was_lost(tmp_path: Path) -> None:
         with preloaded():
             forked = end(program, full.fileno(), forked=True)
     assert (forked[0], cold[0]) == (120, 120)
+
+
+@pytest.mark.parametrize("level", ["INFO", "FATAL"])
+def test_torch_logs_what_the_variable_says(level: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("from torch.distributed import TCPStore; TCPStore('127.0.0.1', 0, 1, True)")
+    with preloaded():
+        command = [sys.executable, str(program)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": level}
+        assert can_fork(command, environment)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert ("[c10d]" in done.stderr) is (level == "INFO"), done.stderr
