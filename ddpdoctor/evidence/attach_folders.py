@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Folder:
-    """A folder with what was seen on one node."""
+    """A folder that ``attach`` saved on one node."""
 
     path: str
-    """With a slash at its end; empty: the current folder."""
+    """The path with a slash at its end. Empty for the current folder."""
     job: AttachedJob
 
     @property
@@ -54,7 +54,7 @@ def _above(source: str) -> str:
 
 
 def _other_jobs(folders: list[_Folder]) -> dict[str, str]:
-    """Return the folders that are not of the job that was looked at last."""
+    """Return the folders of jobs other than the one that ``attach`` read last."""
     jobs = grouped((one.key, one) for one in folders)
     last = max(jobs.values(), key=lambda those: max(one.job.wall_ns for one in those), default=[])
     return {one.path: _other_words(one, last[0]) for those in jobs.values() if those is not last for one in those}
@@ -68,7 +68,7 @@ def _other_words(one: _Folder, kept: _Folder) -> str:
 
 
 def _older(folders: list[_Folder]) -> dict[str, str]:
-    """Return the folders whose ranks were looked at again later."""
+    """Return the folders of ranks that ``attach`` read again later."""
     found: dict[str, str] = {}
     newest_first = sorted(folders, key=lambda one: one.job.wall_ns, reverse=True)
     for place, one in enumerate(newest_first):

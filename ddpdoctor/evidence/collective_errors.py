@@ -1,4 +1,4 @@
-"""What errors of torch's collectives say beyond the exception itself: who differs, who did not come, who is lost."""
+"""Reads errors of torch's collectives: which ranks differ, are late or are lost."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CollectiveErrorReader:
         self._mismatches = Mismatches()
         self._store = StoreErrors()
         self._holds = False
-        """Something was held back, as a later line may add to it."""
+        """Whether a fact waits for later lines that may add to it."""
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts that end with this line."""
@@ -75,13 +75,13 @@ class CollectiveErrorReader:
         return _READERS[mark](line)
 
     def end(self) -> Iterable[Fact]:
-        """Return what was held back."""
+        """Return the facts that still wait for later lines."""
         self._holds = False
         return [*self._mismatches.facts(), *self._store.end()]
 
 
 def _monitored_barrier(line: Line) -> list[Fact]:
-    """Read who did not come to a monitored barrier. Only rank 0 of the group says it."""
+    """Read which ranks a monitored barrier misses. Only rank 0 of the group reports it."""
     operation = Operation(op="monitored_barrier")
     common = origin_of(line)
     if (innocent := _INNOCENT.search(line.text)) is not None:
@@ -111,7 +111,7 @@ def _rank(line: Line, rank: int) -> Who:
 
 
 def _parameters(line: Line) -> list[Fact]:
-    """Read how many parameters two ranks have. A rank that ended has none, or what stood in memory."""
+    """Read how many parameters two ranks have. For a rank that ended, the number is 0 or random memory."""
     match = _PARAMETERS.search(line.text)
     if match is None or int(match["one"]) >= MOST_RANKS or int(match["other"]) >= MOST_RANKS:
         return []

@@ -38,11 +38,11 @@ _GATE = ("what():", "terminate called", "fault", "us error", "Aborted", "Killed"
 _NEAR = 6
 _MOST = 4096
 _WATCHDOG = ("Watchdog caught", "atchdog thread terminated")
-"""What ProcessGroupNCCL has logged before it ends the process."""
+"""ProcessGroupNCCL logs these before it ends the process."""
 
 
 class CrashReader:
-    """Finds the ends of processes that C++ or a signal brought about."""
+    """Finds processes that a C++ exception or a signal ended."""
 
     name = "crash"
     triggers = (b"terminate called", b"egmentation fault", b"us error", b"core dumped", b"Killed", b"rror")
@@ -65,7 +65,7 @@ class CrashReader:
         return _signal(line)
 
     def end(self) -> Iterable[Fact]:
-        """Return nothing: every line stands alone."""
+        """Return nothing, because no fact needs a second line."""
         return ()
 
     def _what(self, line: Line, message: str) -> list[Fact]:

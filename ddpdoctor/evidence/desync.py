@@ -30,10 +30,10 @@ _BEHIND = re.compile(
 _NUMBER = re.compile(r"^\s*#(?P<seq>\d{1,12}) (?P<state>started|finished) ranks:")
 _STATE = re.compile(rf"^\s*{_RANKS} (?P<state>started|finished) (?P<op>\w{{1,60}})")
 _NEAR = 4
-"""So many lines after a head with a group, a report belongs to it."""
+"""A report belongs to a head with a group if it starts within this many lines."""
 _MOST_REPORTS = 64
 _LONGEST = 2000
-"""Our choice: no report has so many lines, together with those of others in between."""
+"""Our choice: no report has this many lines, including lines of other processes in between."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class DesyncReports:
         return bool(self._reports)
 
     def note_group(self, line: Line, key: str, words: str) -> None:
-        """Take note of the group of a head: the report begins in the line after it."""
+        """Note the group of a head, because a report begins in the next line."""
         self._group = (line.number, key, words)
 
     def read(self, line: Line) -> Iterable[Fact]:
@@ -85,7 +85,7 @@ class DesyncReports:
         return self._snapshot(line, report)
 
     def end(self) -> Iterable[Fact]:
-        """Return what the snapshots that were still open say."""
+        """Return the facts of snapshots that the log cuts off."""
         return [fact for stream in list(self._reports) for fact in self._close(stream)]
 
     def _begin(self, line: Line, begins: re.Match[str]) -> Iterable[Fact]:
@@ -124,7 +124,7 @@ class DesyncReports:
 
 
 def _at(report: _Report, seq: int) -> Operation:
-    """Return the operation of a number, of which only that of the report is known by name."""
+    """Return the operation with a number. Only the operation in the report is known by name."""
     own = report.operation
     return own if own.seq == seq else Operation(seq=seq, group=own.group, group_words=own.group_words)
 

@@ -1,4 +1,4 @@
-"""Chooses the dumps of one job: those of yesterday, of another job and second ones of a rank are left out by name."""
+"""Chooses the dumps of one job, and names the files it leaves out: old dumps, other jobs, second dumps of a rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG_AGO_S = 3600
 
 
 def choose_dumps(dumps: Sequence[FlightDump]) -> tuple[list[FlightDump], dict[str, str]]:
-    """Return the dumps of the newest job, and by file why the others were left out."""
+    """Return the dumps of the newest job, and for each other file the reason why it is left out."""
     left_out: dict[str, str] = {}
     recent = _recent(dumps, left_out)
     kept: list[FlightDump] = []
@@ -41,7 +41,7 @@ def _last(dump: FlightDump) -> int:
 
 
 def _recent(dumps: Sequence[FlightDump], left_out: dict[str, str]) -> list[FlightDump]:
-    """Return the dumps whose last calls are not long before those of the others, and those without a call."""
+    """Return the dumps without calls, and those whose last calls are about as recent as the others'."""
     dated = sorted((dump for dump in dumps if dump.last_ns), key=_last, reverse=True)
     kept = dated[:1]
     for dump in dated[1:]:
@@ -59,7 +59,7 @@ def _age(seconds: float) -> str:
 
 
 def _of_one_size(dumps: Iterable[FlightDump], left_out: dict[str, str]) -> list[FlightDump]:
-    """Return the dumps of the world size that most of them name."""
+    """Return the dumps with the most common world size."""
     those = list(dumps)
     sizes = grouped((dump.world_size, dump) for dump in those if dump.world_size)
     most = max(sizes, key=lambda size: (len(sizes[size]), max(map(_last, sizes[size]))), default=None)

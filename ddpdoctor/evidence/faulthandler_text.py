@@ -1,4 +1,4 @@
-"""What Python's faulthandler writes into a log: stacks on a timer or a signal, and the stack of a fatal signal."""
+"""Reads stacks that Python's faulthandler writes into a log: on a timer, on a signal, on a fatal signal."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class FaulthandlerReader:
         self._open: dict[Hashable, _Dump] = {}
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return what a process wrote when its stacks have been read."""
+        """Return the facts of a process once its stacks are complete."""
         text = line.text
         if "Fatal Python error: " in text and (fatal := _FATAL.search(text)) is not None:
             found = self.end() if len(self._open) >= _MOST_OPEN else self._close(line.stream)
@@ -86,7 +86,7 @@ class FaulthandlerReader:
         return self._read_on(line, dump)
 
     def end(self) -> Iterable[Fact]:
-        """Return what was still open."""
+        """Return the facts of stacks that the log cuts off."""
         found = [fact for dump in self._open.values() for fact in dump.done()]
         self._open.clear()
         return found

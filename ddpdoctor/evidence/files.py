@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 HEAD_BYTES = 64 * 2**10
-"""What a reader sees of a file to recognize it."""
+"""A reader recognizes a file by this many bytes."""
 MOST_BYTES = 256 * 2**20
-"""Our choice: the most that is read of a file that must be held as a whole. A dump of 2,000 entries has 2 MB."""
+"""Our choice: the limit for a file that must fit into memory. A dump of 2,000 entries has 2 MB."""
 MOST_UNPACKED = 2**36
 """Our choice: the most that is unpacked of one file. A log of 64 GiB takes ten minutes to read."""
 MOST_FILES = 200_000
@@ -49,7 +49,7 @@ class EvidenceFile:
     attempt: int | None = None
     """The attempt that torchrun's folder names, or None."""
     problem: str = ""
-    """Why it must not be read."""
+    """Why the file must not be read."""
 
 
 def find_files(paths: Sequence[str]) -> Iterator[EvidenceFile]:

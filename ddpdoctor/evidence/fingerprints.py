@@ -34,7 +34,7 @@ _MOST_CALLS = 20_000
 
 
 class Mismatches:
-    """Gathers what the ranks in one stream of lines say of a mismatch."""
+    """Collects reports of a mismatch from the ranks in one stream of lines."""
 
     def __init__(self) -> None:
         self._own: dict[int, Operation] = {}
@@ -42,7 +42,7 @@ class Mismatches:
         self._first: Line | None = None
 
     def add(self, line: Line) -> None:
-        """Take note of one rank's message."""
+        """Add one rank's message."""
         calls = [(int(match["rank"]), _operation(match)) for match in _CALL.finditer(line.text)]
         if not calls or len(self._own) > _MOST_CALLS or any(rank >= MOST_RANKS for rank, _ in calls):
             return
@@ -55,7 +55,7 @@ class Mismatches:
                 self._others.setdefault(rank, other)
 
     def facts(self) -> list[Differ]:
-        """Return what the messages say together, and forget them."""
+        """Return the facts of all messages, and forget the messages."""
         line, calls = self._first, {**self._others, **self._own}
         self._own, self._others, self._first = {}, {}, None
         if line is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST_STREAMS = 4096
 """Our choice: the progress of so many writers is kept."""
 STEADY = 4
-"""Our choice: a job that logs so many steps after an error has caught it. If a rank is lost, the others stop."""
+"""Our choice: a job that logs this many steps after an error has handled it. It would stop if a rank were lost."""
 _PROGRESS = (
     re.compile(r"\biteration\s+(?P<step>\d+)\s*/\s*\d+ \|"),  # Megatron, NeMo
     re.compile(r"\b(?:global[_ ])?(?:[Ss]tep|STEP|[Ii]ter(?:ation)?)\s*[:=#]?\s*\[?(?P<step>\d+)\b(?!\.\d)"),
@@ -74,12 +74,12 @@ class _Progress:
 
     @property
     def steady_from(self) -> int | None:
-        """The line from which on there are several steps."""
+        """The line of the oldest of the last ``STEADY`` steps, or None if there are fewer."""
         return self.recent[0][1] if len(self.recent) >= STEADY else None
 
 
 class FrameworkReader:
-    """Reads progress and ends. Of progress, only the last word of each writer is kept."""
+    """Reads progress and ends. Only the latest progress of each writer is kept."""
 
     name = "trainer"
     triggers = (b"exits with return code", b"Invalidate trace cache")

@@ -45,7 +45,7 @@ class HorovodReader:
         return () if found is None else (_absent(int(found["rank"]), found["names"].partition(",")[0], line),)
 
     def end(self) -> Iterable[Fact]:
-        """Return nothing: every such line stands alone."""
+        """Return nothing, because no fact needs a second line."""
         return ()
 
 

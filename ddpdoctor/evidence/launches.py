@@ -52,5 +52,5 @@ class LaunchReader:
         return ()
 
     def end(self) -> Iterable[Fact]:
-        """Return nothing: every such line stands alone."""
+        """Return nothing, because no fact needs a second line."""
         return ()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOST_CHARACTERS = 16_384
-"""Our choice: what a longer line has beyond that is not read. Command lines and environments are the longest of use."""
+"""Our choice: the rest of a longer line is not read. The longest useful lines are command lines and environments."""
 _MOST_PREFIXES = 8
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _MONTHS = {
@@ -137,7 +137,7 @@ def _who_fields(fields: dict[str, str]) -> dict[str, Any]:
 
 
 def _time(fields: dict[str, str]) -> Time | None:
-    """Return the time that a prefix gives. Without a date it is on a scale of its own."""
+    """Return the time in a prefix. A time without a date is comparable only to other such times."""
     if "boot" in fields:
         return Time(seconds=float(fields["boot"]), clock="")
     if "hour" not in fields:

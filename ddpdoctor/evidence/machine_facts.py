@@ -1,4 +1,4 @@
-"""The report of ``check-env``: what the machines of the job have, against which NCCL's log is held."""
+"""Reads reports of ``check-env``. NCCL's log is compared to the facts about machines in them."""
 
 from __future__ import annotations
 

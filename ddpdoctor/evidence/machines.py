@@ -1,4 +1,4 @@
-"""What the kernel and Kubernetes say: processes killed for memory, errors of GPUs, pods that were ended."""
+"""Reads messages of the kernel and of Kubernetes: processes killed for memory, GPU errors, ended pods."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class KernelReader:
 
     def __init__(self) -> None:
         self._asked: dict[tuple[str, int], tuple[str, Line]] = {}
-        """Processes that the kernel chose, until it says that it killed them."""
+        """Processes that the kernel chose to kill and has not yet reported as killed."""
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts of one line."""
@@ -76,7 +76,7 @@ class KernelReader:
         return ()
 
     def end(self) -> Iterable[Fact]:
-        """Return the processes that the kernel chose, if the log is cut before it says that it killed them."""
+        """Return the processes that the kernel chose to kill, if the log ends before the kernel reports it."""
         for (_, pid), (name, line) in self._asked.items():
             yield from _killed(pid, name, line, whole="CONSTRAINT_NONE" in line.text)
         self._asked.clear()
@@ -185,7 +185,7 @@ class KubernetesReader:
         return ()
 
     def end(self) -> Iterable[Fact]:
-        """Return nothing: the exit status comes last."""
+        """Return nothing, because a fact is complete at the exit status."""
         return ()
 
     def _field(self, line: Line) -> Iterator[Fact]:

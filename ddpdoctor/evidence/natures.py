@@ -1,4 +1,4 @@
-"""What the text of an error says about who caused it: the rank itself, a lost peer, a time limit, the launcher."""
+"""Tells from the text of an error who caused it: the rank itself, a lost peer, a time limit, the launcher."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Reading:
 
     nature: Nature
     peers: tuple[int, ...] = ()
-    """Ranks that it names as lost or late; those of the default group are global ranks."""
+    """Ranks that the error names as lost or late. Ranks of the default group are global ranks."""
     peer_hosts: tuple[str, ...] = ()
     memory: bool = False
     in_worker: bool = False
@@ -106,18 +106,18 @@ def classify(kind: str, message: str, frames: Sequence[Frame] = ()) -> Reading:
 
 
 def peer_hosts(message: str) -> tuple[str, ...]:
-    """Return the other hosts or addresses that a text names as lost. The machine itself tells nothing."""
+    """Return the hosts or addresses that a text names as lost, except the host that wrote it."""
     found = (match["host"] or match["remote"] for match in _PEER_ADDRESS.finditer(message))
     return tuple(dict.fromkeys(host for host in found if not host.startswith(_LOCAL)))
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Return the ranks of a list such as "1, 2"; absurd ones are left out."""
+    """Return the ranks in a list such as "1, 2". Impossible ranks are left out."""
     return tuple(number for number in map(int, re.findall(r"\d{1,12}", text)) if number < MOST_RANKS)
 
 
 def _peers(message: str) -> tuple[int, ...]:
-    """Return the ranks that an error names. The "[Rank 2]" at its beginning is the one that speaks."""
+    """Return the ranks that an error names. A "[Rank 2]" at its beginning is the rank that reports the error."""
     return tuple(dict.fromkeys(rank for match in _PEER_RANKS.finditer(message) for rank in _others(match, message)))
 
 

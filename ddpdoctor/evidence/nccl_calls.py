@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.evidence import Fact, Spot
 
 MOST_OPEN = 512
-"""Our choice: so many numbers of a communicator are kept in which not all its ranks were seen, or not alike."""
+"""Our choice: how many numbers of a communicator are kept for which ranks are missing or differ."""
 MOST_COMMUNICATORS = 4096
 KEPT = 4
 """How many last calls of each process are kept."""
@@ -59,7 +59,7 @@ class _Made:
     number: int
     spot: Spot
     said: str
-    """Not yet a fact: of a million calls, few are shown."""
+    """The line. Only a call that is shown becomes a fact."""
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class Calls:
 
 @dataclass(slots=True)
 class _Same:
-    """A call, equal to itself only."""
+    """A call that is equal only to itself."""
 
     made: _Made
 
@@ -138,7 +138,7 @@ class _Same:
 
 
 def _compare(track: _Track, at: tuple[int, int], made: _Made) -> None:
-    """Keep a call until all ranks have made it. Those that all made alike are dropped."""
+    """Keep a call until all ranks have made it. Drop it if all ranks made the same call."""
     entry = track.open.setdefault(at, {})
     entry[id(made.process)] = made
     if len(entry) == track.ranks and not _differ(entry):

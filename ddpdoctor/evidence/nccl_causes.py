@@ -1,4 +1,4 @@
-"""What a warning of NCCL amounts to, in NCCL's own log or behind "Last error:" in an error of torch."""
+"""Turns warnings of NCCL into facts. They stand in NCCL's log, or after "Last error:" in an error of torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def warned(text: str, place: str | None, common: dict[str, Any]) -> Fact:
-    """Return what a warning amounts to. ``common``: who, spot, time and said of the fact."""
+    """Return the fact that a warning reports. ``common``: who, spot, time and said of the fact."""
     warning = read_warning(text)
     if warning is None or warning.accused is Accused.NOBODY:
         words = quote(f"NCCL warns{f' ({place})' if place else ''}: {text}") if warning is None else warning.words
@@ -23,12 +23,12 @@ def warned(text: str, place: str | None, common: dict[str, Any]) -> Fact:
 
 
 def last_error(message: str) -> str:
-    """Return NCCL's own words at the end of an error of torch, or an empty string."""
+    """Return NCCL's message at the end of an error of torch, or an empty string."""
     return message.partition("Last error:")[2].strip()
 
 
 def named_cause(text: str, common: dict[str, Any]) -> Fact | None:
-    """Return what NCCL's own words say of a cause outside the process that wrote them; None if they do not."""
+    """Return the cause outside the writing process that NCCL's message names, or None."""
     warning = read_warning(text) if text else None
     if warning is None or warning.accused in {Accused.NOBODY, Accused.PROCESS, Accused.PEER}:
         return None
@@ -46,7 +46,7 @@ def _fact(warning: NcclWarning, text: str, common: dict[str, Any]) -> Fact:
 
 
 def link_of(warning: NcclWarning, common: dict[str, Any]) -> Link:
-    """Return the connection that a warning tells of."""
+    """Return the connection that a warning is about."""
     named = warning.named
     local_rank = int(named["local_rank"]) if "local_rank" in named else None
     host = common["who"].host if local_rank is not None else named.get("host", "")
@@ -57,7 +57,7 @@ def link_of(warning: NcclWarning, common: dict[str, Any]) -> Link:
 
 
 def _known_fix(text: str) -> str:
-    """Return what the table of known errors advises, so that the advice stands once."""
+    """Return the advice of the table of known errors, so that it is written only once."""
     from ddpdoctor.rules.progress.known_errors import find_known
 
     known = find_known(text)

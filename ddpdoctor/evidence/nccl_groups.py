@@ -1,4 +1,4 @@
-"""Whom and which process group a line of ProcessGroupNCCL is about."""
+"""Finds the rank and the process group in a line of ProcessGroupNCCL."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ddpdoctor.model.evidence import Who
 
 DEFAULT_GROUP = "default_pg"
-"""How torch calls the default group."""
+"""torch's name for the default group."""
 _GROUP = re.compile(
     r"\[PG (?:ID \d+ PG GUID )?(?P<name>[^\s(\]]{1,200}?)\s?(?:\((?P<desc>[^)]{0,200})\))? Rank (?P<rank>\d{1,9})\]"
 )
 _GROUP2 = re.compile(r"\[TC\](?:\[rank=(?P<rank>-?\d{1,9})\])?(?:\[name=(?P<name>[^\]]{0,200})\])?")
-"""nccl2's."""
+"""The same for nccl2."""
 _RANK = re.compile(r"\[Rank (\d{1,9})\]")
 
 
@@ -48,7 +48,7 @@ def group_of(text: str) -> NcclGroup | None:
 
 
 def writer_of(line: Line, group: NcclGroup | None) -> Hashable:
-    """Return what tells the writing process from others: its global rank, else its rank in some group."""
+    """Return an identity of the writing process: its global rank, or else its rank in some group."""
     if line.who.rank is not None:
         return line.who.rank
     spoken = _RANK.search(line.text)
@@ -57,7 +57,7 @@ def writer_of(line: Line, group: NcclGroup | None) -> Hashable:
 
 
 def who_of(line: Line, group: NcclGroup | None) -> Who:
-    """Return whom a line is about. The rank in the default group is the global rank."""
+    """Return the rank that a line is about. The rank in the default group is the global rank."""
     who = line.who
     if group is not None:
         rank = group.rank if who.rank is None and group.words == DEFAULT_GROUP else who.rank

@@ -36,7 +36,7 @@ _WAY_UP = re.compile(r" -> (?P<code>[1-7])(?: \[|$)")
 _WANTED = re.compile(
     rf"Init (?:START|COMPLETE)|(?:Abort|Destroy) COMPLETE|Bootstrap ?: Using|{WANTED}| -> [1-7](?: \[|$)|: opCount "
 )
-"""The INFO lines that are read. All others cost one search."""
+"""The INFO lines that are read. Any other line costs one search."""
 _WAY_UP_WORDS = {1: "a CUDA call of NCCL failed", 2: "a system call of NCCL failed"}
 _REMOTE = 6
 """ncclRemoteError. Further up it becomes 3, internal error, so the first code of a process counts."""
@@ -93,7 +93,7 @@ class NcclLogReader:
         return facts
 
     def end(self) -> Iterable[Fact]:
-        """Return who is who, who waits in setting up a communicator, calls, and what transports were used."""
+        """Return facts about ranks and processes, waits in the set-up of communicators, calls, and transports."""
         facts = [*self._processes.tell(), *self._calls.tell(self._processes), *self._failed_silently()]
         facts += [] if self._version is None else [self._version]
         facts += [*self._paths.tell(self._processes), *interface_notes(self._processes)]
@@ -133,7 +133,7 @@ class NcclLogReader:
         return [warned(found["text"], found["place"], _common(who, line))]
 
     def _failed_silently(self) -> Iterator[Fact]:
-        """Yield the failures of processes that show only the way of an error code up, without the warning itself."""
+        """Yield the failures of processes whose lines only pass on an error code, without the warning itself."""
         for (host, pid), (code, line) in self._way_up.items():
             if (host, pid) in self._warned:
                 continue

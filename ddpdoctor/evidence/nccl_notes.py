@@ -1,4 +1,4 @@
-"""What NCCL's log says about its version and its interfaces: notes, and nothing that anybody is accused of."""
+"""Notes about NCCL's version and interfaces. They blame nobody."""
 
 from __future__ import annotations
 

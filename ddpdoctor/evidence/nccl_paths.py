@@ -1,4 +1,4 @@
-"""What NCCL's INFO lines say about the connections of each process: formats of NCCL 2.4 to 2.30."""
+"""Reads the connections of each process from NCCL's INFO lines, in the formats of NCCL 2.4 to 2.30."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 @dataclass(slots=True)
 class _Connections:
-    """What one process has said so far."""
+    """The connections of one process so far."""
 
     network: str = ""
     adapters: tuple[str, ...] = ()
     settings: dict[str, str] = field(default_factory=dict)
     edges: dict[tuple[int, int, DataWay], tuple[str, str]] = field(default_factory=dict)
-    """By own rank, peer and way: NCCL's words, and the line."""
+    """By own rank, peer and transport: NCCL's text, and the line."""
     counts: Counter[tuple[int, int, DataWay, str]] = field(default_factory=Counter)
     """Lines for each of them and each direction."""
     dmabuf: bool = False
@@ -83,7 +83,7 @@ class Paths:
             _rest(one, text)
 
     def tell(self, processes: NcclProcesses) -> Iterator[NcclPaths]:
-        """Yield what each process said."""
+        """Yield the connections of each process."""
         for process in processes:
             one = self._all.get((process.who.host, process.who.pid))
             if one is not None:

@@ -1,4 +1,4 @@
-"""Which process of NCCL's log is which rank, on which GPU, and how far it came in setting up its communicators."""
+"""Finds each process's rank and GPU in NCCL's log, and how far its communicators are set up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.evidence import Fact, Spot, Time
 
 MOST_PROCESSES = 65_536
-"""Our choice: more processes than any job has. What a log says of others is not kept."""
+"""Our choice: more processes than any job has. Further processes are ignored."""
 _INIT = re.compile(
     r"comm (?P<pointer>0x[0-9a-f]+) rank (?P<rank>\d+) n[rR]anks (?P<ranks>\d+) (?:.*?cudaDev (?P<gpu>\d+))?"
     r"(?:.*?busId (?P<bus>[0-9a-f]+))?(?:.*?commId (?P<id>0x[0-9a-f]+))?.*?- (?P<phase>Init (?:START|COMPLETE)|"
@@ -44,17 +44,17 @@ class Communicator:
 
 @dataclass(slots=True)
 class NcclProcess:
-    """What the log says of one process."""
+    """One process in the log."""
 
     who: Who
     spot: Spot
     interface: str = ""
     communicators: dict[str, Communicator] = field(default_factory=dict)
-    """By pointer. Those that were destroyed are gone."""
+    """By pointer. Destroyed communicators are removed."""
     largest: Communicator | None = None
     bus: str = ""
     members: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Its rank in each communicator that it ever had, and how many ranks that has."""
+    """For each communicator it ever had: its rank, and the number of ranks."""
     reported: bool = False
 
 
@@ -78,21 +78,21 @@ class NcclProcesses:
         return found
 
     def who(self, process: NcclProcess) -> Who:
-        """Return a process with its global rank, if that can be told by now."""
+        """Return a process, with its global rank if that is known by now."""
         largest = process.largest
         if process.who.rank is not None or largest is None or not self._is_world(largest):
             return process.who
         return replace(process.who, rank=largest.rank)
 
     def _is_world(self, one: Communicator) -> bool:
-        """Return whether a communicator seems to have all ranks: none is larger, and no process is too many."""
+        """Return whether a communicator seems to have all ranks: it is the largest, and there are no more processes."""
         if one.ranks < 2 or len(self._all) > one.ranks:
             return False
         others = [process.largest for process in self._all.values() if process.largest is not None]
         return all(other.ranks < one.ranks or other.key == one.key for other in others)
 
     def world(self) -> int | None:
-        """Return the size of the communicator that has all ranks, or None if there is none such."""
+        """Return the size of the communicator that has all ranks, or None."""
         for process in self._all.values():
             if process.largest is not None and self._is_world(process.largest):
                 return process.largest.ranks
@@ -110,7 +110,7 @@ class NcclProcesses:
             process.who = replace(process.who, address=plain_address(found["address"]))
 
     def tell(self) -> Iterator[Fact]:
-        """Return who is who, once for each process, and who waits for others in setting up a communicator."""
+        """Return the rank of each process, and which processes wait in the set-up of a communicator."""
         world = self.world()
         for process in self._all.values():
             who = self.who(process)

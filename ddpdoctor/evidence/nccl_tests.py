@@ -40,7 +40,7 @@ class NcclTestsReader:
         self._wrong: tuple[int, Line] | None = None
 
     def read(self, line: Line) -> Iterable[Fact]:
-        """Return what a table amounts to at its foot."""
+        """Return the facts of a table when its last line is read."""
         text = line.text
         if text.startswith("#"):
             return self._comment(line)
@@ -54,7 +54,7 @@ class NcclTestsReader:
         return ()
 
     def end(self) -> Iterable[Fact]:
-        """Return the wrong results of a table that has no foot."""
+        """Return the wrong results of a table that the log cuts off."""
         wrong, self._wrong = self._wrong, None
         return () if wrong is None else (_trouble(self._program, f"at {wrong[0]} bytes", wrong[1]),)
 

@@ -63,7 +63,7 @@ class NvidiaSmiReader:
 
 
 def _judge(path: list[str], value: str, gpu: str, line: Line) -> Iterator[Trouble]:
-    """Return what one value means, if it is no healthy one."""
+    """Return the fault that one value shows, or None if it is healthy."""
     from ddpdoctor.rules.environment.xid import REBOOT, RESET
 
     name, above = path[-1], " / ".join(path)

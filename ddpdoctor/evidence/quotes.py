@@ -1,11 +1,11 @@
-"""What is quoted from evidence: one line, short, without secrets."""
+"""Makes quotes from evidence: one short line without secrets."""
 
 from __future__ import annotations
 
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
 MOST_QUOTED = 240
-"""Our choice: so many characters show any line's point."""
+"""Our choice: this many characters are enough to understand any line."""
 
 
 def quote(text: str) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.evidence import Fact
 
 MOST_PROCESSES = 65_536
-"""Our choice: a longer list of ranks is not of a real job."""
+"""Our choice: no real job has a longer list of ranks."""
 _WHERE = r" -- (?:GPU (?P<gpu>\d+)(?: \(NVML \d+\))? managed by process (?P<pid>\d+) on node (?P<node>\S+)|\[process)"
 _GROUP = re.compile(
     r"^\s*(?P<group>\d+) +(?P<comms>\d+) +(?P<nodes>\d+) +(?P<per_node>\d+(?:-\d+)?) +(?P<ranks>\d+) +(?P<all>\d+) +"
@@ -60,7 +60,7 @@ class _Text:
     comm: RasCommunicator | None = None
     op: str = ""
     side: Counted | None = None
-    """What the ranks that are named next have in common."""
+    """The state that the next ranks in the text share."""
 
 
 class RasReader:
@@ -217,7 +217,7 @@ def _objects(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _of_json(body: Any, spot: Spot) -> RasReport | None:
-    """Return a report, or None if it is not one. What has the wrong type is left out."""
+    """Return a report, or None if it is not one. Values of the wrong type are left out."""
     if not isinstance(body, dict) or not isinstance(body.get("communicators"), list):
         return None
     report = RasReport(spot=spot, time=None, begun=True, exact=True)

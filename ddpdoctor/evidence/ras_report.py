@@ -1,4 +1,4 @@
-"""What one or two reports of NCCL's RAS subsystem amount to: who is behind, who is ahead, who does not answer."""
+"""Judges one or two reports of NCCL's RAS subsystem: which ranks are behind, are ahead, or do not answer."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Counted:
     """How many operations they have launched."""
     status: str = ""
     count: int
-    """How many ranks they are."""
+    """The number of ranks."""
     spot: Spot
     said: str
     ranks: dict[int, RasProcess | None] = field(default_factory=dict)
-    """Those that are named. RAS names the rarer ones only."""
+    """The ranks that RAS names. It only names the smaller side."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class LostProcess:
 
 @dataclass(slots=True, kw_only=True)
 class RasCommunicator:
-    """What a report says of one communicator."""
+    """One communicator in a report."""
 
     key: str
     group: int | None
@@ -96,9 +96,9 @@ class RasReport:
     spot: Spot
     time: Time | None
     begun: bool = False
-    """The head is over, and the communicators have begun."""
+    """Whether the head of the report is over."""
     exact: bool = False
-    """It is JSON, which counts every rank."""
+    """Whether the report is JSON, which has the counts of every rank."""
     gpus: int | None = None
     groups: dict[int, tuple[int, int, str, str]] = field(default_factory=dict)
     """By number: ranks of a communicator, communicators, errors, status."""
@@ -194,7 +194,7 @@ class _Comm:
         self._damaged = False
 
     def judge(self, *, moves: bool) -> Iterator[Fact]:
-        """Return what is said of it."""
+        """Return the facts about the communicator."""
         comm = self._comm
         if comm.size and any(rank >= comm.size for one in comm.counted + comm.statuses for rank in one.ranks):
             self._damaged = True
@@ -277,7 +277,7 @@ class _Comm:
             yield from self._inside()
 
     def _sides(self) -> dict[str, list[Counted]]:
-        """Return the sides of each operation, those that are furthest behind first, with all names that can be told."""
+        """Return the sides of each operation, furthest behind first, with all ranks whose names are known."""
         found: dict[str, list[Counted]] = {}
         for one in self._comm.counted:
             found.setdefault(one.op, []).append(one)
@@ -325,7 +325,7 @@ class _Comm:
             )  # fmt: skip
 
     def _ahead(self, op: str, low: Counted, high: Counted) -> Iterator[Fact]:
-        """Say that few are ahead: they wait for the many that are behind, and which one holds those up is not said."""
+        """Report that a few ranks are ahead and wait. RAS does not show which of the others is at fault."""
         for rank, process in high.ranks.items():
             yield Waiting(
                 who=self._who(rank, process), spot=high.spot, said=_said(low, high),
@@ -383,7 +383,7 @@ class _Comm:
         return tuple(sorted(rank for rank in ranks if rank is not None)) if None not in ranks else ()
 
     def _others(self, ranks: list[int]) -> tuple[int, ...]:
-        """Return the global ranks of a communicator but some."""
+        """Return the global ranks of a communicator, except some."""
         left = set(range(self._comm.size or 0)) - set(ranks)
         found = (self._who(rank).rank for rank in sorted(left))
         return tuple(rank for rank in found if rank is not None)

@@ -1,4 +1,4 @@
-"""What a reader of one format looks like. Readers recognize their input by its content, never by its file name."""
+"""The interface of readers. A reader recognizes its format by content, never by file name."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Line:
     number: int
     source: str
     who: Who = field(default_factory=Who)
-    """What the prefixes and the path of the file say."""
+    """The writer, as far as the prefixes and the path of the file tell."""
     time: Time | None = None
-    """What the prefixes say."""
+    """The time in the prefixes."""
     raw_prefix: str = ""
     """The prefixes as they stood. Lines of one writer have equal ones, times and numbers apart."""
 
@@ -79,7 +79,7 @@ class Document:
     body: bytes
     """Its content, unpacked. At most ``MOST_BYTES`` of it; see ``cut``."""
     cut: bool = False
-    """It is longer than that."""
+    """Whether the file is longer than that."""
     modified: float | None = None
     who: Who = field(default_factory=Who)
     """What its path says: a host in the name of a folder, a rank at the end of its name."""
@@ -87,15 +87,15 @@ class Document:
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """What one document holds."""
+    """The contents of one document."""
 
     facts: list[Fact] = field(default_factory=list)
     dumps: list[FlightDump] = field(default_factory=list)
     problem: str = ""
-    """Why it could not be read to its end; empty: it could."""
+    """Why it could not be read completely, or empty."""
     lines: int = 0
     attached: AttachedJob | AskedNodes | None = None
-    """What folder of ``attach`` it belongs to, for the choice between several."""
+    """The folder of ``attach`` that it belongs to."""
 
 
 class DocumentReader(Protocol):
@@ -111,5 +111,5 @@ class DocumentReader(Protocol):
         ...
 
     def read(self, document: Document) -> Found:
-        """Read it. Damage is said in ``Found.problem``, never raised."""
+        """Read it. Damage is reported in ``Found.problem`` and never raised."""
         ...

@@ -48,7 +48,7 @@ class _Keeper:
     counts: Counter[object] = field(default_factory=Counter)
     formats: dict[str, None] = field(default_factory=dict)
     ended: bool = False
-    """The processes of a run have ended."""
+    """Whether the processes of a run have ended."""
 
     def keep(self, name: str, facts: Iterable[Fact]) -> None:
         """Add what a reader of this name found."""
@@ -68,7 +68,7 @@ class _Keeper:
                 self._replace_last(fact, key)
 
     def _replace_last(self, fact: Fact, key: tuple[object, ...]) -> None:
-        """Let the newest word about progress take the place of the one before it."""
+        """Replace the previous progress by the newest."""
         for at in range(len(self.facts) - 1, -1, -1):
             former = self.facts[at]
             if (type(former), former.who, _DIGITS.sub("", former.said)) == key:
@@ -166,7 +166,7 @@ class _Log:
         self._info_readers = [one for one in readers if NCCL_INFO in one.triggers]
         self._triggers = condensed_triggers(readers)
         self._goes_on = True
-        """The block before this one was read line by line: what it began may end here."""
+        """Whether the previous block was read line by line. A fact may begin there and end in this block."""
 
     def read(self, stream: IO[bytes], head: bytes) -> str:
         """Read it to its end; return why that was not possible, or an empty string."""

@@ -24,7 +24,7 @@ _JOB = re.compile(r"slurm-(\d+)")
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """What one file holds, in the order in which it stands there."""
+    """The facts of one file, in their order there."""
 
     source: str
     attempt: int | None

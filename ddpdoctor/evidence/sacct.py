@@ -51,7 +51,7 @@ class SacctReader:
         return tuple(self._row(fields, line))
 
     def end(self) -> Iterable[Fact]:
-        """Return nothing: every row stands alone."""
+        """Return nothing, because no fact needs a second row."""
         return ()
 
     def _fields(self, text: str) -> Mapping[str, str] | None:

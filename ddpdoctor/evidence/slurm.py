@@ -56,7 +56,7 @@ class SlurmReader:
 
     def __init__(self) -> None:
         self._stopping = False
-        """The step is being ended: what dies from now on was told to."""
+        """Whether Slurm is ending the step. It then also ends the remaining tasks."""
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts of one line."""
@@ -71,7 +71,7 @@ class SlurmReader:
         return facts
 
     def end(self) -> Iterable[Fact]:
-        """Return nothing: every such line stands alone."""
+        """Return nothing, because no fact needs a second line."""
         return ()
 
     def _facts(self, line: Line) -> Iterator[Fact]:
@@ -95,7 +95,7 @@ class SlurmReader:
                 )  # fmt: skip
 
     def _tasks(self, found: re.Match[str], line: Line) -> Iterator[Fact]:
-        """Yield the end of each task. What dies by a signal while Slurm ends the step was told to."""
+        """Yield the end of each task. A task that a signal ends while Slurm ends the step is not at fault."""
         how, code = found["how"], int(found["code"]) if found["code"] else None
         signal = _SIGNALS.get(how, "")
         if code is not None and code > 128 and code - 128 in _BY_NUMBER:

@@ -1,4 +1,4 @@
-"""What a stack of a rank's main thread shows: whether it waits for others, and in which operation."""
+"""Tells from the stack of a rank's main thread whether it waits for other ranks, and in which operation."""
 
 from __future__ import annotations
 

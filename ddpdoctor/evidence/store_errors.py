@@ -55,7 +55,7 @@ MARKS = (
 
 
 class StoreErrors:
-    """Reads them. A barrier that was passed in the end is no news."""
+    """Reads these errors. A barrier that all ranks passed in the end is left out."""
 
     def __init__(self) -> None:
         self._barriers: dict[int, list[Fact]] = {}
@@ -116,7 +116,7 @@ class StoreErrors:
 
 
 def _key_facts(line: Line, keys: re.Match[str] | None, asks: re.Match[str] | None) -> list[Fact]:
-    """Read who waited for a key, and who never set it."""
+    """Read which ranks waited for a key, and which rank never set it."""
     common = origin_of(line)
     limit_s = int(keys["ms"]) / 1000 if keys is not None else None
     names = [key.strip() for key in keys["keys"].split(",")][:64] if keys is not None else []
@@ -147,7 +147,7 @@ def _key_facts(line: Line, keys: re.Match[str] | None, asks: re.Match[str] | Non
 
 
 def _clients(line: Line, clients: re.Match[str]) -> list[Fact]:
-    """Read what the store's server says of ranks that never connected."""
+    """Read which ranks never connected to the store's server."""
     came, world = int(clients["came"]), int(clients["all"])
     common = origin_of(line)
     found: list[Fact] = [_waiting(float(clients["seconds"]), **common)]

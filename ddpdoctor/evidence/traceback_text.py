@@ -41,11 +41,11 @@ _CONTINUES = re.compile(
     r"|Collectives differ|Search for `cuda|Expected to have finished|\t)"
 )
 _FLOW = frozenset(("Empty", "Full", "StopIteration", "StopAsyncIteration"))
-"""Exceptions that steer a loop. What was raised while one was handled is the error."""
+"""Exceptions that control a loop. An exception raised while one of them is handled is the error."""
 
 
 class Fed(Enum):
-    """What a traceback makes of a line."""
+    """How a traceback relates to a line."""
 
     TAKEN = auto()
     REFUSED = auto()
@@ -58,7 +58,7 @@ class _At(Enum):
     FRAMES = auto()
     MESSAGE = auto()
     LINK = auto()
-    """Behind a line that announces another traceback of the chain."""
+    """After a line that announces another traceback of the chain."""
 
 
 @dataclass(slots=True)
@@ -93,10 +93,10 @@ class Traceback:
     process: int | None = None
     """The number of the spawned process that failed, if ``torch.multiprocessing`` says so."""
     wants_source: bool = False
-    """The last line was that of a frame: its source follows."""
+    """Whether the last line was that of a frame, so that its source follows."""
     _at: _At = _At.FRAMES
     _adjacent: bool = True
-    """The line before this one was taken too."""
+    """Whether the previous line was taken too."""
 
     @property
     def is_open(self) -> bool:
@@ -196,7 +196,7 @@ class Traceback:
         return Fed.TAKEN
 
     def is_said(self) -> bool:
-        """Return whether an exception has been read, so that there is something to tell."""
+        """Return whether an exception has been read."""
         return bool(self.chain[0].type)
 
     def root(self) -> tuple[RaisedText, tuple[Frame, ...]]:

@@ -43,7 +43,7 @@ _OPERATIONS = frozenset((
 ))  # fmt: skip
 _INIT = frozenset(("init_process_group", "new_group", "rendezvous", "_env_rendezvous_handler"))
 _MOST_OPEN = 8
-"""Our choice: of so many tracebacks whose lines are mixed, the oldest is given up."""
+"""Our choice: the limit of tracebacks whose lines are mixed. Beyond it, the oldest is given up."""
 _MOST_STREAMS = 4096
 _NEAR = 3
 _LONG_AGO = 2000
@@ -70,7 +70,7 @@ class TracebackReader:
     def __init__(self) -> None:
         self._open: dict[Hashable, list[_Open]] = {}
         self._harmless: tuple[Hashable, int] = ((), -_NEAR)
-        """The stream and line of the last words that announce a harmless traceback."""
+        """The stream and line of the last text that announced a harmless traceback."""
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts that end with this line."""

@@ -55,7 +55,7 @@ _COMMON = ("who", "spot", "time", "said")
 
 @dataclass(slots=True)
 class _Wait:
-    """A wait that timed out. Its group and its stack are said by later lines."""
+    """A wait that timed out. Later lines give its group and its stack."""
 
     fact: Waiting
     grouped: bool
@@ -80,11 +80,11 @@ class _Tail:
     fact: Failed
     left: int = _TAIL_LINES
     words: bool = False
-    """The next line has NCCL's own words."""
+    """Whether the next line has NCCL's message."""
 
 
 class WatchdogReader:
-    """Finds what ProcessGroupNCCL says when collectives do not end."""
+    """Finds messages of ProcessGroupNCCL about collectives that do not end."""
 
     name = "NCCL watchdog"
     triggers = (b"NCCL", b"imeout")
@@ -113,7 +113,7 @@ class WatchdogReader:
         return found
 
     def end(self) -> Iterable[Fact]:
-        """Return what was held back because a later line might have said more."""
+        """Return the facts that still wait for later lines."""
         found: list[Fact] = [self._tail.fact] if self._tail is not None else []
         found += [wait.done() for waits in self._open.values() for wait in waits]
         found += self._desync.end()
@@ -138,7 +138,7 @@ class WatchdogReader:
         return self._read_end(line, group) or list(read_notes(line, group))
 
     def _read_end(self, line: Line, group: NcclGroup | None) -> list[Fact]:
-        """Read the lines that close what the lines before them have opened."""
+        """Read the lines that complete a fact of earlier lines."""
         text = line.text
         if "Stack trace of the failed collective" in text:
             return self._open_trace(line, group, found="not found" not in text)
@@ -179,7 +179,7 @@ class WatchdogReader:
         return list(self.end()) if self._count > _MOST_OPEN else []
 
     def _is_said(self, writer: Hashable, operation: Operation) -> bool:
-        """Return whether this was said before: each error repeats the text of the one before it."""
+        """Return whether this fact is known: each error repeats the text of the previous one."""
         key = (writer, operation.seq, operation.op, operation.numel_in)
         known = key in self._said
         if len(self._said) > 10 * _MOST_OPEN:
@@ -211,7 +211,7 @@ class WatchdogReader:
         ]  # fmt: skip
 
     def _close(self, writer: Hashable, *, only: _Wait | None = None, grouped_only: bool = False) -> list[Fact]:
-        """Return the waits of a rank of which no more is to be said."""
+        """Return the waits of a rank that are complete."""
         waits = self._open.get(writer, [])
         done = [one for one in waits if (only is None or one is only) and (one.grouped or not grouped_only)]
         left = [one for one in waits if not any(one is other for other in done)]

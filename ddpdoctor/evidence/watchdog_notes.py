@@ -1,4 +1,4 @@
-"""Lines of ProcessGroupNCCL that stand alone: dump signals, a watchdog that is stuck, a store that is gone."""
+"""Reads single lines of ProcessGroupNCCL: dump signals, a stuck watchdog, a lost store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d{1,9}) seconds|Heartb
 
 
 def read_notes(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
-    """Return what a line says that needs no other."""
+    """Return the fact of a single line."""
     for words, read in _NOTES.items():
         if words in line.text:
             return read(line, group)
