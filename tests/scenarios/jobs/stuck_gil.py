@@ -9,7 +9,10 @@ from training import train
 
 def load(step):
     if dist.get_rank() == 0 and step == 10:
-        ctypes.PyDLL(None).sleep(100000)  # FAULT
+        lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+        lock(mutex)
+        # A signal would end a sleep, and the job would go on while it is stopped.
+        lock(mutex)  # FAULT
     return torch.randn(4, 8)
 
 

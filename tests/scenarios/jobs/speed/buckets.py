@@ -16,9 +16,9 @@ class Deep(torch.nn.Module):
         return self.rest(torch.cat([self.small(x)] * 4, 1))
 
 
-def train(net, width=16, **options):
+def train(net, width=16, steps=40, **options):
     step = Stepper(net, **options)
-    for _ in range(40):
+    for _ in range(steps):
         step(batch(width))
 
 
@@ -27,7 +27,7 @@ def one_for_each_tensor():
 
 
 def few_kib():
-    train(Layers(20, count=300, width=16), 16, bucket_cap_mb=0.0005)
+    train(Layers(20, count=300, width=16), 16, steps=25, bucket_cap_mb=0.0005)
 
 
 def default():
@@ -41,7 +41,7 @@ def of_1_mib():
 
 def one_for_all():
     """64 MiB, of which DDP's default would reduce most while backward computes."""
-    train(Layers(200, count=16, width=1024), 1024, bucket_cap_mb=1000)
+    train(Layers(200, count=16, width=1024), 1024, steps=25, bucket_cap_mb=1000)
 
 
 def many_tensors():

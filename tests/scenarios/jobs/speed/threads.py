@@ -5,7 +5,7 @@ import os
 import torch
 from accelerator import Layers, Stepper, batch, run
 
-STEPS = 40
+STEPS = 25
 
 
 class Matrices(torch.nn.Module):
