@@ -375,7 +375,7 @@ class Session:
     def _finish(self, status: int) -> JobOutcome:
         with self._job_goes_first():
             self._close_record(status)
-            if status and self.hang is None:
+            if status and self.hang is None and not self.signals:
                 self.hang = self.examining.take_stop()
         known = len(self.signals)
         judgment = self.hang or self._settle(
