@@ -1,6 +1,7 @@
 """What is imported where: start-up stays cheap, and each heavy package has its place."""
 
 import ast
+import functools
 import graphlib
 import importlib.util
 import json
@@ -72,6 +73,11 @@ def test_what_needs_no_job_loads_nothing_heavy(arguments: tuple[str, ...]) -> No
     assert not heavy_ones(modules)
 
 
+@functools.cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports_at_start(tree: ast.Module) -> Iterator[str]:
     """Yield the absolute names of modules that are imported when the file is, TYPE_CHECKING blocks left out."""
     waiting: list[ast.AST] = [tree]
@@ -118,23 +124,23 @@ def test_what_needs_torch_is_loaded_in_functions() -> None:
     names = {path.stem for path in WITH_TORCH}
     others = [path for path in (PACKAGE / "recorder").rglob("*.py") if path not in WITH_TORCH]
     assert others
-    assert not [path.name for path in others if imported_beside(ast.parse(path.read_text())) & names]
+    assert not [path.name for path in others if imported_beside(parse(path)) & names]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_heavy_packages_are_imported_in_functions(path: Path) -> None:
     heavy = {"torch", "psutil", "pynvml", "numpy", "matplotlib"} - ({"torch"} if path in WITH_TORCH else set())
-    assert not packages(imports_at_start(ast.parse(path.read_text()))) & heavy
+    assert not packages(imports_at_start(parse(path))) & heavy
 
 
 def test_pynvml_is_imported_in_one_file() -> None:
-    users = [path for path in FILES if "pynvml" in packages(all_imports(ast.parse(path.read_text())))]
+    users = [path for path in FILES if "pynvml" in packages(all_imports(parse(path)))]
     assert len(users) <= 1
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "recorder").rglob("*.py")), ids=lambda path: path.name)
 def test_recorder_needs_the_standard_library_only(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = parse(path)
     # The name under which the start-up hook loads the recorder by its path, and the module that it stands in front of.
     known = sys.stdlib_module_names | {"_ddpdoctor_recorder", "sitecustomize"}
 
@@ -157,7 +163,7 @@ def _module_name(path: Path) -> str:
 def _ours_in(name: str, path: Path, known: Iterable[str]) -> set[str]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -27,6 +27,7 @@ def main():
         optimizer.step()
     if dist.get_rank() == 1:
         threading.Thread(target=upload_metrics, name="upload").start()
+    del model  # a model that outlives its group can deadlock with a thread of the group
     dist.destroy_process_group()
 
 

@@ -28,6 +28,7 @@ def main():
         loss.backward()
         optimizer.step()
         share_loss(loss, step)
+    del model  # a model that outlives its group can deadlock with a thread of the group
     dist.destroy_process_group()
 
 

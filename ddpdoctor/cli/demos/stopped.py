@@ -27,6 +27,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    del model  # a model that outlives its group can deadlock with a thread of the group
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -124,6 +125,8 @@ class _Run:
             settings.backend, device, settings.limit_s, ABOVE_OURS * settings.limit_s
         )
         trial = self._try()
+        # The DDP model is in a cycle with its hooks. If it outlives its group, it can deadlock with a thread of Gloo.
+        gc.collect()
         distributed.destroy_process_group()
         del store
         return trial

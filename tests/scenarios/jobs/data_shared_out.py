@@ -107,6 +107,7 @@ def main():
     without(training)
     uneven(training)
     dist.barrier()
+    del training  # see training.run
     dist.destroy_process_group()
 
 
