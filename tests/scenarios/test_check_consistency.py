@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,10 +49,12 @@ def outcomes(report: dict[str, Any]) -> dict[str, str]:
 
 def test_a_healthy_model_is_one_model_with_the_gradient_of_one_process_and_the_same_bits_twice():
     status, report, stderr = check(
-        3, "--model", "consistency_models:healthy", "--batch", "consistency_models:make_batch", "--steps", "2",
-        "--reference", "--twice",
+        3, "--model", "consistency_models:counted_at_the_end", "--batch", "consistency_models:make_batch",
+        "--steps", "2", "--reference", "--twice",
     )  # fmt: skip
     assert status == 0, stderr
+    # Else their destructors can deadlock with a thread of the group.
+    assert set(re.findall(r"DDP models: \d+", stderr)) == {"DDP models: 0"}
     assert report["findings"] == []
     assert {"DD501", "DD503", "DD505", "DD506", "DD509", "DD510"} <= {
         code for code, outcome in outcomes(report).items() if outcome == "passed"

@@ -1,15 +1,30 @@
 """Models, batches and steps for check-consistency: healthy ones, and each fault beside them."""
 
+import gc
 import os
+import sys
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 
 def healthy():
     model = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 4))
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), nn.CrossEntropyLoss()
+
+
+def counted_at_the_end():
+    """Return the healthy model, and print how many DDP models there are when the group is destroyed."""
+
+    def count(destroy=dist.destroy_process_group):
+        sys.stderr.write(f"DDP models: {sum(type(it) is DDP for it in gc.get_objects())}\n")
+        destroy()
+
+    dist.destroy_process_group = count
+    return healthy()
 
 
 def wider_on_one_rank():
