@@ -49,6 +49,11 @@ class _Port:
     port: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arrived:
+    """A rank has come to a point where ranks wait for each other."""
+
+
 class Ranks:
     """This rank's link to the other ranks, if any. Every call raises ``StoreError`` if a rank does not answer."""
 
@@ -72,6 +77,11 @@ class Ranks:
     def agree(self, kind: type[Kind], name: str, decided: Kind | None) -> Kind:
         """Return rank 0's decision on every rank. The other ranks pass None."""
         return self.conversation.agree(kind, name, decided, self._limit_s)
+
+    def wait_for_all(self, name: str) -> None:
+        """Return once every rank has called this with the same name, which is used once."""
+        everyone = self.gather(name, _Arrived())
+        self.agree(_Arrived, f"{name}/all", _Arrived() if everyone else None)
 
     def end(
         self,

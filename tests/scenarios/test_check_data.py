@@ -27,6 +27,48 @@ LAUNCHERS = {
 }
 
 
+LATE = """
+import os, time
+if os.environ.get("RANK") == "1":
+    import torch.distributed as dist
+    def join_late(*given, join=dist.init_process_group, **options):
+        join(*given, **options)
+        time.sleep(1)
+        open("joined", "w").close()
+    dist.init_process_group = join_late
+"""
+EARLY = """
+import os
+from torch.utils.data import DataLoader, DistributedSampler
+def all_have_joined():
+    assert os.path.exists("joined")
+    return DataLoader([0.0, 1.0], sampler=DistributedSampler([0.0, 1.0]))
+"""
+
+
+def check_data(folder, function, **env):
+    words = [sys.executable, *LAUNCHERS["own"], "--dataset", f"data:{function}", "--format", "json"]
+    return subprocess.run(
+        words, cwd=folder, env=clean_environment(**env), capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+@pytest.mark.cold  # a forked Python does not import sitecustomize
+def test_no_rank_leaves_the_group_before_all_have_joined(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(LATE)
+    (tmp_path / "data.py").write_text(EARLY)
+    done = check_data(tmp_path, "all_have_joined", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_group_that_cannot_be_created_is_no_defect(tmp_path):
+    (tmp_path / "data.py").write_text(DATA)
+    done = check_data(tmp_path, "with_seeds", GLOO_SOCKET_IFNAME="absent0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no process group could be created: " in done.stderr
+    assert "absent0" in done.stderr
+
+
 @pytest.mark.parametrize(("launcher", "function"), [("torchrun", "with_seeds"), ("own", "split_by_hand")])
 def test_ranks_ask_their_loaders_and_one_report_comes_of_it(tmp_path, launcher, function):
     (tmp_path / "data.py").write_text(DATA)

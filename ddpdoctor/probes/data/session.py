@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.data import Drawn, Indices, Pass, RankDraws
-from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.errors import UserError, first_line
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.probes.data.loaders import draw_from
 from ddpdoctor.probes.load_torch import import_torch
@@ -32,6 +32,7 @@ OVERLAP_BITS = 2**31
 this number. That takes a quarter of a second per pass."""
 MADE_TWICE = "initialize the default process group twice"
 """Part of torch's error if a function creates the process group that ddpdoctor has already created."""
+NO_GROUP = "`ddpdoctor check-rendezvous`, started on all hosts, says which connections fail."
 MEET_LIMIT_S = 60.0
 """Our choice: how long a rank tries to reach the store. On a busy host, importing torch takes tens of seconds."""
 GROUP_TIMEOUT_S = 600.0
@@ -121,7 +122,13 @@ def _process_group(ranks: Ranks) -> Iterator[None]:
     if not distributed.is_available() or distributed.is_initialized():
         yield
         return
-    store = ranks.open_process_group("gloo", "cpu", MEET_LIMIT_S, GROUP_TIMEOUT_S)
+    try:
+        store = ranks.open_process_group("gloo", "cpu", MEET_LIMIT_S, GROUP_TIMEOUT_S)
+    except RuntimeError as error:
+        raise UserError(f"no process group could be created: {first_line(error)}", help=NO_GROUP) from error
+    finally:
+        # init_process_group may return before the other ranks have connected. They fail if this rank leaves then.
+        ranks.wait_for_all("group")
     try:
         yield
     finally:
