@@ -9,6 +9,7 @@ overtakes one that is to run alone.
 
 import contextlib
 import fcntl
+import importlib
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.preloaded import preloaded
 
 QUEUE, MACHINE = (Path(tempfile.gettempdir(), f"ddpdoctor-tests-{name}-{os.getuid()}") for name in ("queue", "machine"))
 LONGEST_WAIT_S = 600.0
@@ -33,6 +36,23 @@ sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores it, and so would all that a test starts and interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Have each of several processes import another part of all tests first.
+
+    All of them import all tests. In the same order, each would compile every file of a fresh clone by itself.
+    """
+    number = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if not number or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    files = sorted(file for path in session.config.args for file in Path(path).rglob("test_*.py"))
+    start = len(files) * int(number) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    for file in files[start:] + files[:start]:
+        # Pytest imports it again, and reports what is wrong.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(file.with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,6 +86,14 @@ def _own_environment() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture
+def preloaded_python(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have a test's jobs start from a Python that has torch loaded; without it each starts as ever."""
+    cold = request.node.get_closest_marker("cold") is not None
+    with contextlib.nullcontext() if cold else preloaded():
+        yield
 
 
 def _is_alone(item: pytest.Item) -> bool:

@@ -1,13 +1,11 @@
-"""Says which scenarios are run first, and lends them Pythons that have torch loaded."""
+"""Says which scenarios are run first, and lends them hosts and a Slurm."""
 
-import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.preloaded import preloaded
 from tests.scenarios.first import FIRST
 from tests.scenarios.hosts import Hosts, lent_hosts
 from tests.scenarios.slurm import Slurm, lent_slurm
@@ -25,14 +23,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def is_first(item: pytest.Item) -> bool:
     """Return whether a scenario is one of those that are run first."""
     return item.name.startswith(FIRST.get(item.path.relative_to(HERE).as_posix(), ("-",)))
-
-
-@pytest.fixture
-def preloaded_python(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Have a test's jobs start from a Python that has torch loaded; without it each starts as ever."""
-    cold = request.node.get_closest_marker("cold") is not None
-    with contextlib.nullcontext() if cold else preloaded():
-        yield
 
 
 @pytest.fixture(scope="module")

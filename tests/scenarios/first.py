@@ -41,7 +41,6 @@ FIRST = {
         "test_a_hung_shell_script_is_stopped_with_all_its_ranks",
         "test_a_rank_that_a_launcher_stops_is_a_victim_and_leaves_its_stack[accelerate",
         "test_a_rank_that_a_launcher_stops_is_a_victim_and_leaves_its_stack[mpirun",
-        "test_ranks_that_cannot_be_seen_are_named_and_the_job_is_not_stopped[words0",
         "test_a_command_that_is_a_rank_itself", "test_a_command_that_spawns_its_ranks",
         "test_a_command_line_that_cannot_run_starts_nothing", "test_each_attempt_has_a_section_of_its_own",
     ),
@@ -56,9 +55,11 @@ FIRST = {
         "test_the_setting_that_shortens_the_step", "test_steps_that_differ",
         "test_a_trial_without_a_result_says_why_and_what_to_do[few-", "test_a_job_that_crashes", "test_ctrl_c",
     ),
-    "test_restarts.py": ("test_ctrl_c_between_two_launches_leaves_no_process_and_starts_none[hooked",),
     "test_status.py": (
         "test_a_job_that_trains", "test_watched_in_a_pipe", "test_who_waits_for_whom", "test_the_watch_ends",
+    ),
+    "test_streams.py": (
+        "test_a_job_runs_where_streams_are_closed[all", "test_a_verb_ends",
     ),
     "test_metrics.py": ("test_a_job_that_trains",),
     "test_plain_install.py": (
@@ -90,11 +91,14 @@ FIRST = {
         "test_a_hung_rank", "test_a_rank_that_raises", "test_a_healthy_job_is_silent_and_keeps_its_environment[none]",
     ),
     "in_code/test_callbacks.py": ("test_accelerates_log_gets_the_verdict_of_a_slow_training[slow",),
-    "in_code/test_pytest_plugin.py": ("test_a_hung_test", "test_without_the_option"),
+    "in_code/test_pytest_plugin.py": ("test_without_the_option",),
     "attach/test_rights.py": ("test_without_the_right_to_trace",),
     "attach/test_found.py": ("test_of_several_jobs", "test_a_process_that_is_no_rank"),
     "harmless/test_scripts.py": ALL,
-    "harmless/test_broken_recorder.py": ("test_a_script_that_never_imports", "test_a_recorder_that_cannot_start"),
+    "harmless/test_broken_recorder.py": (
+        "test_a_script_that_never_imports_torch_runs_whatever_fails[start]", "test_a_recorder_that_cannot_start",
+    ),
+    "harmless/test_bounds.py": ("test_ends_of_many_children",),
     "harmless/test_command.py": ("test_isolated_pythons_run",),
     "nodes/test_basic.py": ("test_two_healthy_hosts",),
     "nodes/test_verdicts.py": ("test_the_culprit_on_another_node_is_named[deadlock]",),
@@ -118,7 +122,10 @@ FIRST = {
     ),
     "bandwidth/test_agreement.py": ("test_a_rank_with_other_settings", "test_a_rank_with_another_version"),
     "bandwidth/test_reasons.py": ("test_a_machine_as_it_should_be", "test_a_variable_left_set"),
-    "bandwidth/test_launchers.py": ("test_tasks_of_a_step_are_ranks",),
+    "bandwidth/test_watch.py": (
+        "test_healthy_ranks", "test_a_killed_rank", "test_a_rank_that_leaves", "test_an_exception",
+        "test_a_rank_that_asks",
+    ),
     "check_env/test_fleet.py": (
         "test_two_ranks_make_one_report", "test_two_hosts_by_hand",
         "test_a_rank_that_is_interrupted", "test_a_slurm_step",
@@ -142,7 +149,7 @@ FIRST = {
         "test_nobody_listens_at_the_store",
     ),
     "rendezvous/test_meeting.py": (
-        "test_under_torchrun_one_report_for_all_ranks", "test_in_a_slurm_step",
+        "test_under_torchrun_one_report_for_all_ranks",
         "test_where_the_own_port_is_closed_the_nodes_meet_by_the_store",
     ),
     "rendezvous/test_names.py": (

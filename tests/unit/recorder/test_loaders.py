@@ -16,6 +16,8 @@ from ddpdoctor.model.data import EpochSeen, LoaderSeen
 from ddpdoctor.recorder.data.loaders import MAX_BYTES, MAX_PASSES
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 JOB = Path(__file__).parent / "loader_job.py"
 CASES = (

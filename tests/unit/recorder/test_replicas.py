@@ -16,6 +16,7 @@ from ddpdoctor.recorder.replicas import fingerprinting
 from ddpdoctor.recorder.storage import fingerprint_layout
 from ddpdoctor.recorder.storage.fingerprint_reading import FingerprintFile
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
+from tests.preloaded import preloaded
 
 BOOTSTRAP = Path(ddpdoctor.recorder.__file__).parent / "bootstrap"
 JOB = Path(__file__).parent / "replica_job.py"
@@ -60,7 +61,8 @@ def start(folder: Path, cases: tuple[str, ...], every: int, script: Path = JOB) 
     environment |= {"PYTHONPATH": str(BOOTSTRAP), "OMP_NUM_THREADS": "1", "RANK": "0"}
     environment |= {"DDPDOCTOR_RUN": str(folder), "DDPDOCTOR_CHECK_EVERY": str(every)}
     command = [sys.executable, str(script), *cases]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with preloaded():
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish(folder: Path, job: subprocess.Popen[str]) -> Ran:

@@ -8,6 +8,8 @@ import pytest
 
 from tests.scenarios.running import clean_environment
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 SHELLS = {
     "stderr is closed": 'exec "$@" 2>&-',
     "stdout is closed": 'exec "$@" >&-',
