@@ -51,7 +51,7 @@ def test_a_setting_under_which_the_job_fails_costs_that_setting_only(tmp_path: P
     assert ran.status == 0, ran.stderr
     rows = rows_of(ran)
     assert "this model has no static graph" in rows["static_graph"]["reason"]
-    assert rows["buffers_off"]["is_gain"]
+    assert (rows["buffers_off"]["reason"], rows["buffers_off"]["rounds"]) == ("", 4)
     assert "In effect was: static_graph=True (round 1 of 4)" in ran.stderr
     assert len([path for path in launches_of(ran.folder) if "static_graph" in path.name]) == 1
 

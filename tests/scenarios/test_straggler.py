@@ -40,7 +40,6 @@ def test_ranks_that_keep_pace_are_left_alone(job: str, tmp_path: Path) -> None:
     assert {row["steps"] for row in ran.report["data"]["steps"]} == {30}
 
 
-@pytest.mark.cold  # what a fork server of a forked Python forks is not always recorded
 def test_a_rank_whose_loader_workers_are_slow_is_named_with_the_workers_line(tmp_path: Path) -> None:
     ran = run("straggler_input", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=2, args=("one", "forkserver"))
     verdict = ran.report["verdict"]

@@ -172,16 +172,22 @@ class JobWatch:
 
     def _sweep(self) -> None:
         """Remove the files of ended children, so that a job with many workers keeps its folder small."""
-        for pid, process in list(self.followed.items()):
-            if process.role == ring_layout.ROLE_CHILD and process.ended_ns is not None:
-                process.ring.close()
-                del self.followed[pid]
-                self.below.pop(pid, None)
-                ring = self.folder / "rings" / f"{pid}-{process.ticks}.ring"
-                self._workers.keep(ring)
-                remove(ring)
-                for path in (self.folder / "evidence").glob(f"{pid}-{process.ticks}[-.]*"):
-                    remove(path)
+        ended = [
+            process
+            for process in self.followed.values()
+            if process.role == ring_layout.ROLE_CHILD and process.ended_ns is not None
+        ]
+        names = [f"{process.pid}-{process.ticks}" for process in ended]
+        # All are read before one is removed: the ring of a fork server says for whom its children work.
+        for name in names:
+            self._workers.keep(self.folder / "rings" / f"{name}.ring")
+        for process, name in zip(ended, names, strict=True):
+            process.ring.close()
+            del self.followed[process.pid]
+            self.below.pop(process.pid, None)
+            remove(self.folder / "rings" / f"{name}.ring")
+            for path in (self.folder / "evidence").glob(f"{name}[-.]*"):
+                remove(path)
 
     def ranks(self) -> list[progress.Followed]:
         """Return the processes of the last attempt that are ranks, alive or not."""

@@ -1,5 +1,6 @@
-"""What the watcher makes of a launcher that has no rank."""
+"""What the watcher makes of a launcher that has no rank, and what it keeps of children that have ended."""
 
+import json
 import mmap
 import os
 import time
@@ -13,6 +14,7 @@ from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.launch.watching.suspicion import Suspicion, suspicion_of
 from ddpdoctor.launch.watching.watch import JobWatch
 from ddpdoctor.recorder.storage import ring_layout
+from ddpdoctor.recorder.storage.ring_writing import Ring
 
 TIMEOUT_S = 10.0
 LONG_NS = 1000 * 10**9
@@ -39,3 +41,20 @@ def test_a_launcher_idles_from_the_end_of_its_last_rank_on(tmp_path: Path, gone_
         pid=pid, ticks=1, role=ring_layout.ROLE_RANK, ring=mmap.mmap(-1, 1), ended_ns=now_ns - int(gone_s * 1e9)
     )
     assert suspicion_of([watch.own_progress()], TIMEOUT_S) is expected
+
+
+def test_the_batches_of_a_worker_are_those_of_the_rank_whose_fork_server_ends_with_it(tmp_path: Path):
+    (tmp_path / "rings").mkdir()
+    watch = JobWatch(tmp_path, TIMEOUT_S, time.monotonic_ns(), LiveComparison(tmp_path, 50, ()))
+    rank, server, worker = 2**22 + 1, 2**22 + 2, 2**22 + 3
+    roles = {rank: ring_layout.ROLE_RANK, server: ring_layout.ROLE_CHILD, worker: ring_layout.ROLE_CHILD}
+    for pid, role in roles.items():
+        ring = Ring(str(tmp_path / "rings"), role, ring_layout.CHILD_SHAPE, pid=pid, start_ticks=1)
+        ring.note({"k": "process", "ppid": pid - 1})
+        ring.set("fetches", 30 if pid == worker else 0)
+        watch.followed[pid] = Followed(pid=pid, ticks=1, role=role, ring=mmap.mmap(-1, 1), ended_ns=time.monotonic_ns())
+    watch.follow(at_once=True)
+    watch.save(ended=True, launcher_status=0)
+    assert [path.name for path in (tmp_path / "rings").iterdir()] == [f"{rank}-1.ring"]
+    (row,) = json.loads((tmp_path / "watch.json").read_text())["processes"].values()
+    assert row["child_fetches"] == [30, 0, 0, 0]
