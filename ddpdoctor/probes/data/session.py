@@ -122,13 +122,15 @@ def _process_group(ranks: Ranks) -> Iterator[None]:
     if not distributed.is_available() or distributed.is_initialized():
         yield
         return
+    store, problem = None, None
     try:
         store = ranks.open_process_group("gloo", "cpu", MEET_LIMIT_S, GROUP_TIMEOUT_S)
     except RuntimeError as error:
-        raise UserError(f"no process group could be created: {first_line(error)}", help=NO_GROUP) from error
-    finally:
-        # init_process_group may return before the other ranks have connected. They fail if this rank leaves then.
-        ranks.wait_for_all("group")
+        problem = error
+    # init_process_group may return before the other ranks have connected. They fail if this rank leaves then.
+    ranks.wait_for_all("group")
+    if problem is not None:
+        raise UserError(f"no process group could be created: {first_line(problem)}", help=NO_GROUP) from problem
     try:
         yield
     finally:

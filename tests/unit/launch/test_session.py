@@ -12,10 +12,19 @@ from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.outcome import JobOutcome, Notifier
 from ddpdoctor.launch.session import Session
+from ddpdoctor.launch.watching.examining import Examining
 from ddpdoctor.model.findings import Check, Judgment, Outcome
 from ddpdoctor.recorder.settings import RecorderSettings
 
 WAITS_FOR_A_FILE = "import pathlib, sys, time\nwhile not pathlib.Path({file!r}).exists(): time.sleep(0.02)\nsys.exit(7)"
+FAILS = "import sys; sys.exit(7)"
+FAILS_WHEN_ENDED = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(60)
+"""
+"""As if somebody ended the job: whoever started this gets the signal first."""
 
 
 def options(folder: Path, *command: str) -> WrapOptions:
@@ -69,3 +78,19 @@ def test_a_job_that_cannot_be_judged_goes_on_and_that_is_said_once(
     assert reported == [said]
     assert outcome.exit_status == 7
     assert (outcome.failure is not None) == fails
+
+
+def test_who_interrupts_a_job_gets_that_status_though_another_node_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = Judgment(findings=(), checks=(), certain=True)
+    monkeypatch.setattr(Examining, "take_stop", lambda _: stop)
+    ignore = {name: lambda *_: None for name in ("started", "show", "go_on", "withdraw", "report_replicas", "save")}
+    notifier = Notifier(report_crash=lambda _: None, **ignore)  # type: ignore[arg-type]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    statuses = [
+        Session(options(folder, sys.executable, "-c", code), lambda: lambda *_: stop, notifier).run().exit_status
+        for code in (FAILS, FAILS_WHEN_ENDED)
+    ]
+    assert statuses == [124, 7]
