@@ -33,6 +33,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 """Otherwise each Python that a test starts compiles all of ddpdoctor, and pytest all tests, anew each time."""
 
+os.environ["OMP_NUM_THREADS"] = "1"
+"""A rank with as many threads as the machine has cores is slow if two ranks share them."""
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores it, and so would all that a test starts and interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
