@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     """Asks the watcher that records in a folder for evidence, with a time limit, as long as it runs."""
 
 LIMIT_S = 20.0
-"""Our choice: ranks answer within a second, and other nodes within five."""
+"""Our choice: ranks answer within three seconds, and other nodes within five."""
 PATIENCE_S = 10.0
 """Our choice: who asks suspects a hang, so a rank without progress is blamed sooner than by a watcher that may stop the
 job."""

@@ -14,7 +14,7 @@ from ddpdoctor.collect.rank.answers import find_answers, read_answer
 from ddpdoctor.collect.run.agent_log import AgentLog, read_agent_log
 from ddpdoctor.launch.watching import progress
 from ddpdoctor.launch.watching.causes import CausesSeen
-from ddpdoctor.launch.watching.evidence import EvidenceTaker, describe
+from ddpdoctor.launch.watching.evidence import ANSWER_LIMIT_S, EvidenceTaker, describe
 from ddpdoctor.launch.watching.holdups import HoldUps
 from ddpdoctor.launch.watching.suspicion import read_progress
 from ddpdoctor.launch.watching.unrecorded import Strangers
@@ -235,10 +235,12 @@ class JobWatch:
         """Return the folder to judge by (see ``EvidenceTaker.readable``)."""
         return self.evidence.readable()
 
-    def take_evidence(self, *, keep_rings: bool = False) -> None:
-        """Ask the ranks for evidence, check the processes, and save everything."""
+    def take_evidence(self, *, keep_rings: bool = False, stacks_limit_s: float = ANSWER_LIMIT_S) -> None:
+        """Ask the ranks for evidence, check the processes, and save everything (see ``EvidenceTaker.take``)."""
         receptions = Receptions()
-        self.evidence.take(self.followed, lambda: self.follow(at_once=True), keep_rings=keep_rings)
+        self.evidence.take(
+            self.followed, lambda: self.follow(at_once=True), keep_rings=keep_rings, stacks_limit_s=stacks_limit_s
+        )
         self._look_for_causes(receptions)
         self.replicas.save()
         self.save(ended=False, launcher_status=None)
