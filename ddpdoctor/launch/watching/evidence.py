@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 ANSWER_LIMIT_S = 0.9
 """The time that a recorder has to answer. It takes two samples 0.3 s apart; the launcher pauses a little longer."""
-STACKS_LIMIT_S = 3.0
-"""The time that it has for its two samples where nobody waits: on a busy machine they take longer than a second."""
+PATIENT_LIMIT_S = 3.0
+"""The time that it has if nobody waits for the evidence: on a busy machine an answer takes longer than a second."""
 RESERVE_BYTES = 4 * 2**20
 """Room for the answers of about a hundred ranks, and for watch.json."""
 PIECE_BYTES = 16 * 1024
@@ -88,13 +88,13 @@ class EvidenceTaker:
         check_again: Callable[[], None],
         *,
         keep_rings: bool = False,
-        stacks_limit_s: float = ANSWER_LIMIT_S,
+        limit_s: float = ANSWER_LIMIT_S,
     ) -> None:
         """Ask all recorders that can answer, wait for them, and send a signal to ranks whose GIL is held.
 
         The signal may unblock the job, so ``check_again`` is called before it: a rank that has moved by then moved by
         itself. ``keep_rings`` copies the rings in any case, because a signal on another node may unblock the job too.
-        ``stacks_limit_s`` is the longest wait for the stacks; the launcher is never kept waiting for it.
+        ``limit_s`` is the longest wait; while the launcher waits for the evidence, it is ``ANSWER_LIMIT_S``.
         """
         self.release()
         now_ns = time.monotonic_ns()
@@ -103,7 +103,7 @@ class EvidenceTaker:
         alive = [process for process in followed.values() if process.ended_ns is None]
         held = [process for process in alive if _holds_gil(process, now_ns)]
         asked = [process for process in alive if now_ns - process.heartbeat_changed_ns < FRESH_S * 1e9]
-        self._wait_for_answers(asked, stacks_limit_s)
+        self._wait_for_answers(asked, limit_s)
         check_again()
         self.forget_kept()
         if held or keep_rings:
@@ -127,27 +127,22 @@ class EvidenceTaker:
     def _control(self, offset: int) -> int:
         return int(ring_layout.CELL.unpack_from(self.control, offset)[0])
 
-    def _wait_for_answers(self, asked: list[Followed], stacks_limit_s: float) -> None:
-        """Wait until all have answered in full, and after ``ANSWER_LIMIT_S`` only for stacks that are missing."""
+    def _wait_for_answers(self, asked: list[Followed], limit_s: float) -> None:
         began = time.monotonic()
-        while asked:
-            waited_s = time.monotonic() - began
-            is_late = waited_s > ANSWER_LIMIT_S
-            if is_late and (waited_s > stacks_limit_s or self.closing_ns()):
+        while asked := [process for process in asked if not self._has_answered(process)]:
+            if time.monotonic() - began > (ANSWER_LIMIT_S if self.closing_ns() else limit_s):
                 return
-            asked = [process for process in asked if not self._has_answered(process, stacks_suffice=is_late)]
             time.sleep(0.02)
 
-    def _has_answered(self, process: Followed, *, stacks_suffice: bool) -> bool:
+    def _has_answered(self, process: Followed) -> bool:
         name = f"{process.pid}-{process.ticks}-{self.request}.json"
         path = self.folder / "evidence" / name
         if process.ended_ns is not None or proc.read_process(process.pid) is None:
             return True
         try:
-            answer = json.loads(read_plain(path))
-        except (OSError, ValueError):
+            return bool(json.loads(read_plain(path))["complete"])
+        except (OSError, ValueError, KeyError):
             return False
-        return bool(answer.get("complete")) or (stacks_suffice and len(answer["looks"]) > 1)
 
     def _dump(self, held: list[Followed]) -> None:
         """Make faulthandler write all stacks. This is safe only if a handler is installed and no Python code runs.

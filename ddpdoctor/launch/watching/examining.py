@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.nodes.joining import save_nodes
 from ddpdoctor.launch.nodes.packing import pack_folder
-from ddpdoctor.launch.watching.evidence import STACKS_LIMIT_S
+from ddpdoctor.launch.watching.evidence import PATIENT_LIMIT_S
 from ddpdoctor.launch.watching.machine import note_control_flow, note_machine
 from ddpdoctor.launch.watching.reached import note_reached, try_places
 from ddpdoctor.launch.watching.suspicion import Suspicion, suspicion_of
@@ -250,7 +250,7 @@ class Examining:
     def _take(self) -> None:
         """Take evidence of this node. With other nodes, copy its rings, because a check there may unblock the job."""
         self._began_ns = time.monotonic_ns()
-        self._watch.take_evidence(keep_rings=self.nodes is not None, stacks_limit_s=STACKS_LIMIT_S)
+        self._watch.take_evidence(keep_rings=self.nodes is not None, limit_s=PATIENT_LIMIT_S)
         self._last_look_ns = time.monotonic_ns()
         self._moved = self._watch.has_moved_since(self._began_ns)
 

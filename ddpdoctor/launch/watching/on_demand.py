@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.nodes.joining import save_members
-from ddpdoctor.launch.watching.evidence import STACKS_LIMIT_S
+from ddpdoctor.launch.watching.evidence import PATIENT_LIMIT_S
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.files import open_plain
 
@@ -48,7 +48,7 @@ class OnDemand:
         if self._asked_all != asked:
             if nodes is not None and nodes.is_first:
                 nodes.ask()
-            self._watch.take_evidence(stacks_limit_s=STACKS_LIMIT_S)
+            self._watch.take_evidence(limit_s=PATIENT_LIMIT_S)
             self._asked_all = asked
         if nodes is not None and nodes.is_first and not nodes.has_answers():
             return False

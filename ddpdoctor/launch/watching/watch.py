@@ -235,12 +235,10 @@ class JobWatch:
         """Return the folder to judge by (see ``EvidenceTaker.readable``)."""
         return self.evidence.readable()
 
-    def take_evidence(self, *, keep_rings: bool = False, stacks_limit_s: float = ANSWER_LIMIT_S) -> None:
+    def take_evidence(self, *, keep_rings: bool = False, limit_s: float = ANSWER_LIMIT_S) -> None:
         """Ask the ranks for evidence, check the processes, and save everything (see ``EvidenceTaker.take``)."""
         receptions = Receptions()
-        self.evidence.take(
-            self.followed, lambda: self.follow(at_once=True), keep_rings=keep_rings, stacks_limit_s=stacks_limit_s
-        )
+        self.evidence.take(self.followed, lambda: self.follow(at_once=True), keep_rings=keep_rings, limit_s=limit_s)
         self._look_for_causes(receptions)
         self.replicas.save()
         self.save(ended=False, launcher_status=None)

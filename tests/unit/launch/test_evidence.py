@@ -47,7 +47,7 @@ def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
     assert own is not None
     path = tmp_path / "evidence" / f"{own.pid}-{own.start_ticks}-1.json"
 
-    def take(*answers: dict[str, object], launcher_waits: bool = False, stacks_limit_s: float) -> list[str]:
+    def take(*answers: dict[str, object], launcher_waits: bool = False, limit_s: float) -> list[str]:
         written: list[str] = []
 
         def write(left: tuple[dict[str, object], ...]) -> None:
@@ -63,18 +63,18 @@ def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
         if answers:
             threading.Timer(0.05, write, (answers,)).start()
         seen: list[str] = []
-        taker.take({own.pid: process}, lambda: seen.extend(written), stacks_limit_s=stacks_limit_s)
+        taker.take({own.pid: process}, lambda: seen.extend(written), limit_s=limit_s)
         return seen
 
     return take
 
 
-def test_a_late_recorder_is_waited_for_until_both_its_samples_are_there(late: Callable[..., list[str]]) -> None:
-    one, both = {"looks": [1]}, {"looks": [1, 2]}
-    assert late(one, both, stacks_limit_s=math.inf) == [json.dumps(one), json.dumps(both)]
+def test_a_late_recorder_is_waited_for_until_its_answer_is_complete(late: Callable[..., list[str]]) -> None:
+    answers = {"looks": [1]}, {"looks": [1, 2]}, {"looks": [1, 2], "complete": 1}
+    assert late(*answers, limit_s=math.inf) == [json.dumps(answer) for answer in answers]
 
 
-@pytest.mark.parametrize("hurry", [{"stacks_limit_s": -1.0}, {"stacks_limit_s": math.inf, "launcher_waits": True}])
+@pytest.mark.parametrize("hurry", [{"limit_s": -1.0}, {"limit_s": math.inf, "launcher_waits": True}])
 def test_nobody_who_waits_for_the_evidence_waits_for_a_late_recorder(
     late: Callable[..., list[str]], hurry: dict[str, object]
 ) -> None:
