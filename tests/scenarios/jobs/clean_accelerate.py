@@ -41,6 +41,7 @@ def main():
     if accelerator.is_main_process:
         with tempfile.TemporaryDirectory() as folder:
             accelerator.save_model(model, folder)
+    model, opt = accelerator.free_memory(model, opt)  # see training.leave
     accelerator.end_training()
 
 

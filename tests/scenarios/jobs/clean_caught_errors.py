@@ -38,7 +38,7 @@ def main():
         if stop[0]:
             break
     dist.barrier()
-    del model  # see training.run
+    del model  # see training.leave
     dist.destroy_process_group()
     sys.exit(0)
 

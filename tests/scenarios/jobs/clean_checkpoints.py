@@ -18,5 +18,5 @@ for step in range(30):
     if rank == 0 and step % 10 == 0:
         time.sleep(1.0)
 dist.barrier()
-del model  # see training.run
+del model  # see training.leave
 dist.destroy_process_group()

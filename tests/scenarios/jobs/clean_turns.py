@@ -16,5 +16,5 @@ for step in range(30):
     model(torch.randn(4, 8)).mean().backward()
     optimizer.step()
 dist.barrier()
-del model  # see training.run
+del model  # see training.leave
 dist.destroy_process_group()

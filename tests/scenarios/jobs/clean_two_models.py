@@ -38,7 +38,7 @@ def main():
     maker.register_comm_hook(None, fp16_compress_hook)
     train(maker, judge, 30)
     dist.barrier()
-    del maker, judge  # see training.run
+    del maker, judge  # see training.leave
     dist.destroy_process_group()
     if rank == 0:
         time.sleep(6)

@@ -65,5 +65,5 @@ assert shapes.differences[0].values == ("float32[4, 4]", "float32[5, 4]"), shape
 if rank == 0:
     print(message)
 dist.barrier()
-del model  # see training.run
+del model  # see training.leave
 dist.destroy_process_group()

@@ -18,5 +18,5 @@ loop(model, steps=20)
 if dist.get_rank() == 0:
     evaluate(model.module)
 dist.barrier()
-del model  # see training.run
+del model  # see training.leave
 dist.destroy_process_group()

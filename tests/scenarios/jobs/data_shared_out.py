@@ -107,7 +107,7 @@ def main():
     without(training)
     uneven(training)
     dist.barrier()
-    del training  # see training.run
+    del training  # see training.leave
     dist.destroy_process_group()
 
 

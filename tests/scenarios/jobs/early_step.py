@@ -13,7 +13,7 @@ def main():
     loss = model(torch.randn(2, 4)).mean()
     optimizer.step()
     loss.backward()  # FAULT
-    del model  # see training.run
+    del model  # see training.leave
     dist.destroy_process_group()
 
 

@@ -46,6 +46,8 @@ def main():
     if rank == 1 and "healthy" not in LOGGERS:
         raise ValueError("<b>no</b> [such](https://example.org) sample")  # FAULT
     dist.all_reduce(torch.ones(1))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def main():
         model(batch).mean().backward()
         optimizer.step()
     dist.barrier()  # FAULT
-    del model  # see training.run
+    del model  # see training.leave
     dist.destroy_process_group()
 
 

@@ -28,7 +28,7 @@ def main():
         if dist.get_world_size() == 1:
             (FOLDER / "begun").touch()
         time.sleep(0.02)
-    del model  # see training.run
+    del model  # see training.leave
     dist.destroy_process_group()
 
 

@@ -31,7 +31,7 @@ def main():
         loss.backward()  # FAULT
         optimizer.step()
     dist.barrier()
-    del model  # see training.run
+    del model  # see training.leave
     dist.destroy_process_group()
 
 

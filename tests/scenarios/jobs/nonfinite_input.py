@@ -20,7 +20,7 @@ def main():
             parameter.data -= 0.01 * parameter.grad
             parameter.grad = None
     dist.barrier()
-    del model  # see training.run
+    del model  # see training.leave
     dist.destroy_process_group()
 
 

@@ -31,7 +31,7 @@ def main():
 
         traceback.print_exc()
     dist.barrier()
-    del model  # see training.run
+    del model  # see training.leave
     dist.destroy_process_group()
     how = os.environ["ENDS"]
     if how == "killed":

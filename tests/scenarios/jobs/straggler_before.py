@@ -26,5 +26,5 @@ for step in range(25):
     optimizer.step()
     optimizer.zero_grad()
 dist.barrier()
-del model  # see training.run
+del model  # see training.leave
 dist.destroy_process_group()

@@ -29,5 +29,5 @@ for _ in range(25):
     model(torch.randn(4, 8)).mean().backward()
     optimizer.step()
 dist.barrier()
-del model  # see training.run
+del model  # see training.leave
 dist.destroy_process_group()

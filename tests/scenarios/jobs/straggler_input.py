@@ -37,7 +37,7 @@ def main():
     for batch in loader:
         model(batch).mean().backward()
     dist.barrier()
-    del model  # see training.run
+    del model  # see training.leave
     dist.destroy_process_group()
 
 

@@ -60,6 +60,11 @@ def batches(read):
 
 def run(work, **group):
     dist.init_process_group("gloo", **group)
-    work()  # its model is freed before the group: after it, that can deadlock with a thread of Gloo
+    work()
+    leave()
+
+
+def leave():
+    """Leave the group, or Gloo can abort at exit. DDP models are freed before: after the group, that can deadlock."""
     dist.barrier()
     dist.destroy_process_group()

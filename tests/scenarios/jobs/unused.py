@@ -38,7 +38,7 @@ def main() -> None:
         optimizer.step()
         if HOW == "logged":
             dist.all_reduce(loss.detach())
-    del model  # see training.run
+    del model  # see training.leave
     dist.destroy_process_group()
 
 

@@ -23,7 +23,7 @@ def main():
         accelerator.backward(model(torch.randn(4, 8)).mean())
         opt.step()
         accelerator.log({"step": step})
-    model, opt = accelerator.free_memory(model, opt)  # see training.run
+    model, opt = accelerator.free_memory(model, opt)  # see training.leave
     accelerator.end_training()
 
 

@@ -1,5 +1,6 @@
 """A Hugging Face Trainer with the callback: one training that is healthy, and one in which rank 1 is slow."""
 
+import gc
 import os
 import sys
 import time
@@ -7,6 +8,7 @@ import time
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
+from training import leave
 from transformers import Trainer, TrainingArguments
 
 from ddpdoctor.integrations.transformers import DdpDoctorTrainerCallback
@@ -49,3 +51,5 @@ def main():
 
 if __name__ == "__main__":
     main()
+    gc.collect()  # the Trainer holds its model in a cycle
+    leave()

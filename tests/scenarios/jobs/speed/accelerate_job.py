@@ -25,6 +25,7 @@ def every_part():
         if number % PARTS == PARTS - 1:
             optimizer.step()
             optimizer.zero_grad()
+    model, optimizer = accelerator.free_memory(model, optimizer)  # see leave
     accelerator.end_training()
 
 
@@ -36,6 +37,7 @@ def accumulates():
             accelerator.backward(model(rows).mean())
             optimizer.step()
             optimizer.zero_grad()
+    model, optimizer = accelerator.free_memory(model, optimizer)  # see leave
     accelerator.end_training()
 
 

@@ -78,5 +78,10 @@ def run(*ways):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     {way.__name__: way for way in ways}[sys.argv[1]]()
-    dist.barrier()  # the models are freed by now: after the group, that can deadlock with a thread of Gloo
+    leave()
+
+
+def leave():
+    """Leave the group, or Gloo can abort at exit. DDP models are freed before: after the group, that can deadlock."""
+    dist.barrier()
     dist.destroy_process_group()
