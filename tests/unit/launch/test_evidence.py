@@ -51,8 +51,8 @@ def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
         written: list[str] = []
 
         def write(left: tuple[dict[str, object], ...]) -> None:
-            write_whole(path, json.dumps(left[0]))
             written.append(json.dumps(left[0]))
+            write_whole(path, written[-1])
             if left[1:]:
                 threading.Timer(0.05, write, (left[1:],)).start()
 
