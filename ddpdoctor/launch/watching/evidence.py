@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ANSWER_LIMIT_S = 0.9
 """The time that a recorder has to answer. It takes two samples 0.3 s apart; the launcher pauses a little longer."""
 PATIENT_LIMIT_S = 3.0
-"""The time that it has if nobody waits for the evidence: on a busy machine an answer takes longer than a second."""
+"""The time that it has while the launcher does not wait: on a busy machine an answer can take more than a second."""
 RESERVE_BYTES = 4 * 2**20
 """Room for the answers of about a hundred ranks, and for watch.json."""
 PIECE_BYTES = 16 * 1024
