@@ -49,6 +49,15 @@ class Ran:
     folder: Path
 
 
+def check_finished(ran: Ran) -> None:
+    """Hold that all ranks finished, with status 0 unless Gloo aborted one at exit: torchrun then ends with 1.
+
+    That can happen with or without ddpdoctor, and after ``destroy_process_group`` too: a device mesh keeps its groups.
+    """
+    aborted = any(finding["kind"] == "exit-abort" for finding in ran.report["findings"])
+    assert (ran.status, ran.report["job"]["status"]) == (int(aborted), "finished"), ran.stderr
+
+
 def free_port() -> int:
     """Return a port that is free now, as the next one is, and that no other process of tests gets meanwhile."""
     while True:

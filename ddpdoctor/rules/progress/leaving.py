@@ -156,7 +156,8 @@ def check_exit_abort(job: JobState) -> Answer:
 
     ## What to do
 
-    Call `dist.barrier()` and then `dist.destroy_process_group()` as the last lines of the script.
+    Call `dist.barrier()` and then `dist.destroy_process_group()` as the last lines of the script. In torch 2.13 the
+    groups of a device mesh outlive that call, so a job with FSDP2 or DTensor may still abort, though rarely.
 
     ## Example
 
