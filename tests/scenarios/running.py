@@ -52,7 +52,7 @@ class Ran:
 def check_finished(ran: Ran) -> None:
     """Hold that all ranks finished, with status 0 unless Gloo aborted one at exit: torchrun then ends with 1.
 
-    That can happen with or without ddpdoctor, and after ``destroy_process_group`` too: a device mesh keeps its groups.
+    That can happen without ddpdoctor too, and, with a device mesh, even after ``destroy_process_group``.
     """
     aborted = any(finding["kind"] == "exit-abort" for finding in ran.report["findings"])
     assert (ran.status, ran.report["job"]["status"]) == (int(aborted), "finished"), ran.stderr

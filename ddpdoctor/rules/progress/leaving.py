@@ -156,8 +156,9 @@ def check_exit_abort(job: JobState) -> Answer:
 
     ## What to do
 
-    Call `dist.barrier()` and then `dist.destroy_process_group()` as the last lines of the script. In torch 2.13 the
-    groups of a device mesh outlive that call, so a job with FSDP2 or DTensor may still abort, though rarely.
+    Call `dist.barrier()` and then `dist.destroy_process_group()` as the last lines of the script. This may not be
+    enough for FSDP2 and DTensor: in torch 2.13 threads of Gloo outlive that call there, and one such job was seen to
+    abort.
 
     ## Example
 
