@@ -53,7 +53,7 @@ def rank_row(rank: Rank, stopped_ns: int | None = None) -> RankRow:
     )
 
 
-def describe_state(rank: Rank) -> str:  # noqa: PLR0911 - a line a state
+def describe_state(rank: Rank) -> str:
     """Return one phrase for what a rank does, how it ended, or what it did until the job was stopped."""
     error = final_error(rank)
     if error is not None:

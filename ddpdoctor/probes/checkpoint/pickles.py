@@ -78,7 +78,7 @@ class Opaque:
 
     name = ""
 
-    def __new__(cls, *args: Any, **_: Any) -> Opaque:  # noqa: D102, PYI034 - the unpickler makes it in its own ways
+    def __new__(cls, *args: Any, **_: Any) -> Opaque:  # noqa: PYI034 - the unpickler makes it in its own ways
         made = object.__new__(cls)
         made.args, made.state, made.items = args, None, {}  # type: ignore[attr-defined]
         return made

@@ -45,7 +45,7 @@ class BlockDrawer:
         self._folder = folder
         self._numbers = itertools.count(1)
 
-    def draw(self, block: Block, under: str = "") -> Any:  # noqa: C901, PLR0911 - one for each kind
+    def draw(self, block: Block, under: str = "") -> Any:  # noqa: PLR0911 - one for each kind
         """Return the markup of a block. ``under`` is the title above it, which a picture does not repeat."""
         macros, name = self._macros, f"b{next(self._numbers)}"
         match block:

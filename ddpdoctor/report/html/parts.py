@@ -65,7 +65,7 @@ def _titled(sections: Iterable[Section]) -> Iterator[tuple[str | None, Tone, Sec
             yield _title(section[0]), Tone.STRONG, section
 
 
-def _title(block: Block) -> str | None:  # noqa: PLR0911 - one for each kind
+def _title(block: Block) -> str | None:
     """Return the title that a section has from its first block."""
     match block:
         case Heading():
