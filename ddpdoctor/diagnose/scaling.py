@@ -11,8 +11,7 @@ from ddpdoctor.diagnose.reports import make_report
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import JobStatus, JobSummary
 from ddpdoctor.model.scaling import LaunchKind, ScalingResult
-from ddpdoctor.rules.speed.many_ranks import MeasuredSize, predict_sizes
-from ddpdoctor.rules.speed.predictions import basis_of, refusal_of
+from ddpdoctor.rules.speed.predictions import MeasuredSize, basis_of, predict_sizes
 from ddpdoctor.rules.tuning.efficiency import largest_job, launch_of, measure_scaling
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def _predict(
     if folder is None or largest is None or not rows or largest.ranks != rows[-1].ranks:
         return (), "no job of several ranks was measured"
     basis = basis_of(read_job(folder).ranks, largest.step_ms, reductions=max(1, read_trial(folder).forwards))
-    if reason := refusal_of(basis):
+    if reason := basis.refusal:
         return (), reason
     row = rows[-1]
     size = MeasuredSize(

@@ -9,11 +9,10 @@ from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.reading import Unread
-from ddpdoctor.rules.speed.changes import predict_changes
-from ddpdoctor.rules.speed.curves import curves_of
-from ddpdoctor.rules.speed.network import network_use
-from ddpdoctor.rules.speed.overlap import overlap_of
-from ddpdoctor.rules.speed.settings import settings_of
+from ddpdoctor.rules.speed.comparing import network_use, settings_of
+from ddpdoctor.rules.speed.gradients import overlap_of
+from ddpdoctor.rules.speed.predictions import predict_changes
+from ddpdoctor.rules.speed.reduction import curves_of
 from ddpdoctor.rules.speed.state import build_speed_state
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.facts import Job
     from ddpdoctor.model.findings import Finding, Report
     from ddpdoctor.rules.bandwidth.compare import Baseline
-    from ddpdoctor.rules.speed.curves import MeasuredCurves
+    from ddpdoctor.rules.speed.reduction import MeasuredCurves
 
 
 def speed_data(job: Job, findings: Iterable[Finding], curves: MeasuredCurves | None = None) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from ddpdoctor.model.tuning import AGAIN, BASE, TrialStop, TuneOutcome, TuneResu
 from ddpdoctor.rules.engine import judge
 from ddpdoctor.rules.progress.places import to_place
 from ddpdoctor.rules.registry import rules_of
-from ddpdoctor.rules.speed.state import build_speed_state
-from ddpdoctor.rules.speed.words import call_site
+from ddpdoctor.rules.speed.state import build_speed_state, call_site
 from ddpdoctor.rules.tuning.predicted import predict_settings
 from ddpdoctor.rules.tuning.restarts import predict_restarts
 from ddpdoctor.rules.tuning.result import base_step_ms, conclude
@@ -200,5 +199,5 @@ def _built_at(job: Job) -> tuple[Place, ...]:
 
 def _taken_at(job: Job) -> tuple[Place, ...]:
     """Return where each rank takes batches from its loader."""
-    sites = ((rank.rank, call_site(rank, {"next_batch"})) for rank in job.ranks)
+    sites = ((rank.rank, call_site(rank, "next_batch")) for rank in job.ranks)
     return tuple(to_place(number, site) for number, site in sites if site is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.findings import Confidence, FaultOrigin, Outcome, Place, Severity
 
@@ -72,3 +72,8 @@ def judged(problems: Iterable[Problem], seen: str = "", *, certain: bool = False
     found = tuple(problems)
     outcome = Outcome.FAILED if found else Outcome.PASSED
     return Answer(outcome=outcome, seen=seen, problems=found, certain=certain, may_resume=may_resume)
+
+
+def found(summary: str, **fields: Any) -> Answer:
+    """Answer with one problem; ``fields`` are the others of ``Problem``."""
+    return judged([Problem(summary=summary, **fields)])

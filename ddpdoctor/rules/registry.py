@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.node import SECTIONS
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     Check = Callable[[Any], Answer]
 
 PACKAGE = "ddpdoctor.rules"
+PAGES = Path(__file__).parent / "pages"
 LOOKED_UP_MOST = "progress"
 SUBJECTS = frozenset({
     "Node", "Fleet", "Meeting", "Measured", "JobState", "Job", "Replicas", "Shares", "Trial", "DiffFacts",
@@ -89,8 +91,11 @@ def rule(  # noqa: PLR0913 - all properties of a rule, each under its name
         _refuse_reuse(code, kind)
         about = _about(check)
         page = inspect.cleandoc(check.__doc__ or "")
+        rest = PAGES / f"{code}.md"
         if not page:
             raise ValueError(f"rule {code} has no docstring, which is its page")
+        if rest.exists():
+            page = f"{page}\n\n{rest.read_text(encoding='utf-8')}".strip()
         for section in needs:
             if section not in SECTIONS:
                 raise ValueError(f"a node has no section {section}")

@@ -1,1 +1,1 @@
-"""What takes the time of a step, and which one change recovers most of it."""
+"""The rules of DD8xx: where the time of a step goes, and what would save some of it."""

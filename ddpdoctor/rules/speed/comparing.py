@@ -1,22 +1,88 @@
-"""Compares the time budgets of two runs. What varies within each run gives the interval of a change."""
+"""Runs and trials side by side: how much a setting or another run changes the step, and what the speed depends on.
+
+What varies within each run gives the interval of a change: the bootstrap 95 % interval.
+"""
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, TypeVar
 
+from ddpdoctor.model.bandwidth import Collective
+from ddpdoctor.model.bandwidth_references import read_references
+from ddpdoctor.model.reading import known
+from ddpdoctor.model.speed import NetworkUse, SpeedSettings
 from ddpdoctor.model.speed_comparison import PhaseChange, TimeChange
 
-from .effects import PART, RESAMPLES, SEED
-from .steps import mean
+from .gradients import reduced_models
+from .reduction import ring_factor
+from .state import mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from ddpdoctor.model.speed import Budget, PhaseRow
+    from ddpdoctor.model.facts import Job
+    from ddpdoctor.model.speed import Budget
 
+    from .reduction import MeasuredCurves
+    from .state import SpeedState
+
+    Value = TypeVar("Value")
+
+RESAMPLES = 2000
+SEED = 0
+PART = 0.025
+"""The share of resamples outside a 95 % interval at each end."""
+NOISY = 0.05
+"""Of A/A: a wider interval is too noisy to show effects of 5 %, the least that are reported."""
+LEAST_GAIN = 0.05
 LEAST_SHARE = 0.01
 """Of the first run's step. Our choice: a smaller change is called none, however certain it is."""
+_BYTES_PER_S_OF_MBIT = 1e6 / 8
+
+
+def _interval(draw: Callable[[random.Random], float]) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of what is drawn again and again."""
+    dice = random.Random(SEED)  # noqa: S311 - resampling, no secret
+    drawn = sorted(draw(dice) for _ in range(RESAMPLES))
+    at = int(PART * RESAMPLES)
+    return drawn[at], drawn[-1 - at]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingEffect:
+    """The ratio of a setting's step time to that of the script's own settings: 0.8 is a step that is 20 % shorter."""
+
+    ratio: float
+    low: float
+    high: float
+    """The ends of the interval."""
+
+    @property
+    def spread(self) -> float:
+        """Return how far the interval reaches from 1."""
+        return max(abs(self.low - 1), abs(self.high - 1))
+
+
+def block_step_s(ranks: Sequence[Sequence[float]]) -> float:
+    """Return a block's step time: of each step that of the slowest rank, and of these the median."""
+    slowest: list[float] = [max(step) for step in zip(*ranks, strict=True)]
+    return float(median(slowest))
+
+
+def measure_effect(blocks_s: Sequence[float], base_s: Sequence[float]) -> SettingEffect:
+    """Compare a setting with the base, round by round. The interval is that of the median of the ratios."""
+    ratios = [block / base for block, base in zip(blocks_s, base_s, strict=True)]
+    low, high = _interval(lambda dice: median(dice.choices(ratios, k=len(ratios))))
+    return SettingEffect(ratio=median(ratios), low=low, high=high)
+
+
+def is_gain(effect: SettingEffect, noise: SettingEffect) -> bool:
+    """Return whether a setting is faster by more than 5 % and more than the noise that A/A shows."""
+    gain = 1 - effect.ratio
+    return effect.high < 1 and gain >= LEAST_GAIN and gain > noise.spread
 
 
 def compare_steps(first: Budget, second: Budget) -> TimeChange:
@@ -26,32 +92,114 @@ def compare_steps(first: Budget, second: Budget) -> TimeChange:
 
 def compare_phases(first: Budget, second: Budget) -> tuple[PhaseChange, ...]:
     """Return how each phase of the step changes, in the order of the budget."""
-    after = {row.phase: row for row in second.phases}
-    pairs = [(row, after[row.phase]) for row in first.phases if row.phase in after]
-    return tuple(PhaseChange(phase=a.phase, time=_compare_rows(a, b, first.wall_ms)) for a, b in pairs)
-
-
-def _compare_rows(first: PhaseRow, second: PhaseRow, wall_ms: float) -> TimeChange:
-    return _change((first.critical_ms, second.critical_ms), (first.blocks_ms, second.blocks_ms), wall_ms)
+    pairs = [(one, other) for one in first.phases for other in second.phases if one.phase == other.phase]
+    return tuple(
+        PhaseChange(
+            phase=one.phase,
+            time=_change((one.critical_ms, other.critical_ms), (one.blocks_ms, other.blocks_ms), first.wall_ms),
+        )
+        for one, other in pairs
+    )
 
 
 def _change(
     means_ms: tuple[float, float], blocks_ms: tuple[Sequence[float], Sequence[float]], wall_ms: float
 ) -> TimeChange:
-    """Return the change between two means. Its interval is the bootstrap interval over the blocks of both runs."""
-    dice = random.Random(SEED)  # noqa: S311 - resampling, no secret
-    first, second = blocks_ms
-    drawn = sorted(_redraw(dice, second) - _redraw(dice, first) for _ in range(RESAMPLES))
-    at = int(PART * RESAMPLES)
-    low, high = drawn[at], drawn[-1 - at]
+    """Return the change between two means. Its interval is over the blocks of both runs."""
+
+    def redraw(dice: random.Random) -> float:
+        after, before = (mean(dice.choices(blocks, k=len(blocks))) for blocks in reversed(blocks_ms))
+        return after - before
+
+    low, high = _interval(redraw)
+    is_large = abs(means_ms[1] - means_ms[0]) >= LEAST_SHARE * wall_ms
     return TimeChange(
-        first_ms=means_ms[0],
-        second_ms=means_ms[1],
-        low_ms=low,
-        high_ms=high,
-        is_change=(low > 0 or high < 0) and abs(means_ms[1] - means_ms[0]) >= LEAST_SHARE * wall_ms,
+        first_ms=means_ms[0], second_ms=means_ms[1], low_ms=low, high_ms=high,
+        is_change=(low > 0 or high < 0) and is_large,
+    )  # fmt: skip
+
+
+# what the speed depends on
+
+
+def settings_of(state: SpeedState) -> SpeedSettings:
+    """Return the settings of a job. Those of DDP are known if it has one DDP model."""
+    models, steps = reduced_models(state), state.steps.ranks.values()
+    ddp = list(models[0].times.values()) if len(models) == 1 else []
+    around = [rank.speed.surroundings for rank in state.ranks if rank.speed and rank.speed.surroundings]
+    loaders = [max(rank.loaders or (), key=lambda one: one.trained_batches, default=None) for rank in state.ranks]
+    return SpeedSettings(
+        rows=mean([mean(one.input_rows) for one in steps]) or None,
+        reductions=_common(mean(one.reductions) for one in steps),
+        threads=_common(one.threads for one in around),
+        cores=_common(one.cores for one in around),
+        workers=_common(None if one is None else one.workers for one in loaders),
+        gradient_bytes=_common(sum(one.bucket_bytes) for one in ddp),
+        buckets=_common(len(one.bucket_bytes) for one in ddp),
+        bucket_cap_bytes=_common(one.cap_bytes for one in ddp),
+        finds_unused=_common(one.finds_unused for one in ddp),
+        static_graph=_common(one.static_graph for one in ddp),
+        bucket_view=_common(one.bucket_view for one in ddp),
+        syncs_buffers=_common(one.syncs_buffers for one in ddp),
     )
 
 
-def _redraw(dice: random.Random, values: Sequence[float]) -> float:
-    return mean(dice.choices(values, k=len(values)))
+def _common(values: Iterable[Value | None]) -> Value | None:
+    """Return the value that all ranks have, or None."""
+    different = set(values)
+    return different.pop() if len(different) == 1 else None
+
+
+def network_use(state: SpeedState, curves: MeasuredCurves | None = None) -> NetworkUse | None:
+    """Return what the reductions use, or None if the bytes of a step are unknown.
+
+    Both figures are bus bandwidths, as in nccl-tests: what each rank sends in a ring, 2 (N - 1) / N of the size. What
+    the network could carry is the best that a bench measured, whatever the size; else the rate of the slowest link, or
+    what is published.
+    """
+    settings, ranks = settings_of(state), len(state.ranks)
+    if not settings.gradient_bytes or not settings.reductions or ranks < 2 or not state.budget.wall_ms:
+        return None
+    limit: tuple[float, str] | None
+    if curves is not None:
+        points = zip(curves.mid.sizes_bytes, curves.mid.times_ms, strict=True)
+        factor = ring_factor(curves.mid.ranks)
+        limit = max(factor * size / time / 1e6 for size, time in points), "allreduce-bench"
+    else:
+        limit = _by_link(state.job) or _by_reference(state.job, ranks)
+    step_bytes = settings.gradient_bytes * settings.reductions
+    return NetworkUse(
+        step_bytes=round(step_bytes),
+        used_gb_s=ring_factor(ranks) * step_bytes / state.budget.wall_ms / 1e6,
+        limit_gb_s=limit[0] if limit else None,
+        source=limit[1] if limit else "",
+    )
+
+
+def _by_link(job: Job) -> tuple[float, str] | None:
+    """Return the rate of the slowest link of a job over Gloo on several hosts: a ring crosses each host's link once."""
+    hosts = {rank.host for rank in job.ranks}
+    if len(hosts) < 2 or any(group.backend != "gloo" for rank in job.ranks for group in rank.groups):
+        return None
+    links = []
+    for node in (job.machine, *(seen.machine for seen in job.elsewhere)):
+        network = known(node.network) if node is not None else None
+        default, interfaces = (network.default_interface, network.interfaces) if network is not None else (None, ())
+        links += [(one.speed_mb_s, one.name) for one in interfaces if one.name == default and one.speed_mb_s]
+    if len(links) < len(hosts):
+        return None
+    speed_mb_s, name = min(links)
+    return speed_mb_s * _BYTES_PER_S_OF_MBIT / 1e9, f"the {speed_mb_s / 1000:g} Gbit/s link {name}"
+
+
+def _by_reference(job: Job, ranks: int) -> tuple[float, str] | None:
+    """Return what a published system like this one reaches, by the name of its GPUs."""
+    gpus = known(job.machine.gpus) if job.machine is not None else None
+    names = {gpu.name for gpu in gpus.devices} if gpus is not None else set()
+    nccl = all(group.backend == "nccl" for rank in job.ranks for group in rank.groups)
+    if len(names) != 1 or not nccl:
+        return None
+    name, shape = names.pop(), (ranks, len({rank.host for rank in job.ranks}), Collective.ALL_REDUCE)
+    rows = (row for row in read_references() if (row.ranks, row.nodes, row.collective) == shape)
+    row = next((row for row in rows if row.gpu.fullmatch(name)), None)
+    return None if row is None else (row.low_gb_s, f"published for {row.text}")

@@ -1,4 +1,4 @@
-"""DD801: the ranks wait for their data loaders."""
+"""DD801: the ranks wait for their data loaders, and how many workers would keep up."""
 
 from __future__ import annotations
 
@@ -10,102 +10,59 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.predictions import PredictedStep
-from ddpdoctor.rules.answers import Answer, Problem, judged, passed
+from ddpdoctor.rules.answers import Answer, found, passed
 from ddpdoctor.rules.registry import rule
 
-from .models import knob
-from .steps import MIN_STEPS, mean
-from .words import SHARE, call_site, making_line, ms, percent, place, up_to
+from .state import MIN_STEPS, SHARE, call_site, mean, ms, percent, place, up_to
 
 if TYPE_CHECKING:
     from ddpdoctor.model.facts import Rank
-    from ddpdoctor.model.findings import Place
-    from ddpdoctor.model.steps import FetchTimes
+    from ddpdoctor.model.stacks import Frame
 
     from .state import SpeedState
 
-WORKERS = {"": "DataLoader(num_workers={})", "transformers": "TrainingArguments(dataloader_num_workers={})"}
-PERSISTENT = {
-    "": "DataLoader(persistent_workers=True)",
-    "transformers": "TrainingArguments(dataloader_persistent_workers=True)",
-}
 STARVED = 0.9
 """The share of a step that making a batch must take, divided by the workers, to limit the job: the facts' figure."""
 COMPUTES = 0.5
 """From this share of processor time, making a batch is computation, and below it waiting for files. Our choice."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Input:
-    """How the ranks of a job get their batches."""
-
-    make_ms: float
-    """The time that one process needs for the batches of a step."""
-    workers: int
-    """Loader workers of each rank; 0: the rank itself makes its batches."""
-    cpu_share: float
-    """The share of ``make_ms`` that is processor time."""
-    rest_ms: float
-    """The step without data."""
+MAKING = frozenset({"__getitem__", "__getitems__", "__iter__", "__next__"})
+"""Functions of a script's dataset that the loader calls in the rank itself, without workers."""
 
 
 @rule("DD801", "input-bound", Severity.WARNING, "All ranks wait for their data loaders", after=("cpu-oversubscribed",))
 def check_input(state: SpeedState) -> Answer:
-    """Report a job whose ranks all wait for data in a large part of each step.
-
-    ## What it means
-
-    The model could train faster than the loaders deliver batches. Faster GPUs and other settings of DDP would change
-    nothing.
-
-    ## How it is recognized
-
-    The recorder times the loader's `__next__` on each rank. It must be 10 % of the step on the rank that the others
-    wait for, and on the median rank too: one rank with slow data is a straggler.
-
-    Loaders with workers need a second look. If all of them are equally slow, whichever rank is behind waits in its
-    loader, and the others already have a batch and wait in the reduction for it. That looks like one slow rank. So the
-    recorder also times how long each worker takes to make a batch. If that time, divided by the number of workers, is
-    90 % of the step or more on all ranks, the job is bound by its input.
-
-    ## How sure
-
-    High: loaders and workers are timed.
-
-    ## What to do
-
-    Make batches in as many workers as keep up with the rest of the step, and not in more: the time of one batch divided
-    by the rest of the step. Where making a batch takes processor time, more workers need free cores. Where it waits for
-    files, more workers help also without them. `persistent_workers=True` keeps workers for the next epoch.
-
-    ## Example
-
-        all ranks wait for their data: up to 64 % of the step
-    """
+    """Report a job whose ranks all wait for data in a large part of each step."""
     steps = state.steps
-    data = {rank: mean(one.parts_ms["data"]) for rank, one in steps.ranks.items()}
-    critical_ms = mean([steps.ranks[rank].parts_ms["data"][i] for i, rank in enumerate(steps.critical)])
-    median_ms = median_low(data.values())
-    starved = are_starved(state)
+    critical_ms = mean(steps.on_critical("data"))
+    median_ms = median_low(mean(one.parts_ms["data"]) for one in steps.ranks.values())
     shares = percent(state.share(critical_ms)), percent(state.share(median_ms))
     seen = f"waiting for data takes {shares[0]} of the step on the critical rank, {shares[1]} on the median rank"
-    if not starved and min(critical_ms, median_ms) < SHARE * state.budget.wall_ms:
+    if not are_starved(state) and min(critical_ms, median_ms) < SHARE * state.budget.wall_ms:
         return passed(seen)
-    found = _input(state, median_ms)
-    waited_ms = max(critical_ms, median_ms)
-    wanted = _wanted_workers(found)
-    share = state.share(_saved_ms(state, found, wanted, waited_ms))
+    loading = _loading(state, median_ms)
+    wanted = loading.wanted
+    share = state.share(loading.saved_ms(wanted, max(critical_ms, median_ms)))
     if share < SHARE / 2:
         return passed(f"{seen}; more workers would not help")
-    problem = Problem(
+    if wanted <= loading.workers:
+        fix = f"keep workers between epochs ({state.knob('persistent')}), and prefetch more batches"
+    elif lacking := loading.lacks_cores(wanted):
+        fix = f"make batches cheaper to load (cache, decode once, smaller files): {lacking}"
+    else:
+        enough = "enough to load a batch during the rest of the step; more workers do not help"
+        fix = f"{state.knob('workers', count=wanted)}: {enough}"
+    where = []
+    for rank in state.ranks:
+        loader = call_site(rank, "next_batch")
+        where += [place(rank.rank, frame) for frame in (_making_line(rank, loader), loader) if frame is not None]
+    return found(
         summary=f"all ranks wait for their data: {up_to(share)}",
         ranks=tuple(steps.ranks),
-        where=_places(state),
-        evidence=(seen, _describe(found)),
-        fix=_fix(state, found, wanted),
+        where=tuple(where),
+        evidence=(seen, loading.words),
+        fix=fix,
         share=share,
     )
-    return judged([problem])
 
 
 def predict_workers(state: SpeedState, count: int | None = None) -> PredictedStep | None:
@@ -117,18 +74,16 @@ def predict_workers(state: SpeedState, count: int | None = None) -> PredictedSte
     if not state.steps.ranks:
         return None
     waited_ms = median_low(mean(one.parts_ms["data"]) for one in state.steps.ranks.values())
-    found = _input(state, waited_ms)
-    wanted = _wanted_workers(found) if count is None else count
-    if wanted <= found.workers or (state.share(waited_ms) < SHARE / 2 and not are_starved(state)):
+    loading = _loading(state, waited_ms)
+    wanted = loading.wanted if count is None else count
+    if wanted <= loading.workers or (state.share(waited_ms) < SHARE / 2 and not are_starved(state)):
         return None
-    predicted = PredictedStep(setting=f"workers={wanted}", change=knob(state, WORKERS).format(wanted))
-    if lacking := _lacks_cores(state, found, wanted):
+    predicted = PredictedStep(setting=f"workers={wanted}", change=state.knob("workers", count=wanted))
+    if lacking := loading.lacks_cores(wanted):
         return replace(predicted, reason=lacking)
-    saved = _saved_ms(state, found, wanted, waited_ms), _saved_ms(state, found, wanted + 1, waited_ms)
-    low, high = (1 - state.share(max(saved))), (1 - state.share(min(saved)))
-    return replace(
-        predicted, ratio=high, low=low, high=high, assumes=f"a batch also takes {ms(found.make_ms)} in a worker"
-    )  # fmt: skip
+    high, low = sorted((1 - state.share(loading.saved_ms(n, waited_ms)) for n in (wanted, wanted + 1)), reverse=True)
+    assumes = f"a batch also takes {ms(loading.make_ms)} in a worker"
+    return replace(predicted, ratio=high, low=low, high=high, assumes=assumes)
 
 
 def workers_to_try(state: SpeedState | None) -> tuple[int, int]:
@@ -145,96 +100,104 @@ def workers_to_try(state: SpeedState | None) -> tuple[int, int]:
     return count, 2 * count
 
 
-def _lacks_cores(state: SpeedState, found: _Input, wanted: int) -> str:
-    """Return that so many workers would need more cores than there are, or ""."""
-    around = [rank.speed.surroundings for rank in state.ranks if rank.speed and rank.speed.surroundings]
-    cores = min((one.cores for one in around), default=0)
-    needed = wanted * _ranks_of_a_host(state) * found.cpu_share
-    if found.cpu_share < COMPUTES or not cores or needed <= cores:
-        return ""
-    return f"{wanted} workers per rank would keep up, but they need {needed:.0f} cores, and there are {cores}"
-
-
-def _ranks_of_a_host(state: SpeedState) -> int:
-    return max(Counter(rank.host for rank in state.ranks).values())
-
-
 def are_starved(state: SpeedState) -> bool:
     """Return whether the workers of all ranks are at work all the time."""
-    shares = []
     for rank in state.ranks:
         made = rank.fetch_times
         if made is None or made.batches < MIN_STEPS or not made.workers:
             return False
-        shares.append(made.batch_ms * _batches_a_step(rank) / made.workers)
-    return min(shares) >= STARVED * state.budget.wall_ms
+        if made.batch_ms * _batches_a_step(rank) / made.workers < STARVED * state.budget.wall_ms:
+            return False
+    return True
 
 
 def _batches_a_step(rank: Rank) -> float:
     return rank.batches / rank.steps if rank.steps and rank.batches else 1.0
 
 
-def _input(state: SpeedState, median_ms: float) -> _Input:
-    """Return how batches are made on the median rank."""
-    times: list[tuple[Rank, FetchTimes]] = [
-        (rank, rank.fetch_times)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loading:
+    """How the median rank of a job gets its batches."""
+
+    make_ms: float
+    """The time that one process needs for the batches of a step."""
+    workers: int
+    """Loader workers of each rank; 0: the rank itself makes its batches."""
+    cpu_share: float
+    """The share of ``make_ms`` that is processor time."""
+    rest_ms: float
+    """The step without data."""
+    wall_ms: float
+    ranks_of_host: int
+    cores: int
+    """Of a host; 0: unknown."""
+
+    @property
+    def wanted(self) -> int:
+        """The workers with which the loader keeps up with the rest of the step."""
+        return max(1, ceil(self.make_ms / max(self.rest_ms, 1e-3)))
+
+    @property
+    def words(self) -> str:
+        """How batches are made, in a sentence."""
+        computes = self.cpu_share >= COMPUTES
+        share = f"{percent(self.cpu_share if computes else 1 - self.cpu_share)} of it"
+        how = f"{share} CPU time" if computes else f"{share} waiting, for example for files"
+        who = f"a rank has {self.workers} workers" if self.workers else "the rank itself loads them"
+        rest = f"the rest of the step takes {ms(self.rest_ms)}"
+        return f"the batches of a step take {ms(self.make_ms)} to load ({how}); {who}; {rest}"
+
+    def saved_ms(self, workers: int, waited_ms: float) -> float:
+        """Return what so many workers save of a step in which a rank waits for data as long as that."""
+        after = max(self.rest_ms, self.make_ms / max(workers, self.workers))
+        saved = max(0.0, self.wall_ms - after)
+        return saved if self.workers else min(waited_ms, saved)
+
+    def lacks_cores(self, workers: int) -> str:
+        """Return that so many workers would need more cores than there are, or ""."""
+        needed = workers * self.ranks_of_host * self.cpu_share
+        if self.cpu_share < COMPUTES or not self.cores or needed <= self.cores:
+            return ""
+        return f"{workers} workers per rank would keep up, but they need {needed:.0f} cores, and there are {self.cores}"
+
+
+def _loading(state: SpeedState, waited_ms: float) -> _Loading:
+    wall_ms, ranks = state.budget.wall_ms, state.steps.ranks
+    around = [rank.speed.surroundings for rank in state.ranks if rank.speed and rank.speed.surroundings]
+    cores = min((one.cores for one in around), default=0)
+    of_host = max(Counter(rank.host for rank in state.ranks).values())
+    made = [
+        (times.batch_ms * _batches_a_step(rank), times)
         for rank in state.ranks
-        if rank.fetch_times is not None and rank.fetch_times.workers and rank.fetch_times.batches
+        if (times := rank.fetch_times) is not None and times.workers and times.batches
     ]
-    rest_ms = state.budget.wall_ms - median_ms
-    if len(times) == len(state.ranks):
-        made = median(one.batch_ms * _batches_a_step(rank) for rank, one in times)
-        cpu = median(one.cpu_share for _, one in times)
-        workers = min(one.workers or 0 for _, one in times)
-        return _Input(make_ms=made, workers=workers, cpu_share=cpu, rest_ms=_busy_ms(state))
-    cpu_ms = median(mean(one.cpu_ms["data"]) for one in state.steps.ranks.values())
-    return _Input(make_ms=median_ms, workers=0, cpu_share=cpu_ms / median_ms if median_ms else 0.0, rest_ms=rest_ms)
+    if len(made) == len(state.ranks):
+        # Without data, and without waiting for ranks that wait for theirs.
+        lost = median(mean(one.parts_ms["data"]) + mean(state.steps.waits_ms[rank]) for rank, one in ranks.items())
+        return _Loading(
+            make_ms=median(ms for ms, _ in made), workers=min(times.workers or 0 for _, times in made),
+            cpu_share=median(times.cpu_share for _, times in made), rest_ms=max(1e-3, wall_ms - lost),
+            wall_ms=wall_ms, ranks_of_host=of_host, cores=cores,
+        )  # fmt: skip
+    cpu_ms = median(mean(one.cpu_ms["data"]) for one in ranks.values())
+    return _Loading(
+        make_ms=waited_ms, workers=0, cpu_share=cpu_ms / waited_ms if waited_ms else 0.0, rest_ms=wall_ms - waited_ms,
+        wall_ms=wall_ms, ranks_of_host=of_host, cores=cores,
+    )  # fmt: skip
 
 
-def _busy_ms(state: SpeedState) -> float:
-    """Return the step without data and without waiting for ranks that wait for theirs."""
-    walls, steps = state.budget.wall_ms, state.steps
-    lost = [mean(one.parts_ms["data"]) + mean(steps.waits_ms[rank]) for rank, one in steps.ranks.items()]
-    return max(1e-3, walls - median(lost))
+def _making_line(rank: Rank, loader: Frame | None) -> Frame | None:
+    """Return the line at which a rank's batches are made: in its workers, or in its own loader; None if not seen.
 
-
-def _wanted_workers(found: _Input) -> int:
-    """Return the workers with which the loader keeps up with the rest of the step."""
-    return max(1, ceil(found.make_ms / max(found.rest_ms, 1e-3)))
-
-
-def _saved_ms(state: SpeedState, found: _Input, wanted: int, waited_ms: float) -> float:
-    if not found.workers:
-        after = max(found.rest_ms, found.make_ms / wanted)
-        return min(waited_ms, max(0.0, state.budget.wall_ms - after))
-    return max(0.0, state.budget.wall_ms - max(found.rest_ms, found.make_ms / max(wanted, found.workers)))
-
-
-def _describe(found: _Input) -> str:
-    how = "CPU time" if found.cpu_share >= COMPUTES else "waiting, for example for files"
-    share = found.cpu_share if found.cpu_share >= COMPUTES else 1 - found.cpu_share
-    workers = f"a rank has {found.workers} workers" if found.workers else "the rank itself loads them"
-    return (
-        f"the batches of a step take {ms(found.make_ms)} to load ({percent(share)} of it {how}); {workers}; the rest "
-        f"of the step takes {ms(found.rest_ms)}"
-    )
-
-
-def _fix(state: SpeedState, found: _Input, wanted: int) -> str:
-    if wanted <= found.workers:
-        return f"keep workers between epochs ({knob(state, PERSISTENT)}), and prefetch more batches"
-    if lacking := _lacks_cores(state, found, wanted):
-        return f"make batches cheaper to load (cache, decode once, smaller files): {lacking}"
-    workers = knob(state, WORKERS).format(wanted)
-    return f"{workers}: enough to load a batch during the rest of the step; more workers do not help"
-
-
-def _places(state: SpeedState) -> tuple[Place, ...]:
-    """Return for each rank the line that makes samples, where it was seen, and the line that takes batches."""
-    found = []
-    for rank in state.ranks:
-        loader = call_site(rank, {"next_batch"})
-        key = (loader.file, loader.line) if loader is not None else None
-        making = making_line(rank, key)
-        found += [place(rank.rank, frame) for frame in (making, loader) if frame is not None]
-    return tuple(found)
+    ``loader`` is the line that takes batches. An idle forked worker still has it on its stack. A spawned worker first
+    runs the script's module, which makes no batch.
+    """
+    lines: Counter[Frame] = Counter()
+    taken = (loader.file, loader.line) if loader is not None else None
+    for line in rank.lines_seen:
+        frame = line.frame
+        if (frame.file, frame.line) == taken or frame.function == "<module>" or line.calls_module:
+            continue
+        if line.in_child or frame.function in MAKING:
+            lines[frame] += line.times
+    return lines.most_common(1)[0][0] if lines else None

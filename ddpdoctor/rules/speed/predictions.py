@@ -7,22 +7,49 @@ A setting is named as a trial names it: "bucket_cap=BYTES", "accumulate=STEPS", 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import log, sqrt
+from statistics import median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.predictions import Bound, PredictedStep
+from ddpdoctor.model.scaling import PredictedSize
 
-from .contention import contention
-from .curves import scaled_to
-from .simulation import DEFAULT_BYTES, MIB, buckets_for, gather, networks_of, simulate
+from .input import predict_workers
+from .reduction import (
+    CAPS_BYTES,
+    DEFAULT_BYTES,
+    MIB,
+    ReductionCost,
+    best_cap,
+    buckets_for,
+    contention,
+    gather,
+    networks_of,
+    ring_cost,
+    scaled_to,
+    simulate,
+    tree_cost,
+)
+from .state import mean, usual
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.findings import Finding
 
-    from .curves import MeasuredCurves
-    from .simulation import BucketGradients, ReductionModel
+    from .reduction import BucketGradients, LinkModel, MeasuredCurves
+    from .state import SpeedState
 
+LEAST_SHARE = 0.05
+"""Parts of the step below this are not worth a prediction. Our choice: predictions are off by about as much."""
+ACCUMULATED = 4
+"""Our choice: over how many batches a step without accumulation is predicted to accumulate."""
+PREDICTED_ELSEWHERE = frozenset(
+    {"input-bound", "bucket-size", "accumulation-sync", "communication-bound", "buffer-broadcast"}
+)
+"""Kinds of findings whose fix is one of the settings here."""
+FAULT_ASSUMES = "it goes away completely, and nothing else gets slower"
 RUN_ASSUMES = "the time of a bucket is its size over one bandwidth, which is fitted to this run"
 CURVE_ASSUMES = "an all-reduce takes as long as allreduce-bench measured"
 SCALED_ASSUMES = CURVE_ASSUMES + " with {measured} ranks, scaled to a ring of {ranks}"
@@ -30,6 +57,7 @@ HALF_ASSUMES = "float32 gradients; at best half the bytes, at worst no gain, bec
 CORES_ASSUMES = "the reductions also take cores from backward"
 SAME_ASSUMES = "a backward without a reduction takes as long as its own computation"
 HALF = 0.5
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +67,7 @@ class PredictionBasis:
     step_ms: float
     gradients: BucketGradients | None
     """None: they were not recorded, or there are several models."""
-    networks: tuple[ReductionModel, ...]
+    networks: tuple[LinkModel, ...]
     """How long a bucket may take; empty if neither the run nor a curve tells."""
     assumes: str
     """What ``networks`` rest on."""
@@ -53,6 +81,17 @@ class PredictionBasis:
     """Of the buckets; None: DDP's default."""
     contested: str = ""
     """Why the reduction cannot be predicted: the ranks have no cores to spare."""
+
+    @property
+    def refusal(self) -> str:
+        """Why changes of the reduction cannot be predicted, or ""."""
+        if self.contested:
+            return self.contested
+        if self.gradients is None:
+            return "the times when gradients are ready were not recorded, or there are several models"
+        return (
+            "" if self.networks else "backward hides the reduction, so this run does not show the speed of the network"
+        )
 
 
 def basis_of(
@@ -68,133 +107,186 @@ def basis_of(
     """
     times = [rank.gradient_times[0] for rank in ranks if len(rank.gradient_times) == 1]
     gradients = gather(times) if times and len(times) == len(ranks) else None
-    exposed_ms = reductions * gradients.exposed_ms if gradients is not None else 0.0
-    basis = PredictionBasis(
+    networks: tuple[LinkModel, ...] = networks_of(gradients) if gradients is not None else ()
+    assumes = RUN_ASSUMES
+    if curves is not None:
+        networks, measured = scaled_to(curves, len(ranks)).all, curves.mid.ranks
+        is_same = measured == len(ranks)
+        assumes = CURVE_ASSUMES if is_same else SCALED_ASSUMES.format(measured=measured, ranks=len(ranks))
+    return PredictionBasis(
         step_ms=step_ms,
         gradients=gradients,
-        networks=networks_of(gradients) if gradients is not None else (),
-        assumes=RUN_ASSUMES,
-        exposed_ms=exposed_ms,
+        networks=networks,
+        assumes=assumes,
+        exposed_ms=reductions * gradients.exposed_ms if gradients is not None else 0.0,
         reductions=reductions,
         cap_bytes=times[0].cap_bytes if times else None,
         contested=contention(ranks),
     )
-    return basis if curves is None else _with_curves(basis, curves, len(ranks))
+
+
+def job_basis(state: SpeedState, curves: MeasuredCurves | None = None) -> PredictionBasis:
+    """Return what predictions go from, by the job's budget."""
+    per_step = min((int(median(rank.reductions)) for rank in state.steps.ranks.values()), default=1)
+    basis = basis_of(state.ranks, state.budget.wall_ms, curves, reductions=max(1, per_step))
+    return replace(
+        basis,
+        exposed_ms=mean(state.steps.transfer_ms.get("exposed", ())),
+        buffers_ms=usual(state.steps.transfer_ms.get("buffers", ())),
+    )
+
+
+def predict_changes(
+    state: SpeedState, findings: Iterable[Finding] = (), curves: MeasuredCurves | None = None
+) -> tuple[PredictedStep, ...]:
+    """Return what changes would do to the step of a job, the largest gain first; those that were refused come last."""
+    if state.is_small():
+        return ()
+    basis = job_basis(state, curves)
+    settings = []
+    if state.share(basis.exposed_ms) >= LEAST_SHARE:
+        cap = CAPS_BYTES[0]
+        if basis.gradients is not None and basis.networks:
+            cap = best_cap(basis.gradients, basis.networks)[0]
+        fewer = "no_sync" if basis.reductions > 1 else f"accumulate={ACCUMULATED}"
+        settings = [f"bucket_cap={cap}", fewer, "bf16_reduction", "find_unused_off"]
+    if state.share(basis.buffers_ms) >= LEAST_SHARE:
+        settings.append("buffers_off")
+    predicted = [*(predict_setting(basis, setting) for setting in settings), predict_workers(state)]
+    for one in findings:
+        if one.share is not None and one.kind not in PREDICTED_ELSEWHERE:
+            # What remains of the fault, or comes to light behind it, is not known.
+            ratio = 1 - one.share
+            predicted.append(PredictedStep(
+                setting=f"without={one.kind}", change=f"{one.kind} ({one.code}) fixed", ratio=ratio, low=ratio,
+                high=1.0, bound=Bound.UP_TO, assumes=FAULT_ASSUMES,
+            ))  # fmt: skip
+    return tuple(sorted(filter(None, predicted), key=lambda one: (one.ratio is None, -one.gain)))
 
 
 def predict_setting(basis: PredictionBasis, setting: str) -> PredictedStep | None:
     """Return the step under a setting, or why it cannot be predicted; None for a setting that no model describes."""
     name, _, value = setting.partition("=")
-    if name == "bucket_cap":
-        return _predict_cap(basis, setting, int(value))
-    if name == "find_unused_off":
-        return _predict_order(basis, setting)
-    if name == "bf16_reduction":
-        return _predict_half(basis, setting)
-    if name == "buffers_off":
-        return _saving(basis, setting, "no broadcast of buffers", basis.buffers_ms) if basis.buffers_ms else None
+    gradients, networks = basis.gradients, basis.networks
+    number = int(value) if value.isdigit() else 0
     if name in {"accumulate", "no_sync", "unreduced"}:
-        return _predict_fewer(basis, setting, int(value or 0))
-    return None
-
-
-def _with_curves(basis: PredictionBasis, curves: MeasuredCurves, ranks: int) -> PredictionBasis:
-    is_same = curves.mid.ranks == ranks
-    assumes = CURVE_ASSUMES if is_same else SCALED_ASSUMES.format(measured=curves.mid.ranks, ranks=ranks)
-    return replace(basis, networks=scaled_to(curves, ranks).all, assumes=assumes)
-
-
-def _predict_cap(basis: PredictionBasis, setting: str, cap_bytes: int) -> PredictedStep:
-    change = f"bucket_cap_mb={cap_bytes / MIB:g}"
-    gradients, reason = basis.gradients, refusal_of(basis)
-    if gradients is None or reason:
-        return PredictedStep(setting=setting, change=change, reason=reason)
-    ends = [simulate(gradients, buckets_for(gradients, cap_bytes), network) for network in basis.networks]
-    return _ending(basis, setting, change, ends)
-
-
-def _predict_order(basis: PredictionBasis, setting: str) -> PredictedStep | None:
-    """Return the step with buckets in the order in which gradients are ready."""
-    gradients = basis.gradients
-    if gradients is None or not gradients.by_registration:
+        change, left = {
+            "accumulate": (f"gradients reduced once per {number} batches (no_sync)", 1 / max(1, number)),
+            "no_sync": (
+                f"no_sync() for {basis.reductions - 1} of {basis.reductions} backwards", 1 / max(1, basis.reductions)
+            ),
+            "unreduced": ("no reduction at all", 0.0),
+        }[name]  # fmt: skip
+        saved = _saving(basis, setting, change, basis.exposed_ms * (1 - left), SAME_ASSUMES)
+        if saved is None or not basis.contested:
+            return saved
+        return replace(saved, bound=Bound.AT_LEAST, assumes=CORES_ASSUMES)
+    if name == "buffers_off":
+        return _saving(basis, setting, "no broadcast of buffers", basis.buffers_ms)
+    if name == "find_unused_off" and (gradients is None or not gradients.by_registration):
         return None
-    change = "find_unused_parameters=False"
-    if reason := refusal_of(basis):
-        return PredictedStep(setting=setting, change=change, reason=reason)
+    changes = {
+        "bucket_cap": f"bucket_cap_mb={number / MIB:g}",
+        "find_unused_off": "find_unused_parameters=False",
+        "bf16_reduction": "gradients reduced in bf16",
+    }
+    if name not in changes:
+        return None
+    if gradients is None or basis.refusal:
+        return PredictedStep(setting=setting, change=changes[name], reason=basis.refusal)
+    assumes = basis.assumes
+    if name == "bucket_cap":
+        ends = [simulate(gradients, buckets_for(gradients, number), network) for network in networks]
+    elif name == "find_unused_off":
+        gradients, cap = _by_ready(gradients), None if basis.cap_bytes == DEFAULT_BYTES else basis.cap_bytes
+        ends = [simulate(gradients, buckets_for(gradients, cap), network) for network in networks]
+    else:
+        halves = [_Halved(network) for network in networks]
+        ends = [*(simulate(gradients, gradients.bucket_bytes, half) for half in halves), gradients.end_ms]
+        assumes = HALF_ASSUMES
+    ratios = sorted(1 + basis.reductions * (end - gradients.end_ms) / basis.step_ms for end in ends)
+    return PredictedStep(
+        setting=setting, change=changes[name], ratio=ratios[len(ratios) // 2], low=ratios[0], high=ratios[-1],
+        assumes=assumes,
+    )  # fmt: skip
+
+
+def _by_ready(gradients: BucketGradients) -> BucketGradients:
+    """Return the gradients in the order in which they are ready, as buckets have them without the search for unused."""
     order = sorted(range(len(gradients.ready_ms)), key=gradients.ready_ms.__getitem__)
-    by_ready = replace(
+    return replace(
         gradients,
         sizes_bytes=tuple(gradients.sizes_bytes[i] for i in order),
         ready_ms=tuple(gradients.ready_ms[i] for i in order),
         by_registration=False,
     )
-    cap_bytes = None if basis.cap_bytes == DEFAULT_BYTES else basis.cap_bytes
-    ends = [simulate(by_ready, buckets_for(by_ready, cap_bytes), network) for network in basis.networks]
-    return _ending(basis, setting, change, ends)
-
-
-def _predict_half(basis: PredictionBasis, setting: str) -> PredictedStep:
-    change = "gradients reduced in bf16"
-    gradients, reason = basis.gradients, refusal_of(basis)
-    if gradients is None or reason:
-        return PredictedStep(setting=setting, change=change, reason=reason)
-    halves = [_Halved(network=network) for network in basis.networks]
-    ends = [simulate(gradients, gradients.bucket_bytes, network) for network in halves]
-    return replace(_ending(basis, setting, change, [*ends, gradients.end_ms]), assumes=HALF_ASSUMES)
-
-
-def _predict_fewer(basis: PredictionBasis, setting: str, steps: int) -> PredictedStep | None:
-    """Return the step with fewer reductions, or none."""
-    left = {"accumulate": 1 / max(1, steps), "no_sync": 1 / max(1, basis.reductions)}
-    name = setting.partition("=")[0]
-    saved_ms = basis.exposed_ms * (1 - left.get(name, 0.0))
-    changes = {
-        "accumulate": f"gradients reduced once per {steps} batches (no_sync)",
-        "no_sync": f"no_sync() for {basis.reductions - 1} of {basis.reductions} backwards",
-        "unreduced": "no reduction at all",
-    }
-    if not saved_ms:
-        return None
-    found = _saving(basis, setting, changes[name], saved_ms, assumes=SAME_ASSUMES)
-    return replace(found, bound=Bound.AT_LEAST, assumes=CORES_ASSUMES) if basis.contested else found
-
-
-def refusal_of(basis: PredictionBasis) -> str:
-    """Return why changes of the reduction cannot be predicted, or ""."""
-    if basis.contested:
-        return basis.contested
-    if basis.gradients is None:
-        return "the times when gradients are ready were not recorded, or there are several models"
-    return "" if basis.networks else "backward hides the reduction, so this run does not show the speed of the network"
-
-
-def _ending(basis: PredictionBasis, setting: str, change: str, ends_ms: Sequence[float]) -> PredictedStep:
-    """Return the step whose backwards end at one of these times."""
-    present_ms = basis.gradients.end_ms if basis.gradients is not None else 0.0
-    ratios = sorted(1 + basis.reductions * (end - present_ms) / basis.step_ms for end in ends_ms)
-    return PredictedStep(
-        setting=setting,
-        change=change,
-        ratio=ratios[len(ratios) // 2],
-        low=ratios[0],
-        high=ratios[-1],
-        assumes=basis.assumes,
-    )
 
 
 def _saving(
     basis: PredictionBasis, setting: str, change: str, saved_ms: float, assumes: str = ""
-) -> PredictedStep:  # fmt: skip
-    """Return the step without a part of it."""
+) -> PredictedStep | None:
+    """Return the step without a part of it, or None if that part takes no time."""
     ratio = max(0.0, 1 - saved_ms / basis.step_ms)
-    return PredictedStep(setting=setting, change=change, ratio=ratio, low=ratio, high=ratio, assumes=assumes)
+    predicted = PredictedStep(setting=setting, change=change, ratio=ratio, low=ratio, high=ratio, assumes=assumes)
+    return predicted if saved_ms else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Halved:
     """A network on which each bucket has half its bytes."""
 
-    network: ReductionModel
+    network: LinkModel
 
     def time_ms(self, size_bytes: float) -> float:
         return self.network.time_ms(HALF * size_bytes)
+
+
+# more ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSize:
+    """The largest job that was run."""
+
+    ranks: int
+    step_ms: float
+    efficiency: float
+    spread_ms: float
+    """Sigma: standard deviation of a rank's own time."""
+
+
+def predict_sizes(
+    basis: PredictionBasis, measured: MeasuredSize, sizes: Sequence[int] = SIZES
+) -> tuple[PredictedSize, ...]:
+    """Return the step for each larger number of ranks, with the batch per rank of the measured job. Never a finding.
+
+    Empty if nothing tells how fast the network is.
+    """
+    gradients = basis.gradients
+    networks = [one for one in basis.networks if isinstance(one, ReductionCost)]
+    if gradients is None or not networks:
+        return ()
+
+    def end_ms(network: ReductionCost) -> float:
+        return simulate(gradients, gradients.bucket_bytes, network)
+
+    found = []
+    for ranks in (size for size in sizes if size > measured.ranks):
+        waiting_ms = waiting_of(measured.spread_ms, ranks)
+        rest_ms = measured.step_ms + waiting_ms - waiting_of(measured.spread_ms, measured.ranks)
+        steps = [
+            max(0.0, basis.reductions * (end_ms(cost(network, measured.ranks, ranks)) - end_ms(network))) + rest_ms
+            for network in networks
+            for cost in (ring_cost, tree_cost)
+        ]
+        low_ms, high_ms, work_ms = min(steps), max(steps), measured.efficiency * measured.step_ms
+        found.append(PredictedSize(
+            ranks=ranks, low_ms=low_ms, high_ms=high_ms, waiting_ms=waiting_ms, low=work_ms / high_ms,
+            high=work_ms / low_ms,
+        ))  # fmt: skip
+    return tuple(found)
+
+
+def waiting_of(spread_ms: float, ranks: int) -> float:
+    """Return how far the slowest of so many ranks is beyond the mean, at most: sigma * sqrt(2 ln N)."""
+    return spread_ms * sqrt(2 * log(ranks))

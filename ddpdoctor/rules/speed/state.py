@@ -1,26 +1,145 @@
-"""What the rules of speed are asked about: the steps of a job's ranks side by side, and its time budget."""
+"""What the rules of speed are asked about: the steps of a job's ranks side by side, and where the time of a step goes.
+
+No common clock is needed. All ranks end a collective together, and the last one to come waits for nobody. So the
+shortest time that any rank spends in it is the transfer, and what a rank spends beyond that is waiting.
+
+On GPUs, CUDA events measure one step in twenty. DDP's timers say how long the reduction ran after backward's
+computation, in other iterations than these steps, so each step is given the median of its rank. What the GPU does
+before forward is idleness, or copies of the input; it is split between data loading and other host code as the host's
+time is.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.findings import Place
 from ddpdoctor.model.reading import Unread, Why
-
-from .budget import make_budget
-from .device import align_devices
-from .steps import MIN_STEPS, MIN_USABLE, align, largest_group
+from ddpdoctor.model.speed import BUSY_PARTS, SHARED_PARTS, Budget, PhaseRow
+from ddpdoctor.model.steps import Phase
+from ddpdoctor.rules.answers import Answer, passed, skipped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ddpdoctor.model.facts import Job, Rank
-    from ddpdoctor.model.speed import Budget, Speed
+    from ddpdoctor.model.speed import DeviceSteps, Speed, StepParts
+    from ddpdoctor.model.stacks import Frame
 
-    from .steps import JobSteps
-
+MIN_STEPS = 20
+"""Runs with fewer steps are not judged: TraceML's figure, and that of DD610."""
+MIN_USABLE = 10
+"""So many must remain without warm-up and without looks at replicas. Our choice: half of them."""
+WARM_UP_SHARE = 0.1
+MOST_WARM_UP = 10
+"""The first tenth of the steps, at most ten, is left out: torch allocates, and DDP rebuilds its buckets."""
+LOOK_SHARES = (0.02, 0.1)
+"""A step in which ddpdoctor's own looks take more is left out. Our choice: smaller looks change no figure. The second
+limit holds if too few steps remain, as in a short run on a busy machine."""
 ONE_IN = 20
 """On a GPU one step in so many is measured."""
+FIRST_ITERATION = 3
+"""DDP has its buckets built anew by then."""
+USUAL_ITERATION = 100
+"""From here on torch reads DDP's timers in each hundredth iteration. The first ten include the warm-up."""
+BLOCKS = 20
+"""Our choice: neighboring steps are alike, so a run is resampled by blocks of them. Twenty are enough to resample."""
+SHARE = 0.1
+"""Share of the step that a cause must take to be worth a finding: TraceML's warning."""
+MIN_STEP_MS = 10.0
+"""Below this step, communication is the latency of a toy job, and no setting changes it: the issue's figure."""
+QUICK = 0.1
+"""A job is as quick as the fastest tenth of its steps. Our choice: on a busy machine the others wait for cores."""
+OFTEN = 0.25
+"""A line is named if it was sampled this often, compared with the most frequent one: DD610's figure."""
+HOST_PHASES = frozenset({Phase.BEFORE, Phase.BETWEEN})
+"""Outside forward and backward."""
+NAMES = {
+    "data": "data loading", "host": "other host code", "forward": "forward", "loss": "loss", "backward": "backward",
+    "optimizer": "optimizer", "exposed": "gradient reduction", "buffers": "buffer broadcast",
+    "calls": "script's collectives",
+}  # fmt: skip
+"""By part of a step: its name in the budget. The last three are transfer only."""
+WAITING = "waiting for ranks"
+FRAMEWORKS = ("lightning", "transformers", "accelerate")
+KNOBS = {
+    "bucket_cap": {
+        "": "DistributedDataParallel(..., bucket_cap_mb={mib})",
+        "lightning": "DDPStrategy(bucket_cap_mb={mib})",
+        "transformers": "TrainingArguments(ddp_bucket_cap_mb={mib})",
+        "accelerate": "DistributedDataParallelKwargs(bucket_cap_mb={mib})",
+    },
+    "buffers_off": {
+        "": "DistributedDataParallel(broadcast_buffers=False)",
+        "lightning": "DDPStrategy(broadcast_buffers=False)",
+        "transformers": "TrainingArguments(ddp_broadcast_buffers=False)",
+        "accelerate": "DistributedDataParallelKwargs(broadcast_buffers=False)",
+    },
+    "find_unused_off": {
+        "": "remove find_unused_parameters=True",
+        "lightning": 'use strategy="ddp" instead of "ddp_find_unused_parameters_true"',
+        "transformers": "TrainingArguments(ddp_find_unused_parameters=False)",
+        "accelerate": "DistributedDataParallelKwargs(find_unused_parameters=False)",
+    },
+    "workers": {
+        "": "DataLoader(num_workers={count})",
+        "transformers": "TrainingArguments(dataloader_num_workers={count})",
+    },
+    "persistent": {
+        "": "DataLoader(persistent_workers=True)",
+        "transformers": "TrainingArguments(dataloader_persistent_workers=True)",
+    },
+    "accumulate": {
+        "": "run the forward and backward of all micro-batches but the last inside `with model.no_sync():`",
+        "lightning": "Trainer(accumulate_grad_batches=N), which skips the reductions in between",
+        "accelerate": "Accelerator(gradient_accumulation_steps=N), and `with accelerator.accumulate(model):` around "
+        "each batch",
+    },
+}
+"""By setting and framework, "" for DDP itself: the line that a user changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSteps:
+    """The steps of one rank, in the order of ``JobSteps.numbers``."""
+
+    parts_ms: Mapping[str, tuple[float, ...]]
+    """By part. Where a ring does not split "backward" from "exposed", they are estimated: see ``_of_ring``."""
+    cpu_ms: Mapping[str, tuple[float, ...]]
+    reductions: tuple[int, ...]
+    backwards: tuple[int, ...]
+    input_rows: tuple[int, ...]
+    input_numel: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSteps:
+    """The steps that all ranks of a group have: an even sample of the run, without warm-up and without looks."""
+
+    numbers: tuple[int, ...]
+    ranks: Mapping[int, RankSteps]
+    transfer_ms: Mapping[str, tuple[float, ...]]
+    """For each of ``SHARED_PARTS``: the shortest time on any rank, step by step."""
+    waits_ms: Mapping[int, tuple[float, ...]]
+    """What each rank waited for others, step by step."""
+    critical: tuple[int, ...]
+    """The rank that waited least, step by step."""
+    count: int
+    """Steps of the whole run."""
+
+    @property
+    def walls_ms(self) -> tuple[float, ...]:
+        """The length of each step, on its critical rank."""
+        return self.on_critical("wall")
+
+    def on_critical(self, part: str) -> tuple[float, ...]:
+        """Return a part of each step, on its critical rank."""
+        return tuple(self.ranks[rank].parts_ms[part][i] for i, rank in enumerate(self.critical))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +156,6 @@ class SpeedState:
     total_ms: float = 0.0
     """The time of all steps of the run."""
 
-    @property
-    def frameworks(self) -> frozenset[str]:
-        """The frameworks that train the model: lightning, transformers, accelerate."""
-        known = (rank.speed.surroundings for rank in self.ranks if rank.speed is not None)
-        return frozenset(name for one in known if one is not None for name in one.frameworks)
-
     def rank(self, number: int) -> Rank:
         """Return a rank by its number."""
         return next(rank for rank in self.ranks if rank.rank == number)
@@ -51,49 +164,291 @@ class SpeedState:
         """Return what a saving in the mean step is as a share of the step."""
         return saved_ms / self.budget.wall_ms if self.budget.wall_ms else 0.0
 
+    def of_step(self, part_ms: float) -> str:
+        """Return "12 ms of a 130 ms step"."""
+        return f"{ms(part_ms)} of a {ms(self.budget.wall_ms)} step"
+
+    def knob(self, setting: str, **values: object) -> str:
+        """Return how to change a setting in the framework in use."""
+        known = [rank.speed.surroundings for rank in self.ranks if rank.speed is not None]
+        loaded = {name for one in known if one is not None for name in one.frameworks}
+        knobs = KNOBS[setting]
+        text = next((knobs[name] for name in FRAMEWORKS if name in loaded and name in knobs), knobs[""])
+        return text.format(**values)
+
+    def places(self, find: Callable[[Rank], Frame | None]) -> tuple[Place, ...]:
+        """Return a line of each rank, where one is found."""
+        found = ((rank.rank, find(rank)) for rank in self.ranks)
+        return tuple(place(number, frame) for number, frame in found if frame is not None)
+
+    def is_small(self) -> str:
+        """Return why the job is too small to judge its communication, or "" if it is not."""
+        walls = sorted(self.steps.walls_ms)
+        wall = walls[int(QUICK * len(walls))]
+        limit = f"{MIN_STEP_MS:.0f} ms: call latency dominates"
+        return f"a step takes {ms(wall)}, less than {limit}" if wall < MIN_STEP_MS else ""
+
+    def too_little(self, share: float, seen: str, least: float = SHARE) -> Answer | None:
+        """Return the answer about a cost that is too small to report, or in a job too small to judge; None: go on."""
+        if share < least:
+            return passed(seen)
+        small = self.is_small()
+        return skipped(small) if small else None
+
 
 def build_speed_state(job: Job) -> SpeedState | Unread:
     """Return what is known of a job's speed, or why nothing is."""
-    speeds = largest_group(job.ranks)
+    groups: dict[object, dict[int, Speed]] = {}
+    for rank in job.ranks:
+        if rank.speed is not None:
+            groups.setdefault((rank.speed.ends_with, rank.speed.group), {})[rank.rank] = rank.speed
+    speeds = max(groups.values(), key=len, default={})
+    is_device = any(speed.device is not None for speed in speeds.values())
+    steps = align_devices(speeds) if is_device else align(speeds)
+    count = max((speed.count for speed in speeds.values()), default=0)
     if not speeds:
-        return Unread(why=Why.ABSENT, reason="no rank recorded the steps of a training loop")
-    if any(speed.device is not None for speed in speeds.values()):
-        return _on_devices(job, speeds)
-    steps = align(speeds)
-    if steps is None:
-        return Unread(why=Why.ABSENT, reason=_too_few(max(speed.count for speed in speeds.values())))
-    if not any(any(speed.kept.is_split) for speed in speeds.values()):
-        return Unread(why=Why.ABSENT, reason="the time of gradient reduction was not measured")
-    is_sample = any(speed.sample_bits for speed in speeds.values())
-    return SpeedState(
-        job=job,
-        ranks=tuple(rank for rank in job.ranks if rank.rank in speeds),
-        steps=steps,
-        budget=make_budget(steps, speeds),
-        longest=align(speeds, longest=True) if is_sample else None,
-        total_ms=_total_ms(speeds),
+        why = "no rank recorded the steps of a training loop"
+    elif steps is None and is_device:
+        why = f"too few steps were measured on the GPUs: about {ONE_IN * MIN_USABLE} steps are needed"
+    elif steps is None and count < MIN_STEPS:
+        why = f"{count} steps are too few: at least {MIN_STEPS} are needed"
+    elif steps is None:
+        why = f"fewer than {MIN_USABLE} of {count} steps are usable after dropping warm-up and ddpdoctor's own sampling"
+    elif not is_device and not any(any(speed.kept.is_split) for speed in speeds.values()):
+        why = "the time of gradient reduction was not measured"
+    else:
+        is_sample = not is_device and any(speed.sample_bits for speed in speeds.values())
+        totals = (speed.totals["wall"].sum_ms for speed in speeds.values() if "wall" in speed.totals)
+        return SpeedState(
+            job=job,
+            ranks=tuple(rank for rank in job.ranks if rank.rank in speeds),
+            steps=steps,
+            budget=make_budget(steps, speeds, is_device=is_device),
+            longest=align(speeds, longest=True) if is_sample else None,
+            total_ms=max(totals, default=0.0),
+        )
+    return Unread(why=Why.ABSENT, reason=why)
+
+
+def align(speeds: Mapping[int, Speed], *, longest: bool = False) -> JobSteps | None:
+    """Return the common steps of ranks, or None if there are too few.
+
+    With ``longest`` they include the longest steps of the run besides the even sample.
+    """
+    tables = {
+        rank: {n: i for i, n in enumerate(speed.kept.numbers) if longest or speed.kept.is_even[i]}
+        for rank, speed in speeds.items()
+    }
+    common = sorted(set.intersection(*map(set, tables.values()))) if tables else []
+    last = max(common, default=0)
+    warm_up = min(MOST_WARM_UP, int(WARM_UP_SHARE * last) + 1)
+    for most in LOOK_SHARES:
+
+        def is_looked_at(number: int, most: float = most) -> bool:
+            kept = ((speeds[rank].kept.parts_ms, at[number]) for rank, at in tables.items())
+            return any(parts["own"][i] > most * parts["wall"][i] for parts, i in kept)
+
+        numbers = [number for number in common if number > warm_up and not is_looked_at(number)]
+        if len(numbers) >= MIN_USABLE and last >= MIN_STEPS:
+            ranks = {rank: _of_ring(speed.kept, [tables[rank][n] for n in numbers]) for rank, speed in speeds.items()}
+            rows = {part: zip(*(one.parts_ms[part] for one in ranks.values()), strict=True) for part in SHARED_PARTS}
+            return _side_by_side(numbers, ranks, {part: tuple(map(min, row)) for part, row in rows.items()}, speeds)
+    return None
+
+
+def align_devices(speeds: Mapping[int, Speed]) -> JobSteps | None:
+    """Return the common steps of ranks that are measured on their GPUs, or None if they are too few or not all are."""
+    known = {rank: speed.device for rank, speed in speeds.items() if speed.device is not None}
+    tables = {rank: {number: i for i, number in enumerate(steps.numbers)} for rank, steps in known.items()}
+    common = set.intersection(*map(set, tables.values())) if len(known) == len(speeds) and known else set()
+    numbers = sorted(number for number in common if number > MOST_WARM_UP)
+    exposed: dict[int, float] = {}
+    for rank, steps in known.items():
+        late = [ms for iteration, ms in steps.exposed_ms.items() if iteration >= USUAL_ITERATION]
+        early = [ms for iteration, ms in steps.exposed_ms.items() if iteration > FIRST_ITERATION]
+        if late or early:
+            exposed[rank] = median(late or early)
+    if len(numbers) < MIN_USABLE or len(exposed) < len(known):
+        return None
+    ranks = {rank: _of_device(known[rank], exposed[rank], [tables[rank][n] for n in numbers]) for rank in known}
+    none = (0.0,) * len(numbers)
+    transfer = {"buffers": none, "exposed": (min(exposed.values()),) * len(numbers), "calls": none}
+    return _side_by_side(numbers, ranks, transfer, speeds)
+
+
+def _side_by_side(
+    numbers: Sequence[int], ranks: Mapping[int, RankSteps], transfer: Mapping[str, tuple[float, ...]],
+    speeds: Mapping[int, Speed],
+) -> JobSteps:  # fmt: skip
+    """Return steps with what each rank waits for others: what it spends beyond the transfer."""
+    least = tuple(map(sum, zip(*(transfer[part] for part in SHARED_PARTS), strict=True)))
+    waits = {}
+    for rank, one in ranks.items():
+        spent = map(sum, zip(*(one.parts_ms[part] for part in SHARED_PARTS), strict=True))
+        waits[rank] = tuple(own - shortest for own, shortest in zip(spent, least, strict=True))
+    order = list(waits)
+    return JobSteps(
+        numbers=tuple(numbers), ranks=ranks, transfer_ms=transfer, waits_ms=waits,
+        critical=tuple(order[row.index(min(row))] for row in zip(*waits.values(), strict=True)),
+        count=min(speed.count for speed in speeds.values()),
+    )  # fmt: skip
+
+
+def _of_ring(kept: StepParts, places: Sequence[int]) -> RankSteps:
+    """Return some steps of a rank, with backward's computation and the exposed reduction apart.
+
+    Of long runs the recorder reads only some steps. In the others the computation is taken to be as long as usual.
+    """
+    parts = {
+        part: tuple(kept.parts_ms[part][i] for i in places)
+        for part in (*BUSY_PARTS, *SHARED_PARTS, "own", "gc", "wall")
+    }
+    known = [kept.parts_ms["backward"][i] for i in places if kept.is_split[i]]
+    if known:
+        most = median(known)
+        both = zip(parts["backward"], parts["exposed"], (kept.is_split[i] for i in places), strict=True)
+        rows = [(b, e) if split else (min(b, most), e + max(0.0, b - most)) for b, e, split in both]
+        parts["backward"], parts["exposed"] = zip(*rows, strict=True)
+    return RankSteps(
+        parts_ms=parts,
+        cpu_ms={name: tuple(values[i] for i in places) for name, values in kept.cpu_ms.items()},
+        **_counts(kept, places),
     )
 
 
-def _too_few(steps: int) -> str:
-    if steps < MIN_STEPS:
-        return f"{steps} steps are too few: at least {MIN_STEPS} are needed"
-    return f"fewer than {MIN_USABLE} of {steps} steps are usable after dropping warm-up and ddpdoctor's own sampling"
-
-
-def _on_devices(job: Job, speeds: Mapping[int, Speed]) -> SpeedState | Unread:
-    steps = align_devices(speeds)
-    if steps is None:
-        reason = f"too few steps were measured on the GPUs: about {ONE_IN * MIN_USABLE} steps are needed"
-        return Unread(why=Why.ABSENT, reason=reason)
-    return SpeedState(
-        job=job,
-        ranks=tuple(rank for rank in job.ranks if rank.rank in speeds),
-        steps=steps,
-        budget=replace(make_budget(steps, speeds), is_device=True),
-        total_ms=_total_ms(speeds),
+def _of_device(steps: DeviceSteps, exposed_ms: float, places: Sequence[int]) -> RankSteps:
+    rows = []
+    for i in places:
+        times = {phase: column[i] for phase, column in steps.device_ms.items()}
+        host_before = steps.host_ms["before"][i]
+        data = times["before"] * min(1.0, steps.data_ms[i] / host_before) if host_before else 0.0
+        exposed = min(exposed_ms, times["backward"])
+        rows.append({
+            "data": data, "host": times["before"] - data, "forward": times["forward"], "loss": times["between"],
+            "backward": times["backward"] - exposed, "optimizer": times["optimizer"], "exposed": exposed,
+            "buffers": 0.0, "calls": 0.0, "own": 0.0, "gc": min(steps.gc_ms[i], times["before"]),
+            "wall": sum(times.values()),
+        })  # fmt: skip
+    return RankSteps(
+        parts_ms={part: tuple(row[part] for row in rows) for part in rows[0]},
+        cpu_ms={"data": tuple(steps.data_cpu_ms[i] for i in places)},
+        **_counts(steps, places),
     )
 
 
-def _total_ms(speeds: Mapping[int, Speed]) -> float:
-    return max((speed.totals["wall"].sum_ms for speed in speeds.values() if "wall" in speed.totals), default=0.0)
+def _counts(steps: StepParts | DeviceSteps, places: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    names = ("reductions", "backwards", "input_rows", "input_numel")
+    return {name: tuple(getattr(steps, name)[i] for i in places) for name in names}
+
+
+def make_budget(steps: JobSteps, speeds: Mapping[int, Speed], *, is_device: bool = False) -> Budget:
+    """Return where the time of a mean step goes: on the critical rank, the median rank and the worst rank."""
+
+    def row(phase: str, columns_ms: Mapping[int, Sequence[float]]) -> PhaseRow:
+        means = {rank: mean(column) for rank, column in columns_ms.items()}
+        worst = max(means, key=lambda rank: means[rank])
+        on_critical = [columns_ms[rank][i] for i, rank in enumerate(steps.critical)]
+        return PhaseRow(
+            phase=phase, critical_ms=mean(on_critical), median_ms=median(means.values()), worst_ms=means[worst],
+            worst_rank=worst, blocks_ms=_blocks(on_critical),
+        )  # fmt: skip
+
+    ranks, walls = steps.ranks, steps.walls_ms
+    wall = mean(walls)
+    waiting = median(map(mean, steps.waits_ms.values()))
+    rows = sum(mean(one.input_rows) for one in ranks.values())
+    own = (one.totals["own"].sum_ms / one.count for one in speeds.values() if one.count and "own" in one.totals)
+    return Budget(
+        phases=(
+            *(row(NAMES[part], {rank: one.parts_ms[part] for rank, one in ranks.items()}) for part in BUSY_PARTS),
+            *(row(NAMES[part], dict.fromkeys(ranks, transfer)) for part, transfer in steps.transfer_ms.items()),
+            row(WAITING, steps.waits_ms),
+        ),
+        wall_ms=wall,
+        steps=len(steps.numbers),
+        count=steps.count,
+        communication_share=sum(map(mean, steps.transfer_ms.values())) / wall if wall else 0.0,
+        waiting_share=waiting / wall if wall else 0.0,
+        samples_per_s=1e3 * rows / wall if rows and wall else None,
+        own_ms=max(own, default=0.0),
+        is_device=is_device,
+        blocks_ms=_blocks(walls),
+    )
+
+
+def _blocks(values_ms: Sequence[float]) -> tuple[float, ...]:
+    """Return the mean of each block. Blocks have equal lengths, to within one step."""
+    count = min(BLOCKS, len(values_ms))
+    ends = [len(values_ms) * i // count for i in range(count + 1)] if count else []
+    return tuple(mean(values_ms[start:end]) for start, end in pairwise(ends))
+
+
+# figures and words
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean, or 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def usual(values: Sequence[float]) -> float:
+    """Return the mean without a few very long times: all that are not 0 count as their median.
+
+    Sizes of messages and the work of a rank change little from step to step, and how long a rank waits for a core
+    changes a lot.
+    """
+    known = [value for value in values if value > 0]
+    return min(mean(values), median(known) * len(known) / len(values)) if known else 0.0
+
+
+def percent(share: float) -> str:
+    """Return a share of the step: "31 %"."""
+    return f"{share:.0%}"
+
+
+def ms(value: float) -> str:
+    """Return a time: "12.3 ms"."""
+    return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms"
+
+
+def up_to(share: float, *, of: str = "step") -> str:
+    """Return what a fix recovers at most."""
+    return f"up to {share:.0%} of the {of}"
+
+
+# lines of the user's
+
+
+def place(rank: int, frame: Frame) -> Place:
+    """Return a frame as a rank's place."""
+    return Place(rank=rank, file=frame.file, line=frame.line, function=frame.function)
+
+
+def call_site(rank: Rank, *ops: str) -> Frame | None:
+    """Return the line that makes most calls of these operations on a rank, or None if none is recorded."""
+    log = pack_calls(rank.recent_calls)
+    sites = Counter(call.site for call in log.of_kinds(lambda kind: kind.op in ops) if call.site is not None)
+    return sites.most_common(1)[0][0] if sites else None
+
+
+def host_lines(rank: Rank, others: Iterable[Rank] = (), phases: Collection[Phase] = HOST_PHASES) -> tuple[Frame, ...]:
+    """Return up to two lines at which a rank was sampled outside forward and backward, more often than the others.
+
+    A line that calls a model, as in an evaluation, comes before the line in the model. With ``phases`` it is lines of
+    these phases. In forward every line is below one that calls the model, so such lines are left out there.
+    """
+
+    def samples(rank: Rank) -> Counter[tuple[Frame, bool]]:
+        found: Counter[tuple[Frame, bool]] = Counter()
+        for line in rank.lines_seen:
+            if line.phase in phases and not line.in_child and (line.phase in HOST_PHASES or not line.calls_module):
+                found[line.frame, line.calls_module] += line.times
+        return found
+
+    compared = [samples(other) for other in others]
+    own = samples(rank)
+    beyond = {line: times - sum(one[line] for one in compared) / max(1, len(compared)) for line, times in own.items()}
+    most = max(beyond.values(), default=0.0)
+    often = [line for line, times in beyond.items() if times > 0 and times >= OFTEN * most]
+    often.sort(key=lambda line: (not line[1], -beyond[line]))
+    return tuple(dict.fromkeys(frame for frame, _ in often))[:2]

@@ -11,7 +11,7 @@ from statistics import median, pstdev
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.scaling import LaunchKind, ScalingKind, ScalingLaunch, ScalingRow
-from ddpdoctor.rules.speed.steps import mean
+from ddpdoctor.rules.speed.state import mean
 
 from .result import conclude
 from .settings import UNREDUCED

@@ -8,7 +8,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.tuning import TuneVerdict
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed
 from ddpdoctor.rules.registry import rule
-from ddpdoctor.rules.speed.effects import NOISY
+from ddpdoctor.rules.speed.comparing import NOISY
 
 from .result import is_noisy
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.tuning import RatioRange, RestartPlan, TrialStop
-from ddpdoctor.rules.speed.cores import threads_to_try
 from ddpdoctor.rules.speed.input import predict_workers, workers_to_try
+from ddpdoctor.rules.speed.ranks import threads_to_try
 
 from .settings import THREADS, WORKERS, name_of, value_of
 

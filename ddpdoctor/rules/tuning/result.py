@@ -6,7 +6,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.tuning import AGAIN, BASE, RatioRange, TriedSetting, TuneResult, TuneVerdict
-from ddpdoctor.rules.speed.effects import LEAST_GAIN, NOISY, SettingEffect, block_step_s, is_gain, measure_effect
+from ddpdoctor.rules.speed.comparing import LEAST_GAIN, NOISY, SettingEffect, block_step_s, is_gain, measure_effect
 
 from .settings import (
     ACCUMULATE,

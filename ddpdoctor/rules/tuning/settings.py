@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ddpdoctor.model.tuning import AGAIN
-from ddpdoctor.rules.speed.buckets import KNOBS as CAP_KNOBS
-from ddpdoctor.rules.speed.buffers import KNOBS as BUFFER_KNOBS
-from ddpdoctor.rules.speed.simulation import MIB
+from ddpdoctor.rules.speed.reduction import MIB
+from ddpdoctor.rules.speed.state import KNOBS as SPEED_KNOBS
 
 CAP = "bucket_cap"
 ACCUMULATE = "accumulate"
@@ -42,7 +41,7 @@ REFUSED_FOR_TRAINING = frozenset({ACCUMULATE, "bf16_reduction", "bf16_autocast"}
 """Settings that train differently: they are named beside the line to change, and never as that line."""
 
 KNOBS: dict[str, dict[str, str]] = {
-    CAP: {name: text.replace("{cap}", "{mib}") for name, text in CAP_KNOBS.items()},
+    CAP: SPEED_KNOBS["bucket_cap"],
     "gradient_as_bucket_view": {
         "": "DistributedDataParallel(..., gradient_as_bucket_view=True)",
         "lightning": "DDPStrategy(gradient_as_bucket_view=True)",
@@ -60,7 +59,7 @@ KNOBS: dict[str, dict[str, str]] = {
         "transformers": "TrainingArguments(ddp_find_unused_parameters=False)",
         "accelerate": "DistributedDataParallelKwargs(find_unused_parameters=False)",
     },
-    "buffers_off": BUFFER_KNOBS,
+    "buffers_off": SPEED_KNOBS["buffers_off"],
     ACCUMULATE: {
         "": "with model.no_sync(): around forward and backward of all but the last of {value} batches",
         "lightning": "Trainer(accumulate_grad_batches={value})",

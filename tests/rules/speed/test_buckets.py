@@ -11,12 +11,9 @@ from ddpdoctor.model.gradient_times import GradientTimes
 from ddpdoctor.model.speed import Budget, CoreTime, Speed, StepParts, Surroundings
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.model.steps import StepEnd
-from ddpdoctor.rules.speed.buckets import check_buckets
-from ddpdoctor.rules.speed.overlap import overlap_of
-from ddpdoctor.rules.speed.simulation import MIB
-from ddpdoctor.rules.speed.state import SpeedState
-from ddpdoctor.rules.speed.steps import JobSteps
-from ddpdoctor.rules.speed.unused import check_unused
+from ddpdoctor.rules.speed.gradients import check_buckets, check_unused, overlap_of
+from ddpdoctor.rules.speed.reduction import MIB
+from ddpdoctor.rules.speed.state import JobSteps, SpeedState
 
 NOTHING = StepParts(
     numbers=(), parts_ms={}, is_even=(), is_split=(), cpu_ms={}, reductions=(), backwards=(), input_rows=(),

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddpdoctor.model.speed import Budget
-from ddpdoctor.rules.speed.comparing import compare_phases, compare_steps
-from ddpdoctor.rules.speed.settings import settings_of
+from ddpdoctor.rules.speed.comparing import compare_phases, compare_steps, settings_of
 
 from .jobs import rank, state
 

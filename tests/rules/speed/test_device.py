@@ -9,8 +9,8 @@ from ddpdoctor.model.facts import Rank
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.reading import Unread
 from ddpdoctor.model.speed import DeviceSteps
-from ddpdoctor.rules.speed.host import check_host
 from ddpdoctor.rules.speed.input import check_input
+from ddpdoctor.rules.speed.ranks import check_host
 from ddpdoctor.rules.speed.state import build_speed_state
 
 from .jobs import job, rank, state

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdoctor.rules.speed.effects import NOISY, block_step_s, is_gain, measure_effect
+from ddpdoctor.rules.speed.comparing import NOISY, block_step_s, is_gain, measure_effect
 
 QUIET = measure_effect([1.0, 1.01, 0.99, 1.0], [1.0, 1.0, 1.0, 1.0])
 NOISE = measure_effect([0.8, 1.2, 1.0, 1.1], [1.0, 1.0, 1.0, 1.0])

@@ -5,9 +5,16 @@ from math import log, sqrt
 
 import pytest
 
-from ddpdoctor.rules.speed.many_ranks import SIZES, MeasuredSize, predict_sizes, ring_cost, tree_cost, waiting_of
-from ddpdoctor.rules.speed.predictions import PredictionBasis
-from ddpdoctor.rules.speed.simulation import MIB, BucketGradients, ReductionCost
+from ddpdoctor.rules.speed.predictions import (
+    SIZES,
+    MeasuredSize,
+    PredictionBasis,
+    predict_sizes,
+    ring_cost,
+    tree_cost,
+    waiting_of,
+)
+from ddpdoctor.rules.speed.reduction import MIB, BucketGradients, ReductionCost
 
 LINE = ReductionCost(latency_ms=0.5, bytes_per_ms=MIB / 10)
 LATE = BucketGradients(

@@ -10,8 +10,8 @@ from ddpdoctor.model.network import Interface, Network
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.reading import NOT_ASKED
 from ddpdoctor.report.time_budget import network_words
-from ddpdoctor.rules.speed.network import network_use
-from ddpdoctor.rules.speed.simulation import MIB
+from ddpdoctor.rules.speed.comparing import network_use
+from ddpdoctor.rules.speed.reduction import MIB
 from ddpdoctor.rules.speed.state import SpeedState
 
 from .jobs import state

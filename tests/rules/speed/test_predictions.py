@@ -11,10 +11,8 @@ from ddpdoctor.model.gradient_times import GradientTimes
 from ddpdoctor.model.predictions import Bound, PredictedStep
 from ddpdoctor.model.speed import CoreTime
 from ddpdoctor.model.steps import FetchTimes
-from ddpdoctor.rules.speed.changes import job_basis, predict_changes
-from ddpdoctor.rules.speed.curves import MeasuredCurves, ReductionCurve, curves_of, scaled_to
-from ddpdoctor.rules.speed.predictions import PredictionBasis, basis_of, predict_setting
-from ddpdoctor.rules.speed.simulation import MIB
+from ddpdoctor.rules.speed.predictions import PredictionBasis, basis_of, job_basis, predict_changes, predict_setting
+from ddpdoctor.rules.speed.reduction import MIB, MeasuredCurves, ReductionCurve, curves_of, scaled_to
 
 from .jobs import rank, state
 

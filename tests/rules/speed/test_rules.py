@@ -11,15 +11,22 @@ from ddpdoctor.model.reading import Unread
 from ddpdoctor.model.speed import CoreTime, DataParallelSeen, HandReduced
 from ddpdoctor.model.steps import FetchTimes, Phase
 from ddpdoctor.rules.answers import Answer
-from ddpdoctor.rules.speed.accumulation import check_accumulation
-from ddpdoctor.rules.speed.buffers import check_buffers
-from ddpdoctor.rules.speed.communication import check_communication
-from ddpdoctor.rules.speed.cores import check_collections, check_threads
-from ddpdoctor.rules.speed.data_parallel import check_data_parallel
-from ddpdoctor.rules.speed.imbalance import check_imbalance
+from ddpdoctor.rules.speed.gradients import (
+    check_accumulation,
+    check_buffers,
+    check_communication,
+    check_hand_made,
+    check_sync,
+)
 from ddpdoctor.rules.speed.input import check_input
-from ddpdoctor.rules.speed.script_calls import check_hand_made, check_sync
-from ddpdoctor.rules.speed.stalls import check_periodic, check_rank_work
+from ddpdoctor.rules.speed.ranks import (
+    check_collections,
+    check_data_parallel,
+    check_imbalance,
+    check_periodic,
+    check_rank_work,
+    check_threads,
+)
 from ddpdoctor.rules.speed.state import SpeedState, build_speed_state
 
 from .jobs import every, frame, job, rank, seen, state

@@ -6,7 +6,7 @@ from ddpdoctor.model.facts import Call, Rank
 from ddpdoctor.model.findings import Outcome
 from ddpdoctor.model.speed import DataParallelSeen
 from ddpdoctor.model.stacks import Frame
-from ddpdoctor.rules.speed.script_calls import check_sync
+from ddpdoctor.rules.speed.gradients import check_sync
 
 from .jobs import STEPS, frame, rank, state
 

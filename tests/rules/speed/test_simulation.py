@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.model.gradient_times import GradientTimes
-from ddpdoctor.rules.speed.simulation import (
+from ddpdoctor.rules.speed.reduction import (
     DEFAULT_BYTES,
     MIB,
     BucketGradients,

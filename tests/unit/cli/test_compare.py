@@ -13,7 +13,7 @@ from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import JobStatus, JobSummary
 from ddpdoctor.report.formats.json_format import render_json
-from ddpdoctor.rules.speed.settings import settings_of
+from ddpdoctor.rules.speed.comparing import settings_of
 from tests import benches
 from tests.rules.speed.jobs import rank, state
 
