@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.run.nodes import SavedRun, job_of, read_saved_run
+from ddpdoctor.collect.run.source_lines import records_own_job
 from ddpdoctor.diagnose.attempts import judge_earlier, last_attempt, last_number
 from ddpdoctor.diagnose.loaders import loader_data
 from ddpdoctor.diagnose.pictures.data import picture_data
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 
 
 def build_report(folder: Path, judgment: Judgment, end: JobEnd) -> Report:
-    """Return the report of a job that was judged while it ran.
+    """Return the report of a job that was judged while it ran. Only the ``wrap`` that ran it calls this.
 
     Raises:
         UserError: the folder is no run folder.
     """
     saved = read_saved_run(folder)
-    return _build(saved, job_of(saved), judgment, end)
+    return _build(saved, job_of(saved), judgment, end, reads_source=True)
 
 
 def rebuild_report(folder: Path) -> Report:
@@ -62,7 +63,9 @@ def running_report(folder: Path, patience_s: float) -> Report:
     job = replace(job, hang_timeout_s=min(job.hang_timeout_s, patience_s))
     started_at = saved.own.run.started_at or now()
     end = JobEnd(hung=False, interrupted=False, exit_status=None, started_at=started_at, ended_at=now())
-    return _build(saved, job, judge_job(job), end, JobStatus.RUNNING)
+    pids = [rank.pid for rank in job.ranks if rank.pid is not None]
+    own = records_own_job(folder, pids)
+    return _build(saved, job, judge_job(job), end, JobStatus.RUNNING, reads_source=own)
 
 
 def _infer_end(run: Run, job: Job, judgment: Judgment) -> JobEnd:
@@ -86,7 +89,10 @@ def _infer_status(status: int | None, interrupted_by: str | None, *, hung: bool)
     return None if status is None else shell_status(status)
 
 
-def _build(saved: SavedRun, job: Job, judgment: Judgment, end: JobEnd, status: JobStatus | None = None) -> Report:
+def _build(
+    saved: SavedRun, job: Job, judgment: Judgment, end: JobEnd, status: JobStatus | None = None, *,
+    reads_source: bool = False,
+) -> Report:  # fmt: skip
     """Return the report of a job. Each attempt of a restarted job has its own section."""
     run = saved.own.run
     status = status or job_status(job, judgment, hung=end.hung, interrupted=end.interrupted)
@@ -96,7 +102,7 @@ def _build(saved: SavedRun, job: Job, judgment: Judgment, end: JobEnd, status: J
     sections = (*earlier, last_attempt(run, job, status, shown)) if earlier else ()
     rows = tuple(rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks)
     summary = JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=end.exit_status)
-    pictures = picture_data(job, run, rows, pick_verdict(shown), status)
+    pictures = picture_data(job, saved, rows, pick_verdict(shown), status, reads_source=reads_source)
     return make_report(
         command=run.command or (),
         started_at=end.started_at,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.attach.find import named_file
 from ddpdoctor.collect.run.nodes import job_of, read_saved_run
+from ddpdoctor.collect.run.source_lines import records_own_job
 from ddpdoctor.diagnose.pictures.data import picture_data
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.diagnose.rows import rank_row
@@ -32,7 +33,8 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
     if folder is None or len(folders) > 1 or seen.movement is Movement.MOVING:
         return report
     try:
-        saved = read_saved_run(named_file(pid, folder))
+        path = named_file(pid, folder)
+        saved = read_saved_run(path)
         job = _as_seen(job_of(saved), seen)
     except UserError:
         return report  # the folder is gone
@@ -44,7 +46,8 @@ def use_own_records(report: Report, seen: AttachedJob) -> Report:
         return report
     about = report.data["evidence"]
     rows = tuple(rank_row(rank) for rank in job.ranks)
-    pictures = picture_data(job, saved.own.run, rows, verdict, JobStatus.HUNG)
+    own = records_own_job(path, [rank.pid for rank in seen.ranks])
+    pictures = picture_data(job, saved, rows, verdict, JobStatus.HUNG, reads_source=own)
     return replace(
         report,
         verdict=verdict,

@@ -57,6 +57,8 @@ class Run:
     """The process of `wrap`."""
     watcher_ticks: int | None = None
     """Its start time, which distinguishes it from a later process with the same pid."""
+    run_dir: str = ""
+    """The run folder, if this record is elsewhere while the job runs. Only then does its ``RecordPlace`` count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,10 +106,17 @@ def _member_dirs(run_dir: Path) -> list[Path]:
 
 
 def find_record(run_dir: Path, here: str) -> Path:
-    """Return where a job's record is: in its run folder, or in a local one of this host while it runs."""
+    """Return where a job's record is: in its run folder, or in a local one of this host while it runs.
+
+    A run folder from elsewhere may name any folder of this host, so the record must name the run folder, too.
+    """
     place = load(RecordPlace, run_dir / RECORD_NAME)
-    if place is not None and place.host == here and is_folder(Path(place.folder)):
-        return Path(place.folder)
+    if place is None or place.host != here or not is_folder(Path(place.folder)):
+        return run_dir
+    record = load(Run, Path(place.folder) / RUN_MARK)
+    with suppress(OSError):
+        if record is not None and record.run_dir and Path(record.run_dir).samefile(run_dir):
+            return Path(place.folder)
     return run_dir
 
 

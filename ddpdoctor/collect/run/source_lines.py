@@ -1,15 +1,30 @@
-"""Reads the lines of a user's file around the one that is blamed, while they are still those that ran."""
+"""Reads the lines of a user's file around the one that is blamed, and keeps them in the run folder.
+
+A run folder may come from elsewhere, and its paths may name anything on this machine. So a file is read only by the
+``wrap`` that runs the job, and by a command that asks about a job of the same user while it runs. All others show what
+was kept, or nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.bounded import ask_side_by_side
+from ddpdoctor.collect.process.proc import read_environment
+from ddpdoctor.collect.run.evidence import load, save
 from ddpdoctor.model.pictures import SourceExcerpt
 from ddpdoctor.recorder.storage.files import read_plain
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+FILE = "source.json"
+"""In a run folder: the ``SourceExcerpt`` of its latest verdict."""
 AROUND = 2
 """Lines before and after the blamed one."""
 MAX_SOURCE_BYTES = 2 * 2**20
@@ -36,6 +51,38 @@ def read_excerpt(file: str, line: int, unchanged_since_s: float) -> SourceExcerp
     first = max(1, line - AROUND)
     shown = lines[first - 1 : line + AROUND]
     return SourceExcerpt(file=file, first=first, lines=tuple(map(_shown, shown)), blamed=line)
+
+
+def keep_excerpt(folder: Path, excerpt: SourceExcerpt) -> None:
+    """Save an excerpt in a run folder. A full disk loses it, and nothing else."""
+    with contextlib.suppress(OSError):
+        save(folder / FILE, excerpt)
+
+
+def load_excerpt(folder: Path, file: str, line: int) -> SourceExcerpt | None:
+    """Return the excerpt that a run folder holds of a line, or None. No other file is read."""
+    kept = load(SourceExcerpt, folder / FILE)
+    if kept is None or (kept.file, kept.blamed) != (file, line) or not kept.first <= line < kept.first + AROUND + 1:
+        return None
+    lines = tuple(map(_shown, kept.lines[: 2 * AROUND + 1]))
+    return SourceExcerpt(file=file, first=kept.first, lines=lines, blamed=line) if lines else None
+
+
+def records_own_job(folder: Path, pids: Iterable[int]) -> bool:
+    """Return whether one of these processes is of this user, sees the same files, and records in the folder now."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            own = Path("/proc/self/ns/mnt")
+            process = Path(f"/proc/{pid}")
+            named = [one for one in read_environment(pid) if one.startswith(b"DDPDOCTOR_RUN=")]
+            if (
+                named
+                and process.stat().st_uid == os.geteuid()
+                and (process / "ns/mnt").readlink() == own.readlink()
+                and (process / "cwd" / os.fsdecode(named[0][14:])).samefile(folder)
+            ):
+                return True
+    return False
 
 
 def _read(path: Path, unchanged_since_s: float) -> list[str]:

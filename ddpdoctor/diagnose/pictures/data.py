@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.run.source_lines import read_excerpt
+from ddpdoctor.collect.run import runfolder
+from ddpdoctor.collect.run.source_lines import keep_excerpt, load_excerpt, read_excerpt
 from ddpdoctor.diagnose.attempts import wall_time
 from ddpdoctor.diagnose.pictures.classes import blamed_ranks, rows_by_rank
 from ddpdoctor.diagnose.pictures.faults import began_ns
 from ddpdoctor.diagnose.pictures.timeline import make_timeline
 from ddpdoctor.diagnose.pictures.waits import fold_waits
+from ddpdoctor.diagnose.rows import rank_row
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.findings import Check, JobStatus, Outcome
 from ddpdoctor.rules.progress.job_state import build_job_state
@@ -20,6 +22,7 @@ from ddpdoctor.rules.progress.wait_links import find_targets
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from ddpdoctor.collect.run.nodes import SavedRun
     from ddpdoctor.model.facts import Job
     from ddpdoctor.model.findings import Finding, RankRow
     from ddpdoctor.model.pictures import SourceExcerpt
@@ -38,10 +41,26 @@ class PictureData:
 
 
 def picture_data(
-    job: Job, run: Run, rows: Iterable[RankRow], verdict: Finding | None, status: JobStatus
+    job: Job,
+    saved: SavedRun,
+    rows: Iterable[RankRow],
+    verdict: Finding | None,
+    status: JobStatus,
+    *,
+    reads_source: bool,
 ) -> PictureData:
-    """Return the data of a job's pictures. A failure here costs the pictures and not the report."""
-    return walled(lambda: _make(job, run, rows_by_rank(rows), verdict, status))
+    """Return the data of a job's pictures. A failure here costs the pictures and not the report.
+
+    With ``reads_source``, the lines at the verdict are read from the user's file and kept in the run folder; without,
+    only lines that were kept are shown.
+    """
+
+    def make() -> dict[str, Any]:
+        pictures = _make(job, saved.own.run, rows_by_rank(rows), verdict, status)
+        excerpt = _excerpt(saved, verdict, reads_source=reads_source)
+        return {**pictures, "source": None if excerpt is None else encode(excerpt)}
+
+    return walled(make)
 
 
 def walled(make: Callable[[], dict[str, Any]]) -> PictureData:
@@ -70,7 +89,6 @@ def _make(
     return {
         "timeline": encode_timeline(timeline),
         "waits": None if waits is None else encode(waits),
-        "source": source_data(verdict, rows.values(), job.host, run.started_at),
     }
 
 
@@ -89,23 +107,24 @@ def _without_empty(span: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in span.items() if value not in ("", None) or name == "end_ms"}
 
 
-def source_data(verdict: Finding | None, rows: Iterable[RankRow], host: str, started_at: str | None) -> Any:
-    """Return the lines around the first line that the verdict names, if a rank of this host ran that file."""
-    found = _read_source(verdict, rows, host, started_at)
-    return None if found is None else encode(found)
-
-
-def _read_source(
-    verdict: Finding | None, rows: Iterable[RankRow], host: str, started_at: str | None
-) -> SourceExcerpt | None:
+def _excerpt(saved: SavedRun, verdict: Finding | None, *, reads_source: bool) -> SourceExcerpt | None:
+    """Return the lines around the first line that the verdict names: from the file, or else those that were kept."""
     place = next(iter(verdict.where), None) if verdict is not None else None
-    if place is None or not any(_ran(row, place.file) for row in rows if row.host == host):
+    if place is None:
         return None
+    kept = load_excerpt(saved.own.path, place.file, place.line)
+    # Other nodes send their records: a file is read only if the records of this host say that a rank here ran it.
+    if not reads_source or not any(_ran(rank_row(rank), place.file) for rank in runfolder.job_of(saved.own).ranks):
+        return kept
     try:
-        began_s = datetime.fromisoformat(started_at or "").timestamp()
+        began_s = datetime.fromisoformat(saved.own.run.started_at or "").timestamp()
     except ValueError:
-        return None
-    return read_excerpt(place.file, place.line, began_s)
+        return kept
+    found = read_excerpt(place.file, place.line, began_s)
+    if found is None:
+        return kept
+    keep_excerpt(saved.own.path, found)
+    return found
 
 
 def _ran(row: RankRow, file: str) -> bool:

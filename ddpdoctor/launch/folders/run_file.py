@@ -48,6 +48,7 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
         torch_version=_torch_version(),
         environment={name: environment[name] for name in STORED_VARIABLES if name in environment},
         launcher=options.placement.style.value,
+        run_dir="" if folder == options.report_dir.resolve() else str(options.report_dir.resolve()),
         watcher_pid=os.getpid(),
         watcher_ticks=_own_ticks(),
         **_shape(options),

@@ -26,12 +26,15 @@ def make_run(folder, **changes):
 
 
 def test_a_record_on_a_local_disk_is_found_from_the_run_folder_on_that_host_only(tmp_path):
-    run, local = tmp_path / "run", make_run(tmp_path / "local")
-    run.mkdir()
-    write_record_place(run, local)
+    run, other = tmp_path / "run", tmp_path / "other"
+    local = make_run(tmp_path / "local", run_dir=str(run))
+    for folder in (run, other):
+        folder.mkdir()
+        write_record_place(folder, local)
     assert find_record(run, HERE) == local
     assert find_record(run, "another") == run
     assert read_live(run).folder == local
+    assert find_record(other, HERE) == other  # it comes from elsewhere: the record is not of its run
 
 
 def test_a_record_that_is_gone_is_looked_for_in_the_run_folder(tmp_path):
