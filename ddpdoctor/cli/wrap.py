@@ -51,6 +51,10 @@ if TYPE_CHECKING:
 
     from ddpdoctor.launch.command.placement import Placement
 
+AUTO = "auto"
+NOMINAL_STEPS = 64
+"""The distance of ``--check-every auto`` where a rank can measure nothing, such as without an optimizer of torch."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -103,9 +107,9 @@ class Options:
             panel=REPLICAS,
             metavar="N",
             variable="DDPDOCTOR_CHECK_EVERY",
-            help="Compare replicas every N steps.",
+            help="Compare replicas every N steps, or at up to 1% of the time.",
         ),
-    ] = "50"
+    ] = AUTO
     no_consistency: Annotated[
         bool,
         Option(
@@ -227,7 +231,12 @@ def prepare(
     nproc_args, note = choose_ranks(split.torchrun, source, env) if by_torchrun else ((), None)
     if options.html is not None:
         check_writable(options.html, "--html")
-    ranks = settings_of(options, RecorderSettings, check_every=_read_check_every(options, outer))
+    ranks = settings_of(
+        options,
+        RecorderSettings,
+        check_every=_read_check_every(options, outer),
+        check_auto=options.check_every == AUTO and not options.no_consistency and outer is None,
+    )
     member = _make_member(options, placement, env, command) if outer is None else _under(outer)
     return settings_of(
         options,
@@ -265,7 +274,9 @@ def _read_check_every(options: Options, outer: Path | None) -> int:
 
     Under another wrap, the outer wrap's options apply. The variable is then the one that it set for its ranks.
     """
-    return 0 if options.no_consistency or outer is not None else parse_steps(options.check_every, "--check-every")
+    if options.no_consistency or outer is not None:
+        return 0
+    return NOMINAL_STEPS if options.check_every == AUTO else parse_steps(options.check_every, "--check-every")
 
 
 def _with_variables(split: SplitCommand, env: Mapping[str, str]) -> SplitCommand:

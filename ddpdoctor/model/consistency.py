@@ -163,6 +163,8 @@ class Stream:
     """How many of the last points in a row showed no change of any parameter on any rank."""
     same_random: int = 0
     """At how many points all ranks had the same random state."""
+    every: int = 0
+    """The distance of the last points if the recorder chose it, 0 if it was given."""
     unpaired: tuple[int, ...] = ()
     """Ranks of the group without a record that could be compared with others."""
 

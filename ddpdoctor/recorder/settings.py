@@ -15,7 +15,7 @@ PREFIX = "DDPDOCTOR_"
 class RecorderSettings:
     """The settings, with their defaults."""
 
-    __slots__ = ("check_every", "log_findings", "speed", "tune_only", "tune_rounds", "tune_setting")
+    __slots__ = ("check_auto", "check_every", "log_findings", "speed", "tune_only", "tune_rounds", "tune_setting")
 
     def __init__(
         self,
@@ -25,10 +25,13 @@ class RecorderSettings:
         tune_rounds: int = 0,
         tune_only: str = "",
         tune_setting: str = "",
+        check_auto: bool = False,
     ) -> None:
         self.check_every = check_every
         """The number of steps between two fingerprints of a rank's replica. 0 turns off the checks of replicas,
         gradients and data."""
+        self.check_auto = check_auto
+        """The recorder chooses the number of steps. Where it cannot measure, ``check_every`` holds."""
         self.speed = speed
         """Steps are to be slowed down as little as possible: gradients are checked only where replicas are compared."""
         self.log_findings = log_findings

@@ -90,6 +90,7 @@ def _continued(before: Stream, after: Stream) -> Stream:
         differences=(*before.differences, *later),
         values=_united_values([before, after]),
         same_random=before.same_random + after.same_random,
+        every=after.every,
     )
 
 

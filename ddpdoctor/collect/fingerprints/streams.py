@@ -72,6 +72,7 @@ class StreamSeen:
             values=tuple((number, _values(points[number])) for number in sorted(points)),
             unchanged=self._unchanged,
             same_random=self._same_random,
+            every=_every(self._last[1]) if self._last else 0,
             unpaired=tuple(sorted(set(writers) - self.ranks)),
         )
 
@@ -121,6 +122,11 @@ def _values(texts: _Texts) -> tuple[Values, ...]:
 def _read_values(rank: int, text: Mapping[str, Any]) -> Values:
     """Return the values of a rank, with defaults for missing or invalid ones."""
     return read_record(Values, text, rank=rank, settings=_pairs(text.get("settings")), scale=_scale(text.get("scale")))
+
+
+def _every(texts: _Texts) -> int:
+    given = [text.get("every") for text in texts.values()]
+    return max((every for every in given if type(every) is int), default=0)
 
 
 def _scale(value: Any) -> float | None:

@@ -13,8 +13,7 @@ from typing import Any, Callable, List
 
 from .. import hooks
 from ..capture import is_capturing
-from ..replicas import ddp_models
-from ..replicas.fingerprinting import next_due
+from ..replicas import ddp_models, schedule
 from ..settings import read_settings
 from ..state import check_every, guarded, here
 from ..wrappers import around, wraps
@@ -31,8 +30,8 @@ class _Kept:
     def __init__(self) -> None:
         self.watches: Any = weakref.WeakKeyDictionary()
         """By replica: its ``GradientWatch``."""
-        self.every = 0
-        """With ``--speed``: only steps in which replicas are compared are checked, every N-th. 0: all steps are."""
+        self.is_speed = False
+        """With ``--speed``, only steps in which replicas are compared are checked."""
         self.backwards: List[Backward] = []
         """The running calls of torch.autograd.backward, the innermost last."""
         self.handles: List[Any] = []
@@ -64,8 +63,7 @@ def patch_ddp(ddp: Any) -> None:
     """Make each forward of DDP prepare for the check of its gradients."""
     if not check_every():
         return
-    settings = read_settings(os.environ)
-    _kept.every = settings.check_every if settings.speed else 0
+    _kept.is_speed = read_settings(os.environ).speed
     hooks.put(ddp, "forward", _looking)
     scaler = hooks.part(sys.modules.get("torch.amp.grad_scaler"), "GradScaler")
     hooks.put(scaler, "scale", lambda original: around(original, before=_scales))
@@ -138,7 +136,7 @@ def _begin(ddp: Any, given: Any) -> Any:
 
 def _is_left_out(replica: Any) -> bool:
     """Return whether this step is one of those that ``wrap --speed`` leaves out, as checks take time in each step."""
-    return _kept.every > 0 and next_due(replica.reductions, _kept.every) != replica.reductions + 1
+    return _kept.is_speed and not schedule.is_between(replica.reductions, replica.reductions + 1)
 
 
 @guarded("gradients")

@@ -1,7 +1,7 @@
 """Fingerprints a replica after an optimizer's step, at a forward, after a buffer broadcast, and at the end.
 
-Which of them are due depends only on their numbers, which are equal on all ranks: 1, 2, 4 and so on below N, then the
-multiples of N. Nothing here communicates with other ranks, and nothing is left on a GPU or in autograd.
+``schedule`` says which of them are due. Nothing here communicates with other ranks, and nothing is left on a GPU or in
+autograd.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any, Dict, List, Optional
 
 from .. import frames
 from ..capture import is_capturing
-from ..state import check_every
 from ..storage import fingerprint_layout
-from . import tensors, unwrapped
+from . import schedule, tensors, unwrapped
 from .ddp_models import Replica
 from .files import FingerprintFiles
 from .optimizers import Untrained
@@ -24,32 +23,6 @@ from .values import fitted, model_values, optimizer_values
 
 GPU_WAIT_S = 1.0
 """How long the end waits for a busy GPU, which may be in a collective that never completes. Our choice."""
-
-
-def next_due(number: int, every: int) -> int:
-    """Return the first number after ``number`` at which replicas are fingerprinted."""
-    power = 1 << number.bit_length()
-    return power if power < every else (number // every + 1) * every
-
-
-class StepCounter:
-    """Counts the steps of an optimizer, and says which of them are fingerprinted."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self._due = 1
-
-    def is_due(self) -> bool:
-        """Return whether the next step is fingerprinted."""
-        return self.steps + 1 == self._due
-
-    def ended(self) -> bool:
-        """Count a step; return whether it is fingerprinted."""
-        self.steps += 1
-        if self.steps != self._due:
-            return False
-        self._due = next_due(self.steps, check_every())
-        return True
 
 
 def may_fingerprint() -> bool:
@@ -154,6 +127,7 @@ class StepFingerprints:
             forwards=replica.forwards - self._forwards,
             unreduced_forwards=replica.unreduced_forwards - self._unreduced,
             site=frames.describe_user(frame),
+            every=schedule.distance(),
         )
         values.update(optimizer_values(optimizer))
         before, taken = gradients.value(), fingerprints_of(after).value()
@@ -173,8 +147,9 @@ class ModelFingerprints:
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
-        self.forward_due = 1
-        self.sync_due = 0
+        self.forward_taken = 0
+        """The backwards with reductions when the model was last fingerprinted at a forward."""
+        self.sync_taken = -1
         self._forward_files: Optional[FingerprintFiles] = None
         self._sync_files: Optional[FingerprintFiles] = None
         self._forwards = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
+import time
 import weakref
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
@@ -17,9 +18,10 @@ from .. import frames, hooks
 from ..state import check_every, guarded, here
 from ..storage import fingerprint_layout
 from ..wrappers import wraps
-from . import tensors
+from . import schedule, tensors
 from .files import FingerprintFiles
-from .fingerprinting import StepCounter, fingerprints_of, may_fingerprint, write
+from .fingerprinting import fingerprints_of, may_fingerprint, write
+from .schedule import StepCounter
 from .tensors import Rows
 from .values import optimizer_values
 
@@ -62,10 +64,12 @@ def before_step(optimizer: Any, *unused: Any) -> None:
     stepper = _steppers.get(optimizer)
     if stepper is None:
         stepper = _steppers[optimizer] = _Stepper()
-    if stepper.is_due() and may_fingerprint():
+    if stepper.begins() and may_fingerprint():
+        began_s = time.perf_counter()
         for sharing, named in _shared(stepper, optimizer):
             rows = _local(tensors.gradient_rows([(name, p) for name, p in named if _has_gradient(p)]))
             stepper.gradients[sharing] = (rows, fingerprints_of(rows))
+        schedule.spend(began_s)
 
 
 @guarded("mesh step ends")
@@ -75,15 +79,23 @@ def after_step(optimizer: Any) -> None:
     if stepper is None or not stepper.ended():
         return
     if may_fingerprint():
+        began_s = time.perf_counter()
         for sharing, named in _shared(stepper, optimizer):
             _write(stepper, sharing, named, optimizer)
+        schedule.spend(began_s)
     stepper.gradients = {}
 
 
 def _write(stepper: _Stepper, sharing: Sharing, named: List[Tuple[str, Any]], optimizer: Any) -> None:
     gradients, taken = stepper.gradients.get(sharing, ([], None))
     rows = _local(tensors.parameter_rows(named) + tensors.state_rows(named, optimizer))
-    values = dict(optimizer_values(optimizer), steps=stepper.steps, reductions=stepper.steps, forwards=1)
+    values = dict(
+        optimizer_values(optimizer),
+        steps=stepper.steps,
+        reductions=stepper.steps,
+        forwards=1,
+        every=schedule.distance(),
+    )
     values["site"] = frames.describe_user(sys._getframe(1))
     files = stepper.files.get(sharing)
     if files is None:

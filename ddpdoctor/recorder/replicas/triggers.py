@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
 from typing import Any, List, Optional
 
 from ..state import check_every, guarded, here
-from . import ddp_models, unwrapped
+from . import ddp_models, schedule, unwrapped
 from .ddp_models import Replica
-from .fingerprinting import ModelFingerprints, StepCounter, StepFingerprints, gpu_is_idle, may_fingerprint, next_due
+from .fingerprinting import ModelFingerprints, StepFingerprints, gpu_is_idle, may_fingerprint
+from .schedule import StepCounter
 from .tensors import held_by
 
 MAX_STREAMS = 4
@@ -49,7 +51,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if not _is_watched() or (_thread.running is not None and _is_inside(_thread.running)):
         return
     stepper = _thread.running = _stepper_of(optimizer)
-    is_due = stepper.is_due()
+    is_due, began_s = stepper.begins(), time.perf_counter()
     if is_due or stepper.seen != ddp_models.version():
         _find_models(stepper, optimizer)
     is_taken = is_due and not _has_closure(args, kwargs) and may_fingerprint()
@@ -57,6 +59,8 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         model.begins()
         if is_taken:
             model.take_before(optimizer)
+    if is_due:
+        schedule.spend(began_s)
 
 
 def _is_watched() -> bool:
@@ -73,8 +77,10 @@ def after_step(optimizer: Any) -> None:
     _thread.running = None
     try:
         if stepper.ended() and may_fingerprint():
+            began_s = time.perf_counter()
             for model in stepper.models:
                 model.take_after(stepper.steps, optimizer, list(_steppers), sys._getframe(1))
+            schedule.spend(began_s)
     finally:
         for model in stepper.models:
             model.ended(stepper.steps)
@@ -158,9 +164,9 @@ def forward_begins(ddp: Any, *unused: Any, **also_unused: Any) -> None:
     if replica is None or not torch.is_grad_enabled():
         return
     own = _model_fingerprints(replica)
-    if replica.reductions < own.forward_due:
+    if not schedule.is_between(own.forward_taken, replica.reductions):
         return
-    own.forward_due = next_due(replica.reductions, check_every())
+    own.forward_taken = replica.reductions
     if not _step_fingerprints_of(replica) and may_fingerprint():
         own.take_at_forward(list(_steppers), sys._getframe(1))
 
@@ -175,9 +181,10 @@ def buffers_synced(ddp: Any) -> None:
     if replica is None or hasattr(ddp, "buffer_hook"):
         return
     own = _model_fingerprints(replica)
-    if replica.reductions >= own.sync_due and may_fingerprint():
-        own.sync_due = next_due(replica.reductions, check_every())
+    if schedule.is_between(own.sync_taken, replica.reductions) and may_fingerprint():
+        own.sync_taken, began_s = replica.reductions, time.perf_counter()
         own.take_after_sync()
+        schedule.spend(began_s)
 
 
 @guarded("replica ends")

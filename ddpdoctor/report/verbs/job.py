@@ -132,7 +132,9 @@ def replica_words(report: Report) -> str | None:
     checks = _checks(compared)
     differing = dict.fromkeys(one.what for stream in compared for one in stream.differences)
     if not differing:
-        return f"replicas equal: {checks}"
+        every = max(stream.every for stream in compared)
+        chosen = f"; every {every} steps, to take less than 1 % of the time" if every else ""
+        return f"replicas equal: {checks}{chosen}"
     nouns = " and ".join(NOUNS[what] for what in differing)
     return f"replicas compared: {checks}; {nouns} differ, but no rule reports this as wrong"
 

@@ -29,7 +29,7 @@ def test_the_options_of_consistency_are_read_as_typed() -> None:
     assert (asked.check_every, asked.no_consistency, asked.allow_different) == ("5", False, ("expert.*", "head"))
     off = read("--no-consistency", "train.py")
     assert off is not None
-    assert (off.check_every, off.no_consistency) == ("50", True)
+    assert (off.check_every, off.no_consistency) == ("auto", True)
 
 
 def test_the_last_value_holds_and_codes_add_up() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import ddpdoctor.recorder
-from ddpdoctor.recorder.replicas import fingerprinting
 from ddpdoctor.recorder.storage import fingerprint_layout
 from ddpdoctor.recorder.storage.fingerprint_reading import FingerprintFile
 from ddpdoctor.recorder.storage.ring_reading import read_ring_file
@@ -110,17 +109,6 @@ def values_of(jobs: list[Ran], case: str, clock: str, key: str, model: int = 0) 
 
 def names_in(file: FingerprintFile, what: str) -> list[str]:
     return [" ".join(filter(None, row[1:3])) for row in file.rows if row[0] == what]
-
-
-@pytest.mark.parametrize(
-    ("every", "due"),
-    [(50, [1, 2, 4, 8, 16, 32, 50, 100]), (4, [1, 2, 4, 8, 12]), (3, [1, 2, 3, 6]), (2, [1, 2, 4]), (1, [1, 2, 3])],
-)
-def test_powers_of_two_are_due_and_then_multiples(every: int, due: list[int]) -> None:
-    found = [0]
-    while len(found) <= len(due):
-        found.append(fingerprinting.next_due(found[-1], every))
-    assert found[1:] == due
 
 
 def test_nothing_of_ours_failed(jobs: list[Ran]) -> None:

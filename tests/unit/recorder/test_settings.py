@@ -13,7 +13,7 @@ def test_settings_arrive_as_they_were_sent():
     sent = RecorderSettings(check_every=7, tune_rounds=2)
     assert sent.variables() == {
         "DDPDOCTOR_CHECK_EVERY": "7", "DDPDOCTOR_SPEED": "0", "DDPDOCTOR_TUNE_ROUNDS": "2", "DDPDOCTOR_TUNE_ONLY": "",
-            "DDPDOCTOR_TUNE_SETTING": "", "DDPDOCTOR_LOG_FINDINGS": "0",
+            "DDPDOCTOR_TUNE_SETTING": "", "DDPDOCTOR_LOG_FINDINGS": "0", "DDPDOCTOR_CHECK_AUTO": "0",
     }  # fmt: skip
     assert values(read_settings(sent.variables())) == values(sent)
 
