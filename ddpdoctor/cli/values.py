@@ -41,7 +41,7 @@ def parse_steps(text: str, option: str) -> int:
     if steps < 1:
         raise UserError(
             f"{option} is {text!r}, which is not a whole number of steps from 1 on",
-            help="Give a number of optimizer steps such as 50, or auto, or turn off the comparison with --no-consistency.",
+            help="Give a number of optimizer steps such as 50, or auto, or turn it off with --no-consistency.",
         )
     return steps
 

@@ -107,7 +107,7 @@ class Options:
             panel=REPLICAS,
             metavar="N",
             variable="DDPDOCTOR_CHECK_EVERY",
-            help="Compare replicas every N steps, or at up to 1% of the time.",
+            help="Compare replicas every N steps; auto: at most 1% of time.",
         ),
     ] = AUTO
     no_consistency: Annotated[

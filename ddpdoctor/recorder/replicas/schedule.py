@@ -1,12 +1,12 @@
 """Which optimizer steps are fingerprinted: equal numbers on all ranks, without a message between them.
 
-With a fixed distance these are steps 1, 2, 4 and so on below it, then its multiples. ``auto`` chooses the distance so that
-comparing costs at most ``SHARE`` of the training time, after an allowance at the start.
+With a fixed distance these are steps 1, 2, 4 and so on below it, then its multiples. ``auto`` chooses the distance so
+that comparing costs at most ``SHARE`` of the training time, after an allowance at the start.
 
-``auto`` divides steps into blocks: 1, 2-3, 4-7, ... and from step 1024 on blocks of 1024. In each block a rank writes its
-wish for the next block into a page that the ranks of this host share; when the next block begins, each takes the largest.
-Ranks that reduce gradients together are at most one step apart, so all wishes are there by then. Distances are powers of
-two: where hosts choose different ones, the steps of the larger are still common to all.
+``auto`` divides steps into blocks: 1, 2-3, 4-7, ... and from step 1024 on blocks of 1024. In each block a rank writes
+its wish for the next block into a page that the ranks of this host share; when the next block begins, each takes the
+largest. Ranks that reduce gradients together are at most one step apart, so all wishes are there by then. Distances
+are powers of two: where hosts choose different ones, the steps of the larger are still common to all.
 """
 
 from __future__ import annotations
