@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.rules.progress.known_errors import KNOWN_ERRORS
+from ddpdoctor.model.known_errors import read_known_errors
 from ddpdoctor.rules.registry import all_rules
 
 if TYPE_CHECKING:
@@ -92,11 +92,13 @@ def render_errors() -> str:
     rows = [
         f"## {known.shown}\n\nIt means: {known.means}.\n\nAt fault: {known.fault}.\n\nWhat to do: {known.fix}.\n\n"
         f"Source: {as_link(known.source)}\n"
-        for known in KNOWN_ERRORS
+        for known in read_known_errors()
+        if not known.loose
     ]
     head = (
-        "# Known errors\n\nWhat the errors mean that everybody meets, whose fault each is, and what to do. "
-        '`ddpdoctor wrap` says it in its report, and `ddpdoctor explain "TEXT OF THE ERROR"` in the terminal.\n'
+        "# Known errors\n\nCommon errors: what they mean, what causes them, and how to fix them. "
+        "`ddpdoctor wrap` and `ddpdoctor analyze` add this to their reports, and\n"
+        '`ddpdoctor explain "TEXT OF THE ERROR"` prints it in the terminal.\n'
     )
     return "\n".join([ERRORS_NOTICE + "\n", head, *rows])
 

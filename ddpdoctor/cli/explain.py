@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Explain a code or an error message: what it means and what to do."""
+    """Explain a code or an error message: what it means and what to do.
+
+    An error is known by its words. `ddpdoctor analyze` finds it in a whole log, and says which rank failed first.
+    """
 
     name: Annotated[
         str | None, Argument(metavar="CODE|TEXT", help="A code or kind (DD601, stuck), or an error message.")

@@ -59,18 +59,34 @@ def _page(rule: Rule) -> RulePage:
 def find_error(text: str) -> tuple[str, dict[str, str]] | None:
     """Return the title and the texts by label of the known error in a text, or None.
 
-    A single word (a code or kind) is never an error.
+    Raises:
+        UserError: it is a text, and not the name of a rule, and no known error is in it.
     """
-    if " " not in text.strip():
-        return None
-    from ddpdoctor.rules.progress.known_errors import find_known
+    from ddpdoctor.model.known_errors import find_known
+    from ddpdoctor.model.nccl_warnings import read_warning
+    from ddpdoctor.rules.registry import find_rule
 
-    known = find_known(text)
-    if known is None:
+    text = text.strip()
+    if find_rule(text) is not None:
         return None
-    return known.shown, {
-        "means": known.means, "at fault": known.fault, "to do": known.fix, "source": known.source,
-    }  # fmt: skip
+    known = find_known(text)
+    if known is None and (warning := read_warning(text)) is not None and warning.fix:
+        return "a warning of NCCL", {"means": warning.words, "to do": warning.fix, "source": _NCCL_SOURCE}
+    known = known or find_known(text, loose=True)
+    if known is not None:
+        return known.shown, {
+            "means": known.means, "at fault": known.fault, "to do": known.fix, "source": known.source,
+        }  # fmt: skip
+    if " " in text or text.endswith(("Error", "Exception")):
+        raise UserError(
+            f"no known error is in this text: {text[:80]}",
+            help="`ddpdoctor analyze FILE` reads the whole log, whatever the error is, and says which rank failed "
+            "first; FILE is a log, a folder of logs, or - for standard input.",
+        )
+    return None
+
+
+_NCCL_SOURCE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 
 
 def find_page(name: str, pages: tuple[RulePage, ...]) -> RulePage:

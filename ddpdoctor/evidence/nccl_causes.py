@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.model.evidence import Failed, Hint, Link, Nature, Trouble, Who
+from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.model.nccl_warnings import Accused, read_warning
 
 if TYPE_CHECKING:
@@ -58,7 +59,5 @@ def link_of(warning: NcclWarning, common: dict[str, Any]) -> Link:
 
 def _known_fix(text: str) -> str:
     """Return the advice of the table of known errors, so that it is written only once."""
-    from ddpdoctor.rules.progress.known_errors import find_known
-
     known = find_known(text)
     return known.fix if known is not None else ""

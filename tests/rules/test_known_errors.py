@@ -2,12 +2,16 @@
 
 import os
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from ddpdoctor.rules.progress.known_errors import KNOWN_ERRORS, find_known
+from ddpdoctor.evidence.funnel import condense
+from ddpdoctor.model.known_errors import FAULTS, find_known, read_known_errors
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 def raised(call):
@@ -109,13 +113,14 @@ def test_errors_of_other_code_are_left_alone(text):
 
 
 def test_each_has_a_source_and_can_be_distinguished_from_those_before_it():
-    assert len(KNOWN_ERRORS) >= 30
-    assert all(known.source and known.fix and known.means for known in KNOWN_ERRORS)
-    assert (
-        len({known.shown for known in KNOWN_ERRORS})
-        == len({known.pattern for known in KNOWN_ERRORS})
-        == len(KNOWN_ERRORS)
-    )
+    rows = read_known_errors()
+    assert len(rows) >= 200
+    assert all(known.source and known.fix and known.means and known.fault in FAULTS.values() for known in rows)
+    assert len({known.shown for known in rows}) == len({known.pattern for known in rows}) == len(rows)
+    natures = {"own", "peer-lost", "timed-out", "stopped", "follows", "link", "note"}
+    assert {known.nature for known in rows} <= natures
+    assert all(known.nature != "own" for known in rows if known.fault == FAULTS["peer"])
+    assert all(len(condense(mark.encode())) > 1 for known in rows for mark in known.marks)
 
 
 @pytest.mark.parametrize(
@@ -129,3 +134,32 @@ def test_a_shared_gpu_is_known_as_nccl_words_it_before_and_since_2_30(message):
     known = find_known(f"DistBackendError: NCCL error: invalid usage\nLast error:\n{message}")
     assert known is not None
     assert known.shown.startswith("Duplicate GPU")
+
+
+PASTED = [line.split("\t") for line in (DATA / "known_errors.tsv").read_text(encoding="utf-8").splitlines()[1:]]
+"""Lines in the forms that people paste, with invented values."""
+
+
+@pytest.mark.parametrize(("text", "shown", "nature"), PASTED)
+def test_pasted_lines_are_known_and_a_reader_of_logs_would_see_them(text, shown, nature):
+    known = find_known(text)
+    assert known is not None
+    assert shown in known.shown
+    assert known.nature == nature
+    assert nature == "note" or any(mark in text for mark in ("rror", "RROR", "xception", *known.marks))
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("AssertionError: Rank 6: found NaN in local grad norm in backwards pass. Device: 6", (6,)),
+        ("Unexpected result nan on rank 2 at iteration #40", (2,)),
+        ("Parameters which did not receive grad for rank 3: aux.weight", (3,)),
+        ("Duplicate GPU detected : rank 6 and rank 2 both on CUDA device 4b000", (6, 2)),
+        ("RuntimeError: CUDA out of memory. GPU 3 has a total capacity of 23.69 GiB", ()),
+    ],
+)
+def test_ranks_in_a_text(text, ranks):
+    known = find_known(text)
+    assert known is not None
+    assert known.ranks(text) == ranks

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Doing, Failed, Moving, ProcessState, Stacked, Waiting
 from ddpdoctor.model.findings import Confidence, Place, Severity
+from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.model.nccl_warnings import SHM_FIX
 from ddpdoctor.model.rank_words import count_of, format_numbers, name_list, rank_list
 from ddpdoctor.rules.answers import Problem
@@ -14,7 +15,6 @@ from ddpdoctor.rules.evidence.collecting import KILLED, collect
 from ddpdoctor.rules.evidence.roots import victims_of
 from ddpdoctor.rules.evidence.stacks import innermost
 from ddpdoctor.rules.evidence.state import last_samples
-from ddpdoctor.rules.progress.known_errors import find_known
 from ddpdoctor.rules.progress.words import place_words
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.findings import Confidence, Place, Severity
+from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
-from .clues import fix_of, sentences
+from .clues import Clue, fix_of, sentences
 from .failures import Failure, failure_line, is_lost_worker, same_bug
 from .job_state import Cause, JobState
-from .known_errors import known_clues, origin_of_error
 from .memory_causes import memory_clues
 from .node_findings import judge_lost
 from .places import innermost_user, places
@@ -217,8 +217,9 @@ def _failed(job: JobState, root: Failure) -> Problem:
     blamed = tuple(sorted(failure.rank.rank for failure in together))
     where = tuple(place for failure in together for place in places(failure.rank.rank, _lines(failure)))
     clues = memory_clues(job, root) or reducer_clues(job, root)
-    if root.error is not None and not any(clue.fix for clue in clues):
-        clues = (*clues, *known_clues(f"{root.error.type}: {root.error.message}"))
+    known = find_known(f"{root.error.type}: {root.error.message}") if root.error is not None else None
+    if known is not None and not any(clue.fix for clue in clues):
+        clues = (*clues, Clue(said=f"{known.means} (at fault: {known.fault})", fix=known.fix))
     return Problem(
         severity=Severity.ERROR,
         confidence=_confidence(root),
@@ -238,7 +239,7 @@ def _failed(job: JobState, root: Failure) -> Problem:
             *say.progress_words(job, blamed),
         ),
         fix=fix_of(clues, _fix(root, next(iter(where), None))),
-        origin=origin_of_error(f"{root.error.type}: {root.error.message}") if root.error is not None else None,
+        origin=known.origin if known is not None else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.model.rank_words import first_names, rank_list
 from ddpdoctor.model.reducer import Fault
 from ddpdoctor.model.sides import grouped
@@ -26,14 +27,17 @@ if TYPE_CHECKING:
 
 MAX_NAMED = 5
 """Our choice: most parameters that a sentence names."""
-FIXES = {
-    Fault.UNFINISHED: "if this is intended, pass find_unused_parameters=True to DistributedDataParallel on all "
-    "ranks; otherwise use every output of forward in the loss, and remove unused layers or freeze "
-    "them (requires_grad_(False)) before you wrap the model",
-    Fault.STATIC: "replace static_graph=True with find_unused_parameters=True, or use the same layers in every step",
-    Fault.TWICE: "checkpoint with use_reentrant=False; call the DDP object, not model.module, and use every layer "
-    "once per step; if the graph never changes, static_graph=True allows both",
+_SAYS = {
+    Fault.UNFINISHED: "Expected to have finished reduction in the prior iteration",
+    Fault.STATIC: "Your training graph has changed in this iteration",
+    Fault.TWICE: "Expected to mark a variable ready only once",
 }
+"""What DDP says of each fault, in the words of the table of known errors, which has the fixes."""
+
+
+def _fix(fault: Fault) -> str:
+    known = find_known(_SAYS[fault])
+    return known.fix if known is not None else ""
 
 
 def reducer_summary(said: ReducerSaid) -> str:
@@ -57,7 +61,7 @@ def reducer_clues(job: JobState, failure: Failure) -> tuple[Clue, ...]:
     said = failure.error.reducer if failure.error is not None else None
     if said is None:
         return ()
-    fix = FIXES[said.what]
+    fix = _fix(said.what)
     if said.what is Fault.TWICE:
         return (Clue(said="a layer ran outside DDP's forward, or in two reentrant checkpoints", fix=fix),)
     if said.outputs:
@@ -104,7 +108,7 @@ def skipped_reduction(job: JobState, conflict: Conflict) -> Problem | None:
             *say.progress_words(job, [part.rank for part in conflict.parts]),
             *say.cascade_words(job.failures, (), also=""),
         ),
-        fix=FIXES[Fault.UNFINISHED],
+        fix=_fix(Fault.UNFINISHED),
     )
 
 
