@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.diagnose.redact import Redactor
 from ddpdoctor.model.bandwidth import Bench
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.recorder.storage.secrets import hide_in_text
+from ddpdoctor.recorder.storage.secrets import hide_in_text, hide_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,8 +78,15 @@ class SecretCount:
         if is_dataclass(value) and not isinstance(value, type):
             return replace(value, **{one.name: self.value(getattr(value, one.name)) for one in fields(value)})
         if isinstance(value, dict):
-            return {self.value(key): self.value(item) for key, item in value.items()}
+            return {self.value(key): self._named(key, item) for key, item in value.items()}
         return type(value)(self.value(item) for item in value) if isinstance(value, (list, tuple)) else value
+
+    def _named(self, name: Any, value: Any) -> Any:
+        if not isinstance(name, str) or not isinstance(value, str):
+            return self.value(value)
+        shown = hide_value(name, value)
+        self.count += shown != value
+        return shown
 
 
 def _hosts_in(value: Any, key: str = "") -> Iterable[str]:

@@ -96,7 +96,9 @@ def _keep(text: str) -> bool:
 
 @guarded("torchrun.log")
 def _append(text: str) -> bool:
+    from .storage.secrets import hide_in_text  # here, because it loads re
+
     fd = open_plain(os.path.join(here.folder, FILE), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
+        file.write(hide_in_text(text))
     return True

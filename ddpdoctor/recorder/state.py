@@ -140,7 +140,9 @@ class Recorder:
         if self.failures > MAX_FAILURES:
             return
         try:
-            text = "%s: %s" % (type(error).__name__, str(error)[:200])
+            from .storage.secrets import hide_in_text  # here, because it loads re
+
+            text = "%s: %s" % (type(error).__name__, hide_in_text(str(error)[:2000])[:200])
             if not self._noted_defect(hook, text):
                 self.lost("%s: %s" % (hook, text))
         except Exception:  # noqa: BLE001, S110 - the last guard: no failure of ours reaches training

@@ -26,6 +26,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         evidence=("connected to 10.1.2.3 as alice", "password=hunter2hunter2", "/home/alice/train.py"),
     )
     data = {**report.data, "source": {"lines": ["SECRET = 1"]}, "new_part": "SECRET = 1"}
+    data["run"] = {"environment": {"PGPASSWORD": "hunter2hunter2"}}
     told = replace(report, findings=(finding, *report.findings[1:]), verdict=finding, data=data)
     folder = tmp_path / "runs" / "one"
     (folder / "rings").mkdir(parents=True)

@@ -4,6 +4,7 @@ Every kind has three causes or more, in different places of a script, on two, th
 debug levels. Where the level changes what the ranks go through, a job runs under both.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ def hold_to_pictures_of_lock(ran: Ran, lanes: dict[int, dict[str, Any]], fault_m
     source = data["source"]
     assert "FAULT" in source["lines"][source["blamed"] - source["first"]]
     assert len(source["lines"]) == 5
+    assert json.loads((ran.folder / "source.json").read_text()) == source  # also without report.json and the script
     head = next(line for line in ran.stderr.splitlines() if line.endswith("DD601 stuck, rank 1 v"))
     rows = ran.stderr.splitlines()[ran.stderr.splitlines().index(head) + 1 :]
     assert rows[0].startswith("> rank 1")

@@ -143,7 +143,7 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
         initialized=bool(cells["initialized"]),
         main_ended_ns=cells["main_ended_ns"] or None,
         exit_call=read_frame(leaving.get("frame")),
-        exit_asked=leaving.get("status"),
+        exit_asked=hide_in_text(leaving["status"]) if isinstance(leaving.get("status"), str) else None,
         recent_calls=log.ended(),
         children=_children(watched, context),
         causes=read_process_causes(watched.causes, notes, evidence),

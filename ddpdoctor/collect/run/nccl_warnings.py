@@ -48,7 +48,7 @@ def keep_users_logs(folder: Path, pattern: str) -> None:
         lines = _tail(Path(name))
         kept = [match[0] for match in _WARNING.finditer(lines)][-MOST_LINES:]
         if kept:
-            write_whole(target / f"user.{Path(name).name}.log", "\n".join(kept) + "\n")
+            write_whole(target / f"user.{Path(name).name}.log", hide_in_text("\n".join(kept) + "\n"))
 
 
 def _warnings(path: Path) -> Iterator[NcclLine]:

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from .. import frames
 from ..storage import fingerprint_layout
+from ..storage.secrets import hide_in_text
 from .ddp_models import Replica, all_replicas
 from .tensors import held_by
 
@@ -98,9 +99,9 @@ def _text(value: Any) -> Optional[str]:
         return None
     if isinstance(value, (tuple, list)):
         return " ".join(_text(part) or "-" for part in value[:4])[:MAX_VALUE]
-    return (
-        (value if isinstance(value, str) else repr(value))[:MAX_VALUE] if isinstance(value, (int, float, str)) else None
-    )
+    if isinstance(value, str):
+        return hide_in_text(value[: 4 * MAX_VALUE])[:MAX_VALUE]
+    return repr(value)[:MAX_VALUE] if isinstance(value, (int, float)) else None
 
 
 def random_digest(on_gpu: bool) -> str:

@@ -223,11 +223,20 @@ def _noting_exit(original: Any) -> Any:
 def _note_exit(caller: Any, status: Any) -> None:
     place = frames.describe_user(caller)
     if here.ring is not None and place is not None:
-        entry = {"k": "exit", "status": repr(status)[:80], "at": time.monotonic_ns(), "frame": place}
+        entry = {"k": "exit", "status": _status_text(status), "at": time.monotonic_ns(), "frame": place}
         here.ring.note(entry, vital=True)
     handled = sys.exc_info()[1]
     if handled is not None and status not in (None, 0):
         note_exception(handled, uncaught=True)  # the script logged it and then exits: it explains the exit status
+
+
+def _status_text(status: Any) -> str:
+    """Return an exit status as text. Scripts also end with a text, which may quote a URL or a key."""
+    if status is None or isinstance(status, int):
+        return repr(status)[:80]
+    from ..storage.secrets import hide_in_text
+
+    return hide_in_text(repr(status)[:MAX_TEXT])[:80]
 
 
 def _watch_threads(threading: Any) -> None:

@@ -8,6 +8,7 @@ because ranks use it on the texts of exceptions.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 HIDDEN = "***"
 
@@ -16,6 +17,8 @@ _STRONG = frozenset({
     "passcode", "authorization", "jwt",
 })  # fmt: skip
 """Words in a name whose value is always a secret."""
+_ENDINGS = ("password", "passwd", "passphrase", "apikey")
+"""Ends of such words, as in PGPASSWORD."""
 _WEAK = frozenset(["token", "auth", "bearer", "cookie", "signature", "sig", "sas", "pat", "webhook", "otp"])
 """Words in a name whose value is a secret unless it is a number, a switch, or a text token."""
 _KEYS = frozenset(("key", "keys"))
@@ -32,11 +35,11 @@ _OF_TEXTS = frozenset({
     "pad", "eos", "bos", "unk", "cls", "sep", "mask", "id", "ids", "max", "min", "num", "per", "type", "types",
     "len", "length", "size", "count", "budget", "image", "special", "begin", "end", "start", "stop", "prefix",
     "suffix", "level", "limit", "limits", "dim", "drop", "dropout", "rate", "mode", "class", "embedding",
-    "embeddings",
+    "embeddings", "info",
 })  # fmt: skip
 """Words that show that a name means tokenizer tokens or a number, not a credential."""
 _HARMLESS = re.compile(
-    r"|true|false|yes|no|on|off|none|null|auto|default|[-+]?\d{1,9}(\.\d*)?([eE][-+]?\d+)?|[<\[{(|]\S*|\S*[>\])}|]|\*{3,}",
+    r"|str|bytes|SecretStr|true|false|yes|no|on|off|none|null|auto|default|[-+]?\d{1,9}(\.\d*)?([eE][-+]?\d+)?|[<\[{(|]\S*|\S*[>\])}|]|\*{3,}",
     re.IGNORECASE,
 )
 """Values that are harmless under a weak name: numbers, switches, and tokens such as ``<pad>`` and ``[CLS]``."""
@@ -51,32 +54,67 @@ _BROKEN_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _JOINED = re.compile(r"(.{2,})(token|secret|password|passwd|key)")
 
 _URL_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/@:'\"]{0,256}):[^\s/'\"]{1,512}@")
-_NAME = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]{0,63})([\"']?\s{0,2}(?:=>|:=|=|:(?!//|:))\s{0,2})")
+_URL_TOKEN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,30}://)([^\s/@:'\"]{16,512})(?=@)")
+"""A user without a password. A token may stand there: ``https://TOKEN@github.com/x``."""
+_NAME = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]{0,63})((?:\\{0,7}[\"'])?\s{0,2}(?:=>|:=|=|%3[Dd]|:(?!//|:))\s{0,2})")
 _VALUE = re.compile(
-    r"\"[^\"\n]{0,2048}\"|'[^'\n]{0,2048}'|(?:Bearer|Basic|Token)\s+[^\s,;&\"']{1,2048}|[^\s,;&\"'(){}]{1,2048}"
+    r"(\\{1,7}[\"'])[^\"'\\\n]{0,2048}\1|\"[^\"\n]{0,2048}\"|'[^'\n]{0,2048}'"
+    r"|(?i:Bearer|Basic|Token)\s{1,8}[^\s,;&\"'\\]{1,2048}|[<\[|][^\s,;&\"'(){}]{0,63}|[^\s,;&\"'(){}]{1,2048}|\\{0,7}[\"'][^\"'\\\n]{1,2048}\Z"
 )
+"""A value: in quotes, which JSON within a text escapes; bare; or cut off with the text."""
+_QUOTED = re.compile(r"(\\*[\"'])(.*)\1", re.DOTALL)
 _OPTION = re.compile(
     r"(?<![\w-])(--?[A-Za-z][\w.-]{1,63})(=|[ \t]{1,8}|[\"'],\s{0,2}(?=[\"']))"
     r"(\"[^\"\n]{0,2048}\"|'[^'\n]{0,2048}'|[^\s\"',;&]{1,2048})"
 )
 """An option with its value, as they stand in a command line or in a printed list of its words."""
 _SPOKEN = re.compile(
-    r"\b((?:wandb\s+login|(?:api|access|secret)[ _-]?key|secret|password|token)\s+(?:is\s+|was\s+)?)"
-    r"([A-Za-z0-9_\-+/=.]{16,})"
+    r"\b((?:wandb\s{1,8}login|(?:api|access|secret|auth|license)[ _-]?key|secret|password|passphrase|token)"
+    r"(?:\s{1,8}(?:is|was|provided))?(?:\s{0,2}[:=])?\s{0,8}[\"']?)(?<=[\s\"':=])([A-Za-z0-9_\-+/=.]{16,})",
+    re.IGNORECASE,
 )
-_BEARER = re.compile(r"\b(bearer|basic)(\s+)([A-Za-z0-9._~+/=-]{8,})", re.IGNORECASE)
+_PROGRAM = re.compile(
+    r"\b((?:(?:sshpass|mysql\w{0,8}|mariadb|mongo\w{0,8})\b|(?:docker|podman)\s{1,4}login\b)[^\n|;&]{0,120}?\s-p\s?"
+    r"|curl\b[^\n|;&]{0,120}?\s(?:-u|--user)\s{1,4}[\"']?[^\s:\"']{1,64}:)([^\s\"'-][^\s\"']{0,256})"
+)
+"""Commands within a text, with a password that has no name."""
+_BEARER = re.compile(r"\b(bearer|basic)(\s{1,8})([A-Za-z0-9._~+/=-]{8,})", re.IGNORECASE)
 _SHAPES = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|(?:AKIA|ASIA|AGPA|AROA)[0-9A-Z]{16}"
-    r"|sk-(?=[\w-]*\d)(?:[a-z0-9]{2,6}-)*[A-Za-z0-9_]{16,}[\w-]*|[sr]k_(?:live|test)_\w{10,}|xox[a-z]-[\w-]{10,}"
-    r"|xapp-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|AIza[\w-]{30,}|ya29\.[\w-]{20,}|glpat-[\w-]{16,}"
+    r"\b(?:hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}"
+    r"|(?:AKIA|ASIA|AGPA|AROA|AIDA|ABIA|ACCA)[0-9A-Z]{16}"
+    r"|(?<!-)sk-(?=[\w-]{0,200}\d)(?:[a-z0-9]{2,6}-){0,4}[A-Za-z0-9_]{16,}[\w-]*|[sr]k_(?:live|test)_\w{10,}"
+    r"|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}"
+    r"|gl(?:pat|dt|rt|cbt|ptt|agent|soat)-[\w-]{16,}"
     r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|nvapi-[\w-]{20,}|r8_[A-Za-z0-9]{30,}|gsk_[A-Za-z0-9]{20,}"
-    r"|dapi[0-9a-f]{32}|SG\.[\w-]{16,}\.[\w-]{16,}|do[opr]_v1_[0-9a-f]{40,}|shp(?:at|ss|ca)_[0-9a-f]{32}"
-    r"|wandb_v\d_\w{20,}|ATATT[\w=-]{20,}|dckr_pat_[\w-]{20,}|tskey-[\w-]{16,}|(?:local|wandb)-[0-9a-f]{40})"
+    r"|dapi[0-9a-f]{32}(?:-\d)?|SG\.[\w-]{16,}\.[\w-]{16,}|do[opr]_v1_[0-9a-f]{40,}|shp(?:at|ss|ca|pa)_[0-9a-f]{32}"
+    r"|wandb_v\d_\w{20,}|ATATT[\w=-]{20,}|dckr_(?:pat|oat)_[\w-]{20,}|tskey-[\w-]{16,}|hv[bsr]\.[\w-]{20,}"
+    r"|gl(?:sa|c)_\w{20,}|NRAK-[A-Z0-9]{20,}|pcsk_\w{20,}|xai-\w{20,}|pplx-\w{20,}|rpa_\w{20,}|lin_api_\w{20,}"
+    r"|AGE-SECRET-KEY-1[0-9A-Z]{30,}|\d{8,10}:AA[\w-]{30,}|(?:local|wandb)-[0-9a-f]{40})"
+    r"|(?<![\w-])eyJ(?:[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|[\w-]{40,}={0,2})"
 )
-_HOOKS = re.compile(r"(hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks)/[\w/-]+")
-_PEM = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+"""Credentials that their issuers made recognizable. What follows a part without a limit is optional: time is linear."""
+_HOOKS = re.compile(
+    r"(hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api(?:/v\d+)?/webhooks"
+    r"|webhook\.office(?:365)?\.com/webhookb2|outlook\.office(?:365)?\.com/webhook"
+    r"|(?:logic\.azure|powerplatform|powerautomate)\.(?:com|us|cn)(?::\d{1,5})?(?:/[\w-]{1,40}){0,3}/workflows"
+    r"|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot/(?:v\d/)?hook|hooks\.zapier\.com/hooks|hc-ping\.com"
+    r"|api\.telegram\.org|maker\.ifttt\.com/trigger|qyapi\.weixin\.qq\.com/cgi-bin/webhook|events\.pagerduty\.com"
+    r"|chat\.googleapis\.com/v1/spaces)/[^\s\"'<>\\,;)\]}]+"
+)
+"""Addresses that let whoever knows them post: all that follows is the secret."""
+_PEM = re.compile(
+    r"(-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----).*?(-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)", re.DOTALL
+)
 _RUN = re.compile(r"(?<![A-Za-z0-9_/])[A-Za-z0-9]{20,}(?![A-Za-z0-9])")
-_SOME = re.compile(r"[:=@]|(?:^|\s)--?[a-z]|-----BEGIN|://|[A-Za-z0-9_/+-]{16}|bearer|basic", re.IGNORECASE)
+_WANDB = re.compile(r"wandb|w&b|weights\s?(?:and|&)\s?biases", re.IGNORECASE)
+_WANDB_KEY = re.compile(r"(?<![0-9A-Za-z])[0-9a-f]{40}(?![0-9A-Za-z])")
+_HASHED = re.compile(
+    r"commit|sha|hash|rev|git|digest|checksum|branch|head|artifact|version|tree|blob|model|tag|md5|@\s*$", re.IGNORECASE
+)
+"""Stands before a commit or checksum, which has the form of a key of W&B."""
+_NEAR = 32
+"""Our choice: so many characters before such a number tell what it is."""
+_SOME = re.compile(r"[:=@]|%3[Dd]|(?:^|\s)--?[a-z]|-----BEGIN|://|[A-Za-z0-9_/+-]{16}|bearer|basic", re.IGNORECASE)
 """Matches every text that can hold a secret. Most texts do not match, and need no more work."""
 
 
@@ -104,13 +142,31 @@ def hide_in_text(text: str) -> str:
         return text
     text = _PEM.sub(rf"\1{HIDDEN}\2", text)
     text = _URL_USER.sub(rf"\1:{HIDDEN}@", text)
+    text = _URL_TOKEN.sub(lambda found: found[1] + (HIDDEN if _is_mixed(found[2]) else found[2]), text)
     text = _HOOKS.sub(rf"\1/{HIDDEN}", text)
     text = _SHAPES.sub(HIDDEN, text)
+    if _WANDB.search(text):
+        text = "\n".join(_hide_wandb_keys(line) if _WANDB.search(line) else line for line in text.split("\n"))
+    text = _PROGRAM.sub(rf"\1{HIDDEN}", text)
     text = _OPTION.sub(_option_shown, text)
     text = _hide_pairs(text)
     text = _SPOKEN.sub(lambda found: found[1] + (HIDDEN if _is_mixed(found[2]) else found[2]), text)
-    text = _BEARER.sub(lambda found: found[1] + found[2] + (HIDDEN if _is_mixed(found[3]) else found[3]), text)
+    text = _BEARER.sub(
+        lambda found: found[1] + found[2] + (HIDDEN if _is_mixed(found[3]) or len(found[3]) >= 24 else found[3]), text
+    )
     return _RUN.sub(lambda found: HIDDEN if _is_random(found[0]) else found[0], text)
+
+
+def hide_value(name: str, value: str) -> str:
+    """Return the value of a name, such as a variable or a key of JSON, without secrets."""
+    return HIDDEN if _is_secret(name, value) else hide_in_text(value)
+
+
+def _hide_wandb_keys(line: str) -> str:
+    """Hide 40 hex digits in a line that names W&B, unless the words before them say that they are a commit or hash."""
+    return _WANDB_KEY.sub(
+        lambda found: found[0] if _HASHED.search(line[max(0, found.start() - _NEAR) : found.start()]) else HIDDEN, line
+    )
 
 
 def _takes_secret(word: str, program: str) -> bool:
@@ -133,7 +189,7 @@ def _word_shown(word: str, program: str) -> str:
     if program and re.fullmatch(r"-p[^-=].*", word) and not program.startswith(("docker", "podman")):
         return f"-p{HIDDEN}"
     name, sep, value = word.partition("=")
-    if sep and "://" not in name and re.fullmatch(r"[-+]*[\w.@/-]+", name) and _is_secret(name, value):
+    if sep and "://" not in name and re.fullmatch(r"[-+]*[\w.@/][\w.@/-]*", name) and _is_secret(name, value):
         return f"{name}={HIDDEN}"
     return hide_in_text(word)
 
@@ -154,8 +210,8 @@ def _hide_pairs(text: str) -> str:
         value = _VALUE.match(text, found.end()) if found.start() >= at and _strength(name) else None
         if value is None:
             continue
-        mark = value[0][0] if value[0][0] in "\"'" else ""
-        bare = value[0].strip("\"'")
+        quoted = _QUOTED.fullmatch(value[0])
+        mark, bare = quoted.groups() if quoted else ("", value[0])
         # "token: x" is usually prose; "token=x" is a setting.
         is_prose = ":" in sep and _strength(name) < 2 and not mark and not _is_mixed(bare)
         if _is_secret(name, bare) and not is_prose:
@@ -171,10 +227,13 @@ def _is_secret(name: str, value: str) -> bool:
     return strength == 1 and not _HARMLESS.fullmatch(value) and not _PATH.fullmatch(value)
 
 
+@lru_cache(maxsize=1024)
 def _strength(option: str) -> int:
     """Return how surely an option's words name a secret: 2 for ``--hf-password``, 0 for ``--tokenizer``."""
     words = _words(option)
-    if _STRONG.intersection(words):
+    if words == ["pwd"]:
+        return 1  # a password of ODBC, or the working directory
+    if any(word in _STRONG or word.endswith(_ENDINGS) for word in words):
         return 2
     for before, word in zip(["", *words], words):
         if word in _KEYS and before in _OWNERS:

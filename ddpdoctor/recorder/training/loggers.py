@@ -57,12 +57,15 @@ def _made_writer(writer: Any) -> None:
 
 @guarded("wandb")
 def _began_wandb(run: Any, *args: Any) -> None:
+    from ..storage.secrets import hide_in_text
+
     settings = run.settings
     if settings.mode == "disabled":
         return
     _note(
         "wandb", id=run.id, project=run.project, entity=run.entity or "", folder=os.path.abspath(settings.root_dir),
-        mode="offline" if run.offline else "online", base_url=str(settings.base_url),
+        mode="offline" if run.offline else "online",
+        base_url=hide_in_text(str(settings.base_url)),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..speed import gradient_times
+from ..storage.secrets import hide_in_text
 from . import switches
 from .agreement import on_any_rank
 from .fixed import FixedSteps, now_ns
@@ -95,7 +96,8 @@ class SettingsTrial:
 
     def refuse(self, error: BaseException) -> None:
         """Go on with the script's settings until all ranks drop this one, at the end of the block."""
-        self.refused = self.refused or "%s: %s" % (type(error).__name__, str(error).split("\n")[0][:200])
+        text = hide_in_text(str(error)[:2000]).split("\n")[0]
+        self.refused = self.refused or "%s: %s" % (type(error).__name__, text[:200])
 
     def _forward_in_step(self, ddp: Any) -> None:
         if self.script is None:

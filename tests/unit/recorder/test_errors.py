@@ -71,3 +71,23 @@ def test_a_forked_child_notes_its_errors_however_many_its_parent_had(tmp_path: P
     run_recorded(folder, "-c", FORKS)
     (child,) = read_rings(folder, ring_layout.ROLE_CHILD)
     assert [note["text"] for note in child.notes if note["k"] == "raised"] == ["of the child"]
+
+
+LEAVES = """
+import os, sys, tempfile
+script = os.path.join(tempfile.mkdtemp(), "script.py")
+with open(script, "w") as file:
+    file.write("import sys\\nleave = lambda status: sys.exit(status)\\n")
+sys.path.insert(0, os.path.dirname(script))
+import script
+script.leave("no access to https://me:hunter2@host with password=hunter2, " + "x" * 50 + " hf_hunter2hunter2hunter2")
+"""
+
+
+def test_the_text_with_which_a_script_exits_is_stored_without_secrets(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "run")
+    ended = run_recorded(folder, "-c", LEAVES)
+    assert (ended.status, b"hunter2" in ended.stderr) == (1, True)
+    (ring,) = read_rings(folder)
+    assert [note["status"][:26] for note in ring.notes if note["k"] == "exit"] == ["'no access to https://me:***"[:26]]
+    assert [path for path in folder.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()] == []
