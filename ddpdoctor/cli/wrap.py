@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ddpdoctor.cli.acting import ActionOptions, Actor, status_of_verdict
+from ddpdoctor.cli.actions import ActionOptions, Actor, WebhookFormat, check_webhook, status_of_verdict
 from ddpdoctor.cli.debug_level import choose_debug_level, has_memory_for_detail
 from ddpdoctor.cli.delivery import check_writable
 from ddpdoctor.cli.metrics import MetricExport, MetricOptions, check_metrics
@@ -35,7 +35,6 @@ from ddpdoctor.cli.options import (
     typed,
 )
 from ddpdoctor.cli.values import parse_duration, parse_steps
-from ddpdoctor.cli.webhook import WebhookFormat, check_webhook
 from ddpdoctor.launch.command.command_line import SplitCommand
 from ddpdoctor.launch.command.options import DebugLevel, OnHang, OutputFormat, WrapOptions
 from ddpdoctor.launch.command.placement import Style

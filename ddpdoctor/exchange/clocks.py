@@ -16,19 +16,23 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.exchange.client import ClockTimes, read_times
-from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.exchange.store import ClockTimes, StoreError, read_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddpdoctor.exchange.client import Client
     from ddpdoctor.exchange.conversation import Conversation
+    from ddpdoctor.exchange.store import Client
 
 ROUNDS = 8
 """Our choice: with this many, at least one round trip meets neither a network queue nor a busy server."""
 ENOUGH_NS = 2_000_000_000
 """Our choice: over a slow transport (a shared folder) fewer rounds are enough, so that nobody waits long."""
+KEY, SHOW_EVERY_S, LOOK_EVERY_S = "clock", 0.1, 0.02
+ENOUGH_VALUES = 5
+"""The first value may be old, and a busy rank 0 may write some of them late."""
+OFFSET_LIMIT_S = 20.0
+"""Our choice: five values come in half a second, but with thirteen processes per core no two came in 3 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,39 +47,22 @@ class ClockOffset:
 
 def measure_clocks(client: Client, read: Callable[[], ClockTimes] = read_times) -> ClockOffset:
     """Return the offset measured in the shortest of several round trips; raises ``StoreError``."""
-    began = read().monotonic_ns
-    best: ClockOffset | None = None
+    offsets: list[ClockOffset] = []
+    began_ns = read().monotonic_ns
     for _ in range(ROUNDS):
-        offset, ended = _measure_once(client, read)
-        if best is None or offset.error_ns < best.error_ns:
-            best = offset
-        if ended - began > ENOUGH_NS:
+        before, theirs, after = read(), client.now(), read()
+        # Somebody may set the wall clock during the call, so the monotonic clock gives the middle.
+        half_ns = (after.monotonic_ns - before.monotonic_ns) // 2
+        offsets.append(
+            ClockOffset(
+                wall_s=(before.wall_ns + half_ns - theirs.wall_ns) / 1e9,
+                monotonic_ns=before.monotonic_ns + half_ns - theirs.monotonic_ns,
+                error_ns=half_ns + 1,
+            )
+        )
+        if after.monotonic_ns - began_ns > ENOUGH_NS:
             break
-    assert best is not None
-    return best
-
-
-def _measure_once(client: Client, read: Callable[[], ClockTimes]) -> tuple[ClockOffset, int]:
-    before = read()
-    theirs = client.now()
-    after = read()
-    half_ns = (after.monotonic_ns - before.monotonic_ns) // 2
-    # Somebody may set the wall clock during the call, so the monotonic clock gives the middle.
-    offset = ClockOffset(
-        wall_s=(before.wall_ns + half_ns - theirs.wall_ns) / 1e9,
-        monotonic_ns=before.monotonic_ns + half_ns - theirs.monotonic_ns,
-        error_ns=half_ns + 1,
-    )
-    return offset, after.monotonic_ns
-
-
-KEY = "clock"
-SHOW_EVERY_S = 0.1
-LOOK_EVERY_S = 0.02
-ENOUGH_VALUES = 5
-"""The first value may be old, and a busy rank 0 may write some of them late."""
-OFFSET_LIMIT_S = 20.0
-"""Our choice: five values come in half a second, but with thirteen processes per core no two came in 3 s."""
+    return min(offsets, key=lambda one: one.error_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,27 +76,23 @@ class ShownClock:
     """Publishes this process's wall clock while the context is open."""
 
     def __init__(self, conversation: Conversation) -> None:
-        """Publish the clock to ``conversation``."""
-        self._conversation = conversation
-        self._ended = threading.Event()
+        self._conversation, self._ended = conversation, threading.Event()
         self._thread = threading.Thread(target=self._show, name="ddpdoctor-clock", daemon=True)
 
     def __enter__(self) -> None:
-        """Start."""
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        """Stop."""
         self._ended.set()
         self._thread.join(timeout=1)
 
     def _show(self) -> None:
-        while not self._ended.is_set():
-            try:
+        try:
+            while not self._ended.is_set():
                 self._conversation.send(KEY, _WallClock(now_s=time.time()))
-            except StoreError:
-                return
-            self._ended.wait(SHOW_EVERY_S)
+                self._ended.wait(SHOW_EVERY_S)
+        except StoreError:
+            pass
 
 
 def measure_offset(conversation: Conversation) -> float | None:

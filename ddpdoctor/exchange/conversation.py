@@ -1,19 +1,24 @@
 """How the processes of a job talk over a store: records, one decision for all, an alarm, a goodbye.
 
-A record is a dataclass. It is packed, signed if the job has a token, split into chunks if it is large, and checked when
-it is read. Every wait has a limit. Every call raises ``StoreError`` if the store does not answer.
+A record is a dataclass. It is packed into a message, signed if the job has a token, split into chunks if it is large,
+and checked when it is read. Every wait has a limit. Every call raises ``StoreError`` if the store does not answer.
+
+A message is zlib-compressed JSON behind a header: "DDPD", the version of the format (1 byte), whether it is signed
+(1 byte), the length of the payload (4 bytes, big-endian); with a token, an HMAC-SHA256 of all that follows.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import json
 import signal
 import struct
 import time
+import zlib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ddpdoctor.exchange.framing import MAGIC, BadMessage, pack, unpack
 from ddpdoctor.exchange.store import StoreError, wait_for, wait_until
 from ddpdoctor.model.codec import WrongValue, decode, encode
 
@@ -24,16 +29,29 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 
+MAGIC, VERSION = b"DDPD", 1
+"""The version increases when an older reader would misread a message; a new field does not require that."""
+MAX_PACKED_BYTES = 4 * 2**20
+"""Our choice: the facts of a node with 8 GPUs take about 10 KiB; torch's store takes values up to 8 MiB."""
+MAX_PLAIN_BYTES = 32 * 2**20
+"""Our choice: the largest size of an unpacked message."""
+_HEADER = struct.Struct("!4sBBI")
+_SIGNATURE_BYTES = 32
 CHUNK_BYTES = 256 * 1024
 """Our choice: at 1 Mbit/s a chunk takes 2 s, well within a call's limit. Other requests run between two chunks."""
 MAX_BYTES = 64 * 2**20
 """Our choice: the most that one sender stores under one key. A server keeps 512 MiB in all."""
+_DESCRIPTION = struct.Struct("!Q32s")
+"""What stands at the key of a value in chunks: its size and SHA-256."""
 LOOK_EVERY_S = 0.02
 ALARM_LIMIT_S = 5.0
 """Our choice: the time that a member has to send the reason after it raised the alarm."""
 _ALARM = 1_000_000
 """An alarm adds this to the counter "news", and a question adds 1, so one read shows both."""
-_DESCRIPTION = struct.Struct("!Q32s")
+
+
+class BadMessage(Exception):  # noqa: N818 - says what it is
+    """Received data is not a message, or must not be read. The text is a phrase that follows "sent"."""
 
 
 class BadRecord(StoreError):  # noqa: N818 - says what it is
@@ -43,6 +61,57 @@ class BadRecord(StoreError):  # noqa: N818 - says what it is
         """Say who sent what; ``what`` is a phrase such as "a message signed with another token"."""
         super().__init__(f"{sender} sent {what}")
         self.what = what
+
+
+def pack(plain: Any, token: bytes | None = None) -> bytes:
+    """Pack a JSON value into a message; raises ``BadMessage`` if it is larger than a reader accepts."""
+    text = json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
+    payload = zlib.compress(text, 6)
+    if len(text) > MAX_PLAIN_BYTES or len(payload) > MAX_PACKED_BYTES:
+        raise BadMessage(f"a message of {len(text)} bytes, which is over the limit")
+    message = _HEADER.pack(MAGIC, VERSION, token is not None, len(payload)) + payload
+    return message if token is None else message + hmac.digest(token, message, "sha256")
+
+
+def unpack(message: bytes, token: bytes | None = None) -> Any:
+    """Check a message and return its JSON value; raises ``BadMessage``. Nothing is unpickled or run."""
+    if len(message) < _HEADER.size or not message.startswith(MAGIC):
+        raise BadMessage("something that is not a message of ddpdoctor")
+    _, version, signed, length = _HEADER.unpack_from(message)
+    if version != VERSION:
+        raise BadMessage(f"a message of format {version}; this version of ddpdoctor reads format {VERSION}")
+    end = _HEADER.size + length
+    if length > MAX_PACKED_BYTES or len(message) != end + _SIGNATURE_BYTES * bool(signed):
+        raise BadMessage(f"a message of {len(message)} bytes, which is cut short or over the limit")
+    if signed and token is None:
+        raise BadMessage("a signed message, but this process has no DDPDOCTOR_TOKEN")
+    if token is not None and not signed:
+        raise BadMessage("a message that is not signed with this job's token")
+    if token is not None and not hmac.compare_digest(hmac.digest(token, message[:end], "sha256"), message[end:]):
+        raise BadMessage("a message signed with another token")
+    text = decompress(message[_HEADER.size : end], MAX_PLAIN_BYTES)
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"a damaged message ({type(error).__name__} in its JSON)") from None
+
+
+def decompress(payload: bytes, most_bytes: int) -> bytes:
+    """Undo zlib.compress; raises ``BadMessage`` if the payload is damaged or unpacks to more than ``most_bytes``."""
+    unpacker = zlib.decompressobj()
+    try:
+        text = unpacker.decompress(payload, most_bytes)
+    except zlib.error as error:
+        raise BadMessage(f"a damaged message ({error})") from None
+    if unpacker.unconsumed_tail:
+        raise BadMessage(f"a message that unpacks to more than {most_bytes} bytes")
+    if not unpacker.eof or unpacker.unused_data:
+        raise BadMessage("a damaged message (its end is not where it should be)")
+    return text
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(name)
 
 
 class News(NamedTuple):
@@ -56,29 +125,22 @@ class Conversation:
     """One member's side of the conversation. Threads may share it."""
 
     def __init__(
-        self,
-        store: Store,
-        token: bytes | None = None,
-        *,
-        prefix: str = "",
-        turned_away: Callable[[], int] = lambda: 0,
-        first: str = "rank 0",
-        member: str = "rank",
-    ) -> None:
+        self, store: Store, token: bytes | None = None, *, prefix: str = "",
+        turned_away: Callable[[], int] = lambda: 0, first: str = "rank 0", member: str = "rank",
+    ) -> None:  # fmt: skip
         """Take an open store and the job's token. All keys begin with ``prefix``.
 
         ``turned_away`` counts the connections without the token, if this process serves the store. Errors call the
         deciding member ``first``, and any other one ``member`` with its number.
         """
-        self.store, self.turned_away = store, turned_away
-        self._first, self._member = first, member
-        self._token, self._prefix = token, prefix
+        self.store, self.turned_away, self.prefix = store, turned_away, prefix
+        self._token, self._first, self._member = token, first, member
         self._turn = ""
         """The counter that the goodbye increments, so that the next conversation of this name starts with new keys."""
 
     def begin(self, name: str) -> Conversation:
         """Return the current conversation of this name. Several may follow each other over one store."""
-        turn = self._prefix + name
+        turn = self.prefix + name
         part = self.part(f"{name}/{self.store.add(turn, 0)}/")
         part._turn = turn  # noqa: SLF001 - of this class
         return part
@@ -86,20 +148,15 @@ class Conversation:
     def part(self, prefix: str) -> Conversation:
         """Return a conversation over the same store with its own keys."""
         return Conversation(
-            self.store, self._token, prefix=self._prefix + prefix, turned_away=self.turned_away, first=self._first,
+            self.store, self._token, prefix=self.prefix + prefix, turned_away=self.turned_away, first=self._first,
             member=self._member,
         )  # fmt: skip
-
-    @property
-    def prefix(self) -> str:
-        """The start of all keys, unique to this conversation on its store."""
-        return self._prefix
 
     # Records
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which starts at 0, and return the sum."""
-        return self.store.add(self._prefix + key, amount)
+        return self.store.add(self.prefix + key, amount)
 
     def send(self, key: str, record: Any) -> None:
         """Store a record for everyone to read."""
@@ -108,33 +165,29 @@ class Conversation:
         except BadMessage as error:
             raise StoreError(f"{key} is {error}") from error
         if len(data) <= CHUNK_BYTES:
-            self.store.set(self._prefix + key, data)
+            self.store.set(self.prefix + key, data)
         else:
             self.send_bytes(key, data)
 
+    def send_bytes(self, key: str, data: bytes) -> None:
+        """Store up to ``MAX_BYTES`` in chunks. The description comes last, so a reader of it finds every chunk."""
+        if len(data) > MAX_BYTES:
+            raise StoreError(f"{key} is {len(data)} bytes, which is over the limit of {MAX_BYTES}")
+        for name, start in zip(self._chunks(key, len(data)), range(0, len(data), CHUNK_BYTES), strict=True):
+            self.store.set(name, data[start : start + CHUNK_BYTES])
+        self.store.set(self.prefix + key, _DESCRIPTION.pack(len(data), hashlib.sha256(data).digest()))
+
     def has(self, key: str) -> bool:
         """Return whether there is a record."""
-        return self.store.get(self._prefix + key) is not None
+        return self.store.get(self.prefix + key) is not None
 
     def get(self, kind: type[Kind], key: str, sender: str) -> Kind | None:
         """Return a record, or None if there is none yet; raises ``BadRecord``, which names ``sender``."""
-        data = self.store.get(self._prefix + key)
-        return None if data is None else self._read(kind, key, data, sender)
+        return self.wait(kind, key, 0.0, sender)
 
     def take(self, kind: type[Kind], key: str, sender: str) -> Kind | None:
         """Return a record as ``get`` does, and remove it to free the server's memory."""
-        data = self.store.get(self._prefix + key)
-        if data is None:
-            return None
-        try:
-            return self._read(kind, key, data, sender)
-        finally:
-            self._forget(key, data)
-
-    def wait(self, kind: type[Kind], key: str, limit_s: float, sender: str) -> Kind | None:
-        """Wait for a record and return it, or None if it does not arrive in time."""
-        data = self._wait(key, limit_s)
-        return None if data is None else self._read(kind, key, data, sender)
+        return self.wait(kind, key, 0.0, sender, take=True)
 
     def receive(self, kind: type[Kind], key: str, limit_s: float, sender: str) -> Kind:
         """Wait for a record and return it; raises ``StoreError`` if it does not arrive in time."""
@@ -143,62 +196,56 @@ class Conversation:
             raise StoreError(f"no message came from {sender} within {limit_s:g} s")
         return record
 
-    def send_bytes(self, key: str, data: bytes) -> None:
-        """Store up to ``MAX_BYTES`` in chunks. The description comes last, so a reader of it finds every chunk."""
-        if len(data) > MAX_BYTES:
-            raise StoreError(f"{key} is {len(data)} bytes, which is over the limit of {MAX_BYTES}")
-        for number, start in enumerate(range(0, len(data), CHUNK_BYTES)):
-            self.store.set(f"{self._prefix}{key}/{number}", data[start : start + CHUNK_BYTES])
-        self.store.set(self._prefix + key, _DESCRIPTION.pack(len(data), hashlib.sha256(data).digest()))
-
-    def take_bytes(self, key: str, limit_s: float) -> bytes | None:
-        """Wait for bytes, remove them and return them, or None if they do not arrive in time.
-
-        Raises ``BadRecord``.
-        """
-        description = self._wait(key, limit_s)
-        if description is None:
+    def wait(self, kind: type[Kind], key: str, limit_s: float, sender: str, *, take: bool = False) -> Kind | None:
+        """Wait for a record and return it, or None if it does not arrive in time."""
+        data = wait_for(lambda: self.store.get(self.prefix + key), limit_s)
+        if data is None:
             return None
         try:
-            return self._join(key, description)
-        finally:
-            self._forget(key, description)
-
-    def _wait(self, key: str, limit_s: float) -> bytes | None:
-        return wait_for(lambda: self.store.get(self._prefix + key), limit_s)
-
-    def _read(self, kind: type[Kind], key: str, data: bytes, sender: str) -> Kind:
-        try:
-            return decode(kind, unpack(self._join(key, data) if _is_description(data) else data, self._token))
+            return decode(kind, unpack(self._join(key, data), self._token))
         except (BadMessage, WrongValue) as error:
             raise BadRecord(sender, str(error)) from error
+        finally:
+            if take:
+                self._forget(key, data)
 
-    def _join(self, key: str, description: bytes) -> bytes:
-        size, digest = read_description(key, description)
-        parts = [self.store.get(self._prefix + name) for name in _chunk_names(key, size)]
-        data = b"".join(part or b"" for part in parts)
-        if len(data) != size or hashlib.sha256(data).digest() != digest:
+    def take_bytes(self, key: str, limit_s: float) -> bytes | None:
+        """Wait for bytes, remove them and return them, or None if they do not come in time. Raises ``BadRecord``."""
+        data = wait_for(lambda: self.store.get(self.prefix + key), limit_s)
+        if data is None:
+            return None
+        try:
+            return self._join(key, data, must_be_chunks=True)
+        finally:
+            self._forget(key, data)
+
+    def _join(self, key: str, data: bytes, *, must_be_chunks: bool = False) -> bytes:
+        """Return what stands at a key, or in the chunks that it describes."""
+        if not must_be_chunks and (len(data) != _DESCRIPTION.size or data.startswith(MAGIC)):
+            return data
+        size, digest = read_description(key, data)
+        joined = b"".join(self.store.get(name) or b"" for name in self._chunks(key, size))
+        if len(joined) != size or hashlib.sha256(joined).digest() != digest:
             raise BadRecord("another process", f"{key}, which arrived damaged")
-        return data
+        return joined
 
     def _forget(self, key: str, data: bytes) -> None:
-        with suppress(BadRecord):
-            for name in _chunk_names(key, read_description(key, data)[0]) if _is_description(data) else ():
-                self.store.forget(self._prefix + name)
-        self.store.forget(self._prefix + key)
+        if len(data) == _DESCRIPTION.size and not data.startswith(MAGIC):
+            with suppress(BadRecord):
+                for name in self._chunks(key, read_description(key, data)[0]):
+                    self.store.forget(name)
+        self.store.forget(self.prefix + key)
+
+    def _chunks(self, key: str, size: int) -> list[str]:
+        return [f"{self.prefix}{key}/{number}" for number in range(-(-size // CHUNK_BYTES))]
 
     # All members
 
     def gather(
-        self,
-        kind: type[Kind],
-        key: str,
-        members: Callable[[], Iterable[int]],
-        limit_s: float,
-        *,
+        self, kind: type[Kind], key: str, members: Callable[[], Iterable[int]], limit_s: float, *,
         is_over: Callable[[dict[int, Kind]], bool] | None = None,
         on_bad: Callable[[int, BadRecord], None] | None = None,
-    ) -> dict[int, Kind]:
+    ) -> dict[int, Kind]:  # fmt: skip
         """Return the records under KEY/MEMBER that arrive within the limit, by member.
 
         ``members`` is asked before each poll whom to wait for, because members may join or be given up. ``is_over``
@@ -207,24 +254,23 @@ class Conversation:
         """
         heard: dict[int, Kind] = {}
         bad: set[int] = set()
-
-        def has_come(member: int) -> bool:
-            try:
-                record = self.get(kind, f"{key}/{member}", f"{self._member} {member}")
-            except BadRecord as error:
-                if on_bad is None:
-                    raise
-                on_bad(member, error)
-                bad.add(member)
-                return True
-            if record is not None:
-                heard[member] = record
-            return record is not None
-
         deadline = time.monotonic() + limit_s
         while True:
             waiting = [member for member in members() if member not in heard and member not in bad]
-            came = sum([has_come(member) for member in waiting])
+            came = 0
+            for member in waiting:
+                try:
+                    record = self.get(kind, f"{key}/{member}", f"{self._member} {member}")
+                except BadRecord as error:
+                    if on_bad is None:
+                        raise
+                    on_bad(member, error)
+                    bad.add(member)
+                    came += 1
+                    continue
+                if record is not None:
+                    heard[member] = record
+                    came += 1
             if is_over(heard) if is_over is not None else came == len(waiting):
                 return heard
             if not came and time.monotonic() >= deadline:
@@ -240,13 +286,14 @@ class Conversation:
 
     # Alarm and questions
 
-    def news(self) -> News:
+    def news(self, amount: int = 0) -> News:
         """Return whether the alarm was raised and how many questions were asked so far."""
-        return _news(self.add("news", 0))
+        counter = self.add("news", amount)
+        return News(alarm=counter >= _ALARM, questions=counter % _ALARM)
 
     def ask(self) -> int:
         """Ask all members the next question; return its number."""
-        return _news(self.add("news", 1)).questions
+        return self.news(1).questions
 
     def raise_alarm(self, why: Kind) -> Kind:
         """Tell all members to stop; return the alarm that counts, which is another member's if that one came first."""
@@ -277,10 +324,7 @@ class Conversation:
             wait_until(lambda: self.add("heard", 0) >= others(), limit_s, LOOK_EVERY_S)
 
     def hear_goodbye(self, kind: type[Kind], limit_s: float, *, ends_process: bool = False) -> Kind | None:
-        """Confirm the last record and return it, or None if it does not arrive in time.
-
-        ``ends_process``: see ``say_goodbye``.
-        """
+        """Confirm the last record and return it, or None if it does not arrive in time."""
         word = self.wait(kind, "goodbye", limit_s, self._first)
         if ends_process:
             _ignore_sigterm()
@@ -299,18 +343,6 @@ def read_description(key: str, description: bytes) -> tuple[int, bytes]:
     return size, digest
 
 
-def _is_description(data: bytes) -> bool:
-    return len(data) == _DESCRIPTION.size and not data.startswith(MAGIC)
-
-
 def _ignore_sigterm() -> None:
     with suppress(ValueError):  # only the main thread may
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def _chunk_names(key: str, size: int) -> list[str]:
-    return [f"{key}/{number}" for number in range(-(-size // CHUNK_BYTES))]
-
-
-def _news(counter: int) -> News:
-    return News(alarm=counter >= _ALARM, questions=counter % _ALARM)

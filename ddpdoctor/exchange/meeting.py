@@ -1,42 +1,73 @@
-"""Connects the ranks of a job: over the launcher's store if it serves one, else over a server that rank 0 runs.
+"""Connects the processes of a job: its ranks over one store (``meet``), its nodes by whatever way gets through.
 
-With both of torchrun's rendezvous, static and c10d, the agent of node 0 serves a store at MASTER_ADDR:MASTER_PORT for
-as long as that agent lives. With TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 rank 0 must serve it.
+Nodes meet at a server that the first of them runs. If its own port cannot be reached, requests travel as messages
+through the job's own store or through a folder that all hosts see.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import threading
+import time
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ddpdoctor.exchange.client import ServerClient, open_client
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import open_job_store
+from ddpdoctor.exchange.mailbox import (
+    FOLDER,
+    FolderBox,
+    Forwarder,
+    StoreBox,
+    knock,
+    list_names,
+    make_folder,
+    read_small,
+    remove,
+    write_in_place,
+)
+from ddpdoctor.exchange.reach import describe_failures
 from ddpdoctor.exchange.server import Server
-from ddpdoctor.exchange.store import LocalStore, StoreError
-from ddpdoctor.exchange.token import NO_TOKEN, job_token
+from ddpdoctor.exchange.store import MAX_NOTICE_BYTES, StoreError, Values
+from ddpdoctor.exchange.wire import NO_TOKEN, job_token, open_client
 from ddpdoctor.model.node import Launcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    from ddpdoctor.exchange.mailbox import Box
+    from ddpdoctor.exchange.reach import Failures
+    from ddpdoctor.exchange.store import Client, Heard, Store
     from ddpdoctor.model.launch import Launch
+    from ddpdoctor.model.reaching import Connecting
+
+SERVED_BY = "the first node"
+
+
+# Ranks
 
 
 @contextmanager
 def meet(launch: Launch, env: Mapping[str, str], limit_s: float) -> Iterator[Conversation]:
-    """Yield the conversation of a job's ranks. Rank 0 serves it if needed; a single rank uses a local store.
+    """Yield the conversation of a job's ranks, over the launcher's store if it serves one, else over one of rank 0's.
+
+    With both of torchrun's rendezvous, static and c10d, the agent of node 0 serves a store at MASTER_ADDR:MASTER_PORT
+    for as long as that agent lives. With TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 rank 0 must serve it.
 
     Raises ``StoreError`` with what was tried and seen if rank 0 cannot be reached or cannot listen on its port.
     """
     token = job_token(launch, env)
     if not launch.gathers:
-        yield Conversation(LocalStore(), token)
+        yield Conversation(Values(), token)
         return
+    serves = launch.rank == 0 and not launch.agent_store
     with ExitStack() as opened:
-        serves = launch.rank == 0 and not launch.agent_store
         if launch.launcher is Launcher.TORCHRUN:
             # The C++ log of torch, if it is loaded after this, calls it an error that a peer leaves.
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -46,8 +77,7 @@ def meet(launch: Launch, env: Mapping[str, str], limit_s: float) -> Iterator[Con
             del torchs  # it serves as long as it is referred to
         elif serves:
             server = opened.enter_context(closing(Server(launch.port, token or NO_TOKEN, one_host=launch.nnodes == 1)))
-            own = opened.enter_context(closing(ServerClient(server.admit())))
-            yield Conversation(own, token, turned_away=lambda: server.strangers)
+            yield Conversation(server.values, token, turned_away=lambda: server.strangers)
         else:
             client = open_client(launch.hosts, launch.port, token or NO_TOKEN, limit_s)
             yield Conversation(opened.enter_context(closing(client)), token)
@@ -64,3 +94,372 @@ def _serve_torch_store(launch: Launch, limit_s: float) -> Any:
         )  # fmt: skip
     except RuntimeError as error:
         raise StoreError(f"cannot listen on port {launch.port}: {str(error).partition(chr(10))[0]}") from error
+
+
+# Nodes: the one that serves
+
+
+class HostedMeeting(ExitStack):
+    """Serves the meeting from this process until it is closed, or the context ends."""
+
+    def __init__(self, port: int | None, token: bytes, *, one_host: bool = False) -> None:
+        """Start. ``port`` is the port to listen on: 0 for any free one, None for none (other ways only)."""
+        super().__init__()
+        self.not_listening = ""
+        """Why the port cannot be used: a phrase. The other ways are served all the same."""
+        self._token = token
+        try:
+            self.server = Server(port, token, one_host=one_host)
+        except StoreError as error:
+            self.not_listening = str(error)
+            self.server = Server(None, token)
+        self.callback(self.server.close)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on, or 0 if none."""
+        return self.server.port
+
+    def store(self) -> Client:
+        """Return this process's own view of its meeting."""
+        return self.server.values
+
+    def serve_over(self, store: Store) -> Forwarder:
+        """Also answer requests that arrive through a store. The meeting takes ownership of the store."""
+        return self._forward(StoreBox(store))
+
+    def serve_folder(self, path: Path) -> Forwarder:
+        """Also answer requests that arrive through a shared folder."""
+        return self._forward(FolderBox(path))
+
+    def heard(self) -> dict[str, Heard]:
+        """Return every member that has beaten, by the name under which it beats."""
+        return self.server.values.heard()
+
+    def announce(self, notice: bytes) -> None:
+        """Send a few bytes to every member in the answer to its next beat."""
+        if len(notice) > MAX_NOTICE_BYTES:
+            raise StoreError(f"a notice of {len(notice)} bytes is over the limit of {MAX_NOTICE_BYTES}")
+        self.server.values.notice = notice
+
+    def _forward(self, box: Box) -> Forwarder:
+        return self.enter_context(closing(Forwarder(box, self.server.values, self._token).start()))
+
+
+# Nodes: the others
+
+
+class Way:
+    """A way to the meeting."""
+
+    name: ClassVar[str]
+
+    def open(self, token: bytes, limit_s: float, seen: Failures) -> Client:
+        """Connect; raises ``StoreError`` with the reason. For ``seen``, see ``reach``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OwnPort(Way):
+    """ddpdoctor's own port on the first member's host, which is tried at several names or addresses."""
+
+    hosts: tuple[str, ...]
+    port: int
+    name = "own port"
+
+    def open(self, token: bytes, limit_s: float, seen: Failures) -> Client:
+        return open_client(self.hosts, self.port, token, limit_s, served_by=SERVED_BY, seen=seen)
+
+
+@dataclass(frozen=True)
+class OtherPort(Way):
+    """Another port of the first member, which it published somewhere. ``open_it`` reads it from there and connects."""
+
+    open_it: Callable[[float], Client]
+    name = "word"
+
+    def open(self, token: bytes, limit_s: float, seen: Failures) -> Client:  # noqa: ARG002 - as every way
+        return self.open_it(limit_s)
+
+
+@dataclass(frozen=True)
+class OverStore(Way):
+    """A store that somebody else serves. ``open_it`` connects to it within a limit, or raises ``StoreError``."""
+
+    open_it: Callable[[float], Store]
+    name = "store"
+
+    def open(self, token: bytes, limit_s: float, seen: Failures) -> Client:  # noqa: ARG002 - as every way
+        return knock(StoreBox(self.open_it(limit_s)), token, limit_s, SERVED_BY)
+
+
+@dataclass(frozen=True)
+class Folder(Way):
+    """A folder that all hosts see."""
+
+    path: Path
+    name = "folder"
+
+    def open(self, token: bytes, limit_s: float, seen: Failures) -> Client:  # noqa: ARG002 - as every way
+        return knock(FolderBox(self.path), token, limit_s, SERVED_BY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A way that failed."""
+
+    way: str
+    words: str
+    """Why it failed: a phrase."""
+    attempts: tuple[Connecting, ...] = ()
+    """For the own port, the last attempt at each address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundMeeting:
+    """A connection to the meeting over the best way that worked."""
+
+    store: Client
+    way: str
+    tried: tuple[Tried, ...]
+    """The preferred ways that had not worked by then."""
+    open: Callable[[float], Client]
+    """Opens another connection over the same way within a limit; raises ``StoreError``."""
+
+
+class NoMeeting(StoreError):  # noqa: N818 - says what it is
+    """No way to the meeting worked."""
+
+    def __init__(self, tried: tuple[Tried, ...]) -> None:
+        super().__init__("; ".join(f"by {one.way}: {one.words}" for one in tried) or "no way is known")
+        self.tried = tried
+
+
+def find_meeting(ways: Sequence[Way], token: bytes, limit_s: float) -> FoundMeeting:
+    """Try all ways at the same time, repeatedly; return the meeting over the best one that works.
+
+    ``ways`` are in order of preference. Raises ``NoMeeting`` if none has worked within the limit.
+    """
+    seen: list[Failures] = [{} for _ in ways]
+    raced = race([partial(_open, way, token, failures) for way, failures in zip(ways, seen, strict=True)], limit_s)
+    tried = tuple(
+        Tried(
+            way=way.name, attempts=tuple(failures.values()),
+            words=describe_failures(failures) or raced.errors.get(place, "no answer in time"),
+        )
+        for place, (way, failures) in enumerate(zip(ways, seen, strict=True))
+    )  # fmt: skip
+    if raced.best is None or raced.client is None:
+        raise NoMeeting(tried)
+    way = ways[raced.best]
+    return FoundMeeting(
+        store=raced.client, way=way.name, tried=tried[: raced.best], open=partial(_open, way, token, {})
+    )
+
+
+def open_meeting(way: Way, token: bytes, limit_s: float) -> Client:
+    """Connect to the meeting over one way; raises ``StoreError`` with the reason."""
+    return way.open(token, limit_s, {})
+
+
+def _open(way: Way, token: bytes, seen: Failures, limit_s: float) -> Client:
+    return way.open(token, limit_s, seen)
+
+
+TRY_S = 3.0
+"""Our choice: the limit of one attempt. After it, a runner checks whether it was stopped."""
+BETTER_WITHIN_S = 1.0
+"""Our choice: once one way works, how long a preferred one may still take."""
+LATE_S = 1.0
+"""Our choice: an attempt ends by itself at the deadline, on a busy host later. Its error says more than none."""
+PAUSE_S = 0.2
+
+
+class Raced(NamedTuple):
+    """How a race ended: the place of the best that works, its client, and the last error at each place."""
+
+    best: int | None
+    client: Client | None
+    errors: dict[int, str]
+
+
+def race(openers: Sequence[Callable[[float], Client]], limit_s: float) -> Raced:
+    """Open all at the same time, repeatedly, each in a thread; return the most preferred that works, and the errors.
+
+    Once one works, the preferred ones get ``BETTER_WITHIN_S`` more. What opens after the race is closed again.
+    """
+    deadline = until = time.monotonic() + limit_s
+    until += LATE_S
+    over, change = threading.Event(), threading.Condition()
+    found: dict[int, Client] = {}
+    errors: dict[int, str] = {}
+    ended: set[int] = set()
+
+    def run(place: int) -> None:
+        while not over.is_set() and (left_s := deadline - time.monotonic()) > 0:
+            try:
+                client = openers[place](min(TRY_S, left_s))
+            except StoreError as error:
+                errors[place] = str(error)
+                over.wait(PAUSE_S)
+                continue
+            with change:
+                if over.is_set():
+                    client.close()
+                else:
+                    found[place] = client
+            break
+        with change:
+            ended.add(place)
+            change.notify_all()
+
+    for place in range(len(openers)):
+        threading.Thread(target=run, args=(place,), name="ddpdoctor-find", daemon=True).start()
+    best: int | None = None
+    with change:
+        try:
+            while not ended.issuperset(range(min(found, default=len(openers)))) and time.monotonic() < until:
+                if found:
+                    until = min(until, time.monotonic() + BETTER_WITHIN_S)
+                change.wait(max(0.0, until - time.monotonic()))
+            best = min(found, default=None)
+        finally:
+            over.set()
+            for place, client in found.items():
+                if place != best:
+                    client.close()
+    return Raced(best, None if best is None else found[best], errors)
+
+
+# Nodes: who serves in a shared folder if the first never comes
+
+RAISE_EVERY_S = 0.5
+SETTLE_S = 3.0
+"""Our choice: six increments. A member waits this long to see the others, and one that is silent this long is gone."""
+_HERE = re.compile(r"here-([0-9]{8}|x)-[0-9a-f]{16}")
+
+
+def find_deputy(path: Path, token: bytes, number: int | None, limit_s: float) -> Client | None:
+    """Return the meeting that a lower member serves in a shared folder, or None if this member must serve it.
+
+    ``number`` is the member's place in the job; members without one come after all that have one. Raises ``StoreError``
+    if a lower member is present but serves nothing within the limit.
+    """
+    deadline = time.monotonic() + limit_s
+    with closing(Candidate(path, number)) as candidate:
+        while time.monotonic() < deadline:
+            candidate.update()
+            if FolderBox(path).meeting() is not None:
+                with contextlib.suppress(StoreError):
+                    return open_meeting(Folder(path), token, SETTLE_S)
+            if candidate.is_lowest:
+                return None
+            time.sleep(RAISE_EVERY_S)
+    raise StoreError("a node with a lower number has joined but serves no store")
+
+
+class Candidate:
+    """This member's part in the election: a file of its own in the folder, with a counter that it increments.
+
+    If a file stops changing, its member is gone. No clocks are compared: each member relies on the changes that it saw
+    itself.
+    """
+
+    def __init__(self, path: Path, number: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._clock = path / FOLDER, clock
+        self._name = f"here-{'x' if number is None else f'{number:08d}'}-{os.urandom(8).hex()}"
+        self._raised, self._began_s = 0, clock()
+        self._others: dict[str, tuple[bytes, float | None]] = {}
+        """By file name, its content, and when this process last saw it change."""
+        make_folder(self._folder)
+
+    def update(self) -> None:
+        """Increment this member's counter, and note which other files have changed."""
+        self._raised += 1
+        write_in_place(self._folder / self._name, b"%d" % self._raised)
+        for name in filter(_HERE.fullmatch, list_names(self._folder)):
+            content = read_small(self._folder / name) or b""
+            known = self._others.get(name)
+            if known is None or known[0] != content:
+                self._others[name] = content, known and self._clock()
+
+    @property
+    def is_lowest(self) -> bool:
+        """Whether enough time has passed to see the others, and none of those present is lower."""
+        now_s = self._clock()
+        here = {name for name, (_, changed_s) in self._others.items() if changed_s and now_s - changed_s < SETTLE_S}
+        return now_s - self._began_s >= SETTLE_S and min(here | {self._name}) == self._name
+
+    def close(self) -> None:
+        remove(self._folder / self._name)
+
+
+# Heartbeats
+
+REOPEN_LIMIT_S = 3.0
+"""Our choice: the limit of one attempt to reconnect. The next beat tries again."""
+
+
+class Heartbeating:
+    """Sends a member's beats until it is closed, on its own connection so that no large value delays them."""
+
+    def __init__(
+        self, connect: Callable[[float], Client], member: str, *, on_notice: Callable[[bytes], None] = lambda _: None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:  # fmt: skip
+        """``connect`` takes a limit in seconds. The thread calls ``on_notice`` with each new notice."""
+        self.heard_ns: int | None = None
+        """When the server last answered, by CLOCK_MONOTONIC, or None if it never has."""
+        self.said = b""
+        """The bytes that the next beats carry."""
+        self._connect, self._member, self._on_notice, self._clock_ns = connect, member, on_notice, clock_ns
+        self._client: Client | None = None
+        self._notice = b""
+        self._ended, self._now = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddpdoctor-beat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def beat_now(self) -> None:
+        """Send the next beat at once, because ``said`` has changed."""
+        self._now.set()
+
+    def leave(self, word: bytes = b"") -> bool:
+        """Stop beating and report that this member ends; return False if the report failed."""
+        client = self._stop()
+        try:
+            if client is not None:
+                client.leave(self._member, word)
+        except StoreError:
+            return False
+        return client is not None
+
+    def close(self) -> None:
+        """Stop beating, without leaving."""
+        if (client := self._stop()) is not None:
+            client.close()
+
+    def _stop(self) -> Client | None:
+        """Stop; return the connection if no call hangs on it, which would end at its own limit."""
+        self._ended.set()
+        self._now.set()
+        self._thread.join(timeout=1)
+        return None if self._thread.is_alive() else self._client
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._client = self._client or self._connect(REOPEN_LIMIT_S)
+                notice = self._client.beat(self._member, self.said)
+            except StoreError:
+                if self._client is not None:
+                    self._client.close()
+                self._client = None
+            else:
+                self.heard_ns = self._clock_ns()
+                if notice != self._notice:
+                    self._notice = notice
+                    self._on_notice(notice)
+            self._now.wait(1.0 if self._client is None else self._client.beat_every_s)
+            self._now.clear()

@@ -1,54 +1,178 @@
-"""The key-value store through which the processes of a job exchange values, whoever serves it."""
+"""A key-value store in memory, and what every other store of the exchange has in common with it.
+
+The processes of a job exchange everything through a store: this process's own (``Values``), one that another process
+serves (``wire``), one behind a mailbox (``mailbox``), or torch's (``job_store``).
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Found = TypeVar("Found")
-FIRST_PAUSE_S = 0.005
-LONGEST_PAUSE_S = 0.25
-"""With 1,024 waiting ranks, a store answers 4,000 requests a second: little for either implementation."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.25
+"""With 1,024 waiting ranks, a store answers 4,000 requests a second: little for any of them."""
+MAX_KEY_BYTES = 256
+MAX_VALUE_BYTES = 4 * 2**20 + 4096
+"""The limit of a packed message with its header and signature."""
+MAX_KEYS = 65_536
+MAX_DIGITS = 20
+MAX_TOTAL_BYTES = 512 * 2**20
+"""Our choice: enough for 8,192 processes, and no more memory than a rank's host can spare."""
+MAX_MEMBERS = 8192
+MAX_SAID_BYTES, MAX_NOTICE_BYTES = 128, 256
+"""Our choice: with both and the headers of four segments (4 * 66 bytes), one beat a second takes under 700 bytes/s."""
+BEAT_EVERY_S = 1.0
+"""Our choice: a member counts as silent after 10 s, so a few beats may be late or lost."""
 
 
 class StoreError(Exception):
-    """A store cannot be reached or does not answer: a phrase that says what was tried and what was seen."""
+    """A store cannot be reached, refuses or does not answer: a phrase that says what was tried and what was seen."""
 
 
 class Store(Protocol):
-    """A client's view of a store.
+    """Every call has its own time limit and raises ``StoreError`` if it fails. Threads may share a store."""
 
-    Every call has its own time limit and raises ``StoreError`` if it fails. Threads may share a store.
-    """
-
-    def set(self, key: str, value: bytes) -> None:
-        """Store a value under a key."""
-
-    def get(self, key: str) -> bytes | None:
-        """Return the value of a key, or None if it has none yet."""
-
+    def set(self, key: str, value: bytes) -> None: ...
+    def get(self, key: str) -> bytes | None: ...
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which starts at 0, and return the sum."""
 
-    def forget(self, key: str) -> None:
-        """Remove a value."""
-
+    def forget(self, key: str) -> None: ...
     def close(self) -> None:
         """Disconnect; a second call does nothing."""
+
+
+class Client(Store, Protocol):
+    """A store of ddpdoctor's own, which also knows the time and hears heartbeats."""
+
+    beat_every_s: float
+    """Seconds between two beats of a member."""
+
+    def now(self) -> ClockTimes:
+        """Return the clocks of the store's host, read at some time during this call."""
+
+    def beat(self, member: str, said: bytes = b"") -> bytes:
+        """Send a heartbeat with a few bytes; return the notice that is shown to all members."""
+
+    def leave(self, member: str, word: bytes = b"") -> None:
+        """Report that a member ends, so that its silence raises no alarm."""
+
+
+class ClockTimes(NamedTuple):
+    """The time on one host's clocks, in nanoseconds."""
+
+    wall_ns: int
+    monotonic_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What a store knows about one member. Times are CLOCK_MONOTONIC on the store's host."""
+
+    heard_ns: int
+    said: bytes = b""
+    left: bytes | None = None
+    """Its last message if it has left, else None."""
+    broken_ns: int | None = None
+    """When its connection ended before it left; None if that never happened, or if it has beaten again since."""
+
+
+class Values:
+    """Values, counters and heartbeats, for the threads of this process and whoever it serves."""
+
+    beat_every_s = BEAT_EVERY_S
+
+    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.notice = b""
+        """The answer to every beat."""
+        self.ended = False
+        self._clock_ns = clock_ns
+        self._values: dict[str, bytes] = {}
+        self._total_bytes = 0
+        self._heard: dict[str, Heard] = {}
+        self._lock = threading.RLock()
+
+    def set(self, key: str, value: bytes) -> None:
+        with self._open():
+            grown = self._total_bytes + len(value) - len(self._values.get(key, b""))
+            if len(value) > MAX_VALUE_BYTES or grown > MAX_TOTAL_BYTES:
+                raise StoreError("the value is over the limit")
+            if key not in self._values and len(self._values) >= MAX_KEYS:
+                raise StoreError("there are too many keys")
+            self._values[key], self._total_bytes = value, grown
+
+    def get(self, key: str) -> bytes | None:
+        with self._open():
+            return self._values.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        with self._open():
+            try:
+                total = int(self._values.get(key, b"0")) + amount
+            except ValueError:
+                raise StoreError("only whole numbers can be added") from None
+            if amount:
+                self.set(key, b"%d" % total)
+            return total
+
+    def forget(self, key: str) -> None:
+        with self._open():
+            self._total_bytes -= len(self._values.pop(key, b""))
+
+    def close(self) -> None:
+        """Do nothing: who uses the store of its own process has no connection."""
+
+    def now(self) -> ClockTimes:
+        return read_times()
+
+    def beat(self, member: str, said: bytes = b"") -> bytes:
+        self._hear(member, said, said, None)
+        return self.notice
+
+    def leave(self, member: str, word: bytes = b"") -> None:
+        known = self._heard.get(member)
+        self._hear(member, word, known.said if known else b"", word)
+
+    def lose(self, member: str) -> None:
+        """Record that the connection over which a member beats has ended."""
+        with self._lock:
+            heard = self._heard.get(member)
+            if heard is not None and heard.left is None:
+                self._heard[member] = replace(heard, broken_ns=self._clock_ns())
+
+    def heard(self) -> dict[str, Heard]:
+        """Return every member that ever beat."""
+        with self._lock:
+            return dict(self._heard)
+
+    def _hear(self, member: str, sent: bytes, said: bytes, left: bytes | None) -> None:
+        with self._open():
+            if len(sent) > MAX_SAID_BYTES or (member not in self._heard and len(self._heard) >= MAX_MEMBERS):
+                raise StoreError("the heartbeat is over the limit")
+            self._heard[member] = Heard(heard_ns=self._clock_ns(), said=said, left=left)
+
+    def _open(self) -> threading.RLock:
+        if self.ended:
+            raise StoreError("it has stopped serving")
+        return self._lock
+
+
+def read_times() -> ClockTimes:
+    """Read the clocks of this host."""
+    return ClockTimes(time.time_ns(), time.monotonic_ns())
 
 
 def wait_for(poll: Callable[[], Found | None], limit_s: float) -> Found | None:
     """Poll until something is found, and return it, or None if it is not in time. Ctrl-C ends the wait at once."""
     deadline = time.monotonic() + limit_s
     pause_s = FIRST_PAUSE_S
-    while (found := poll()) is None:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            return None
+    while (found := poll()) is None and (left_s := deadline - time.monotonic()) > 0:
         time.sleep(min(pause_s, left_s))
         pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
     return found
@@ -62,34 +186,3 @@ def wait_until(is_over: Callable[[], bool], limit_s: float, pause_s: float) -> b
             return False
         time.sleep(pause_s)
     return True
-
-
-class LocalStore:
-    """An in-memory store for the threads of one process."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self._values: dict[str, bytes] = {}
-        self._lock = threading.Lock()
-
-    def set(self, key: str, value: bytes) -> None:
-        """Store a value under a key."""
-        self._values[key] = value
-
-    def get(self, key: str) -> bytes | None:
-        """Return the value of a key, or None if it has none yet."""
-        return self._values.get(key)
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter and return the sum."""
-        with self._lock:
-            total = int(self._values.get(key, b"0")) + amount
-            self._values[key] = b"%d" % total
-            return total
-
-    def forget(self, key: str) -> None:
-        """Remove a value."""
-        self._values.pop(key, None)
-
-    def close(self) -> None:
-        """Do nothing, because there is no connection."""

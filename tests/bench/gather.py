@@ -19,7 +19,7 @@ from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.collect.system import System
 from ddpdoctor.diagnose.assembly import Facts, Hello
 from ddpdoctor.diagnose.fleet import gather
-from ddpdoctor.exchange.framing import pack
+from ddpdoctor.exchange.conversation import pack
 from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.launch import Launch

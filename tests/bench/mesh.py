@@ -12,10 +12,10 @@ import sys
 import time
 from contextlib import closing, nullcontext
 
-from ddpdoctor.exchange.client import open_client
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.server import Server
 from ddpdoctor.exchange.store import Store, wait_for
+from ddpdoctor.exchange.wire import open_client
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.reaching import Publication
 from ddpdoctor.probes.rendezvous.mesh import MeshLimits, run_mesh

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from ddpdoctor.diagnose.progress import judge_folder
-from ddpdoctor.exchange.node_meeting import OwnPort
+from ddpdoctor.exchange.meeting import OwnPort
 from ddpdoctor.launch.command.placement import Placement
 from ddpdoctor.launch.nodes.first_node import FirstNode
 from ddpdoctor.launch.nodes.joining import save_nodes

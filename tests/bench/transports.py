@@ -124,7 +124,7 @@ def serve_tcpstore() -> int:
 
 def join_ours(port: int):
     """Return a request as a function; so do all that follow."""
-    from ddpdoctor.exchange.client import open_client
+    from ddpdoctor.exchange.wire import open_client
 
     store = open_client(("127.0.0.1",), port, TOKEN, 30)
     return lambda: store.set("key", b"x" * 100)

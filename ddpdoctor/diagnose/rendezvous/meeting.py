@@ -9,11 +9,10 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.exchange.conversation import Conversation
-from ddpdoctor.exchange.election import find_deputy
 from ddpdoctor.exchange.job_store import open_job_store
-from ddpdoctor.exchange.node_meeting import Folder, HostedMeeting, NoMeeting, OverStore, OwnPort, find_meeting
+from ddpdoctor.exchange.meeting import Folder, HostedMeeting, NoMeeting, OverStore, OwnPort, find_deputy, find_meeting
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.exchange.token import NO_TOKEN, VARIABLE, job_token
+from ddpdoctor.exchange.wire import NO_TOKEN, VARIABLE, job_token
 from ddpdoctor.model.node import Launcher
 from ddpdoctor.model.rendezvous import is_loopback
 from ddpdoctor.probes.rendezvous.store_probe import is_own
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ddpdoctor.exchange.client import Client
-    from ddpdoctor.exchange.node_meeting import Way
-    from ddpdoctor.exchange.store import Store
+    from ddpdoctor.exchange.meeting import Way
+    from ddpdoctor.exchange.store import Client, Store
     from ddpdoctor.model.launch import NodeLaunch
 
 PREFIX = "ddpdoctor/rendezvous/"
@@ -163,7 +161,7 @@ class NodeMeeting:
     def _entry(self, client: Client, *, serves: bool, way: str) -> JoinedMeeting:
         conversation = Conversation(
             client, self._token, first="the node that judges", member="arrival",
-            turned_away=lambda: 0 if self._hosted is None else self._hosted.strangers,
+            turned_away=lambda: 0 if self._hosted is None else self._hosted.server.strangers,
         )  # fmt: skip
         return JoinedMeeting(conversation=conversation, client=client, serves=serves, way=way)
 

@@ -109,7 +109,7 @@ def _by_variables(split: SplitCommand, torchrun: TorchrunSettings | None, env: M
 
 def _token(placed: Placement, env: Mapping[str, str]) -> bytes | None:
     """Return the job's secret; in a Slurm step, the same one that the other ddpdoctor commands use."""
-    from ddpdoctor.exchange.token import job_token
+    from ddpdoctor.exchange.wire import job_token
     from ddpdoctor.model.launch import Launch
     from ddpdoctor.model.node import Launcher
 

@@ -9,11 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from ddpdoctor.exchange.conversation import Conversation
-from ddpdoctor.exchange.framing import BadMessage
-from ddpdoctor.exchange.node_meeting import HostedMeeting
+from ddpdoctor.exchange.conversation import BadMessage, Conversation
+from ddpdoctor.exchange.meeting import HostedMeeting
 from ddpdoctor.exchange.store import StoreError, wait_until
-from ddpdoctor.exchange.token import NO_TOKEN
+from ddpdoctor.exchange.wire import NO_TOKEN
 from ddpdoctor.launch.nodes.further_ways import FurtherWays
 from ddpdoctor.launch.nodes.members_heard import MembersHeard
 from ddpdoctor.launch.nodes.node_messages import (

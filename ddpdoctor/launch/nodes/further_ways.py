@@ -13,21 +13,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddpdoctor.exchange.client import open_client
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import open_job_store
-from ddpdoctor.exchange.node_meeting import SERVED_BY, Folder, OtherPort
-from ddpdoctor.exchange.racing import Runner, race
+from ddpdoctor.exchange.meeting import SERVED_BY, Folder, OtherPort, race
 from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.exchange.token import NO_TOKEN
+from ddpdoctor.exchange.wire import NO_TOKEN, open_client
 from ddpdoctor.launch.nodes.node_messages import find
 from ddpdoctor.launch.nodes.own_host import MOST_ADDRESSES, own_addresses
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddpdoctor.exchange.client import Client
-    from ddpdoctor.exchange.node_meeting import HostedMeeting, Way
+    from ddpdoctor.exchange.meeting import HostedMeeting, Way
+    from ddpdoctor.exchange.store import Client
     from ddpdoctor.launch.command.placement import Placement
 
 PREFIX = "ddpdoctor/wrap/"
@@ -65,15 +63,15 @@ class _Word:
         """Connect to the first address that answers; raises ``StoreError``."""
         deadline = time.monotonic() + limit_s
         second = self._second or self._read(limit_s)
-        opens = {
-            host: Runner(partial(self._connect, host, second.port), deadline) for host in second.hosts[:MOST_ADDRESSES]
-        }
-        best = race(list(opens.values()), deadline)
-        if best is None or best.found is None:
-            raise StoreError("; ".join(str(runner.error or f"{host}: no answer") for host, runner in opens.items()))
+        hosts = second.hosts[:MOST_ADDRESSES]
+        raced = race([partial(self._connect, host, second.port) for host in hosts], deadline - time.monotonic())
+        if raced.best is None or raced.client is None:
+            raise StoreError(
+                "; ".join(raced.errors.get(place, f"{host}: no answer") for place, host in enumerate(hosts))
+            )
         # Keep the address: the store ends with its launcher, but evidence is sent after that.
-        self._second = replace(second, hosts=tuple(host for host, runner in opens.items() if runner is best))
-        return best.found
+        self._second = replace(second, hosts=(hosts[raced.best],))
+        return raced.client
 
     def _connect(self, host: str, port: int, limit_s: float) -> Client:
         return open_client((host,), port, self._token or NO_TOKEN, limit_s, served_by=SERVED_BY)
@@ -110,7 +108,7 @@ class FurtherWays:
         assert self._placement.store is not None
         with contextlib.suppress(StoreError, OSError):
             hosts = ("127.0.0.1",) if self._placement.one_host else own_addresses()
-            second = SecondPort(hosts=hosts, port=self._meeting.listen_also())
+            second = SecondPort(hosts=hosts, port=self._meeting.server.listen_also())
             while not self._ended.is_set():
                 with (
                     contextlib.suppress(StoreError),

@@ -29,7 +29,7 @@ def join_nodes(placement: Placement, folder: Path) -> FirstNode | OtherNode | No
     """
     if placement.alone or not placement.hosts:
         return None
-    from ddpdoctor.exchange.node_meeting import OwnPort
+    from ddpdoctor.exchange.meeting import OwnPort
     from ddpdoctor.launch.nodes.first_node import FirstNode
     from ddpdoctor.launch.nodes.further_ways import further_ways
     from ddpdoctor.launch.nodes.other_node import OtherNode

@@ -15,7 +15,7 @@ from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.exchange.heartbeats import Heard
+    from ddpdoctor.exchange.store import Heard
     from ddpdoctor.launch.command.placement import Placement
     from ddpdoctor.launch.watching.suspicion import NodeProgress
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ddpdoctor.exchange.clocks import measure_clocks
 from ddpdoctor.exchange.conversation import Conversation
-from ddpdoctor.exchange.heartbeats import Heartbeating
-from ddpdoctor.exchange.node_meeting import NoMeeting, OtherPort, find_meeting
+from ddpdoctor.exchange.meeting import Heartbeating, NoMeeting, OtherPort, find_meeting
 from ddpdoctor.exchange.store import StoreError, wait_until
-from ddpdoctor.exchange.token import NO_TOKEN
+from ddpdoctor.exchange.wire import NO_TOKEN
 from ddpdoctor.launch.command.placement import Style
 from ddpdoctor.launch.nodes.members_heard import SILENT_NS
 from ddpdoctor.launch.nodes.node_messages import (
@@ -44,9 +43,9 @@ from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddpdoctor.exchange.client import Client
     from ddpdoctor.exchange.clocks import ClockOffset
-    from ddpdoctor.exchange.node_meeting import FoundMeeting, Way
+    from ddpdoctor.exchange.meeting import FoundMeeting, Way
+    from ddpdoctor.exchange.store import Client
     from ddpdoctor.launch.command.placement import Placement
 
 FIND_LIMIT_S = 3.0

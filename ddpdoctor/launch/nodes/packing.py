@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 from operator import lt
 from typing import TYPE_CHECKING
 
-from ddpdoctor.exchange.framing import BadMessage, decompress
+from ddpdoctor.exchange.conversation import BadMessage, decompress
 from ddpdoctor.recorder.storage.files import check_json, open_new, read_plain
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from ddpdoctor.collect.gpu.nvml import count_gpus
 from ddpdoctor.collect.launch.launchers import OWN_VARIABLE
 from ddpdoctor.collect.process.proc import read_process
 from ddpdoctor.exchange.server import Server
-from ddpdoctor.exchange.token import VARIABLE as TOKEN_VARIABLE
-from ddpdoctor.exchange.token import token_bytes
+from ddpdoctor.exchange.wire import VARIABLE as TOKEN_VARIABLE
+from ddpdoctor.exchange.wire import token_bytes
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 

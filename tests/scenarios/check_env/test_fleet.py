@@ -12,10 +12,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ddpdoctor.exchange.client import open_client
 from ddpdoctor.exchange.clocks import KEY
 from ddpdoctor.exchange.store import wait_for
-from ddpdoctor.exchange.token import NO_TOKEN
+from ddpdoctor.exchange.wire import NO_TOKEN, open_client
 from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import SCHEMA, cell_of, clean_environment, free_port, grids_of
 from tests.scenarios.slurm import Slurm

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.exclusion import exclude_hosts
+from ddpdoctor.cli.actions import exclude_hosts
 from tests.nvml_driver import compile_driver
 from tests.scenarios.running import JOBS, wait_for
 from tests.unit.cli.test_acting import report

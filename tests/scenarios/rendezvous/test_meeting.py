@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ddpdoctor.exchange.token import NO_TOKEN
+from ddpdoctor.exchange.wire import NO_TOKEN
 from tests.scenarios.hosts import Hosts, require
 from tests.scenarios.running import SCHEMA, clean_environment, free_port, grids_of
 from tests.scenarios.slurm import Slurm
@@ -187,7 +187,7 @@ def test_a_node_that_is_interrupted_ends_at_once(hosts):
     port = free_port()
     process = start(hosts, 0, *CHECK, *by_number(0, port), "--timeout", "600")
     inside = (
-        "import time; from ddpdoctor.exchange.client import open_client as o\n"
+        "import time; from ddpdoctor.exchange.wire import open_client as o\n"
         f"s = o(('dd0',), {port + 1}, {NO_TOKEN!r}, 150)\n"
         "while not s.add('arrived', 0): time.sleep(0.05)"
     )

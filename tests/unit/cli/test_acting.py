@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.cli.acting import run_command, status_of_verdict
-from ddpdoctor.cli.exclusion import exclude_hosts, hosts_to_exclude
-from ddpdoctor.cli.webhook import call_webhook
+from ddpdoctor.cli.actions import call_webhook, exclude_hosts, hosts_to_exclude, run_command, status_of_verdict
 from ddpdoctor.collect.process.proc import read_process
 from ddpdoctor.model.findings import Confidence, FaultOrigin, Finding, RankRow, Report, Severity
 from tests.scenarios.running import wait_for

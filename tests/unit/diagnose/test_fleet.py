@@ -11,10 +11,10 @@ from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System, SystemCalls
 from ddpdoctor.diagnose.assembly import Facts, Hello
 from ddpdoctor.diagnose.fleet import gather, gather_over, read_fleet
-from ddpdoctor.exchange.framing import pack
+from ddpdoctor.exchange.conversation import pack
 from ddpdoctor.exchange.meeting import meet
 from ddpdoctor.exchange.server import Server
-from ddpdoctor.exchange.token import NO_TOKEN
+from ddpdoctor.exchange.wire import NO_TOKEN
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.launch import Launch

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from ddpdoctor.exchange.client import ClockTimes
 from ddpdoctor.exchange.clocks import ROUNDS, measure_clocks
-from ddpdoctor.exchange.node_meeting import HostedMeeting, OwnPort, open_meeting
+from ddpdoctor.exchange.meeting import HostedMeeting, OwnPort, open_meeting
+from ddpdoctor.exchange.store import ClockTimes
 
 MS = 1_000_000
 
@@ -80,7 +80,7 @@ def test_a_real_clock_that_is_behind_is_seen_to_be():
 BEHIND = """
 import sys
 from ddpdoctor.exchange.clocks import measure_clocks
-from ddpdoctor.exchange.node_meeting import OwnPort, open_meeting
+from ddpdoctor.exchange.meeting import OwnPort, open_meeting
 offset = measure_clocks(open_meeting(OwnPort(("127.0.0.1",), int(sys.argv[1])), b"token", 60))
 print(offset.wall_s, offset.monotonic_ns, offset.error_ns)
 """

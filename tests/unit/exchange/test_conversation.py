@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from ddpdoctor.exchange.conversation import CHUNK_BYTES, BadRecord, Conversation
-from ddpdoctor.exchange.node_meeting import HostedMeeting
-from ddpdoctor.exchange.store import LocalStore, StoreError
+from ddpdoctor.exchange.meeting import HostedMeeting
+from ddpdoctor.exchange.store import StoreError, Values
 
 TOKEN = b"t" * 16
 
@@ -21,7 +21,7 @@ class Said:
 
 @pytest.fixture
 def talk():
-    return Conversation(LocalStore(), TOKEN)
+    return Conversation(Values(), TOKEN)
 
 
 @pytest.fixture

@@ -5,24 +5,24 @@ import threading
 
 import pytest
 
-from ddpdoctor.exchange.folder_mailbox import FolderInbox, FolderOutbox
-from ddpdoctor.exchange.forwarding import (
+from ddpdoctor.exchange.conversation import BadMessage
+from ddpdoctor.exchange.mailbox import (
+    LARGE_BYTES,
+    LATE_S,
     LINE_BYTES,
     MAX_LINES,
     MAX_MESSAGE_BYTES,
     MEETING_BYTES,
+    SLOTS,
+    FolderBox,
     Forwarder,
     MailboxClient,
     Message,
-    Sender,
-    seal,
-    unseal,
+    StoreBox,
 )
-from ddpdoctor.exchange.framing import BadMessage
-from ddpdoctor.exchange.node_meeting import HostedMeeting, OverStore, open_meeting
-from ddpdoctor.exchange.protocol import LENGTH, MAX_VALUE_BYTES, RequestType, pack_request
-from ddpdoctor.exchange.store import StoreError
-from ddpdoctor.exchange.store_mailbox import LARGE_BYTES, LATE_S, SLOTS, StoreInbox, StoreOutbox
+from ddpdoctor.exchange.meeting import HostedMeeting, OverStore, open_meeting
+from ddpdoctor.exchange.store import MAX_VALUE_BYTES, StoreError, Values
+from ddpdoctor.exchange.wire import RequestType, pack_request
 from tests.scenarios.running import wait_for as wait_until
 from tests.unit.exchange.shelf import Shelf
 
@@ -30,7 +30,7 @@ TOKEN = b"token"
 MEETING = bytes(range(MEETING_BYTES))
 LINE = bytes(range(LINE_BYTES))
 LIMIT_S = 60.0
-MESSAGE = Message(line=LINE, number=7, text=b"text")
+MESSAGE = Message(LINE, 7, b"text")
 
 
 @pytest.fixture
@@ -50,39 +50,39 @@ def by_mailbox(shelf):
 
 
 def add_one():
-    return pack_request(RequestType.ADD, "n", b"1")[LENGTH.size :]
+    return pack_request(RequestType.ADD, "n", b"1")
 
 
 def test_a_message_is_read_as_it_was_sealed():
-    assert unseal(seal(MESSAGE, Sender.CLIENT, MEETING, TOKEN), Sender.CLIENT, MEETING, TOKEN) == MESSAGE
+    assert Message.unseal(MESSAGE.seal(b"client", MEETING, TOKEN), b"client", MEETING, TOKEN) == MESSAGE
 
 
 @pytest.mark.parametrize(
     ("side", "meeting", "token"),
     [
-        (Sender.SERVER, MEETING, TOKEN),
-        (Sender.CLIENT, MEETING[::-1], TOKEN),
-        (Sender.CLIENT, MEETING, b"another"),
+        (b"server", MEETING, TOKEN),
+        (b"client", MEETING[::-1], TOKEN),
+        (b"client", MEETING, b"another"),
     ],
     ids=["sent back", "of another meeting", "by another token"],
 )
 def test_a_message_of_another_side_meeting_or_token_is_refused(side, meeting, token):
     with pytest.raises(BadMessage, match="of another meeting, or by another token"):
-        unseal(seal(MESSAGE, Sender.CLIENT, MEETING, TOKEN), side, meeting, token)
+        Message.unseal(MESSAGE.seal(b"client", MEETING, TOKEN), side, meeting, token)
 
 
 def test_a_message_with_any_bit_changed_is_refused():
-    sealed = seal(MESSAGE, Sender.CLIENT, MEETING, TOKEN)
+    sealed = MESSAGE.seal(b"client", MEETING, TOKEN)
     for place in range(len(sealed)):
         changed = sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :]
         with pytest.raises(BadMessage):
-            unseal(changed, Sender.CLIENT, MEETING, TOKEN)
+            Message.unseal(changed, b"client", MEETING, TOKEN)
 
 
 @pytest.mark.parametrize("message", [b"", b"x", bytes(100), bytes(MAX_MESSAGE_BYTES + 1)])
 def test_what_is_no_message_is_refused(message):
     with pytest.raises(BadMessage):
-        unseal(message, Sender.CLIENT, MEETING, TOKEN)
+        Message.unseal(message, b"client", MEETING, TOKEN)
 
 
 def test_a_message_that_is_seen_and_left_again_counts_once(hosted, shelf):
@@ -100,24 +100,21 @@ def test_a_message_that_is_seen_and_left_again_counts_once(hosted, shelf):
 def test_a_message_that_is_left_again_for_want_of_an_answer_counts_once(shelf):
     """The answer was lost, not the question."""
     with HostedMeeting(None, TOKEN) as hosted:
-        asked = []
-        ask = hosted.store().ask
-        inbox = StoreInbox(shelf)
-        forwarder = Forwarder(inbox, lambda request: (asked.append(request), ask(request))[1], TOKEN)
-        forwarder.start()
+        inbox = StoreBox(shelf)
+        forwarder = Forwarder(inbox, hosted.store(), TOKEN).start()
         assert wait_until(lambda: shelf.get("meeting") is not None, LIMIT_S)
-        outbox, key = StoreOutbox(shelf), announced(shelf)
-        message = seal(Message(line=LINE, number=1, text=add_one()), Sender.CLIENT, key, TOKEN)
+        outbox, key = StoreBox(shelf), announced(shelf)
+        message = Message(LINE, 1, add_one()).seal(b"client", key, TOKEN)
         outbox.post(LINE, message)
         outbox.post(LINE, message)
-        assert wait_until(lambda: inbox._next == 3, LIMIT_S)
+        assert wait_until(lambda: inbox.next_ticket == 3, LIMIT_S)
         forwarder.close()
-    assert asked == [add_one()]
-    assert unseal(outbox.answer(LINE), Sender.SERVER, key, TOKEN).text[1:] == b"1"
+        assert hosted.store().add("n", 0) == 1
+    assert Message.unseal(outbox.answer(LINE), b"server", key, TOKEN).text[1:] == b"1"
 
 
 def announced(shelf):
-    return StoreOutbox(shelf).meeting()
+    return StoreBox(shelf).meeting()
 
 
 @pytest.mark.usefixtures("hosted")
@@ -141,17 +138,17 @@ def test_a_malformed_request_does_not_end_the_way_of_the_others(shelf, text):
 @pytest.mark.usefixtures("hosted")
 def test_a_forged_answer_is_not_taken(shelf):
     client = by_mailbox(shelf)
-    forged = seal(Message(line=client._line, number=2, text=b"\x00forged"), Sender.SERVER, client._meeting, b"another")
+    forged = Message(client._line, 2, b"\x00forged").seal(b"server", client._meeting, b"another")
     shelf.set(f"line/{client._line.hex()}", forged)
     assert client.get("a") is None
 
 
 def test_a_ticket_without_a_message_holds_up_the_others_for_a_while_only(shelf):
     now_s = [0.0]
-    inbox = StoreInbox(shelf, lambda: now_s[0])
-    inbox.open(MEETING)
+    inbox = StoreBox(shelf, lambda: now_s[0])
+    inbox.announce(MEETING)
     shelf.add("tickets", 1)
-    StoreOutbox(shelf).post(LINE, b"message")
+    StoreBox(shelf).post(LINE, b"message")
 
     assert list(inbox.messages()) == []
     now_s[0] = LATE_S - 0.1
@@ -181,7 +178,7 @@ def test_a_new_meeting_does_not_read_what_was_left_for_the_former(shelf):
     with HostedMeeting(None, TOKEN) as former:
         former.serve_over(shelf)
         by_mailbox(shelf).add("n", 5)
-    assert StoreOutbox(shelf).meeting() is None
+    assert StoreBox(shelf).meeting() is None
     with HostedMeeting(None, TOKEN) as hosted:
         hosted.serve_over(shelf)
         assert by_mailbox(shelf).add("n", 1) == 1
@@ -189,33 +186,33 @@ def test_a_new_meeting_does_not_read_what_was_left_for_the_former(shelf):
 
 def test_however_many_clients_there_have_been_the_next_one_is_answered(shelf):
     """The line that was used the longest ago is forgotten."""
-    forwarder = Forwarder(StoreInbox(shelf), lambda _: b"\0", TOKEN)
+    forwarder = Forwarder(StoreBox(shelf), Values(), TOKEN)
     for number in range(MAX_LINES):
         forwarder._answered[number.to_bytes(LINE_BYTES, "big")] = 1
-    outbox = StoreOutbox(shelf)
+    outbox = StoreBox(shelf)
     for line, number in ((bytes(LINE_BYTES), 2), (b"f" * LINE_BYTES, 1)):
-        message = Message(line=line, number=number, text=add_one())
-        outbox.post(line, seal(message, Sender.CLIENT, forwarder._meeting, TOKEN))
-        assert forwarder._serve_once()
-        answer = unseal(outbox.answer(line), Sender.SERVER, forwarder._meeting, TOKEN)
-        assert (answer.number, answer.text) == (number, b"\0")
+        message = Message(line, number, add_one())
+        outbox.post(line, message.seal(b"client", forwarder.meeting, TOKEN))
+        assert forwarder.serve_once()
+        answer = Message.unseal(outbox.answer(line), b"server", forwarder.meeting, TOKEN)
+        assert (answer.number, answer.text[:1]) == (number, b"\0")
     assert len(forwarder._answered) == MAX_LINES
     assert (1).to_bytes(LINE_BYTES, "big") not in forwarder._answered
 
 
 def test_an_answer_that_does_not_come_is_waited_for_until_the_limit(shelf):
-    client = MailboxClient(StoreOutbox(shelf), MEETING, TOKEN, "the first node")
+    client = MailboxClient(StoreBox(shelf), MEETING, TOKEN, "the first node")
     with pytest.raises(StoreError, match=r"the first node did not answer within 0\.1 s"):
-        client.ask_within(add_one(), 0.1)
+        client.ask(add_one(), 0.1)
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A folder with a meeting open in it: its inbox, an outbox, and where the files are."""
-    inbox = FolderInbox(tmp_path)
-    inbox.open(MEETING)
-    yield inbox, FolderOutbox(tmp_path), tmp_path / ".meeting"
-    inbox.close()
+    inbox = FolderBox(tmp_path)
+    inbox.announce(MEETING)
+    yield inbox, FolderBox(tmp_path), tmp_path / ".meeting"
+    inbox.withdraw()
 
 
 def test_messages_in_a_folder_come_and_are_answered_once_each(folder):
@@ -233,23 +230,23 @@ def test_messages_in_a_folder_come_and_are_answered_once_each(folder):
 
 
 def test_a_folder_is_left_as_it_was(tmp_path):
-    inbox, outbox = FolderInbox(tmp_path), FolderOutbox(tmp_path)
-    inbox.open(MEETING)
+    inbox, outbox = FolderBox(tmp_path), FolderBox(tmp_path)
+    inbox.announce(MEETING)
     outbox.post(LINE, b"one")
     list(inbox.messages())
     inbox.reply(LINE, b"answer")
-    inbox.close()
+    inbox.withdraw()
     assert list(tmp_path.iterdir()) == []
     outbox.close()
 
 
 def test_whoever_leaves_a_folder_last_removes_it(tmp_path):
-    inbox, outbox = FolderInbox(tmp_path), FolderOutbox(tmp_path)
-    inbox.open(MEETING)
+    inbox, outbox = FolderBox(tmp_path), FolderBox(tmp_path)
+    inbox.announce(MEETING)
     outbox.post(LINE, b"one")
     late = tmp_path / ".meeting" / "late"
     late.touch()  # as a client's file that arrives while the server clears the folder
-    inbox.close()
+    inbox.withdraw()
     late.unlink()
     assert [path.name for path in tmp_path.iterdir()] == [".meeting"]
     outbox.close()
@@ -264,10 +261,10 @@ def test_a_client_that_leaves_keeps_the_folder_of_a_meeting_that_goes_on(folder)
 
 
 def test_an_answer_whose_request_is_gone_is_removed_too(tmp_path):
-    inbox = FolderInbox(tmp_path)
-    inbox.open(MEETING)
+    inbox = FolderBox(tmp_path)
+    inbox.announce(MEETING)
     inbox.reply(LINE, b"answer")
-    inbox.close()
+    inbox.withdraw()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -303,7 +300,7 @@ def test_other_files_in_the_folder_are_let_be(folder):
     inbox, _, place = folder
     (place / "notes.txt").write_text("mine")
     assert list(inbox.messages()) == []
-    inbox.close()
+    inbox.withdraw()
     assert (place / "notes.txt").read_text() == "mine"
 
 
@@ -311,9 +308,9 @@ def test_a_message_half_written_is_read_again_when_it_is_whole(tmp_path):
     whole = {}
     with HostedMeeting(None, TOKEN) as hosted:
         hosted.serve_folder(tmp_path)
-        outbox = FolderOutbox(tmp_path)
+        outbox = FolderBox(tmp_path)
         assert wait_until(lambda: outbox.meeting() is not None, LIMIT_S)
-        message = seal(Message(line=LINE, number=1, text=add_one()), Sender.CLIENT, outbox.meeting(), TOKEN)
+        message = Message(LINE, 1, add_one()).seal(b"client", outbox.meeting(), TOKEN)
         outbox.post(LINE, message[: len(message) // 2])
         threading.Event().wait(0.05)
         outbox.post(LINE, message)

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from ddpdoctor.exchange.framing import MAX_PACKED_BYTES, MAX_PLAIN_BYTES, BadMessage, pack, unpack
+from ddpdoctor.exchange.conversation import MAX_PACKED_BYTES, MAX_PLAIN_BYTES, BadMessage, pack, unpack
 
 TOKEN = b"secret"
 PLAIN = {"a": [1, 2.5, None, True, "é\udcff"]}

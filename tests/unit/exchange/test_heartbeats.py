@@ -6,11 +6,17 @@ import threading
 
 import pytest
 
-from ddpdoctor.exchange.client import BEAT_EVERY_S
-from ddpdoctor.exchange.heartbeats import MAX_MEMBERS, MAX_NOTICE_BYTES, MAX_SAID_BYTES, Heard, Heartbeating, Heartbeats
-from ddpdoctor.exchange.node_meeting import Folder, HostedMeeting, OwnPort, open_meeting
-from ddpdoctor.exchange.protocol import BadRequest, RequestType, Status, pack_answer, pack_request
-from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.exchange.meeting import Folder, Heartbeating, HostedMeeting, OwnPort, open_meeting
+from ddpdoctor.exchange.store import (
+    BEAT_EVERY_S,
+    MAX_MEMBERS,
+    MAX_NOTICE_BYTES,
+    MAX_SAID_BYTES,
+    Heard,
+    StoreError,
+    Values,
+)
+from ddpdoctor.exchange.wire import LENGTH, RequestType, pack_request
 from tests.scenarios.running import free_port
 from tests.scenarios.running import wait_for as wait_until
 
@@ -60,7 +66,7 @@ def test_a_member_that_leaves_is_not_lost(hosted):
     with beats(opener(hosted), "3") as beating:
         assert wait_until(lambda: heard(hosted, "3") is not None, LIMIT_S)
         assert beating.leave(b"0")
-    assert wait_until(lambda: len(hosted._server._peers) == 0, LIMIT_S)
+    assert wait_until(lambda: len(hosted.server.peers) == 0, LIMIT_S)
     assert heard(hosted, "3").left == b"0"
     assert heard(hosted, "3").broken_ns is None
 
@@ -87,13 +93,13 @@ def test_a_member_that_beats_by_a_new_connection_is_not_lost_with_the_former(hos
     new.beat("3")
     former.close()
 
-    assert wait_until(lambda: len(hosted._server._peers) == 1, LIMIT_S)
+    assert wait_until(lambda: len(hosted.server.peers) == 1, LIMIT_S)
     assert heard(hosted, "3").broken_ns is None
 
 
 def test_a_connection_that_never_beat_loses_nobody(hosted):
     opener(hosted)(LIMIT_S).close()
-    assert wait_until(lambda: len(hosted._server._peers) == 0, LIMIT_S)
+    assert wait_until(lambda: len(hosted.server.peers) == 0, LIMIT_S)
     assert hosted.heard() == {}
 
 
@@ -138,9 +144,9 @@ def test_over_a_folder_a_member_beats_less_often(hosted, tmp_path):
 def test_beats_take_less_than_a_kibibyte_a_second():
     """The largest beat and answer, each with a TCP segment of 66 bytes of headers and one that acknowledges it."""
     member = "member-of-a-job-with-a-name-of-32"
-    asked = pack_request(RequestType.BEAT, member, bytes(MAX_SAID_BYTES))
-    answered = pack_answer(Status.DONE, bytes(MAX_NOTICE_BYTES))
-    assert (len(asked) + len(answered) + 4 * 66) / BEAT_EVERY_S < 1024
+    asked = LENGTH.size + len(pack_request(RequestType.BEAT, member, bytes(MAX_SAID_BYTES)))
+    answered = LENGTH.size + 1 + MAX_NOTICE_BYTES
+    assert (asked + answered + 4 * 66) / BEAT_EVERY_S < 1024
 
 
 def test_what_is_over_the_limit_is_refused_and_the_connection_lives(hosted):
@@ -156,17 +162,17 @@ def test_what_is_over_the_limit_is_refused_and_the_connection_lives(hosted):
 
 
 def test_there_are_only_so_many_members():
-    presences = Heartbeats(lambda: 7)
+    presences = Values(lambda: 7)
     for number in range(MAX_MEMBERS):
         presences.beat(str(number), b"")
-    with pytest.raises(BadRequest, match="over the limit"):
+    with pytest.raises(StoreError, match="over the limit"):
         presences.beat("one more", b"")
     presences.beat("0", b"again")
     assert presences.heard()["0"] == Heard(heard_ns=7, said=b"again")
 
 
 def test_a_loss_after_the_last_word_is_none():
-    presences = Heartbeats(lambda: 7)
+    presences = Values(lambda: 7)
     presences.leave("3", b"0")
     presences.lose("3")
     presences.lose("nobody")

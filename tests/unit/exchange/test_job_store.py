@@ -15,8 +15,7 @@ from torch.distributed import TCPStore
 from ddpdoctor.exchange.clocks import measure_clocks
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import StoreReader, open_job_store, open_store_reader
-from ddpdoctor.exchange.meeting import meet
-from ddpdoctor.exchange.node_meeting import HostedMeeting, OverStore, OwnPort, find_meeting
+from ddpdoctor.exchange.meeting import HostedMeeting, OverStore, OwnPort, find_meeting, meet
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from ddpdoctor.exchange.node_meeting import (
+from ddpdoctor.exchange.meeting import (
     Folder,
     HostedMeeting,
     NoMeeting,
@@ -17,8 +17,7 @@ from ddpdoctor.exchange.node_meeting import (
     find_meeting,
     open_meeting,
 )
-from ddpdoctor.exchange.protocol import MAX_VALUE_BYTES
-from ddpdoctor.exchange.store import StoreError
+from ddpdoctor.exchange.store import MAX_VALUE_BYTES, StoreError
 from ddpdoctor.model.reaching import Contact
 from tests.scenarios.running import free_port
 from tests.scenarios.running import wait_for as wait_until
@@ -168,11 +167,10 @@ def test_a_port_that_is_taken_leaves_the_other_ways(meeting, tmp_path):
         assert hosted.store().add("n", 0) == 1
 
 
-def test_the_own_connection_needs_no_network(meeting):
-    """Neither a port nor a loopback interface: it is a pair of sockets of this process."""
+def test_the_own_store_needs_no_network():
+    """Neither a port nor a loopback interface."""
     with HostedMeeting(None, TOKEN) as hosted:
         assert hosted.store().add("n", 1) == 1
-    assert meeting.store()._connection.family is socket.AF_UNIX
 
 
 def test_a_meeting_that_has_closed_says_so(tmp_path):
@@ -183,7 +181,7 @@ def test_a_meeting_that_has_closed_says_so(tmp_path):
     with pytest.raises(StoreError):
         own.get("a")
     with pytest.raises(StoreError):
-        by_folder.ask_within(b"", 0.1)
+        by_folder.ask(b"", 0.1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -191,7 +189,7 @@ def test_who_does_not_hold_the_token_gets_in_by_no_way(meeting, ways):
     with pytest.raises(NoMeeting) as reported:
         find_meeting([*ways.values()], b"another", BRIEFLY_S)
     assert all("has another token" in tried.words for tried in reported.value.tried)
-    assert meeting.strangers >= 1
+    assert meeting.server.strangers >= 1
     assert meeting.heard() == {}
 
 
@@ -215,7 +213,7 @@ def test_a_folder_that_another_run_has_left_behind_is_no_meeting(tmp_path):
 KILLED = """
 import sys
 from pathlib import Path
-from ddpdoctor.exchange.node_meeting import Folder, HostedMeeting, open_meeting
+from ddpdoctor.exchange.meeting import Folder, HostedMeeting, open_meeting
 with HostedMeeting(None, b"token") as hosted:
     hosted.serve_folder(Path(sys.argv[1]))
     print(open_meeting(Folder(Path(sys.argv[1])), b"token", 10).add("n", 1), flush=True)

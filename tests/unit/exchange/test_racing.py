@@ -1,12 +1,11 @@
 """Of several ways the best that gets through in time is taken, in whatever order they do, and the others are closed."""
 
 import threading
-import time
 from itertools import permutations
 
 import pytest
 
-from ddpdoctor.exchange.racing import BETTER_WITHIN_S, Runner, race
+from ddpdoctor.exchange.meeting import BETTER_WITHIN_S, race
 from ddpdoctor.exchange.store import StoreError
 
 LIMIT_S = 60.0
@@ -37,11 +36,10 @@ class Lane:
 def race_in_order(order, *, blocked=()):
     """Have three ways get through one after the other; return the winner's place, and the lanes."""
     lanes = [Lane() for _ in range(3)]
-    runners = [Runner(lane.open, time.monotonic() + LIMIT_S) for lane in lanes]
     for place in order:
         if place not in blocked:
             lanes[place].through.set()
-    return runners.index(race(runners, time.monotonic() + LIMIT_S)), lanes
+    return race([lane.open for lane in lanes], LIMIT_S).best, lanes
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
@@ -64,14 +62,11 @@ def test_a_blocked_first_is_not_waited_for(order):
 
 def test_a_worse_one_that_gets_through_while_a_better_is_waited_for_changes_nothing():
     lanes = [Lane() for _ in range(3)]
-    runners = [Runner(lane.open, time.monotonic() + LIMIT_S) for lane in lanes]
     lanes[1].through.set()
     threading.Timer(BETTER_WITHIN_S / 4, lanes[2].through.set).start()
-    assert race(runners, time.monotonic() + LIMIT_S) is runners[1]
+    assert race([lane.open for lane in lanes], LIMIT_S).best == 1
 
 
 def test_nobody_wins_where_none_gets_through():
-    deadline = time.monotonic() + 2.0
-    runner = Runner(Lane().open, deadline)
-    assert race([runner], deadline) is None
-    assert str(runner.error) == "blocked"
+    raced = race([Lane().open], 2.0)
+    assert (raced.best, raced.errors) == (None, {0: "blocked"})

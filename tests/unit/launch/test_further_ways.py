@@ -12,7 +12,7 @@ import pytest
 
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.job_store import open_job_store
-from ddpdoctor.exchange.node_meeting import OtherPort, OwnPort, open_meeting
+from ddpdoctor.exchange.meeting import OtherPort, OwnPort, open_meeting
 from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.nodes.first_node import FirstNode

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.exchange.heartbeats import Heard
+from ddpdoctor.exchange.store import Heard
 from ddpdoctor.launch.command.placement import Placement
 from ddpdoctor.launch.nodes.members_heard import BROKEN_NS, FRESH_NS, SILENT_NS, MembersHeard
 from ddpdoctor.launch.nodes.node_messages import LAST, Greeting, Pulse, write_pulse

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdoctor.exchange.heartbeats import MAX_NOTICE_BYTES, MAX_SAID_BYTES
+from ddpdoctor.exchange.store import MAX_NOTICE_BYTES, MAX_SAID_BYTES
 from ddpdoctor.launch.nodes.node_messages import LAST, Board, Pulse, read_board, read_pulse, write_board, write_pulse
 from ddpdoctor.launch.watching.suspicion import NodeProgress
 

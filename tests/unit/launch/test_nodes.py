@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from ddpdoctor.exchange.node_meeting import OwnPort
+from ddpdoctor.exchange.meeting import OwnPort
 from ddpdoctor.launch.command.options import OnHang
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.nodes.first_node import FOLDER, FirstNode

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from ddpdoctor.exchange.framing import BadMessage
+from ddpdoctor.exchange.conversation import BadMessage
 from ddpdoctor.launch.nodes.packing import MAX_FILE_BYTES, MAX_FILES, MAX_PLAIN_BYTES, pack_folder, unpack_folder
 from tests.synthetic import Job, write_hosts
 

@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.collect.launch.launchers import ByHand, seen_launch
 from ddpdoctor.collect.launch.slurm_task import EXCHANGE_PORTS
-from ddpdoctor.exchange.token import job_token
+from ddpdoctor.exchange.wire import job_token
 from ddpdoctor.launch.command.command_line import split_command
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.command.placing import place

@@ -9,9 +9,9 @@ import pytest
 
 from ddpdoctor.collect.fingerprints.saved import read_consistency
 from ddpdoctor.collect.fingerprints.saved_nodes import POINTS, unite_consistency
-from ddpdoctor.exchange.client import Client
 from ddpdoctor.exchange.conversation import Conversation
-from ddpdoctor.exchange.node_meeting import HostedMeeting
+from ddpdoctor.exchange.meeting import HostedMeeting
+from ddpdoctor.exchange.store import Client
 from ddpdoctor.launch.nodes.first_node import FirstNode
 from ddpdoctor.launch.nodes.other_node import OtherNode
 from ddpdoctor.launch.replicas.comparing import LiveComparison

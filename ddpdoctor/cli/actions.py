@@ -1,0 +1,204 @@
+"""Acts on a verdict of ``wrap``: excludes hosts, runs the user's command, calls a webhook, sets the exit status.
+
+Nothing here can harm the job: actions run beside it, have time limits, and their failures only cost a message. Each
+action returns what the user should hear of it, or an empty string.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from ddpdoctor.cli.output import say
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
+from ddpdoctor.model.findings import FaultOrigin, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ddpdoctor.model.findings import Finding, Report
+
+WebhookFormat = Literal["json", "slack", "teams"]
+COMMAND_LIMIT_S = 60.0
+"""Our choice: a command that runs longer is killed with all that it started."""
+END_LIMIT_S = 90.0
+"""Our choice: how long the end of ``wrap`` waits for actions that still run."""
+TRIES, LIMIT_S, PAUSE_S = 3, 10.0, 2.0
+"""Of a webhook: the limit of one try, and the pause before the second; twice that before the third."""
+HOSTS_ARE_AT_FAULT = {FaultOrigin.MACHINE, FaultOrigin.NETWORK}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionOptions:
+    """What the user wants to be done with a verdict."""
+
+    on_finding: str | None = None
+    """A command for the shell."""
+    webhook: str | None = None
+    webhook_format: WebhookFormat = "json"
+    exclude_file: Path | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Actor:
+    """Acts once on each verdict of a job."""
+
+    options: ActionOptions
+    _threads: dict[tuple[str, tuple[int, ...]], threading.Thread] = field(default_factory=dict)
+
+    def act(self, report: Report, file: Path) -> None:
+        """Start what is wanted for the verdict of a report, which is saved in ``file``. Returns at once."""
+        verdict, wanted = report.verdict, self.options
+        key = (verdict.code, verdict.ranks) if verdict is not None else ("", ())
+        if verdict is None or key in self._threads:
+            return
+        actions: list[Callable[[], str]] = []
+        if (excluded := wanted.exclude_file) is not None:
+            actions.append(lambda: exclude_hosts(excluded, report, file))
+        if command := wanted.on_finding:
+            actions.append(lambda: run_command(command, report, verdict, file))
+        if url := wanted.webhook:
+            actions.append(lambda: call_webhook(url, wanted.webhook_format, report, file))
+        if actions:
+            self._threads[key] = threading.Thread(target=_run, args=(actions,), daemon=True)
+            self._threads[key].start()
+
+    def finish(self) -> None:
+        """Wait until all actions have ended, or for the time limit."""
+        for thread in self._threads.values():
+            thread.join(END_LIMIT_S)
+
+
+def _run(actions: list[Callable[[], str]]) -> None:
+    for act in actions:
+        try:
+            problem = act()
+        except Exception as error:  # noqa: BLE001 - an action that fails must not cost the job or its report
+            problem = f"an action failed: {type(error).__name__}: {error}"
+        if problem:
+            say(sys.stderr, problem)
+
+
+def exclude_hosts(path: Path, report: Report, file: Path) -> str:
+    """Append the hosts at fault, with a reason and the time, to a file that ``srun --exclude`` reads."""
+    hosts = hosts_to_exclude(report)
+    if not hosts or report.verdict is None:
+        return ""
+    reason = " ".join(f"{report.verdict.code} {report.verdict.kind}: {report.verdict.summary}".split())
+    with path.open("a+", encoding="utf-8") as excluded:
+        fcntl.flock(excluded, fcntl.LOCK_EX)
+        excluded.seek(0)
+        known = {line.strip() for line in excluded}
+        new = [host for host in hosts if host not in known]
+        if new:
+            excluded.write(f"# {report.ended_at} {reason} ({file})\n" + "".join(f"{host}\n" for host in new))
+            excluded.flush()
+            os.fsync(excluded.fileno())
+    return f"{', '.join(new)} excluded in {path}" if new else ""
+
+
+def hosts_to_exclude(report: Report) -> tuple[str, ...]:
+    """Return the hosts that the verdict blames for a fault of theirs; none if the network fails for all of a job."""
+    verdict = report.verdict
+    if verdict is None or verdict.origin not in HOSTS_ARE_AT_FAULT:
+        return ()
+    named = verdict.hosts or tuple(dict.fromkeys(row.host for row in report.ranks if row.rank in verdict.ranks))
+    others = {row.host for row in report.ranks} - set(named)
+    return named if others or verdict.origin is FaultOrigin.MACHINE else ()
+
+
+def run_command(command: str, report: Report, verdict: Finding, file: Path, limit_s: float = COMMAND_LIMIT_S) -> str:
+    """Run the user's command with the report on stdin and the verdict in variables.
+
+    What it prints goes to stderr, because stdout belongs to the script.
+    """
+    from ddpdoctor.report.formats.json_format import render_json
+
+    told = {
+        "REPORT": file, "CODE": verdict.code, "KIND": verdict.kind, "SEVERITY": verdict.severity.value,
+        "SUMMARY": verdict.summary, "FIX": verdict.fix, "RANKS": ",".join(map(str, verdict.ranks)),
+        "HOSTS": ",".join(verdict.hosts), "ORIGIN": verdict.origin.value if verdict.origin is not None else "",
+    }  # fmt: skip
+    child = subprocess.Popen(
+        ["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=sys.stderr.fileno(), start_new_session=True,
+        env={**os.environ, **{f"DDPDOCTOR_{name}": str(value) for name, value in told.items()}},
+    )  # fmt: skip
+    try:
+        child.communicate(render_json(report).encode(), timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        return f"--on-finding: the command was killed after {limit_s:.0f} s"
+    return f"--on-finding: the command ended with status {child.returncode}" if child.returncode else ""
+
+
+def check_webhook(url: str) -> None:
+    """Raise ``UserError`` for a text that is no URL of a web server."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise UserError("--webhook is no URL that begins with https://", help="Give the URL of the service, in quotes.")
+
+
+def call_webhook(
+    url: str, form: WebhookFormat, report: Report, file: Path, pause: Callable[[float], None] = time.sleep
+) -> str:
+    """Post the verdict. The URL is a secret and never shown."""
+    import urllib.error
+    import urllib.request
+
+    from ddpdoctor.diagnose.bundles import SecretCount
+
+    body = json.dumps(_message(form, SecretCount().value(report), file)).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "ddpdoctor"})  # noqa: S310 - checked by check_webhook
+    problem = ""
+    for number in range(TRIES):
+        if number:
+            pause(PAUSE_S * number)
+        try:
+            with urllib.request.urlopen(request, timeout=LIMIT_S):  # noqa: S310
+                return ""
+        except urllib.error.HTTPError as error:
+            problem = f"it answered {error.code} {error.reason}"
+            if error.code != 429 and error.code < 500:  # only who has too much to do is asked again
+                break
+        except OSError as error:
+            problem = str(getattr(error, "reason", error))
+    return f"--webhook: the verdict could not be sent to {urlsplit(url).hostname}: {problem}"
+
+
+def _message(form: WebhookFormat, report: Report, file: Path) -> dict[str, Any]:
+    from ddpdoctor.model.codec import encode
+
+    verdict = report.verdict
+    said = "ddpdoctor: no problem found" if verdict is None else f"ddpdoctor: {verdict.summary} ({verdict.code})"
+    if form == "json":
+        times = {"started_at": report.started_at, "ended_at": report.ended_at}
+        return {"text": said, "report": str(file), **times, "job": encode(report.job), "verdict": encode(verdict)}
+    lines = [said, *([f"To do: {verdict.fix}"] if verdict is not None and verdict.fix else []), f"Report: {file}"]
+    if form == "slack":
+        return {"text": "\n".join(lines)}
+    card = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json", "type": "AdaptiveCard", "version": "1.4",
+        "body": [{"type": "TextBlock", "text": line, "wrap": True} for line in lines],
+    }  # fmt: skip
+    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "content": card}
+    return {"type": "message", "attachments": [attachment]}
+
+
+def status_of_verdict(report: Report, status: int) -> int:
+    """Return the exit status for a scheduler: whether to start the job again. A job that succeeded keeps its status."""
+    verdict = report.verdict
+    if not status or verdict is None or verdict.severity is not Severity.ERROR or verdict.origin is None:
+        return status
+    return ExitStatus.RETRY if verdict.origin in HOSTS_ARE_AT_FAULT else ExitStatus.GIVE_UP

@@ -1,0 +1,410 @@
+"""Carries requests to a server as messages through a store that somebody else serves, or through a shared folder.
+
+Anyone who can access the store or folder can write to it. So every message carries an HMAC-SHA256, keyed with the job's
+token, over its side (client or server), the meeting (a random ID of one server run), the line (a random ID of one
+client), its number on that line, and its text. It cannot be forged, nor replayed while the server remembers its line.
+It is not encrypted. Without a token, everyone with access is trusted.
+
+A message that gets no answer is posted again under the same number. The server answers each number once, so a request
+never takes effect twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import re
+import stat
+import struct
+import threading
+import time
+import zlib
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from ddpdoctor.exchange.conversation import BadMessage
+from ddpdoctor.exchange.store import FIRST_PAUSE_S, LONGEST_PAUSE_S, StoreError, wait_for
+from ddpdoctor.exchange.wire import (
+    CALL_LIMIT_S,
+    MAX_REQUEST_BYTES,
+    BadRequest,
+    RemoteClient,
+    RequestType,
+    Status,
+    answer,
+    pack_request,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from ddpdoctor.exchange.store import Store, Values
+
+MEETING_BYTES = LINE_BYTES = 16
+_HEADER = struct.Struct(f"!{LINE_BYTES}sQ32s")
+MAX_MESSAGE_BYTES = _HEADER.size + MAX_REQUEST_BYTES
+AGAIN_S = 3.0
+"""Our choice: a message without an answer is posted again after this time."""
+PAUSE_S, KNOCK_S = 0.2, 1.0
+"""Our choice: the time that an announced meeting has to answer. One that crashed never answers."""
+MAX_LINES = 8192
+"""Our choice: how many lines the server remembers. A client that connects again begins a new line."""
+Side = Literal[b"client", b"server"]
+
+
+class Message(NamedTuple):
+    """A request, or the answer with the same number."""
+
+    line: bytes
+    number: int
+    text: bytes
+
+    def seal(self, side: Side, meeting: bytes, token: bytes) -> bytes:
+        """Return the signed bytes."""
+        return _HEADER.pack(self.line, self.number, self._sign(side, meeting, token)) + self.text
+
+    def _sign(self, side: Side, meeting: bytes, token: bytes) -> bytes:
+        head = b"ddpdoctor message\0" + side + meeting + _HEADER.pack(self.line, self.number, b"")
+        return hmac.new(token, head + self.text, hashlib.sha256).digest()
+
+    @classmethod
+    def unseal(cls, sealed: bytes, side: Side, meeting: bytes, token: bytes) -> Message:
+        """Check the signature and return the message; raises ``BadMessage`` if another side or meeting wrote it."""
+        if not _HEADER.size < len(sealed) <= MAX_MESSAGE_BYTES:
+            raise BadMessage("a message that is cut short or over the limit")
+        line, number, signature = _HEADER.unpack_from(sealed)
+        message = cls(line, number, sealed[_HEADER.size :])
+        if not hmac.compare_digest(signature, message._sign(side, meeting, token)):
+            raise BadMessage("a message of another meeting, or by another token")
+        return message
+
+
+class Box(Protocol):
+    """Where messages lie. Every call raises ``StoreError`` if it fails."""
+
+    # The client's end.
+    def meeting(self) -> bytes | None:
+        """Return the ID of the announced meeting, or None. That meeting may already have ended."""
+
+    def post(self, line: bytes, message: bytes) -> None:
+        """Post a message, which may replace the previous one of this line."""
+
+    def answer(self, line: bytes) -> bytes | None:
+        """Return the last answer to a line, or None if there is none."""
+
+    def close(self) -> None:
+        """Remove what this client posted, and disconnect."""
+
+    # The server's end.
+    def announce(self, meeting: bytes) -> None:
+        """Announce this meeting. Messages for an earlier one are void."""
+
+    def messages(self) -> Iterator[bytes]:
+        """Yield the messages that arrived since the last call, without waiting."""
+
+    def reply(self, line: bytes, message: bytes) -> None:
+        """Post the answer to a line."""
+
+    def withdraw(self) -> None:
+        """Remove the announcement and the messages, and disconnect."""
+
+
+class Forwarder:
+    """Answers the messages in a box from its own thread, until ``close``."""
+
+    def __init__(self, box: Box, values: Values, token: bytes) -> None:
+        """Take ownership of the box."""
+        self.failed = ""
+        """Why forwarding stopped: a phrase, empty while it works."""
+        self.meeting = os.urandom(MEETING_BYTES)
+        self._box, self._values, self._token = box, values, token
+        self._answered: dict[bytes, int] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="ddpdoctor-forward", daemon=True)
+
+    def start(self) -> Forwarder:
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join(timeout=2)
+
+    def _serve(self) -> None:
+        try:
+            self._box.announce(self.meeting)
+            pause_s = FIRST_PAUSE_S
+            while not self._ended.wait(pause_s):
+                pause_s = FIRST_PAUSE_S if self.serve_once() else min(pause_s * 1.5, LONGEST_PAUSE_S)
+            self._box.withdraw()
+        except StoreError as error:
+            self.failed = str(error)
+
+    def serve_once(self) -> bool:
+        """Answer the messages that arrived; return whether there were any."""
+        came = False
+        for sealed in self._box.messages():
+            came = True
+            try:
+                line, number, request = Message.unseal(sealed, b"client", self.meeting, self._token)
+            except BadMessage:
+                continue
+            if number <= self._answered.get(line, 0):
+                continue
+            self._answered.pop(line, None)  # the line that was used last comes last
+            self._answered[line] = number
+            if len(self._answered) > MAX_LINES:
+                del self._answered[next(iter(self._answered))]
+            try:
+                found, _ = answer(self._values, request)
+            except BadRequest as bad:
+                found = bytes([Status.REFUSED]) + str(bad).encode()
+            self._box.reply(line, Message(line, number, found).seal(b"server", self.meeting, self._token))
+        return came
+
+
+class MailboxClient(RemoteClient):
+    """A client that sends its requests as messages, one at a time."""
+
+    beat_every_s = 3.0
+    """Our choice: a beat by message costs about ten requests to the store that carries it."""
+
+    def __init__(self, box: Box, meeting: bytes, token: bytes, served_by: str) -> None:
+        """Take ownership of the box."""
+        super().__init__(served_by)
+        self._box, self._meeting, self._token = box, meeting, token
+        self._line, self._number = os.urandom(LINE_BYTES), 0
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        self._box.close()
+
+    def ask(self, request: bytes, limit_s: float = CALL_LIMIT_S) -> bytes:
+        with self._lock:
+            self._number += 1
+            sealed = Message(self._line, self._number, request).seal(b"client", self._meeting, self._token)
+            deadline = time.monotonic() + limit_s
+            while (left_s := deadline - time.monotonic()) > 0:
+                self._box.post(self._line, sealed)
+                if (found := wait_for(self._read, min(AGAIN_S, left_s))) is not None:
+                    return found
+        raise StoreError(f"{self._served_by} did not answer within {limit_s:g} s")
+
+    def _read(self) -> bytes | None:
+        sealed = self._box.answer(self._line)
+        try:
+            found = Message.unseal(sealed or b"", b"server", self._meeting, self._token)
+        except BadMessage:
+            return None
+        return found.text if found.number == self._number else None
+
+
+def knock(box: Box, token: bytes, limit_s: float, served_by: str) -> MailboxClient:
+    """Return a client of the announced meeting once it answers; raises ``StoreError``.
+
+    The announcement may be of a meeting that has ended, so it is read again after each failure.
+    """
+    deadline = time.monotonic() + limit_s
+    seen = "it has no server"
+    with contextlib.ExitStack() as opened:
+        opened.callback(box.close)
+        while (left_s := deadline - time.monotonic()) > 0:
+            if (shown := box.meeting()) is None:
+                time.sleep(min(PAUSE_S, left_s))
+                continue
+            client = MailboxClient(box, shown, token, served_by)
+            try:
+                client.ask(pack_request(RequestType.NOW, "now", b""), min(KNOCK_S, left_s))
+            except StoreError:
+                seen = "its server does not answer, or has another token (DDPDOCTOR_TOKEN)"
+            else:
+                opened.pop_all()
+                return client
+    raise StoreError(seen)
+
+
+SLOTS = 4096
+"""Each client has one request in flight. With fewer clients than this, no unread message is overwritten."""
+LATE_S = 2.0
+"""Our choice: the time that a client has between its ticket and its message. After it the server skips the ticket."""
+LARGE_BYTES = 4096
+"""Larger messages are removed from the job's store once they are read."""
+_TICKET = struct.Struct("!Q")
+
+
+class StoreBox:
+    """A box in the job's own store, which gets few keys of ours.
+
+    A client takes the next ticket and writes its message to one of ``SLOTS`` keys; the server reads the tickets in
+    order. So it polls one key, however many clients there are.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        """Take ownership of the store."""
+        self._store, self._clock = store, clock
+        self.next_ticket = 1
+        self._waited_since: float | None = None
+
+    def meeting(self) -> bytes | None:
+        found = self._store.get("meeting")
+        return found if found is not None and len(found) == MEETING_BYTES else None
+
+    def post(self, line: bytes, message: bytes) -> None:  # noqa: ARG002 - the message itself says its line
+        ticket = self._store.add("tickets", 1)
+        self._store.set(f"slot/{ticket % SLOTS}", _TICKET.pack(ticket) + message)
+
+    def answer(self, line: bytes) -> bytes | None:
+        return self._take(f"line/{line.hex()}")
+
+    def close(self) -> None:
+        self._store.close()
+
+    def announce(self, meeting: bytes) -> None:
+        self.next_ticket = self._store.add("tickets", 0) + 1
+        self._store.set("meeting", meeting)
+
+    def messages(self) -> Iterator[bytes]:
+        """Yield what lies at the next tickets: b"" for a ticket whose client never wrote."""
+        while True:
+            slot = f"slot/{self.next_ticket % SLOTS}"
+            found = self._store.get(slot) or b""
+            if not found.startswith(_TICKET.pack(self.next_ticket)):
+                if self._store.add("tickets", 0) < self.next_ticket:
+                    self._waited_since = None
+                    return
+                self._waited_since = self._clock() if self._waited_since is None else self._waited_since
+                if self._clock() < self._waited_since + LATE_S:
+                    return
+                found = b""
+            elif len(found) > LARGE_BYTES:
+                self._store.set(slot, b"")
+            self.next_ticket, self._waited_since = self.next_ticket + 1, None
+            yield found[_TICKET.size :]
+
+    def reply(self, line: bytes, message: bytes) -> None:
+        self._store.set(f"line/{line.hex()}", message)
+
+    def withdraw(self) -> None:
+        self._store.set("meeting", b"")
+        self._store.close()
+
+    def _take(self, key: str) -> bytes | None:
+        found = self._store.get(key)
+        if found is not None and len(found) > LARGE_BYTES:
+            self._store.set(key, b"")
+        return found or None
+
+
+FOLDER = ".meeting"
+"""The subfolder of the shared folder that holds the messages."""
+_MAIL = re.compile(rf"[0-9a-f]{{{2 * LINE_BYTES}}}\.(asked|answered)")
+
+
+class FolderBox:
+    """A box in a folder that all hosts see, for networks where no port gets through.
+
+    Every line has two files, one for requests and one for answers. Each is created once and then written in place. On a
+    network file system a reader who opens a file sees everything written before (NFS's close-to-open consistency), but
+    a renamed or new file may show up half a minute late. A half-written message fails its signature check, so the
+    reader tries again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._folder = path / FOLDER
+        self._lines: set[bytes] = set()
+        self._seen: dict[str, int] = {}
+
+    def meeting(self) -> bytes | None:
+        found = read_small(self._folder / "meeting")
+        return found if found is not None and len(found) == MEETING_BYTES else None
+
+    def post(self, line: bytes, message: bytes) -> None:
+        self._lines.add(line)
+        write_in_place(self._folder / f"{line.hex()}.asked", message)
+
+    def answer(self, line: bytes) -> bytes | None:
+        return read_small(self._folder / f"{line.hex()}.answered")
+
+    def close(self) -> None:
+        for line in self._lines:
+            remove(self._folder / f"{line.hex()}.asked")
+            remove(self._folder / f"{line.hex()}.answered")
+        if self._lines:
+            self._remove_empty()
+
+    def announce(self, meeting: bytes) -> None:
+        make_folder(self._folder)
+        self._clear()
+        write_in_place(self._folder / "meeting", meeting)
+
+    def messages(self) -> Iterator[bytes]:
+        for name in list_names(self._folder):
+            message = read_small(self._folder / name) if _MAIL.fullmatch(name) and name.endswith(".asked") else None
+            # The checksum covers the whole message: a half-written one already has its final size and beginning.
+            if message and (seen := zlib.crc32(message)) != self._seen.get(name):
+                self._seen[name] = seen
+                yield message
+
+    def reply(self, line: bytes, message: bytes) -> None:
+        write_in_place(self._folder / f"{line.hex()}.answered", message)
+
+    def withdraw(self) -> None:
+        self._clear()
+        remove(self._folder / "meeting")
+        self._remove_empty()
+
+    def _clear(self) -> None:
+        for name in filter(_MAIL.fullmatch, list_names(self._folder)):
+            remove(self._folder / name)
+
+    def _remove_empty(self) -> None:
+        """Remove the folder if nothing is in it. Whichever side leaves last removes it."""
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
+
+@contextlib.contextmanager
+def _explained(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path} cannot be {what}: {error.strerror or error}") from error
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder that only this user can access, unless it exists; raises ``StoreError``."""
+    with _explained(path, "made"):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def list_names(folder: Path) -> list[str]:
+    with _explained(folder, "read"):
+        return [path.name for path in folder.iterdir()]
+
+
+def read_small(path: Path) -> bytes | None:
+    """Return the content of a file, or None if it is missing, not a regular file, or over the limit."""
+    with contextlib.suppress(OSError), os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
+        seen = os.fstat(file.fileno())
+        if stat.S_ISREG(seen.st_mode) and seen.st_size <= MAX_MESSAGE_BYTES:
+            return file.read(MAX_MESSAGE_BYTES + 1)
+    return None
+
+
+def write_in_place(path: Path, data: bytes) -> None:
+    """Overwrite a file that others may be reading; raises ``StoreError``."""
+    with _explained(path, "written"), os.fdopen(_open(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
+        file.write(data)
+        file.truncate()
+
+
+def remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _open(path: Path, flags: int) -> Any:
+    """Open a file without following a link or blocking on a pipe that somebody put there."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)

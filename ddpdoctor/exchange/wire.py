@@ -1,0 +1,254 @@
+"""The protocol between a server and its clients, how each side proves that it holds the job's token, and the clients.
+
+First the server sends ``HELLO`` and 32 random bytes. The client sends 32 random bytes and HMAC("client", both). The
+server sends HMAC("server", both). Then requests and answers alternate. A request is the length of the rest (4 bytes,
+big-endian), operation (1 byte), length of the key (2 bytes), key, value. An answer is the length of the rest (4 bytes),
+status (1 byte), value.
+
+``DDPDOCTOR_TOKEN``, the same on every host, is the only real secret. With it every message is signed, also over
+torchrun's store. Without it:
+
+- A Slurm step derives a token from job, step and user. That keeps out other jobs and accidents, but another user of the
+  cluster can derive it too.
+- Under torchrun, and with --nnodes by hand, anyone who reaches the port may take part. The job's own store at
+  MASTER_PORT trusts its network in the same way.
+
+A peer with the token can only send facts, which are parsed within limits and never run. Without a token, a stranger can
+send wrong facts, which makes the report wrong, and can read what the others sent: hosts, stacks, variables of the
+allow-list. Nothing is encrypted, with or without a token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import struct
+import threading
+from abc import ABC, abstractmethod
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from ddpdoctor.exchange.reach import WrongServer, describe, reach, receive
+from ddpdoctor.exchange.store import (
+    BEAT_EVERY_S,
+    MAX_DIGITS,
+    MAX_KEY_BYTES,
+    MAX_VALUE_BYTES,
+    ClockTimes,
+    StoreError,
+    Values,
+)
+from ddpdoctor.model.node import Launcher
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping, Sequence
+
+    from ddpdoctor.exchange.reach import Failures
+    from ddpdoctor.model.launch import Launch
+
+HELLO = b"ddpdoctor server 1\n"
+NONCE_BYTES = PROOF_BYTES = 32
+MAX_REQUEST_BYTES = 3 + MAX_KEY_BYTES + MAX_VALUE_BYTES
+LENGTH = struct.Struct("!I")
+_TIMES = struct.Struct("!qq")
+_REQUEST = struct.Struct("!BH")
+CALL_LIMIT_S = 10.0
+"""Our choice: a server answers in microseconds, but its host may be busy."""
+VARIABLE = "DDPDOCTOR_TOKEN"
+NO_TOKEN = b"ddpdoctor"
+"""The shared value if the job has no secret. It proves only that the other side is ddpdoctor."""
+
+
+class RequestType(IntEnum):
+    """The first byte of a request."""
+
+    SET, LOOK, ADD, NOW, FORGET, BEAT, LEAVE = range(1, 8)
+
+
+class Status(IntEnum):
+    """The first byte of an answer. ``NOTHING``: the key has no value yet. ``REFUSED``: the rest is the reason."""
+
+    DONE, NOTHING, REFUSED = range(3)
+
+
+class BadRequest(Exception):  # noqa: N818 - says what it is
+    """A request that ddpdoctor's client would never send. The text is a phrase."""
+
+
+def job_token(launch: Launch, env: Mapping[str, str]) -> bytes | None:
+    """Return the token of the job, or None if it has none."""
+    if given := env.get(VARIABLE, ""):
+        return token_bytes(given)
+    if launch.launcher is Launcher.SLURM:
+        return hashlib.sha256(f"ddpdoctor {launch.run} user {os.getuid()}".encode()).digest()
+    return None
+
+
+def token_bytes(given: str) -> bytes:
+    """Return the token for a value of ``DDPDOCTOR_TOKEN``."""
+    return hashlib.sha256(given.encode(errors="surrogateescape")).digest()
+
+
+def prove(token: bytes, side: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    """Return the proof that one side holds the token. It is valid for this connection only."""
+    return hmac.new(token, side + b"\0" + server_nonce + client_nonce, hashlib.sha256).digest()
+
+
+def with_length(rest: bytes) -> bytes:
+    return LENGTH.pack(len(rest)) + rest
+
+
+def pack_request(operation: RequestType, key: str, value: bytes) -> bytes:
+    """Pack a request, without its length."""
+    name = key.encode()
+    return _REQUEST.pack(operation, len(name)) + name + value
+
+
+def answer(values: Values, request: bytes) -> tuple[bytes, str | None]:
+    """Carry out a request; return the answer and the member that beats or leaves. Both are without their lengths.
+
+    Raises ``BadRequest``, and carries out nothing, if no client of ours would send it.
+    """
+    try:
+        number, length = _REQUEST.unpack_from(request)
+        operation, key, value = RequestType(number), request[3 : 3 + length].decode(), request[3 + length :]
+    except (struct.error, ValueError):
+        raise BadRequest("a malformed request") from None
+    if not 0 < length <= MAX_KEY_BYTES or len(request) < 3 + length:
+        raise BadRequest("a malformed request")
+    try:
+        found = _carry_out(values, operation, key, value)
+    except StoreError as error:
+        return bytes([Status.REFUSED]) + str(error).encode(), None
+    member = key if operation in {RequestType.BEAT, RequestType.LEAVE} else None
+    return (bytes([Status.NOTHING]) if found is None else bytes([Status.DONE]) + found), member
+
+
+def _carry_out(values: Values, operation: RequestType, key: str, value: bytes) -> bytes | None:
+    match operation:
+        case RequestType.LOOK:
+            return values.get(key)
+        case RequestType.ADD:
+            if len(value) > MAX_DIGITS or not value.removeprefix(b"-").isdigit():
+                raise StoreError("only whole numbers can be added")
+            return b"%d" % values.add(key, int(value))
+        case RequestType.NOW:
+            return _TIMES.pack(*values.now())
+        case RequestType.BEAT:
+            return values.beat(key, value)
+        case RequestType.LEAVE:
+            values.leave(key, value)
+        case RequestType.SET:
+            values.set(key, value)
+        case RequestType.FORGET:
+            values.forget(key)
+    return b""
+
+
+class RemoteClient(ABC):
+    """Asks a server elsewhere; how a request gets there is up to ``ask``. Implements ``store.Client``."""
+
+    beat_every_s = BEAT_EVERY_S
+
+    def __init__(self, served_by: str) -> None:
+        """``served_by`` names the server in error messages: "rank 0", "the first node"."""
+        self._served_by = served_by
+
+    def set(self, key: str, value: bytes) -> None:
+        self._call(RequestType.SET, key, value)
+
+    def get(self, key: str) -> bytes | None:
+        return self._call(RequestType.LOOK, key)
+
+    def add(self, key: str, amount: int) -> int:
+        try:
+            return int(self._call(RequestType.ADD, key, b"%d" % amount) or b"0")
+        except ValueError:
+            raise self._misled(key) from None
+
+    def forget(self, key: str) -> None:
+        self._call(RequestType.FORGET, key)
+
+    def now(self) -> ClockTimes:
+        found = self._call(RequestType.NOW, "now")
+        if found is None or len(found) != _TIMES.size:
+            raise self._misled("now")
+        return ClockTimes(*_TIMES.unpack(found))
+
+    def beat(self, member: str, said: bytes = b"") -> bytes:
+        return self._call(RequestType.BEAT, member, said) or b""
+
+    def leave(self, member: str, word: bytes = b"") -> None:
+        self._call(RequestType.LEAVE, member, word)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Disconnect."""
+
+    @abstractmethod
+    def ask(self, request: bytes) -> bytes:
+        """Return the answer to a request, both without their lengths; raises ``StoreError``."""
+
+    def _call(self, operation: RequestType, key: str, value: bytes = b"") -> bytes | None:
+        if len(value) > MAX_VALUE_BYTES or len(key.encode()) > MAX_KEY_BYTES:
+            raise StoreError(f"{key[:MAX_KEY_BYTES]} is over the limit for a message")
+        found = self.ask(pack_request(operation, key, value))
+        if not found:
+            raise self._misled(key)
+        if found[0] == Status.REFUSED:
+            raise StoreError(f"{self._served_by} refused {key}: {found[1:201].decode(errors='replace')}")
+        return None if found[0] == Status.NOTHING else found[1:]
+
+    def _misled(self, key: str) -> StoreError:
+        return StoreError(f"{self._served_by} sent an invalid answer to {key}")
+
+
+class ServerClient(RemoteClient):
+    """A client over a connection on which both sides have proven the token."""
+
+    def __init__(self, connection: socket.socket, served_by: str = "rank 0") -> None:
+        """Take ownership of the connection."""
+        super().__init__(served_by)
+        connection.settimeout(CALL_LIMIT_S)
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def ask(self, request: bytes) -> bytes:
+        try:
+            with self._lock:
+                self._connection.sendall(with_length(request))
+                (length,) = LENGTH.unpack(receive(self._connection, LENGTH.size))
+                if not 0 < length <= 1 + MAX_VALUE_BYTES:
+                    raise ConnectionError("an answer over the limit")
+                return receive(self._connection, length)
+        except OSError as error:
+            # A late answer must not be mistaken for the answer to the next request.
+            self._connection.close()
+            raise StoreError(f"the connection to {self._served_by} failed: {describe(error)}") from error
+
+
+def open_client(
+    hosts: Sequence[str], port: int, token: bytes, limit_s: float, *, served_by: str = "rank 0",
+    seen: Failures | None = None,
+) -> ServerClient:  # fmt: skip
+    """Connect to a server that may still be starting; raises ``StoreError`` as ``reach`` does."""
+
+    def greet(connection: socket.socket) -> ServerClient:
+        if receive(connection, len(HELLO)) != HELLO:
+            raise WrongServer("another program answers, not ddpdoctor")
+        theirs, ours = receive(connection, NONCE_BYTES), os.urandom(NONCE_BYTES)
+        connection.sendall(ours + prove(token, b"client", theirs, ours))
+        try:
+            proof = receive(connection, PROOF_BYTES)
+        except ConnectionError:
+            proof = b""
+        if not hmac.compare_digest(proof, prove(token, b"server", theirs, ours)):
+            raise WrongServer("ddpdoctor answers, but has another token (DDPDOCTOR_TOKEN)")
+        return ServerClient(connection, served_by)
+
+    return reach(hosts, port, limit_s, greet, seen)
