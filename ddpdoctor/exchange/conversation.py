@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import signal
 import struct
 import time
@@ -20,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ddpdoctor.exchange.store import StoreError, wait_for, wait_until
-from ddpdoctor.model.codec import WrongValue, decode, encode
+from ddpdoctor.model.codec import INTEGERS, WrongValue, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,8 +36,12 @@ MAX_PACKED_BYTES = 4 * 2**20
 """Our choice: the facts of a node with 8 GPUs take about 10 KiB; torch's store takes values up to 8 MiB."""
 MAX_PLAIN_BYTES = 32 * 2**20
 """Our choice: the largest size of an unpacked message."""
+MAX_VALUES = 2**21
+"""Our choice: in 32 MiB of brackets there are lists that take a gigabyte."""
 _HEADER = struct.Struct("!4sBBI")
 _SIGNATURE_BYTES = 32
+_MOST_DIGITS = 20
+"""Of 64 bits."""
 CHUNK_BYTES = 256 * 1024
 """Our choice: at 1 Mbit/s a chunk takes 2 s, well within a call's limit. Other requests run between two chunks."""
 MAX_BYTES = 64 * 2**20
@@ -89,9 +94,18 @@ def unpack(message: bytes, token: bytes | None = None) -> Any:
         raise BadMessage("a message that is not signed with this job's token")
     if token is not None and not hmac.compare_digest(hmac.digest(token, message[:end], "sha256"), message[end:]):
         raise BadMessage("a message signed with another token")
-    text = decompress(message[_HEADER.size : end], MAX_PLAIN_BYTES)
+    return read_json(decompress(message[_HEADER.size : end], MAX_PLAIN_BYTES))
+
+
+def read_json(text: bytes) -> Any:
+    """Return a JSON value that others sent; raises ``BadMessage``, and for any number that is not an ordinary one.
+
+    Python's own reader takes NaN, Infinity, 1e999 and whole numbers of any length, which raise errors far from here.
+    """
+    if sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise BadMessage(f"a message of more than {MAX_VALUES} values")
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_int=_whole, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"a damaged message ({type(error).__name__} in its JSON)") from None
 
@@ -112,6 +126,16 @@ def decompress(payload: bytes, most_bytes: int) -> bytes:
 
 def _refuse(name: str) -> Any:
     raise ValueError(name)
+
+
+def _whole(digits: str) -> int:
+    number = int(digits) if len(digits) <= _MOST_DIGITS else None
+    return number if number is not None and number in INTEGERS else _refuse(digits[:_MOST_DIGITS])
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text[:_MOST_DIGITS])
 
 
 class News(NamedTuple):
@@ -224,7 +248,7 @@ class Conversation:
         if not must_be_chunks and (len(data) != _DESCRIPTION.size or data.startswith(MAGIC)):
             return data
         size, digest = read_description(key, data)
-        joined = b"".join(self.store.get(name) or b"" for name in self._chunks(key, size))
+        joined = b"".join((self.store.get(name) or b"")[:CHUNK_BYTES] for name in self._chunks(key, size))
         if len(joined) != size or hashlib.sha256(joined).digest() != digest:
             raise BadRecord("another process", f"{key}, which arrived damaged")
         return joined

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from enum import IntEnum
 
 from ddpdoctor.exchange.reach import WrongServer, describe, reach, receive
@@ -25,6 +26,8 @@ ROOT = "/"
 MAGIC = 0x3C85F7CE
 MAX_KEYS = 2**17
 """Our choice: torch makes some keys for each rank and group."""
+MAX_LIST_BYTES, LIST_LIMIT_S = 64 * 2**20, 30.0
+"""Our choice for all keys together, whose number and lengths the other side says."""
 MAX_VALUE_BYTES = 2**20
 """The largest value that is read; none of ddpdoctor's values comes close."""
 _LENGTH = struct.Struct("=Q")
@@ -74,8 +77,15 @@ class StoreReader:
         (count,) = _LENGTH.unpack(self._ask(_request(_Query.LIST_KEYS), _LENGTH.size))
         if count > MAX_KEYS:
             raise StoreError(f"the job's store has {count} keys")
-        keys = (self._ask(b"", None).decode(errors="replace") for _ in range(count))
-        return tuple(key.removeprefix(ROOT + self._prefix) for key in keys)
+        keys: list[str] = []
+        size_bytes, deadline = 0, time.monotonic() + LIST_LIMIT_S
+        for _ in range(count):
+            key = self._ask(b"", None)
+            size_bytes += len(key)
+            if size_bytes > MAX_LIST_BYTES or time.monotonic() > deadline:
+                raise StoreError("the keys of the job's store do not come to an end")
+            keys.append(key.decode(errors="replace").removeprefix(ROOT + self._prefix))
+        return tuple(keys)
 
     def close(self) -> None:
         """Close the connection."""

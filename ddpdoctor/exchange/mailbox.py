@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import itertools
 import os
 import re
 import stat
@@ -21,6 +22,7 @@ import struct
 import threading
 import time
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ddpdoctor.exchange.conversation import BadMessage
@@ -117,7 +119,7 @@ class Forwarder:
     def __init__(self, box: Box, values: Values, token: bytes) -> None:
         """Take ownership of the box."""
         self.failed = ""
-        """Why forwarding stopped: a phrase, empty while it works."""
+        """Why the box does not work: a phrase, empty while it does. It is tried again."""
         self.meeting = os.urandom(MEETING_BYTES)
         self._box, self._values, self._token = box, values, token
         self._answered: dict[bytes, int] = {}
@@ -133,14 +135,18 @@ class Forwarder:
         self._thread.join(timeout=2)
 
     def _serve(self) -> None:
-        try:
-            self._box.announce(self.meeting)
-            pause_s = FIRST_PAUSE_S
-            while not self._ended.wait(pause_s):
+        announced, pause_s = False, FIRST_PAUSE_S
+        while not self._ended.wait(pause_s):
+            try:
+                if not announced:
+                    self._box.announce(self.meeting)
+                    announced = True
                 pause_s = FIRST_PAUSE_S if self.serve_once() else min(pause_s * 1.5, LONGEST_PAUSE_S)
+                self.failed = ""
+            except Exception as error:  # noqa: BLE001 - others write into the box too, and it may work again
+                self.failed, pause_s = str(error) or type(error).__name__, AGAIN_S
+        with contextlib.suppress(StoreError):
             self._box.withdraw()
-        except StoreError as error:
-            self.failed = str(error)
 
     def serve_once(self) -> bool:
         """Answer the messages that arrived; return whether there were any."""
@@ -161,7 +167,8 @@ class Forwarder:
                 found, _ = answer(self._values, request)
             except BadRequest as bad:
                 found = bytes([Status.REFUSED]) + str(bad).encode()
-            self._box.reply(line, Message(line, number, found).seal(b"server", self.meeting, self._token))
+            with contextlib.suppress(StoreError):  # what is wrong with one line must not keep the others waiting
+                self._box.reply(line, Message(line, number, found).seal(b"server", self.meeting, self._token))
         return came
 
 
@@ -231,7 +238,7 @@ LATE_S = 2.0
 """Our choice: the time that a client has between its ticket and its message. After it the server skips the ticket."""
 LARGE_BYTES = 4096
 """Larger messages are removed from the job's store once they are read."""
-_TICKET = struct.Struct("!Q")
+_TICKET = struct.Struct("!q")
 
 
 class StoreBox:
@@ -271,9 +278,12 @@ class StoreBox:
             slot = f"slot/{self.next_ticket % SLOTS}"
             found = self._store.get(slot) or b""
             if not found.startswith(_TICKET.pack(self.next_ticket)):
-                if self._store.add("tickets", 0) < self.next_ticket:
+                if (last := self._store.add("tickets", 0)) < self.next_ticket:
                     self._waited_since = None
                     return
+                if self.next_ticket <= last - SLOTS:  # overwritten since, or another program counts here
+                    self.next_ticket = last - SLOTS + 1
+                    continue
                 self._waited_since = self._clock() if self._waited_since is None else self._waited_since
                 if self._clock() < self._waited_since + LATE_S:
                     return
@@ -302,6 +312,22 @@ FOLDER = ".meeting"
 _MAIL = re.compile(rf"[0-9a-f]{{{2 * LINE_BYTES}}}\.(asked|answered)")
 
 
+LARGE_FILE_BYTES, LARGE_TIMES = 64 * 1024, 3
+"""Our choice: a file this large is read again only when it has changed, once it was read this often. Times of files are
+coarse on some file systems, so a small file, which costs nothing, is read always."""
+MAX_NAMES = 4 * MAX_LINES
+"""Our choice: how many files of the folder are looked at."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was last seen of a file."""
+
+    checksum: int = 0
+    state: tuple[int, int] | None = None
+    times: int = 0
+
+
 class FolderBox:
     """A box in a folder that all hosts see, for networks where no port gets through.
 
@@ -314,7 +340,7 @@ class FolderBox:
     def __init__(self, path: Path) -> None:
         self._folder = path / FOLDER
         self._lines: set[bytes] = set()
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, _Seen] = {}
 
     def meeting(self) -> bytes | None:
         found = read_small(self._folder / "meeting")
@@ -340,11 +366,19 @@ class FolderBox:
         write_in_place(self._folder / "meeting", meeting)
 
     def messages(self) -> Iterator[bytes]:
-        for name in list_names(self._folder):
-            message = read_small(self._folder / name) if _MAIL.fullmatch(name) and name.endswith(".asked") else None
+        names = {name for name in list_names(self._folder) if _MAIL.fullmatch(name) and name.endswith(".asked")}
+        self._seen = {name: seen for name, seen in self._seen.items() if name in names}
+        for name in names:
+            seen = self._seen.setdefault(name, _Seen())
+            if seen.times >= LARGE_TIMES and seen.state == _state_of(self._folder / name):
+                continue
+            message = read_small(self._folder / name) or b""
+            state = _state_of(self._folder / name) if len(message) > LARGE_FILE_BYTES else None
+            seen.times = seen.times + 1 if state is not None and state == seen.state else 0
+            seen.state = state
             # The checksum covers the whole message: a half-written one already has its final size and beginning.
-            if message and (seen := zlib.crc32(message)) != self._seen.get(name):
-                self._seen[name] = seen
+            if message and (checksum := zlib.crc32(message)) != seen.checksum:
+                seen.checksum = checksum
                 yield message
 
     def reply(self, line: bytes, message: bytes) -> None:
@@ -377,11 +411,26 @@ def make_folder(path: Path) -> None:
     """Create a folder that only this user can access, unless it exists; raises ``StoreError``."""
     with _explained(path, "made"):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    list_names(path)
 
 
 def list_names(folder: Path) -> list[str]:
+    """Return names of files; raises ``StoreError``, also if the folder is a link: others could point it elsewhere."""
     with _explained(folder, "read"):
-        return [path.name for path in folder.iterdir()]
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            with os.scandir(opened) as entries:
+                return [entry.name for entry in itertools.islice(entries, MAX_NAMES)]
+        finally:
+            os.close(opened)
+
+
+def _state_of(path: Path) -> tuple[int, int] | None:
+    try:
+        seen = path.lstat()
+    except OSError:
+        return None
+    return seen.st_mtime_ns, seen.st_size
 
 
 def read_small(path: Path) -> bytes | None:

@@ -378,7 +378,7 @@ class Candidate:
         self._raised += 1
         write_in_place(self._folder / self._name, b"%d" % self._raised)
         for name in filter(_HERE.fullmatch, list_names(self._folder)):
-            content = read_small(self._folder / name) or b""
+            content = (read_small(self._folder / name) or b"")[:64]
             known = self._others.get(name)
             if known is None or known[0] != content:
                 self._others[name] = content, known and self._clock()

@@ -46,6 +46,8 @@ CONNECT_LIMIT_S = 3.0
 """Our choice: the limit of one attempt. A packet that a firewall drops is sent again after 1 s and 3 s."""
 SAFE_SEGMENT_BYTES = 1200
 """With headers this fits into 1,280 bytes, which every IPv6 link carries (RFC 8200, 5)."""
+MAX_PIECE_BYTES = 256 * 1024
+"""Our choice: the most that one call of recv makes room for, whatever length the other side has announced."""
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0
 _WORDS = {
@@ -136,14 +138,23 @@ def _try_address(
 
 
 def receive(connection: socket.socket, length: int) -> bytes:
-    """Receive exactly ``length`` bytes; raises OSError, also if the other side closes the connection first."""
-    data = bytearray()
-    while len(data) < length:
-        part = connection.recv(length - len(data))
-        if not part:
-            raise ConnectionError("the other side closed the connection")
-        data += part
-    return bytes(data)
+    """Receive exactly ``length`` bytes; raises OSError, also if the other side closes the connection first.
+
+    The connection's time limit holds for all of them, so a byte now and then does not help the other side.
+    """
+    data, limit_s = bytearray(), connection.gettimeout()
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    try:
+        while len(data) < length:
+            if deadline is not None and data:
+                connection.settimeout(max(deadline - time.monotonic(), 0.001))
+            part = connection.recv(min(length - len(data), MAX_PIECE_BYTES))
+            if not part:
+                raise ConnectionError("the other side closed the connection")
+            data += part
+        return bytes(data)
+    finally:
+        connection.settimeout(limit_s)
 
 
 def look_up(host: str, port: int, limit_s: float) -> list[tuple[socket.AddressFamily, Any]]:

@@ -4,6 +4,10 @@ A peer must hold the job's token. It is dropped if it is slow, sends garbage, or
 bytes and, except for counters, never parsed. The server listens on all addresses of the host, as torch's own store
 does, because nobody knows yet which of them the others can reach. If all processes are on one host, it listens on the
 loopback address only.
+
+It works on the sockets themselves, because that bounds what a peer can take: before the proof it reads 64 bytes and no
+more, and what all unfinished requests hold together has a limit. Without a token any peer can pass for a member, so the
+same limits hold for members. No connection can end the thread: an error ends the connection on which it came.
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ import resource
 import socket
 import sys
 import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.exchange.reach import describe
@@ -29,11 +36,11 @@ from ddpdoctor.exchange.wire import (
     BadRequest,
     answer,
     prove,
-    with_length,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Coroutine
+    from typing import Any
 
 MAX_PEERS = 8192
 BACKLOG = 4096
@@ -46,6 +53,32 @@ PROOF_LIMIT_S = 10.0
 """Our choice: the time that a new connection has to prove the token."""
 REQUEST_LIMIT_S = 20.0
 """Our choice: the time in which a started request must arrive whole, and its answer must be read."""
+IDLE_LIMIT_S = 30.0
+"""Our choice: after this time without a request, a proven connection gives up its place if another one needs it. A
+member sends beats over a connection of its own, and reconnects for its next request."""
+MAX_UNFINISHED_BYTES = 64 * 2**20
+"""Our choice: what all requests that have not arrived whole may hold together. Beyond it the oldest of them goes."""
+PIECE_BYTES = 64 * 1024
+LOOK_EVERY_S = 0.5
+"""How often deadlines are looked at."""
+REST_S = 0.25
+"""Our choice: the pause after an error of accept, most often because the process has no file left."""
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One connection."""
+
+    connection: socket.socket
+    address: str
+    deadline_s: float | None
+    """When it is dropped unless it moves on; None while no request is under way."""
+    active_s: float
+    proven: bool = False
+    member: str | None = None
+    """The member that beats over it."""
+    held_bytes: int = 0
+    """How much of an unfinished request has arrived."""
 
 
 class Server:
@@ -53,7 +86,7 @@ class Server:
 
     def __init__(
         self, port: int | None, token: bytes, *, one_host: bool = False, max_peers: int = MAX_PEERS,
-        proof_limit_s: float = PROOF_LIMIT_S, request_limit_s: float = REQUEST_LIMIT_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """Listen and start the thread; raises ``StoreError`` if the port cannot be used.
 
@@ -63,17 +96,17 @@ class Server:
         self.strangers = 0
         """The number of connections that did not hold the token."""
         self.port = 0
-        self.peers: dict[asyncio.StreamWriter, str | None] = {}
-        """The proven connections, and the member that beats over each."""
-        self._unproven: dict[asyncio.StreamWriter, None] = {}
-        self._token, self._one_host, self._max_peers = token, one_host, max_peers
-        self._proof_limit_s, self._request_limit_s = proof_limit_s, request_limit_s
+        self.peers: dict[Peer, None] = {}
+        """All connections, the oldest first."""
+        self._held_bytes = 0
+        self._token, self._one_host, self._max_peers, self._clock = token, one_host, max_peers, clock
         self._loop = asyncio.new_event_loop()
-        # While the process has no file left for a connection, asyncio rests for a second, and says so for each.
-        self._loop.set_exception_handler(lambda *_: None)
+        self._loop.set_exception_handler(lambda *_: None)  # a task's error is no news for the user's terminal
+        self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ddpdoctor-server", daemon=True)
         if port is not None:
             self.port = self._serve_on(_listen(port, one_host=one_host))
+        self._loop.call_soon(lambda: self._begin(self._look_at_deadlines()))
         self._thread.start()
 
     def listen_also(self) -> int:
@@ -88,80 +121,136 @@ class Server:
             self._thread.join(timeout=2)
 
     def _serve_on(self, listener: socket.socket) -> int:
-        asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self._serve, sock=listener, backlog=BACKLOG), self._loop
-        )  # fmt: skip
+        listener.setblocking(False)  # noqa: FBT003 - the only form that socket has
+        self._loop.call_soon_threadsafe(lambda: self._begin(self._accept(listener)))
         return int(listener.getsockname()[1])
 
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)  # the loop itself would not keep it
+        task.add_done_callback(self._tasks.discard)
+
     async def _end(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
+        for task in (tasks := set(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._loop.stop()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection to its end."""
-        try:
-            if not self._has_room(writer):
-                return
-            self._unproven[writer] = None
-            with self._limit(writer, self._proof_limit_s):
-                await self._hear_proof(reader, writer)
-            del self._unproven[writer]
-            self.peers[writer] = None
-            while first := await reader.read(1):
-                with self._limit(writer, self._request_limit_s):  # one limit for all of it, however it drips in
-                    (length,) = LENGTH.unpack(first + await reader.readexactly(LENGTH.size - 1))
-                    if length > MAX_REQUEST_BYTES:
-                        return
-                    found, member = answer(self.values, await reader.readexactly(length))
-                    self.peers[writer] = member or self.peers[writer]
-                    writer.write(with_length(found))
-                    await writer.drain()
-        except (OSError, EOFError, BadRequest):
-            pass
-        finally:
-            self._unproven.pop(writer, None)
-            member = self.peers.pop(writer, None)
-            if member is not None and member not in self.peers.values():  # else it has reconnected
-                self.values.lose(member)
-            writer.transport.abort()
+    async def _accept(self, listener: socket.socket) -> None:
+        with listener:
+            while True:
+                try:
+                    connection, (address, *_) = await self._loop.sock_accept(listener)
+                    now_s = self._clock()
+                    peer = Peer(connection, address, deadline_s=now_s + PROOF_LIMIT_S, active_s=now_s)
+                    if self._has_room(peer):
+                        self.peers[peer] = None
+                        self._begin(self._serve(peer))
+                    else:
+                        connection.close()
+                    await asyncio.sleep(0)  # accept does not wait while more connections come
+                except Exception:  # noqa: BLE001 - no connection may end this
+                    await asyncio.sleep(REST_S)
 
-    def _has_room(self, writer: asyncio.StreamWriter) -> bool:
-        """Return whether a new connection is taken. Strangers cannot keep members out: the oldest of them goes."""
-        connection = writer.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    def _has_room(self, new: Peer) -> bool:
+        """Return whether a new connection is taken. If all places are taken, another one may have to go for it."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         files = sys.maxsize if soft == resource.RLIM_INFINITY else soft
-        if len(self.peers) + len(self._unproven) < self._max_peers and connection.fileno() < files - SPARED_FILES:
+        if len(self.peers) < self._max_peers and new.connection.fileno() < files - SPARED_FILES:
             return True
-        stranger = next(iter(self._unproven), None)
-        if stranger is not None:
-            del self._unproven[stranger]
-            stranger.transport.abort()
-        return stranger is not None
+        victim = next((peer for peer in self.peers if not peer.proven), None)
+        if victim is None:
+            # Without a token anyone can prove itself: then one address must not keep the others out.
+            address, count = max(Counter(peer.address for peer in self.peers).items(), key=lambda one: one[1])
+            greedy = count > len(self.peers) / 2 and address != new.address
+            late_s = new.active_s - IDLE_LIMIT_S
+            idle = (peer for peer in self.peers if peer.member is None and peer.deadline_s is None)
+            asked = (peer for peer in self.peers if peer.address == address) if greedy else idle
+            victim = min(asked, key=lambda peer: peer.active_s, default=None)
+            if victim is None or not (greedy or victim.active_s <= late_s):
+                return False
+        self._drop(victim)
+        return True
 
-    async def _hear_proof(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _drop(self, peer: Peer) -> None:
+        """Hang up. Its task, which may be about to read from it, closes it."""
+        self.peers.pop(peer, None)
+        self._held_bytes -= peer.held_bytes
+        peer.held_bytes = 0
+        with contextlib.suppress(OSError):
+            peer.connection.shutdown(socket.SHUT_RDWR)
+
+    async def _look_at_deadlines(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            now_s = self._clock()
+            for peer in list(self.peers):
+                if peer.deadline_s is not None and now_s >= peer.deadline_s:
+                    self._drop(peer)
+
+    async def _serve(self, peer: Peer) -> None:
+        """Serve one connection to its end."""
+        connection = peer.connection
+        try:
+            connection.setblocking(False)  # noqa: FBT003 - the only form that socket has
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._hear_proof(peer)
+            while peer in self.peers:
+                peer.deadline_s = None
+                first = await self._loop.sock_recv(connection, 1)
+                if not first:
+                    return
+                peer.active_s = self._clock()
+                peer.deadline_s = peer.active_s + REQUEST_LIMIT_S  # one for all of it, however it drips in
+                (length,) = LENGTH.unpack(first + await self._read(peer, LENGTH.size - 1))
+                if length > MAX_REQUEST_BYTES:
+                    return
+                found, peer.member = answer(self.values, await self._read(peer, length), peer.member)
+                await self._loop.sock_sendall(connection, LENGTH.pack(len(found)) + found[:PIECE_BYTES])
+                if len(found) > PIECE_BYTES:
+                    await self._loop.sock_sendall(connection, memoryview(found)[PIECE_BYTES:])
+                await asyncio.sleep(0)  # one that always has the next request ready must not keep the others waiting
+        except (OSError, EOFError, BadRequest):
+            pass
+        except Exception:  # noqa: BLE001, S110 - whatever a peer sends, only its own connection ends
+            pass
+        finally:
+            self.peers.pop(peer, None)
+            if peer.member is not None and all(other.member != peer.member for other in self.peers):
+                self.values.lose(peer.member)  # else it has reconnected
+            connection.close()
+
+    async def _hear_proof(self, peer: Peer) -> None:
         ours = os.urandom(NONCE_BYTES)
-        writer.write(HELLO + ours)
-        theirs = await reader.readexactly(NONCE_BYTES)
-        if not hmac.compare_digest(
-            await reader.readexactly(PROOF_BYTES), prove(self._token, b"client", ours, theirs)
-        ):  # fmt: skip
+        await self._loop.sock_sendall(peer.connection, HELLO + ours)
+        theirs, proof = await self._read(peer, NONCE_BYTES), await self._read(peer, PROOF_BYTES)
+        if not hmac.compare_digest(proof, prove(self._token, b"client", ours, theirs)):
             self.strangers += 1
             raise BadRequest("it does not have this job's token")
-        writer.write(prove(self._token, b"server", ours, theirs))
+        await self._loop.sock_sendall(peer.connection, prove(self._token, b"server", ours, theirs))
+        peer.proven = True
 
-    @contextlib.contextmanager
-    def _limit(self, writer: asyncio.StreamWriter, seconds: float) -> Iterator[None]:
-        """Drop a connection that is still in this context after some seconds."""
-        timer = self._loop.call_later(seconds, writer.transport.abort)
+    async def _read(self, peer: Peer, length: int) -> bytes:
+        """Return the next bytes of a peer, of which no more than these are read. Raises OSError or ``EOFError``."""
+        data = bytearray()
         try:
-            yield
+            while len(data) < length:
+                piece = await self._loop.sock_recv(peer.connection, min(PIECE_BYTES, length - len(data)))
+                if not piece or peer not in self.peers:
+                    raise EOFError
+                data += piece
+                peer.held_bytes += len(piece)
+                self._held_bytes += len(piece)
+                if self._held_bytes > MAX_UNFINISHED_BYTES:
+                    holders = (one for one in self.peers if one.held_bytes > PIECE_BYTES)
+                    self._drop(min(holders, key=lambda one: one.active_s, default=peer))
+                await asyncio.sleep(0)
+            return bytes(data)
         finally:
-            timer.cancel()
+            self._held_bytes -= peer.held_bytes
+            peer.held_bytes = 0
 
 
 def _listen(port: int, *, one_host: bool) -> socket.socket:

@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING
 from ddpdoctor.exchange.reach import WrongServer, describe, reach, receive
 from ddpdoctor.exchange.store import (
     BEAT_EVERY_S,
-    MAX_DIGITS,
     MAX_KEY_BYTES,
     MAX_VALUE_BYTES,
     ClockTimes,
     StoreError,
     Values,
+    is_whole,
 )
 from ddpdoctor.model.node import Launcher
 
@@ -106,10 +106,11 @@ def pack_request(operation: RequestType, key: str, value: bytes) -> bytes:
     return _REQUEST.pack(operation, len(name)) + name + value
 
 
-def answer(values: Values, request: bytes) -> tuple[bytes, str | None]:
+def answer(values: Values, request: bytes, member: str | None = None) -> tuple[bytes, str | None]:
     """Carry out a request; return the answer and the member that beats or leaves. Both are without their lengths.
 
-    Raises ``BadRequest``, and carries out nothing, if no client of ours would send it.
+    ``member`` is the one that has beaten over this connection so far. Raises ``BadRequest``, and carries out nothing,
+    if no client of ours would send it.
     """
     try:
         number, length = _REQUEST.unpack_from(request)
@@ -118,11 +119,14 @@ def answer(values: Values, request: bytes) -> tuple[bytes, str | None]:
         raise BadRequest("a malformed request") from None
     if not 0 < length <= MAX_KEY_BYTES or len(request) < 3 + length:
         raise BadRequest("a malformed request")
+    if operation in {RequestType.BEAT, RequestType.LEAVE}:
+        if member not in {None, key}:  # else one connection could take the places of all members
+            raise BadRequest("a beat of another member")
+        member = key
     try:
         found = _carry_out(values, operation, key, value)
     except StoreError as error:
-        return bytes([Status.REFUSED]) + str(error).encode(), None
-    member = key if operation in {RequestType.BEAT, RequestType.LEAVE} else None
+        return bytes([Status.REFUSED]) + str(error).encode(), member
     return (bytes([Status.NOTHING]) if found is None else bytes([Status.DONE]) + found), member
 
 
@@ -131,7 +135,7 @@ def _carry_out(values: Values, operation: RequestType, key: str, value: bytes) -
         case RequestType.LOOK:
             return values.get(key)
         case RequestType.ADD:
-            if len(value) > MAX_DIGITS or not value.removeprefix(b"-").isdigit():
+            if not is_whole(value):
                 raise StoreError("only whole numbers can be added")
             return b"%d" % values.add(key, int(value))
         case RequestType.NOW:
@@ -163,10 +167,10 @@ class RemoteClient(ABC):
         return self._call(RequestType.LOOK, key)
 
     def add(self, key: str, amount: int) -> int:
-        try:
-            return int(self._call(RequestType.ADD, key, b"%d" % amount) or b"0")
-        except ValueError:
-            raise self._misled(key) from None
+        found = self._call(RequestType.ADD, key, b"%d" % amount) or b"0"
+        if not is_whole(found):
+            raise self._misled(key)
+        return int(found)
 
     def forget(self, key: str) -> None:
         self._call(RequestType.FORGET, key)

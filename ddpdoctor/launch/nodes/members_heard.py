@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.command.placement import Style
-from ddpdoctor.launch.nodes.node_messages import LAST, Greeting, Pulse, own_node, read_pulse
+from ddpdoctor.launch.nodes.node_messages import LAST, MOST_NAME, Greeting, Pulse, own_node, read_pulse, read_status
 from ddpdoctor.model.nodes import NodeSeen, NodesSeen, Presence
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ BROKEN_NS = 5_000_000_000
 """Our choice: a live member reconnects with its next beat, and has 3 s for that."""
 FRESH_NS = 3_000_000_000
 """Our choice: a member that sent a beat within three beat intervals is waited for."""
+MAX_PACKED_BYTES = 2**30
+"""Our choice for the answers of all members, 100 KiB a rank, until they are written to the run folder."""
 
 
 class MembersHeard:
@@ -55,14 +56,18 @@ class MembersHeard:
 
     def greet(self, number: int, greeting: Greeting) -> None:
         """Record a member's greeting."""
+        if len(greeting.host) > MOST_NAME:
+            return
         with self._lock:
             self._greetings[number] = greeting
 
     def receive(self, number: int, request: int, packed: bytes) -> None:
-        """Record a member's answer to a request."""
+        """Record a member's answer to a request. What does not fit with the others' counts as lost."""
         with self._lock:
             self._received[number] = request
-            self._packed[number] = packed
+            self._packed.pop(number, None)
+            if sum(map(len, self._packed.values())) + len(packed) <= MAX_PACKED_BYTES:
+                self._packed[number] = packed
 
     def take_packed(self) -> dict[int, bytes]:
         """Return the packed records that arrived since the last call, by member."""
@@ -158,7 +163,7 @@ class MembersHeard:
             host=greeting.host if greeting else names[number] if number < len(names) else "",
             presence=self._presence(number, now_ns),
             heard_ns=heard.heard_ns if heard else None,
-            status=_status(heard, pulse),
+            status=read_status(heard.left) if heard and heard.left else pulse.status if pulse else None,
             clock_offset_ns=greeting.clock_offset_ns if greeting else None,
             clock_error_ns=greeting.clock_error_ns if greeting else None,
             wall_offset_s=greeting.wall_offset_s if greeting else None,
@@ -182,14 +187,6 @@ class MembersHeard:
 def _progress_of(pulse: Pulse) -> NodeProgress:
     """Return the progress of a member's ranks. After a failed launcher, ended ranks are no sign of a hang."""
     return replace(pulse.progress, ended_s=None) if pulse.status else pulse.progress
-
-
-def _status(heard: Heard | None, pulse: Pulse | None) -> int | None:
-    """Return the exit status of a member's launcher, from its last message or its pulse."""
-    try:
-        return int(json.loads(heard.left)) if heard and heard.left else pulse.status if pulse else None
-    except (ValueError, TypeError):
-        return None
 
 
 def _why(number: int, greeting: Greeting | None) -> str:

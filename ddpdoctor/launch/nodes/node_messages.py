@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddpdoctor.exchange.conversation import BadRecord
+from ddpdoctor.exchange.conversation import BadMessage, BadRecord, read_json
 from ddpdoctor.launch.watching.suspicion import NodeProgress
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.nodes import NodeSeen, Presence
@@ -29,6 +29,10 @@ ARRIVALS = "arrivals"
 """Counts the members that joined without a number."""
 SURPLUS = "surplus"
 """Counts the members whose number was already taken."""
+MOST_RANKS, MOST_RANKS_OF_ALL = 1024, 2**20
+"""Our choice: a member sends the first and the last of its ranks, and all in between are made from them here."""
+MOST_NAME = 255
+"""The longest name of a host."""
 LAST = 10**9
 """Used as the request number for the record that a member sends when it ends."""
 
@@ -120,13 +124,25 @@ def write_pulse(pulse: Pulse) -> bytes:
 def read_pulse(said: bytes) -> Pulse | None:
     """Return the pulse of a beat, or None if it cannot be read."""
     try:
-        progress, answered, moved, heard, status, ranks = json.loads(said)
+        progress, answered, moved, heard, status, ranks = read_json(said)
         named = dict(zip((field.name for field in fields(NodeProgress)), progress, strict=True))
         plain = {"progress": named, "answered": answered, "heard": heard, "status": status, "ranks": ranks}
         plain["progress"] |= {name: bool(named[name]) for name in ("starting", "never", "begun", "idle", "lives_on")}
-        return decode(Pulse, {**plain, "moved": bool(moved)})
-    except (ValueError, TypeError, WrongValue):
+        pulse = decode(Pulse, {**plain, "moved": bool(moved)})
+    except (ValueError, TypeError, BadMessage, WrongValue):
         return None
+    first, last = pulse.ranks or (0, 0)
+    fit = 0 <= first <= last < first + MOST_RANKS and last < MOST_RANKS_OF_ALL
+    return pulse if fit else replace(pulse, ranks=None)
+
+
+def read_status(word: bytes) -> int | None:
+    """Return the exit status in a member's last word, or None if there is none."""
+    try:
+        status = read_json(word)
+    except BadMessage:
+        return None
+    return status if type(status) is int and abs(status) < 2**31 else None
 
 
 def write_board(board: Board) -> bytes:
@@ -137,8 +153,8 @@ def write_board(board: Board) -> bytes:
 def read_board(notice: bytes) -> Board | None:
     """Return the board of a notice, or None if it cannot be read."""
     try:
-        request, verdict, roster, ends, left = map(int, json.loads(notice))
-    except (ValueError, TypeError):
+        request, verdict, roster, ends, left = map(int, read_json(notice))
+    except (ValueError, TypeError, BadMessage):
         return None
     return Board(request=request, verdict=verdict, roster=roster, ends=bool(ends), left=bool(left))
 

@@ -137,9 +137,11 @@ def _contents(plain: bytes) -> tuple[_Packed, ...]:
         (length,) = _LENGTH.unpack_from(plain)
         index = json.loads(check_json(plain[_LENGTH.size : _LENGTH.size + length]))
         named = [(str(name), int(size), list(map(int, pieces))) for name, size, pieces in index]
-    except (struct.error, ValueError, TypeError, RecursionError):
+    except (struct.error, ValueError, TypeError, RecursionError, OverflowError):
         raise BadMessage("a packed folder whose index cannot be read") from None
-    if len(named) > MAX_FILES or not all(map(_is_known, named)) or sum(size for _, size, _ in named) > MAX_PLAIN_BYTES:
+    if len(named) > MAX_FILES or len({name for name, _, _ in named}) < len(named):
+        raise BadMessage("a packed folder with too many files, or with one of them twice")
+    if not all(map(_is_known, named)) or sum(size for _, size, _ in named) > MAX_PLAIN_BYTES:
         raise BadMessage("a packed folder with files that no run folder has")
     view, at = memoryview(plain), _LENGTH.size + length
     found = []

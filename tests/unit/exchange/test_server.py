@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.exchange.reach import FIRST_PAUSE_S, reach
-from ddpdoctor.exchange.server import SPARED_FILES, Server
+from ddpdoctor.exchange.server import PROOF_LIMIT_S, REQUEST_LIMIT_S, SPARED_FILES, Server
 from ddpdoctor.exchange.store import MAX_TOTAL_BYTES, MAX_VALUE_BYTES, StoreError, Values, wait_for
 from ddpdoctor.exchange.wire import (
     HELLO,
@@ -194,16 +194,30 @@ def test_garbage_after_the_proof_is_hung_up_on(server, request_bytes):
     assert client(server).add("n", 1) == 1
 
 
+class Clock:
+    """A clock that the test sets."""
+
+    now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
 def test_who_proves_nothing_is_hung_up_on_in_time():
-    served = Server(0, TOKEN, one_host=True, proof_limit_s=0.3)
+    clock = Clock()
+    served = Server(0, TOKEN, one_host=True, clock=clock)
     silent, _ = connect(served)
     slow, _ = connect(served)
     proven = client(served)
+    clock.now_s += PROOF_LIMIT_S - 1
     slow.send(b"x")  # a byte now and then does not help
+    assert proven.add("n", 1) == 1
+    clock.now_s += 1
 
     assert is_hung_up(silent)
     assert is_hung_up(slow)
-    assert proven.add("n", 1) == 1
+    clock.now_s += 1000  # it may rest between two requests for as long as it likes
+    assert proven.add("n", 1) == 2
     served.close()
 
 
@@ -225,16 +239,17 @@ def test_strangers_do_not_keep_out_who_holds_the_token():
 
 
 def test_a_request_that_drips_in_has_one_deadline_for_all_of_it():
-    served = Server(0, TOKEN, one_host=True, request_limit_s=0.5)
+    clock = Clock()
+    served = Server(0, TOKEN, one_host=True, clock=clock)
     connection, nonce = connect(served)
     prove_to(connection, nonce)
-    began = time.monotonic()
-    with contextlib.suppress(OSError):
-        for byte in with_length(bytes(1000))[:100]:
-            connection.sendall(bytes([byte]))
-            time.sleep(0.05)
+    began_s = clock.now_s
+    for byte in with_length(bytes(1000))[:10]:
+        connection.sendall(bytes([byte]))
+        assert wait_until(lambda: any(peer.deadline_s == began_s + REQUEST_LIMIT_S for peer in served.peers))
+        clock.now_s += REQUEST_LIMIT_S / 20
+    clock.now_s = began_s + REQUEST_LIMIT_S
     assert is_hung_up(connection)
-    assert time.monotonic() - began > 0.4
     served.close()
 
 

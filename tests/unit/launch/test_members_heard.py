@@ -48,7 +48,25 @@ def test_who_never_came_is_absent_under_the_name_that_was_given():
     assert (node.presence, node.host, node.heard_ns) == (Presence.ABSENT, "dd1", None)
 
 
-@pytest.mark.parametrize(("left", "status"), [(b"1", 1), (b"-9", -9), (b"null", None), (b"x", None), (b"", None)])
+@pytest.mark.parametrize(
+    ("left", "status"),
+    [
+        (b"1", 1),
+        (b"-9", -9),
+        (b"null", None),
+        (b"x", None),
+        (b"", None),
+        (b"Infinity", None),
+        (b"-Infinity", None),
+        (b"NaN", None),
+        (b"1e999", None),
+        (b"9" * 128, None),
+        (b"[" * 128, None),
+        (b"true", None),
+        (b"1.5", None),
+        (b"\xff", None),
+    ],
+)
 def test_the_last_word_is_a_status(left, status):
     assert members(heard(left=left)).seen().nodes[1].status == status
 
@@ -123,3 +141,18 @@ def test_names_that_are_no_numbers_are_not_heard():
     made = MembersHeard(PLACE, "dd0")
     made.hear({"x": heard(), "-1": heard(), "9999999": heard(), "²": heard()})
     assert len(made.seen().nodes) == 2
+
+
+def test_what_members_send_that_does_not_fit_with_the_others_counts_as_lost(monkeypatch):
+    monkeypatch.setattr("ddpdoctor.launch.nodes.members_heard.MAX_PACKED_BYTES", 10)
+    made = members(heard(), heard(), heard())
+    for number, size in ((1, 6), (2, 6), (3, 4)):
+        made.receive(number, 1, bytes(size))
+    assert made.have_answered(1, late=False)
+    assert made.take_packed() == {1: bytes(6), 3: bytes(4)}
+
+
+def test_a_name_that_no_host_has_is_not_kept():
+    made = members(heard())
+    made.greet(1, Greeting(host="h" * 256, pid=1, started_as=1, wall_offset_s=0, clock_offset_ns=0, clock_error_ns=0))
+    assert made.seen().nodes[1].host == "dd1"

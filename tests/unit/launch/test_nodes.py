@@ -1,6 +1,8 @@
 """Two members of a job over a real meeting: what the first asks for, the other sends, and hears the verdict."""
 
+import json
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -8,6 +10,7 @@ from typing import cast
 import pytest
 
 from ddpdoctor.exchange.meeting import OwnPort
+from ddpdoctor.exchange.wire import open_client
 from ddpdoctor.launch.command.options import OnHang
 from ddpdoctor.launch.command.placement import Placement, Style
 from ddpdoctor.launch.nodes.first_node import FOLDER, FirstNode
@@ -74,6 +77,42 @@ def test_a_job_that_is_stopped_has_all_know_before(pair: Pair):
     assert verdict is not None
     assert (verdict.stop, verdict.place, verdict.judgment) == (True, "node0:/run", NOTHING)
     assert other.take_verdict() is None
+
+
+HOSTILE = (
+    b"Infinity", b"[[9e999,0,0,0,null,0.0,null,0,0,null,0],0,0,0,null,[0,9000000000000000000]]", b"[" * 128, b"\xff",
+    b"[[0,0,0,0,null,0.0,null,0,0,null,0],1000000000,0,0,null,[0,9000000000000000000]]",
+)  # fmt: skip
+
+
+def test_members_answer_beside_others_that_say_anything(pair: Pair, tmp_path: Path):
+    """With the token, as a node of another version, or one that is broken, has it."""
+    first, _ = pair
+    opened = []
+    for number, said in enumerate(HOSTILE * 2, start=2):
+        client = open_client(("127.0.0.1",), first.placement.port, b"secret", 60)
+        opened.append(client)
+        client.beat(str(number), said)
+        client.set(f"greeting/{number}", said)
+        client.set(f"evidence/{number}/1000000000", b"no folder" * 10)
+        if number > 6:
+            client.leave(str(number), said)
+    ask(pair, tmp_path / "sent")
+    assert wait_for(lambda: len(first.save(tmp_path).nodes) == 2 + 2 * len(HOSTILE))
+    assert (tmp_path / FOLDER / "1" / "run.json").read_text() == "{}"
+    assert first.failure is None
+    for client in opened:
+        client.close()
+
+
+def test_a_record_that_cannot_be_written_costs_no_other(pair: Pair, tmp_path: Path):
+    """A name that no file system takes."""
+    first, _ = pair
+    ask(pair, tmp_path / "sent")
+    index = json.dumps([[f"lost-{'1' * 300}", 0, []]]).encode()
+    first.members.receive(0, 1, zlib.compress(len(index).to_bytes(4, "big") + index))
+    first.save(tmp_path)
+    assert (tmp_path / FOLDER / "1" / "run.json").read_text() == "{}"
 
 
 class _Idle:
