@@ -10,11 +10,14 @@ from typing_extensions import Self
 
 
 class Receiver:
-    """Answers posts with the given statuses, the last one for all that follow."""
+    """Answers posts with the given statuses, the last one for all that follow, and counts what is gotten."""
 
-    def __init__(self, answers: tuple[int, ...] = (200,), read: Callable[[bytes], Any] = json.loads) -> None:
+    def __init__(
+        self, answers: tuple[int, ...] = (200,), read: Callable[[bytes], Any] = json.loads, location: str = ""
+    ) -> None:
         self.received: list[Any] = []
         self.headers: list[dict[str, str]] = []
+        self.gotten = 0
         self._answers = list(answers)
         receiver = self
 
@@ -24,6 +27,13 @@ class Receiver:
                 receiver.received.append(read(self.rfile.read(int(self.headers["Content-Length"]))))
                 left = receiver._answers
                 self.send_response(left.pop(0) if len(left) > 1 else left[0])
+                if location:
+                    self.send_header("Location", location)
+                self.end_headers()
+
+            def do_GET(self) -> None:
+                receiver.gotten += 1
+                self.send_response(200)
                 self.end_headers()
 
             def log_message(self, *args: object) -> None:

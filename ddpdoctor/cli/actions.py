@@ -9,12 +9,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
+import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -36,6 +38,7 @@ END_LIMIT_S = 90.0
 """Our choice: how long the end of ``wrap`` waits for actions that still run."""
 TRIES, LIMIT_S, PAUSE_S = 3, 10.0, 2.0
 """Of a webhook: the limit of one try, and the pause before the second; twice that before the third."""
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 HOSTS_ARE_AT_FAULT = {FaultOrigin.MACHINE, FaultOrigin.NETWORK}
 
 
@@ -118,6 +121,69 @@ def hosts_to_exclude(report: Report) -> tuple[str, ...]:
     return named if others or verdict.origin is FaultOrigin.MACHINE else ()
 
 
+_LEASH = """
+import ctypes, os, signal, subprocess, sys, time
+
+def descendants():
+    children = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open("/proc/" + name + "/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            continue
+        children.setdefault(parent, []).append(int(name))
+    found = [os.getpid()]
+    for pid in found:
+        found += children.get(pid, ())
+    return found[1:]
+
+def reap():
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            os._exit(0)
+        if pid == child:
+            report("status %d" % os.waitstatus_to_exitcode(status))
+        if not pid:
+            return
+
+def report(text):
+    global told
+    if not told:
+        told = True
+        os.write(1, text.encode())
+        os.dup2(2, 1)  # who reads this need not wait for what the command has left behind
+
+told, deadline = False, time.monotonic() + float(sys.argv[1])
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+started = subprocess.Popen(["/bin/sh", "-c", sys.argv[2]], stdout=2, start_new_session=True)  # kept: else it is reaped
+child = started.pid
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+while (left := deadline - time.monotonic()) > 0:
+    reap()
+    signal.sigtimedwait([signal.SIGCHLD], left)
+report("killed")
+for _ in range(500):
+    for pid in descendants():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+    reap()
+    time.sleep(0.01)
+"""
+"""A process that runs a command and ends at a limit with all that the command has started.
+
+Whatever daemonizes itself, by ``setsid`` or two forks, becomes a child of this process when its parent ends, because it
+is their subreaper. It reports how the command ended, and then waits for what the command has left behind. It keeps the
+limit even if ddpdoctor is killed.
+"""
+
+
 def run_command(command: str, report: Report, verdict: Finding, file: Path, limit_s: float = COMMAND_LIMIT_S) -> str:
     """Run the user's command with the report on stdin and the verdict in variables.
 
@@ -130,30 +196,49 @@ def run_command(command: str, report: Report, verdict: Finding, file: Path, limi
         "SUMMARY": verdict.summary, "FIX": verdict.fix, "RANKS": ",".join(map(str, verdict.ranks)),
         "HOSTS": ",".join(verdict.hosts), "ORIGIN": verdict.origin.value if verdict.origin is not None else "",
     }  # fmt: skip
-    child = subprocess.Popen(
-        ["/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=sys.stderr.fileno(), start_new_session=True,
-        env={**os.environ, **{f"DDPDOCTOR_{name}": str(value) for name, value in told.items()}},
-    )  # fmt: skip
-    try:
-        child.communicate(render_json(report).encode(), timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+    with tempfile.TemporaryFile() as given:
+        given.write(render_json(report).encode())
+        given.seek(0)
+        leash = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _LEASH, str(limit_s), command],
+            stdin=given, stdout=subprocess.PIPE, stderr=sys.stderr.fileno(), start_new_session=True,
+            env={**os.environ, **{f"DDPDOCTOR_{name}": str(value) for name, value in told.items()}},
+        )  # fmt: skip
+    assert leash.stdout is not None
+    with leash.stdout:
+        said = leash.stdout.read().decode()
+    threading.Thread(target=leash.wait, daemon=True).start()  # it may have to wait for what is left behind
+    if said == "killed":
         return f"--on-finding: the command was killed after {limit_s:.0f} s"
-    return f"--on-finding: the command ended with status {child.returncode}" if child.returncode else ""
+    status = said.removeprefix("status ") or "unknown"
+    return f"--on-finding: the command ended with status {status}" if status != "0" else ""
 
 
 def check_webhook(url: str) -> None:
-    """Raise ``UserError`` for a text that is no URL of a web server."""
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise UserError("--webhook is no URL that begins with https://", help="Give the URL of the service, in quotes.")
+    """Raise ``UserError`` for a text that is no URL of a web server. The URL is a secret and never shown."""
+    help_ = "Give the URL of the service, in quotes."
+    if re.search(r"[^\x21-\x7e]", url):
+        raise UserError("--webhook has a space or another character that no URL has", help=help_)
+    try:
+        parts = urlsplit(url)
+        is_url, has_login = parts.scheme in {"http", "https"} and bool(parts.hostname), "@" in parts.netloc
+        _ = parts.port
+    except ValueError:
+        is_url = has_login = False
+    if not is_url:
+        raise UserError("--webhook is no URL that begins with https://", help=help_)
+    if has_login:
+        raise UserError("--webhook has a name or password before its host", help="Give a URL without them.")
 
 
 def call_webhook(
     url: str, form: WebhookFormat, report: Report, file: Path, pause: Callable[[float], None] = time.sleep
 ) -> str:
-    """Post the verdict. The URL is a secret and never shown."""
+    """Post the verdict. Neither the URL nor an error's own text, which may contain it, is shown.
+
+    Only http and https are spoken, and redirects are not followed: the server would choose where the verdict goes, and
+    a POST would become a GET without it.
+    """
     import urllib.error
     import urllib.request
 
@@ -161,20 +246,41 @@ def call_webhook(
 
     body = json.dumps(_message(form, SecretCount().value(report), file)).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", "User-Agent": "ddpdoctor"})  # noqa: S310 - checked by check_webhook
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler(),
+        urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor(),
+    ):  # fmt: skip
+        opener.add_handler(handler)
     problem = ""
     for number in range(TRIES):
         if number:
             pause(PAUSE_S * number)
         try:
-            with urllib.request.urlopen(request, timeout=LIMIT_S):  # noqa: S310
+            with opener.open(request, timeout=LIMIT_S):
                 return ""
         except urllib.error.HTTPError as error:
-            problem = f"it answered {error.code} {error.reason}"
+            error.close()
+            problem = f"it answered {error.code} {_PHRASES.get(error.code, '')}".rstrip()
+            if 300 <= error.code < 400:
+                problem += ", a redirect, which is not followed; give the URL that it leads to"
             if error.code != 429 and error.code < 500:  # only who has too much to do is asked again
                 break
-        except OSError as error:
-            problem = str(getattr(error, "reason", error))
+        except Exception as error:  # noqa: BLE001 - http.client's errors quote parts of the URL
+            problem = _words_of(error)
     return f"--webhook: the verdict could not be sent to {urlsplit(url).hostname}: {problem}"
+
+
+def _words_of(error: BaseException) -> str:
+    """Say what is wrong without any text that may contain the URL."""
+    import ssl
+
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, TimeoutError):
+        return f"no answer within {LIMIT_S:.0f} s"
+    if isinstance(reason, ssl.SSLError):
+        return f"TLS failed: {reason.reason or type(reason).__name__}"
+    return (isinstance(reason, OSError) and reason.strerror) or type(reason).__name__
 
 
 def _message(form: WebhookFormat, report: Report, file: Path) -> dict[str, Any]:

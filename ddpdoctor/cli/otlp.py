@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from functools import partial
@@ -32,8 +33,12 @@ def check_otlp(env: Mapping[str, str]) -> None:
             f"--otlp sends http/protobuf, and OTEL_EXPORTER_OTLP_PROTOCOL asks for {protocol}",
             help="Unset it, and give the endpoint for HTTP, which mostly has port 4318.",
         )
-    address = urlsplit(_read(env, "ENDPOINT") or DEFAULT_ENDPOINT)
-    if address.scheme not in {"http", "https"} or not address.hostname:
+    try:
+        address = urlsplit(_read(env, "ENDPOINT") or DEFAULT_ENDPOINT)
+        is_url = address.scheme in {"http", "https"} and bool(address.hostname) and address.port != 0
+    except ValueError:  # such as a port that is no number
+        is_url = False
+    if not is_url:
         raise UserError(
             "OTEL_EXPORTER_OTLP_ENDPOINT is no URL that begins with http:// or https://",
             help="Give the URL of the collector, such as http://localhost:4318.",
@@ -60,12 +65,17 @@ class OtlpSender:
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import InMemoryMetricReader
         from opentelemetry.sdk.resources import Resource
+        from requests import Session
 
         _silence_log()
         named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
         attributes = {"host.name": host, **({} if named else {"service.name": "ddpdoctor"})}
         self._samples: tuple[Sample, ...] = ()
-        self._exporter = OTLPMetricExporter()
+        # Of its own, requests follows a redirect with a GET that carries no metrics, and calls its answer a success.
+        session = None if any(name.endswith("_CREDENTIAL_PROVIDER") for name in os.environ) else Session()
+        if session is not None:
+            session.max_redirects = 0
+        self._exporter = OTLPMetricExporter(session=session)
         self._reader = InMemoryMetricReader()
         provider = MeterProvider([self._reader], resource=Resource.create(attributes), shutdown_on_exit=False)
         meter = provider.get_meter("ddpdoctor", version)
@@ -80,8 +90,9 @@ class OtlpSender:
 
         self._samples = samples
         data = self._reader.get_metrics_data()
-        if data is None or self._exporter.export(data) is MetricExportResult.SUCCESS:
-            return ""
+        with contextlib.suppress(Exception):  # the SDK passes some errors of requests on, with the URL in their text
+            if data is None or self._exporter.export(data) is MetricExportResult.SUCCESS:
+                return ""
         address = urlsplit(_read(os.environ, "ENDPOINT") or DEFAULT_ENDPOINT)
         where = address.hostname if address.port is None else f"{address.hostname}:{address.port}"
         return f"--otlp: metrics could not be sent to {where}; ddpdoctor goes on trying"

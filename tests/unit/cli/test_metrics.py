@@ -111,11 +111,21 @@ def test_a_collector_that_refuses_is_named_without_secrets(
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_redirect_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Receiver() as inner, Receiver(answers=(302,), read=decode, location=inner.url) as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.base)
+        said = OtlpSender("a", "1").send(read_samples(NOW, None, MEASURED))
+    assert "metrics could not be sent" in said
+    assert (len(receiver.received), inner.gotten) == (1, 0)
+
+
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "asks for grpc"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "localhost:4318"}, "is no URL"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:s3cret/"}, "is no URL"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[localhost/"}, "is no URL"),
     ],
 )
 def test_variables_that_cannot_work_are_refused(variables: dict[str, str], said: str) -> None:
