@@ -1,52 +1,68 @@
-"""Takes the prefixes of launchers and log collectors off a line, and keeps what they say about rank, host and time.
+"""Splits a log into messages: takes off what launchers and log collectors put before lines, and keeps what that says.
 
-The formats are those of torch, torchrun, Slurm's ``srun -l``, mpirun, Ray, vLLM, kubectl, docker compose, pdsh and
-syslog. They come in any nesting, so the patterns are tried until none fits.
+Prefixes come in any nesting. Those that say who wrote a line, on which host and when are known by their format: those
+of torch, torchrun, Slurm's ``srun -l``, mpirun, Ray, vLLM, kubectl, docker compose, pdsh and syslog. All others are
+learned from the file: a text of torch or Python that can only stand at the beginning of a line shows what stands before
+it, and lines nearby of the same shape confirm that it is a prefix. What is learned names no rank unless it says "rank".
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from calendar import timegm
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ddpdoctor.evidence.reader import Line
 from ddpdoctor.model.evidence import MOST_RANKS, Time, Who
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
 MOST_CHARACTERS = 16_384
 """Our choice: the rest of a longer line is not read. The longest useful lines are command lines and environments."""
 _MOST_PREFIXES = 8
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_MOST_LEARNED = 160
+"""Our choice: the longest text, in characters, that can be learned as a prefix."""
+_MOST_SHAPES = 32
+_MOST_CANDIDATES = 1024
+_NEAR = 12
+"""Our choice: in so many lines on both sides of a text that begins a line, others must have the same prefix."""
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _MONTHS = {
     "Jan": 1, "Feb": 2, "Mar": 3, "Apr": 4, "May": 5, "Jun": 6,
     "Jul": 7, "Aug": 8, "Sep": 9, "Oct": 10, "Nov": 11, "Dec": 12,
 }  # fmt: skip
 _HMS = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<part>\d{1,9}))?"
 _ISO = r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T ]" + _HMS + r"(?:Z|[+-]\d\d:?\d\d| UTC)?"
-_AFTER_TIME = r"\]?(?: [|-] |: |\s+|$)"
+_AFTER_TIME = r"\]?(?: [|-] |: |\s|$)"
+_AFTER_LABEL = r"(?: (?=(?:  )*(?! )))?"
+"""A space, if the number of spaces is odd: two, four or six are the indentation of Python's tracebacks."""
 _BRACKETS = tuple(
     map(
         re.compile,
         (
             r"\[rank:? ?(?P<rank>\d+)\]:? ?",  # torch, and Lightning's "[rank: 3]"
-            r"\[[^\]\[]{0,40}\brank[=: ]?(?P<rank>\d+)\b[^\]\[]{0,40}\]:? ?",  # a template of torchrun's of one's own
-            r"\[(?:\d+,)?(?P<rank>\d+)\](?:\[[^\]]{0,60}\])?<(?:stdout|stderr|stddiag)>: ?",  # mpirun, horovodrun
+            # A template of torchrun's of one's own.
+            r"\[[^\]\[]{0,40}\brank[=: ]?(?P<rank>\d+)\b[^\]\[]{0,40}\]:?" + _AFTER_LABEL,
+            # mpirun, horovodrun
+            r"\[(?:\d+,)?(?P<rank>\d+)\](?:\[[^\]]{0,60}\])?<(?:stdout|stderr|stddiag)>:" + _AFTER_LABEL,
             r"\[" + _ISO + _AFTER_TIME,
             r"\[pod/(?P<host>[^/\]\s]{1,253})/[^\]\s]{1,253}\] ?",  # kubectl logs --prefix
             r"\[\s*(?P<boot>\d+\.\d{6})\] ?",  # dmesg
             r"\[[A-Z][a-z]{2} (?P<month>[A-Z][a-z]{2}) +(?P<day>\d+) " + _HMS + r" (?P<year>\d{4})\] ?",  # dmesg -T
-            r"\[[A-Za-z_][\w-]{0,40}?(?P<local_rank>\d+)\]:? ?",  # torchrun: the role and the local rank
+            # torchrun: the role and the local rank
+            r"\[[A-Za-z_][\w-]{0,40}?(?P<local_rank>\d+)\]:?" + _AFTER_LABEL,
             r"\[" + _HMS + _AFTER_TIME,
             r"\[\d{3,}\] ",  # the line numbers of a viewer
         ),
     )
 )
-_DIGITS = tuple(map(re.compile, (_ISO + _AFTER_TIME, _HMS + r"(?: \| |\s+)", r"\s*(?P<task>\d{1,6}): ", r"\s*\|\s")))
+_TORCH = _BRACKETS[0]
+_DIGITS = tuple(map(re.compile, (_ISO + _AFTER_TIME, _HMS + r"(?: \| |\s)", r"\s*(?P<task>\d{1,6}): ", r"\s*\|\s")))
 """Dates and times, the task numbers of ``srun -l``, and the border of a table."""
 _NO_HOST = (
     r"(?!(?:epoch|step|iter|iteration|batch|ep|it|fold|run|try|attempt|layer|stage|cuda|gpu|device|loss|top|acc"
@@ -71,11 +87,81 @@ _OTHERS = (
     re.compile(r"\|\s"),
 )
 """Ray's ``(RayTrainWorker pid=19799, ip=10.72.0.6)``, vLLM's ``(VllmWorker rank=0 pid=85)``, the border of a table."""
+_GLOG = r"\[[EWIF](?:\d{3,4} \d\d:\d\d:\d\d\.\d{1,9})? ?[\w.]{1,60}\.(?:cpp|cc|cu|ts):\d{1,6}\]"
+_PYTHON_GLOG = r"[EWI]\d{4} \d\d:\d\d:\d\d\.\d{6} \d{1,9} \S{0,200}torch/"
+_HEADER = r"Traceback \(most recent call last\):[ \t]*$"
+_FRAME = r'  File "[^"\n]{1,1000}", line \d'
+_BEGINS = re.compile(
+    rf"\[rank\d{{1,7}}\]:|{_GLOG}|{_PYTHON_GLOG}|(?<!Original )(?<!Group )(?<!traceback : ){_HEADER}|{_FRAME}"
+    r"|terminate called after throwing|  what\(\):  |frame #\d{1,4}: |Exception raised from \S{1,200} at "
+    r"|CUDA kernel errors might be async|Fatal Python error: |(?:Current thread|Thread) 0x[0-9a-f]{8,16}[ (]"
+    r"|torch\.distributed\.elastic\.multiprocessing\.errors\.|Root Cause \(first obs|Last error:$"
+    r"|\[[\w.-]{1,60}:\d{1,9}\] \*\*\* Process received signal",
+    re.MULTILINE,
+)
+"""Texts of torch and Python that stand at the beginning of a line."""
+_ERROR = re.compile(r"(?<![\w.'\"])(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception): ")
+"""Stands at the beginning of a line mostly."""
+_SECOND = re.compile(
+    rf"(?:\[[A-Za-z_][\w-]{{0,40}}\d\]:)?\[rank\d{{1,7}}\]:(?: ?(?={_GLOG})| {_HEADER}|   File \"|     )|{_GLOG}"
+    rf"|{_PYTHON_GLOG}|(?<![\s:\]>|){{\"'/]){_HEADER}"
+)
+"""The beginning of a message, where two processes wrote into one line."""
+_NEVER_INDENTED = re.compile(
+    rf"[ \t]+(?:\[rank\d{{1,7}}\]:|{_GLOG}|{_PYTHON_GLOG}|{_HEADER}|Root Cause \(first obs"
+    r"|torch\.distributed\.elastic\.multiprocessing\.errors\.|terminate called after throwing)"
+)
+_TABLE = re.compile(r"\s+(?:time|host|rank|exitcode|error_file|traceback) *: ")
+"""A line of torchrun's table, whose tracebacks are indented."""
+_NO_PREFIX = re.compile(rf"\d%\||^{_ERROR.pattern}|^\s*File \"")
+"""The end of a message of another process: a progress bar, an exception, a frame."""
+_LEVEL = r"TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|ERR|CRITICAL|FATAL|SUCCESS|SEVERE"
+_LEVEL_WORDS = _LEVEL.split("|")
+_TOKENS = re.compile(
+    r"(?P<iso>\d{4}[-/]\d\d[-/]\d\d(?:[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)?)"
+    r"|(?P<day>(?:(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2}|\d\d[-/]\d\d(?:[-/]\d\d(?:\d\d)?)?)[ T]"
+    r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: \d{4})?)"
+    r"|(?P<clock>(?<![\w.])(?:\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?|\d{1,9}\.\d{1,9}s?|1\d{9}(?:\.\d{1,9})?)(?![\w.]))"
+    rf"|(?P<level>\b(?:{_LEVEL}|{_LEVEL.lower()}|{'|'.join(word.title() for word in _LEVEL_WORDS)})\b *)"
+    r"|(?P<place>[\w./<>-]{1,100}\.(?:py|cc|cpp|go|rs|js)[:#]\d{1,6}|[\w.]{1,80}:[\w<>]{1,80}:\d{1,6}\b)"
+    r"|(?P<stream>\bstd(?:out|err)\b [FP]\b|\bstd(?:out|err)\b)"
+    r"|(?P<name>(?=[\w.-]{0,60}?\d)[\w.-]{1,80})"
+    r"|(?P<word>[^\W\d]+|\s+|.)"
+)
+"""What a prefix is made of. Names and numbers may be those of the writer; the others are not."""
+_LOOSE = {
+    "iso": r"\d{4}[-/]\d\d[-/]\d\d(?:[T _]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)?",
+    "day": r"(?:(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2}|\d\d[-/]\d\d(?:[-/]\d\d(?:\d\d)?)?)[ T]\d\d:\d\d:\d\d"
+    r"(?:[.,]\d{1,9})?(?: \d{4})?",
+    "clock": r"(?:\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?|\d{1,10}(?:\.\d{1,9})?s?)",
+    "place": r"(?:[\w./<>-]{1,100}\.(?:py|cc|cpp|go|rs|js)[:#]\d{1,6}|[\w.]{1,80}:[\w<>]{1,80}:\d{1,6})",
+    "stream": r"(std(?:out|err))(?: [FP])?",
+    "name": r"((?=[\w.-]{0,60}?\d)[\w.-]{1,80})",
+}
+_RANK_LABEL = re.compile(r"(?<![A-Za-z_-])(?P<of>local_|global_|mpi)?rank[=: ]?(?P<rank>\d{1,7})\b")
 _NOBODY = Who()
 
 
+@dataclass(slots=True)
+class _Shape:
+    """A prefix that was learned."""
+
+    pattern: re.Pattern[str]
+    counters: frozenset[int] = frozenset()
+    """The groups of the pattern whose numbers grow from line to line: they say nothing about the writer."""
+    names_rank: bool = True
+    """False: the number that it calls a rank is not that of torch's own labels."""
+
+    def ranks_of(self, match: re.Match[str]) -> dict[str, Any]:
+        """Return the fields of ``Who`` that it gives."""
+        label = _RANK_LABEL.search(match[0]) if self.names_rank else None
+        if label is None or int(label["rank"]) >= MOST_RANKS:
+            return {}
+        return {"local_rank" if label["of"] == "local_" else "rank": int(label["rank"])}
+
+
 def split_line(raw: str, number: int, source: str, known: Who = _NOBODY) -> Line:
-    """Return a line without its prefixes and colors.
+    """Return a line without its colors and without prefixes of known formats.
 
     Args:
         raw: The line as it stands, without its end.
@@ -83,34 +169,251 @@ def split_line(raw: str, number: int, source: str, known: Who = _NOBODY) -> Line
         source: The name of the file.
         known: What the path of the file says about the writer of all its lines. Prefixes add to it.
     """
-    text = raw[:MOST_CHARACTERS]
-    if "\x1b" in text:
-        text = _ESCAPES.sub("", text)
-    said: dict[str, Any] = {}
-    time: Time | None = None
-    at = 0
-    for _ in range(_MOST_PREFIXES):
-        match = _match_prefix(text, at)
-        if match is None:
-            break
-        at = match.end()
-        fields = {name: value for name, value in match.groupdict().items() if value is not None}
-        said = {**_who_fields(fields), **said}
-        time = time or _time(fields)
-    who = replace(known, **said) if said else known
-    if time is not None:
-        time = replace(time, clock=who.host or source)
-    return Line(text=text[at:], number=number, source=source, who=who, time=time, raw_prefix=text[:at])
+    return LogSplitter(source, known).split(raw, number)
 
 
-def parts_of(line: str) -> Iterator[str]:
-    """Yield the parts between carriage returns: a progress bar writes many of them into one line."""
-    if "\r" not in line:
+@dataclass(slots=True)
+class LogSplitter:
+    """Splits the text of one log, and learns its prefixes on the way."""
+
+    source: str
+    known: Who = _NOBODY
+    """What the path of the file says about the writer of all its lines. Prefixes add to it."""
+    ranks: set[int] = field(default_factory=set)
+    """The ranks that prefixes have named."""
+    _shapes: dict[str, _Shape] = field(default_factory=dict)
+    _candidates: dict[str, int] = field(default_factory=dict)
+    """Shapes that may be prefixes, and how many texts that begin a line stood behind them."""
+    _indentation: str = ""
+    """What all lines from here on are indented by."""
+
+    def lines(self, text: str, number: int, is_wanted: Callable[[str], bool] = lambda _: True) -> Iterator[Line]:
+        """Yield the messages of whole lines of the log; ``number`` is that of the first one.
+
+        A progress bar writes many states into one line, and two processes may write into one: each becomes a line.
+        ``is_wanted`` tells by its text whether a line is read at all.
+        """
+        if "\x1b" in text:
+            text = _ESCAPES.sub("", text)
+        raws = [raw.removesuffix("\r") for raw in text.removesuffix("\n").split("\n")] if text else []
+        doubtful = self._learn(raws)
+        for at, raw in enumerate(raws):
+            writer = self.known
+            for part in (raw,) if "\r" not in raw else raw.split("\r"):
+                if ("\r" in raw and not part.strip()) or not is_wanted(part):
+                    continue
+                line = self.split(part, number + at, writer)
+                writer = line.who  # a prefix stands once before all states of a bar
+                if at in doubtful:
+                    yield from self._separate(line)
+                else:
+                    yield line
+
+    def split(self, raw: str, number: int, known: Who | None = None) -> Line:
+        """Return a line without its prefixes."""
+        text = raw[:MOST_CHARACTERS]
+        if "\x1b" in text:
+            text = _ESCAPES.sub("", text)
+        said: dict[str, Any] = {}
+        time: Time | None = None
+        origin: tuple[str, ...] = ()
+        at = 0
+        for _ in range(_MOST_PREFIXES):
+            if (match := _match_prefix(text, at)) is not None:
+                fields = {name: value for name, value in match.groupdict().items() if value is not None}
+                is_torchs = match.re is _TORCH
+                said = {**said, **_who_fields(fields)} if is_torchs else {**_who_fields(fields), **said}
+                time = time or _time(fields)
+            elif (learned := self._match_learned(text, at)) is not None:
+                shape, match = learned
+                names = (name for group, name in enumerate(match.groups(), 1) if group not in shape.counters)
+                origin += (shape.pattern.pattern, *(name for name in names if name))
+                said = {**shape.ranks_of(match), **said}
+            else:
+                break
+            at = match.end()
+        known = self.known if known is None else known
+        who = replace(known, **said) if said else known
+        if "rank" in said:
+            self.ranks.add(said["rank"])
+        if time is not None:
+            time = replace(time, clock=who.host or self.source)
+        return Line(
+            text=text[at:], number=number, source=self.source, who=who, time=time, raw_prefix=text[:at], origin=origin
+        )  # fmt: skip
+
+    def _match_learned(self, text: str, at: int) -> tuple[_Shape, re.Match[str]] | None:
+        for shape in self._shapes.values():
+            if (match := shape.pattern.match(text, at)) is not None and match.end() > at:
+                return shape, match
+        return None
+
+    def _end_of_prefixes(self, text: str) -> int:
+        at = 0
+        for _ in range(_MOST_PREFIXES):
+            match = _match_prefix(text, at)
+            if match is None:
+                learned = self._match_learned(text, at)
+                if learned is None:
+                    break
+                match = learned[1]
+            at = match.end()
+        return at
+
+    def _separate(self, line: Line) -> Iterator[Line]:
+        """Yield the messages of several processes that stand in one line."""
+        for _ in range(_MOST_PREFIXES):
+            second = _SECOND.search(line.text, 1)
+            if second is None:
+                break
+            at = second.start()
+            # What stands before a second message without a rank may be a prefix that was not learned.
+            writer = line.who if line.who.rank is None else Who(host=line.who.host, address=line.who.address)
+            other = self.split(line.text[at:], line.number, writer)
+            line.text = line.text[:at]
+            yield line
+            other.time, other.origin = other.time or line.time, line.origin + other.origin
+            line = other
         yield line
-        return
-    for part in line.split("\r"):
-        if part.strip():
-            yield part
+
+    # learning
+
+    def _learn(self, raws: list[str]) -> set[int]:
+        """Learn prefixes, and take common indentation off. Return the lines that may hold more than one message."""
+        self._dedent(raws)
+        doubtful = set()
+        for at, column in _beginnings(raws):
+            raw = raws[at]
+            end = self._end_of_prefixes(raw)
+            if column <= end:
+                continue
+            doubtful.add(at)
+            pattern = _pattern_of(raw[end:column])
+            if pattern is None or pattern in self._shapes or len(self._candidates) >= _MOST_CANDIDATES:
+                continue
+            self._candidates[pattern] = self._candidates.get(pattern, 0) + 1
+            near = [*raws[max(at - _NEAR, 0) : at], *raws[at + 1 : at + 1 + _NEAR]]
+            if self._candidates[pattern] > 1 or self._count(re.compile(pattern), near) > 1:
+                self._add(pattern, raws)
+        if not doubtful and not self._shapes:
+            self._learn_by_errors(raws)
+        return doubtful
+
+    def _learn_by_errors(self, raws: list[str]) -> None:
+        """Learn what stands before an exception, if it stands before most of the lines."""
+        for raw in (raw for raw in raws if "Error: " in raw or "Exception: " in raw):
+            end = self._end_of_prefixes(raw)
+            error = _ERROR.search(raw, end)
+            pattern = _pattern_of(raw[end : error.start()]) if error is not None else None
+            if pattern is None or pattern in self._candidates or len(self._candidates) >= _MOST_CANDIDATES:
+                continue
+            self._candidates[pattern] = 0
+            full = sum(bool(one.strip()) for one in raws)
+            if self._count(re.compile(pattern), raws) >= max(3, 0.6 * full):
+                self._add(pattern, raws)
+                return
+
+    def _count(self, pattern: re.Pattern[str], raws: Sequence[str]) -> int:
+        """Return how many lines have this prefix before a text of their own."""
+        ends = ((raw, pattern.match(raw, self._end_of_prefixes(raw))) for raw in raws)
+        return len({raw[match.end() :] for raw, match in ends if match is not None and raw[match.end() :].strip()})
+
+    def _add(self, pattern: str, raws: Sequence[str]) -> None:
+        if len(self._shapes) >= _MOST_SHAPES:
+            return
+        shape = _Shape(re.compile(pattern))
+        numbers: dict[int, list[int]] = {}
+        for raw in raws:
+            match = shape.pattern.match(raw, self._end_of_prefixes(raw))
+            if match is None:
+                continue
+            for group, name in enumerate(match.groups(), 1):
+                if name and name.isdecimal():
+                    numbers.setdefault(group, []).append(int(name))
+            inner = _TORCH.match(raw, match.end())
+            rank = shape.ranks_of(match).get("rank")
+            if inner is not None and rank is not None and rank != int(inner["rank"]):
+                shape.names_rank = False
+        shape.counters = frozenset(
+            group
+            for group, seen in numbers.items()
+            if len(set(seen)) > max(2, 0.6 * len(seen)) and seen == sorted(seen)
+        )
+        self._shapes[pattern] = shape
+
+    def _dedent(self, raws: list[str]) -> None:
+        """Take off the indentation of what was pasted into another text."""
+        at = 0
+        while self._indentation and at < len(raws):
+            if raws[at].strip() and not raws[at].startswith(self._indentation):
+                self._indentation = ""
+                break
+            raws[at] = raws[at].removeprefix(self._indentation)
+            at += 1
+        for begins in range(at, len(raws)):
+            raw = raws[begins]
+            if begins < at or not raw.startswith((" ", "\t")) or _NEVER_INDENTED.match(raw) is None:
+                continue
+            indentation = raw[: len(raw) - len(raw.lstrip())]
+            first, last = begins, begins
+            while first > at and (not raws[first - 1].strip() or raws[first - 1].startswith(indentation)):
+                first -= 1
+            while last + 1 < len(raws) and (not raws[last + 1].strip() or raws[last + 1].startswith(indentation)):
+                last += 1
+            if "Traceback" in raw and any(_TABLE.match(one) for one in raws[first : last + 1]):
+                continue
+            raws[first : last + 1] = [one.removeprefix(indentation) for one in raws[first : last + 1]]
+            at = last + 1
+            if at == len(raws):
+                self._indentation = indentation
+
+
+def _beginnings(raws: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the lines in whose middle a text stands that can only begin a message, and the column of the first one."""
+    text = "\n".join(raws)
+    starts: list[int] = []
+    last = -1
+    for match in _BEGINS.finditer(text):
+        at = match.start()
+        if at == 0 or text[at - 1] in "\n\r":
+            continue
+        starts = starts or [0, *accumulate(len(raw) + 1 for raw in raws)]
+        number = bisect_right(starts, at) - 1
+        if number != last and "\r" not in raws[number]:
+            yield number, at - starts[number]
+        last = number
+
+
+def _pattern_of(prefix: str) -> str | None:
+    """Return the pattern of all prefixes that have the shape of this one, or None if it is a message."""
+    if (
+        not prefix.strip()
+        or len(prefix) > _MOST_LEARNED
+        or prefix[-1] not in " \t:|>])}-"
+        or _NO_PREFIX.search(prefix) is not None
+    ):
+        return None
+    parts = []
+    for token in _TOKENS.finditer(prefix):
+        kind, words = token.lastgroup or "", token[0]
+        if kind == "level":
+            parts.append(_levels_like(words))
+        elif kind == "word" and words.isspace() and token.end() == len(prefix):
+            parts.append(f"(?:{re.escape(words)}|$)")
+        else:
+            parts.append(_LOOSE.get(kind) or re.escape(words))
+    return "".join(parts)
+
+
+def _levels_like(words: str) -> str:
+    """Return the pattern of all levels, written like this one. With several spaces behind it, they are a column."""
+    level = words.rstrip()
+    change = str.lower if level.islower() else str.upper if level.isupper() else str.title
+    spaces = len(words) - len(level)
+    levels = [change(one) for one in _LEVEL_WORDS]
+    if spaces > 1:
+        levels = [one.ljust(len(words)) for one in levels if len(one) < len(words)]
+    return f"(?:{'|'.join(levels)})" + (" " if spaces == 1 else "")
 
 
 def _match_prefix(text: str, at: int) -> re.Match[str] | None:

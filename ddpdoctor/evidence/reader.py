@@ -30,12 +30,14 @@ class Line:
     """The time in the prefixes."""
     raw_prefix: str = ""
     """The prefixes as they stood. Lines of one writer have equal ones, times and numbers apart."""
+    origin: tuple[str, ...] = ()
+    """What prefixes of unknown formats say about the writer: equal for lines of one writer."""
 
     @property
     def stream(self) -> tuple[Any, ...]:
         """Equal for lines of one writer, as far as prefixes tell. Tracebacks of several ranks are told apart by it."""
         who = self.who
-        return (who.rank, who.local_rank, who.task, who.pid, who.host)
+        return (who.rank, who.local_rank, who.task, who.pid, who.host, self.origin)
 
     def spot(self) -> Spot:
         """Return where the line stands."""

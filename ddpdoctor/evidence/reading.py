@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING
 
 from ddpdoctor.evidence.files import HEAD_BYTES, MOST_UNPACKED, find_files, open_file, read_rest
 from ddpdoctor.evidence.funnel import condense, condensed_triggers
-from ddpdoctor.evidence.lines import parts_of, split_line
+from ddpdoctor.evidence.lines import LogSplitter
 from ddpdoctor.evidence.nccl_log import NCCL_INFO, is_nccl_info, is_read_info
 from ddpdoctor.evidence.reader import Document
 from ddpdoctor.evidence.registry import document_readers, line_readers
@@ -161,7 +161,7 @@ class _Log:
         self.keeper = _Keeper()
         self.lines = 0
         self.bytes = 0
-        self._file = file
+        self._splitter = LogSplitter(file.name, file.who)
         self._readers = readers
         self._info_readers = [one for one in readers if NCCL_INFO in one.triggers]
         self._triggers = condensed_triggers(readers)
@@ -195,20 +195,16 @@ class _Log:
         self._goes_on = wanted
 
     def _read_lines(self, block: bytes) -> None:
-        text = block.decode("utf-8", "replace").removeprefix("\ufeff")
-        name, known = self._file.name, self._file.who
-        for raw in text.removesuffix("\n").split("\n") if text else ():
-            self.lines += 1
-            writer = known
-            for part in parts_of(raw.removesuffix("\r")):
-                is_info = is_nccl_info(part)
-                if is_info and not is_read_info(part):
-                    continue
-                line = split_line(part, self.lines, name, writer)
-                writer = line.who  # a prefix stands once before all states of a bar
-                for reader in self._info_readers if is_info else self._readers:
-                    if facts := reader.read(line):
-                        self.keeper.keep(reader.name, facts)
+        text = block.decode("utf-8", "replace")
+        for line in self._splitter.lines(text, self.lines + 1, _is_read):
+            for reader in self._info_readers if is_nccl_info(line.text) else self._readers:
+                if facts := reader.read(line):
+                    self.keeper.keep(reader.name, facts)
+        self.lines += text.count("\n") + (bool(text) and not text.endswith("\n"))
+
+
+def _is_read(text: str) -> bool:
+    return not is_nccl_info(text) or is_read_info(text)
 
 
 def _ends(fact: Fact) -> bool:

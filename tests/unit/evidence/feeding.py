@@ -6,7 +6,7 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddpdoctor.evidence.funnel import condense, condensed_triggers
-from ddpdoctor.evidence.lines import parts_of, split_line
+from ddpdoctor.evidence.lines import LogSplitter
 from ddpdoctor.evidence.reader import LineReader
 from ddpdoctor.model.evidence import Finished, Moving
 
@@ -21,9 +21,8 @@ Kind = TypeVar("Kind", bound="Fact")
 def feed(reader: LineReader, text: str, source: str = "job.log") -> list[Fact]:
     """Return the facts of a text; common indentation is taken off."""
     found: list[Fact] = []
-    for number, raw in enumerate(dedent(text).strip("\n").split("\n"), 1):
-        for part in parts_of(raw):
-            found += reader.read(split_line(part, number, source))
+    for line in LogSplitter(source).lines(dedent(text).strip("\n"), 1):
+        found += reader.read(line)
     found += reader.end()
     check_funnel(reader, text, found)
     return found

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.evidence.lines import MOST_CHARACTERS, parts_of, split_line
+from ddpdoctor.evidence.lines import MOST_CHARACTERS, LogSplitter, split_line
 from ddpdoctor.model.evidence import Who
 
 WATCHDOG = "[E309 14:12:11.043307900 ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught"
@@ -91,12 +91,13 @@ def test_a_path_names_the_writer_and_a_prefix_overrides_it() -> None:
 
 
 def test_a_progress_bar_ends_its_parts_with_carriage_returns() -> None:
-    assert list(parts_of(" 40%|####  |\r 50%|#####|\r[rank1]: text")) == [
-        " 40%|####  |",
-        " 50%|#####|",
-        "[rank1]: text",
+    lines = LogSplitter("f").lines(" 40%|####  |\r 50%|#####|\r[rank1]: text\ntext\r\n", 7)
+    assert [(line.number, line.text, line.who.rank) for line in lines] == [
+        (7, " 40%|####  |", None),
+        (7, " 50%|#####|", None),
+        (7, "text", 1),
+        (8, "text", None),
     ]
-    assert list(parts_of("text")) == ["text"]
 
 
 @pytest.mark.parametrize("unit", ["a1", "a", "[a1", "[", "(pid=1 ", "1", " ", "a-", "A1 ", "|", "[pod/"])
