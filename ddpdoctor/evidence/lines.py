@@ -12,7 +12,7 @@ import re
 from bisect import bisect_right
 from calendar import timegm
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from ddpdoctor.evidence.reader import Line
@@ -29,6 +29,9 @@ _MOST_LEARNED = 160
 """Our choice: the longest text, in characters, that can be learned as a prefix."""
 _MOST_SHAPES = 32
 _MOST_CANDIDATES = 1024
+_MOST_COMPARED = 64
+_FEW_LINES = 4
+"""Our choice: so many lines that begin alike show a prefix."""
 _NEAR = 12
 """Our choice: in so many lines on both sides of a text that begins a line, others must have the same prefix."""
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -62,6 +65,10 @@ _BRACKETS = tuple(
     )
 )
 _TORCH = _BRACKETS[0]
+_MARKS = re.compile(r"(?:[>*│┃] |std(?:out|err): )+")
+"""What quotes, lists and launchers put before each line."""
+_STREAM = re.compile(r"std(?:out|err)")
+_NUMBERED = re.compile(r"\s*(\d{1,9}): ?")
 _DIGITS = tuple(map(re.compile, (_ISO + _AFTER_TIME, _HMS + r"(?: \| |\s)", r"\s*(?P<task>\d{1,6}): ", r"\s*\|\s")))
 """Dates and times, the task numbers of ``srun -l``, and the border of a table."""
 _NO_HOST = (
@@ -115,6 +122,7 @@ _TABLE = re.compile(r"\s+(?:time|host|rank|exitcode|error_file|traceback) *: ")
 """A line of torchrun's table, whose tracebacks are indented."""
 _NO_PREFIX = re.compile(rf"\d%\||^{_ERROR.pattern}|^\s*File \"")
 """The end of a message of another process: a progress bar, an exception, a frame."""
+_BOUNDARY = re.compile(r"(?<=[:|>\])}-]) ?(?=\S)|(?<=\s)(?=\S)")
 _LEVEL = r"TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|ERR|CRITICAL|FATAL|SUCCESS|SEVERE"
 _LEVEL_WORDS = _LEVEL.split("|")
 _TOKENS = re.compile(
@@ -123,7 +131,7 @@ _TOKENS = re.compile(
     r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: \d{4})?)"
     r"|(?P<clock>(?<![\w.])(?:\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?|\d{1,9}\.\d{1,9}s?|1\d{9}(?:\.\d{1,9})?)(?![\w.]))"
     rf"|(?P<level>\b(?:{_LEVEL}|{_LEVEL.lower()}|{'|'.join(word.title() for word in _LEVEL_WORDS)})\b *)"
-    r"|(?P<place>[\w./<>-]{1,100}\.(?:py|cc|cpp|go|rs|js)[:#]\d{1,6}|[\w.]{1,80}:[\w<>]{1,80}:\d{1,6}\b)"
+    r"|(?P<place>[\w./<>-]{1,100}\.(?:py|cc|cpp|go|rs|js)[:#]\d{1,6}|[\w.]{1,80}:[A-Za-z_<][\w<>]{0,80}:\d{1,6}\b)"
     r"|(?P<stream>\bstd(?:out|err)\b [FP]\b|\bstd(?:out|err)\b)"
     r"|(?P<name>(?=[\w.-]{0,60}?\d)[\w.-]{1,80})"
     r"|(?P<word>[^\W\d]+|\s+|.)"
@@ -134,7 +142,7 @@ _LOOSE = {
     "day": r"(?:(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2} {1,2}\d{1,2}|\d\d[-/]\d\d(?:[-/]\d\d(?:\d\d)?)?)[ T]\d\d:\d\d:\d\d"
     r"(?:[.,]\d{1,9})?(?: \d{4})?",
     "clock": r"(?:\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?|\d{1,10}(?:\.\d{1,9})?s?)",
-    "place": r"(?:[\w./<>-]{1,100}\.(?:py|cc|cpp|go|rs|js)[:#]\d{1,6}|[\w.]{1,80}:[\w<>]{1,80}:\d{1,6})",
+    "place": r"(?:[\w./<>-]{1,100}\.(?:py|cc|cpp|go|rs|js)[:#]\d{1,6}|[\w.]{1,80}:[A-Za-z_<][\w<>]{0,80}:\d{1,6})",
     "stream": r"(std(?:out|err))(?: [FP])?",
     "name": r"((?=[\w.-]{0,60}?\d)[\w.-]{1,80})",
 }
@@ -184,6 +192,9 @@ class LogSplitter:
     _shapes: dict[str, _Shape] = field(default_factory=dict)
     _candidates: dict[str, int] = field(default_factory=dict)
     """Shapes that may be prefixes, and how many texts that begin a line stood behind them."""
+    _is_begun: bool = False
+    _is_numbered: bool = False
+    """Whether a viewer has put the number of each line before it."""
     _indentation: str = ""
     """What all lines from here on are indented by."""
 
@@ -217,7 +228,7 @@ class LogSplitter:
         said: dict[str, Any] = {}
         time: Time | None = None
         origin: tuple[str, ...] = ()
-        at = 0
+        at = self._end_of_number(text)
         for _ in range(_MOST_PREFIXES):
             if (match := _match_prefix(text, at)) is not None:
                 fields = {name: value for name, value in match.groupdict().items() if value is not None}
@@ -248,8 +259,12 @@ class LogSplitter:
                 return shape, match
         return None
 
+    def _end_of_number(self, text: str) -> int:
+        number = _NUMBERED.match(text) if self._is_numbered else None
+        return number.end() if number is not None else 0
+
     def _end_of_prefixes(self, text: str) -> int:
-        at = 0
+        at = self._end_of_number(text)
         for _ in range(_MOST_PREFIXES):
             match = _match_prefix(text, at)
             if match is None:
@@ -259,6 +274,16 @@ class LogSplitter:
                 match = learned[1]
             at = match.end()
         return at
+
+    def _end_of_unknown(self, raw: str, at: int, end: int) -> int:
+        """Return where known prefixes begin that reach from a prefix of unknown format up to ``end``."""
+        for boundary in _BOUNDARY.finditer(raw, at, end):
+            place: int = boundary.end()
+            while place < end and (known := _match_prefix(raw, place)) is not None and known.end() <= end:
+                place = known.end()
+            if place == end:
+                return boundary.end()
+        return end
 
     def _separate(self, line: Line) -> Iterator[Line]:
         """Yield the messages of several processes that stand in one line."""
@@ -281,6 +306,9 @@ class LogSplitter:
     def _learn(self, raws: list[str]) -> set[int]:
         """Learn prefixes, and take common indentation off. Return the lines that may hold more than one message."""
         self._dedent(raws)
+        if not self._is_begun:
+            self._is_begun = True
+            self._learn_common(raws)
         doubtful = set()
         for at, column in _beginnings(raws):
             raw = raws[at]
@@ -288,7 +316,7 @@ class LogSplitter:
             if column <= end:
                 continue
             doubtful.add(at)
-            pattern = _pattern_of(raw[end:column])
+            pattern = _pattern_of(raw[end : self._end_of_unknown(raw, end, column)])
             if pattern is None or pattern in self._shapes or len(self._candidates) >= _MOST_CANDIDATES:
                 continue
             self._candidates[pattern] = self._candidates.get(pattern, 0) + 1
@@ -298,6 +326,21 @@ class LogSplitter:
         if not doubtful and not self._shapes:
             self._learn_by_errors(raws)
         return doubtful
+
+    def _learn_common(self, raws: list[str]) -> None:
+        """Learn what stands before all of the first lines, if it is no message: quotes and streams."""
+        full = [raw for raw in raws if raw.strip()][:_MOST_COMPARED]
+        if len(full) < _FEW_LINES:
+            return
+        numbers = [int(match[1]) for raw in full if (match := _NUMBERED.match(raw)) is not None]
+        steps = [after - before for before, after in pairwise(numbers)]
+        self._is_numbered = len(numbers) == len(full) and all(0 < step < _NEAR for step in steps)
+        if len(numbers) == len(full):
+            return
+        marks = {_STREAM.sub("stderr", match[0]) if (match := _MARKS.match(f"{raw} ")) else "" for raw in full}
+        pattern = _pattern_of(marks.pop()) if len(marks) == 1 else None
+        if pattern is not None:
+            self._add(pattern, raws)
 
     def _learn_by_errors(self, raws: list[str]) -> None:
         """Learn what stands before an exception, if it stands before most of the lines."""
@@ -350,6 +393,12 @@ class LogSplitter:
                 break
             raws[at] = raws[at].removeprefix(self._indentation)
             at += 1
+        if not self._is_begun and at == 0:
+            margins = [raw[: len(raw) - len(raw.lstrip())] for raw in raws if raw.strip()]
+            self._indentation = _common(margins) if len(margins) >= _FEW_LINES else ""
+            if self._indentation:
+                raws[:] = [raw.removeprefix(self._indentation) for raw in raws]
+                return
         for begins in range(at, len(raws)):
             raw = raws[begins]
             if begins < at or not raw.startswith((" ", "\t")) or _NEVER_INDENTED.match(raw) is None:
@@ -366,6 +415,13 @@ class LogSplitter:
             at = last + 1
             if at == len(raws):
                 self._indentation = indentation
+
+
+def _common(margins: Sequence[str]) -> str:
+    """Return the longest text with which all begin."""
+    low, high = min(margins), max(margins)
+    same = (at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other)
+    return low[: next(same, len(low))]
 
 
 def _beginnings(raws: Sequence[str]) -> Iterator[tuple[int, int]]:
