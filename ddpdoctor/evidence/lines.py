@@ -65,10 +65,10 @@ _BRACKETS = tuple(
     )
 )
 _TORCH = _BRACKETS[0]
+_DELIMITERS = " \t:|>])}-"
 _MARKS = re.compile(r"(?:[>*│┃] |std(?:out|err): )+")
 """What quotes, lists and launchers put before each line."""
 _STREAM = re.compile(r"std(?:out|err)")
-_NUMBERED = re.compile(r"\s*(\d{1,9}): ?")
 _DIGITS = tuple(map(re.compile, (_ISO + _AFTER_TIME, _HMS + r"(?: \| |\s)", r"\s*(?P<task>\d{1,6}): ", r"\s*\|\s")))
 """Dates and times, the task numbers of ``srun -l``, and the border of a table."""
 _NO_HOST = (
@@ -193,8 +193,8 @@ class LogSplitter:
     _candidates: dict[str, int] = field(default_factory=dict)
     """Shapes that may be prefixes, and how many texts that begin a line stood behind them."""
     _is_begun: bool = False
-    _is_numbered: bool = False
-    """Whether a viewer has put the number of each line before it."""
+    _numbering: re.Pattern[str] | None = None
+    """What a viewer has put before each line: its number, and the seconds since the start."""
     _indentation: str = ""
     """What all lines from here on are indented by."""
 
@@ -260,7 +260,7 @@ class LogSplitter:
         return None
 
     def _end_of_number(self, text: str) -> int:
-        number = _NUMBERED.match(text) if self._is_numbered else None
+        number = self._numbering.match(text) if self._numbering is not None else None
         return number.end() if number is not None else 0
 
     def _end_of_prefixes(self, text: str) -> int:
@@ -332,10 +332,8 @@ class LogSplitter:
         full = [raw for raw in raws if raw.strip()][:_MOST_COMPARED]
         if len(full) < _FEW_LINES:
             return
-        numbers = [int(match[1]) for raw in full if (match := _NUMBERED.match(raw)) is not None]
-        steps = [after - before for before, after in pairwise(numbers)]
-        self._is_numbered = len(numbers) == len(full) and all(0 < step < _NEAR for step in steps)
-        if len(numbers) == len(full):
+        self._numbering = _numbering_of(full)
+        if self._numbering is not None:
             return
         marks = {_STREAM.sub("stderr", match[0]) if (match := _MARKS.match(f"{raw} ")) else "" for raw in full}
         pattern = _pattern_of(marks.pop()) if len(marks) == 1 else None
@@ -417,6 +415,37 @@ class LogSplitter:
                 self._indentation = indentation
 
 
+def _numbering_of(raws: Sequence[str]) -> re.Pattern[str] | None:
+    """Return the pattern of the numbers that grow from line to line, and of times, with which all lines begin."""
+    parts: list[str] = []
+    numbers = end = 0
+    for column in zip(*([*_TOKENS.finditer(raw[:_MOST_LEARNED])] for raw in raws), strict=False):
+        words = [token[0] for token in column]
+        if all(word.isdecimal() for word in words):
+            values = list(map(int, words))
+            if not all(0 < after - before < _NEAR for before, after in pairwise(values)):
+                break
+            numbers += 1
+            parts.append(r"\d{1,12}")
+        elif all(token.lastgroup == "clock" for token in column):
+            parts.append(_LOOSE["clock"])
+        elif all(word.isspace() for word in words):
+            same = _common(words)  # what goes beyond it is indentation of the text
+            parts.append(re.escape(same) if parts else r"\s*")
+            if parts[-1] != r"\s*" and len(set(words)) > 1:
+                end = len(parts) if same else end
+                break
+        elif len(set(words)) == 1 and words[0] in _DELIMITERS:
+            parts.append(re.escape(words[0]))
+        else:
+            break
+        if words[0].isspace() or words[0] in _DELIMITERS:
+            end = len(parts)
+    if not numbers or not end:
+        return None
+    return re.compile("".join(parts[:end]))
+
+
 def _common(margins: Sequence[str]) -> str:
     """Return the longest text with which all begin."""
     low, high = min(margins), max(margins)
@@ -445,7 +474,7 @@ def _pattern_of(prefix: str) -> str | None:
     if (
         not prefix.strip()
         or len(prefix) > _MOST_LEARNED
-        or prefix[-1] not in " \t:|>])}-"
+        or prefix[-1] not in _DELIMITERS
         or _NO_PREFIX.search(prefix) is not None
     ):
         return None
