@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import IO, TYPE_CHECKING
 
-from ddpdoctor.evidence.files import HEAD_BYTES, MOST_UNPACKED, find_files, open_file, read_rest
+from ddpdoctor.evidence.files import HEAD_BYTES, MOST_UNPACKED, find_files, is_text, open_file, read_rest
 from ddpdoctor.evidence.funnel import condense, condensed_triggers
 from ddpdoctor.evidence.lines import LogSplitter
 from ddpdoctor.evidence.nccl_log import NCCL_INFO, is_nccl_info, is_read_info
@@ -120,7 +120,7 @@ def _read_file(file: EvidenceFile) -> tuple[Part | None, Read]:
         reader = next((one for one in document_readers() if one.recognizes(head)), None)
         if reader is not None:
             return _read_document(reader, file, stream, head, part)
-        if not head or b"\0" in head:
+        if not head or not is_text(head):
             return None, Read(source=file.name, formats=(), bytes=len(head), problem="" if head else "empty")
         return _read_log(file, stream, head, part)
 
@@ -174,6 +174,7 @@ class _Log:
         block = head
         while block:
             self.bytes += len(block)
+            block = block.replace(b"\0", b"") if b"\0" in block else block
             whole, rest = _cut(rest + block)
             try:
                 block = stream.read(BLOCK_BYTES) if self.bytes < MOST_UNPACKED else b""
