@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from ddpdoctor.evidence.natures import classify
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.torch_heads import origin_of
-from ddpdoctor.model.evidence import Exited, Failed, Trouble
+from ddpdoctor.model.evidence import MOST_RANKS, Exited, Failed, Trouble
+from ddpdoctor.model.facts import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -30,11 +31,33 @@ _ALONE = re.compile(
 _OPEN_MPI = re.compile(
     r"^\[(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,9})\] Signal: (?P<how>Segmentation fault|Bus error|Aborted) \(\d+\)"
 )
+_REPORTED = (
+    re.compile(r"Child process with PID (?P<pid>\d{1,9}) terminated with code (?P<code>-?\d{1,5})\b"),  # Lightning
+    re.compile(
+        r"process rank (?P<rank>\d{1,7}) with PID (?P<pid>\d{1,9}) on node (?P<host>[\w.-]{1,253})"
+        r" (?:exited on signal (?P<signal>\d{1,2})|exiting)"
+    ),
+    re.compile(r"MPI_A(?:BORT|bort) was invoked on rank (?P<rank>\d{1,7}) in communicator MPI_COMM_WORLD"),
+)
+"""How a launcher reports the process that ended first, with its rank."""
+_FIRST = re.compile(
+    r"Process name: \[\[\d{1,9},\d{1,9}\],(?P<rank>\d{1,7})\]"
+    r"|RANK (?P<number>\d{1,7}) PID (?P<pid>\d{1,9}) RUNNING AT (?P<host>[\w.-]{1,253})"
+)
+_END = re.compile(
+    r"(?:KILLED BY SIGNAL: (?P<signal>\d{1,2})|(?:EXIT (?:CODE|STATUS)|Exit code):\s+(?P<code>\d{1,5}))\b"
+)
+"""The two lines in which Open MPI's and Intel's mpirun report that process."""
 _SIGNALS = {
     "Segmentation fault": "SIGSEGV", "Bus error": "SIGBUS", "Aborted": "SIGABRT", "Killed": "SIGKILL",
     "Floating point exception": "SIGFPE", "Illegal instruction": "SIGILL",
 }  # fmt: skip
-_GATE = ("what():", "terminate called", "fault", "us error", "Aborted", "Killed", "exception", "nstruction", "Segfault")
+_GATE = (
+    "what():", "terminate called", "fault", "us error", "Aborted", "Killed", "exception", "nstruction", "Segfault",
+    "Child process with", "process rank ", "MPI_ABORT was", "Process name: [[", "RUNNING AT ", "KILLED BY SIGNAL",
+    "EXIT ", "Exit code:",
+)  # fmt: skip
+_OF_SHELLS = frozenset({6, 7, 9, 11, 15})
 _NEAR = 6
 _MOST = 4096
 _WATCHDOG = ("Watchdog caught", "atchdog thread terminated")
@@ -45,11 +68,16 @@ class CrashReader:
     """Finds processes that a C++ exception or a signal ended."""
 
     name = "crash"
-    triggers = (b"terminate called", b"egmentation fault", b"us error", b"core dumped", b"Killed", b"rror")
+    triggers = (
+        b"terminate called", b"egmentation fault", b"us error", b"core dumped", b"Killed", b"rror", b"MPI_ABORT was",
+        b"Child process with", b"process rank ", b"Process name: [[", b"RUNNING AT ",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._thrown: dict[Hashable, tuple[int, str]] = {}
         """The type that was thrown last in each stream, and its line."""
+        self._first: tuple[int, dict[str, str]] = (-_NEAR, {})
+        """The line in which mpirun named the process that ended first, and what it said."""
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts that end with this line."""
@@ -62,6 +90,13 @@ class CrashReader:
             self._thrown[line.stream] = (line.number, terminate["type"])
         if (what := _WHAT.search(text)) is not None:
             return self._what(line, what["message"])
+        if (first := _FIRST.search(text)) is not None:
+            self._first = (line.number, _named(first))
+            return ()
+        number, named = self._first
+        if named and line.number - number <= _NEAR and (end := _END.search(text)) is not None:
+            self._first = (-_NEAR, {})
+            return [_reported(line, {**named, **_named(end)})]
         return _signal(line)
 
     def end(self) -> Iterable[Fact]:
@@ -97,9 +132,28 @@ def _signal(line: Line) -> list[Fact]:
     if (mpi := _OPEN_MPI.search(text)) is not None:
         common["who"] = replace(line.who, host=mpi["host"], pid=int(mpi["pid"]))
         return [Exited(signal=_SIGNALS[mpi["how"]], **common)]
+    if (reported := next((found for one in _REPORTED if (found := one.search(text)) is not None), None)) is not None:
+        return [_reported(line, _named(reported))]
     if (shell := _SHELL.search(text)) is not None:
         common["who"] = replace(line.who, pid=int(shell["pid"]))
         return [Exited(signal=_SIGNALS[shell["how"]], **common)]
     if (alone := _ALONE.match(text.strip())) is not None:
         return [Exited(signal=_SIGNALS[alone["how"] or alone["killed"]], **common)]
     return []
+
+
+def _named(found: re.Match[str]) -> dict[str, str]:
+    return {name: value for name, value in found.groupdict().items() if value is not None}
+
+
+def _reported(line: Line, named: dict[str, str]) -> Exited:
+    """Return the end of the process that a launcher names. mpirun gives the process id 0 where it does not know it."""
+    rank, pid = int(named.get("rank", named.get("number", MOST_RANKS))), int(named.get("pid", 0))
+    who = replace(line.who, host=named.get("host", line.who.host), pid=pid or line.who.pid)
+    who = replace(who, rank=rank) if rank < MOST_RANKS else who
+    code = int(named.get("code", 1))
+    signal = int(named.get("signal", 0)) or (-code if code < 0 else code - 128 if code - 128 in _OF_SHELLS else 0)
+    common = origin_of(line, who)
+    return (
+        Exited(signal=signal_name(signal), first=True, **common) if signal else Exited(code=code, first=True, **common)
+    )

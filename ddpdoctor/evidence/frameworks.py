@@ -33,7 +33,8 @@ _PROGRESS = (
 )
 _WORDS = ("tep", "STEP", "ter", "%|", "poch", "loss'")
 _NOT_PROGRESS = re.compile(
-    r"^#|rror|[Tt]imeout|timed out|Traceback|xception|NCCL|WARN|StepId|\bFile \"|SeqNum|[Rr]esum|[Rr]estor"
+    r"^#|rror|Unexpected result|\brerun\b|\b(?:nan|NaN) on rank|[Tt]imeout|timed out|Traceback"
+    r"|xception|NCCL|WARN|StepId|\bFile \"|SeqNum|[Rr]esum|[Rr]estor"
     r"|[Ll]oad(?:ed|ing).{0,40}(?:from|[Cc]heckpoint)|from checkpoint|--\w|[Nn]um[_ ]|[Mm]ax[_ ]|[Cc]onfig"
 )
 """A line with one of these may name a step for another reason."""
@@ -50,6 +51,8 @@ _SPAWNED = re.compile(r"\[launch\.py:\d+:\w+\] process (?P<pid>\d+) spawned with
 _EXITS = re.compile(r"\[launch\.py:\d+:\w+\] (?P<command>\[.{0,16000}\]) exits with return code = (?P<code>-?\d+)")
 _NODES = re.compile(r"\] nnodes=(\d{1,6}), num_local_procs=")
 _LOCAL_RANK = re.compile(r"--local[_-]rank[= ',]+(?P<local_rank>\d{1,4})\b")
+_ONLY_LOCAL_RANK = re.compile(r"--local[_-]rank[= ',]+0\b")
+"""Of several processes, the last one has another local rank."""
 _TRACE = re.compile(r"Invalidate trace cache @ step (?P<step>\d+): expected module \d+, but got module \d+")
 _SIGNALS = {
     2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM",
@@ -134,7 +137,7 @@ class FrameworkReader:
         return facts
 
     def _launcher(self, line: Line) -> Iterator[Fact]:
-        """Read DeepSpeed's launcher. The process that it names first ended by itself, the others were killed."""
+        """Read DeepSpeed's launcher, which names the processes that it starts, and that one of them failed."""
         if (nodes := _NODES.search(line.text)) is not None:
             self._several_nodes = int(nodes[1]) > 1
         elif (found := _SPAWNED.search(line.text)) is not None:
@@ -142,7 +145,12 @@ class FrameworkReader:
         elif (found := _EXITS.search(line.text)) is not None and (code := int(found["code"])):
             number = -code if code < 0 else code - 128
             signal = _SIGNALS.get(number, "")
-            who = self._who(line, found["command"])
+            # The launcher prints the command of the process that it started last, whichever failed.
+            who = (
+                self._who(line, found["command"])
+                if _ONLY_LOCAL_RANK.search(found["command"])
+                else Who(host=line.who.host)
+            )
             words = f"a process of DeepSpeed's launcher exits with return code {code}"
             yield Exited(
                 who=who, spot=line.spot(), time=line.time, said=words, signal=signal, code=None if signal else code,

@@ -26,6 +26,14 @@ _TRAINING = re.compile(r"^(?:python|pt_|torchrun|pytest|ray::|accelerate|deepspe
 _OFF_BUS = re.compile(
     r"NVRM: GPU (?:at PCI:)?(?P<bus>[0-9A-Fa-f:.]+?):? (?:has fallen off the bus|.{0,80}GPU has fallen)"
 )
+_NAMED = re.compile(r"NVRM: The NVIDIA GPU (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)")
+_FALLEN = "fallen off the bus"
+_NO_START = re.compile(r"NVRM: GPU (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+?):? RmInitAdapter failed")
+_OTHER_GPU = re.compile(
+    r"\b(?:amdgpu|i915|xe) (?P<bus>[0-9A-Fa-f]{4}:[0-9A-Fa-f:.]+): .{0,60}?(?P<why>ring \S+ timeout|GPU reset begin"
+    r"|GPU HANG|[Ee]ngine reset|GT\d*:? reset|device wedged|Uncorrectable (?:hardware )?error)"
+)
+_NEAR = 4
 _NO_HANDLE = re.compile(
     r"Unable to determine the device handle for (?:GPU|gpu)\s?(?:\d+: )?(?P<bus>[0-9A-Fa-f:.]+): (?P<why>[^\n]+)"
 )
@@ -48,10 +56,15 @@ class KernelReader:
         b"ut of memory: Killed",
         b"oom-kill:",
         b": Unknown Error",
+        b"amdgpu: ",
+        b"GPU HANG",
+        b"ngine reset",
         b") error received",
     )
 
     def __init__(self) -> None:
+        self._named: tuple[str, str, int] = ("", "", -_NEAR)
+        """The host, the bus and the line of the GPU that a message over several lines names."""
         self._asked: dict[tuple[str, int], tuple[str, Line]] = {}
         """Processes that the kernel chose to kill and has not yet reported as killed."""
 
@@ -59,7 +72,12 @@ class KernelReader:
         """Return the facts of one line."""
         text = line.text
         if "NVRM" in text:
-            return _gpu_error(line)
+            return _gpu_error(line) or self._fallen(line)
+        if "amdgpu" in text or "[drm]" in text:
+            found = _OTHER_GPU.search(text)
+            return (
+                () if found is None else [_lost(short_bus(found["bus"]), f"its driver reports: {found['why']}", line)]
+            )
         if "device handle" in text:
             return _no_handle(line)
         if "AER: " in text:
@@ -74,6 +92,16 @@ class KernelReader:
         if found is not None and len(self._asked) < MOST_KILLED:
             self._asked[line.who.host, int(found["pid"])] = (found["name"], line)
         return ()
+
+    def _fallen(self, line: Line) -> list[Fact]:
+        """Read the message that a GPU is gone, which is broken into lines, and names the GPU in the first."""
+        if (named := _NAMED.search(line.text)) is not None:
+            self._named = (line.who.host, named["bus"], line.number)
+        if _FALLEN not in line.text:
+            return []
+        host, bus, number = self._named
+        known = host == line.who.host and line.number - number < _NEAR
+        return [_lost(short_bus(bus) if known else "", "it has fallen off the bus", line)]
 
     def end(self) -> Iterable[Fact]:
         """Return the processes that the kernel chose to kill, if the log ends before the kernel reports it."""
@@ -115,8 +143,10 @@ def _gpu_error(line: Line) -> list[Fact]:
                 fatal=severity is Severity.ERROR or code in _CAUSES,
             )
         ]  # fmt: skip
-    found = _OFF_BUS.search(line.text)
-    return [] if found is None else [_lost(short_bus(found["bus"]), "it fell off the bus", line)]
+    if (found := _OFF_BUS.search(line.text)) is not None:
+        return [_lost(short_bus(found["bus"]), "it has fallen off the bus", line)]
+    found = _NO_START.search(line.text)
+    return [] if found is None else [_lost(short_bus(found["bus"]), "its driver cannot start it", line)]
 
 
 def _no_handle(line: Line) -> list[Fact]:
@@ -145,7 +175,8 @@ def _lost(bus: str, why: str, line: Line) -> Trouble:
 
     return Trouble(
         who=Who(host=line.who.host), spot=line.spot(), time=line.time, said=quote(line.text), kind="gpu-lost",
-        problem=f"the GPU at {bus} is lost: {why}", fix=f"sudo dmesg | grep -E 'NVRM|Xid'; {REBOOT}", gpu=bus,
+        problem=f"{f'the GPU at {bus}' if bus else 'a GPU'} is lost: {why}", gpu=bus,
+        fix=f"sudo dmesg | grep -E 'NVRM|Xid|amdgpu|drm'; {REBOOT}",
     )  # fmt: skip
 
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import MOST_RANKS, Nature
+from ddpdoctor.model.known_errors import find_known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddpdoctor.model.known_errors import KnownError
     from ddpdoctor.model.stacks import Frame
 
 
@@ -24,6 +26,8 @@ class Reading:
     peer_hosts: tuple[str, ...] = ()
     memory: bool = False
     in_worker: bool = False
+    known: KnownError | None = None
+    """The row of the table of known errors, if that decided."""
 
 
 _STOPPED = re.compile(
@@ -102,7 +106,15 @@ def classify(kind: str, message: str, frames: Sequence[Frame] = ()) -> Reading:
         return Reading(nature=Nature.TIMED_OUT, peers=_peers(message), peer_hosts=peer_hosts(message))
     if _PEER_LOST.search(message) and _is_distributed(name, message, frames):
         return Reading(nature=Nature.PEER_LOST, peers=_peers(message), peer_hosts=peer_hosts(message))
-    return Reading(nature=Nature.OWN, in_worker=in_worker)
+    known = find_known(": ".join(filter(None, (name, message))))
+    nature = _NATURES.get(known.nature, Nature.OWN) if known is not None else Nature.OWN
+    if nature in {Nature.PEER_LOST, Nature.TIMED_OUT}:
+        return Reading(nature=nature, peers=_peers(message), peer_hosts=peer_hosts(message), known=known)
+    return Reading(nature=nature, in_worker=in_worker, known=known)
+
+
+_NATURES = {**{nature.value: nature for nature in Nature}, "link": Nature.PEER_LOST}
+"""What the table of known errors says of an error."""
 
 
 def peer_hosts(message: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.quotes import quote
@@ -41,9 +42,11 @@ def _fact(warning: NcclWarning, text: str, common: dict[str, Any]) -> Fact:
         memory = warning.kind == "memory"
         message = "out of memory" if memory else warning.named.get("error", warning.words)
         return Failed(type="CUDA error", message=message, nature=Nature.OWN, memory=memory, **common)
+    fix = warning.fix or (known.fix if (known := find_known(text)) is not None else "")
     if warning.accused is Accused.START:
-        return Trouble(kind=warning.kind, problem=warning.words, fix=warning.fix or _known_fix(text), **common)
-    return link_of(warning, common)
+        ranks = tuple(int(warning.named[name]) for name in ("rank", "other") if name in warning.named)
+        return Trouble(kind=warning.kind, problem=warning.words, fix=fix, ranks=ranks, **common)
+    return link_of(replace(warning, fix=fix), common)
 
 
 def link_of(warning: NcclWarning, common: dict[str, Any]) -> Link:
@@ -55,9 +58,3 @@ def link_of(warning: NcclWarning, common: dict[str, Any]) -> Link:
         to=Who(host=host, address=named.get("address", ""), local_rank=local_rank), problem=warning.words,
         fix=warning.fix, victim=warning.accused is Accused.PEER, local=warning.accused is Accused.HOST, **common,
     )  # fmt: skip
-
-
-def _known_fix(text: str) -> str:
-    """Return the advice of the table of known errors, so that it is written only once."""
-    known = find_known(text)
-    return known.fix if known is not None else ""

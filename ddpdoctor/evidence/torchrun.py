@@ -17,7 +17,18 @@ from ddpdoctor.evidence.reader import Document, Found
 from ddpdoctor.evidence.torch_heads import time_of
 from ddpdoctor.evidence.traceback_text import HEADER, RaisedText, read_traceback
 from ddpdoctor.evidence.tracebacks import failure_facts, traceback_facts
-from ddpdoctor.model.evidence import MOST_RANKS, Exited, Finished, Restarted, Spot, Stopped, Time, Who
+from ddpdoctor.model.evidence import (
+    MOST_RANKS,
+    Exited,
+    Failed,
+    Finished,
+    Nature,
+    Restarted,
+    Spot,
+    Stopped,
+    Time,
+    Who,
+)  # fmt: skip
 from ddpdoctor.model.facts import signal_name
 
 if TYPE_CHECKING:
@@ -31,6 +42,8 @@ _SHELL_SIGNALS = {128 + number: number for number in (6, 7, 9, 11, 15)}
 _MOST_LINES = 400
 _MOST_TABLES = 4096
 _GATE = ("elastic", "exitcode", "Failures:", "Root Cause")
+_FIELDS = frozenset({"time", "host", "rank", "exit"})
+"""How the lines of a process in a table begin, after two blanks."""
 _BLOCK = re.compile(r"^\s*\[(\d{1,7})\]:\s*$")
 _FIELD = re.compile(r"^\s+(?P<name>time|host|rank|exitcode|error_file|traceback|msg) {0,10}: ?(?P<value>.*)$")
 _RANK = re.compile(r"(?P<rank>\d{1,9}) \(local_rank: (?P<local>\d{1,9})\)")
@@ -84,6 +97,8 @@ class TorchrunReader:
         table = self._tables.get(line.stream)
         if table is not None:
             return self._read_table(line, table)
+        if text[2:6] in _FIELDS and _FIELD.match(text) is not None:
+            return self._open_headless(line)
         if not any(words in text for words in _GATE):
             return ()
         return _read_agent(line) or self._open(line)
@@ -101,6 +116,13 @@ class TorchrunReader:
                 self._tables.clear()
             self._tables[line.stream] = _Table(root=title.startswith("Root Cause"))
         return ()
+
+    def _open_headless(self, line: Line) -> list[Fact]:
+        """Open the table of a paste that begins in its middle."""
+        if len(self._tables) >= _MOST_TABLES:
+            self._tables.clear()
+        table = self._tables[line.stream] = _Table(block=_Block(line, root=False))
+        return self._read_table(line, table)
 
     def _read_table(self, line: Line, table: _Table) -> list[Fact]:
         text = line.text
@@ -161,8 +183,10 @@ def _read_agent(line: Line) -> list[Fact]:
 def _group_facts(line: Line, common: dict[str, Any]) -> list[Fact]:
     """Read what concerns all ranks of a node."""
     text = line.text
-    if _DEATH.search(text) is not None:
-        return [Stopped(who=line.who, by="signal", **common)]
+    if (death := _DEATH.search(text)) is not None:
+        signal = death["signal"]
+        name = signal_name(int(signal)) if signal.isdigit() else signal
+        return [Stopped(who=line.who, by=name if name in {"SIGHUP", "SIGINT"} else "signal", **common)]
     if (restarts := _RESTARTS.search(text)) is not None:
         return [Restarted(who=line.who, attempt=int(restarts["most"]) - int(restarts["left"]) + 1, **common)]
     if "new nodes from group_rank" in text and "will restart worker group" in text:
@@ -182,21 +206,34 @@ def _exited(code: int, **fields: Any) -> Exited:
 
 def _block_facts(block: _Block | None) -> list[Fact]:
     """Return what a table says about one process."""
-    if block is None or (code := _CODE.search(block.fields.get("exitcode", ""))) is None:
+    if block is None:
         return []
+    code = _CODE.search(block.fields.get("exitcode", ""))
     rank = _RANK.search(block.fields.get("rank", ""))
     named = block.fields.get("host", "")
     host = named if named and not named.startswith("localhost") else block.line.who.host
-    who = replace(block.line.who, host=host, pid=int(code["pid"]))
+    who = replace(block.line.who, host=host, pid=int(code["pid"]) if code is not None else None)
     if rank is not None and int(rank["rank"]) < MOST_RANKS:
         who = replace(who, rank=int(rank["rank"]), local_rank=int(rank["local"]))
     time = _time(block.fields.get("time", ""), host or block.line.source)
+    if code is None:
+        return _cut_block(block, who, time)
     exit_code = int(code["code"])
     said = quote(f"rank {who.rank} (local_rank: {who.local_rank}) exitcode: {block.fields['exitcode']}")
     by_launcher = exit_code == -15 and not block.root
     common: dict[str, Any] = {"who": who, "spot": block.line.spot(), "time": time}
     exited = _exited(exit_code, first=block.root, by_launcher=by_launcher, said=said, **common)
     return [*_message_facts("\n".join(block.message), **common), exited]
+
+
+def _cut_block(block: _Block, who: Who, time: Time | None) -> list[Fact]:
+    """Return what a table says that was cut off before the exit status: a rank failed, and how is not told."""
+    if who.rank is None:
+        return []
+    first = " first on its node" if block.root else ""
+    message = f"torchrun's table says that rank {who.rank} failed{first}, and is cut off before the exit status"
+    common: dict[str, Any] = {"who": who, "spot": block.line.spot(), "time": time, "said": message}
+    return [Failed(type="ChildFailedError", message=message, nature=Nature.FOLLOWS, **common)]
 
 
 def _message_facts(message: str, *, who: Who, spot: Spot, time: Time | None) -> list[Fact]:

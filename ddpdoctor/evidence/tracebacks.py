@@ -2,35 +2,61 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.evidence.funnel import condense
 from ddpdoctor.evidence.launches import begins_run
 from ddpdoctor.evidence.natures import Reading, classify
 from ddpdoctor.evidence.nccl_causes import last_error, named_cause
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.torch_heads import time_of
 from ddpdoctor.evidence.traceback_text import HEADER, Fed, RaisedText, Traceback
-from ddpdoctor.model.evidence import Exited, Failed, Nature, Operation, Waiting
+from ddpdoctor.model.evidence import ErrorLine, Exited, Failed, Link, Nature, Operation, Stopped, Waiting
+from ddpdoctor.model.known_errors import find_known, read_known_errors
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from ddpdoctor.evidence.reader import Line
     from ddpdoctor.model.evidence import Fact, Spot, Time, Who
+    from ddpdoctor.model.known_errors import KnownError
     from ddpdoctor.model.stacks import Frame
 
 _HARMLESS = ("Exception ignored in", "--- Logging error ---", "Error in atexit._run_exitfuncs")
-_GATE = ("rror", "raceback", "gnored in")
+_GATE = ("rror", "RROR", "xception", "raceback", "gnored in")
 _NO_HEADER = re.compile(r'^  File "[^"\n]{1,1000}", line \d{1,9}$')
 """A mistake in the syntax of the script itself has no header."""
-_BARE = re.compile(r"^(?P<type>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80}Error): (?P<message>.+)")
+_BARE = re.compile(
+    r"^(?P<type>(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Za-z_]\w{1,80}(?:Error|Exception)|Exception|KeyboardInterrupt))"
+    r"(?:: (?P<message>.+)|:?\s*$)"
+)
+_MEASURED = re.compile(r"^[-+\d.,:;%()|/\s]*(?:[eE][-+]?\d+|nan|inf|ms|s)?[-+\d.,:;%()|/\s]*$")
+"""What follows the name of a metric, such as MeanSquaredError."""
+_NO_ERROR = re.compile(
+    r"^\[?[WID]\d{3,4} |^\[[WID][ :]|\bWARN(?:ING)?\b|[Ww]arning:|\b(?:INFO|DEBUG|TRACE)\b|\bNCCL \w+ "
+    r"|[Rr]e-?try|\btrying\b|[Ii]gnor(?:e|ing)\b|[Ss]kip(?:ping|ped)?\b|[Ff]all(?:ing)? ?back|(?:^|\s)attempt \d"
+    r"|^\s+(?:raise|return|assert|if|elif|except|with|for|File|self\.|#|\w[\w.]*\()"
+)
+"""Warnings, what is tried again, the source lines of a traceback, and lines of NCCL, which another reader reads."""
+_ERROR_LEVEL = re.compile(
+    r"^\[?[EF]\d{3,4} \d|^\[[EF] |(?:^|[\s\[<|:(-])(?:ERROR|CRITICAL|FATAL|Fatal|fatal error)(?:[\s\]>|:),-]|$)"
+    r"|(?:^|: )(?:error|fatal): "
+)
+_BUILTIN = frozenset(name for name, kind in vars(builtins).items() if isinstance(kind, type))
+_DIGITS = re.compile(r"\d+")
+_SHORTEST = 6
+"""Our choice: a trigger of fewer letters would make every part of a log interesting."""
+_MOST_SHAPES = 4096
 _WATCHDOG = "Watchdog caught collective operation timeout"
 _LIMIT = re.compile(r"Timed out waiting (?P<ms>\d{1,12}) ?ms for (?:recv|send) operation")
 _EXITED = re.compile(
     r"process (?P<process>\d{1,7}) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))"
 )
+_GOT = re.compile(r"got signal: (?:Signals\.)?(?P<signal>SIG\w+|\d{1,2})")
+_SIGNALS = {"1": "SIGHUP", "SIGHUP": "SIGHUP", "2": "SIGINT", "SIGINT": "SIGINT"}
 _C10D = re.compile(r"torch[/\\]distributed[/\\](?:distributed_c10d|nn[/\\]functional)\.py$")
 _AGENT = re.compile(r"torch[/\\]distributed[/\\](?:run|launch|launcher[/\\]api|elastic[/\\].+)\.py$")
 _LAUNCHERS = re.compile(
@@ -65,17 +91,31 @@ class TracebackReader:
     """Finds exceptions that ended a rank's script, a thread, a worker or a launcher."""
 
     name = "Python traceback"
-    triggers = (b"raceback", b"rror")
 
     def __init__(self) -> None:
+        self._gate = (*_GATE, *dict.fromkeys(mark for known in read_known_errors() for mark in known.marks))
+        self._shapes: dict[str, KnownError | None] = {}
+        """What lines without their digits turned out to be."""
+        self._in_table: set[Hashable] = set()
+        """Streams in which a table of torchrun quotes a traceback, whose last line is still to come."""
+        self._last_error: tuple[Hashable, int] = ((), 0)
+        """The stream and line of the last "Last error:", which NCCL's message follows."""
         self._open: dict[Hashable, list[_Open]] = {}
         self._harmless: tuple[Hashable, int] = ((), -_NEAR)
         """The stream and line of the last text that announced a harmless traceback."""
 
+    @property
+    def triggers(self) -> tuple[bytes, ...]:
+        """The words of headers and errors. Short ones, such as codes with digits, stand beside longer ones."""
+        marks = (mark.encode() for known in read_known_errors() for mark in known.marks)
+        return (b"raceback", b"rror", b"xception", *(mark for mark in marks if len(condense(mark)) >= _SHORTEST))
+
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts that end with this line."""
         text = line.text
-        if not self._open and not any(word in text for word in _GATE):
+        if not self._open and not any(word in text for word in self._gate):
+            if self._last_error == (line.stream, line.number - 1):
+                return self._bare(line)
             return self._start_without_header(line) if text.startswith("  File ") else ()
         if self._open and begins_run(text):
             return self.end()
@@ -88,7 +128,7 @@ class TracebackReader:
             return self._start(line)
         if text.startswith("  File "):
             return self._start_without_header(line)
-        return _read_bare(line) if "rror: " in text else ()
+        return self._bare(line)
 
     def end(self) -> Iterable[Fact]:
         """Return the exceptions whose tracebacks were still open."""
@@ -99,6 +139,7 @@ class TracebackReader:
     def _start(self, line: Line) -> Iterable[Fact]:
         before = line.text.rstrip().removesuffix(HEADER).rstrip()
         if before.endswith("traceback :"):  # in the table of torchrun, which is read elsewhere
+            self._in_table.add(line.stream)
             return ()
         stream, number = self._harmless
         harmless = stream == line.stream and line.number - number <= _NEAR
@@ -130,12 +171,49 @@ class TracebackReader:
         if is_header:
             found += self._start(line)
         elif not opened:
-            found += _read_bare(line) if "rror: " in line.text else ()
+            found += self._bare(line)
         if len(opened) > _MOST_OPEN:
             found += _facts(opened.pop(0))
         if not opened:
             self._open.pop(line.stream, None)
         return found
+
+    def _bare(self, line: Line) -> list[Fact]:
+        """Read an error whose traceback is lacking: a paste that begins too late, or a log searched for errors."""
+        text = line.text
+        follows_last = self._last_error == (line.stream, line.number - 1)
+        if text.rstrip().endswith("Last error:"):
+            self._last_error = (line.stream, line.number)
+        match = _BARE.match(text)
+        if match is not None and line.stream in self._in_table:
+            self._in_table.discard(line.stream)
+            return []
+        ranked = "[rank" in line.raw_prefix  # torch writes this before an exception that ends the script
+        if _NO_ERROR.search(text) and not (match is not None and ranked):
+            return []
+        common: dict[str, Any] = {"who": line.who, "spot": line.spot(), "time": time_of(line), "said": quote(text)}
+        known = self._find(text)
+        if (follows_last or known is not None) and (cause := named_cause(text, common)) is not None:
+            return [cause]
+        if match is None and (known is None or known.nature == "note"):
+            return [ErrorLine(**common)] if _ERROR_LEVEL.search(text) else []
+        kind, message = (match["type"], match["message"] or "") if match is not None else ("", text)
+        if known is None and not ranked and kind.rpartition(".")[2] not in _BUILTIN and _MEASURED.match(message):
+            return []
+        if known is not None and known.nature == "note":
+            return []
+        reading = classify(kind, message)
+        raised = RaisedText(type=kind, lines=[message])
+        facts = failure_facts(raised, (), reading, who=line.who, spot=line.spot(), time=common["time"])
+        alone = not (match is not None and (ranked or reading.nature not in {Nature.OWN, Nature.STOPPED}))
+        return [replace(fact, alone=alone) if isinstance(fact, Failed) else fact for fact in facts]
+
+    def _find(self, text: str) -> KnownError | None:
+        """Return the known error in a line. Lines that differ in digits only are looked up once."""
+        shape = _DIGITS.sub("", text)
+        if shape not in self._shapes and len(self._shapes) < _MOST_SHAPES:
+            self._shapes[shape] = find_known(text)
+        return self._shapes.get(shape)
 
     def _forget(self) -> Iterable[Fact]:
         """Give up the stream that was opened first."""
@@ -155,20 +233,6 @@ def _in_order(opened: list[_Open], text: str) -> list[_Open]:
     if text.startswith("   "):
         return sorted(opened, key=lambda one: (not one.text.wants_source, not one.text.is_open))
     return sorted(opened, key=lambda one: not one.text.is_open)
-
-
-def _read_bare(line: Line) -> list[Fact]:
-    """Read an exception whose traceback is lacking, as in a log that was searched for errors."""
-    match = _BARE.match(line.text)
-    if match is None:
-        return []
-    reading = classify(match["type"], match["message"])
-    is_ranks = "[rank" in line.raw_prefix  # torch writes this before an exception that ends the script
-    tells = {Nature.PEER_LOST, Nature.TIMED_OUT} | ({Nature.OWN, Nature.STOPPED} if is_ranks else {Nature.FOLLOWS})
-    if reading.nature in tells:
-        raised = RaisedText(type=match["type"], lines=[match["message"]])
-        return failure_facts(raised, (), reading, who=line.who, spot=line.spot(), time=time_of(line))
-    return []
 
 
 def _facts(one: _Open) -> list[Fact]:
@@ -201,8 +265,10 @@ def failure_facts(
     raised: RaisedText, frames: Sequence[Frame], reading: Reading, *, who: Who, spot: Spot, time: Time | None
 ) -> list[Fact]:
     """Return the facts about one exception: the failure, and the wait that ended with it."""
-    said = quote(f"{raised.type}: {raised.message}" if raised.message else raised.type)
+    said = quote(": ".join(filter(None, (raised.type, raised.message))))
     operation = _operation(frames)
+    if who.rank is None and reading.known is not None and len(ranks := reading.known.ranks(said)) == 1:
+        who = replace(who, rank=ranks[0])
     common: dict[str, Any] = {"who": who, "spot": spot, "time": time, "said": said}
     words = last_error(raised.message)
     cause = named_cause(words, common)
@@ -214,6 +280,11 @@ def failure_facts(
         peers=reading.peers, peer_hosts=reading.peer_hosts, memory=reading.memory, operation=operation,
         in_worker=reading.in_worker, **common,
     )  # fmt: skip
+    if reading.known is not None and reading.known.nature == "link":
+        problem = f"{reading.known.shown.partition(';')[0]}: {reading.known.means}"
+        cause = Link(problem=problem, fix=reading.known.fix, **common)
+    if raised.name == "SignalException" and (got := _GOT.search(raised.message)) is not None:
+        return [failed, Stopped(by=_SIGNALS.get(got["signal"], "signal"), **common)]
     limit = _LIMIT.search(raised.message)
     if limit is None or reading.nature is not Nature.TIMED_OUT:
         return [failed] if cause is None else [cause, failed]

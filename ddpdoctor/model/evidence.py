@@ -215,6 +215,8 @@ class Failed(Fact):
     """The operation in which it was raised, if it says so."""
     in_worker: bool = False
     """A DataLoader worker or another child of the rank died or raised it."""
+    alone: bool = False
+    """Its line stands alone: no traceback shows where it was raised, and nothing that it ended a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,6 +340,13 @@ class Trouble(Fact):
     """False: it may be a consequence, or is only worth a note."""
     gpu: str = ""
     """The PCI bus number of the GPU in lower case without the domain, "4e:00", if one is named."""
+    ranks: tuple[int, ...] = ()
+    """Global ranks that it names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorLine(Fact):
+    """A line that its writer calls an error, and of which no more is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +354,7 @@ class Stopped(Fact):
     """Somebody outside stopped the job: a time limit, preemption, a person. No failure of the job itself."""
 
     by: str
-    """"time limit", "preemption", "requeue", "cancelled", "signal"."""
+    """"time limit", "preemption", "requeue", "cancelled", "SIGHUP", "SIGINT", "signal"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

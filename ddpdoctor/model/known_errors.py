@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
 
+from ddpdoctor.model.evidence import MOST_RANKS
 from ddpdoctor.model.findings import FaultOrigin
 
 FAULTS = {
@@ -54,7 +55,8 @@ class KnownError:
         """Return the ranks that a text names, if it names any."""
         found = self.pattern.search(_plain(text))
         named = found.groupdict() if found is not None else {}
-        return tuple(int(digits) for name in ("rank", "other") if (digits := named.get(name)) and len(digits) < 8)
+        ranks = (int(digits) for name in ("rank", "other") if (digits := named.get(name)) and len(digits) < 8)
+        return tuple(rank for rank in ranks if rank < MOST_RANKS)
 
 
 @cache

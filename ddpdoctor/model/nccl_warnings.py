@@ -225,10 +225,21 @@ def _rows() -> tuple[Meaning, ...]:
             "sudo systemctl restart nvidia-fabricmanager, and see its log; NCCL_NVLS_ENABLE=0 to confirm",
         ),
         row(
-            r"Call to (?:ibv_\w+|mlx5dv_\w+) failed(?: with error)?:? ?(?P<error>[^\n]*)",
+            r"Call to ibv_modify_qp failed(?: with)?(?: error)?:? ?(?P<error>[^\n]*)",
+            host,
+            "a queue pair of its InfiniBand or RoCE adapter cannot be connected: {error}",
+        ),
+        row(
+            r"Call to (?:ibv_\w+|mlx5dv_\w+) failed(?: with)?(?: error)?:? ?(?P<error>[^\n]*Cannot allocate memory.*)",
             host,
             "a call to its InfiniBand or RoCE adapter failed: {error}",
             "`ddpdoctor check-env memlock` and dmesg; ulimit -l must be unlimited",
+        ),
+        row(
+            r"Call to (?:ibv_\w+|mlx5dv_\w+) failed(?: with)?(?: error)?:? ?(?P<error>[^\n]*)",
+            host,
+            "a call to its InfiniBand or RoCE adapter failed: {error}",
+            "dmesg and `ibstat` of that host; `ddpdoctor check-env memlock`; NCCL_IB_DISABLE=1 to confirm",
         ),
         # start and installation
         row(
@@ -238,6 +249,12 @@ def _rows() -> tuple[Meaning, ...]:
             "set NCCL_SOCKET_IFNAME to an interface of this host (ip -br address), or unset it; `ddpdoctor check-env "
             "ifname-exists`",
             "interface",
+        ),
+        row(
+            r"attaching to shared memory segment (?P<path>/dev/shm/\S+).*?: No such file or directory"
+            r"|failed to open (?P<segment>/dev/shm/\S+).*No such file or directory",
+            host,
+            "a shared memory segment of another process is not there: No such file or directory",
         ),
         row(
             r"(?:/dev/shm|shared memory|posix_fallocate).*No space left on device|failed to extend /dev/shm"
@@ -250,7 +267,8 @@ def _rows() -> tuple[Meaning, ...]:
         ),
         row(r"[Mm]ismatched NCCL version detected", start, "ranks use different versions of NCCL", "", "version"),
         row(
-            r"Duplicate GPU detected|Multiple Ranks are using the same GPU",
+            r"Duplicate GPU detected(?: ?: rank (?P<rank>\d{1,7}) and rank (?P<other>\d{1,7}))?"
+            r"|Multiple Ranks are using the same GPU",
             start,
             "two ranks use one GPU",
             "",
@@ -263,7 +281,19 @@ def _rows() -> tuple[Meaning, ...]:
             "ulimit -n 65536; `ddpdoctor check-env nofile`",
             "limit",
         ),
+        row(
+            r"(?P<error>ranks? has already checked in|mismatch in rank count from procs)",
+            start,
+            "processes joined with the same rank, or with different numbers of ranks",
+            "",
+            "rank-twice",
+        ),
         # worth a note
+        row(
+            r"Message truncated ?: received (?P<got>\d+) bytes instead of (?P<size>\d+)",
+            nobody,
+            "a message of {got} bytes came where {size} were expected: ranks made different calls",
+        ),
         row(
             r"may be hanging, this may be caused by a collective mismatch around rank (?P<rank>\d+)",
             nobody,

@@ -36,7 +36,9 @@ def _went_on(fact: Fact, signs: Iterable[Moving | Finished]) -> bool:
     if not of_job and not isinstance(fact, Failed) and not (isinstance(fact, Exited) and fact.who == Who()):
         return False
     return any(
-        sign.spot.source == fact.spot.source and (of_job or sign.who == fact.who) and _is_after(sign, fact)
+        sign.spot.source == fact.spot.source
+        and (of_job or sign.who == fact.who)
+        and _is_after(sign, fact, at_once=isinstance(fact, Failed) and fact.alone)
         for sign in signs
     )
 
@@ -48,8 +50,9 @@ def _is_of_job(fact: Fact) -> bool:
     return isinstance(fact, Absent) and fact.expected
 
 
-def _is_after(sign: Moving | Finished, fact: Fact) -> bool:
-    line = sign.steady_from if isinstance(sign, Moving) else sign.spot.line
+def _is_after(sign: Moving | Finished, fact: Fact, *, at_once: bool) -> bool:
+    """Return whether the job went on: for some steps, or, after a line that need not be a failure, for one."""
+    line = sign.steady_from if isinstance(sign, Moving) and not at_once else sign.spot.line
     return line is not None and fact.spot.line is not None and line > fact.spot.line
 
 

@@ -6,11 +6,13 @@ whom.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.evidence import Exited, Fact, Failed, Nature, Stopped, Trouble, Waiting
+from ddpdoctor.model.known_errors import find_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,6 +26,7 @@ _ENVIRONMENT = frozenset({"shm", "version", "interface"})
 _ALIKE = _ENVIRONMENT | {"duplicate-gpu", "port"}
 """Faults that are one, though several processes report them."""
 _GPU = frozenset({"xid", "gpu-lost"})
+_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,8 +46,20 @@ class Root:
 
     @property
     def is_plain(self) -> bool:
-        """There is more than an exit status 1 without a word."""
-        return bool(self.failed or self.troubles) or any(one.signal for one in self.exited)
+        """There is more than an exit status 1 without a word, or an error whose line stands alone."""
+        told = any(not one.alone for one in self.failed)
+        return told or bool(self.troubles) or any(one.signal for one in self.exited)
+
+    @property
+    def is_alone(self) -> bool:
+        """All that speaks of it is an error whose line stands alone."""
+        return bool(self.failed) and not self.is_plain and not self.exited
+
+    @property
+    def is_vague(self) -> bool:
+        """The error is unknown, or may be the report of any other."""
+        known = find_known(f"{self.failed[0].type}: {self.failed[0].message}") if self.failed else None
+        return known is None or known.vague
 
     @property
     def memory(self) -> bool:
@@ -75,7 +90,13 @@ def find_roots(state: RunState) -> list[Root]:
     found = [root for root in roots.values() if root.facts]
     plain = [root for root in found if root.is_plain]
     plain = _merge_environment(plain, state)
-    return _merge_equal(sorted(plain or found, key=_Order(plain or found).place))
+    order = _Order(plain or found)
+    return _merge_equal(sorted(plain or found, key=lambda root: (_rated(root), order.place(root))))
+
+
+def _rated(root: Root) -> int:
+    """Return what puts a known error of a known rank before others, among those whose lines stand alone."""
+    return 2 * root.is_vague + (not root.ranks) if root.is_alone else 0
 
 
 def _own_failures(state: RunState) -> list[Failed]:
@@ -139,8 +160,9 @@ def _attach_bare_errors(roots: dict[object, Root]) -> None:
     """Give an error without a rank to the ranks that ended with a status and without a word, if that is plain."""
     bare = [root for root in roots.values() if root.failed and not root.ranks]
     silent = [root for root in roots.values() if root.exited and not root.failed and root.ranks]
+    silent = silent or [root for root in roots.values() if root.exited and not root.failed]
     silent = [root for root in silent if all(one.code is not None for one in root.exited)]
-    errors = {(one.type, one.message) for root in bare for one in root.failed}
+    errors = {(one.type, _DIGITS.sub("", one.message)) for root in bare for one in root.failed}
     if len(errors) != 1 or not silent:
         return
     first = [root for root in silent if root.is_first]
@@ -173,7 +195,10 @@ def _add_trouble(roots: dict[object, Root], trouble: Trouble, state: RunState) -
         candidates[0].troubles.append(trouble)
         candidates[0].hosts |= {trouble.who.host} if trouble.who.host else set()
     elif not candidates:
-        _add(roots, key, trouble).troubles.append(trouble)
+        root = _add(roots, key, trouble)
+        root.troubles.append(trouble)
+        if trouble.who.rank is None or trouble.who.rank in trouble.ranks:  # else these are ranks of a smaller group
+            root.ranks |= {rank for rank in trouble.ranks if state.world is None or rank < state.world}
 
 
 def _explains(trouble: Trouble, root: Root, state: RunState) -> bool:

@@ -38,7 +38,7 @@ _FROZEN = frozenset({"T", "t"})
 
 _KINDS = {
     "shm": "shm", "version": "version-same", "interface": "ifname-exists", "duplicate-gpu": "dup-gpu",
-    "port": "port-free", "disk": "disk", "xid": "xid", "gpu-lost": "xid",
+    "port": "port-free", "disk": "disk", "wrong-data": "wrong-data", "xid": "xid", "gpu-lost": "xid",
 }  # fmt: skip
 """For faults of a machine: the kind of the rule of `check-env` that a user would look for."""
 
@@ -63,8 +63,10 @@ def decide(state: RunState) -> Ruling:
         find_absent,
         _unlike_places,
         _silent_exit(roots),
+        _alone(roots, vague=False),
         _interface,
         _link,
+        _alone(roots, vague=True),
         _stopped,
         _inside,
         _lost,
@@ -122,7 +124,17 @@ def _circle(state: RunState) -> Ruling | None:
 def _silent_exit(roots: list[Root]) -> Callable[[RunState], Ruling | None]:
     def found(state: RunState) -> Ruling | None:
         """Return a ruling about ranks that ended with a status and without a word, if no others failed."""
-        if not roots:
+        if not roots or roots[0].is_alone:
+            return None
+        return Ruling(kind="crash", problem=words.failure(state, roots[0], roots[1:], killed=False))
+
+    return found
+
+
+def _alone(roots: list[Root], *, vague: bool) -> Callable[[RunState], Ruling | None]:
+    def found(state: RunState) -> Ruling | None:
+        """Return a ruling about an error whose line stands alone. One that may report any other comes last."""
+        if not roots or not roots[0].is_alone or roots[0].is_vague is not vague:
             return None
         return Ruling(kind="crash", problem=words.failure(state, roots[0], roots[1:], killed=False))
 

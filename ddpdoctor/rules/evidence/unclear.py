@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Doing, Exited, Failed, Hint, Link, Moving, Nature, ProcessState, Stacked
+from ddpdoctor.model.evidence import Doing, ErrorLine, Exited, Failed, Hint, Link, Moving, Nature, ProcessState, Stacked
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.evidence import words
 from ddpdoctor.rules.evidence.state import last_samples
@@ -21,10 +21,15 @@ _TELLING = frozenset({"ras-ahead", "ras-unnamed", "damaged"})
 
 def why_unclear(state: RunState) -> str:
     """Return the most exact reason."""
-    return next((reason for find in (_of_waits, _of_ends, _of_looks) for reason in find(state)), _NOTHING)
+    return next(reason for find in (_of_waits, _of_ends, _of_looks, _of_lines) for reason in find(state))
 
 
-_NOTHING = "no failure was found, but nothing shows that the job succeeded"
+def _of_lines(state: RunState) -> Iterator[str]:
+    lines = state.all(ErrorLine)
+    if lines:
+        more = f" (and {len(lines) - 1} more such lines)" if len(lines) > 1 else ""
+        yield f"the log has an error that ddpdoctor does not know{more}, and no other failure: {words.quote(lines[-1])}"
+    yield "no failure was found, but nothing shows that the job succeeded"
 
 
 def _of_waits(state: RunState) -> Iterator[str]:
@@ -61,7 +66,7 @@ def _of_looks(state: RunState) -> Iterator[str]:
     if state.all(ProcessState):
         where = "no rank was seen to wait for another" if state.all(Stacked) else "no stack of a rank was seen"
         yield f"there is no sign of progress, and {where}"
-    if state.all(Moving) and not state.went_wrong:
+    if state.all(Moving) and not state.went_wrong and not state.all(ErrorLine):
         yield "the log ends while the job makes progress, so it is unknown whether it continued, ended or hung"
 
 

@@ -77,6 +77,7 @@ def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool
         evidence=(
             *_known(root),
             *quotes(root.facts),
+            *_alone_words(root),
             *steps_words(state),
             *victim_words(state, ranks),
             *([f"later or unrelated: {quote(others[0].facts[0])}"] if others else []),
@@ -95,8 +96,12 @@ def _failed_words(root: Root, who: str, frame: Frame | None) -> str:
     error = root.failed[0]
     at = f" {place_words(frame)}" if frame is not None else ""
     message = error.message.strip().splitlines()[0][:MOST_MESSAGE] if error.message.strip() else ""
+    if error.alone and not root.exited:
+        found = ": ".join(filter(None, (error.type, message)))
+        return f"{who} reported an error: {found}" if root.ranks or root.hosts else f"the log has an error: {found}"
     worker = " in a worker of its DataLoader" if error.in_worker else ""
-    return f"{who} raised {error.type}{worker}{at}" + (f": {message}" if message else "")
+    raised = f"raised {error.type}" if error.type else "reported an error"
+    return f"{who} {raised}{worker}{at}" + (f": {message}" if message else "")
 
 
 def _killed_words(root: Root, who: str) -> str:
@@ -112,7 +117,7 @@ def _killed_words(root: Root, who: str) -> str:
 
 def _sureness(state: RunState, root: Root, others: Sequence[Root]) -> Confidence:
     if not root.is_plain:
-        return Confidence.LOW
+        return Confidence.MEDIUM if root.failed and root.exited and not root.is_vague else Confidence.LOW
     if others and not root.is_first:
         return Confidence.MEDIUM
     return Confidence.HIGH if root.ranks or root.hosts or state.world == 1 else Confidence.MEDIUM
@@ -121,6 +126,15 @@ def _sureness(state: RunState, root: Root, others: Sequence[Root]) -> Confidence
 def _known(root: Root) -> list[str]:
     known = find_known(f"{root.failed[0].type}: {root.failed[0].message}") if root.failed else None
     return [f"{known.means} (at fault: {known.fault})"] if known is not None else []
+
+
+def _alone_words(root: Root) -> list[str]:
+    """Say what the line of an error by itself does not show."""
+    if not root.is_alone:
+        return []
+    whose = "" if root.ranks else "whose error it is, "
+    line = "no traceback and no exit status belong to this line"
+    return [f"{line}, so {whose}where it was raised and whether it ended the job is unknown"]
 
 
 def _failure_fix(root: Root, *, killed: bool, frame: Frame | None) -> str:
@@ -327,20 +341,27 @@ def lost(state: RunState, one: Lost) -> Problem:
 
 def stopped(state: RunState, facts: Sequence[Stopped]) -> Problem:
     """Return the problem of a job that somebody outside stopped."""
+    by, fix = _STOPS.get(facts[0].by, (facts[0].by, _FIND_STOPPER))
     return Problem(
-        summary=f"the job was stopped from outside: {facts[0].by}; no earlier failure was found",
+        summary=f"the job was stopped from outside: {by}; no earlier failure was found",
         evidence=(*quotes(facts), *steps_words(state), *coverage(state)),
-        fix=_STOP_FIXES.get(
-            facts[0].by,
-            "find out who stopped it (a time limit, the scheduler, a user, another node's launcher): `sacct -j JOB`",
-        ),
+        fix=fix,
     )
 
 
-_STOP_FIXES = {
-    "time limit": "request more time, or save checkpoints and resume from them",
-    "preemption": "save checkpoints at the scheduler's warning signal, and requeue the job",
-    "requeue": "save checkpoints, and resume from them",
+_FIND_STOPPER = "find out who stopped it (a time limit, the scheduler, a user, another node's launcher): `sacct -j JOB`"
+_STOPS = {
+    "time limit": ("time limit", "request more time, or save checkpoints and resume from them"),
+    "preemption": ("preemption", "save checkpoints at the scheduler's warning signal, and requeue the job"),
+    "requeue": ("requeue", "save checkpoints, and resume from them"),
+    "SIGHUP": (
+        "SIGHUP, because the terminal or ssh session that started it was closed",
+        "start it in tmux or screen, with nohup and setsid, or as a batch job",
+    ),
+    "SIGINT": (
+        "SIGINT (Ctrl-C)",
+        "if it was stopped because it hung, run `ddpdoctor attach` the next time before that",
+    ),
 }
 
 

@@ -63,8 +63,17 @@ def deepspeed(code: int, local: int, ranks: int = 4) -> list[str]:
     ]
 
 
-def test_deepspeeds_launcher_names_the_killed_one(tmp_path):
-    hold(tmp_path, text(deepspeed(-9, 3)), Truth(kinds=("killed",), ranks=(3,), says=("SIGKILL",)))
+def test_deepspeeds_launcher_does_not_say_which_was_killed(tmp_path):
+    """It prints the command that it started last, whichever process failed."""
+    hold(tmp_path, text(deepspeed(-9, 3)), Truth(kinds=("killed",), ranks=(), says=("SIGKILL",)))
+
+
+def test_deepspeeds_launcher_and_the_fault_handler_of_a_rank(tmp_path):
+    fatal = ["Fatal Python error: Segmentation fault", "", "Current thread 0x00007f01 (most recent call first):",
+             '  File "/w/train.py", line 12 in <module>', ""]  # fmt: skip
+    lines = deepspeed(-11, 3)
+    log = text([*lines[:6], *labeled("[rank1]: ", fatal), *lines[6:]])
+    hold(tmp_path, log, Truth(kinds=("killed",), ranks=(1,), where="train.py:12"))
 
 
 def test_deepspeeds_launcher_and_a_traceback(tmp_path):

@@ -99,20 +99,21 @@ with return code = {code}
 
 
 @pytest.mark.parametrize(("code", "signal", "status"), [(-9, "SIGKILL", None), (1, "", 1), (-11, "SIGSEGV", None)])
-def test_deepspeeds_launcher_names_the_one_that_ended(code: int, signal: str, status: int | None) -> None:
+def test_deepspeeds_launcher_says_that_one_ended_and_not_which(code: int, signal: str, status: int | None) -> None:
     facts = read(DEEPSPEED.format(code=code))
     assert [(fact.who.pid, fact.who.local_rank) for fact in facts if isinstance(fact, Seen)] == [(410, 0), (411, 1)]
     (end,) = [fact for fact in facts if isinstance(fact, Exited)]
-    assert (end.who.local_rank, end.signal, end.code) == (1, signal, status)
+    assert (end.who.local_rank, end.who.rank, end.signal, end.code) == (None, None, signal, status)
 
 
 @pytest.mark.parametrize(
     ("before", "rank"),
-    [("", 1), ("nnodes=1, num_local_procs=2, node_rank=0", 1), ("nnodes=2, num_local_procs=2, node_rank=1", None)],
+    [("", 0), ("nnodes=1, num_local_procs=1, node_rank=0", 0), ("nnodes=2, num_local_procs=1, node_rank=1", None)],
 )
-def test_on_one_node_the_local_rank_is_the_rank(before: str, rank: int | None) -> None:
+def test_a_launcher_with_one_process_means_that_one(before: str, rank: int | None) -> None:
     head = f"[2026-03-09 14:02:01,123] [INFO] [launch.py:151:main] {before}\n" if before else ""
-    assert [fact.who.rank for fact in read(head + DEEPSPEED.format(code=1)) if isinstance(fact, Exited)] == [rank]
+    alone = DEEPSPEED.format(code=1).replace("--local_rank=1", "--local_rank=0")
+    assert [fact.who.rank for fact in read(head + alone) if isinstance(fact, Exited)] == [rank]
 
 
 def test_zero3_in_another_order_is_a_hint() -> None:

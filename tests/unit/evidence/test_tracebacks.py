@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.evidence.natures import classify
 from ddpdoctor.evidence.tracebacks import TracebackReader
-from ddpdoctor.model.evidence import Exited, Failed, Nature, Waiting
+from ddpdoctor.model.evidence import ErrorLine, Exited, Failed, Nature, Waiting
 from tests.unit.evidence.feeding import feed, only, told
 
 PACKAGES = "/opt/venv/lib/python3.12/site-packages"
@@ -281,7 +281,6 @@ def test_the_launchers_own_error_follows_from_others() -> None:
         ValueError: I/O operation on closed file
         """,
         'E0309 14:02:19 4011 error_handler.py] {"message": {"extraInfo": {"py_callstack": "Traceback (most recent call last):\\n"}}}',
-        "ValueError: bad batch",
         "Retrying after requests.exceptions.ConnectionError: Connection reset by peer",
         '  File "/home/me/train.py", line 3, in main',
         "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB: trying a smaller batch",
@@ -293,7 +292,7 @@ def test_the_launchers_own_error_follows_from_others() -> None:
     ],
 )  # fmt: skip
 def test_what_ended_nothing_is_no_failure(text: str) -> None:
-    assert feed(TracebackReader(), text) == []
+    assert not [fact for fact in feed(TracebackReader(), text) if not isinstance(fact, ErrorLine)]
 
 
 def test_an_exception_whose_traceback_is_lacking_counts_if_torch_wrote_it() -> None:
