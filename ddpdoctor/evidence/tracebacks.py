@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddpdoctor.model.stacks import Frame
 
 _HARMLESS = ("Exception ignored in", "--- Logging error ---", "Error in atexit._run_exitfuncs")
-_GATE = ("rror", "RROR", "xception", "raceback", "gnored in")
+_GATE = ("rror", "RROR", "xception", "CRITICAL", "FATAL", "raceback", "gnored in")
 _NO_HEADER = re.compile(r'^  File "[^"\n]{1,1000}", line \d{1,9}$')
 """A mistake in the syntax of the script itself has no header."""
 _BARE = re.compile(
@@ -114,7 +114,7 @@ class TracebackReader:
         """Return the facts that end with this line."""
         text = line.text
         if not self._open and not any(word in text for word in self._gate):
-            if self._last_error == (line.stream, line.number - 1):
+            if self._last_error == (line.stream, line.number - 1) or text[:2] == "[E":
                 return self._bare(line)
             return self._start_without_header(line) if text.startswith("  File ") else ()
         if self._open and begins_run(text):

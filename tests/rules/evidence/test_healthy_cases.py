@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.evidence_texts import (
 )
 from tests.rules.evidence.truths import Truth, hold
 
+DATA = Path(__file__).parents[2] / "data"
 SILENT = Truth(silent=True)
 RUNS_ON = Truth(silent=True, ended=False)
 END = "`Trainer.fit` stopped: `max_steps=20` reached."
@@ -71,6 +73,11 @@ HARMLESS = [
 @pytest.mark.parametrize("line", HARMLESS)
 def test_a_harmless_line(tmp_path, line):
     hold(tmp_path, text([*steps(10), line, *steps(10, 11), END]), SILENT)
+
+
+@pytest.mark.parametrize("line", (DATA / "harmless_lines.txt").read_text(encoding="utf-8").splitlines())
+def test_a_line_that_sounds_like_an_error_accuses_nobody_even_at_the_end(tmp_path, line):
+    hold(tmp_path, text([*steps(5), line]), RUNS_ON)
 
 
 def test_all_harmless_lines_together(tmp_path):
