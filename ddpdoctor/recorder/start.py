@@ -10,7 +10,17 @@ import sys
 
 from . import imports
 from .settings import read_settings
-from .state import AGENT_VARIABLE, MASTER_VARIABLE, describers, guarded, here, queries, store_address
+from .state import (
+    AGENT_VARIABLE,
+    MASTER_VARIABLE,
+    RANK_PID_VARIABLE,
+    describers,
+    guarded,
+    here,
+    is_below_trainer,
+    queries,
+    store_address,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +28,6 @@ if TYPE_CHECKING:
 
 GIVEN_VARIABLE = "DDPDOCTOR_GIVEN"
 """The number of the rank that this process is, or that started it."""
-RANK_PID_VARIABLE = "DDPDOCTOR_RANK_PID"
-"""The pid of the rank that this process is, or that started it. It stays the same when a rank calls exec."""
 WATCHER_VARIABLE = "DDPDOCTOR_WATCHER"
 """The pid of ``wrap``."""
 NUMBER_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -43,7 +51,7 @@ def install() -> None:
     hook_in()
     if is_rank():
         start_rank()
-    elif any(mark in argument for argument in _arguments() for mark in _HELPERS):
+    elif any(mark in argument for argument in _arguments() for mark in _HELPERS) or _is_part_of_rank():
         start_helper()
 
 
@@ -127,6 +135,18 @@ def _program() -> str:
 def _runs_launcher() -> bool:
     program = _program()
     return program.startswith(_LAUNCHER_MODULES) or os.path.basename(program) in _LAUNCHERS
+
+
+def _is_part_of_rank() -> bool:
+    """Return whether a rank started this process to run a script of the user's: an evaluation, a server, the training.
+
+    A rank may wait for it, so its lines and its errors count. Tools (compilers, installed programs) get no recorder.
+    """
+    if RANK_PID_VARIABLE not in os.environ or not _program().endswith(".py"):
+        return False
+    from . import frames
+
+    return frames.is_user_file(os.path.abspath(_program()))
 
 
 def _runs_script() -> bool:
@@ -230,8 +250,8 @@ def _later(part: str, name: str) -> Callable[..., Any]:
 
 
 def _unless_rank(patch: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a patch for a process that may be torch's agent, which the children of an agent are not."""
-    return lambda module: None if os.environ.get(AGENT_VARIABLE) else patch(module)
+    """Return a patch for a process that may be the job's agent, which is neither below an agent nor below a trainer."""
+    return lambda module: None if os.environ.get(AGENT_VARIABLE) or is_below_trainer() else patch(module)
 
 
 def _patch_groups(module: Any) -> None:

@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
 FOLDER_VARIABLE = "DDPDOCTOR_RUN"
 """Names the run's folder on this host. Without it every hook returns at once."""
+RANK_PID_VARIABLE = "DDPDOCTOR_RANK_PID"
+"""The pid of the rank that this process is, or that started it. It stays the same when a rank calls exec."""
 AGENT_VARIABLE = "DDPDOCTOR_AGENT"
 """The pid of torch's elastic agent: its direct children are ranks."""
+JOINED_VARIABLE = "DDPDOCTOR_JOINED"
+"""The pid of the rank that has joined a group. The processes that it starts are no ranks of the job, whatever groups
+they make."""
 MASTER_VARIABLE = "DDPDOCTOR_MASTER"
 """The address of the store that the launcher's environment gave this rank."""
 MAX_FAILURES = 20
@@ -79,6 +84,7 @@ class Recorder:
             {
                 "k": "process",
                 "ppid": os.getppid(),
+                "rank_pid": owning_rank(),
                 "main": self.main_thread,
                 "roots": frames.STDLIB,
                 "env": {name: os.environ[name] for name in _LAUNCH_VARIABLES if name in os.environ},
@@ -181,6 +187,17 @@ def is_short_of_files() -> bool:
     import resource
 
     return 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FEW_FILES
+
+
+def owning_rank() -> int:
+    """Return the pid of the rank that this process is or that it was started by, however far up; 0 if by none."""
+    text = os.environ.get(JOINED_VARIABLE) or os.environ.get(RANK_PID_VARIABLE, "")
+    return int(text) if text.isdigit() else 0
+
+
+def is_below_trainer() -> bool:
+    """Return whether a rank that has joined a group started this process."""
+    return os.environ.get(JOINED_VARIABLE, str(os.getpid())) != str(os.getpid())
 
 
 def start_ticks(pid: Any = "self") -> int:

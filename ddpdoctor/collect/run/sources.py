@@ -60,9 +60,12 @@ class RankTraces:
 def find_ranks(seen: RankTraces) -> list[Source]:
     """Return the processes that are ranks.
 
-    With torch's elastic agent, these are its children. If a child started ranks itself (mp.spawn) and joined no
-    group, it is a launcher, and the processes that it started are the ranks. With any other launcher, ranks are the
-    processes that have a rank number or joined a group, with or without a recorder.
+    The processes of a rank are a tree, and the rank is the one that the launcher started. It hands over to processes
+    below it only if it joined no group itself: it runs the training as its child, or it starts a world of ranks
+    (mp.spawn). What a rank starts beside its training, such as an evaluation that makes a group, is no rank.
+
+    With torch's elastic agent, the launcher's processes are its children. With any other, they are the processes that
+    have a rank number or joined a group, with or without a recorder.
     """
     return _of_agent(seen) if seen.started else [*_numbered(seen), *_unrecorded(seen)]
 
@@ -85,28 +88,70 @@ def process_note(content: RingContent) -> dict[str, Any]:
 def _of_agent(seen: RankTraces) -> list[Source]:
     contents, started = seen.contents, seen.started
     later = {pid: c for pid, c in contents.items() if pid not in started and seen.covers(_began(c))}
-    spawned = {pid: c for pid, c in later.items() if _made_world(c)}
-    launchers = {ancestor for content in spawned.values() for ancestor in _ancestors(content, contents)}
-    candidates = [c for pid, c in later.items() if c.role == ring_layout.ROLE_RANK and pid not in launchers]
-    sources = []
+    above = {pid: _ancestors(c, contents) for pid, c in later.items()}
+    worlds = _outermost_worlds(later, contents)
+    sources: list[Source] = []
+    spawned: dict[int, RingContent] = {}
     for pid, start in started.items():
-        behind = None if pid in contents else _behind_shell(start.rank, candidates)
-        if behind is not None:
-            spawned.pop(behind.pid, None)
-        elif pid in launchers and not (pid in contents and _made_world(contents[pid])):
+        shell = pid not in contents
+        own = (
+            _behind_shell(start, [c for c in later.values() if not _is_helper(c, contents)], above)
+            if shell
+            else contents[pid]
+        )
+        top = pid if own is None else own.pid
+        below = [c for c in worlds if top in above[c.pid]]
+        instead = _hands_over(own, start.rank, start.world_size, below, alone=len(started) == 1) if own else []
+        if len(instead) > 1 or (instead and _rank_of(instead[0]) != start.rank):
+            spawned |= {c.pid: c for c in instead}
             continue
-        content = behind or contents.get(pid)
+        content = instead[0] if instead else own
         joined = _joined_as(content) if content is not None else None
         sources.append(
             Source(
-                pid=pid if behind is None else behind.pid,
+                pid=pid if content is None else content.pid,
                 rank=start.rank if joined is None else joined,
                 local_rank=start.local_rank,
                 world_size=start.world_size,
-                stands_for=pid if behind is not None else None,
+                stands_for=pid if content is not None and content.pid != pid else None,
             )
         )
     return [*sources, *_spawned(spawned.values())]
+
+
+def _hands_over(
+    own: RingContent, number: int | None, world: int | None, below: list[RingContent], *, alone: bool
+) -> list[RingContent]:
+    """Return the processes that are ranks in place of the launcher's own, or none if it is the rank.
+
+    ``below`` are the outermost processes below it that joined a group or were given a number. One of them is the rank
+    if it joined the job under the number of its parent, as the child of a wrapper does. A process that is ``alone``,
+    or whose children make a larger world than the launcher knows, starts the ranks.
+    """
+    if _made_world(own) or own.cells["steps"] or not below:
+        return []
+    joined = {_rank_of(c) for c in below}
+    same = [c for c in below if world is None or _world_of(c) in {None, world}]
+    if number is not None and joined == {number} and same:
+        return [max(same, key=_began)]
+    larger = any((_world_of(c) or 0) > (world or 0) for c in below)
+    return below if alone or larger else []
+
+
+def _outermost_worlds(later: Mapping[int, RingContent], contents: Mapping[int, RingContent]) -> list[RingContent]:
+    """Return the processes that joined a group and are not below another that did."""
+    return [c for c in later.values() if _made_world(c) and not _is_helper(c, contents)]
+
+
+def _is_helper(content: RingContent, contents: Mapping[int, RingContent]) -> bool:
+    """Return whether a process belongs to a rank that joined a group and had not left it when the process began."""
+    above = (contents.get(pid) for pid in _ancestors(content, contents))
+    return any(c is not None and _made_world(c) and not _left_world(c, _began(content)) for c in above)
+
+
+def _left_world(content: RingContent, time_ns: int) -> bool:
+    ends = [note.get("at") for note in content.notes if note.get("k") == "destroyed"]
+    return any(isinstance(at, int) and at < time_ns for at in ends)
 
 
 def _spawned(contents: Iterable[RingContent]) -> list[Source]:
@@ -118,17 +163,35 @@ def _spawned(contents: Iterable[RingContent]) -> list[Source]:
     return sources
 
 
-def _behind_shell(number: int, candidates: Iterable[RingContent]) -> RingContent | None:
-    """Return the Python process that a shell runs as this rank: one that joined a group, else the latest."""
-    mine = [c for c in candidates if _number(_environment(c), RANK_VARIABLES) == number]
-    return max(mine, key=lambda c: (_made_world(c), _began(c)), default=None)
+def _behind_shell(
+    start: WorkerStart, candidates: Iterable[RingContent], above: Mapping[int, list[int]]
+) -> RingContent | None:
+    """Return the Python process that a shell runs as this rank: one that joined a group, else the latest.
+
+    Of processes below each other, it is the outermost.
+    """
+    numbered = [c for c in candidates if c.role == ring_layout.ROLE_RANK]
+    mine = [c for c in numbered if _number(_environment(c), RANK_VARIABLES) == start.rank]
+    pids = {c.pid for c in mine}
+    outermost = [c for c in mine if not pids.intersection(above[c.pid])]
+    return max(outermost, key=lambda c: (_made_world(c), _began(c)), default=None)
 
 
 def _numbered(seen: RankTraces) -> list[Source]:
     """Return the ranks of a launcher that is not torch's elastic agent."""
-    ranks = [c for c in seen.contents.values() if c.role == ring_layout.ROLE_RANK]
-    launchers = {ancestor for content in ranks for ancestor in _ancestors(content, seen.contents)}
-    by_rank = grouped((_rank_of(c), c) for c in ranks if c.pid not in launchers or _made_world(c))
+    contents = seen.contents
+    ranks = {c.pid: c for c in contents.values() if c.role == ring_layout.ROLE_RANK and not _is_helper(c, contents)}
+    above = {pid: [a for a in _ancestors(c, contents) if a in ranks] for pid, c in ranks.items()}
+    found = []
+    for pid, own in ranks.items():
+        if above[pid]:
+            continue
+        env = _environment(own)
+        world = _number(env, WORLD_SIZE_NAMES)
+        below = [c for c in ranks.values() if pid in above[c.pid]]
+        number = _number(env, RANK_VARIABLES)
+        found += _hands_over(own, number, world, below, alone=(world or 1) == 1) or [own]
+    by_rank = grouped((_rank_of(c), c) for c in found)
     return [_source(c) for number in sorted(by_rank) for c in _of_last_job(by_rank[number], seen.watch)]
 
 
@@ -186,19 +249,28 @@ def _made_world(content: RingContent) -> bool:
     return any(note.get("k") in ("init", "initialized") for note in content.notes)
 
 
+def _world_of(content: RingContent) -> int | None:
+    """Return the size of the world that a process joined or was told of, or None if it is unknown."""
+    sizes = [note.get("world_size") for note in content.notes if note.get("k") in ("initialized", "init")]
+    known = next((size for size in reversed(sizes) if isinstance(size, int)), None)
+    return known if known is not None else _number(_environment(content), WORLD_SIZE_NAMES)
+
+
 def _began(content: RingContent) -> int:
     return content.cells["started_ns"]
 
 
 def _ancestors(content: RingContent, contents: Mapping[int, RingContent]) -> list[int]:
+    """Return the processes above one: its parents, and the rank that started it, even if a shell is in between."""
     found: list[int] = []
-    step: RingContent | None = content
-    while step is not None and len(found) < MAX_ANCESTORS:
-        ppid = process_note(step).get("ppid")
-        if not isinstance(ppid, int) or ppid in found:
-            break
-        found.append(ppid)
-        step = contents.get(ppid)
+    steps = [content]
+    for step in steps:
+        note = process_note(step)
+        for pid in (note.get("ppid"), note.get("rank_pid")):
+            if isinstance(pid, int) and pid not in {content.pid, 0, *found} and len(found) < MAX_ANCESTORS:
+                found.append(pid)
+                if pid in contents:
+                    steps.append(contents[pid])
     return found
 
 

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.command.options import ChosenLevel, WrapOptions
 
 DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
-_OF_ANOTHER_JOB = ("DDPDOCTOR_AGENT", "DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER", "DDPDOCTOR_DETAIL", OWN_VARIABLE)
+_OF_ANOTHER_JOB = (
+    "DDPDOCTOR_AGENT",
+    "DDPDOCTOR_JOINED",
+    "DDPDOCTOR_RANK_PID",
+    "DDPDOCTOR_GIVEN",
+    "DDPDOCTOR_MASTER",
+    "DDPDOCTOR_DETAIL",
+    OWN_VARIABLE,
+)
 """Variables of another job's recorder, which are set if a rank of that job started this ``wrap``."""
 
 DETAIL_VARIABLE = "DDPDOCTOR_DETAIL"

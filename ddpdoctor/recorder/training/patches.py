@@ -19,7 +19,7 @@ from ..replicas import mesh as mesh_replicas
 from ..replicas import optimizers as made
 from ..speed import garbage, hand_made
 from ..stacks.errors import noting_errors
-from ..state import MASTER_VARIABLE, guarded, here, store_address
+from ..state import JOINED_VARIABLE, MASTER_VARIABLE, guarded, here, is_below_trainer, store_address
 from ..storage import ring_layout
 from ..wrappers import around, hide_own_frames, wraps
 from . import ddp_constructor, reducer, reductions, steps
@@ -114,6 +114,10 @@ def _before_destroy(group: Any = None) -> None:
     local.settle_all()
     reductions.settle_all()
     detail.forget_helpers(group)
+    if here.is_rank and (group is None or group is groups.default()):
+        os.environ.pop(JOINED_VARIABLE, None)
+        if here.ring is not None:
+            here.ring.note({"k": "destroyed", "at": time.monotonic_ns()})
 
 
 def _before_init(*args: Any, **kwargs: Any) -> None:
@@ -121,7 +125,8 @@ def _before_init(*args: Any, **kwargs: Any) -> None:
     given = dict(zip(names, args))
     given.update(kwargs)
     _leave_agent_store(given.get("init_method"))
-    here.promote()
+    if not is_below_trainer():
+        here.promote()
     flight.turn_on()
     if here.ring is None:
         return
@@ -156,6 +161,8 @@ def _after_init(*args: Any, **kwargs: Any) -> None:
     torch_says = {"backend": groups.backends_of(groups.default()), "debug_level": groups.c10d.get_debug_level().name}
     here.ring.note(dict(world, k="initialized", at=time.monotonic_ns(), **torch_says))
     here.ring.set("initialized", 1)
+    if here.is_rank:
+        os.environ[JOINED_VARIABLE] = str(os.getpid())
 
 
 def join_running_group() -> None:

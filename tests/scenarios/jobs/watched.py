@@ -51,7 +51,7 @@ def main():
     dist.barrier()
     dist.destroy_process_group()
     changed = {name for name in before.keys() | os.environ if before.get(name) != os.environ.get(name)}
-    unexpected = sorted(changed - {"DDPDOCTOR_GIVEN", "DDPDOCTOR_MASTER", "DDPDOCTOR_RANK_PID"})
+    unexpected = sorted(changed - {"DDPDOCTOR_GIVEN", "DDPDOCTOR_JOINED", "DDPDOCTOR_MASTER", "DDPDOCTOR_RANK_PID"})
     sys.stdout.write(" ".join(["left", *unexpected]) + "\n")
     sys.stdout.flush()
 

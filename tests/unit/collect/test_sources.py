@@ -9,9 +9,11 @@ from ddpdoctor.recorder.storage.ring_layout import CELL_NAMES, ROLE_CHILD, ROLE_
 from ddpdoctor.recorder.storage.ring_reading import RingContent
 
 
-def ring(pid, *, ppid=1, began=10, joined=None, role=ROLE_RANK, **env):
-    notes = [{"k": "process", "ppid": ppid, "env": {name: str(value) for name, value in env.items()}}]
-    notes += [{"k": "initialized", "rank": joined, "world_size": 2}] if joined is not None else []
+def ring(pid, *, ppid=1, began=10, joined=None, world=2, of=0, left=None, role=ROLE_RANK, **env):
+    process = {"k": "process", "ppid": ppid, "rank_pid": of, "env": {name: str(value) for name, value in env.items()}}
+    notes = [process]
+    notes += [{"k": "initialized", "rank": joined, "world_size": world}] if joined is not None else []
+    notes += [{"k": "destroyed", "at": left}] if left is not None else []
     fields = dict.fromkeys(RingContent._fields, None)
     fields.update(role=role, pid=pid, start_ticks=1, cells=dict.fromkeys(CELL_NAMES, 0) | {"started_ns": began},
                   notes=notes, slots=[])  # fmt: skip
@@ -64,6 +66,43 @@ def test_a_rank_behind_a_shell_is_its_python_and_ends_with_the_shell():
 def test_behind_a_shell_the_python_that_joined_counts_and_not_the_last_helper():
     rings = [ring(50, ppid=20, joined=0, RANK=0), ring(51, ppid=20, began=20, RANK=0)]
     assert found(*rings, started={20: AGENT[20]}) == [(0, 50)]
+
+
+TRAINERS = ring(20, RANK=0, joined=0), ring(21, RANK=1, joined=1)
+WRAPPERS = ring(20, RANK=0), ring(21, RANK=1)
+BELOW_THE_FIRST = [
+    # what is below the rank, and the ranks then: an evaluation by two spawned processes, one behind a shell that
+    # inherited the number, and one that an own launcher numbered
+    (TRAINERS, [ring(40, ppid=20, of=20, joined=0), ring(41, ppid=20, of=20, joined=1)], [(0, 20), (1, 21)]),
+    (TRAINERS, [ring(40, ppid=99, of=20, joined=0, RANK=0)], [(0, 20), (1, 21)]),
+    (TRAINERS, [ring(40, ppid=98, of=20, joined=0, world=1, RANK=0)], [(0, 20), (1, 21)]),
+    # the rank has not joined yet, and an evaluation of its own size or of one process did
+    (WRAPPERS, [ring(40, ppid=20, joined=0), ring(41, ppid=20, joined=1)], [(0, 20), (1, 21)]),
+    (WRAPPERS, [ring(40, ppid=20, joined=0, world=1)], [(0, 20), (1, 21)]),
+    # the first runs the training as its child, directly or behind a shell; the child evaluates in a group of its own
+    (WRAPPERS, [ring(40, ppid=20, joined=0, RANK=0)], [(0, 40), (1, 21)]),
+    (WRAPPERS, [ring(40, ppid=99, of=20, joined=0), ring(50, ppid=40, joined=0)], [(0, 40), (1, 21)]),
+    # it joined a group, left it, and then started the training
+    ((ring(20, RANK=0, joined=0, left=15), TRAINERS[1]), [ring(40, ppid=20, began=30, joined=0)], [(0, 20), (1, 21)]),
+]
+
+
+@pytest.mark.parametrize(("ranks", "below", "expected"), BELOW_THE_FIRST)
+@pytest.mark.parametrize("agent", [AGENT, None], ids=["torchrun", "numbered"])
+def test_what_is_below_a_rank_is_a_rank_only_if_it_took_over(agent, ranks, below, expected):
+    ranks = [ring_with_world(r) for r in ranks] if agent is None else ranks
+    assert sorted(found(*ranks, *below, started=agent)) == expected
+
+
+def ring_with_world(content):
+    """Return a rank whose launcher told it the size of the world, as those that give numbers do."""
+    process, *rest = content.notes
+    return content._replace(notes=[{**process, "env": {**process["env"], "WORLD_SIZE": "2"}}, *rest])
+
+
+def test_each_of_several_processes_may_start_a_larger_world():
+    children = [ring(pid, ppid=20 + pid % 2, joined=pid - 40, world=4) for pid in range(40, 44)]
+    assert sorted(found(*WRAPPERS, *children, started=AGENT)) == [(0, 40), (1, 41), (2, 42), (3, 43)]
 
 
 @pytest.mark.parametrize("name", ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"])
