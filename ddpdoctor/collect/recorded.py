@@ -29,7 +29,7 @@ KEYS: dict[Any, dict[str, str]] = {
     Stack: {"is_main": "main", "is_daemon": "daemon"},
     StackSample: {"time_ns": "at"},
     Raised: {"time_ns": "at", "thread_is_main": "main", "in_call": "call", "from_child": "child", "passed_on_as": "as",
-             "of_ranks": "ranks"},
+             "of_ranks": "ranks", "message": "text"},
     ModelSeen: {"site": "frame"},
     ReducerSaid: {"site": "frame"},
     NonFinite: {"is_nan": "nan", "in_a_row": "row", "where": "frame"},

@@ -171,6 +171,29 @@ class Raised:
     """The type of the error that torch raised because of this one, for example in a pipeline; else empty."""
     of_ranks: tuple[int, ...] = ()
     """The ranks whose errors torch passed on to all ranks, for example in a distributed checkpoint; else empty."""
+    first: Raised | None = None
+    """The script's own error that it followed from: its cause, or what the rank was handling when a call failed."""
+
+
+class Helper(str, Enum):
+    """What works for a rank beside its main thread."""
+
+    THREAD = "thread"
+    CHILD = "child"
+    TASK = "task"
+    """Of asyncio."""
+    CALL = "call"
+    """In a pool of threads or processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelperError:
+    """An error that ended a helper. That of a task or a call was read by nothing."""
+
+    who: Helper
+    name: str = ""
+    """The pid of a child, the name of a task."""
+    error: Raised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +207,23 @@ class Child:
     samples: tuple[StackSample, ...]
     idle: bool
     """It waits for work in a queue's get or in the worker loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeetingFile:
+    """The file of ``init_method="file://..."`` just before a rank opened it."""
+
+    path: str
+    size_bytes: int
+    """0 if it did not exist. torch writes the ranks' addresses into it, and removes it only if all ranks end well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedByThread:
+    """Another thread than the main one ended the process with an error status or a signal, as a watchdog does."""
+
+    place: Frame | None = None
+    """The user's line that did it, or None if no line of Python did (``faulthandler``, SIGALRM)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +311,10 @@ class Rank:
     """The world size given to ``init_process_group``, once it was called."""
     init_timeout_s: float | None = None
     """The time limit of ``init_process_group``, once it was called."""
+    init_ns: int | None = None
+    """When it first called ``init_process_group``."""
+    meeting: MeetingFile | None = None
+    """The file in which it meets the other ranks, or None if it uses none."""
     initialized: bool = False
     """``init_process_group`` has returned."""
     main_ended_ns: int | None = None
@@ -279,6 +323,7 @@ class Rank:
     """The user line of the last sys.exit or os._exit."""
     exit_asked: str | None = None
     """The ``repr`` of that call's argument: "3", "None"."""
+    ended_by_thread: EndedByThread | None = None
     before_call: BeforeCall | None = None
     last_place: Frame | None = None
     """The last user line seen before the end."""
@@ -298,6 +343,8 @@ class Rank:
     raised: tuple[Raised, ...] = ()
     handled: Raised | None = None
     """The error that the main thread was handling in an ``except`` or ``finally`` when it was sampled."""
+    helper_errors: tuple[HelperError, ...] = ()
+    """The errors that ended its threads, children, tasks and calls in pools, the earliest first."""
     models: tuple[ModelSeen, ...] = ()
     """The modules that DDP wrapped, in that order."""
     unfinished: ReducerSaid | None = None

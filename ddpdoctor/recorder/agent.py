@@ -9,7 +9,7 @@ import time
 from typing import Any, Set
 
 from . import hooks, launcher_log
-from .state import AGENT_VARIABLE, guarded, here
+from .state import AGENT_VARIABLE, MASTER_VARIABLE, guarded, here
 from .storage import ring_layout
 from .storage.files import open_plain
 from .wrappers import around
@@ -55,6 +55,17 @@ def patch(module: Any) -> None:
         hooks.put(context, "_start", lambda original: around(original, _become_agent, _started))
         hooks.put(context, "_poll", lambda original: around(around(original, after=_note_ends), after=_put_verdict))
         hooks.put(context, "_close", lambda original: around(original, _closing, _note_ends))
+
+
+def patch_inner(module: Any) -> None:
+    """Let the agent of a job that a rank starts tell its ranks that the address which they get is the right one."""
+    for name in ("SubprocessContext", "MultiprocessContext"):
+        hooks.put(getattr(module, name, None), "_start", lambda original: around(original, _forget_store))
+
+
+@guarded("inner agent")
+def _forget_store(context: Any) -> None:
+    os.environ.pop(MASTER_VARIABLE, None)
 
 
 @guarded("agent")

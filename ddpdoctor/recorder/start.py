@@ -178,8 +178,8 @@ def _time_fetches() -> None:
 
 
 def _register_patches() -> None:
-    imports.patches["torch.distributed.elastic.multiprocessing.api"] = _unless_rank(_later("agent", "patch"))
-    imports.patches["torch.distributed.elastic.agent.server.api"] = _unless_rank(_later("agent", "patch_meetings"))
+    imports.patches["torch.distributed.elastic.multiprocessing.api"] = _by_agent("patch", "patch_inner")
+    imports.patches["torch.distributed.elastic.agent.server.api"] = _by_agent("patch_meetings")
     if _runs_launcher():  # it imports all of torch and trains nothing: hooks would only delay the ranks
         return
     training = {
@@ -213,6 +213,10 @@ def _register_patches() -> None:
     for module in ("fsdp._fully_shard._fully_shard", "tensor.parallel.api", "tensor._api"):
         imports.patches["torch.distributed." + module] = _later("replicas.mesh", "patch")
     imports.patches["multiprocessing.process"] = _later("stacks.errors", "note_processes")
+    imports.patches["asyncio.base_events"] = _later("stacks.helpers", "patch_loop")
+    imports.patches["concurrent.futures._base"] = _later("stacks.helpers", "patch_futures")
+    imports.patches["multiprocessing.pool"] = _later("stacks.helpers", "patch_pool")
+    describers["helpers"] = _later("stacks.helpers", "lost")
     describers["lock"] = _later("stacks.waits", "lock")
     describers["store"] = _later("stacks.waits", "store")
     describers["handled"] = _later("stacks.errors", "handled_now")
@@ -249,9 +253,15 @@ def _later(part: str, name: str) -> Callable[..., Any]:
     return call
 
 
-def _unless_rank(patch: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a patch for a process that may be the job's agent, which is neither below an agent nor below a trainer."""
-    return lambda module: None if os.environ.get(AGENT_VARIABLE) or is_below_trainer() else patch(module)
+def _by_agent(name: str, inner: str = "") -> Callable[[Any], None]:
+    """Return a patch of ``agent`` for a process that may be the job's agent, and another for one inside of a rank."""
+
+    def patch(module: Any) -> None:
+        chosen = inner if os.environ.get(AGENT_VARIABLE) or is_below_trainer() else name
+        if chosen:
+            _later("agent", chosen)(module)
+
+    return patch
 
 
 def _patch_groups(module: Any) -> None:

@@ -1,9 +1,11 @@
 """Jobs in which a rank has ended: which end is the cause, and which follow from it?"""
 
+from dataclasses import replace
+
 import pytest
 
 from ddpdoctor.diagnose.progress import judge_job as judge
-from ddpdoctor.model.facts import Life
+from ddpdoctor.model.facts import EndedByThread, Helper, HelperError, Life, MeetingFile
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.rules.progress.words import MAX_TEXT
@@ -22,6 +24,7 @@ from .build import (
     failed_in,
     in_backward,
     in_call,
+    in_init,
     in_user,
     job,
     killed,
@@ -45,6 +48,35 @@ ABORT = {"signal": "SIGABRT", "last_place": line(20)}
 
 def aborted_in_call(number, **more):
     return killed(number, open_calls=(call(seq=7, **more),), recent_calls=backwards(3), **ABORT)
+
+
+REFUSED = "Gloo connectFullMesh failed with timed out connecting: SO_ERROR: Connection refused"
+LEFT = MeetingFile(path="/tmp/meet", size_bytes=80)
+CHILD_FAILED = error("CalledProcessError", "returned non-zero exit status 1", LONG_AGO + 2 * S, frames=(line(50),))
+OF_CHILD = HelperError(who=Helper.CHILD, name="77", error=error("KeyError", at=LONG_AGO, frames=(line(61),)))
+OF_VICTIM = replace(OF_CHILD, error=error("RuntimeError", at=LONG_AGO - S, frames=(line(62),), in_call="all_reduce"))
+
+
+def own_error_then(number, op, message="Connection closed by peer"):
+    """A rank that handled an error of its own, and whose call meanwhile failed."""
+    data = {"shape": None, "dtype": None} if op == "barrier" else {}
+    failed = call(op, 7, 14, failed=True, open_=False, **data)
+    raised = error("RuntimeError", message, LONG_AGO + S, (line(14), C10D), in_call=op, first=error())
+    return crashed(number, raised, recent_calls=(*backwards(3), failed), ended_ns=LONG_AGO + 2 * S)
+
+
+def lost_in_step(number):
+    """A rank whose backward failed, and then the barrier of its ``finally``."""
+    then = own_error_then(number, "barrier")
+    in_step = error(
+        "RuntimeError", "Detected mismatch", frames=(line(30), AUTOGRAD), in_call="backward", uncaught=False
+    )
+    return replace(then, raised=(in_step, *(replace(one, first=None) for one in then.raised)))
+
+
+def own_limit(number, **more):
+    """A rank that another thread of its own ended."""
+    return ended(number, exit_code=17, ended_by_thread=EndedByThread(place=line(80, "watch")), **more)
 
 
 def thrown_out(number, at):
@@ -212,6 +244,78 @@ FAILED = {
     "mismatch: an abort shows what a list had in it": (
         (aborted_in_call(0, op="all_gather"), in_call(1, "all_gather", shape=(32,)), in_call(2, "all_gather")),
         ("mismatch", [1], [20]),
+    ),
+    "crash: an error of its own, and a call in its finally, which failed": (
+        (own_error_then(0, "barrier"), failed_in(1, "backward"), failed_in(2, "backward")),
+        ("crash", [0], [7, 14]),
+    ),
+    "mismatch: it handled an error when a call failed that another rank alone makes": (
+        (
+            failed_in(0, "reduce", 7, 6, FINGERPRINT),
+            own_error_then(1, "all_reduce", FINGERPRINT),
+            failed_in(2, "all_reduce", 7, 20, FINGERPRINT),
+        ),
+        ("mismatch", [0], [6]),
+    ),
+    "crash: all call the barrier of their finally, the others since the call of their step failed": (
+        (lost_in_step(0), own_error_then(1, "barrier"), lost_in_step(2)),
+        ("crash", [1], [7, 14]),
+    ),
+    "crash: it handled an error in a call when another rank failed": (
+        (crashed(2), own_error_then(1, "all_reduce"), failed_in(0, "all_reduce", 7)),
+        ("crash", [2], [7]),
+    ),
+    "crash: an error that the script raised from another one": (
+        (crashed(0, error("RuntimeError", frames=(line(50),), first=error())), in_backward(1), in_backward(2)),
+        ("crash", [0], [7, 50]),
+    ),
+    "crash: a child's error, which its parent reports": (
+        (crashed(0, CHILD_FAILED, helper_errors=(OF_CHILD, OF_VICTIM)), in_backward(1), in_backward(2)),
+        ("crash", [0], [61, 50]),
+    ),
+    "crash: a wrapper exits with the status of its child": (
+        (ended(0, exit_code=1, exit_call=line(99), helper_errors=(OF_CHILD,)), in_backward(1), in_backward(2)),
+        ("crash", [0], [61, 99]),
+    ),
+    "crash: a thread failed, and its hook for errors ended the rank": (
+        (
+            ended(0, exit_code=1, exit_call=line(99), helper_errors=(replace(OF_CHILD, who=Helper.THREAD),)),
+            in_backward(1),
+            in_backward(2),
+        ),
+        ("crash", [0], [61, 99]),
+    ),
+    "crash: its own error, and a child had failed long before": (
+        (
+            crashed(0, helper_errors=(OF_CHILD, replace(OF_CHILD, error=error(at=LONG_AGO - 500 * S)))),
+            in_backward(1),
+            in_backward(2),
+        ),
+        ("crash", [0], [7]),
+    ),
+    "stuck: a watchdog of the script ended who waited": (
+        (own_limit(0, open_calls=(call(seq=7),)), in_user(1), in_call(2)),
+        ("stuck", [1], [12]),
+    ),
+    "stuck: a watchdog ended first who waited and then who was stuck": (
+        (own_limit(0, open_calls=(call(seq=7),)), own_limit(1, samples=in_user(1).samples), in_call(2)),
+        ("stuck", [1], [12]),
+    ),
+    "mismatch: a watchdog ended who waited": (
+        (own_limit(0, open_calls=(call(seq=7),)), in_call(1, "reduce", 7, 6), in_call(2)),
+        ("mismatch", [1], [6]),
+    ),
+    "crash: a watchdog ended who waited for a rank that failed": (
+        (own_limit(0, open_calls=(call(seq=7),)), crashed(1, error(at=LONG_AGO + S)), in_call(2)),
+        ("crash", [1], [7]),
+    ),
+    "crash: the file in which ranks meet was left by an earlier job": (
+        (
+            failed_in(0, "init_process_group", site=5, message=REFUSED, meeting=LEFT, init_ns=1, initialized=False),
+            in_init(1, meeting=LEFT, init_ns=2),
+            in_init(2, meeting=LEFT, init_ns=3),
+        ),
+        ("crash", [0, 1, 2], [5] * 3),
     ),
     "stuck: a time limit has run out": (
         (failed_in(0, "all_reduce", 7, message=TIMED_OUT), in_user(1), in_call(2)),

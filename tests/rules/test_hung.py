@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.diagnose.progress import judge_job as judge
-from ddpdoctor.model.facts import Life
+from ddpdoctor.model.facts import Helper, HelperError, Life, MeetingFile
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.stacks import Frame
 
 from .build import (
     AUTOGRAD,
+    C10D,
     LOCK,
     LONG_AGO,
     NOW,
@@ -37,7 +38,15 @@ from .build import (
     stack,
 )
 
+SELECT = Frame(file="/usr/lib/python3.11/selectors.py", line=468, function="select", user=False)
+QUEUES = Frame(file="/usr/lib/python3.11/asyncio/queues.py", line=158, function="get", user=False)
+AWAITS = (line(3), SELECT, line(21, "train"), QUEUES)
+POPEN = Frame(file="/usr/lib/python3.11/subprocess.py", line=1200, function="wait", user=False)
 PASSED_BARRIER = (call("monitored_barrier", 7, 18, index=90, open_=False, shape=None, dtype=None),)
+
+
+def helper_error(who=Helper.TASK):
+    return HelperError(who=who, name="rollout", error=error("LookupError", frames=(line(9, "rollout"),)))
 
 
 def held_in_loader(number):
@@ -95,15 +104,59 @@ HUNG = {
     ),
     "stuck: in an except, so the line of the error too": (
         (in_call(0), in_user(1, handled=error(frames=(line(40), line(7, "parse")))), in_call(2)),
-        ("stuck", [1], [12, 7], True),
+        ("stuck", [1], [7, 12], True),
     ),
-    "mismatch: in a finally, so the line of the error too": (
+    "crash: in a finally, so the error is the cause, and the line of the call comes second": (
         (
             in_backward(0),
             in_call(1, "barrier", 7, 14, shape=None, dtype=None, recent=backwards(3), handled=error()),
             in_backward(2),
         ),
-        ("mismatch", [1], [14, 7], True),
+        ("crash", [1], [7, 14], True),
+    ),
+    "crash: in an except, and the others are further in the loop": (
+        (
+            in_call(0, "barrier", 7, 14, shape=None, dtype=None, handled=error("RuntimeError", first=error("OSError"))),
+            in_call(1),
+            in_call(2),
+        ),
+        ("crash", [0], [7, 14], True),
+    ),
+    "stuck: an error is handled in the call that all make, and one does not come": (
+        (in_call(0), in_call(1, handled=error("KeyError")), in_user(2)),
+        ("stuck", [2], [12], True),
+    ),
+    "transport: an error is handled in the call that all make": (
+        (in_call(0), in_call(1, handled=error("KeyError")), in_call(2)),
+        ("transport", [0, 1, 2], [20] * 3, True),
+    ),
+    "mismatch: another's error, which a call raised, is handled there": (
+        (in_call(0, "reduce", 7, 6), in_call(1, handled=error("RuntimeError", in_call="all_reduce")), in_call(2)),
+        ("mismatch", [0], [6], True),
+    ),
+    "stuck: the producer of its queue has ended": (
+        (in_call(0), in_user(1, line(21), QUEUE, helper_errors=(helper_error(Helper.THREAD),)), in_call(2)),
+        ("stuck", [1], [21, 9], True),
+    ),
+    "stuck: it awaits what an asyncio task should have put": (
+        (
+            in_call(0),
+            in_user(1, line(3), SELECT, line(21, "train"), QUEUES, helper_errors=(helper_error(),)),
+            in_call(2),
+        ),
+        ("stuck", [1], [21, 9], True),
+    ),
+    "stuck: the child of its evaluation that holds up the other one": (
+        (
+            in_call(0),
+            in_user(1, line(21), POPEN, children=(child(line(61), C10D), child(line(62)))),
+            in_call(2),
+        ),
+        ("stuck", [1], [62, 21], True),
+    ),
+    "stuck: in a file that an earlier job has left": (
+        tuple(in_init(n, meeting=MeetingFile(path="/tmp/meet", size_bytes=80), init_ns=n) for n in range(3)),
+        ("stuck", [0, 1, 2], [5] * 3, True),
     ),
     "stuck: a loader worker holds its rank up": (
         (in_backward(0), held_in_loader(1), in_backward(2)),
@@ -294,6 +347,22 @@ HUNG = {
         ("transport", [0, 1, 2], [20] * 3, True),
     ),
 }
+
+
+MEETINGS = {
+    "the first rank to come has made the file": [
+        in_init(n, meeting=MeetingFile(path="/tmp/meet", size_bytes=80 * n), init_ns=n) for n in range(3)
+    ],
+    "one has not come to the file, and the clocks of two hosts differ": [
+        in_init(n, host=f"node{n}", meeting=MeetingFile(path="/tmp/meet", size_bytes=80 * (n % 2)), init_ns=9 - n)
+        for n in range(3)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_a_file_of_this_job_is_not_blamed(name):
+    assert judge(job(*MEETINGS[name])).findings == ()
 
 
 @pytest.mark.parametrize("detail", ["OFF", "DETAIL"])

@@ -25,6 +25,7 @@ HEALTHY = (
     ("clean_two_models", 3, ("DETAIL",)),
     ("clean_caught_errors", 3, ("OFF",)),
     ("clean_compile", 2, ("DETAIL",)),
+    ("clean_nested", 2, ("OFF",)),
     ("clean_accelerate", 2, ("OFF",)),
     ("clean_lightning", 2, ("DETAIL",)),
     ("clean_transformers", 2, ("OFF",)),

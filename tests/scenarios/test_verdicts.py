@@ -44,6 +44,9 @@ FAULTS = (
     Seeded("stuck_after_thread_error", 4, "stuck", (2,), ("OFF",)),
     Seeded("stuck_everywhere", 3, "stuck", (0, 1, 2), ("DETAIL",)),
     Seeded("stuck_pipeline", 3, "stuck", (1,), ("OFF",)),
+    Seeded("stuck_own_limit", 3, "stuck", (2,), ("OFF",)),
+    Seeded("stuck_awaited", 2, "stuck", (1,), ("OFF",)),
+    Seeded("stuck_evaluation", 2, "stuck", (0,), ("DETAIL",)),
     Seeded("early_exit_return", 3, "early-exit", (2,), BOTH),
     Seeded("early_exit_hard", 2, "early-exit", (0,), ("OFF",)),
     Seeded("early_exit_before_init", 2, "early-exit", (1,), ("DETAIL",)),
@@ -57,6 +60,8 @@ FAULTS = (
     Seeded("crash_backward", 4, "crash", (3,), ("DETAIL",)),
     Seeded("crash_logged", 3, "crash", (1,), BOTH),
     Seeded("crash_evaluation", 2, "crash", (0,), ("DETAIL",)),
+    Seeded("crash_clean_up", 3, "crash", (1,), BOTH),
+    Seeded("crash_child_script", 2, "crash", (0,), ("OFF",)),
     Seeded("killed_segv", 3, "killed", (1,), ("OFF",)),
     Seeded("killed_sigkill", 3, "killed", (0,), BOTH),
     Seeded("killed_sigbus", 2, "killed", (0,), ("OFF",)),
@@ -146,6 +151,15 @@ def hold_to_pictures_of_lock(ran: Ran, lanes: dict[int, dict[str, Any]], fault_m
     blamed = next(line for line in draw_tree(tree) if line.startswith("> "))
     assert "stuck_lock.py" in blamed
     assert "in load" in blamed
+
+
+def test_a_file_that_an_earlier_job_has_left_is_named(tmp_path: Path) -> None:
+    meeting = tmp_path / "meet"
+    ran = run("stuck_left_file", tmp_path / "run", ranks=2, args=(str(meeting),))
+    verdict = ran.report["verdict"]
+    assert verdict["ranks"] == [0, 1]  # who fails, and when, depends on which rank connects first
+    assert [*{place["line"] for place in verdict["where"]}] == marked_lines("stuck_left_file")
+    assert str(meeting) in verdict["fix"]
 
 
 @pytest.mark.parametrize(("job", "kind"), [("stuck_spawn", "stuck"), ("crash_spawn", "crash")])

@@ -15,11 +15,23 @@ from ddpdoctor.collect.rank.rings import read_log
 from ddpdoctor.collect.rank.saved_causes import read_process_causes
 from ddpdoctor.collect.rank.speed import read_speed
 from ddpdoctor.collect.rank.steps import read_fetches, read_lines, read_steps
-from ddpdoctor.collect.recorded import read_frame, read_record
+from ddpdoctor.collect.recorded import dicts, read_all, read_frame, read_or_none, read_record
 from ddpdoctor.collect.run.agent_log import read_lacks
 from ddpdoctor.collect.run.evidence import read_text
 from ddpdoctor.collect.run.sources import Source, process_note
-from ddpdoctor.model.facts import Child, GroupState, Life, Raised, Rank, Save, signal_name
+from ddpdoctor.model.facts import (
+    Child,
+    EndedByThread,
+    GroupState,
+    Helper,
+    HelperError,
+    Life,
+    MeetingFile,
+    Raised,
+    Rank,
+    Save,
+    signal_name,
+)
 from ddpdoctor.model.stacks import Frame, Stack, StackSample
 from ddpdoctor.recorder.storage.secrets import hide_in_text
 
@@ -37,6 +49,10 @@ MOST_RANKS = 2**18
 IDLE_FILES = ("/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py")
 """A child that waits for work has a frame in one of these. Deeper frames (select, a lock) are C code or the stdlib."""
 DEFAULT_GROUP = "0"
+THREAD_ERROR_NS = 5_000_000_000
+"""A thread that fails ends the process within this time, if its hook for errors does that. Our choice."""
+LIMIT_SLACK_NS = 1_000_000_000
+"""A process may be seen to end this much before its own limit, by the clocks of two threads. Our choice."""
 LOOKS_APART_NS = 150_000_000
 """The sampler reads the user's current line slightly more often than this."""
 
@@ -53,6 +69,8 @@ class Context:
     watch: WatchedJob
     contents: dict[int, ring_reading.RingContent]
     children: dict[int, list[ring_reading.RingContent]]
+    child_errors: dict[int, list[dict[str, Any]]]
+    """The errors of children whose rings are still there, by the pid of their rank."""
     answers: Answers
     lost: dict[int, str]
     agent_lacks: tuple[str, ...] = ()
@@ -131,7 +149,9 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
     log, notes, cells = read_log(content.slots), content.notes, content.cells
     evidence = {} if watched.dumps else read_answer(context.answers, content.pid, content.start_ticks)
     world = _last_note(notes, "initialized", "init")
+    rank = replace(rank, ended_by_thread=_ended_by_thread(rank, notes, cells))
     leaving = _last_note(notes, "exit")
+    init = next((note for note in notes if note.get("k") == "init"), {})
     children = context.children.get(content.pid, ())
     return replace(
         _with_device_calls(_with_stacks(rank, content, context, evidence), content, context, evidence, log),
@@ -140,6 +160,8 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
         started_ns=cells["started_ns"],
         world_size=believed(world.get("world_size") or source.world_size),
         init_timeout_s=read_seconds(_last_note(notes, "init").get("timeout_s")),
+        init_ns=init.get("at") if isinstance(init.get("at"), int) else None,
+        meeting=read_or_none(MeetingFile, init.get("meeting")),
         initialized=bool(cells["initialized"]),
         main_ended_ns=cells["main_ended_ns"] or None,
         exit_call=read_frame(leaving.get("frame")),
@@ -148,6 +170,7 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
         children=_children(watched, context),
         causes=read_process_causes(watched.causes, notes, evidence),
         raised=_raised(notes),
+        helper_errors=_helper_errors(notes, evidence, source, context),
         handled=_read_raised(evidence["handled"]) if evidence.get("handled") else None,
         models=read_models(notes),
         unfinished=read_unfinished(notes),
@@ -164,6 +187,23 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
         batches=cells["batches"],
         epochs=cells["epochs"],
     )
+
+
+def _ended_by_thread(rank: Rank, notes: list[dict[str, Any]], cells: Mapping[str, int]) -> EndedByThread | None:
+    """Return the thread that ended a process, or None if its main thread may have left or been stopped from outside."""
+    if rank.life not in (Life.EXITED, Life.SIGNALED) or rank.exit_code == 0 or rank.after_stop:
+        return None
+    if rank.signal == "SIGALRM":
+        return EndedByThread()
+    noted = _last_note(notes, "ended_by_thread")
+    if noted and (signal_name(noted["signal"]) if noted.get("signal") else None) == rank.signal:
+        of_thread = (r.time_ns for r in _raised(notes) if r.uncaught and not r.thread_is_main)
+        ended_ns = rank.ended_ns or 0  # its own error is the reason, and no limit
+        failed = any(ended_ns - THREAD_ERROR_NS < time_ns <= ended_ns for time_ns in of_thread)
+        return None if failed else EndedByThread(place=read_frame(noted.get("frame")))
+    limit_ns = cells["own_limit_ns"]
+    by_limit = rank.exit_code == 1 and limit_ns and (rank.ended_ns or 0) > limit_ns - LIMIT_SLACK_NS
+    return EndedByThread() if by_limit and not cells["main_ended_ns"] and not _last_note(notes, "exit") else None
 
 
 def _read_save(cells: Mapping[str, int]) -> Save | None:
@@ -184,7 +224,12 @@ def _with_stacks(
     path = context.folder / "evidence" / f"{content.pid}-{content.start_ticks}"
     on_request, fatal = split_fatal(read_text(f"{path}.dump"))
     struck = struck_thread(fatal)
-    samples = read_samples(evidence) or _signal_samples(on_request, main, roots, context.watch.of(content.pid))
+    last = _last_note(content.notes, "ended_by_thread")
+    if last:  # written at the end, after any answer
+        stack = {"thread": "MainThread", "main": 1, "frames": last.get("stack")}
+        evidence = {"looks": [{"at": last.get("at"), "stacks": [stack]}]}
+    watched = context.watch.of(content.pid)
+    samples = read_samples(evidence) or _signal_samples(on_request, main, roots, watched)
     return replace(
         rank,
         samples=samples or _last_sample(f"{path}.term", content, roots),
@@ -247,6 +292,22 @@ def _raised(notes: list[dict[str, Any]]) -> tuple[Raised, ...]:
             found.pop()
         found.append(raised)
     return tuple(found)
+
+
+def _helper_errors(
+    notes: list[dict[str, Any]], evidence: dict[str, Any], source: Source, context: Context
+) -> tuple[HelperError, ...]:
+    """Return the errors of a rank's threads, tasks, pools and children; the watcher kept those of ended children."""
+    found = [HelperError(who=Helper.THREAD, error=r) for r in _raised(notes) if r.uncaught and not r.thread_is_main]
+    for entry in dicts(evidence.get("helpers")):
+        who = Helper.TASK if entry.get("who") == Helper.TASK.value else Helper.CALL
+        found.append(HelperError(who=who, name=str(entry.get("name") or ""), error=_read_raised(entry)))
+    pids = {source.pid, source.stands_for}
+    rows = (context.watch.of(pid).child_errors for pid in pids if pid is not None)
+    kept = {(error.name, error.error.time_ns): error for row in rows for error in row}
+    still = [entry for pid in pids if pid is not None for entry in context.child_errors.get(pid, ())]
+    kept |= {(error.name, error.error.time_ns): error for error in read_all(HelperError, still)}
+    return tuple(sorted((*found, *kept.values()), key=lambda one: one.error.time_ns))
 
 
 def _read_raised(note: dict[str, Any]) -> Raised:

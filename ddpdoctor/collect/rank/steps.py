@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from array import array
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.recorded import read_frame
 from ddpdoctor.collect.run.sources import process_note
+from ddpdoctor.model.facts import Helper
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.stacks import Frame
 from ddpdoctor.model.steps import FetchTimes, LineSeen, Phase, StepEnd, StepTimes
@@ -128,6 +129,17 @@ def find_children(contents: Mapping[int, RingContent]) -> dict[int, list[RingCon
     """Return the recorded children of each process, by its pid; a fork server's children count as its parent's."""
     owners = ((owner_of(content, contents.get), content) for content in contents.values())
     return grouped((owner, content) for owner, content in owners if owner is not None)
+
+
+def errors_of_child(content: RingContent) -> Iterable[tuple[int, dict[str, Any]]]:
+    """Yield the errors that ended a child's main thread, as watch.json has them, each with the pid of its rank."""
+    if content.role == ring_layout.ROLE_CHILD:
+        note = process_note(content)
+        rank = note.get("rank_pid") or note.get("ppid")
+        for raised in content.notes if isinstance(rank, int) else ():
+            is_end = raised.get("k") == "raised" and raised.get("uncaught") and raised.get("main")
+            if is_end and raised.get("type") != "KeyboardInterrupt":
+                yield rank, {"who": Helper.CHILD.value, "name": str(content.pid), "error": raised}
 
 
 def owner_of(content: RingContent, find: Callable[[int], RingContent | None]) -> int | None:

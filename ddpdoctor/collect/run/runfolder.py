@@ -12,7 +12,7 @@ from ddpdoctor.collect.fingerprints.saved import read_consistency
 from ddpdoctor.collect.rank import ranks
 from ddpdoctor.collect.rank.answers import find_answers
 from ddpdoctor.collect.rank.rings import read_rings
-from ddpdoctor.collect.rank.steps import find_children
+from ddpdoctor.collect.rank.steps import errors_of_child, find_children
 from ddpdoctor.collect.recorded import read_all
 from ddpdoctor.collect.run.agent_log import AgentLog, End, log_of, read_entries
 from ddpdoctor.collect.run.control_flow import FILE as CONTROL_FLOW_NAME
@@ -29,6 +29,7 @@ from ddpdoctor.model.facts import GroupState, Job, Rank
 from ddpdoctor.model.node import Node
 from ddpdoctor.model.reaching import Connecting
 from ddpdoctor.model.run import END_NAME, REACHED_NAME, RUN_FORMAT, RUN_VERSION, JobEnd, Run
+from ddpdoctor.model.sides import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -255,6 +256,7 @@ def _read_ranks(
         watch=watch,
         contents=contents,
         children=find_children(contents),
+        child_errors=grouped(pair for content in contents.values() for pair in errors_of_child(content)),
         answers=folder.answers,
         lost=folder.rings.damaged | folder.lost,
         agent_lacks=agent.lacks,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddpdoctor.model.causes import HostCauses, ProcessCauses
-    from ddpdoctor.model.facts import BeforeCall
+    from ddpdoctor.model.facts import BeforeCall, HelperError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,8 @@ class WatchedRank:
     """Lines of its ended children: file, line, function and count."""
     child_fetches: tuple[int, ...] = ()
     """The sums of ``steps.fetch_cells`` over its ended children; empty if none has ended."""
+    child_errors: tuple[HelperError, ...] = ()
+    """The errors of its ended children."""
     causes: ProcessCauses | None = None
     unrecorded: dict[str, str] | None = None
     """Its environment, if it is a rank without a recorder."""

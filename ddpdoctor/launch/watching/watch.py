@@ -275,6 +275,7 @@ class JobWatch:
             row["told_ns"] = self.evidence.asked_to_end_ns(process)
             row["child_lines"] = self._workers.rows(pid)
             row["child_fetches"] = self._workers.fetches(pid)
+            row["child_errors"] = self._workers.errors(pid)
             row["before_call"] = self._holdups.row(pid, process.ticks)
             row["causes"] = self._causes.row(pid, process.ticks)
             processes[str(pid)] = row

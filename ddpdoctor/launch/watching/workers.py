@@ -1,31 +1,37 @@
-"""Keeps the lines and batches from the rings of ended children, before those rings are removed."""
+"""Keeps the lines, batches and errors from the rings of ended children, before those rings are removed."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.rank.steps import FETCH_CELLS, fetch_cells, owner_of
+from ddpdoctor.collect.rank.steps import FETCH_CELLS, errors_of_child, fetch_cells, owner_of
 from ddpdoctor.recorder.storage import ring_reading
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+KEPT_ERRORS = 8
+"""Errors kept for the children of one rank: the first ones, and the last one. Our choice."""
 KEPT_LINES = 64
 """The number of most frequent lines kept for the children of one rank. Our choice: two are shown."""
 
 
 class WorkersSeen:
-    """The sampled lines and the batches of ended children, by their parent."""
+    """The sampled lines and the batches of ended children by their parent, and their errors by their rank."""
 
     def __init__(self) -> None:
         """Start empty."""
         self._counts: dict[int, Counter[tuple[str, int, str]]] = {}
         self._fetches: dict[int, list[int]] = {}
+        self._errors: dict[int, list[dict[str, Any]]] = {}
 
     def keep(self, ring: Path) -> None:
         """Add the lines and batches of a child that has ended."""
         content = _read(ring)
+        for rank, error in errors_of_child(content) if content is not None else ():
+            known = self._errors.setdefault(rank, [])
+            known[KEPT_ERRORS - 1 :] = [error]
         parent = owner_of(content, lambda pid: _read_any(ring.parent, pid)) if content is not None else None
         if content is None or parent is None:
             return
@@ -36,6 +42,10 @@ class WorkersSeen:
             counts[str(line.site.get("f")), int(line.site.get("l") or 0), str(line.site.get("n"))] += line.times
         if len(counts) > 2 * KEPT_LINES:
             self._counts[parent] = Counter(dict(counts.most_common(KEPT_LINES)))
+
+    def errors(self, pid: int) -> list[dict[str, Any]]:
+        """Return the errors that ended the children of a rank."""
+        return self._errors.get(pid, [])
 
     def fetches(self, pid: int) -> list[int]:
         """Return the sums of ``fetch_cells`` over a process's ended children; empty if none has ended."""

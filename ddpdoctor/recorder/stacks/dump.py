@@ -11,6 +11,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # what signal is made of; signal itself would load enum
 import faulthandler
 import os
+import time
 
 from ..state import guarded, here, is_short_of_files
 from ..storage.files import open_plain
@@ -29,6 +30,8 @@ _is_enabled = faulthandler.is_enabled
 _enable = faulthandler.enable
 _disable = faulthandler.disable
 _register = faulthandler.register
+_dump_later = faulthandler.dump_traceback_later
+_cancel_dump = faulthandler.cancel_dump_traceback_later
 _file: Optional[Tuple[int, int, int]] = None
 """Descriptor, device and inode of our file."""
 _has_signal = False
@@ -138,8 +141,25 @@ def _yield_to_script() -> None:
         if _signal.SIGURG in (*args[:1], kwargs.get("signum")):
             _note_signal(False)
 
-    for function in (enable, disable, is_enabled, register):
+    @wraps(_dump_later)
+    def dump_traceback_later(timeout: Any, *args: Any, **kwargs: Any) -> None:
+        _dump_later(timeout, *args, **kwargs)
+        _note_limit(timeout, args[2] if len(args) > 2 else kwargs.get("exit"))
+
+    @wraps(_cancel_dump)
+    def cancel_dump_traceback_later() -> None:
+        _cancel_dump()
+        _note_limit(0, False)
+
+    for function in (enable, disable, is_enabled, register, dump_traceback_later, cancel_dump_traceback_later):
         setattr(faulthandler, function.__name__, function)
+
+
+@guarded("limit")
+def _note_limit(timeout_s: Any, exits: Any) -> None:
+    """Publish when faulthandler's own thread will end the process, or 0. It leaves no trace of that."""
+    if here.ring is not None:
+        here.ring.set("own_limit_ns", time.monotonic_ns() + int(float(timeout_s) * 1e9) if exits else 0)
 
 
 @guarded("dump on SIGTERM")

@@ -98,7 +98,7 @@ MAX_LINKS = 8
 class ErrorReason:
     """An error, where it was raised, and which ranks it concerns."""
 
-    __slots__ = ("error", "frames", "passed_on", "ranks")
+    __slots__ = ("error", "first", "frames", "passed_on", "ranks")
 
     def __init__(self, error: BaseException, raised_at: Frames) -> None:
         self.error = error
@@ -107,14 +107,20 @@ class ErrorReason:
         """The type of the outer error that this one caused; empty if there is none."""
         self.ranks: List[int] = []
         """The ranks whose errors the outer error collects; empty if it is no collection."""
+        self.first: Optional[BaseException] = None
+        """The script's own error that this one followed from: its cause, or what was handled when its call failed."""
 
 
 def reason_of(
-    error: BaseException, rank: int, frames_of: Callable[[Any], Frames], was_noted: Callable[[Any], bool]
+    error: BaseException,
+    rank: int,
+    frames_of: Callable[[Any], Frames],
+    was_noted: Callable[[Any], bool],
+    in_call: bool = False,
 ) -> ErrorReason:
     """Return the error on this rank that caused ``error``, or ``error`` itself if there is none.
 
-    ``was_noted`` says whether a recorded call has raised an error.
+    ``was_noted`` says whether a recorded call has raised an error, and ``in_call`` whether one raises this one now.
     """
     outer = type(error).__name__
     found = ErrorReason(error, frames_of(error.__traceback__))
@@ -128,14 +134,39 @@ def reason_of(
                 found.frames + [frames.describe(f.filename, f.lineno or 0, f.name) for f in summary]
             )
     for _ in range(MAX_LINKS):
-        cause = found.error.__cause__
-        if cause is None or (found.frames and found.frames[-1]["u"]):
+        if in_call or was_noted(found.error):
+            break
+        context = found.error.__context__
+        cause = found.error.__cause__ or (context if context is not None and was_noted(context) else None)
+        if cause is None:
             break
         raised_at = frames_of(cause.__traceback__)
-        if not any(frame["u"] for frame in raised_at) and not was_noted(cause):
-            break
+        if not was_noted(cause):
+            by_script = bool(found.frames) and found.frames[-1]["u"]
+            if by_script or not any(frame["u"] for frame in raised_at):
+                break
         found.error, found.frames, found.passed_on = cause, frames.trim(found.frames + raised_at), outer
+    found.first = _first_of_script(found.error, frames_of, was_noted, in_call)
     return found
+
+
+def _first_of_script(
+    error: BaseException, frames_of: Callable[[Any], Frames], was_noted: Callable[[Any], bool], in_call: bool
+) -> Optional[BaseException]:
+    """Return the earliest error of the script's own that an error followed from, or None.
+
+    That is its cause. If a call raised it in a ``finally`` or an ``except``, it is what the rank was handling.
+    """
+    first = None
+    step: Optional[BaseException] = error
+    for _ in range(MAX_LINKS):
+        if step is None:
+            break
+        step, in_call = step.__cause__ or (step.__context__ if in_call or was_noted(step) else None), False
+        is_error = isinstance(step, Exception) and not isinstance(step, StopIteration) and not was_noted(step)
+        if step is not None and is_error and any(frame["u"] for frame in frames_of(step.__traceback__)):
+            first = step
+    return first
 
 
 def _reported_by_ranks(error: BaseException) -> Dict[int, Any]:

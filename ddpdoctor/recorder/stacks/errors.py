@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     Key = Tuple[int, type, int]
 
 MAX_NOTES = 40
+MAX_STACK = 20
+"""Frames of the main thread that are noted if another thread ends the process."""
 MAX_TEXT = 65536
 """Characters of an error's text that are read. Our choice: a child's whole traceback is a tenth of it."""
 MAX_THREADS_NOTED = 10
 """Uncaught exceptions of threads that are noted. A server may lose one thread per request."""
 KEPT_WITHOUT_SPACE = 5
+_SIGABRT = 6
 _RECORDER = (__package__ or "").rpartition(".")[0]
 """The recorder's package name. In a rank it is loaded by its path under a name of its own, elsewhere as a part of
 ddpdoctor."""
@@ -44,9 +47,9 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
     is_main = _thread.get_ident() == here.main_thread
     if ring is None or not _may_note(uncaught, is_main):
         return
-    reason = error_details.reason_of(error, _own_rank(), frames_of, was_noted)
+    reason = error_details.reason_of(error, _own_rank(), frames_of, was_noted, in_call=call is not None)
     error = reason.error
-    text = _text_of(error)
+    text = text_of(error)
     passed_on = frames_in_text(text)
     raised_at = passed_on or reason.frames
     key = _key(error, text)
@@ -67,12 +70,13 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
         "as": reason.passed_on,
         "ranks": reason.ranks,
         "frames": raised_at,
+        "first": _brief(reason.first),
         "groups": _groups() if call else [],
         "memory": error_details.at_error(error, text),
         "reducer": _of_reducer(error, text),
     }
     if not ring.note(entry, vital=uncaught):
-        entry.update(groups=[], text=text[:200], frames=raised_at[-KEPT_WITHOUT_SPACE:])
+        entry.update(groups=[], text=text[:200], frames=raised_at[-KEPT_WITHOUT_SPACE:], first=None)
         ring.note(entry, vital=uncaught)
 
 
@@ -83,7 +87,7 @@ def _key(error: BaseException, text: str) -> Key:
 
 def was_noted(error: BaseException) -> bool:
     """Return whether an error was written to the journal."""
-    return bool(_noted) and _key(error, _text_of(error)) in _noted
+    return bool(_noted) and _key(error, text_of(error)) in _noted
 
 
 def _of_reducer(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
@@ -109,7 +113,7 @@ def _may_note(uncaught: bool, is_main: bool) -> bool:
     return len(_noted) < MAX_NOTES + (MAX_THREADS_NOTED if uncaught else 0)
 
 
-def _text_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """Return an error's text without secrets. A failed download, for example, quotes its URL."""
     try:
         text = str(error)
@@ -136,8 +140,17 @@ def handled_now() -> Optional[Dict[str, Any]]:
     error = current[1] if isinstance(current, tuple) else current  # it is a tuple up to Python 3.11
     if error is None:
         return None
-    raised_at = frames_of(error.__traceback__)
-    return {"type": type(error).__name__, "text": _text_of(error)[:2000], "main": 1, "frames": raised_at}
+    reason = error_details.reason_of(error, _own_rank(), frames_of, was_noted)
+    found = _brief(reason.error)
+    return found and dict(
+        found, main=1, call=_noted.get(_key(reason.error, text_of(reason.error))), first=_brief(reason.first)
+    )
+
+
+def _brief(error: Optional[BaseException]) -> Optional[Dict[str, Any]]:
+    if error is None:
+        return None
+    return {"type": type(error).__name__, "text": text_of(error)[:2000], "frames": frames_of(error.__traceback__)}
 
 
 def frames_of(traceback: Optional[TracebackType]) -> List[Dict[str, Any]]:
@@ -189,6 +202,7 @@ def install() -> None:
     # Both names: a library that finds them different thinks that another hook is installed, and skips its own.
     sys.__excepthook__ = sys.excepthook = wraps(original)(excepthook)
     _watch_exits()
+    _watch_kills()
     import atexit
 
     atexit.register(_exited)  # for a process that never has threads
@@ -199,16 +213,18 @@ def _watch_exits() -> None:
     """Note the user's line that calls sys.exit or os._exit, because an exit leaves no traceback."""
     for module, name in ((sys, "exit"), (os, "_exit")):
         original = getattr(module, name)
-        leave = _noting_exit(original)
+        leave = _noting_exit(original, module is os)
         setattr(module, name, leave)
         home = sys.modules.get(getattr(original, "__module__", None) or "")
         if home is not None:  # os takes its function from posix, and it is pickled under that name
             setattr(home, name, leave)
 
 
-def _noting_exit(original: Any) -> Any:
+def _noting_exit(original: Any, is_hard: bool) -> Any:
     @wraps(original)
     def leave(*args: Any, **kwargs: Any) -> Any:
+        if is_hard and args and args[0]:
+            _note_end_by_thread(sys._getframe(1))
         _note_exit(sys._getframe(1), args[0] if args else None)
         try:
             return original(*args, **kwargs)
@@ -217,6 +233,35 @@ def _noting_exit(original: Any) -> Any:
             raise
 
     return leave
+
+
+def _watch_kills() -> None:
+    """Note that another thread of the script ends the process, as watchdogs do. The main thread may just be waiting."""
+    for name in ("kill", "abort"):
+        setattr(os, name, _noting_kill(getattr(os, name)))
+
+
+def _noting_kill(original: Any) -> Any:
+    @wraps(original)
+    def kill(*args: Any) -> Any:
+        if not args or args[0] in (0, os.getpid()):
+            _note_end_by_thread(sys._getframe(1), int(args[1]) if args[1:] else _SIGABRT)
+        try:
+            return original(*args)
+        except BaseException as error:
+            hide_own_frames(error)
+            raise
+
+    return kill
+
+
+@guarded("end by a thread")
+def _note_end_by_thread(caller: Any, number: int = 0) -> None:
+    """Write who ends the process, by which signal, and where its main thread is, because nothing can be asked later."""
+    if here.ring is not None and _thread.get_ident() != here.main_thread:
+        stack = frames.describe_thread(here.main_thread) if here.main_thread is not None else []
+        entry = {"k": "ended_by_thread", "at": time.monotonic_ns(), "frame": frames.describe_user(caller)}
+        here.ring.note(dict(entry, signal=number, stack=stack[-MAX_STACK:]), vital=True)
 
 
 @guarded("exit")

@@ -290,7 +290,8 @@ def _described(name: str, describe: Callable[[], Any]) -> Any:
 
 
 def take_sample() -> Dict[str, Any]:
-    """Return the stacks of all threads except our own."""
+    """Return the stacks of all threads except our own. What the main thread's event loop awaits follows its frames."""
+    helpers = _helpers() if "asyncio" in sys.modules else None
     threads = dict(getattr(sys.modules.get("threading"), "_active", ()))
     mine = _thread.get_ident()
     stacks = []
@@ -299,15 +300,22 @@ def take_sample() -> Dict[str, Any]:
             continue
         thread = threads.get(ident)
         is_main = ident == here.main_thread
+        awaited = (helpers.awaited() or []) if is_main and helpers is not None else []
         stacks.append(
             {
                 "thread": thread.name if thread is not None else "MainThread" if is_main else "thread %d" % ident,
                 "main": int(is_main),
                 "daemon": int(thread.daemon if thread is not None else not is_main),
-                "frames": frames.describe_thread(ident),
+                "frames": [*frames.describe_thread(ident), *awaited],
             }
         )
     return {"at": time.monotonic_ns(), "stacks": stacks}
+
+
+def _helpers() -> Any:
+    from . import helpers
+
+    return helpers
 
 
 def _map_control(folder: str) -> Any:

@@ -136,7 +136,19 @@ def _before_init(*args: Any, **kwargs: Any) -> None:
         if not isinstance(value, int) or value < 0:
             value = int(os.environ[variable]) if os.environ.get(variable, "").isdigit() else None
         entry[name] = value
+    entry["meeting"] = _meeting_file(given.get("init_method"))
     here.ring.note(dict(entry, timeout_s=groups.init_timeout_s(given.get("backend"), given.get("timeout"))))
+
+
+def _meeting_file(init_method: Any) -> Any:
+    """Return path and size of the file in which ranks meet, before this one opens it; None if they use none."""
+    if not isinstance(init_method, str) or not init_method.startswith("file://"):
+        return None
+    path = init_method[len("file://") :].partition("?")[0]
+    try:
+        return {"path": path, "size_bytes": os.stat(path).st_size}
+    except OSError:
+        return {"path": path, "size_bytes": 0}
 
 
 def _leave_agent_store(init_method: Any) -> None:

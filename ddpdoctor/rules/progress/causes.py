@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.facts import Helper
+
 from .busy import BUSY_CORES, find_work
 from .clues import Clue
 from .limits import busy_fix
 from .lock_causes import lock_clues
-from .places import is_file, main_frames, waits_in_library
+from .places import innermost_user, is_file, main_frames, waits_in_library
 from .states import Activity
-from .words import file_name
+from .words import file_name, first_line, place_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -68,10 +70,12 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
     rank = job.rank(number)
     causes = rank.causes
     frames = main_frames(rank)
+    helpers = tuple(_lost_helpers(rank))
     if causes is None:
-        return tuple(_compile_clue(frames, ()))
+        return (*helpers, *_compile_clue(frames, ()))
     busy = busy_at(job, number)
     found = [
+        *helpers,
         *_person(frames, causes.blocked),
         *_compile_clue(frames, causes.commands),
         *((Clue(said=busy.clue, fix=busy_fix(job)),) if busy is not None else ()),
@@ -100,6 +104,33 @@ def compiles(rank: Rank) -> bool:
     busy = rank.causes.busy_cores if rank.causes is not None else rank.cpu_share
     inside = any(True for _ in _compile_clue(main_frames(rank), ()))
     return inside and busy is not None and busy >= BUSY_CORES
+
+
+_HELPERS = {
+    Helper.THREAD: ("a thread", "fix it, and let the rank notice: catch it in the thread, and put it on the queue"),
+    Helper.CHILD: ("its child", "fix it, and let the rank notice: give the wait a timeout, and check that it is alive"),
+    Helper.TASK: (
+        "an asyncio task that was not awaited",
+        "fix it, and await every task (asyncio.gather, TaskGroup), so that its error reaches the rank",
+    ),
+    Helper.CALL: (
+        "a call in a pool, whose result was not read,",
+        "fix it, and ask every future for its result(), so that its error reaches the rank",
+    ),
+}
+
+
+def _lost_helpers(rank: Rank) -> Iterator[Clue]:
+    """Say which errors ended what worked for the rank, the last first. The rank may wait for it in vain."""
+    for one in rank.helper_errors[: -MOST_CHILDREN - 1 : -1]:
+        who, fix = _HELPERS[one.who]
+        name = f" {one.name}" if one.who is Helper.CHILD else ""
+        line = innermost_user(one.error.frames)
+        text = first_line(one.error.message)
+        yield Clue(
+            said=f"{who}{name} ended with {one.error.type} {place_words(line)}" + (f": {text}" if text else ""),
+            fix=f"see {one.error.type} {place_words(line)}: {fix}",
+        )
 
 
 def _person(frames: tuple[Frame, ...], blocked: Blocked | None) -> Iterator[Clue]:

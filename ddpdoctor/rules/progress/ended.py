@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
+from ddpdoctor.model.facts import Helper
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.known_errors import find_known
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
@@ -12,12 +13,13 @@ from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
 from .clues import Clue, fix_of, sentences
-from .failures import Failure, failure_line, is_lost_worker, same_bug
+from .failures import Failure, error_of_helper, failure_line, first_line_of, is_lost_worker, same_bug
 from .job_state import Cause, JobState
 from .memory_causes import memory_clues
 from .node_findings import judge_lost
 from .places import innermost_user, places
 from .reducer_causes import other_words, reducer_clues, reducer_summary
+from .stores import left_file, left_file_problem
 from .turning import AT_THE_END, find_turning, fix_of_turning, turning_words
 from .words import first_line, place_words, verb
 
@@ -136,6 +138,14 @@ def check_crash(job: JobState) -> Answer:
     If a pipeline or a distributed checkpoint raised its own error because of another error, the report names that other
     error and its rank.
 
+    A rank may raise an error and then make a call in a `finally`, an `except` or the end of a `with` block, which the
+    others do not make: the job hangs, or all ranks raise torch's error, and the first one is not printed. Then the
+    report names the line of that first error, and after it the line of the call. An error that was raised `from`
+    another one is reported at the line of the other one.
+
+    If the rank reports the bad end of a child process (`CalledProcessError`, `BrokenProcessPool`), the report names the
+    line of the child's own error, if the child is a script that the rank runs.
+
     If DDP "expected to have finished reduction in the prior iteration", the report names the parameters that the
     previous backward left without a gradient, and the ranks that left them out. It also names the script's variable
     that was computed from them and has no part in the loss, if that variable still exists. Gradients and parameters
@@ -161,6 +171,9 @@ def check_crash(job: JobState) -> Answer:
         return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
     if root.by_signal:
         return skipped("a signal ended the first rank that failed")
+    left = left_file(job) if not root.by_itself else None
+    if left is not None:
+        return judged([left_file_problem(job, *left)], certain=not job.is_ending())
     return judged([_failed(job, root)], certain=not job.is_ending())
 
 
@@ -231,6 +244,7 @@ def _failed(job: JobState, root: Failure) -> Problem:
         evidence=(
             *_signal_words(root),
             *_passed_on_words(root),
+            *_then_words(root),
             *_worker_words(root),
             *sentences(dict.fromkeys(blamed if _of_reducer(root) else (root.rank.rank,), clues)),
             *(other_words(job) if _of_reducer(root) else ()),
@@ -253,6 +267,22 @@ def _passed_on_words(root: Failure) -> list[str]:
     return [f"torch raised {passed_on} because of this error"] if passed_on else []
 
 
+def _then_words(root: Failure) -> list[str]:
+    """Say what the rank did with its error, if it did not end at once."""
+    said = []
+    if root.then is not None:
+        said.append(
+            f"while it handled this error it called {root.then.op} {place_words(root.then.site)}, which the other "
+            "ranks do not call now; the error is printed only after that"
+        )
+    if (helper := error_of_helper(root)) is not None:
+        whose = "the rank reports the end of its child" if helper.who is Helper.CHILD else "its thread ended the rank"
+        said.append(f"{whose}{' ' * bool(helper.name)}{helper.name}: {say.how_words(root)}")
+    elif first_line_of(root) is not None and root.error is not None:
+        said.append(f"the script then raised {root.error.type} {place_words(failure_line(root))}")
+    return said
+
+
 def _worker_words(root: Failure) -> list[str]:
     """Say where the error was raised, if that is not the line that the finding names."""
     frame = innermost_user(root.error.frames) if root.error is not None and is_lost_worker(root) else None
@@ -264,8 +294,10 @@ def _worker_words(root: Failure) -> list[str]:
 
 
 def _lines(failure: Failure) -> list[Frame | None]:
-    """Return the line of a failure, and the line at which the script left after it had caught the error."""
-    return [failure_line(failure), failure.rank.exit_call if failure.error is not None else None]
+    """Return the line of a failure, after that of what it followed from, and the line by which the script then left."""
+    then = failure.then.site if failure.then is not None else None
+    left = failure.rank.exit_call if failure.error is not None else None
+    return [first_line_of(failure), failure_line(failure), then, left]
 
 
 def _confidence(root: Failure) -> Confidence:
@@ -276,11 +308,17 @@ def _confidence(root: Failure) -> Confidence:
 
 def _summary(root: Failure, who: str, blamed: tuple[int, ...], where: tuple[Place, ...]) -> str:
     at = place_words(next((place for place in where if place.rank == root.rank.rank), None))
+    helper = error_of_helper(root)
+    first = helper.error if helper is not None else root.error.first if root.error and first_line_of(root) else None
+    if first is not None:
+        whose = f"a {helper.who.value} of {who}" if helper is not None else who
+        text = first_line(first.message)
+        return f"{whose} raised {first.type} {at}" + (f": {text}" if text else "")
     if root.error is not None:
-        child = "passed on an error from a child process: " if root.error.from_child else "raised "
+        how = "passed on an error from a child process: " if root.error.from_child else "raised "
         reducer = root.error.reducer
         message = reducer_summary(reducer) if reducer is not None else first_line(root.error.message)
-        return f"{who} {child}{root.error.type} {at}" + (f": {message}" if message else "")
+        return f"{who} {how}{root.error.type} {at}" + (f": {message}" if message else "")
     if not root.by_signal:
         return f"{who} exited with {say.how_words(root).removeprefix('exit ')}" + (f" {at}" if where else "")
     was = verb(blamed, "was", "were")
@@ -316,6 +354,11 @@ def _signal_words(root: Failure) -> list[str]:
 
 
 def _fix(root: Failure, place: Place | None) -> str:
+    if root.then is not None:
+        return (
+            f"fix the error {place_words(place)}; call no collective in a finally, an except or at exit: let the "
+            "process end with its error, and the launcher stops the others"
+        )
     if not root.by_signal:
         return f"fix the error {place_words(place)}; it caused the errors of the other ranks"
     if root.rank.oom_killed:

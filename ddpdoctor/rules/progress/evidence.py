@@ -169,11 +169,6 @@ def process_words(job: JobState, blamed: Iterable[int]) -> list[str]:
             found.append(f"no thread of rank {number} can get the GIL: a C call is holding it")
         if rank.lost:
             found.append(f"the record of rank {number} is incomplete: {rank.lost}")
-        found += [
-            f"a thread of rank {number} ended with {r.type}: {first_line(r.message)}"
-            for r in rank.raised
-            if r.uncaught and not r.thread_is_main
-        ][:1]
     states = [f"{_processes(job, numbers)} {verb(numbers, 'is', 'are')} {words}" for words, numbers in said.items()]
     return states + found
 
@@ -220,6 +215,10 @@ def cascade_words(failures: Iterable[Failure], blamed: Iterable[int], also: str 
 def how_words(failure: Failure) -> str:
     """Return the exception, the signal or the exit status of a failure."""
     rank = failure.rank
+    if rank.ended_by_thread is not None and failure.error is None:
+        place = rank.ended_by_thread.place
+        how = rank.signal or f"exit status {rank.exit_code}"
+        return f"a time limit of the script ended it ({how})" + (f" {place_words(place)}" if place else "")
     if failure.error is not None:
         text = first_line(failure.error.message)
         return f"{failure.error.type}: {text}" if text else failure.error.type

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
-from ddpdoctor.model.facts import Call, Job, Life, Raised, Rank
+from ddpdoctor.model.facts import Call, Helper, HelperError, Job, Life, Raised, Rank
 
 from .places import innermost_user, is_file
 from .states import RankState, aborted_at_exit, call_at_failure, ended_well, final_error, has_failed
@@ -22,6 +22,25 @@ if TYPE_CHECKING:
 _WORKER_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 TOGETHER_NS = 5_000_000_000
 """Equal errors on the same line within this time are one bug: ranks in the same step are rarely further apart."""
+CHILD_BEFORE_NS = 60_000_000_000
+"""Our choice: a parent learns of its child's end within this time."""
+THREAD_BEFORE_NS = 5_000_000_000
+"""Likewise: a hook for the errors of threads ends the process within this time."""
+_OF_CHILDREN = frozenset(
+    {
+        "BrokenPipeError",
+        "BrokenProcessPool",
+        "CalledProcessError",
+        "ConnectionRefusedError",
+        "ConnectionResetError",
+        "EOFError",
+        "ProcessExitedException",
+        "ProcessRaisedException",
+        "RemoteDisconnected",
+        "TimeoutExpired",
+    }
+)
+"""Exceptions by which a parent learns that its child has ended."""
 _TIMED_OUT = re.compile(
     r"time[d\-_ ]*out|failed to pass monitoredbarrier in|wait.{0,20}timeout|DEADLINE_EXCEEDED", re.IGNORECASE
 )
@@ -36,17 +55,26 @@ class Failure:
     error: Raised | None
     call: Call | None
     """The call, needing other ranks, in which it failed, or None if it failed on its own."""
+    then: Call | None = None
+    """The call that it made while it handled its error, and that the others do not make."""
 
     @property
     def by_signal(self) -> bool:
         """Whether a signal or an unknown reason ended the process, and no exception was seen."""
-        return self.error is None and self.rank.life in (Life.SIGNALED, Life.GONE)
+        return self.error is None and self.rank.life in (Life.SIGNALED, Life.GONE) and not self.by_own_limit
 
     @property
     def by_itself(self) -> bool:
         """Whether it failed outside all calls that need others, and not because of another rank's error."""
+        if self.by_own_limit:
+            return False
         of_ranks = self.error.of_ranks if self.error is not None else ()
         return self.call is None and (not of_ranks or self.rank.rank in of_ranks)
+
+    @property
+    def by_own_limit(self) -> bool:
+        """Whether another thread of the script ended it, as a watchdog does that finds no progress."""
+        return self.error is None and self.rank.ended_by_thread is not None
 
     @property
     def by_watchdog(self) -> bool:
@@ -56,6 +84,8 @@ class Failure:
     @property
     def timed_out(self) -> bool:
         """Whether it failed only because it had waited too long: a hang, not a crash."""
+        if self.by_own_limit:
+            return True
         if self.call is None:
             return False
         if self.error is None and self.call.device_state is not None:
@@ -120,6 +150,34 @@ def failure_line(failure: Failure) -> Frame | None:
         return rank.fatal_place or rank.last_place
     site = failure.call.site if failure.call is not None else None
     return rank.exit_call or site or rank.last_place
+
+
+def first_line_of(failure: Failure) -> Frame | None:
+    """Return the line of the error that a failure followed from: of its cause, or of what worked for the rank."""
+    helper = error_of_helper(failure)
+    if helper is not None:
+        return innermost_user(helper.error.frames)
+    first = failure.error.first if failure.error is not None and failure.call is None else None
+    return innermost_user(first.frames) if first is not None else None
+
+
+def error_of_helper(failure: Failure) -> HelperError | None:
+    """Return the error of the child whose bad end the rank reports, or of the thread that then ended the rank.
+
+    It is None if the rank reports something else. Of several, it is the one that failed first by itself.
+    """
+    error = failure.error
+    if failure.call is not None or failure.by_signal or failure.by_own_limit:
+        return None
+    if error is not None and (error.from_child or error.type not in _OF_CHILDREN):
+        return None
+    patience_ns = {Helper.CHILD: CHILD_BEFORE_NS, Helper.THREAD: THREAD_BEFORE_NS if error is None else 0}
+    before = [
+        one
+        for one in failure.rank.helper_errors
+        if 0 <= failure.time_ns - one.error.time_ns < patience_ns.get(one.who, 0)
+    ]
+    return min(before, key=lambda one: (one.error.in_call is not None, one.error.time_ns), default=None)
 
 
 def is_lost_worker(failure: Failure) -> bool:

@@ -16,7 +16,7 @@ from .failures import Failure, all_gave_up, find_failures
 from .groups import CallPosition, group_table, position_of, world_of
 from .lone_calls import blame_guarded, find_lone_call
 from .nodes import are_all_reported, lost_nodes, without_stale
-from .places import is_file
+from .places import is_file, own_error
 from .states import NATIVE_PHASES, OVER, Activity, RankState, final_error, settle, states_of
 from .waits import Waits, find_waits
 from .watchdog import without_pulled_down
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
-    from ddpdoctor.model.facts import Job, Rank
+    from ddpdoctor.model.facts import Job, Raised, Rank
     from ddpdoctor.model.nodes import NodeSeen
 
 OTHERS_PATIENCE_NS = 30_000_000_000
@@ -181,8 +181,54 @@ def build_job_state(facts: Job) -> JobState:
         lost=lost,
         cause=Cause.NONE,
     )
-    quiet = (n for n in job.living if _is_quiet(job, job.rank(n)))
-    return replace(job, quiet=frozenset(quiet), cause=_cause(job))
+    job = replace(job, quiet=frozenset(n for n in job.living if _is_quiet(job, job.rank(n))))
+    first = _errors_before_calls(job)
+    if first:
+        left = tuple(f for f in failures if f.rank.rank not in {one.rank.rank for one in first})
+        job = replace(job, failures=(*first, *left))
+    return replace(job, cause=_cause(job))
+
+
+def _errors_before_calls(job: JobState) -> tuple[Failure, ...]:
+    """Return the failures of ranks that raised an error and, while they handled it, made a call that no other makes.
+
+    That is a ``finally``, an ``except``, the end of a ``with`` block. Their own error explains the call. It does not if
+    a rank failed by itself or holds the others up, or if the others are in the same call.
+    """
+    own = {n: error for n, state in job.states.items() if (error := _own_error(state)) is not None}
+    if job.conflict is not None:
+        calls = {part.rank: (part.kind.op, part.kind.dtype, part.kind.shape) for part in job.conflict.parts}
+        usual = {call for n, call in calls.items() if n not in own}
+        own = {n: error for n, error in own.items() if n in calls and calls[n] not in usual}
+    others = set(job.states) - set(own)
+    if not own or not others or job.early or any(f.by_itself for f in job.failures):
+        return ()
+    waits = job.waits
+    if waits.blockers or waits.absent:
+        return ()
+    if job.conflict is None and {_first_op(job.states[n]) for n in own} & {_first_op(job.states[n]) for n in others}:
+        return ()
+    if not job.failures and (not set(job.living) <= job.quiet or not job.waited_long()):
+        return ()
+    return tuple(
+        Failure(rank=state.rank, time_ns=state.call.started_ns, error=error, call=None, then=state.call)
+        for n, error in own.items()
+        if (state := job.states[n]).call is not None
+    )
+
+
+def _first_op(state: RankState) -> str | None:
+    """Return the first call that failed on a rank, which may have made another one since; else the one it waits in."""
+    failed = (raised.in_call for raised in state.rank.raised if raised.in_call is not None and raised.thread_is_main)
+    return next(failed, state.call.op if state.call is not None else None)
+
+
+def _own_error(state: RankState) -> Raised | None:
+    """Return the script's own error that a rank was handling when it made the call that it waits in or failed in."""
+    if not state.waiting:
+        return None
+    error = final_error(state.rank)
+    return error.first if error is not None else own_error(state.rank)
 
 
 def _find_conflict(
@@ -262,7 +308,8 @@ def _cause(job: JobState) -> Cause:
         return Cause.NODE_LOST if _follows_from_loss(job) else Cause.MODEL
     if job.early and conflict is None:
         return Cause.EARLY_EXIT
-    if root is not None and root.call is None and not (conflict is not None and _out_of_torch(root)):
+    alone = root is not None and root.call is None and not root.by_own_limit
+    if root is not None and alone and not (conflict is not None and _out_of_torch(root)):
         return Cause.FAILURE
     if conflict is not None:
         return Cause.CONFLICT

@@ -11,7 +11,7 @@ from ddpdoctor.model.findings import Place
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.facts import Child, Rank
+    from ddpdoctor.model.facts import Child, Raised, Rank
     from ddpdoctor.model.stacks import Frame, Stack, StackSample
 
 MAX_PLACES = 2
@@ -29,6 +29,7 @@ _WAITING_FILES = (
     "/multiprocessing/process.py",
     "/multiprocessing/synchronize.py",
     "/multiprocessing/pool.py",
+    "/asyncio/",
 )
 _TORCH = "/torch/"
 
@@ -90,8 +91,15 @@ def lines_seen(samples: tuple[StackSample, ...]) -> tuple[Frame, ...]:
 
 
 def _busy_children(rank: Rank) -> tuple[Frame, ...]:
-    """Return the innermost user lines of the rank's children that do not themselves wait for work."""
-    frames = (innermost_user(main_frames(child)) for child in rank.children if not child.idle)
+    """Return the innermost user lines of the rank's children that do not wait for work, last those in a collective."""
+    stacks = [main_frames(child) for child in rank.children if not child.idle]
+    stacks.sort(key=lambda frames: bool(frames) and is_file(frames[-1], "/torch/distributed/"))
+    return tuple(frame for frames in stacks if (frame := innermost_user(frames)) is not None)
+
+
+def helper_lines(rank: Rank) -> tuple[Frame, ...]:
+    """Return the lines at which helpers of a rank failed, the last first."""
+    frames = (innermost_user(one.error.frames) for one in reversed(rank.helper_errors))
     return tuple(frame for frame in frames if frame is not None)
 
 
@@ -115,7 +123,15 @@ def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
         found = (*_busy_children(rank)[:1], *own)
     if len(own) <= 1 and (in_library or (stack and stack[-1].user)):  # in C code, called from the user's own line
         found = (*found, *(innermost_user(thread.frames) for thread in other_threads(rank)))
-    return places(rank.rank, (*found, innermost_user(rank.handled.frames) if rank.handled is not None else None))
+    error = own_error(rank)
+    raised_at = innermost_user(error.frames) if error is not None else None
+    return places(rank.rank, (raised_at, *found[:1], *helper_lines(rank)[:1], *found[1:]))
+
+
+def own_error(rank: Rank) -> Raised | None:
+    """Return the first of the script's own errors that the main thread was handling, or None."""
+    handled = rank.handled
+    return handled and (handled.first if handled.in_call else handled.first or handled)
 
 
 def places(rank: int, frames: Iterable[Frame | None]) -> tuple[Place, ...]:

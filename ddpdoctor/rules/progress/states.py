@@ -128,7 +128,7 @@ def is_over(rank: Rank) -> bool:
 
 def ended_well(rank: Rank) -> bool:
     """Return whether the rank's process ended with status 0, or in an unknown way after its script had ended."""
-    if not is_over(rank) or final_error(rank) is not None:
+    if not is_over(rank) or final_error(rank) is not None or rank.ended_by_thread is not None:
         return False
     if rank.life is Life.EXITED:
         return rank.exit_code in (0, None)
@@ -138,7 +138,7 @@ def ended_well(rank: Rank) -> bool:
 def aborted_at_exit(rank: Rank) -> bool:
     """Return whether the rank died of an abort after its script's own code had ended without an error."""
     aborted = rank.life is Life.SIGNALED and rank.signal in ABORTS and not rank.after_stop
-    return aborted and rank.main_ended_ns is not None and final_error(rank) is None
+    return aborted and rank.ended_by_thread is None and rank.main_ended_ns is not None and final_error(rank) is None
 
 
 def settle(rank: Rank) -> Rank:
@@ -186,6 +186,8 @@ def state_of(rank: Rank, stopping_since_ns: int | None = None) -> RankState:
     if ended_well(rank) or aborted_at_exit(rank):
         return RankState(rank=rank, doing=Activity.ENDED)
     if has_failed(rank, stopping_since_ns):
+        if rank.ended_by_thread is not None and final_error(rank) is None:  # its main thread still did this
+            return _living_state(rank, _innermost(rank.open_calls))
         return _failed_state(rank)
     if is_stopped(rank):
         return RankState(rank=rank, doing=Activity.STOPPED, call=_innermost(rank.open_calls))
@@ -301,6 +303,9 @@ def call_at_failure(rank: Rank) -> Call | None:
     error = final_error(rank)
     if error is not None:
         return _call_that_raised(rank, error)
+    if rank.ended_by_thread is not None:
+        state = _living_state(rank, _innermost(rank.open_calls))
+        return state.call if state.waiting else None
     if rank.life is Life.SIGNALED and rank.signal == "SIGABRT":
         call = _innermost(rank.open_calls) or _innermost(rank.open_calls, main=False)
         state = _living_state(rank, call)

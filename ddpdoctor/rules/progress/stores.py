@@ -1,9 +1,10 @@
-"""Ranks that wait inside ``init_process_group`` for a store that nobody serves."""
+"""Ranks that meet in vain: at a store that no process serves, or in a file that an earlier job has left."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.findings import Confidence, Place
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, unknown
@@ -16,6 +17,7 @@ from .words import line_of, verb
 if TYPE_CHECKING:
     from ddpdoctor.model.causes import ProcessCauses, StoreSought
     from ddpdoctor.model.facts import Rank
+    from ddpdoctor.model.stacks import Frame
 
     from .job_state import JobState
 
@@ -34,6 +36,52 @@ def judge_stores(job: JobState) -> Answer:
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} connecting to the job's store")
     sure = all(_is_sure(job, n) for n in blamed)
     return judged([_finding(job, blamed, sure=sure)], certain=sure and job.stands_still(blamed))
+
+
+def left_file(job: JobState) -> tuple[str, tuple[int, ...]] | None:
+    """Return the file with an earlier job's addresses in which ranks meet, and those ranks; None if there is none.
+
+    It held something before the first rank opened it. On several hosts, whose clocks differ, it did so for each rank.
+    """
+    ranks = [job.rank(n) for n in sorted(job.states) if job.rank(n).meeting is not None]
+    if not ranks or not job.sees_all or any(job.rank(n).steps for n in job.states):
+        return None
+    first = min(ranks, key=lambda rank: rank.init_ns or 0)
+    seen = ranks if len({rank.host for rank in ranks}) > 1 else [first]
+    path = first.meeting.path if first.meeting is not None else ""
+    mine = tuple(r.rank for r in ranks if r.meeting is not None and r.meeting.path == path)
+    return (path, mine) if all(r.meeting is not None and r.meeting.size_bytes for r in seen) else None
+
+
+def left_file_problem(job: JobState, path: str, blamed: tuple[int, ...]) -> Problem:
+    """Report ranks that got the addresses of an earlier job's ranks from a file."""
+    where = tuple(place for n in blamed for place in places(n, [_init_line(job, n)]))
+    at = f" ({line_of(where[0])})" if where else ""
+    return Problem(
+        confidence=Confidence.HIGH,
+        ranks=blamed,
+        hosts=say.hosts_of(job, blamed),
+        where=where,
+        summary=f"{say.who(job, blamed)} {verb(blamed, 'meets', 'meet')} in {path}{at}, which existed before the start "
+        "and holds the addresses of an earlier job",
+        evidence=(
+            "the file was not empty when the first rank opened it; torch removes it only after a job that ends well",
+            *say.classes(job, blamed),
+            *say.others(job, blamed),
+            *say.cascade_words(job.failures, (), also=""),
+        ),
+        fix=f"remove {path} before each start, give each start a file of its own, or call init_process_group() "
+        "without init_method under torchrun",
+    )
+
+
+def _init_line(job: JobState, number: int) -> Frame | None:
+    """Return the line at which a rank called ``init_process_group``."""
+    rank = job.rank(number)
+    calls = [call for call in rank.open_calls if call.op == "init_process_group"]
+    ended = pack_calls(rank.recent_calls).last_of_kinds(lambda kind: kind.op == "init_process_group")
+    call = calls[-1] if calls else ended
+    return call.site if call is not None else say.line_at(job.states[number])
 
 
 def _sought(rank: Rank) -> StoreSought | None:

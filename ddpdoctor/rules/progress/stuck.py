@@ -13,10 +13,10 @@ from .clues import fix_of, sentences
 from .job_state import Cause, JobState
 from .limits import find_late, late_problem, limit_words
 from .lock_causes import is_held_outside, is_left_behind, is_surely_left, left_behind_words
-from .places import places, places_held_up
+from .places import innermost_user, own_error, places, places_held_up
 from .stalled import closed, queued_behind
 from .states import Activity
-from .stores import judge_stores
+from .stores import judge_stores, left_file, left_file_problem
 from .words import place_words, verb
 
 _HOLDS_UP = frozenset({Activity.USER, Activity.DATA, Activity.BACKWARD, Activity.NATIVE})
@@ -47,13 +47,25 @@ def check_stuck(job: JobState) -> Answer:
     kernels (`TORCH_NCCL_ENABLE_TIMING=1`) and those of other ranks have started, that rank is named. The confidence is
     then medium, and the job is not stopped.
 
-    Two kinds of waits concern ranks that have not met yet:
+    If its main thread runs an asyncio loop, the line is the one that the main task awaits. What ended beside the main
+    thread is named with the line of its error: a thread, a child process, an asyncio task that was not awaited, a call
+    in a pool whose result was not read. If the rank waits for a child, such as an evaluation or a server, the child's
+    line comes first.
+
+    A watchdog of the script may end the process of a rank that waits: `os._exit` or `os.kill` from another thread,
+    `faulthandler.dump_traceback_later(exit=True)`, SIGALRM. Then the report names the rank that it waited for, and
+    where a rank was stuck itself, the line of its main thread and not that of the watchdog.
+
+    Three kinds of waits concern ranks that have not met yet:
 
     First, ranks inside `init_process_group` connect to a store at an address where no rank and no agent serves it. The
     script replaced the launcher's MASTER_ADDR or MASTER_PORT, or passed a `tcp://` address, while torchrun's agent
     serves the store at its own address.
 
-    Second, all ranks poll for a lock file that nobody has open: a build that died left it behind. If a living process
+    Second, they meet in a file (`init_method="file://..."`) that was not empty when the first of them opened it: an
+    earlier job was killed and left the addresses of its ranks there.
+
+    Third, all ranks poll for a lock file that nobody has open: a build that died left it behind. If a living process
     of another job holds the lock, it is reported after four hang timeouts, and the job is not stopped.
 
     If torch's own time limit ended the wait, the rank that was missing is still named. If it came to the call after the
@@ -85,6 +97,9 @@ def check_stuck(job: JobState) -> Answer:
     """
     if job.cause not in (Cause.HANG, Cause.NONE):
         return skipped(job.cause.value)
+    left = left_file(job) if job.waits.waiters and not job.waits.blockers and job.waited_long() else None
+    if left is not None and set(job.living) <= job.quiet:
+        return judged([left_file_problem(job, *left)], certain=True)
     if not job.waits.waiters:
         return _all_stuck(job)
     held = tuple(n for n in job.waits.blockers if job.states[n].doing in _HOLDS_UP)
@@ -181,12 +196,17 @@ def _is_patience_over(job: JobState, number: int) -> bool:
 
 def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> Answer:
     where = tuple(place for n in blamed for place in places_held_up(job.rank(n), waits_for_child=_in_loader(job, n)))
-    first = next((place for place in where if place.rank == blamed[0]), None)
+    error = own_error(job.rank(blamed[0])) if len(blamed) == 1 else None
+    raised_at = innermost_user(error.frames) if error is not None else None
+    mine = [place for place in where if place.rank == blamed[0]]
+    after = [p for p in mine if raised_at is None or (p.file, p.line) != (raised_at.file, raised_at.line)]
+    first = next(iter(after or mine), None)
     one_line = len({(p.file, p.line) for p in where}) == 1 or len(blamed) == 1
     at = f" {place_words(first)}" if one_line else ""
     waiters = say.waiters_words(job, blamed)
     left = left_behind_words(job.rank(blamed[0]).causes) if one_line else ""
-    summary = f"{say.who(job, blamed)} {_doing_words(job, blamed, at)}{left}"
+    before = f"raised {error.type} {place_words(raised_at)} and " if error is not None else ""
+    summary = f"{say.who(job, blamed)} {before}{_doing_words(job, blamed, at)}{left}"
     seen = [*say.classes(job, blamed), *say.others(job, blamed)]
     seen += [*say.handled_words(job, blamed)]
     seen += [*say.progress_words(job, blamed), *say.process_words(job, blamed)]

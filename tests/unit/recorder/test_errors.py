@@ -3,6 +3,9 @@
 import threading
 from pathlib import Path
 
+import pytest
+
+from ddpdoctor.collect.rank.steps import errors_of_child
 from ddpdoctor.recorder.stacks import errors
 from ddpdoctor.recorder.state import here
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
@@ -91,3 +94,72 @@ def test_the_text_with_which_a_script_exits_is_stored_without_secrets(tmp_path: 
     (ring,) = read_rings(folder)
     assert [note["status"][:26] for note in ring.notes if note["k"] == "exit"] == ["'no access to https://me:***"[:26]]
     assert [path for path in folder.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()] == []
+
+
+THREAD = """
+import faulthandler, os, signal, sys, threading, time
+def watch():
+    while {seconds} and sys._current_frames()[main].f_code.co_name != "stands":
+        pass
+{end}
+def stands():
+    time.sleep({seconds})
+main = threading.get_ident()
+threading.Thread(target=watch, daemon=True).start()
+stands()
+"""
+ENDS = [
+    # what another thread does, the exit status, who is noted, and where the main thread was
+    ("    os._exit(3)", 600, 3, "watch", "stands"),
+    ("    os.kill(os.getpid(), signal.SIGKILL)", 600, -9, "watch", "stands"),
+    ("    os.abort()", 600, -6, "watch", "stands"),
+    ("    os._exit(0)", 600, 0, None, None),
+    ("    os.kill(os.getppid(), 0)", 0, 0, None, None),
+]
+
+
+@pytest.mark.parametrize(("end", "seconds", "status", "place", "main"), ENDS)
+def test_a_thread_that_ends_the_process_is_noted_with_the_main_threads_stack(
+    tmp_path: Path, end: str, seconds: int, status: int, place: str | None, main: str | None
+) -> None:
+    folder = make_folder(tmp_path / "run")
+    assert run_recorded(folder, "-c", THREAD.format(end=end, seconds=seconds)).status == status
+    (ring,) = read_rings(folder)
+    noted = next((note for note in ring.notes if note["k"] == "ended_by_thread"), None)
+    assert (noted["frame"]["n"] if noted else None) == place
+    if main is not None:
+        assert [frame["n"] for frame in noted["stack"]] == ["<module>", main]
+
+
+@pytest.mark.parametrize(("exits", "limit"), [("exit=True", True), ("exit=False", False), ("file=f, exit=True", True)])
+def test_faulthandlers_own_limit_is_published_until_it_is_cancelled(tmp_path: Path, exits: str, *, limit: bool) -> None:
+    text = "import faulthandler, os\nf = open('/dev/null', 'w')\nfaulthandler.dump_traceback_later(900, {})\n"
+    folder = make_folder(tmp_path / "run")
+    run_recorded(folder, "-c", text.format(exits) + "os._exit(0)")
+    (ring,) = read_rings(folder)
+    assert (ring.cells["own_limit_ns"] > ring.cells["started_ns"] + 900e9) is limit
+    again = make_folder(tmp_path / "again")
+    run_recorded(again, "-c", text.format(exits) + "faulthandler.cancel_dump_traceback_later()\nos._exit(0)")
+    assert read_rings(again)[0].cells["own_limit_ns"] == 0
+
+
+FAMILY = """
+import os, subprocess, sys
+def child(*arguments):
+    subprocess.run([*arguments, sys.executable, "evaluate.py"], check=False)
+child()
+child("bash", "-c", '"$@"; exit $?', "-")
+subprocess.run([sys.executable, "-c", "raise KeyError"], check=False)
+"""
+
+
+def test_the_scripts_that_a_rank_runs_are_its_children_and_leave_their_errors(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(FAMILY)
+    Path("evaluate.py").write_text("def load():\n    raise LookupError('no weights')\nload()\n")
+    folder = make_folder(tmp_path / "run")
+    run_recorded(folder, "train.py")
+    (rank,) = read_rings(folder)
+    children = read_rings(folder, ring_layout.ROLE_CHILD)
+    found = [pair for child in children for pair in errors_of_child(child)]
+    assert [(pid, error["error"]["text"]) for pid, error in found] == [(rank.pid, "no weights")] * 2

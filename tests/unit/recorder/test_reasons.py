@@ -93,3 +93,60 @@ def test_of_errors_of_all_ranks_each_has_its_own(rank: int, kind: str, passed_on
     found = reason(raised_by(fail), rank)
     assert (type(found.error).__name__, found.passed_on, found.ranks) == (kind, passed_on, [1])
     assert (found.frames[-1]["n"] == "bad_stage") is (rank == 1)
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def wrapped(*, cause: bool, own: BaseException) -> BaseException:
+    """Return what a script raises in an ``except`` of another error, from it or not."""
+
+    def run() -> None:
+        try:
+            fail(own)
+        except Exception as error:  # noqa: BLE001 - any
+            raise KeyError("sample") from (error if cause else None)
+
+    return raised_by(run)
+
+
+def cleaned_up(own: BaseException) -> BaseException:
+    """Return what a call raises in the ``finally`` of another error."""
+
+    def run() -> None:
+        try:
+            fail(own)
+        finally:
+            bad_collective()
+
+    return raised_by(run)
+
+
+OWN = ValueError("no such sample")
+
+
+@pytest.mark.parametrize(
+    ("error", "noted", "in_call", "expected"),
+    [
+        (wrapped(cause=True, own=OWN), (), False, ("KeyError", OWN)),
+        (wrapped(cause=False, own=ValueError("a default is used")), (), False, ("KeyError", None)),
+        (cleaned_up(OWN), (), True, ("RuntimeError", OWN)),
+        (cleaned_up(StopIteration()), (), True, ("RuntimeError", None)),
+        (cleaned_up(OWN), (), False, ("RuntimeError", None)),
+    ],
+    ids=["cause", "context of its own code", "context of a call that fails now", "end of a loop", "no call"],
+)
+def test_the_first_error_of_the_script_is_found(
+    error: BaseException, noted: tuple[BaseException, ...], *, in_call: bool, expected: tuple[str, Any]
+) -> None:
+    found = reason_of(error, 0, errors.frames_of, noted.__contains__, in_call=in_call)
+    assert (type(found.error).__name__, found.first) == expected
+
+
+@pytest.mark.parametrize("cause", [True, False])
+def test_what_a_script_makes_of_the_error_of_a_call_is_that_error(*, cause: bool) -> None:
+    lost = raised_by(bad_collective)
+    error = wrapped(cause=cause, own=lost)
+    found = reason(error, in_calls=(lost,))
+    assert (found.error, found.passed_on, found.first) == (lost, "KeyError", None)
