@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 
 MOST_RANKS = 2**18
 """Our choice: more than twice the size of the largest known jobs."""
-IDLE_FILES = ("/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py")
+IDLE_FILES = (
+    "/multiprocessing/queues.py", "/multiprocessing/connection.py", "/multiprocessing/pool.py", "/socketserver.py",
+    "/http/server.py", "/asyncio/base_events.py", "/uvicorn/server.py",
+)  # fmt: skip
 """A child that waits for work has a frame in one of these. Deeper frames (select, a lock) are C code or the stdlib."""
 DEFAULT_GROUP = "0"
 THREAD_ERROR_NS = 5_000_000_000

@@ -159,20 +159,20 @@ def _keep_of_task(context: Any) -> None:
 
 def patch_futures(module: Any) -> None:
     """Patch concurrent.futures._base: keep the error of a call in a pool until somebody reads it."""
-    _patch(module.Future, "set_exception", ("result", "exception"), lambda future, error: error)
+    _patch(module.Future, "set_exception", ("result", "exception"), lambda future, exception: exception)
 
 
 def patch_pool(module: Any) -> None:
     """Patch multiprocessing.pool likewise."""
-    _patch(module.ApplyResult, "_set", ("get",), lambda result, number, pair: None if pair[0] else pair[1])
+    _patch(module.ApplyResult, "_set", ("get",), lambda result, i, obj: None if obj[0] else obj[1])
 
 
 def _patch(owner: Any, setter: str, readers: Any, error_of: Any) -> None:
     setting = getattr(owner, setter)
 
     @guarded("pool error")
-    def keep(self: Any, *args: Any) -> None:
-        error = error_of(self, *args)
+    def keep(self: Any, *args: Any, **kwargs: Any) -> None:
+        error = error_of(self, *args, **kwargs)
         if error is not None:
             entry = _entry("call", "", error)
             _kept.append(entry)

@@ -11,7 +11,7 @@ from .busy import BUSY_CORES, find_work
 from .clues import Clue
 from .limits import busy_fix
 from .lock_causes import lock_clues
-from .places import innermost_user, is_file, main_frames, waits_in_library
+from .places import innermost_user, is_file, last_helper_errors, main_frames, waits_in_library
 from .states import Activity
 from .words import file_name, first_line, place_words
 
@@ -70,16 +70,15 @@ def clues_of(job: JobState, number: int) -> tuple[Clue, ...]:
     rank = job.rank(number)
     causes = rank.causes
     frames = main_frames(rank)
-    helpers = tuple(_lost_helpers(rank))
     if causes is None:
-        return (*helpers, *_compile_clue(frames, ()))
+        return (*_compile_clue(frames, ()), *_lost_helpers(rank))
     busy = busy_at(job, number)
     found = [
-        *helpers,
         *_person(frames, causes.blocked),
         *_compile_clue(frames, causes.commands),
         *((Clue(said=busy.clue, fix=busy_fix(job)),) if busy is not None else ()),
         *lock_clues(job, rank, causes),
+        *(_lost_helpers(rank) if busy is None else ()),
         *_lost_children(job, rank, causes),
         *(_command(frames, causes) if busy is None else ()),
         *_file_system(rank, causes),
@@ -122,7 +121,7 @@ _HELPERS = {
 
 def _lost_helpers(rank: Rank) -> Iterator[Clue]:
     """Say which errors ended what worked for the rank, the last first. The rank may wait for it in vain."""
-    for one in rank.helper_errors[: -MOST_CHILDREN - 1 : -1]:
+    for one in last_helper_errors(rank)[:MOST_CHILDREN]:
         who, fix = _HELPERS[one.who]
         name = f" {one.name}" if one.who is Helper.CHILD else ""
         line = innermost_user(one.error.frames)

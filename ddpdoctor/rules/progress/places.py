@@ -11,7 +11,7 @@ from ddpdoctor.model.findings import Place
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddpdoctor.model.facts import Child, Raised, Rank
+    from ddpdoctor.model.facts import Child, HelperError, Raised, Rank
     from ddpdoctor.model.stacks import Frame, Stack, StackSample
 
 MAX_PLACES = 2
@@ -32,6 +32,8 @@ _WAITING_FILES = (
     "/asyncio/",
 )
 _TORCH = "/torch/"
+TRAINED_ON_NS = 300_000_000_000
+"""Our choice: a queue that was filled ahead is empty by then."""
 
 
 def is_file(frame: Frame, *parts: str) -> bool:
@@ -97,10 +99,10 @@ def _busy_children(rank: Rank) -> tuple[Frame, ...]:
     return tuple(frame for frames in stacks if (frame := innermost_user(frames)) is not None)
 
 
-def helper_lines(rank: Rank) -> tuple[Frame, ...]:
-    """Return the lines at which helpers of a rank failed, the last first."""
-    frames = (innermost_user(one.error.frames) for one in reversed(rank.helper_errors))
-    return tuple(frame for frame in frames if frame is not None)
+def last_helper_errors(rank: Rank) -> tuple[HelperError, ...]:
+    """Return the errors of helpers that a rank may wait for, the last first; not those after which it long trained on."""
+    since_ns = (rank.last_progress_ns or 0) - TRAINED_ON_NS
+    return tuple(one for one in reversed(rank.helper_errors) if one.error.time_ns >= since_ns)
 
 
 def other_threads(rank: Rank, *, skip_idle: bool = True) -> tuple[Stack, ...]:
@@ -125,7 +127,8 @@ def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
         found = (*found, *(innermost_user(thread.frames) for thread in other_threads(rank)))
     error = own_error(rank)
     raised_at = innermost_user(error.frames) if error is not None else None
-    return places(rank.rank, (raised_at, *found[:1], *helper_lines(rank)[:1], *found[1:]))
+    helpers = [innermost_user(one.error.frames) for one in last_helper_errors(rank)[:1]]
+    return places(rank.rank, (raised_at, *found[:1], *helpers, *found[1:]))
 
 
 def own_error(rank: Rank) -> Raised | None:
