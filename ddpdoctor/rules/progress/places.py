@@ -100,7 +100,7 @@ def _busy_children(rank: Rank) -> tuple[Frame, ...]:
 
 
 def last_helper_errors(rank: Rank) -> tuple[HelperError, ...]:
-    """Return the errors of helpers that a rank may wait for, the last first; not those after which it long trained on."""
+    """Return the errors of helpers that a rank may wait for, not those after which it long trained on."""
     since_ns = (rank.last_progress_ns or 0) - TRAINED_ON_NS
     return tuple(one for one in reversed(rank.helper_errors) if one.error.time_ns >= since_ns)
 
