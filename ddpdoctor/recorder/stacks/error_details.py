@@ -9,6 +9,7 @@ from .. import frames
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import TracebackType
     from typing import Any, Callable, Dict, List, Optional
 
     Frames = List[Dict[str, Any]]
@@ -91,6 +92,32 @@ def _devices() -> List[List[int]]:
     return [row for row in numbers if row[4]]
 
 
+MAX_TEXT = 65536
+"""Characters of an error's text that are read. Our choice: a child's whole traceback is a tenth of it."""
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error's text without secrets. A failed download, for example, quotes its URL."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the script's own class may fail here
+        return "(its text could not be had)"
+    from ..storage.secrets import hide_in_text  # here, because it loads re
+
+    return hide_in_text(text[:MAX_TEXT])
+
+
+def frames_of(traceback: Optional[TracebackType]) -> List[Dict[str, Any]]:
+    """Return the frames of a traceback, outermost first, without the recorder's own."""
+    found = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not frames.is_own_file(code.co_filename):
+            found.append(frames.describe(code.co_filename, traceback.tb_lineno, code.co_name))
+        traceback = traceback.tb_next
+    return frames.trim(found)
+
+
 MAX_LINKS = 8
 """Length of the chain of causes that is followed. Our choice."""
 
@@ -112,12 +139,8 @@ class ErrorReason:
 
 
 def reason_of(
-    error: BaseException,
-    rank: int,
-    frames_of: Callable[[Any], Frames],
-    was_noted: Callable[[Any], bool],
-    in_call: bool = False,
-) -> ErrorReason:
+    error: BaseException, rank: int, was_noted: Callable[[Any], bool], in_call: bool = False
+) -> ErrorReason:  # fmt: skip
     """Return the error on this rank that caused ``error``, or ``error`` itself if there is none.
 
     ``was_noted`` says whether a recorded call has raised an error, and ``in_call`` whether one raises this one now.
@@ -146,13 +169,11 @@ def reason_of(
             if by_script or not any(frame["u"] for frame in raised_at):
                 break
         found.error, found.frames, found.passed_on = cause, frames.trim(found.frames + raised_at), outer
-    found.first = _first_of_script(found.error, frames_of, was_noted, in_call)
+    found.first = _first_of_script(found.error, was_noted, in_call)
     return found
 
 
-def _first_of_script(
-    error: BaseException, frames_of: Callable[[Any], Frames], was_noted: Callable[[Any], bool], in_call: bool
-) -> Optional[BaseException]:
+def _first_of_script(error: BaseException, was_noted: Callable[[Any], bool], in_call: bool) -> Optional[BaseException]:
     """Return the earliest error of the script's own that an error followed from, or None.
 
     That is its cause. If a call raised it in a ``finally`` or an ``except``, it is what the rank was handling.

@@ -11,10 +11,10 @@ from .. import frames, imports
 from ..state import guarded, here
 from ..wrappers import hide_own_frames, wraps
 from . import error_details
+from .error_details import frames_of, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Any, Dict, List, Optional, Tuple
 
     Key = Tuple[int, type, int]
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 MAX_NOTES = 40
 MAX_STACK = 20
 """Frames of the main thread that are noted if another thread ends the process."""
-MAX_TEXT = 65536
-"""Characters of an error's text that are read. Our choice: a child's whole traceback is a tenth of it."""
 MAX_THREADS_NOTED = 10
 """Uncaught exceptions of threads that are noted. A server may lose one thread per request."""
 KEPT_WITHOUT_SPACE = 5
@@ -47,7 +45,7 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
     is_main = _thread.get_ident() == here.main_thread
     if ring is None or not _may_note(uncaught, is_main):
         return
-    reason = error_details.reason_of(error, _own_rank(), frames_of, was_noted, in_call=call is not None)
+    reason = error_details.reason_of(error, _own_rank(), was_noted, in_call=call is not None)
     error = reason.error
     text = text_of(error)
     passed_on = frames_in_text(text)
@@ -113,17 +111,6 @@ def _may_note(uncaught: bool, is_main: bool) -> bool:
     return len(_noted) < MAX_NOTES + (MAX_THREADS_NOTED if uncaught else 0)
 
 
-def text_of(error: BaseException) -> str:
-    """Return an error's text without secrets. A failed download, for example, quotes its URL."""
-    try:
-        text = str(error)
-    except Exception:  # noqa: BLE001 - the script's own class may fail here
-        return "(its text could not be had)"
-    from ..storage.secrets import hide_in_text  # here, because it loads re
-
-    return hide_in_text(text[:MAX_TEXT])
-
-
 def _groups() -> Any:
     """Return how far each group had got when a call failed, because later nobody can ask.
 
@@ -140,7 +127,7 @@ def handled_now() -> Optional[Dict[str, Any]]:
     error = current[1] if isinstance(current, tuple) else current  # it is a tuple up to Python 3.11
     if error is None:
         return None
-    reason = error_details.reason_of(error, _own_rank(), frames_of, was_noted)
+    reason = error_details.reason_of(error, _own_rank(), was_noted)
     found = _brief(reason.error)
     return found and dict(
         found, main=1, call=_noted.get(_key(reason.error, text_of(reason.error))), first=_brief(reason.first)
@@ -151,17 +138,6 @@ def _brief(error: Optional[BaseException]) -> Optional[Dict[str, Any]]:
     if error is None:
         return None
     return {"type": type(error).__name__, "text": text_of(error)[:2000], "frames": frames_of(error.__traceback__)}
-
-
-def frames_of(traceback: Optional[TracebackType]) -> List[Dict[str, Any]]:
-    """Return the frames of a traceback, outermost first, without the recorder's own."""
-    found = []
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if not frames.is_own_file(code.co_filename):
-            found.append(frames.describe(code.co_filename, traceback.tb_lineno, code.co_name))
-        traceback = traceback.tb_next
-    return frames.trim(found)
 
 
 def frames_in_text(text: str) -> List[Dict[str, Any]]:
@@ -281,7 +257,7 @@ def _status_text(status: Any) -> str:
         return repr(status)[:80]
     from ..storage.secrets import hide_in_text
 
-    return hide_in_text(repr(status)[:MAX_TEXT])[:80]
+    return hide_in_text(repr(status)[: error_details.MAX_TEXT])[:80]
 
 
 def _watch_threads(threading: Any) -> None:

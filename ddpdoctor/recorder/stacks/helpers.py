@@ -14,7 +14,7 @@ from collections import deque
 from .. import frames
 from ..state import guarded, here
 from ..wrappers import hide_own_frames, wraps
-from . import errors
+from .error_details import frames_of, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,12 +126,12 @@ def _entry(who: str, name: str, error: BaseException) -> Dict[str, Any]:
         lines = re.findall(_REMOTE_LINE, str(error.__cause__), re.MULTILINE)
         raised_at = [frames.describe(file, int(line), function) for file, line, function in lines]
     else:
-        raised_at = errors.frames_of(error.__traceback__)
+        raised_at = frames_of(error.__traceback__)
     return {
         "who": who,
         "name": name[:80],
         "type": type(error).__name__,
-        "text": errors.text_of(error)[:2000],
+        "text": text_of(error)[:2000],
         "at": time.monotonic_ns(),
         "frames": raised_at,
         "read": 0,

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.recorder.stacks import errors
 from ddpdoctor.recorder.stacks.error_details import reason_of
 
 LIBRARY = "/usr/lib/site-packages/torch/distributed/library.py"
@@ -49,7 +48,7 @@ def raised_by(action: Any) -> BaseException:
 
 
 def reason(error: BaseException, rank: int = 0, in_calls: tuple[BaseException | None, ...] = ()) -> Any:
-    return reason_of(error, rank, errors.frames_of, in_calls.__contains__)
+    return reason_of(error, rank, in_calls.__contains__)
 
 
 def test_what_a_library_wraps_is_the_error_of_the_users_line() -> None:
@@ -140,7 +139,7 @@ OWN = ValueError("no such sample")
 def test_the_first_error_of_the_script_is_found(
     error: BaseException, noted: tuple[BaseException, ...], *, in_call: bool, expected: tuple[str, Any]
 ) -> None:
-    found = reason_of(error, 0, errors.frames_of, noted.__contains__, in_call=in_call)
+    found = reason_of(error, 0, noted.__contains__, in_call=in_call)
     assert (type(found.error).__name__, found.first) == expected
 
 
