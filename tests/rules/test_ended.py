@@ -317,6 +317,14 @@ FAILED = {
         ),
         ("crash", [0, 1, 2], [5] * 3),
     ),
+    "killed: by addresses from a file that an earlier job has left": (
+        (
+            killed(0, "SIGSEGV", meeting=LEFT, init_ns=1, initialized=False),
+            in_init(1, meeting=LEFT, init_ns=2),
+            in_init(2, meeting=LEFT, init_ns=3),
+        ),
+        ("killed", [0, 1, 2], [9, 5, 5]),
+    ),
     "stuck: a time limit has run out": (
         (failed_in(0, "all_reduce", 7, message=TIMED_OUT), in_user(1), in_call(2)),
         ("stuck", [1], [12]),

@@ -136,7 +136,9 @@ def errors_of_child(content: RingContent) -> Iterable[tuple[int, dict[str, Any]]
     if content.role == ring_layout.ROLE_CHILD:
         note = process_note(content)
         rank = note.get("rank_pid") or note.get("ppid")
-        for raised in content.notes if isinstance(rank, int) else ():
+        if not isinstance(rank, int):
+            return
+        for raised in content.notes:
             is_end = raised.get("k") == "raised" and raised.get("uncaught") and raised.get("main")
             if is_end and raised.get("type") != "KeyboardInterrupt":
                 yield rank, {"who": Helper.CHILD.value, "name": str(content.pid), "error": raised}

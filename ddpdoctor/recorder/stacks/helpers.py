@@ -108,14 +108,11 @@ def _all_tasks(module: Any) -> List[Any]:
     """Return all tasks that are still held, also those that are done; ``asyncio.all_tasks`` leaves those out."""
     for _ in range(TRIES):
         try:
-            known = getattr(module, "_all_tasks", None)
-            if known is None:
-                known = getattr(module, "_scheduled_tasks", ())
             if sys.version_info >= (3, 14):  # tasks that are done are in no list
                 import gc
 
                 return [one for one in gc.get_objects() if type(one) is module.Task]
-            return list(known)
+            return list(getattr(module, "_scheduled_tasks", None) or getattr(module, "_all_tasks", ()))
         except RuntimeError:  # a task was made meanwhile
             continue
     return []

@@ -222,6 +222,9 @@ def check_killed(job: JobState) -> Answer:
         return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
     if not root.by_signal:
         return skipped("the first rank that failed raised an exception or exited with an error status")
+    left = left_file(job) if not root.rank.initialized else None  # Gloo can abort on such addresses
+    if left is not None:
+        return judged([left_file_problem(job, *left)], certain=not job.is_ending())
     return judged([_failed(job, root)], certain=not job.is_ending())
 
 
