@@ -112,7 +112,8 @@ def _all_tasks(module: Any) -> List[Any]:
                 import gc
 
                 return [one for one in gc.get_objects() if type(one) is module.Task]
-            return list(getattr(module, "_scheduled_tasks", None) or getattr(module, "_all_tasks", ()))
+            known: Any = getattr(module, "_scheduled_tasks", None) or getattr(module, "_all_tasks", ())
+            return list(known)
         except RuntimeError:  # a task was made meanwhile
             continue
     return []
