@@ -85,7 +85,7 @@ def _about(state: RunState) -> dict[str, Any]:
     hints = dict.fromkeys(
         [
             *(one.words(ranks) for one, ranks in state.refusals()),
-            *(fact.words for fact in state.all(Hint)),
+            *(fact.words for fact in state.all(Hint) if fact.words),
             *explain_nccl(state),
         ]
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.launches import begins_run
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.model.evidence import Exited, Finished, Hint, Launched, Moving, Seen, Who
+from ddpdoctor.model.evidence import Busy, Exited, Finished, Hint, Launched, Moving, Seen, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,6 +31,29 @@ _PROGRESS = (
     re.compile(r"\{'(?:loss|train_loss|eval_loss)': [^}]{0,400}'epoch': "),  # Hugging Face's Trainer
     re.compile(r"\b[Ee]poch\s*[:=#]?\s*\[?\d+\b"),
 )
+_DOES = (
+    r"(?:pre-?)?(?:tokeniz|encod|process(?!\w*\s*(?:group|\d))|download|extract|unpack|unzip|index|cach|pack|filter"
+    r"|group|convert|prepar|scan|evaluat|validat|compil|sav|writ|serializ|upload|merg|shuffl|decod|resampl)ing\b"
+)
+_BUILDS = r"(?:build|creat|generat)ing .{0,40}?\b(?:index|indices|cache|data ?sets?|vocab\w*|split|examples)\b"
+_BARS = r"tokenizer\b|map\b|flatten\w*|filter\b|fetching \d+ files|validation\b|evaluation\b|sanity check"
+_BAR = re.compile(
+    rf"(?P<task>(?:[^|%\r\n]{{0,80}}\W)?(?:{_DOES}|{_BUILDS}|{_BARS})[^|%\r\n]{{0,80}}?)[\s:：|]*"
+    r"\b(?P<share>\d{1,3})(?:\.\d{1,3})? ?%",
+    re.IGNORECASE,
+)
+_BEGUN = re.compile(
+    rf"^\W{{0,4}}(?P<task>(?:\w{{1,12}}\W{{1,3}})?(?:{_DOES}|{_BUILDS})[^|%\r\n]{{0,80}}"
+    r"|[^|%\r\n]{0,80}ing\b[^|%\r\n]{0,40} on rank 0\b[^|%\r\n]{0,40})",
+    re.IGNORECASE,
+)
+"""Lines such as "> building indices on rank 0 ..." or "saving checkpoint at step 40"."""
+_DONE = re.compile(
+    r"\b(?:done|finish(?:ed)?|completed?|saved|took|elapsed|succe\w{1,20}|loaded|written|built|cached|skip\w{0,4})\b",
+    re.IGNORECASE,
+)
+_FULL = 100
+_MOST_TASK = 80
 _WORDS = ("tep", "STEP", "ter", "%|", "poch", "loss'")
 _NOT_PROGRESS = re.compile(
     r"^#|rror|Unexpected result|\brerun\b|\b(?:nan|NaN) on rank|[Tt]imeout|timed out|Traceback"
@@ -90,12 +113,14 @@ class FrameworkReader:
     def __init__(self) -> None:
         self._several_nodes = False
         self._last: dict[tuple[Any, ...], _Progress] = {}
+        self._work: dict[tuple[Any, ...], Busy] = {}
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts of one line."""
         text = line.text
         if begins_run(text):
             return tuple(self.end())
+        self._note_work(line)
         if "[launch.py:" in text:
             return tuple(self._launcher(line))
         if any(words in text for words in _END_WORDS) and any(end.search(text) for end in _ENDS):
@@ -118,8 +143,29 @@ class FrameworkReader:
             )
             for one in self._last.values()
         ]  # fmt: skip
+        found = [*facts, *self._work.values()]
         self._last.clear()
-        return facts
+        self._work.clear()
+        return found
+
+    def _note_work(self, line: Line) -> None:
+        """Keep what a writer says last of work that needs no other rank, until it says that it ended, or goes on."""
+        text, former = line.text, self._work.get(line.stream)
+        if _NOT_PROGRESS.search(text) is not None and "%|" not in text:
+            return
+        bar = _BAR.search(text) if "%" in text else None
+        begun = _BEGUN.search(text) if bar is None and "ing" in text and _DONE.search(text) is None else None
+        share = int(bar["share"]) if bar is not None else None
+        if (found := bar or begun) is not None and (share is None or share < _FULL):
+            if former is not None or len(self._work) < MOST_STREAMS:
+                task = " ".join(found["task"].split()).strip(" :-|>.")[:_MOST_TASK]
+                self._work[line.stream] = Busy(
+                    who=line.who, spot=line.spot(), time=line.time, said=quote(text), task=quote(task), share=share
+                )
+        elif former is not None and text.strip():
+            is_step = any(pattern.search(text) for pattern in _PROGRESS)
+            if former.share is None or is_step or _DONE.search(text) is not None or share == _FULL:
+                del self._work[line.stream]
 
     def _progress(self, line: Line) -> Iterable[Fact]:
         """Take in a line about progress. If its step has fallen, a new run may have begun."""

@@ -104,7 +104,7 @@ class StoreErrors:
         late = match["how"].startswith("Timed out")
         facts: list[Fact] = [
             Size(ranks=world, **common),
-            _waiting(_clock(match["limit"]), timed_out=late, **common),
+            _waiting(_clock(match["limit"]), timed_out=late, came=count, **common),
         ]
         if count > world:
             facts.append(_too_many(count, world, common))

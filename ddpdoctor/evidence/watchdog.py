@@ -19,7 +19,7 @@ from ddpdoctor.evidence.nccl_groups import DEFAULT_GROUP, group_of, who_of, writ
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.torch_heads import origin_of
 from ddpdoctor.evidence.watchdog_notes import read_notes, work_number
-from ddpdoctor.model.evidence import Failed, Nature, Operation, Reached, Waiting
+from ddpdoctor.model.evidence import Failed, Hint, Nature, Operation, Reached, Waiting
 from ddpdoctor.model.torch_names import op_type_name
 
 if TYPE_CHECKING:
@@ -47,6 +47,12 @@ _STATUS = re.compile(
 _FRAME = re.compile(r"^\s*#(?P<number>\d{1,4}) (?P<function>.{1,200}?) from (?P<file>.{1,1000}):(?P<line>\d{1,8})\s*$")
 _DIED = re.compile(r"atchdog thread terminated with exception: (?P<error>.*)")
 _ABORTED = re.compile(r"Aborting process on rank (?P<rank>\d{1,9}) due to (?P<error>.*)")
+_ELIDED = re.compile(
+    r"\W*(?:\.{3,}|…|\. \. \.)\W*|\W*(?:\d{1,9} )?(?:more )?(?:lines? |logs? |output )?"
+    r"(?:snip(?:ped)?|truncated|omitted|elided|skipped|cut(?: off)?)\W*|\W{2,}\d{0,9} ?(?:more )?lines\W{2,}", re.IGNORECASE
+)
+"""What people write where they leave out lines."""
+_LONGEST_MARK = 60
 _TIMED_OUT = ("Watchdog caught collective operation timeout", "timed out in blocking wait")
 
 
@@ -101,6 +107,8 @@ class WatchdogReader:
         """Return the facts that end with this line."""
         text = line.text
         found: list[Fact] = []
+        if len(text) < _LONGEST_MARK and _ELIDED.fullmatch(text):
+            return [Hint(spot=line.spot(), words="the log lacks lines in its middle", kind="elided")]
         if self._traces and "#" in text and self._read_frame(line):
             return ()
         if self._tail is not None:
@@ -130,7 +138,8 @@ class WatchdogReader:
         if group is not None:
             self._desync.note_group(line, group.key, group.words)
         if any(words in text for words in _TIMED_OUT):
-            return self._read_timeout(line, group)
+            last = "terminated with exception" in text or "Aborting process" in text
+            return [*self._read_timeout(line, group), *(_end(line, group) if last else ())]
         if (status := _STATUS.search(text)) is not None:
             return self._read_status(line, group, status)
         if (aborted := _ABORTED.search(text)) is not None:
@@ -266,14 +275,10 @@ class WatchdogReader:
         if "timeout" not in aborted["error"]:
             return [self._failure(line, group, aborted["error"])]
         if self._is_said(writer_of(line, group), Operation()):
-            return []
+            return _end(line, group)
         operation = Operation(group=group.key, group_words=group.words) if group is not None else Operation()
-        return [
-            Waiting(
-                **origin_of(line, who_of(line, group)),
-                operation=operation, timed_out=True,
-            )
-        ]  # fmt: skip
+        limit = Waiting(**origin_of(line, who_of(line, group)), operation=operation, timed_out=True)
+        return [limit, *_end(line, group)]
 
     def _failure(self, line: Line, group: NcclGroup | None, error: str) -> Failed:
         reading = classify("", error)
@@ -308,6 +313,11 @@ class WatchdogReader:
                 peers=reading.peers, peer_hosts=reading.peer_hosts,
             )  # fmt: skip
         return []
+
+
+def _end(line: Line, group: NcclGroup | None) -> list[Fact]:
+    """Return that the watchdog ends its process here: the last line that a rank writes."""
+    return [Hint(words="", kind="watchdog-ended", **origin_of(line, who_of(line, group)))]
 
 
 def _operation(work: re.Match[str] | None) -> tuple[Operation, float | None]:

@@ -10,7 +10,18 @@ from ddpdoctor.evidence.natures import classify
 from ddpdoctor.evidence.nccl_groups import DEFAULT_GROUP, who_of
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.torch_heads import origin_of
-from ddpdoctor.model.evidence import Failed, Hint, Link, Reached, Seen, Who
+from ddpdoctor.model.evidence import (
+    MOST_RANKS,
+    Failed,
+    Hint,
+    Link,
+    Operation,
+    Reached,
+    Seen,
+    Size,
+    Waiting,
+    Who,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,6 +37,10 @@ _DUMP = re.compile(
     r"Last enqueued NCCL work: (?P<enqueued>-?\d{1,20}).{1,120}?last completed NCCL work: (?P<completed>-?\d{1,20})"
 )
 _SOURCE = re.compile(r"due to a collective timeout from {1,2}rank (?P<rank>\d{1,9})\b")
+_OPTIONS = re.compile(
+    r"initialization options: ?size: (?P<size>\d{1,9}), global rank: (?P<rank>\d{1,9})"
+    r"(?:.{0,400}?PG Name: (?P<name>[^\s,]{1,200}))?"
+)
 _STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d{1,9}) seconds|Heartbeat monitor timed out!")
 
 
@@ -54,10 +69,26 @@ def _dump_signal(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
     found: list[Fact] = [
         Reached(group_words=DEFAULT_GROUP, enqueued=enqueued, completed=completed, **origin_of(line, who))
     ]
-    if (source := _SOURCE.search(line.text)) is not None:
+    if "from this local rank" in line.text:
+        found.append(Waiting(operation=Operation(), timed_out=True, **origin_of(line, who)))
+    elif (source := _SOURCE.search(line.text)) is not None:
         words = f"rank {source['rank']} ran into the time limit of a collective, as other ranks were told"
         found.append(Hint(words=words, kind="told-to-dump", **origin_of(line, who)))
     return found
+
+
+def _options(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
+    """Read which rank starts a group, and how many ranks the group has."""
+    options = _OPTIONS.search(line.text)
+    if options is None or not int(options["rank"]) < MOST_RANKS or not 0 < int(options["size"]) <= MOST_RANKS:
+        return _seen(line, group)
+    is_default = options["name"] in {"0", DEFAULT_GROUP} if options["name"] else group is None or not group.key
+    key = "" if is_default else options["name"] or (group.key if group is not None else "")
+    who = replace(who_of(line, group), rank=int(options["rank"]), group="", group_rank=None)
+    return [
+        Seen(**origin_of(line, who)),
+        Size(ranks=int(options["size"]), group=key, **origin_of(line, replace(who, rank=None))),
+    ]
 
 
 def _stuck(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
@@ -95,6 +126,7 @@ def _seen(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
 
 
 _NOTES: dict[str, Callable[[Line, NcclGroup | None], Iterable[Fact]]] = {
+    "initialization options:": _options,
     "Received a dump signal": _dump_signal,
     "watchdog got stuck for": _stuck,
     "Heartbeat monitor timed out!": _stuck,

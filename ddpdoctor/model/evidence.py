@@ -130,6 +130,8 @@ class Waiting(Fact):
     """In ``init_process_group`` or the rendezvous, not in a collective."""
     in_store: bool = False
     """For a key of the store."""
+    came: int | None = None
+    """How many ranks have come, this one included, if the source says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +180,18 @@ class Absent(Fact):
     shown: Shown = Shown.RECORDER
     expected: bool = False
     """The source holds the lines of several ranks, so that those of this one should be there too."""
+    busy: Busy | None = None
+    """What it did instead, as its log says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy(Fact):
+    """The last that a writer says of work that needs no other rank: a bar that is not full, or a line without its end."""
+
+    task: str
+    """What it does, as it says it: "Running tokenizer on dataset"."""
+    share: int | None = None
+    """How much is done, in percent."""
 
 
 class Nature(str, Enum):
@@ -292,6 +306,8 @@ class Differ(Fact):
     """What differs: "operation", "shape", "dtype", "order", "number", "place"."""
     certain: bool = True
     """False: they wait at different places, and may be right to do so."""
+    settled: bool = True
+    """False: so few ranks of the group are known that the majority may be the odd one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

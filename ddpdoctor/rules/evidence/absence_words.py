@@ -55,9 +55,15 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
     target = "init_process_group" if absent[0].in_init else operation.words()
     did = {"early-exit": "exited before", "missing": "never joined"}.get(kind, "did not call")
     at = f"{verb(ranks, 'it is', 'they are')} {place_words(where[0])}, and " if where and kind == "stuck" else ""
+    busy = next((fact.busy for fact in absent if fact.busy is not None), None)
+    if busy is not None and not at:
+        at = f"the last it wrote is \"{busy.task}{f' {busy.share} %' if busy.share is not None else ''}\", and "
     wait = f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting" if waiters else "other ranks are waiting"
+    who = who_words(state, ranks)
+    if one.confidence is Confidence.LOW:
+        did = {"early-exit": "may have exited before", "missing": "may not have joined"}.get(kind, "may not have called")
     return Problem(
-        summary=f"{who_words(state, ranks)} {did} {target}; {at}{wait} for {verb(ranks, 'it', 'them')}",
+        summary=f"{who} {did} {target}; {at}{wait}{'' if one.confidence is Confidence.LOW else ' for ' + verb(ranks, 'it', 'them')}",
         confidence=one.confidence,
         ranks=tuple(ranks),
         hosts=state.hosts_of(ranks),
@@ -66,6 +72,7 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
             *_doing_words(state, samples, ranks),
             *_worker_words(workers),
             *quotes(absent),
+            *quotes([busy] if busy is not None else []),
             *(f"a weaker source disagrees: {words}" for words in quotes(one.contradicted)),
             *quotes(fact for fact in state.all(Waiting) if fact.who.rank in waiters),
             *_waiter_places(state, samples, waiters),
@@ -73,8 +80,14 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
             *steps_words(state),
             *coverage(state),
         ),
-        fix=_absence_fix(ranks, where, workers),
+        fix=_LET_IT_END if busy is not None and not where else _absence_fix(ranks, where, workers),
     )
+
+
+_LET_IT_END = (
+    "do this work once before the job (a prepared data set, a filled cache), or let all ranks share it; else raise the "
+    "limit: `init_process_group(timeout=timedelta(hours=2))`"
+)
 
 
 def _doing_words(state: RunState, samples: dict[int, Stacked], ranks: Iterable[int]) -> list[str]:

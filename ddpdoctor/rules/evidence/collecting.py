@@ -100,5 +100,5 @@ def about(state: RunState) -> tuple[str, ...]:
     lacking = state.evidence.lacking()
     more = [f"and {len(lacking) - MOST_REASONS} more reasons"] if len(lacking) > MOST_REASONS else []
     refused = (one.words(ranks) for one, ranks in state.refusals())
-    notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all(Hint))]))
+    notes = list(dict.fromkeys([*refused, *(fact.words for fact in state.all(Hint) if fact.words)]))
     return (*lacking[:MOST_REASONS], *more, *notes[:MOST_REASONS])

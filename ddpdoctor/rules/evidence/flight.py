@@ -73,7 +73,7 @@ def _from_root(block: tuple[FlightCall, ...]) -> bool:
 
 def _compare(cluster: Cluster, by_rank: Mapping[int, FlightDump], world: int | None) -> list[Fact]:
     target = _target(cluster)
-    differ = _first_difference(cluster, target)
+    differ = _first_difference(cluster, target, len(cluster.members) if cluster.members else world)
     if differ is not None:
         return [differ]
     if target is None:
@@ -166,7 +166,9 @@ def _absences(cluster: Cluster, ranks: Sequence[int], operation: Operation, wait
             )  # fmt: skip
 
 
-def _first_difference(cluster: Cluster, target: tuple[int, tuple[int, ...]] | None) -> Differ | None:
+def _first_difference(
+    cluster: Cluster, target: tuple[int, tuple[int, ...]] | None, size: int | None
+) -> Differ | None:
     """Return the first number under which ranks made different calls, if the group waits there or after it."""
     if target is None or cluster.is_aligned:
         return None
@@ -183,6 +185,7 @@ def _first_difference(cluster: Cluster, target: tuple[int, tuple[int, ...]] | No
     return Differ(
         sides=tuple((ranks, operation) for (_, ranks), operation in zip(sides, operations, strict=True)),
         odd=odd if plain else None, aspect=aspect, spot=cluster.dumps[odd[0]].spot,
+        settled=size is None or 2 * len(sides[0][1]) > size,
         said=f"rank {odd[0]} made {cluster.operation(odd[0], first).words()}",
     )  # fmt: skip
 

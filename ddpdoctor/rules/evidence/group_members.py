@@ -47,7 +47,7 @@ def members_of(places: Mapping[int, int], listed: Sequence[int] | None, size: in
     size = min(size, MOST_RANKS) if size is not None else None
     stride = _stride(places)
     if stride is None:
-        return tuple(range(size)) if size is not None and all(rank == place for rank, place in places.items()) else ()
+        return ()
     rank, place = next(iter(places.items()))
     count = size if size is not None else min(max(places.values()) + 1, MOST_RANKS)
     return tuple(found for number in range(count) if (found := rank + (number - place) * stride) >= 0)

@@ -7,17 +7,20 @@ name, so only ranks that are in one group for sure are compared.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
     Absent,
+    Busy,
     Differ,
     Exited,
     Fact,
     Failed,
+    Hint,
     Inside,
+    Nature,
     Operation,
     Reached,
     Shown,
@@ -80,21 +83,57 @@ def compare_waits(facts: Sequence[Fact], world: int | None = None) -> list[Fact]
     """
     sizes = [fact.ranks for fact in facts if isinstance(fact, Size) and not fact.group]
     world = max([world or 0, *sizes]) or None
-    seen = frozenset(fact.who.rank for fact in facts if fact.who.rank is not None and not isinstance(fact, Absent))
     listed = {fact.group: fact.members for fact in facts if isinstance(fact, Size) and fact.group and fact.members}
+    listed_sizes = {fact.group: fact.ranks for fact in facts if isinstance(fact, Size) and fact.group}
+    silent = _silent(facts, world)
     found: list[Fact] = []
     for group in _groups(facts):
         for ranks in split_group(group.places, set(group.waits) | set(group.reached)):
             part = group.part(ranks)
-            if part.waits:
-                size = _size(part.waits.values())
-                least = max(seen | part.waits.keys()) + 1
-                members = members_of(part.places, listed.get(group.key), size if group.key else world or size or least)
-                if part.is_default and not members:
-                    members = tuple(range(least))
-                is_whole = size is not None or (group.key in listed) or (part.is_default and world is not None)
-                found += _compare(part, members, seen, is_whole=is_whole)
-    return [*found, *_compare_numberless(facts, seen, world)]
+            if not part.waits:
+                continue
+            size = _size(part.waits.values()) or listed_sizes.get(group.key)
+            if part.is_default:
+                whole = size if part.words and world is None else world
+                members = tuple(range(min(whole or max({*ranks, *silent}) + 1, MOST_RANKS)))
+            else:
+                whole = size
+                members = members_of(part.places, listed.get(group.key), size)
+            found += _compare(part, members, silent, whole=whole)
+    found += _compare_numberless(facts, silent, world)
+    return _name_work(found, facts)
+
+
+def _name_work(found: list[Fact], facts: Sequence[Fact]) -> list[Fact]:
+    """Return the facts, with what absent ranks did instead.
+
+    If nothing else says who came late, it is the one rank that is at work while others ran into a limit. Bars without a
+    rank are those of rank 0: frameworks give them to the main process only.
+    """
+    waits = [fact for fact in facts if isinstance(fact, Waiting) and fact.timed_out and fact.who.rank is not None]
+    excused = {fact.who.rank for fact in facts if _excuses(fact)}
+    excused |= {rank for fact in found if isinstance(fact, Inside) for rank in fact.ranks}
+    work: dict[int, Busy] = {}
+    for fact in facts:
+        if isinstance(fact, Busy):
+            rank = fact.who.rank if fact.who != Who() else 0
+            if rank is not None and rank not in excused and (rank not in work or fact.who.rank is not None):
+                work[rank] = fact
+    named = [fact for fact in found if isinstance(fact, Absent | Differ)]
+    if not named and len(work) == 1 and waits:
+        (rank, busy), target = next(iter(work.items())), waits[0]
+        waiters = tuple(sorted({fact.who.rank for fact in waits if fact.who.rank is not None}))
+        named = [
+            Absent(
+                who=Who(rank=rank), operation=target.operation, waiters=waiters, in_init=target.in_init,
+                certain=busy.who.rank is not None, expected=True, shown=Shown.NUMBERS, **_where(busy),
+            )
+        ]  # fmt: skip
+        found = [*(fact for fact in found if not isinstance(fact, Inside)), *named]
+    return [
+        replace(fact, busy=work[fact.who.rank]) if isinstance(fact, Absent) and fact.who.rank in work else fact
+        for fact in found
+    ]
 
 
 def _groups(facts: Iterable[Fact]) -> list[_Group]:
@@ -170,15 +209,23 @@ def _size(waits: Iterable[Waiting]) -> int | None:
     return None
 
 
-def _compare(group: _Group, members: Sequence[int], seen: frozenset[int], *, is_whole: bool) -> list[Fact]:
+def _compare(group: _Group, members: Sequence[int], silent: frozenset[int], *, whole: int | None) -> list[Fact]:
+    """Compare the ranks of one group.
+
+    Args:
+        group: What is known of its ranks.
+        members: Its ranks, as far as they can be told.
+        silent: Ranks whose silence says something.
+        whole: How many ranks it has, if that is known.
+    """
     calls = Counter(wait.operation.seq for wait in group.waits.values())
     most = max(calls.values())
     target = next(wait for wait in group.waits.values() if calls[wait.operation.seq] == most)
-    ahead = _ahead(group, target)
+    ahead = _ahead(group, target, whole)
     if ahead is not None:
         return [ahead]
-    absent = _absent(group, target, members, seen)
-    differ = _differ(group) if not any(fact.certain for fact in absent) else None
+    absent = _absent(group, target, [rank for rank in members if rank in silent])
+    differ = _differ(group, whole) if not any(fact.certain for fact in absent) else None
     if differ is not None:
         return [differ]
     if absent:
@@ -186,31 +233,81 @@ def _compare(group: _Group, members: Sequence[int], seen: frozenset[int], *, is_
     inside = {*group.waits, *(rank for rank, reached in group.reached.items() if _is_inside(reached, target))}
     if len(inside) < 2 or len({_call(wait) for wait in group.waits.values()}) > 1:
         return []
-    complete = is_whole and inside >= set(members)
+    complete = whole is not None and len(inside) >= whole
     operation = target.operation
     return [Inside(operation=operation, ranks=tuple(sorted(inside)), complete=complete, **_where(target))]
 
 
-def _absent(group: _Group, target: Waiting, members: Sequence[int], seen: frozenset[int]) -> list[Absent]:
+def _absent(group: _Group, target: Waiting, silent: Iterable[int]) -> list[Absent]:
     """Return the ranks that did not come: those whose own numbers show it; else those that said nothing of a limit."""
     number = target.operation.seq or 0
-    others = [rank for rank in members if rank not in group.waits]
     behind = [
         rank for rank, reached in group.reached.items() if rank not in group.waits and _is_behind(reached, number)
     ]
     if behind:
         return [_absence(group, rank, target, group.reached[rank], certain=True) for rank in sorted(behind)]
-    silent = [rank for rank in others if rank not in group.reached and rank in seen]
-    unseen = [rank for rank in others if rank not in group.reached and rank not in seen]
-    sources = {wait.spot.source for wait in group.waits.values()}
-    expected = not silent and len(sources) == 1 and len(unseen) < len(group.waits)
     return [
-        _absence(group, rank, target, target, certain=False, expected=expected)
-        for rank in (unseen if expected else silent)
+        _absence(group, rank, target, target, certain=False)
+        for rank in silent
+        if rank not in group.waits and rank not in group.reached
     ]
 
 
-def _ahead(group: _Group, target: Waiting) -> Differ | None:
+def _silent(facts: Sequence[Fact], world: int | None) -> frozenset[int]:
+    """Return the ranks that were there, and whose silence about a time limit shows that they ran into none.
+
+    What people paste often lacks the lines of some ranks. So the lines of a rank must be lacking where they would be:
+
+    - in a file that holds its lines only;
+    - behind a line in which it says that another rank told it to dump;
+    - in a log that has earlier lines of every rank, and the last ones of those that ran into their limits.
+
+    A rank whose watchdog is stuck cannot report, and one that lost a peer or failed does not wait any more.
+    """
+    waits = [fact for fact in facts if isinstance(fact, Waiting) and fact.timed_out and not fact.in_init]
+    sources = {fact.spot.source for fact in waits}
+    told, excused, ended = set(), set(), set()
+    early: dict[int, set[str]] = {}
+    """The files that hold other lines of a rank."""
+    cut = False
+    for fact in facts:
+        rank = fact.who.rank
+        if isinstance(fact, Hint) and fact.kind == "elided":
+            cut = cut or fact.spot.source in sources
+        if rank is None or isinstance(fact, Absent):
+            continue
+        if _is_end(fact):
+            ended.add(rank)
+        if _excuses(fact):
+            excused.add(rank)
+        elif isinstance(fact, Hint) and fact.kind == "told-to-dump":
+            told.add(rank)
+        elif not isinstance(fact, Exited | Reached) and fact.spot.line is not None:
+            early.setdefault(rank, set()).add(fact.spot.source)
+    waiters = {fact.who.rank for fact in waits if fact.who.rank is not None}
+    every = range(world if world is not None else max({*early, *waiters}, default=-1) + 1)
+    shared = {rank for rank, files in early.items() if files & sources}
+    is_whole = not cut and waiters <= ended and shared.issuperset(every)
+    alone = {rank for rank, files in early.items() if not files & sources}
+    found = (told | alone | (shared if is_whole else set())) - excused
+    return frozenset(found if len(found) <= max(len(waiters), 1) else told - excused)
+
+
+def _is_end(fact: Fact) -> bool:
+    """Return whether it is the last thing that a rank writes after a limit."""
+    if isinstance(fact, Failed):
+        return fact.nature is Nature.TIMED_OUT
+    return isinstance(fact, Hint) and fact.kind == "watchdog-ended"
+
+
+def _excuses(fact: Fact) -> bool:
+    """Return whether it says that its rank cannot report a limit, or does not wait."""
+    if isinstance(fact, Failed):
+        return fact.nature not in {Nature.STOPPED, Nature.FOLLOWS}
+    return isinstance(fact, Waiting) or (isinstance(fact, Hint) and fact.kind in {"watchdog-stuck", "gil"})
+
+
+def _ahead(group: _Group, target: Waiting, whole: int | None) -> Differ | None:
     """Return that ranks have completed a later call than the one that the others wait in: they made other calls."""
     number = target.operation.seq or 0
     ahead = tuple(
@@ -225,7 +322,14 @@ def _ahead(group: _Group, target: Waiting) -> Differ | None:
     reached = group.reached[ahead[0]]
     later = Operation(group=group.key, group_words=group.words, seq=reached.completed)
     sides = ((tuple(sorted(group.waits)), target.operation), (ahead, later))
-    return Differ(sides=sides, odd=ahead, aspect="number", **_where(reached))
+    return Differ(
+        sides=sides, odd=ahead, aspect="number", settled=_settles(len(group.waits), whole), **_where(reached)
+    )
+
+
+def _settles(ranks: int, whole: int | None) -> bool:
+    """Return whether so many ranks are more than half of their group, so that the others are the odd ones."""
+    return whole is not None and 2 * ranks > whole
 
 
 def _is_behind(reached: Reached, number: int) -> bool:
@@ -238,19 +342,16 @@ def _is_inside(reached: Reached, target: Waiting) -> bool:
     return reached.enqueued is not None and reached.enqueued >= number > completed
 
 
-def _absence(
-    group: _Group, rank: int, target: Waiting, shown_by: Fact, *, certain: bool, expected: bool = False
-) -> Absent:
+def _absence(group: _Group, rank: int, target: Waiting, shown_by: Fact, *, certain: bool) -> Absent:
     waiters = tuple(sorted(group.waits))
     operation = target.operation
     return Absent(
-        who=Who(rank=rank), operation=operation, waiters=waiters, certain=certain, expected=expected,
-        shown=Shown.NUMBERS,
+        who=Who(rank=rank), operation=operation, waiters=waiters, certain=certain, shown=Shown.NUMBERS,
         **_where(shown_by),
     )  # fmt: skip
 
 
-def _differ(group: _Group) -> Differ | None:
+def _differ(group: _Group, whole: int | None) -> Differ | None:
     """Return in what the calls differ that ranks of one group wait in."""
     ordered = [ranks for _, ranks in group_alike({rank: _call(wait) for rank, wait in group.waits.items()})]
     operations = [group.waits[ranks[0]].operation for ranks in ordered]
@@ -262,7 +363,7 @@ def _differ(group: _Group) -> Differ | None:
     first = group.waits[odd[0]]
     return Differ(
         sides=tuple(zip(ordered, operations, strict=True)),
-        odd=odd if is_plain else None, aspect=aspect, **_where(first),
+        odd=odd if is_plain else None, aspect=aspect, settled=_settles(len(ordered[0]), whole), **_where(first),
     )  # fmt: skip
 
 
@@ -299,41 +400,31 @@ def _where(fact: Fact) -> Mapping[str, Any]:
     return {"spot": fact.spot, "time": fact.time, "said": fact.said}
 
 
-def _compare_numberless(facts: Sequence[Fact], seen: frozenset[int], world: int | None) -> list[Fact]:
+def _compare_numberless(facts: Sequence[Fact], silent: frozenset[int], world: int | None) -> list[Fact]:
     """Compare waits that say no number: those of nccl2 and Gloo, and those in ``init_process_group``.
 
     A rank that was seen and said nothing of a limit or a lost peer is the one that the others waited for, or it had
-    completed all its calls. If all but one wait in init, the last has not come, for else they would not wait.
+    completed all its calls. If as many wait in init as have come, and one rank is not among them, it has not come.
     """
     waits = [fact for fact in facts if isinstance(fact, Waiting) and fact.who.rank is not None and fact.timed_out]
-    absent = _silent([fact for fact in waits if not fact.in_init and not fact.in_store], facts)
-    if world is None or absent:
-        return [*absent]
+    in_calls = [fact for fact in waits if not fact.in_init and not fact.in_store]
+    waiters = tuple(sorted({fact.who.rank for fact in in_calls if fact.who.rank is not None}))
+    if len(silent) < len(waiters) and silent and all(fact.operation.seq is None for fact in in_calls):
+        return [
+            Absent(
+                who=Who(rank=rank), operation=in_calls[0].operation, certain=False, shown=Shown.NUMBERS,
+                waiters=waiters, **_where(in_calls[0]),
+            )
+            for rank in sorted(silent)
+        ]  # fmt: skip
+    if world is None:
+        return []
     inits = {fact.who.rank for fact in waits if fact.in_init}
     late = [rank for rank in range(world) if rank not in inits]
-    if len(inits) > 1 and len(late) == 1 and not (late[0] in seen and _has_other_facts(facts, late[0])):
+    came = max((fact.came for fact in facts if isinstance(fact, Waiting) and fact.came is not None), default=None)
+    has_others = any(late == [fact.who.rank] and not isinstance(fact, Size) for fact in facts)
+    if len(inits) > 1 and len(late) == 1 and came == len(inits) and not has_others:
         target = next(fact for fact in waits if fact.in_init)
         waiters = tuple(sorted(rank for rank in inits if rank is not None))
         return [Absent(who=Who(rank=late[0]), waiters=waiters, in_init=True, **_where(target))]
     return []
-
-
-def _silent(waits: Sequence[Waiting], facts: Iterable[Fact]) -> list[Absent]:
-    """Return the few ranks that were seen and complain of nothing, where the others waited without a number."""
-    ends = {fact.who.rank for fact in facts if isinstance(fact, Failed | Exited | Waiting)}
-    waiters = {fact.who.rank for fact in waits if fact.operation.seq is None}
-    silent = {fact.who.rank for fact in facts if not isinstance(fact, Absent)} - ends - {None}
-    if len(silent) >= len(waiters) or any(fact.operation.seq is not None for fact in waits):
-        return []
-    target = waits[0]
-    return [
-        Absent(
-            who=Who(rank=rank), operation=target.operation, certain=False, shown=Shown.NUMBERS,
-            waiters=tuple(sorted(rank for rank in waiters if rank is not None)), **_where(target),
-        )
-        for rank in sorted(rank for rank in silent if rank is not None)
-    ]  # fmt: skip
-
-
-def _has_other_facts(facts: Iterable[Fact], rank: int) -> bool:
-    return any(fact.who.rank == rank and not isinstance(fact, Size) for fact in facts)

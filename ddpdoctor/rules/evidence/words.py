@@ -91,7 +91,7 @@ def _failed_words(root: Root, who: str, frame: Frame | None) -> str:
     if not root.failed:
         codes = sorted({one.code for one in root.exited if one.code is not None})
         troubles = "; ".join(dict.fromkeys(one.problem for one in root.troubles))
-        status = f"exited with status {', '.join(map(str, codes))}, but the evidence does not show why"
+        status = f"exited with status {', '.join(map(str, codes))}, but the evidence does not show why: {_VICTIM}"
         return f"{who}: {troubles}" if troubles else f"{who} {status}"
     error = root.failed[0]
     at = f" {place_words(frame)}" if frame is not None else ""
@@ -155,6 +155,7 @@ def _failure_fix(root: Root, *, killed: bool, frame: Frame | None) -> str:
     return f"fix the error {at}; it caused the errors of the other ranks" if root.failed else _KEEP_STDERR
 
 
+_VICTIM = "it may be a victim of another failure"
 _MORE_MEMORY = "use less memory per rank (fewer loader workers, smaller batches), or raise the job's memory limit"
 _LESS_DEVICE_MEMORY = "use less device memory: smaller batches, activation checkpointing, or sharded optimizer state"
 _FULL = "; usually /dev/shm is full, or a mapped file was truncated"
@@ -195,9 +196,13 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
     sides = _joined_sides(differ)
     odd = _odd_ranks(sides, differ)
     words = "; ".join(f"{rank_list(ranks) if ranks else 'a rank'}: {what}" for what, ranks in sides)
+    sure = _difference_sureness(odd, sides, differ)
+    made = "made" if sure is not Confidence.LOW or all(fact.certain for fact in differ) else "may have made"
+    few = len(odd) < sum(len(ranks) for _, ranks in sides)
+    doubt = f"; {rank_list(odd)} may be at fault, but too few ranks are known to tell" if few else ""
     return Problem(
-        summary=f"the ranks made different calls: {words}",
-        confidence=_difference_sureness(odd, sides, differ),
+        summary=f"the ranks {made} different calls: {words}{doubt if sure is Confidence.LOW and made == 'made' else ''}",
+        confidence=sure,
         ranks=odd,
         hosts=state.hosts_of(odd),
         where=places((rank, _line_of(state, rank)) for rank in odd[:MOST_PLACES]),
@@ -210,7 +215,7 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
 def _difference_sureness(
     odd: tuple[int, ...], sides: list[tuple[str, list[int]]], differ: Sequence[Differ]
 ) -> Confidence:
-    if not all(fact.certain for fact in differ):
+    if not all(fact.certain and fact.settled for fact in differ):
         return Confidence.LOW
     return Confidence.HIGH if odd and len(odd) < sum(len(ranks) for _, ranks in sides) else Confidence.MEDIUM
 
@@ -329,8 +334,8 @@ def lost(state: RunState, one: Lost) -> Problem:
     ranks = (one.rank,) if one.rank is not None else ()
     hosts = (one.host,) if one.host else ()
     return Problem(
-        summary=f"{who_words(state, ranks, hosts)} ended first: {one.voters} other processes lost their connection to "
-        "it, and it reports no lost connection; the reason is unknown",
+        summary=f"{who_words(state, ranks, hosts)} may have ended first: {one.voters} other processes lost their "
+        "connection to it, and it reports no lost connection; the reason is unknown",
         confidence=Confidence.LOW,
         ranks=ranks,
         hosts=hosts,
@@ -370,7 +375,7 @@ def inside(state: RunState, facts: Sequence[Inside]) -> Problem:
     one = facts[0]
     return Problem(
         summary=f"all {count_of(len(one.ranks), 'rank')} are in the same {one.operation.words()}, "
-        "but it does not complete: the network or a rank's device is at fault",
+        "but it does not complete: the network or a rank's device may be at fault",
         confidence=Confidence.LOW,
         evidence=(
             *quotes(facts),

@@ -308,7 +308,7 @@ def test_a_desync_report_with_two_kinds_of_late_ones(tmp_path):
 
 
 def test_gloo_waits_for_the_rank_that_complains_of_nothing(tmp_path):
-    logs = [gloo_timeout(rank) for rank in (0, 1, 3)]
+    logs = [[*(f"[rank{rank}]: {line}" for line in steps(4)), *gloo_timeout(rank)] for rank in (0, 1, 3)]
     logs.append([f"[rank2]: {line}" for line in steps(4)])
     hold(tmp_path, interleaved(*logs), Truth(kinds=ABSENT, ranks=(2,), confidence=("low",)))
 

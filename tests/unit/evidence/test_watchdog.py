@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.evidence.watchdog import WatchdogReader
-from ddpdoctor.model.evidence import Absent, Differ, Failed, Hint, Link, Nature, Reached, Trouble, Waiting, Who
+from ddpdoctor.model.evidence import Absent, Differ, Failed, Hint, Link, Nature, Reached, Size, Trouble, Waiting, Who
 from tests.unit.evidence.feeding import feed, only, told
 
 WORK = "WorkNCCL(SeqNum=71, OpType=ALLREDUCE, NumelIn=1024, NumelOut=1024, Timeout(ms)=600000)"
@@ -99,6 +99,23 @@ def test_a_time_limit_is_one_fact_with_its_group(text: str, who: dict[str, Any],
     assert waiting.timed_out
     assert told(waiting.who) == who
     assert {k: v for k, v in told(waiting.operation).items() if k in operation} == operation
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "group", "size"),
+    [
+        ("[PG ID 0 PG GUID 0 Rank 3] ProcessGroupNCCL initialization options: size: 16, global rank: 3, TIMEOUT(ms): 9, "
+         "USE_HIGH_PRIORITY_STREAM: 0, SPLIT_FROM: 0, SPLIT_COLOR: 0, PG Name: 0", 3, "", 16),
+        ("[PG ID 0 PG GUID 0 Rank 3] ProcessGroupNCCL initialization options: size: 16, global rank: 3, TIMEOUT(ms): 9",
+         3, "", 16),
+        ("[PG ID 2 PG GUID 7(tp) Rank 1] ProcessGroupNCCL initialization options: size: 4, global rank: 5, TIMEOUT(ms): "
+         "600000, USE_HIGH_PRIORITY_STREAM: 0, SPLIT_FROM: 0, SPLIT_COLOR: 0, PG Name: 7", 5, "7", 4),
+    ],
+)  # fmt: skip
+def test_the_start_of_a_group_says_its_size(text: str, rank: int, group: str, size: int) -> None:
+    seen, of = feed(WatchdogReader(), f"[rank{rank}]:[I309 14:02:51.1 ProcessGroupNCCL.cpp:900] {text}")
+    assert isinstance(of, Size)
+    assert (seen.who.rank, of.group, of.ranks) == (rank, group, size)
 
 
 def test_the_numbers_of_a_group_are_how_far_a_rank_has_come() -> None:
@@ -359,8 +376,6 @@ def test_a_snapshot_with_two_operations_of_one_number_is_a_difference() -> None:
         "h1:20100:20100 [0] NCCL INFO Watchdog caught nothing",
         "[rank1]:[W ProcessGroupNCCL.cpp:1856] [PG 0 Rank 1]  using GPU 1 to perform barrier as devices used by this process "
         "are currently unknown. This can potentially cause a hang if this rank to GPU mapping is incorrect.",
-        "[rank0]:[I309 14:02:51.1 ProcessGroupNCCL.cpp:900] [PG ID 0 PG GUID 0 Rank 0] ProcessGroupNCCL initialization "
-        "options: size: 16, global rank: 0, TIMEOUT(ms): 600000",
         "Watchdog caught collective operation timeout: WorkNC",
     ],
 )
