@@ -46,9 +46,13 @@ class Root:
 
     @property
     def is_plain(self) -> bool:
-        """There is more than an exit status 1 without a word, or an error whose line stands alone."""
+        """There is more than a status 1 without a word, or an error whose line stands alone, or an abort.
+
+        An abort without a word is how torch's watchdog ends victims.
+        """
         told = any(not one.alone for one in self.failed)
-        return told or bool(self.troubles) or any(one.signal for one in self.exited)
+        signals = any(one.signal not in {"", "SIGABRT"} or one.frames for one in self.exited)
+        return told or bool(self.troubles) or signals
 
     @property
     def is_alone(self) -> bool:

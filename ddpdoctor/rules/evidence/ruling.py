@@ -123,10 +123,15 @@ def _circle(state: RunState) -> Ruling | None:
 
 def _silent_exit(roots: list[Root]) -> Callable[[RunState], Ruling | None]:
     def found(state: RunState) -> Ruling | None:
-        """Return a ruling about ranks that ended with a status and without a word, if no others failed."""
-        if not roots or roots[0].is_alone:
+        """Return a ruling about ranks that ended with a status and without a word, if no others failed.
+
+        Of several that aborted, all but one are victims for sure, and the one may be elsewhere.
+        """
+        killed = bool(roots) and any(one.signal for one in roots[0].exited) and not roots[0].failed
+        if not roots or roots[0].is_alone or (killed and len(roots) > 1):
             return None
-        return Ruling(kind="crash", problem=words.failure(state, roots[0], roots[1:], killed=False))
+        problem = words.failure(state, roots[0], roots[1:], killed=killed)
+        return Ruling(kind="killed" if killed else "crash", problem=problem)
 
     return found
 

@@ -111,6 +111,8 @@ def _killed_words(root: Root, who: str) -> str:
         return f"{who}: {lost.problem}"
     by = f" by {', '.join(signals)}" if signals else ""
     why = "; it ran out of memory" if root.memory else _FULL if signals == ["SIGBUS"] else ""
+    if not root.is_plain:
+        why = f"; {_VICTIM}: torch's watchdog ends a rank this way that waited too long"
     trouble = next((one.problem for one in root.troubles if one.kind != "oom"), "")
     return f"{who} was killed{by}{why}" + (f"; {trouble}" if trouble else "")
 
@@ -156,6 +158,7 @@ def _failure_fix(root: Root, *, killed: bool, frame: Frame | None) -> str:
 
 
 _VICTIM = "it may be a victim of another failure"
+"""For an end without a word."""
 _MORE_MEMORY = "use less memory per rank (fewer loader workers, smaller batches), or raise the job's memory limit"
 _LESS_DEVICE_MEMORY = "use less device memory: smaller batches, activation checkpointing, or sharded optimizer state"
 _FULL = "; usually /dev/shm is full, or a mapped file was truncated"
