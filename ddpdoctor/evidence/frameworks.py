@@ -32,18 +32,21 @@ _PROGRESS = (
     re.compile(r"\b[Ee]poch\s*[:=#]?\s*\[?\d+\b"),
 )
 _DOES = (
-    r"(?:pre-?)?(?:tokeniz|encod|process(?!\w*\s*(?:group|\d))|download|extract|unpack|unzip|index|cach|pack|filter"
+    r"(?:pre-?)?(?:tokeniz|encod|process|download|extract|unpack|unzip|index|cach|pack|filter"
     r"|group|convert|prepar|scan|evaluat|validat|compil|sav|writ|serializ|upload|merg|shuffl|decod|resampl)ing\b"
 )
 _BUILDS = r"(?:build|creat|generat)ing .{0,40}?\b(?:index|indices|cache|data ?sets?|vocab\w*|split|examples)\b"
 _BARS = r"tokenizer\b|map\b|flatten\w*|filter\b|fetching \d+ files|validation\b|evaluation\b|sanity check"
-_BAR = re.compile(
-    rf"(?P<task>(?:[^|%\r\n]{{0,80}}\W)?(?:{_DOES}|{_BUILDS}|{_BARS})[^|%\r\n]{{0,80}}?)[\s:：|]*"
-    r"\b(?P<share>\d{1,3})(?:\.\d{1,3})? ?%",
-    re.IGNORECASE,
+_BAR, _PERCENT = (
+    re.compile(
+        rf"(?P<task>(?:[^|%\r\n]{{0,80}}\W)?(?:{words})[^|%\r\n]{{0,80}}?)[\s:|]*"
+        rf"\b(?P<share>\d{{1,3}})(?:\.\d{{1,3}})? ?{sign}",
+        re.IGNORECASE,
+    )
+    for words, sign in ((f"{_DOES}|{_BUILDS}|{_BARS}", r"%\|"), (f"{_DOES}|{_BUILDS}", "%"))
 )
 _BEGUN = re.compile(
-    rf"^\W{{0,4}}(?P<task>(?:\w{{1,12}}\W{{1,3}})?(?:{_DOES}|{_BUILDS})[^|%\r\n]{{0,80}}"
+    rf"^(?:.{{0,80}}[\]:|>-]\s{{1,4}}|\W{{0,4}})(?P<task>(?:\w{{1,12}}\W{{1,3}})?(?:{_DOES}|{_BUILDS})[^|%\r\n]{{0,80}}"
     r"|[^|%\r\n]{0,80}ing\b[^|%\r\n]{0,40} on rank 0\b[^|%\r\n]{0,40})",
     re.IGNORECASE,
 )
@@ -153,7 +156,7 @@ class FrameworkReader:
         text, former = line.text, self._work.get(line.stream)
         if _NOT_PROGRESS.search(text) is not None and "%|" not in text:
             return
-        bar = _BAR.search(text) if "%" in text else None
+        bar = (_BAR if "%|" in text else _PERCENT).search(text) if "%" in text else None
         begun = _BEGUN.search(text) if bar is None and "ing" in text and _DONE.search(text) is None else None
         share = int(bar["share"]) if bar is not None else None
         if (found := bar or begun) is not None and (share is None or share < _FULL):

@@ -49,7 +49,8 @@ _DIED = re.compile(r"atchdog thread terminated with exception: (?P<error>.*)")
 _ABORTED = re.compile(r"Aborting process on rank (?P<rank>\d{1,9}) due to (?P<error>.*)")
 _ELIDED = re.compile(
     r"\W*(?:\.{3,}|…|\. \. \.)\W*|\W*(?:\d{1,9} )?(?:more )?(?:lines? |logs? |output )?"
-    r"(?:snip(?:ped)?|truncated|omitted|elided|skipped|cut(?: off)?)\W*|\W{2,}\d{0,9} ?(?:more )?lines\W{2,}", re.IGNORECASE
+    r"(?:snip(?:ped)?|truncated|omitted|elided|skipped|cut(?: off)?)\W*|\W{2,}\d{0,9} ?(?:more )?lines\W{2,}",
+    re.IGNORECASE,
 )
 """What people write where they leave out lines."""
 _LONGEST_MARK = 60

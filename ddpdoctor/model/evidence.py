@@ -186,7 +186,7 @@ class Absent(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy(Fact):
-    """The last that a writer says of work that needs no other rank: a bar that is not full, or a line without its end."""
+    """The last that a writer says of work that needs no other rank: a bar that is not full, or that it begins."""
 
     task: str
     """What it does, as it says it: "Running tokenizer on dataset"."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddpdoctor.model.evidence import Absent
-    from ddpdoctor.model.findings import Confidence, Place
+    from ddpdoctor.model.findings import Place
     from ddpdoctor.rules.evidence.state import RunState
 
 _STATES = {
@@ -57,13 +57,17 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
     at = f"{verb(ranks, 'it is', 'they are')} {place_words(where[0])}, and " if where and kind == "stuck" else ""
     busy = next((fact.busy for fact in absent if fact.busy is not None), None)
     if busy is not None and not at:
-        at = f"the last it wrote is \"{busy.task}{f' {busy.share} %' if busy.share is not None else ''}\", and "
+        at = f'the last it wrote is "{busy.task}{f" {busy.share} %" if busy.share is not None else ""}", and '
     wait = f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting" if waiters else "other ranks are waiting"
     who = who_words(state, ranks)
+    whom = f" for {verb(ranks, 'it', 'them')}"
     if one.confidence is Confidence.LOW:
-        did = {"early-exit": "may have exited before", "missing": "may not have joined"}.get(kind, "may not have called")
+        did = {"early-exit": "may have exited before", "missing": "may not have joined"}.get(
+            kind, "may not have called"
+        )
+        whom = ""
     return Problem(
-        summary=f"{who} {did} {target}; {at}{wait}{'' if one.confidence is Confidence.LOW else ' for ' + verb(ranks, 'it', 'them')}",
+        summary=f"{who} {did} {target}; {at}{wait}{whom}",
         confidence=one.confidence,
         ranks=tuple(ranks),
         hosts=state.hosts_of(ranks),

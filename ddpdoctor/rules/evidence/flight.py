@@ -166,9 +166,7 @@ def _absences(cluster: Cluster, ranks: Sequence[int], operation: Operation, wait
             )  # fmt: skip
 
 
-def _first_difference(
-    cluster: Cluster, target: tuple[int, tuple[int, ...]] | None, size: int | None
-) -> Differ | None:
+def _first_difference(cluster: Cluster, target: tuple[int, tuple[int, ...]] | None, size: int | None) -> Differ | None:
     """Return the first number under which ranks made different calls, if the group waits there or after it."""
     if target is None or cluster.is_aligned:
         return None

@@ -14,15 +14,18 @@ from ddpdoctor.model.evidence import (
     MOST_RANKS,
     Absent,
     Busy,
+    Called,
     Differ,
-    Exited,
     Fact,
     Failed,
+    Finished,
     Hint,
     Inside,
+    Moving,
     Nature,
     Operation,
     Reached,
+    Seen,
     Shown,
     Size,
     Waiting,
@@ -45,7 +48,8 @@ _SAME_IN = frozenset({
 """Operations whose input must have equally many elements on all ranks."""
 _SAME_OUT = frozenset({"all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor"})
 _NEAR = 16
-"""Our choice: numbers without a group that lie further apart are those of different groups."""
+"""Our choice: nobody completes a call that another has not begun, save as the root of a broadcast. So numbers that lie
+further apart are those of different groups, or of different runs in one log."""
 
 
 @dataclass(slots=True)
@@ -90,7 +94,7 @@ def compare_waits(facts: Sequence[Fact], world: int | None = None) -> list[Fact]
     for group in _groups(facts):
         for ranks in split_group(group.places, set(group.waits) | set(group.reached)):
             part = group.part(ranks)
-            if not part.waits:
+            if not part.waits or not _is_comparable(part.waits):
                 continue
             size = _size(part.waits.values()) or listed_sizes.get(group.key)
             if part.is_default:
@@ -130,10 +134,11 @@ def _name_work(found: list[Fact], facts: Sequence[Fact]) -> list[Fact]:
             )
         ]  # fmt: skip
         found = [*(fact for fact in found if not isinstance(fact, Inside)), *named]
-    return [
-        replace(fact, busy=work[fact.who.rank]) if isinstance(fact, Absent) and fact.who.rank in work else fact
-        for fact in found
-    ]
+    for at, fact in enumerate(found):
+        if isinstance(fact, Absent) and fact.who.rank in work:
+            busy = work[fact.who.rank]
+            found[at] = replace(fact, busy=busy, certain=fact.certain or busy.who.rank is not None)
+    return found
 
 
 def _groups(facts: Iterable[Fact]) -> list[_Group]:
@@ -155,7 +160,7 @@ def _groups(facts: Iterable[Fact]) -> list[_Group]:
         if named is not None and reached.who.rank is not None:
             _keep_reached(named, reached)
             _place(named, reached.who)
-    return [group for group in groups.values() if group.words or _is_comparable(group)]
+    return [group for group in groups.values() if group.words or _is_comparable(group.waits)]
 
 
 def _has_number(fact: Waiting) -> bool:
@@ -190,9 +195,9 @@ def _keep_reached(group: _Group, fact: Reached) -> None:
         group.reached[rank] = fact
 
 
-def _is_comparable(group: _Group) -> bool:
-    """Return whether numbers without a group are likely to be those of one group."""
-    numbers = [wait.operation.seq or 0 for wait in group.waits.values()]
+def _is_comparable(waits: Mapping[int, Waiting]) -> bool:
+    """Return whether the numbers are likely to be those of one group in one run."""
+    numbers = [wait.operation.seq or 0 for wait in waits.values()]
     return max(numbers) - min(numbers) <= _NEAR
 
 
@@ -260,7 +265,8 @@ def _silent(facts: Sequence[Fact], world: int | None) -> frozenset[int]:
 
     - in a file that holds its lines only;
     - behind a line in which it says that another rank told it to dump;
-    - in a log that has earlier lines of every rank, and the last ones of those that ran into their limits.
+    - in a log that has the last lines of those that ran into their limits, and lines of all ranks: of as many as the
+      world has, else earlier lines of every rank up to the highest.
 
     A rank whose watchdog is stuck cannot report, and one that lost a peer or failed does not wait any more.
     """
@@ -282,12 +288,13 @@ def _silent(facts: Sequence[Fact], world: int | None) -> frozenset[int]:
             excused.add(rank)
         elif isinstance(fact, Hint) and fact.kind == "told-to-dump":
             told.add(rank)
-        elif not isinstance(fact, Exited | Reached) and fact.spot.line is not None:
+        elif isinstance(fact, Seen | Moving | Busy | Called | Finished) and fact.spot.line is not None:
             early.setdefault(rank, set()).add(fact.spot.source)
     waiters = {fact.who.rank for fact in waits if fact.who.rank is not None}
-    every = range(world if world is not None else max({*early, *waiters}, default=-1) + 1)
     shared = {rank for rank, files in early.items() if files & sources}
-    is_whole = not cut and waiters <= ended and shared.issuperset(every)
+    known = shared | waiters | excused if world is not None else shared
+    every = range(world if world is not None else max({*early, *waiters}, default=-1) + 1)
+    is_whole = not cut and waiters <= ended and known.issuperset(every)
     alone = {rank for rank, files in early.items() if not files & sources}
     found = (told | alone | (shared if is_whole else set())) - excused
     return frozenset(found if len(found) <= max(len(waiters), 1) else told - excused)
@@ -314,7 +321,9 @@ def _ahead(group: _Group, target: Waiting, whole: int | None) -> Differ | None:
         sorted(
             rank
             for rank, reached in group.reached.items()
-            if rank not in group.waits and reached.completed is not None and reached.completed > number
+            if rank not in group.waits
+            and reached.completed is not None
+            and number < reached.completed <= number + _NEAR
         )
     )
     if not ahead or target.operation.op in _FROM_ROOT or len(ahead) >= len(group.waits):
@@ -322,9 +331,7 @@ def _ahead(group: _Group, target: Waiting, whole: int | None) -> Differ | None:
     reached = group.reached[ahead[0]]
     later = Operation(group=group.key, group_words=group.words, seq=reached.completed)
     sides = ((tuple(sorted(group.waits)), target.operation), (ahead, later))
-    return Differ(
-        sides=sides, odd=ahead, aspect="number", settled=_settles(len(group.waits), whole), **_where(reached)
-    )
+    return Differ(sides=sides, odd=ahead, aspect="number", settled=_settles(len(group.waits), whole), **_where(reached))
 
 
 def _settles(ranks: int, whole: int | None) -> bool:
@@ -333,7 +340,7 @@ def _settles(ranks: int, whole: int | None) -> bool:
 
 
 def _is_behind(reached: Reached, number: int) -> bool:
-    return reached.enqueued is not None and reached.enqueued < number
+    return reached.enqueued is not None and number - _NEAR <= reached.enqueued < number
 
 
 def _is_inside(reached: Reached, target: Waiting) -> bool:

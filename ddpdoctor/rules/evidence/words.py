@@ -202,9 +202,11 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
     sure = _difference_sureness(odd, sides, differ)
     made = "made" if sure is not Confidence.LOW or all(fact.certain for fact in differ) else "may have made"
     few = len(odd) < sum(len(ranks) for _, ranks in sides)
-    doubt = f"; {rank_list(odd)} may be at fault, but too few ranks are known to tell" if few else ""
+    whom = rank_list(odd) if few else "either side"
+    unsettled = sure is Confidence.LOW and made == "made"
+    doubt = f"; {whom} may be at fault, but too few ranks are known to tell" if unsettled else ""
     return Problem(
-        summary=f"the ranks {made} different calls: {words}{doubt if sure is Confidence.LOW and made == 'made' else ''}",
+        summary=f"the ranks {made} different calls: {words}{doubt}",
         confidence=sure,
         ranks=odd,
         hosts=state.hosts_of(odd),

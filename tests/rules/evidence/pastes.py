@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
+from ddpdoctor.model.findings import Confidence, Finding
 from tests.evidence_texts import (
     DEFAULT,
     agent,
-    caught,
     closed_by,
     dump_signal,
     gloo_timeout,
@@ -43,6 +43,8 @@ class Job:
     """The launcher's last lines."""
     before: Lines = field(default_factory=list)
     """An earlier run in the same log."""
+    earlier: frozenset[int] = frozenset()
+    """Whose fault that was."""
     dumps: dict[int, Recorder] = field(default_factory=dict)
 
     def lines(self, dice: random.Random, kept: Iterable[int], *, launcher: bool) -> Lines:
@@ -77,7 +79,9 @@ def _start(job: Job, dice: random.Random) -> None:
 
 
 def _own_signal(rank: int, enqueued: int, completed: int) -> list[str]:
-    return [line.replace("from  rank 0", "from this local rank") for line in dump_signal(rank, 0, enqueued, completed)[1:]]
+    return [
+        line.replace("from  rank 0", "from this local rank") for line in dump_signal(rank, 0, enqueued, completed)[1:]
+    ]
 
 
 def behind(dice: random.Random) -> Job:
@@ -157,7 +161,13 @@ def groups(dice: random.Random) -> Job:
             lines = watchdog(rank, work(number), group=tp, group_rank=data, spoken=data)
             job.ranks[rank] = [*lines[:3], *_own_signal(rank, default, default), *lines[3:]]
         else:
-            lines = watchdog(rank, work(other, "_REDUCE_SCATTER_BASE", 4096, 4096 // copies), group=dp, group_rank=tensor, spoken=data)
+            lines = watchdog(
+                rank,
+                work(other, "_REDUCE_SCATTER_BASE", 4096, 4096 // copies),
+                group=dp,
+                group_rank=tensor,
+                spoken=data,
+            )
             job.ranks[rank] = [*lines[:3], *_own_signal(rank, default, default), *lines[3:]]
     return job
 
@@ -207,7 +217,10 @@ def crash(dice: random.Random) -> Job:
             job.ranks[rank] = closed_by(rank, f"10.0.0.{bad}") if gloo else watchdog(rank, work(88))
     job.tail = [
         *agent(-9 if killed else 1, bad, 5000 + bad, [5000 + rank for rank in range(world) if rank != bad]),
-        *table(*((rank, -15, 5000 + rank, "") for rank in range(world) if rank != bad), (bad, -9 if killed else 1, 5000 + bad, "")),
+        *table(
+            *((rank, -15, 5000 + rank, "") for rank in range(world) if rank != bad),
+            (bad, -9 if killed else 1, 5000 + bad, ""),
+        ),
     ]
     return job
 
@@ -221,7 +234,11 @@ def victims_table(dice: random.Random) -> Job:
     job.tail = [
         *agent(-6, first, 7000 + first, [7000 + rank for rank in sorted(job.culprits)]),
         *table(
-            *((rank, -15 if rank in job.culprits else -6, 7000 + rank, "") for rank in range(job.world) if rank != first),
+            *(
+                (rank, -15 if rank in job.culprits else -6, 7000 + rank, "")
+                for rank in range(job.world)
+                if rank != first
+            ),
             (first, -6, 7000 + first, ""),
             local=job.world,
         ),
@@ -243,6 +260,7 @@ def numberless(dice: random.Random) -> Job:
 def restarted(dice: random.Random) -> Job:
     """An earlier run of the same log had another culprit."""
     first, job = crash(dice), behind(dice)
+    job.earlier = first.culprits
     job.before = [
         (None, "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default"),
         *first.lines(dice, range(first.world), launcher=True),
@@ -283,11 +301,26 @@ def paste(make: Callable[[random.Random], Job], seed: int, folder: Path) -> tupl
         for rank in ranks:
             write(folder, rank, job.dumps[rank].body(), "comm_lib_trace_rank_")
         return job, len(ranks) == job.world
-    lines = job.lines(dice, ranks, launcher=dice.random() < 0.7)
+    launcher = dice.random() < 0.7
+    lines = job.lines(dice, ranks, launcher=launcher)
     cut = dice.choice(["", "", "head", "tail", "middle"]) if seed % 4 else ""
     if cut and lines:
         first, last = sorted(dice.choices(range(len(lines)), k=2))
         marker: Lines = [(None, "...")] if dice.random() < 0.5 else []
         lines = {"head": lines[first:], "tail": lines[:last], "middle": [*lines[:first], *marker, *lines[last:]]}[cut]
     (folder / "job.log").write_text("\n".join(line for _, line in lines) + "\n")
-    return job, not cut and len(ranks) == job.world
+    if cut or not launcher:
+        job.culprits |= job.earlier  # nothing need show where the later run begins
+    return job, not cut and len(ranks) == job.world and (launcher or not job.before)
+
+
+def grade(job: Job, verdict: Finding | None) -> str:
+    """Return "none", "true", "hedged" or "false": what a verdict is worth."""
+    if verdict is None:
+        return "none"
+    ranks, hedged = set(verdict.ranks), verdict.confidence is Confidence.LOW and " may " in verdict.summary
+    if not ranks:
+        is_right = not job.culprits or verdict.kind not in {"stuck", "transport"}
+        return "none" if is_right else "hedged" if hedged else "false"
+    both = verdict.kind == "mismatch" and bool(ranks & job.culprits) and verdict.confidence is not Confidence.HIGH
+    return "true" if ranks <= job.culprits or both else "hedged" if hedged else "false"

@@ -1,11 +1,14 @@
 """Jobs of Lightning, Accelerate, DeepSpeed, Megatron, Ray and the like: what their launchers say is rarely the cause."""
 
+import pytest
+
 from tests.evidence_texts import (
     SITE,
     agent,
     closed_by,
     interleaved,
     labeled,
+    old_watchdog,
     raised,
     steps,
     table,
@@ -155,6 +158,48 @@ def test_preprocessing_without_a_label(tmp_path):
     )
     logs = [watchdog(rank, work(1, "_ALLGATHER_BASE", 8, 32, limit_ms=1800000)) for rank in (1, 2, 3)]
     hold(tmp_path, text([bar]) + interleaved(*logs), Truth(kinds=ABSENT, ranks=(0,)))
+
+
+def _bar(words: str, share: int = 71) -> str:
+    return f"\r{words}: {share}%|███████   | {share}00/10000 [29:14<12:10, 5.5 examples/s]"
+
+
+LATE = [line for rank in (1, 2, 3) for line in old_watchdog(rank, work(2, "ALLREDUCE", 1, limit_ms=1800000))]
+
+
+@pytest.mark.parametrize(
+    ("said", "confidence"),
+    [
+        (_bar("[rank0]: Running tokenizer on dataset"), "medium"),
+        (_bar("Running tokenizer on dataset"), "low"),
+        (_bar("Map (num_proc=16)"), "low"),
+        (_bar("Downloading shards"), "low"),
+        (_bar("Generating train split"), "low"),
+        (_bar("Evaluating"), "low"),
+        ("[rank0]: > building indices on rank 0 ...", "medium"),
+        ("[rank0]: saving checkpoint at iteration 400 to /data/out", "medium"),
+        ("[rank0]: Compiling the model with inductor ...", "medium"),
+        ("[rank0]: 2026-03-09 14:02:11 INFO data: Preprocessing 4031 files", "medium"),
+    ],
+)
+def test_the_rank_that_works_alone_while_the_others_wait(tmp_path, said, confidence):
+    truth = Truth(kinds=("stuck",), ranks=(0,), confidence=(confidence,), says=("(?i)ing|map|token",))
+    hold(tmp_path, text([said, *LATE]), truth)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        _bar("[rank0]: Running tokenizer on dataset", 100),
+        text([_bar("Tokenizing"), *steps(3)]),
+        "[rank0]: saving checkpoint at iteration 400\n[rank0]: saved in 3.1 s",
+        "[rank0]: Validation loss 0.3, accuracy 71 %",
+        _bar("[rank2]: Running tokenizer on dataset"),
+        text([_bar("Tokenizing"), *old_watchdog(0, work(2, "ALLREDUCE", 1, limit_ms=1800000))]),
+    ],
+)
+def test_work_that_ended_or_that_a_waiter_did_is_no_reason(tmp_path, said):
+    hold(tmp_path, text([said, *LATE]), Truth(collect=("other ranks",)))
 
 
 def test_experts_without_tokens(tmp_path):

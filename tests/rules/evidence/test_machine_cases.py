@@ -2,7 +2,18 @@
 
 import pytest
 
-from tests.evidence_texts import closed_by, gloo_timeout, interleaved, nccl_start, raised, steps, text, watchdog, work
+from tests.evidence_texts import (
+    closed_by,
+    gloo_timeout,
+    interleaved,
+    labeled,
+    nccl_start,
+    raised,
+    steps,
+    text,
+    watchdog,
+    work,
+)
 from tests.rules.evidence.truths import ABSENT, Truth, hold
 
 OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=4410.0. Some of the step tasks have been OOM Killed."
@@ -70,8 +81,8 @@ def test_the_time_limit(tmp_path):
 
 def test_a_hang_until_the_time_limit(tmp_path):
     """The watchdog spoke first: the limit is not the cause."""
-    logs = [watchdog(rank, work(71)) for rank in (0, 1, 3)]
-    log = interleaved(*logs, [f"[rank2]: {line}" for line in steps(3)]) + text(
+    logs = [labeled(f"[rank{rank}]: ", steps(3)) + (watchdog(rank, work(71)) if rank != 2 else []) for rank in range(4)]
+    log = interleaved(*logs) + text(
         ["slurmstepd: error: *** STEP 912.0 ON g001 CANCELLED AT 2026-03-09T14:12:11 DUE TO TIME LIMIT ***"]
     )
     hold(tmp_path, log, Truth(kinds=ABSENT, ranks=(2,)))
@@ -240,8 +251,7 @@ def test_a_gpu_with_a_fault(tmp_path, fault):
 
 def test_a_healthy_gpu_says_nothing(tmp_path):
     healthy = {"dram": "0", "pending": "No", "slow": "Not Active", "action": "None"}
-    logs = [watchdog(rank, work(71)) for rank in (0, 1, 3)]
-    logs.append([f"[rank2]: {line}" for line in steps(3)])
+    logs = [labeled(f"[rank{rank}]: ", steps(3)) + (watchdog(rank, work(71)) if rank != 2 else []) for rank in range(4)]
     hold(tmp_path, {"job.log": interleaved(*logs), "smi.txt": SMI.format_map(healthy)}, Truth(kinds=ABSENT, ranks=(2,)))
 
 
