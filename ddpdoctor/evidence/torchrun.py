@@ -43,9 +43,9 @@ _MOST_LINES = 400
 _MOST_TABLES = 4096
 _GATE = ("elastic", "exitcode", "Failures:", "Root Cause")
 _FIELDS = frozenset({"time", "host", "rank", "exit"})
-"""How the lines of a process in a table begin, after two blanks."""
+"""How the lines of a process in a table begin, after two blanks or, if all lines of a paste have them, none."""
 _BLOCK = re.compile(r"^\s*\[(\d{1,7})\]:\s*$")
-_FIELD = re.compile(r"^\s+(?P<name>time|host|rank|exitcode|error_file|traceback|msg) {0,10}: ?(?P<value>.*)$")
+_FIELD = re.compile(r"^\s*(?P<name>time|host|rank|exitcode|error_file|traceback|msg) {0,10}: ?(?P<value>.*)$")
 _RANK = re.compile(r"(?P<rank>\d{1,9}) \(local_rank: (?P<local>\d{1,9})\)")
 _CODE = re.compile(r"(?P<code>-?\d{1,9}) \(pid: (?P<pid>\d{1,9})\)")
 _TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)_(\d\d):(\d\d):(\d\d)")
@@ -97,7 +97,7 @@ class TorchrunReader:
         table = self._tables.get(line.stream)
         if table is not None:
             return self._read_table(line, table)
-        if text[2:6] in _FIELDS and _FIELD.match(text) is not None:
+        if (text[2:6] in _FIELDS or text[:4] in _FIELDS) and _FIELD.match(text) is not None:
             return self._open_headless(line)
         if not any(words in text for words in _GATE):
             return ()
@@ -228,7 +228,7 @@ def _block_facts(block: _Block | None) -> list[Fact]:
 
 def _cut_block(block: _Block, who: Who, time: Time | None) -> list[Fact]:
     """Return what a table says that was cut off before the exit status: a rank failed, and how is not told."""
-    if who.rank is None:
+    if who.rank is None or not {"host", "time"} <= block.fields.keys():
         return []
     first = " first on its node" if block.root else ""
     message = f"torchrun's table says that rank {who.rank} failed{first}, and is cut off before the exit status"
