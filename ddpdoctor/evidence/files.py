@@ -1,16 +1,21 @@
-"""Finds and opens the files of evidence. They may come from anybody: sizes are limited, and links do not lead out."""
+"""Finds and opens the files of evidence. They may come from anybody: sizes are limited, and links do not lead out.
+
+Only regular files are opened in folders, without waiting, and no more is read than they had when they were opened. What
+cannot be read is noted with its file, and the rest is read.
+"""
 
 from __future__ import annotations
 
 import bz2
 import codecs
-import gzip
-import io
+import contextlib
+import errno
 import lzma
 import os
 import re
 import stat
 import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -19,9 +24,9 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.evidence import MOST_RANKS, Who
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from typing_extensions import Buffer
+    from typing_extensions import Self
 
 HEAD_BYTES = 64 * 2**10
 """A reader recognizes a file by this many bytes."""
@@ -31,8 +36,14 @@ MOST_UNPACKED = 2**36
 """Our choice: the most that is unpacked of one file. A log of 64 GiB takes ten minutes to read."""
 MOST_FILES = 200_000
 """Our choice: 16,384 ranks may leave ten files each."""
+MOST_RATIO = 200
+"""Our choice: how many times its size is unpacked of a file. Logs shrink to a tenth, and those of idle jobs to a
+hundredth; what was made to fill a disk shrinks a thousandfold and more."""
+LEAST_UNPACKED = 2**30
+"""Our choice: so much is unpacked of any file."""
+MOST_DICTIONARY = 2**28
+"""Our choice: the memory for unpacking xz. ``xz -9`` takes 65 MiB, and a file can ask for 4 GiB."""
 STDIN = "-"
-_PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 _NO_TEXT = "".join(map(chr, [*range(1, 8), *range(14, 27), *range(28, 32), 127])) + "\ufffd"
 _MOST_STRANGE = 0.02
 _RANK = re.compile(r"(?P<of>[a-z]*)[_.-]?rank[_.=-]?(?P<rank>\d+)(?!.*rank[_.=-]?\d)", re.IGNORECASE)
@@ -76,35 +87,26 @@ def find_files(paths: Sequence[str]) -> Iterator[EvidenceFile]:
             yield found
 
 
-def open_file(file: EvidenceFile) -> tuple[IO[bytes], bytes, float | None]:
+def open_file(file: EvidenceFile) -> tuple[Content, bytes, float | None]:
     """Open a file, unpacked if it is packed by gzip, bzip2 or xz, and as UTF-8 if it is UTF-16.
 
     Returns:
-        The stream, which begins after its first bytes; these first bytes, at most ``HEAD_BYTES``; and the time at
+        The content, which begins after its first bytes; these first bytes, at most ``HEAD_BYTES``; and the time at
         which the file was last written, in seconds since the epoch, or None if that says nothing. NUL bytes at the
         beginning of the file are left out: a log that was truncated while a program had it open begins with them.
 
     Raises:
-        OSError, EOFError, lzma.LZMAError: the file cannot be read.
+        OSError: the file cannot be opened, or is no regular file any more.
     """
-    stream: IO[bytes] = sys.stdin.buffer if file.path is None else file.path.open("rb")
-    head = _fill(stream, b"")
-    unpack = next((kind for magic, kind in _PACKED.items() if head.startswith(magic)), None)
-    modified = None
-    if file.path is not None:
-        state = os.fstat(stream.fileno())
-        modified = state.st_mtime if stat.S_ISREG(state.st_mode) else None
-    if unpack is not None:
-        stream = unpack(io.BufferedReader(_Rejoined(head, stream)))
-        head = _fill(stream, b"")
-    skipped = 0
+    content = Content(file.path)
+    head, skipped = content.fill(HEAD_BYTES), 0
     while head and not head.strip(b"\0") and skipped < MOST_BYTES:
         skipped += len(head)
-        head = _fill(stream, b"")
+        head = content.fill(HEAD_BYTES)
     if (encoding := _wide_encoding(head)) is not None:
-        stream = io.BufferedReader(_Transcoded(head, stream, encoding))
-        head = _fill(stream, b"")
-    return stream, head.removeprefix(codecs.BOM_UTF8), modified
+        head = content.decode(head, encoding)
+        head += content.fill(HEAD_BYTES - len(head))
+    return content, head.removeprefix(codecs.BOM_UTF8), content.modified
 
 
 def is_text(head: bytes) -> bool:
@@ -133,63 +135,171 @@ def _wide_encoding(head: bytes) -> str | None:
     return "utf-16-le" if zeros[1] > zeros[0] else "utf-16-be"
 
 
-class _Transcoded(io.RawIOBase):
-    """A stream in another encoding, from its start, as UTF-8."""
+class Content:
+    """The content of a file, unpacked. Reading never raises: if it ends early, ``problem`` says why."""
 
-    def __init__(self, head: bytes, stream: IO[bytes], encoding: str) -> None:
-        self._stream, self._decoder = stream, codecs.getincrementaldecoder(encoding)("replace")
-        self._ready = self._decoder.decode(head).encode("utf-8", "replace")
+    def __init__(self, path: Path | None) -> None:
+        """Open a file, or standard input. Raises ``OSError``."""
+        self.problem = ""
+        self.modified: float | None = None
+        self._decoder: codecs.IncrementalDecoder | None = None
+        self._stream: IO[bytes] = sys.stdin.buffer
+        self._left: int | None = None
+        """What is left of a regular file, of its size at opening: a job may write faster than we read."""
+        self._sparse = False
+        if path is not None:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            state = os.fstat(fd)
+            is_pipe = stat.S_ISFIFO(state.st_mode) and _is_inherited(path)
+            if not (stat.S_ISREG(state.st_mode) or is_pipe):
+                os.close(fd)
+                raise OSError("no regular file")
+            os.set_blocking(fd, is_pipe)
+            self._stream = os.fdopen(fd, "rb", buffering=0 if not is_pipe else -1)
+            if not is_pipe:
+                self._left, self.modified = state.st_size, state.st_mtime
+                self._sparse = state.st_size > MOST_BYTES and state.st_blocks * 512 < state.st_size
+        self._ahead = b""
+        self._ahead = self._fill_raw(6)
+        self._taken, self._given = 0, 0
+        self._new = next((make for magic, make in _PACKED.items() if self._ahead.startswith(magic)), None)
+        self._unpacker = self._new() if self._new is not None else None
 
-    def readable(self) -> bool:
-        return True
+    def __enter__(self) -> Self:
+        """Return it, to be closed after use."""
+        return self
 
-    def readinto(self, buffer: Buffer) -> int:
-        view = memoryview(buffer)
-        while not self._ready and (more := self._stream.read(HEAD_BYTES)):
-            self._ready = self._decoder.decode(more).encode("utf-8", "replace")
-        part, self._ready = self._ready[: len(view)], self._ready[len(view) :]
-        view[: len(part)] = part
-        return len(part)
-
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
         self._stream.close()
-        super().close()
+
+    def decode(self, head: bytes, encoding: str) -> bytes:
+        """Return the first bytes in UTF-8. From now on, what is read is decoded, too, and may have more bytes."""
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+        return self._decoder.decode(head).encode("utf-8", "replace")
+
+    def read(self, count: int) -> bytes:
+        """Return the next bytes, at most so many, or none at the end."""
+        while (found := self._read(count)) and self._decoder is not None:
+            if text := self._decoder.decode(found):
+                return text.encode("utf-8", "replace")
+        return found
+
+    def _read(self, count: int) -> bytes:
+        if self.problem:
+            return b""
+        if self._unpacker is None:
+            return self._raw(count)
+        try:
+            found = self._unpack(count)
+        except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, MemoryError) as error:
+            self.problem, found = f"damaged: {error or type(error).__name__}", b""
+            if isinstance(self._unpacker, _Gzip):
+                found = self._unpacker.rescue()
+        self._given += len(found)
+        if self._given > max(LEAST_UNPACKED, MOST_RATIO * self._taken):
+            self.problem = f"unpacks to more than {MOST_RATIO} times its size, and was read only so far"
+        return found
+
+    def fill(self, count: int) -> bytes:
+        """Return the next bytes, so many unless the end comes first: a pipe gives less at once."""
+        found = b""
+        while len(found) < count and (more := self.read(count - len(found))):
+            found += more
+        return found
+
+    def _unpack(self, count: int) -> bytes:
+        while True:
+            assert self._unpacker is not None
+            assert self._new is not None
+            if self._unpacker.eof:
+                rest = self._unpacker.unused_data or self._raw(_PIECE)
+                rest += self._fill_raw(6 - len(rest)) if len(rest) < 6 else b""
+                if not rest.strip(b"\0"):  # padding, as tar writes it
+                    return b""
+                self._ahead, self._unpacker = rest + self._ahead, self._new()
+            packed = self._raw(_PIECE) if self._unpacker.needs_input else b""
+            if self._unpacker.needs_input and not packed:
+                self.problem = "cut off"
+                return b""
+            self._taken += len(packed)
+            if found := self._unpacker.decompress(packed, count):
+                return bytes(found)
+
+    def _raw(self, count: int) -> bytes:
+        """Return the next bytes as they stand in the file. Holes of a large file are left out."""
+        if self._ahead:
+            found, self._ahead = self._ahead[:count], self._ahead[count:]
+            return found
+        try:
+            while True:
+                if self._sparse and self._left:
+                    at = self._stream.tell()
+                    self._left -= self._stream.seek(at, os.SEEK_DATA) - at
+                found = self._stream.read(count if self._left is None else max(0, min(count, self._left))) or b""
+                self._left = None if self._left is None else self._left - len(found)
+                text = found.replace(b"\0", b"") if self._sparse else found  # holes begin and end with blocks
+                if text or not found:
+                    return text
+        except OSError as error:
+            no_data_left = self._sparse and error.errno == errno.ENXIO
+            self.problem = "" if no_data_left else error.strerror or str(error)
+            return b""
+
+    def _fill_raw(self, count: int) -> bytes:
+        found = b""
+        while len(found) < count and (more := self._raw(count - len(found))):
+            found += more
+        return found
 
 
-class _Rejoined(io.RawIOBase):
-    """A stream from its start, of which the first bytes have been read: a pipe cannot go back."""
+class _Gzip:
+    """Unpacks one member of a gzip file, with the interface of the other two."""
 
-    def __init__(self, head: bytes, stream: IO[bytes]) -> None:
-        self._head, self._stream = head, stream
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(31)
+        self._last: tuple[Any, bytes] = (self._inner, b"")
 
-    def readable(self) -> bool:
-        return True
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
 
-    def readinto(self, buffer: Buffer) -> int:
-        view = memoryview(buffer)
-        part, self._head = self._head[: len(view)], self._head[len(view) :]
-        part = part or self._stream.read(len(view))
-        view[: len(part)] = part
-        return len(part)
+    @property
+    def needs_input(self) -> bool:
+        return not self._inner.unconsumed_tail and not self.eof
 
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+    def decompress(self, data: bytes, most: int) -> bytes:
+        data = self._inner.unconsumed_tail + data
+        self._last = (self._inner.copy(), data)
+        return self._inner.decompress(data, most)
+
+    def rescue(self) -> bytes:
+        """Return what comes before the damage that the last call found: zlib gives nothing of such a call."""
+        inner, data = self._last
+        found = b""
+        with contextlib.suppress(zlib.error):
+            for at in range(len(data)):
+                found += inner.decompress(data[at : at + 1])
+        return found
 
 
-def read_rest(stream: IO[bytes], head: bytes) -> tuple[bytes, bool]:
+_PIECE = 2**14
+"""Our choice: so much of a packed file is unpacked at once."""
+_PACKED: dict[bytes, Callable[[], Any]] = {
+    b"\x1f\x8b": _Gzip,
+    b"BZh": bz2.BZ2Decompressor,
+    b"\xfd7zXZ\x00": lambda: lzma.LZMADecompressor(memlimit=MOST_DICTIONARY),
+}
+
+
+def read_rest(stream: Content, head: bytes) -> tuple[bytes, bool]:
     """Return the whole content, at most ``MOST_BYTES`` of it, and whether there is more."""
-    if len(head) < HEAD_BYTES:
-        return head, False
-    body = head + stream.read(MOST_BYTES - len(head))
+    body = head + stream.fill(MOST_BYTES - len(head))
     return body, len(body) == MOST_BYTES and bool(stream.read(1))
-
-
-def _fill(stream: IO[bytes], head: bytes) -> bytes:
-    """Read until there are ``HEAD_BYTES`` or the end: a pipe gives less at once."""
-    while len(head) < HEAD_BYTES and (more := stream.read(HEAD_BYTES - len(head))):
-        head += more
-    return head
 
 
 def _standard_input() -> EvidenceFile:
@@ -197,32 +307,80 @@ def _standard_input() -> EvidenceFile:
 
 
 def _below(path: Path) -> Iterator[EvidenceFile]:
-    if path.is_dir():
-        root = path.resolve()
-        for folder, folders, names in os.walk(path):
-            folders.sort()
-            for name in sorted(names):
-                yield _file(Path(folder, name), root)
-    elif path.exists():
-        yield _file(path, None)
-    else:
+    """Yield the files at or below a path, those of a folder before those of the folders in it."""
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         raise UserError(
             f"there is no {path}",
             help="Give logs, dumps, stacks, or folders of them; - reads standard input.",
-        )
+        ) from None
+    except OSError as error:
+        yield _file(path, None, error.strerror or str(error))
+        return
+    if not is_folder:
+        yield _file(path, None)
+        return
+    root, waiting = os.path.realpath(path), [path]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                inside = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            yield _file(folder, None, f"the folder cannot be read: {error.strerror}")
+            continue
+        deeper = []
+        for entry in inside:
+            if entry.is_dir(follow_symlinks=False):
+                deeper.append(Path(entry.path))
+            elif not _is_folder_link(entry):
+                yield _file(Path(entry.path), root)
+        waiting += reversed(deeper)
 
 
-def _file(path: Path, root: Path | None) -> EvidenceFile:
-    problem = ""
-    if root is not None and path.is_symlink() and not path.resolve().is_relative_to(root):
-        problem = "a link that leads out of the folder"
-    elif root is not None and not path.is_file():
-        problem = "no regular file" if path.exists() else "a link that leads nowhere"
+def _is_folder_link(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _file(path: Path, root: str | None, problem: str = "") -> EvidenceFile:
+    """Describe a file. ``root`` is the folder that the user gave, which no link may leave."""
+    problem = problem or _problem_of(path, root)
     local = _LOCAL.search(path.as_posix())
     rank = _RANK.search(path.name) or _RANK.search(path.parent.name)
     is_global = rank is not None and rank["of"].lower() not in _OTHER_RANKS
     number = int(rank["rank"][:9]) if rank is not None and is_global else MOST_RANKS
     who = Who(rank=number if number < MOST_RANKS else None, local_rank=int(local[2]) if local else None)
+    # A name may hold bytes that are not UTF-8, which cannot be written to a report.
+    name = os.fsencode(path).decode("utf-8", "backslashreplace")
     return EvidenceFile(
-        name=str(path), path=path, who=who, attempt=int(local[1]) if local else None, problem=problem
+        name=name, path=path, who=who, attempt=int(local[1]) if local else None, problem=problem
     )  # fmt: skip
+
+
+def _problem_of(path: Path, root: str | None) -> str:
+    """Return why a file must not be opened, or nothing."""
+    real = os.path.realpath(path) if root is None or path.is_symlink() else root
+    if root is not None and os.path.commonpath((root, real)) != root:
+        return "a link that leads out of the folder"
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if root is not None and error.errno in {errno.ENOENT, errno.ELOOP} and path.is_symlink():
+            return "a link that leads nowhere"
+        return "it is gone" if error.errno == errno.ENOENT else error.strerror or str(error)
+    if real.startswith(("/proc/", "/sys/")) and not _is_inherited(path):
+        return "a file of the kernel, which may never end; copy what it says to a file"
+    if stat.S_ISREG(mode) or (root is None and stat.S_ISFIFO(mode) and _is_inherited(path)):
+        return ""
+    if root is None and stat.S_ISFIFO(mode):
+        return "a named pipe, which may never end; `ddpdoctor analyze - < PIPE` reads one"
+    return "no regular file"
+
+
+def _is_inherited(path: Path) -> bool:
+    """Return whether a path is an open descriptor of this process, as the shell's ``<(command)`` is."""
+    return re.fullmatch(r"/dev/(fd/\d+|stdin)|/proc/self/fd/\d+", str(path)) is not None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import lzma
 import os
 import re
 import sys
-import zlib
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from ddpdoctor.evidence.files import HEAD_BYTES, MOST_UNPACKED, find_files, is_text, open_file, read_rest
 from ddpdoctor.evidence.funnel import condense, condensed_triggers
@@ -25,7 +23,7 @@ from ddpdoctor.model.evidence_runs import Evidence, Read
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ddpdoctor.evidence.files import EvidenceFile
+    from ddpdoctor.evidence.files import Content, EvidenceFile
     from ddpdoctor.evidence.reader import DocumentReader, LineReader
     from ddpdoctor.model.evidence import Fact
 
@@ -36,7 +34,6 @@ MANY_FILES = 64
 MOST_PROCESSES = 32
 MOST_ALIKE = 16
 """Our choice: so many facts of one kind about one process that differ in numbers only are kept."""
-_DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 _DIGITS = re.compile(r"\d+")
 
 
@@ -109,30 +106,36 @@ def _read_files(files: Sequence[EvidenceFile]) -> Iterator[tuple[Part | None, Re
 
 
 def _read_file(file: EvidenceFile) -> tuple[Part | None, Read]:
+    """Read one file. Whatever fails in it costs this file, and the others are read."""
     if file.problem:
         return None, Read(source=file.name, formats=(), problem=file.problem)
     try:
-        stream, head, modified = open_file(file)
-    except _DAMAGE as error:
-        return None, Read(source=file.name, formats=(), problem=_reason(error))
+        return _read_opened(file)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except Exception as error:  # noqa: BLE001 - the wall around a reader of foreign files
+        problem = f"ddpdoctor cannot read it: {type(error).__name__}: {error}"
+    return None, Read(source=file.name, formats=(), problem=problem)
+
+
+def _read_opened(file: EvidenceFile) -> tuple[Part | None, Read]:
+    stream, head, modified = open_file(file)
     with stream:
         part = Part(source=file.name, attempt=file.attempt, modified=modified)
         reader = next((one for one in document_readers() if one.recognizes(head)), None)
         if reader is not None:
             return _read_document(reader, file, stream, head, part)
         if not head or not is_text(head):
-            return None, Read(source=file.name, formats=(), bytes=len(head), problem="" if head else "empty")
+            problem = stream.problem or ("" if head else "empty")
+            return None, Read(source=file.name, formats=(), bytes=len(head), problem=problem)
         return _read_log(file, stream, head, part)
 
 
 def _read_document(
-    reader: DocumentReader, file: EvidenceFile, stream: IO[bytes], head: bytes, part: Part
+    reader: DocumentReader, file: EvidenceFile, stream: Content, head: bytes, part: Part
 ) -> tuple[Part, Read]:
-    problem = ""
-    try:
-        body, cut = read_rest(stream, head)
-    except _DAMAGE as error:
-        body, cut, problem = head, True, _reason(error)
+    body, cut = read_rest(stream, head)
+    cut = cut or bool(stream.problem)
     document = Document(
         source=file.name, path=file.path, body=body, cut=cut, modified=part.modified, who=file.who
     )  # fmt: skip
@@ -140,11 +143,11 @@ def _read_document(
     part.facts = found.facts
     part.dumps = found.dumps
     part.attached = found.attached
-    problem = found.problem or problem
+    problem = stream.problem or found.problem
     return part, Read(source=file.name, formats=(reader.name,), lines=found.lines, bytes=len(body), problem=problem)
 
 
-def _read_log(file: EvidenceFile, stream: IO[bytes], head: bytes, part: Part) -> tuple[Part | None, Read]:
+def _read_log(file: EvidenceFile, stream: Content, head: bytes, part: Part) -> tuple[Part | None, Read]:
     log = _Log(file, line_readers())
     problem = log.read(stream, head)
     part.facts = log.keeper.facts
@@ -168,23 +171,20 @@ class _Log:
         self._goes_on = True
         """Whether the previous block was read line by line. A fact may begin there and end in this block."""
 
-    def read(self, stream: IO[bytes], head: bytes) -> str:
+    def read(self, stream: Content, head: bytes) -> str:
         """Read it to its end; return why that was not possible, or an empty string."""
-        rest, problem = b"", ""
+        rest = b""
         block = head
         while block:
             self.bytes += len(block)
             block = block.replace(b"\0", b"") if b"\0" in block else block
             whole, rest = _cut(rest + block)
-            try:
-                block = stream.read(BLOCK_BYTES) if self.bytes < MOST_UNPACKED else b""
-            except _DAMAGE as error:
-                block, problem = b"", _reason(error)
+            block = stream.read(BLOCK_BYTES) if self.bytes < MOST_UNPACKED else b""
             self._take(whole, last=not block)
         self._take(rest, last=True)
         for reader in self._readers:
             self.keeper.keep(reader.name, reader.end())
-        return problem or ("longer than 64 GiB" if self.bytes >= MOST_UNPACKED else "")
+        return stream.problem or ("longer than 64 GiB" if self.bytes >= MOST_UNPACKED else "")
 
     def _take(self, block: bytes, *, last: bool) -> None:
         text = condense(block)
@@ -218,9 +218,3 @@ def _cut(block: bytes) -> tuple[bytes, bytes]:
     if at == 0 and len(block) > HEAD_BYTES:
         at = block.rfind(b"\r") + 1 or len(block)
     return block[:at], block[at:]
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, EOFError):
-        return "cut off"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__

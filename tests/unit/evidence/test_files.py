@@ -1,0 +1,231 @@
+"""Files from anywhere: links in circles, pipes, devices, giants and damage cost themselves, and the rest is read."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.evidence import files
+from ddpdoctor.evidence.files import EvidenceFile, open_file
+from ddpdoctor.evidence.reading import read_evidence
+from ddpdoctor.model.evidence import Failed, Who
+
+FAILED = "[rank{0}]: Traceback (most recent call last):\n[rank{0}]: ValueError: shard {0} is bad\n"
+
+
+def failed(*paths) -> list[int | None]:
+    """Return the ranks of which a failure was read."""
+    runs = read_evidence([str(path) for path in paths]).runs
+    return sorted(fact.who.rank for run in runs for fact in run.facts if isinstance(fact, Failed))
+
+
+def problems(*paths) -> dict[str, str]:
+    return {one.source.rpartition("/")[2]: one.problem for one in read_evidence([str(path) for path in paths]).read}
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """A folder with the log of rank 1, to which a test adds."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "train.log").write_text(FAILED.format(1))
+    return tmp_path / "logs"
+
+
+def link_to_itself(logs: Path) -> str:
+    (logs / "odd").symlink_to("odd")
+    return "a link that leads nowhere"
+
+
+def links_in_a_circle(logs: Path) -> str:
+    (logs / "odd").symlink_to("other")
+    (logs / "other").symlink_to("odd")
+    return "a link that leads nowhere"
+
+
+def link_out(logs: Path) -> str:
+    (logs / "odd").symlink_to("/etc/passwd")
+    return "a link that leads out of the folder"
+
+
+def link_to_a_device(logs: Path) -> str:
+    (logs / "odd").symlink_to("/dev/zero")
+    return "a link that leads out of the folder"
+
+
+def pipe(logs: Path) -> str:
+    os.mkfifo(logs / "odd")
+    return "no regular file"
+
+
+def not_gzip(logs: Path) -> str:
+    (logs / "odd").write_bytes(b"\x1f\x8b\x08\x00 and no more of it")
+    return "damaged: "
+
+
+def long_name_of_a_link(logs: Path) -> str:
+    (logs / "odd").symlink_to("x" * 300)
+    return "File name too long"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        link_to_itself, links_in_a_circle, link_out, link_to_a_device, pipe, not_gzip, long_name_of_a_link,
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_in_a_folder_is_noted_and_the_rest_is_read(logs, make) -> None:
+    reason = make(logs)
+    assert problems(logs)["odd"].startswith(reason)
+    assert problems(logs)["train.log"] == ""
+    assert failed(logs) == [1]
+
+
+def test_names_that_are_not_utf_8_are_read_and_can_be_written(logs) -> None:
+    Path(os.fsdecode(os.fsencode(logs) + b"/gr\xfc\xdfe.log")).write_text(FAILED.format(2))
+    assert failed(logs) == [1, 2]
+    assert list(problems(logs)) == ["gr\\xfc\\xdfe.log", "train.log"]
+
+
+def test_folders_may_be_nested_deeper_than_python_calls_itself(logs) -> None:
+    before, depth = Path.cwd(), 1200
+    os.chdir(logs)
+    try:
+        for _ in range(depth):
+            Path("d").mkdir()
+            os.chdir("d")
+        Path("deep.log").write_text(FAILED.format(2))
+        found = failed(logs)
+        Path("deep.log").unlink()
+        for _ in range(depth):  # neither pytest nor shutil could remove them
+            os.chdir("..")
+            Path("d").rmdir()
+    finally:
+        os.chdir(before)
+    assert found == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/dev/zero", "no regular file"),
+        ("/proc/kmsg", "a file of the kernel"),
+        ("/proc/self/mem", "a file of the kernel"),
+    ],
+)
+def test_devices_and_files_of_the_kernel_are_not_opened(logs, path, reason) -> None:
+    assert failed(path, logs) == [1]
+    assert problems(path, logs)[path.rpartition("/")[2]].startswith(reason)
+
+
+def test_a_pipe_of_the_shell_is_read_and_a_named_one_is_not_waited_for(logs) -> None:
+    os.mkfifo(logs.parent / "named")
+    assert problems(logs.parent / "named", logs)["named"].startswith("a named pipe")
+    reading, writing = os.pipe()
+    writer = threading.Thread(target=lambda: os.write(writing, FAILED.format(2).encode()) and os.close(writing))
+    writer.start()
+    try:
+        assert failed(f"/dev/fd/{reading}", logs) == [1, 2]
+    finally:
+        writer.join()
+        os.close(reading)
+
+
+def test_the_holes_of_a_giant_are_passed_over(logs) -> None:
+    with (logs / "giant.log").open("wb") as giant:
+        giant.write(FAILED.format(2).encode())
+        giant.seek(2**40)
+        giant.write(b"\n" + FAILED.format(3).encode())
+    assert failed(logs) == [1, 2, 3]
+    assert sum(one.bytes for one in read_evidence([str(logs)]).read) < 2**20
+
+
+@pytest.mark.parametrize(("pack", "most"), [(gzip.compress, 2**20), (bz2.compress, 2**20), (lzma.compress, 2**20)])
+def test_what_is_packed_is_unpacked_to_a_limit_and_read_so_far(logs, monkeypatch, pack, most) -> None:
+    monkeypatch.setattr(files, "LEAST_UNPACKED", most)
+    (logs / "bomb.gz").write_bytes(pack(FAILED.format(2).encode() + (b"a" * 99 + b"\n") * 100_000))
+    assert problems(logs)["bomb.gz"].startswith("unpacks to more than 200 times its size")
+    assert failed(logs) == [1, 2]
+    assert sum(one.bytes for one in read_evidence([str(logs)]).read) < 5 * most
+
+
+def test_a_dictionary_that_takes_all_memory_is_refused(logs, monkeypatch) -> None:
+    monkeypatch.setattr(files, "MOST_DICTIONARY", 2**16)
+    (logs / "odd.xz").write_bytes(lzma.compress(FAILED.format(2).encode()))
+    assert problems(logs)["odd.xz"] == "damaged: Memory usage limit exceeded"
+    assert failed(logs) == [1]
+
+
+NOISE = os.urandom(300_000).hex().encode()
+
+
+def flipped(packed: bytes) -> bytes:
+    at = len(packed) // 2
+    return packed[:at] + bytes(byte ^ 0xFF for byte in packed[at : at + 64]) + packed[at + 64 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda packed: packed[: len(packed) // 2], "cut off"),
+        (flipped, "damaged: "),
+        (lambda packed: packed[:-8] + b"\0\0\0\0" + packed[-4:], "damaged: "),  # the checksum
+        (lambda packed: packed[:-1], "cut off"),
+    ],
+)
+@pytest.mark.parametrize(
+    "pack", [gzip.compress, bz2.compress, lambda text: lzma.compress(text, check=lzma.CHECK_CRC32)]
+)
+def test_of_a_damaged_archive_all_is_read_that_comes_before_the_damage(logs, pack, damage, problem) -> None:
+    text = FAILED.format(2).encode() + NOISE + b"\n" + NOISE + b"\n"
+    (logs / "odd").write_bytes(damage(pack(text)))
+    assert problems(logs)["odd"].startswith((problem, "cut off", "damaged: "))
+    assert 1 in failed(logs)
+    if pack is gzip.compress:
+        assert problems(logs)["odd"].startswith(problem)
+        assert failed(logs) == [1, 2]
+
+
+def test_a_checksum_that_is_wrong_loses_no_line(logs) -> None:
+    packed = gzip.compress(NOISE + b"\n" + FAILED.format(2).encode())
+    (logs / "odd.gz").write_bytes(packed[:-8] + bytes(4) + packed[-4:])
+    assert failed(logs) == [1, 2]
+
+
+def test_archives_that_were_joined_or_padded_are_whole(logs) -> None:
+    parts = [pack(FAILED.format(rank).encode()) for rank, pack in ((2, gzip.compress), (3, gzip.compress))]
+    (logs / "odd.gz").write_bytes(b"".join(parts) + bytes(512))
+    assert (failed(logs), problems(logs)["odd.gz"]) == ([1, 2, 3], "")
+
+
+def test_a_file_that_grows_is_read_to_its_size_at_the_beginning(logs) -> None:
+    log = logs / "train.log"
+    size = log.stat().st_size
+    content, head, _ = open_file(EvidenceFile(name="log", path=log, who=Who()))
+    with content, log.open("a") as more:
+        more.write("x" * 2**20)
+        more.flush()
+        assert (len(head), content.read(2**20)) == (size, b"")
+
+
+def test_a_file_that_a_reader_fails_at_costs_itself_only(logs, monkeypatch) -> None:
+    (logs / "again.log").write_text(FAILED.format(2))
+    real = files.open_file
+
+    def fails(file: EvidenceFile):
+        if file.name.endswith("again.log"):
+            raise ValueError("of ours")
+        return real(file)
+
+    monkeypatch.setattr("ddpdoctor.evidence.reading.open_file", fails)
+    assert failed(logs) == [1]
+    assert problems(logs)["again.log"] == "ddpdoctor cannot read it: ValueError: of ours"
+
+
+def test_standard_input_may_be_packed(monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(FAILED.format(2).encode()))))
+    assert failed("-") == [2]
