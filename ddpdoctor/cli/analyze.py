@@ -58,8 +58,9 @@ def read_paths(paths: tuple[str, ...], command: tuple[str, ...]) -> Report:
     from ddpdoctor.cli.report import RUN_MARK, read_run
     from ddpdoctor.diagnose.evidence import analyze
     from ddpdoctor.model.findings import now
+    from ddpdoctor.recorder.storage.files import is_file
 
     path = Path(paths[0])
-    if len(paths) == 1 and (path / RUN_MARK).is_file():
+    if len(paths) == 1 and is_file(path / RUN_MARK):
         return read_run(path)  # a run of `wrap` has been judged with all that its ranks recorded
     return analyze(paths, command, now())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import NoReturn
 
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
+
+OF_PATHS = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ESTALE})
+"""Errors of files and folders that a user names, wherever they are met. They are not defects of ddpdoctor."""
 
 
 def main() -> NoReturn:
@@ -25,11 +29,23 @@ def main() -> NoReturn:
     except Exception as error:  # noqa: BLE001  the outermost wall: no traceback ever reaches the terminal
         if came_of_interrupt(error):
             sys.exit(ExitStatus.INTERRUPTED)
-        from ddpdoctor.cli.output import show_defect
+        from ddpdoctor.cli.output import show_defect, show_error
+
+        if isinstance(error, OSError) and error.errno in OF_PATHS and error.filename is not None:
+            show_error(refused_path(error))
+            sys.exit(ExitStatus.WRONG_USE)
 
         show_defect(error)
         sys.exit(ExitStatus.DEFECT)
     sys.exit(status)
+
+
+def refused_path(error: OSError) -> UserError:
+    """Return what to say of a path of the user's that cannot be read."""
+    return UserError(
+        f"{error.filename} cannot be read: {error.strerror}",
+        help="Run it as the owner of the files, or give other ones.",
+    )
 
 
 def _open_standard_streams() -> None:

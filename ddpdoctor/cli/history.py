@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -35,9 +34,10 @@ def run(options: Options) -> int:
 
     found = read_histories(options.folder, read_run)
     if options.format == "json":
+        from ddpdoctor.report.formats.json_format import write_json
         from ddpdoctor.report.verbs.history import plain_histories
 
-        write(sys.stdout, json.dumps(plain_histories(found.jobs, found.unread), indent=1) + "\n")
+        write(sys.stdout, write_json(plain_histories(found.jobs, found.unread), indent=1))
         return ExitStatus.OK
     from ddpdoctor.report.verbs.history import render_history
 

@@ -171,14 +171,17 @@ def _unpack(bundle: Path) -> bytes:
 
 
 def _read_file(file: Path) -> Report:
+    import os
     import zipfile
 
     from ddpdoctor.model.errors import UserError
-    from ddpdoctor.recorder.storage.files import check_json, read_plain
+    from ddpdoctor.recorder.storage.files import check_json, open_plain, read_plain
     from ddpdoctor.report.formats.json_format import parse_report
 
     try:
-        content = _unpack(file) if zipfile.is_zipfile(file) else read_plain(file)
+        with os.fdopen(open_plain(file, os.O_RDONLY), "rb") as stream:  # it never waits, as some files of /proc would
+            is_packed = zipfile.is_zipfile(stream)
+        content = _unpack(file) if is_packed else read_plain(file)
         return parse_report(check_json(content).decode())
     except UserError as error:
         raise UserError(f"{file}: {error.message}", help=error.help, status=error.status) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import time
@@ -116,7 +115,9 @@ def _show(status: JobNow, options: Options) -> None:
 
 def _draw(status: JobNow, options: Options) -> str:
     if options.format == "json":
-        return json.dumps(plain(status)) + "\n"
+        from ddpdoctor.report.formats.json_format import write_json
+
+        return write_json(plain(status))
     from ddpdoctor.cli.output import has_color, read_cwd, read_width
     from ddpdoctor.report.verbs.status import render_status
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
+import zlib
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,13 @@ HOST_KEYS = frozenset({"host", "hosts", "hostname", "fqdn", "missing_hosts"})
 """Keys of a report's data whose values are names of hosts."""
 MAX_BYTES = 64 << 20
 """Our choice: no report is larger. A larger file in an archive is refused before it is unpacked."""
+_PACKED_BY = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""``pack`` uses the second. Others may ask for gigabytes of memory."""
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError, OSError, OverflowError, RuntimeError,
+    ValueError,
+)  # fmt: skip
+"""What zipfile raises for archives that are damaged, encrypted, or packed in a way that it does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +126,17 @@ def pack(files: dict[str, str]) -> bytes:
 def read_packed(path: Path) -> bytes:
     """Return the report file in a bundle. Nothing is unpacked to disk. Raises ``UserError`` if there is none."""
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(REPORT_FILE) as file:
-            content = file.read(MAX_BYTES + 1)
-    except (zipfile.BadZipFile, KeyError, OSError, RuntimeError, NotImplementedError) as error:
+        if path.stat().st_size > MAX_BYTES:  # before its directory is read, which may be as large
+            raise zipfile.BadZipFile
+        with zipfile.ZipFile(path) as archive:
+            if archive.getinfo(REPORT_FILE).compress_type not in _PACKED_BY:
+                raise zipfile.BadZipFile
+            with archive.open(REPORT_FILE) as file:
+                content = file.read(MAX_BYTES + 1)
+    except _DAMAGE as error:
         raise UserError(
             f"{path} is no bundle of ddpdoctor: it has no readable {REPORT_FILE}",
-            help="Give an archive that `ddpdoctor bundle` wrote.",
+            help="Give an archive that `ddpdoctor bundle` wrote. If it was copied, copy it again and compare sizes.",
         ) from error
     if len(content) > MAX_BYTES:
         raise UserError(f"{path}: {REPORT_FILE} is larger than {MAX_BYTES >> 20} MiB", help="It is no report.")

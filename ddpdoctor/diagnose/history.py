@@ -17,6 +17,7 @@ from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.findings import Attempt, JobStatus
 from ddpdoctor.model.history import Blamed, Start
 from ddpdoctor.model.sides import grouped
+from ddpdoctor.recorder.storage.files import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,7 +103,7 @@ def _last_began(job: History) -> datetime:
 
 def _read_run(path: Path, read_report: ReadReport) -> _Run | None:
     """Return the starts in a run folder, or None if the folder is not that of a job."""
-    saved = read_saved_run(path) if (path / RUN_MARK).is_file() else None
+    saved = read_saved_run(path) if is_file(path / RUN_MARK) else None
     if saved is not None and saved.own.end is None and read_live(path).is_running:
         return _Run(command=saved.own.run.command or (), starts=_running_starts(path, saved))
     report = read_report(path)

@@ -12,20 +12,33 @@ if TYPE_CHECKING:
 MIN_TEXT_WIDTH = 20
 """Below this width, wrapped text is worse than lines that are too long."""
 
+_GITHUB = re.compile(
+    r"(?:^|(?<=\s))::(?=(?:error|warning|notice|debug|group|endgroup|add-mask|add-path|set-env|set-output|save-state|echo"
+    r"|stop-commands|add-matcher|remove-matcher)\b)",
+    re.IGNORECASE,
+)
+"""A command of GitHub Actions, which its runner obeys at the beginning of any printed line. A text is wrapped later, so
+it may come to stand there from behind any blank. https://github.com/actions/runner, ActionCommand.cs."""
+_AZURE = re.compile(r"##(?=(?:vso)?\[)", re.IGNORECASE)
+"""The same for Azure Pipelines and for older forms of GitHub's, which are obeyed anywhere in a line."""
+
 
 def clean(text: str, cwd: Path | None = None) -> str:
-    """Escape characters that control a terminal, and make paths below ``cwd`` relative. Line breaks are kept."""
-    printable = (_escape(char) for char in text.replace("\t", "    "))
-    return _relative("".join(printable), cwd)
+    """Escape what controls a terminal or a CI runner, and make paths below ``cwd`` relative. Line breaks are kept."""
+    shown = _relative("".join(_escape(char) for char in text.replace("\t", "    ")), cwd)
+    if "::" in shown:
+        shown = _GITHUB.sub(r"\\x3a:", shown)
+    return _AZURE.sub(r"\\x23#", shown)
 
 
 def printable(text: str) -> str:
-    """Escape control and bidi characters, lone surrogates and NUL in a whole document.
+    """Escape control and bidi characters, lone surrogates, NUL, and commands of a CI runner in a whole document.
 
     This is the last step of every format except JSON, which is ASCII. Collected data is untrusted, and escaping the
     whole document covers every field.
     """
-    return text if text.replace("\n", "").isprintable() else "".join(map(_escape, text))
+    text = text if text.replace("\n", "").isprintable() else "".join(map(_escape, text))
+    return _AZURE.sub(r"\\x23#", text)
 
 
 def wrap(text: str, width: int | None, *, first: str = "", rest: str | None = None) -> list[str]:

@@ -1,6 +1,9 @@
 """A bundle as a user makes it, and what may not be in it."""
 
+import io
 import json
+import os
+import random
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +98,56 @@ def test_what_cannot_be_used_is_said(run_dir, monkeypatch, capsys, words, hint) 
     done = capsys.readouterr()
     assert hint in done.err
     assert "Traceback" not in done.err
+
+
+def zipped(method: int, text: bytes = b"{}" + b" " * 5000) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", method) as archive:
+        archive.writestr("report.json", text)
+    return packed.getvalue()
+
+
+def changed(data: bytes, at: int, new: bytes) -> bytes:
+    return data[:at] + new + data[at + len(new) :]
+
+
+WHOLE = zipped(zipfile.ZIP_DEFLATED, os.urandom(5000))
+DIRECTORY = WHOLE.rindex(b"PK\x01\x02")
+DAMAGED = {
+    "content": changed(WHOLE, 60, b"\xff" * 900),
+    "checksum": changed(WHOLE, DIRECTORY + 16, b"abcd"),
+    "method": changed(WHOLE, DIRECTORY + 10, b"\x63\0"),
+    "encrypted": changed(WHOLE, DIRECTORY + 8, b"\x01\0"),
+    "start": changed(WHOLE, DIRECTORY + 42, b"\xff\xff\0\0"),
+    "sizes": changed(WHOLE, DIRECTORY + 20, b"\xff\xff\xff\x7f\xff\xff\xff\x7f"),
+    "no start": WHOLE[40:],
+    "no content": changed(WHOLE, 0, bytes(DIRECTORY)),
+    "name": changed(WHOLE, DIRECTORY + 46, b"\xff\xfe"),
+    "lzma": zipped(zipfile.ZIP_LZMA),
+    "bzip2": zipped(zipfile.ZIP_BZIP2),
+    "two ends": WHOLE + WHOLE[-22:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("verb", ["report", "diff"])
+def test_a_damaged_bundle_is_a_clear_error(run_dir, monkeypatch, capsys, verb, damage) -> None:
+    Path("odd.zip").write_bytes(DAMAGED[damage])
+    assert call(monkeypatch, verb, "odd.zip", *([run_dir] if verb == "diff" else [])) == 2
+    assert "odd.zip" in capsys.readouterr().err
+
+
+def test_no_damage_of_a_bundle_ends_in_a_traceback(run_dir, monkeypatch, capsys) -> None:
+    dice = random.Random(3)
+    assert call(monkeypatch, "bundle", run_dir, "--yes", "-o", "odd.zip") == 0
+    whole = Path("odd.zip").read_bytes()
+    for _ in range(300):
+        data = bytearray(whole[: dice.choice([len(whole), dice.randrange(len(whole))])])
+        for _ in range(dice.choice([1, 3, 40])):
+            data[dice.randrange(len(data))] = dice.randrange(256)
+        Path("odd.zip").write_bytes(data)
+        assert call(monkeypatch, "report", "odd.zip") in (0, 2)
+    assert "internal error" not in capsys.readouterr().err
 
 
 def test_the_list_names_what_reports_hold() -> None:

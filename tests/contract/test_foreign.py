@@ -1,18 +1,27 @@
 """What comes from elsewhere shows nothing of this machine: run folders, logs, dumps and reports that name its files."""
 
+import itertools
 import json
 import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from ddpdoctor.cli.output import render
 from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.diagnose.build import build_report
 from ddpdoctor.diagnose.progress import judge_job
 from ddpdoctor.model.run import JobEnd
-from ddpdoctor.report.formats.json_format import parse_report
-from tests import flight_dumps, synthetic
+from ddpdoctor.report.formats.json_format import parse_report, render_json
+from ddpdoctor.report.text.report import render_text
+from tests import benches, flight_dumps, synthetic
 
 SECRET = "correct-horse-battery"
+ROOT = Path(__file__).parents[2]
 HERE = os.uname().nodename
 END = JobEnd(hung=True, interrupted=False, exit_status=124, started_at="2099-01-01T00:00:00+00:00", ended_at="")
 
@@ -101,3 +110,90 @@ def test_a_run_that_was_recorded_here_shows_its_lines_when_the_file_is_gone(run,
         assert f"{SECRET} {blamed}" in run("report", folder, "--format", form).stdout
     excerpt = parse_report(run("report", folder, "--format", "json").stdout).data["source"]
     assert (excerpt["blamed"], len(excerpt["lines"])) == (blamed, 5)
+
+
+HOSTILE = (
+    "::error file=a::b", "x\n::set-env name=A::b", "##vso[task.complete]", "##[group]x", "\x1b]0;t\x07\x1b[31m",
+    "\u202eleft\u2066", "a\rb\x9b1m", "</style><script>alert(1)</script>", "![x](http://evil/p.png) [x](javascript:y)",
+)  # fmt: skip
+OBEYED = re.compile(
+    r"^\s*::(error|set-env)|##(vso)?\[|[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", re.MULTILINE
+)
+"""What a terminal or the runner of a CI service acts on."""
+TEXTS = frozenset({
+    "summary", "evidence", "fix", "file", "function", "host", "hosts", "state", "reason", "command", "said", "tensor",
+})  # fmt: skip
+"""Fields of a report that are collected texts."""
+
+
+def poison(value, texts, key=""):
+    if isinstance(value, dict):
+        return {name: poison(item, texts, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [poison(item, texts, key) for item in value]
+    return next(texts) if isinstance(value, str) and key in TEXTS else value
+
+
+@pytest.mark.parametrize("made", ["hung", "bench"])
+def test_a_hostile_report_acts_on_no_terminal_runner_or_page(run, tmp_path, made):
+    if made == "bench":
+        plain = json.loads(render_json(benches.everything()))
+    else:
+        plain = json.loads(run("report", make_run(tmp_path / "run"), "--format", "json").stdout)
+    for shift in range(len(HOSTILE)):
+        texts = itertools.cycle(HOSTILE[shift:] + HOSTILE[:shift])
+        (tmp_path / f"{shift}.json").write_text(json.dumps(poison(plain, texts)))
+        report = parse_report((tmp_path / f"{shift}.json").read_text())
+        drawn = {form: render(report, form) for form in ("json", "markdown", "html")}
+        drawn["text"] = render_text(report, width=40, color=False, run_dir=None, verbose=True)
+        assert {form: OBEYED.findall(text) for form, text in drawn.items() if OBEYED.search(text)} == {}
+        prose = re.sub(r"^    .*$", "", drawn["markdown"], flags=re.MULTILINE)  # the rest is code
+        assert "<script>alert" not in drawn["html"] + prose
+        assert not re.search(r"(?<!\\)\[x(?<!\\)\]\(", prose)
+        assert parse_report(drawn["json"]) == report  # nothing is lost
+    done = run("report", "0.json", "--format", "markdown")
+    assert (done.returncode, OBEYED.findall(done.stdout + done.stderr)) == (0, [])
+
+
+def test_a_hostile_log_acts_on_no_terminal_or_runner(run, tmp_path):
+    quoted = [text.replace("\n", " ") for text in HOSTILE]
+    log = "".join(
+        f'[rank{rank}]: Traceback (most recent call last):\n[rank{rank}]:   File "{text}/a.py", line 3, in f\n'
+        f"[rank{rank}]: ValueError: {text} \n{text}\n"
+        for rank, text in enumerate(quoted)
+    )
+    (tmp_path / "train.log").write_text(log)
+    for form in ("text", "json", "markdown", "html"):
+        done = run("analyze", "train.log", "--format", form)
+        assert OBEYED.findall(done.stdout + done.stderr) == []
+        assert "ValueError" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux, as tests may run as root")
+def test_what_a_user_may_not_read_is_noted_or_a_clear_error(tmp_path):
+    left = tmp_path / "left"
+    (left / "closed").mkdir(parents=True)
+    (left / "train.log").write_text("[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: bad\n")
+    (left / "secret.log").write_text("[rank2]: ValueError: bad\n")
+    (left / "secret.log").chmod(0)
+    (left / "closed").chmod(0)
+    without = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+
+    def run_as_user(*words):
+        command = [*without, sys.executable, "-m", "ddpdoctor", *map(str, words)]
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+            timeout=100, check=False,
+        )  # fmt: skip
+        assert "internal error" not in done.stderr
+        return done
+
+    done = run_as_user("analyze", left, "--format", "json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["verdict"]["ranks"]) == (1, [1])
+    assert sorted(told["data"]["evidence"]["not_read"]) == [
+        f"{left}/closed: the folder cannot be read: Permission denied", f"{left}/secret.log: Permission denied",
+    ]  # fmt: skip
+    for words in (("analyze", left / "closed"), ("report", left / "closed"), ("history", left / "closed"),
+                  ("status", left / "closed"), ("analyze", left / "secret.log")):  # fmt: skip
+        assert run_as_user(*words).returncode == 2

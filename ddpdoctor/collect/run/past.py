@@ -10,7 +10,7 @@ from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.collect.run.nodes import job_of
 from ddpdoctor.model.history import PassSeen
 from ddpdoctor.model.run import Run
-from ddpdoctor.recorder.storage.files import is_folder
+from ddpdoctor.recorder.storage.files import is_file, is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +55,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def _marked(folder: Path, levels: int) -> Iterable[Path]:
-    if (folder / RUN_MARK).is_file() or (folder / REPORT_MARK).is_file():
+    if is_file(folder / RUN_MARK) or is_file(folder / REPORT_MARK):
         yield folder
     if levels == 0:
         return

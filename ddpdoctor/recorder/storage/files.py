@@ -97,6 +97,14 @@ def is_folder(path: Any) -> bool:
         return False
 
 
+def is_file(path: Any) -> bool:
+    """Return whether the path is a regular file or a link to one; False if that cannot be told."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
 def read_plain(path: Any, most: int = MAX_FILE_BYTES) -> bytes:
     """Return the content of a file.
 

@@ -41,8 +41,16 @@ def report_to_dict(report: Report) -> dict[str, Any]:
 
 
 def render_json(report: Report) -> str:
-    """Render a report as JSON text with a final newline. It is pure ASCII, so any stream can carry it."""
-    return json.dumps(report_to_dict(report), indent=2, allow_nan=False) + "\n"
+    """Render a report as JSON text."""
+    return write_json(report_to_dict(report), indent=2)
+
+
+def write_json(value: Any, *, indent: int | None = None) -> str:
+    """Return JSON text with a final newline. It is pure ASCII, so any stream can carry it.
+
+    Two # in a text may begin a command of a CI runner. They are written so that only JSON reads them as two.
+    """
+    return json.dumps(value, indent=indent, allow_nan=False).replace("##", "\\u0023#") + "\n"
 
 
 def parse_report(text: str) -> Report:

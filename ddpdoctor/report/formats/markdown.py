@@ -132,4 +132,4 @@ def _code(text: str) -> str:
 
 def _inline(text: str) -> str:
     """Escape collected data so that it is not read as markup."""
-    return re.sub(r"([\\`*_<>\[\]|#])", r"\\\1", " ".join(clean(text).split()))
+    return re.sub(r"([\\`*_<>\[\]|#~])", r"\\\1", " ".join(clean(text).split()))

@@ -70,7 +70,7 @@ def test_further_places_are_in_the_message():
 def test_what_was_collected_ends_no_property_and_no_line():
     hostile = Place(rank=1, file="/home/me/repo/a,line=1::b\r\n%.py", line=3, function="f")
     (line,) = draw(replace(STUCK, summary="100%\n::set-output name=x::y\r##[error]z", where=(hostile,)))
-    assert line.startswith("::error file=a%2Cline=1%3A%3Ab%0D%0A%25.py,line=3,title=DD601 stuck::100%25%0A::set-output")
+    assert line.startswith("::error file=a%2Cline=1%3A%3Ab%0D%0A%25.py,line=3,title=DD601 stuck::100%25%0A\\x3a:set-")
     assert "\r" not in line
 
 

@@ -35,10 +35,18 @@ def test_the_root_as_working_directory_shortens_nothing():
         ("a\udcffb", "a\\udcffb"),
         ("right\u202eleft", "right\\u202eleft"),
         ("größe\n[/dev/shm]", "größe\n[/dev/shm]"),
+        ("\x1b]8;;http://x\x07link\x1b]8;;\x07", "\\x1b]8;;http://x\\x07link\\x1b]8;;\\x07"),
+        ("\x9b31m \u2066x\u2069 \u200b", "\\x9b31m \\u2066x\\u2069 \\u200b"),
+        ("::error::x", "\\x3a:error::x"),
+        ("seen\n  ::Warning file=a::b, ::group::c", "seen\n  \\x3a:Warning file=a::b, \\x3a:group::c"),
+        ("::add-mask::e ::stop-commands::f", "\\x3a:add-mask::e \\x3a:stop-commands::f"),
+        ("/home/me/proj/::error::x", "\\x3a:error::x"),
+        ("a ##vso[task.setvariable]b ##[error]c", "a \\x23#vso[task.setvariable]b \\x23#[error]c"),
+        ("c10::Error ::1 [::]:29500 ::testing::x std::debug, ## a title #[x]",) * 2,
     ],
 )
-def test_nothing_that_a_terminal_would_act_on_is_left(text, shown):
-    assert clean(text) == shown
+def test_nothing_that_a_terminal_or_a_runner_would_act_on_is_left(text, shown):
+    assert clean(text, CWD) == shown
 
 
 def test_a_word_is_never_broken():
