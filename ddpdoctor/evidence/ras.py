@@ -1,5 +1,8 @@
 """Reports of NCCL's RAS subsystem (``ncclras``, NCCL 2.24 and newer), as text in any log, or as JSON.
 
+Since NCCL 2.31 also the lines "NCCL DIAG" of its diagnostics (``ncclras -D``, NCCL_RUN_DIAGNOSTICS,
+NCCL_RUN_RAS_DIAGNOSTICS), which only inform: the job goes on.
+
 A report counts which operations each rank of a communicator has launched. In text it names the rarer side, which may be
 the one that is ahead: the lower count is behind. Ranks are the communicator's, and nodes are addresses.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.quotes import quote
@@ -22,7 +25,8 @@ from ddpdoctor.evidence.ras_report import (
     split_node,
 )
 from ddpdoctor.evidence.reader import Found
-from ddpdoctor.model.evidence import Absent, Shown, Spot, Who
+from ddpdoctor.model.evidence import Absent, Hint, Link, Shown, Spot, Trouble, Who
+from ddpdoctor.model.rank_words import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -49,6 +53,21 @@ _ONE = re.compile(r"Rank (?P<rank>\d+)(?: " + _SAYS + ")?" + _WHERE)
 _MISSING = re.compile(r"The missing ranks?: (?P<ranks>[\d, ]+)")
 _PROCESS = re.compile(r"Process (?P<pid>\d+) on node (?P<node>\S+) managing GPUs? (?P<gpus>[\d,() NVML]+)")
 _BLOCKS = ("INCOMPLETE", "DEAD", "TIMEOUT")
+_DIAG = re.compile(
+    r"(?:(?P<host>[A-Za-z0-9][\w.-]{0,252}):(?P<pid>\d{1,10}) )?NCCL DIAG \[(?P<tag>OK|INFO)\] +(?P<text>.+)"
+)
+_EDGE = re.compile(
+    r"p2p: (?P<what>[a-zA-Z/ -]{1,80}) srcRank=(?P<src>\d+) srcCudaDev=(?P<gpu>\d+).{0,80}? "
+    r"dstRank=(?P<dst>\d+) dstCudaDev=(?P<other>\d+)(?:.{0,80}? path=(?P<path>\w{1,20}))?"
+)
+_EDGES = re.compile(r"p2p: (?:only )?(?P<passed>\d+)/(?P<all>\d+) ")
+_ON_RANKS = re.compile(r"rank\(s\) \{?(?P<ranks>\d[\d, ]*)")
+_ACROSS = re.compile(r"across (?:\d+ of )?(?P<all>\d{1,9}) ranks")
+_DIFFERS = re.compile(r"NCCL environment: mismatch .{0,120}? for (?P<name>NCCL_\w{1,80})")
+_VALUE = re.compile(r"NCCL environment: NCCL_\w{1,80}=")
+_MOST_DIAGNOSED = 256
+_NO_COMMA = re.compile(r"(?<=[\d\"el\]}])(?P<blank>\s+)(?=\"[^\"\n]{1,80}\"\s*:)|(?<=})(?P<gap>\s*)(?={)")
+"""Where JSON lacks a comma before the next key or object, as that of NCCL 2.28.9 in each of its ``missing_ranks``."""
 
 
 @dataclass(slots=True)
@@ -67,7 +86,7 @@ class RasReader:
     """Finds RAS's text in logs and files."""
 
     name = "NCCL RAS report"
-    triggers = (b"Job summary", b"Communicators...", b"managing GPU", b"managed by process")
+    triggers = (b"Job summary", b"Communicators...", b"managing GPU", b"managed by process", b"NCCL DIAG")
 
     def __init__(self) -> None:
         self._report: RasReport | None = None
@@ -77,7 +96,9 @@ class RasReader:
         """Take in a line. Facts come at the end of the log, because a second report says whether the job moved."""
         text = line.text
         report = self._report
-        if "PEER_DEAD: " in text:
+        if "NCCL DIAG [" in text:
+            self._diagnose(line)
+        elif "PEER_DEAD: " in text:
             self._dead(line)
         elif text.startswith("Job summary") or (text.startswith("Communicators...") and (not report or report.begun)):
             self._finish()
@@ -90,7 +111,7 @@ class RasReader:
     def end(self) -> Iterable[Fact]:
         """Return what the last report says, and whether the job moved since the one before it."""
         self._finish()
-        facts = [*self._reports.judge(), *self._deaths]
+        facts = [*self._reports.judge(), *self._deaths, *self._whole_job()]
         self._begin()
         return facts
 
@@ -98,6 +119,8 @@ class RasReader:
         self._text = _Text()
         self._reports = RasReports()
         self._deaths: list[Fact] = []
+        self._diagnosed: list[tuple[int, Fact]] = []
+        """What NCCL's diagnostics say, and how many ranks the communicator has that it is about."""
 
     def _finish(self) -> None:
         if self._report is not None:
@@ -111,7 +134,61 @@ class RasReader:
             host, address = split_node(found["node"])
             who = Who(host=host, address=address, pid=int(found["pid"]))
             said = quote(line.text)
-            self._deaths.append(Absent(who=who, spot=line.spot(), time=line.time, said=said, shown=Shown.COUNTS))
+            self._deaths.append(
+                Absent(who=who, spot=line.spot(), time=line.time, said=said, shown=Shown.COUNTS, dead=True)
+            )
+
+    def _diagnose(self, line: Line) -> None:
+        """Take in a line of NCCL's diagnostics. Values of variables are left out."""
+        found = _DIAG.search(line.text)
+        if found is None or len(self._diagnosed) >= _MOST_DIAGNOSED:
+            return
+        text = found["text"].strip()
+        common: dict[str, Any] = {"spot": line.spot(), "time": line.time, "said": quote(text)}
+        host = Who(host=found["host"] or "")
+        on = _ON_RANKS.search(text)
+        ranks = [int(rank) for rank in re.findall(r"\d+", on["ranks"])[:MOST_PROCESSES]] if on is not None else []
+        if found["tag"] == "OK" or _VALUE.match(text):
+            facts: list[Fact] = [] if _VALUE.match(text) else [_note(text, common)]
+        elif (edge := _EDGE.search(text)) is not None:
+            path = f" over {edge['path']}" if edge["path"] else ""
+            problem = (
+                f"NCCL's check of GPU {edge['gpu']} (rank {edge['src']}) to GPU {edge['other']} (rank {edge['dst']})"
+                f"{path} failed: {edge['what']}"
+            )
+            facts = [Link(who=host, problem=problem, fix=_CHECK_P2P, **common)]
+        elif (edges := _EDGES.search(text)) is not None and int(edges["passed"]) < int(edges["all"]):
+            problem = f"only {edges['passed']} of {edges['all']} paths between GPUs passed NCCL's check"
+            facts = [Link(who=host, problem=problem, fix=_CHECK_P2P, **common)]
+        elif text.startswith("ECC: uncorrected") and ranks:
+            problem = "the GPU has uncorrected memory errors (ECC), as NCCL's diagnostics say"
+            facts = [Trouble(who=Who(rank=rank), kind="xid", problem=problem, fix=_RESET, **common) for rank in ranks]
+        elif text.startswith(("NVLink: inactive", "XGMI: inactive")) and ranks:
+            problem = f"links between GPUs are inactive on {rank_list(ranks)}, as NCCL's diagnostics say"
+            facts = [Link(who=host, problem=problem, fix="check them: `nvidia-smi nvlink -s`, `dmesg -T`", **common)]
+        elif (differs := _DIFFERS.search(text)) is not None:
+            facts = [_note(f"{differs['name']} differs between ranks", common)]
+        else:
+            facts = [_note(text, common)]
+        across = _ACROSS.search(text)
+        self._diagnosed += [(int(across["all"]) if across is not None else 0, fact) for fact in facts]
+
+    def _whole_job(self) -> Iterator[Fact]:
+        """Yield what the diagnostics say. Ranks of the largest communicator are taken for those of the job."""
+        most = max((size for size, _ in self._diagnosed), default=0)
+        for size, fact in self._diagnosed:
+            yield fact if size in {0, most} else replace(fact, who=replace(fact.who, rank=None))
+
+
+_CHECK_P2P = (
+    "check the path between these GPUs: `nvidia-smi topo -m`, `nvidia-smi nvlink -s`, `dmesg -T`; start the job with "
+    "NCCL_P2P_DISABLE=1 to confirm, and disable PCIe ACS or the IOMMU if that helps"
+)
+_RESET = "drain the node; reset or replace the GPU: `nvidia-smi -q -d ECC`, `nvidia-smi --gpu-reset`"
+
+
+def _note(text: str, common: dict[str, Any]) -> Hint:
+    return Hint(words=f"NCCL's diagnostics: {quote(text)}", kind="nccl-diagnostics", **common)
 
 
 def _take(state: _Text, report: RasReport, text: str, line: Line) -> None:
@@ -193,6 +270,7 @@ class RasJsonReader:
     def read(self, document: Document) -> Found:
         """Return what the reports say, and what changed between them."""
         text = document.body.decode("utf-8", "replace")
+        text = _NO_COMMA.sub(lambda match: f",{match[0]}", text)
         found = Found(lines=text.count("\n") + 1)
         reports = RasReports()
         try:

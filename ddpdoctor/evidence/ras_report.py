@@ -220,6 +220,7 @@ class _Comm:
         dead = {lost.process for lost in self._report.lost if lost.dead}
         for rank, (process, spot, said) in self._comm.missing.items():
             words = f"{said} (considered dead)" if process in dead and "dead" not in said else said
+            is_dead = "dead" in words or (len(self._comm.missing) == 1 == len(dead) == len(self._report.lost))
             waiters = self._others([rank, *self._comm.missing])
             yield Absent(
                 who=self._who(rank, process),
@@ -229,6 +230,7 @@ class _Comm:
                 waiters=waiters,
                 certain="has not this communicator" not in said,
                 shown=Shown.COUNTS,
+                dead=is_dead,
             )
 
     def _errors(self) -> Iterator[Fact]:
@@ -446,4 +448,4 @@ def _lost(lost: LostProcess, report: RasReport, names: _Names) -> Iterator[Fact]
     if len(report.lost) == 1 and len(set(missing)) == 1:
         return  # "The missing rank: 21" is this process
     words = f"{lost.said} (considered dead)" if lost.dead else lost.said
-    yield Absent(who=who, spot=lost.spot, said=words, shown=Shown.COUNTS)
+    yield Absent(who=who, spot=lost.spot, said=words, shown=Shown.COUNTS, dead=lost.dead)

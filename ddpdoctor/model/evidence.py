@@ -180,6 +180,8 @@ class Absent(Fact):
     shown: Shown = Shown.RECORDER
     expected: bool = False
     """The source holds the lines of several ranks, so that those of this one should be there too."""
+    dead: bool = False
+    """Its process is gone, or its host."""
     busy: Busy | None = None
     """What it did instead, as its log says."""
 

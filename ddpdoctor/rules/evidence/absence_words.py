@@ -10,6 +10,7 @@ from ddpdoctor.model.evidence import Doing, Reached, Stacked, Waiting
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Problem
+from ddpdoctor.rules.evidence.collecting import KILLED
 from ddpdoctor.rules.evidence.stacks import innermost
 from ddpdoctor.rules.evidence.words import MOST_QUOTES, coverage, places, quote, quotes, steps_words, who_words
 from ddpdoctor.rules.progress.words import place_words, verb
@@ -66,8 +67,15 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
             kind, "may not have called"
         )
         whom = ""
+    summary = f"{who} {did} {target}; {at}{wait}{whom}"
+    if kind == "killed":
+        summary = (
+            f"{who} {verb(ranks, 'is', 'are')} gone: NCCL's RAS considers {verb(ranks, 'it', 'them')} dead; {wait}"
+        )
+        if one.confidence is Confidence.LOW:
+            summary = f"{who} may be gone: NCCL's RAS considers {verb(ranks, 'it', 'them')} dead; {wait}"
     return Problem(
-        summary=f"{who} {did} {target}; {at}{wait}{whom}",
+        summary=summary,
         confidence=one.confidence,
         ranks=tuple(ranks),
         hosts=state.hosts_of(ranks),
@@ -84,10 +92,15 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
             *steps_words(state),
             *coverage(state),
         ),
-        fix=_LET_IT_END if busy is not None and not where else _absence_fix(ranks, where, workers),
+        fix=_FIND_END
+        if kind == "killed"
+        else _LET_IT_END
+        if busy is not None and not where
+        else _absence_fix(ranks, where, workers),
     )
 
 
+_FIND_END = f"find out what ended the process or its host: its standard error, {KILLED}"
 _LET_IT_END = (
     "do this work once before the job (a prepared data set, a filled cache), or let all ranks share it; else raise the "
     "limit: `init_process_group(timeout=timedelta(hours=2))`"

@@ -88,6 +88,8 @@ def _kind(state: RunState, ranks: list[int], absent: list[Absent], samples: dict
     exiting = all(rank in samples and samples[rank].doing is Doing.EXIT for rank in ranks)
     if finished or exiting:
         return "early-exit"
+    if all(any(fact.dead for fact in absent if fact.who.rank == rank) for rank in ranks):
+        return "killed"
     return "missing" if all(fact.in_init for fact in absent) and not any(rank in samples for rank in ranks) else "stuck"
 
 

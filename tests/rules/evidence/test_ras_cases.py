@@ -1,6 +1,9 @@
 """Jobs of which NCCL's RAS tells: who is behind, who is only ahead, and when the job moves."""
 
 import json
+import re
+
+import pytest
 
 from tests.evidence_texts import interleaved, pyspy, steps, text, watchdog, work
 from tests.rules.evidence.truths import ABSENT, Truth, hold
@@ -92,7 +95,21 @@ DEAD
   Missing communicator data from 1 rank
   The missing rank: 7
 """
-    hold(tmp_path, ras("INCOMPLETE", wrong=wrong, nodes=2, per=4), Truth(kinds=ABSENT, ranks=(7,)))
+    truth = Truth(kinds=("killed",), ranks=(7,), confidence=("medium",), says=("dead",))
+    hold(tmp_path, ras("INCOMPLETE", wrong=wrong, nodes=2, per=4), truth)
+
+
+def test_ras_hears_nothing_of_a_rank_that_it_does_not_call_dead(tmp_path):
+    wrong = """\
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 41207 on node 10.0.3.2 managing GPU 3
+
+#0-0 (6e1f2c9a7d001122) INCOMPLETE
+  Missing communicator data from 1 rank
+  The missing rank: 7
+"""
+    hold(tmp_path, ras("INCOMPLETE", wrong=wrong, nodes=2, per=4), Truth(kinds=("stuck",), ranks=(7,)))
 
 
 def ras_json(counts: dict[int, int], missing: dict[int, bool] | None = None) -> str:
@@ -146,7 +163,79 @@ def test_ras_json_with_one_behind(tmp_path):
 
 def test_ras_json_with_a_dead_rank(tmp_path):
     counts = dict.fromkeys(range(7), 5120)
-    hold(tmp_path, {"ras.json": ras_json(counts, {7: True})}, Truth(kinds=ABSENT, ranks=(7,)))
+    hold(tmp_path, {"ras.json": ras_json(counts, {7: True})}, Truth(kinds=("killed",), ranks=(7,), says=("dead",)))
+    hold(tmp_path, {"ras.json": ras_json(counts, {7: False})}, Truth(kinds=("stuck",), ranks=(7,)))
+
+
+@pytest.mark.parametrize("after", ["pid", "host", "cuda_dev", "unresponsive", "}"])
+def test_json_of_nccl_2_28_9_lacks_a_comma_where_a_rank_is_missing(tmp_path, after):
+    plain = json.dumps(json.loads(ras_json(dict.fromkeys(range(6), 5120), {6: True, 7: True})), indent=2)
+    head, missing = plain.split('"missing_ranks":')
+    damaged = re.sub(
+        r"\},(\s*\{)" if after == "}" else rf'("{after}": [^,]+),', r"}\1" if after == "}" else r"\1", missing
+    )
+    assert damaged != missing
+    report = hold(tmp_path, {"ras.json": f'{head}"missing_ranks":{damaged}'}, Truth(kinds=("killed",), ranks=(6, 7)))
+    assert not report.data["evidence"]["not_read"]
+
+
+DIAG = "w1:4242 NCCL DIAG "
+FINE = [
+    "NCCL DIAG === NCCL Diagnostics ===",
+    f"{DIAG}[OK]   p2p: all 56 directed GPU P2P edges verified",
+    f"{DIAG}=== RAS Diagnostics ===",
+    f"{DIAG}[OK]   GPU inventory: 8x NVIDIA H100 per node consistent across 8 ranks in comm 0x12ab",
+    f"{DIAG}[INFO] ECC: unavailable via NVML across 8 ranks in comm 0x12ab",
+    f"{DIAG}[INFO] p2p: temporarily enabled context-wide CUDA peer access rank=3 cudaDev=3; avoid concurrent CUDA use",
+    f"{DIAG}RAS diagnostics completed in 12.3 ms across 8 RAS peers",
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "truth"),
+    [
+        (
+            "p2p: write mismatch srcRank=3 srcCudaDev=3 srcNvmlDev=3 dstRank=5 dstCudaDev=5 dstNvmlDev=5 path=NVL "
+            "handle=CUMEM_FABRIC expected=0x01 got=0x02 verify=0x02; inspect the links",
+            Truth(kinds=("transport",), ranks=(), hosts=(), says=("GPU 3", "GPU 5", "write mismatch")),
+        ),
+        (
+            "p2p: only 52/56 GPU-to-GPU peer accesses passed verification",
+            Truth(kinds=("transport",), ranks=(), says=("52 of 56",)),
+        ),
+        (
+            "NVLink: inactive link(s) on rank(s) {2} across 8 ranks in comm 0x12ab",
+            Truth(kinds=("transport",), says=("rank 2",)),
+        ),
+        (
+            "ECC: uncorrected volatile errors on rank(s) {6} (worst=2) across 8 ranks in comm 0x12ab",
+            Truth(kinds=("xid",), ranks=(6,), says=("ECC",)),
+        ),
+    ],
+    ids=["edge", "edges", "links", "memory"],
+)
+def test_what_nccls_diagnostics_find(tmp_path, line, truth):
+    hold(tmp_path, text([*FINE, f"{DIAG}[INFO] {line}", *steps(3)]), truth)
+
+
+def test_nccls_diagnostics_that_find_nothing(tmp_path):
+    hold(tmp_path, text([*FINE, *steps(3), "`Trainer.fit` stopped: `max_epochs=1` reached."]), Truth(silent=True))
+
+
+def test_variables_that_differ_are_named_without_their_values(tmp_path):
+    log = [
+        *FINE,
+        f"{DIAG}[INFO] NCCL environment: mismatch across 8 ranks in comm 0x12ab for NCCL_BUFFSIZE",
+        f"{DIAG}[INFO] NCCL environment: NCCL_BUFFSIZE=secret4711 on rank(s) {{0,1,2,3}}",
+        f"{DIAG}[INFO] NCCL environment: diagnostics incomplete, gathered 7/8 ranks in comm 0x1/0x2/0x3",
+        *interleaved(*(watchdog(rank, work(9)) for rank in range(4))).splitlines(),
+    ]
+    report = hold(
+        tmp_path, text(log), Truth(kinds=("transport",), ranks=(), or_cannot_tell=True, never_says=("secret4711",))
+    )
+    notes = "\n".join(report.data["evidence"]["notes"])
+    assert "NCCL_BUFFSIZE differs between ranks" in notes
+    assert "7/8 ranks" in notes
 
 
 def test_ras_json_of_a_job_that_moves(tmp_path):
