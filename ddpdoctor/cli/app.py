@@ -31,21 +31,21 @@ def main() -> NoReturn:
             sys.exit(ExitStatus.INTERRUPTED)
         from ddpdoctor.cli.output import show_defect, show_error
 
-        if isinstance(error, OSError) and error.errno in OF_PATHS and error.filename is not None:
-            show_error(refused_path(error))
-            sys.exit(ExitStatus.WRONG_USE)
-
+        known = as_user_error(error)
+        if known is not None:
+            show_error(known)
+            sys.exit(known.status)
         show_defect(error)
         sys.exit(ExitStatus.DEFECT)
     sys.exit(status)
 
 
-def refused_path(error: OSError) -> UserError:
-    """Return what to say of a path of the user's that cannot be read."""
-    return UserError(
-        f"{error.filename} cannot be read: {error.strerror}",
-        help="Run it as the owner of the files, or give other ones.",
-    )
+def as_user_error(error: Exception) -> UserError | None:
+    """Return an error that the user can do something about, or None for a defect."""
+    if isinstance(error, OSError) and error.errno in OF_PATHS and error.filename is not None:
+        help_text = "Run it as the owner of the files, or give other ones."
+        return UserError(f"{error.filename} cannot be read: {error.strerror}", help=help_text)
+    return error if isinstance(error, UserError) else None
 
 
 def _open_standard_streams() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import Annotated
 
+from ddpdoctor.cli.options import Option, typed
+from ddpdoctor.cli.values import parse_duration
 from ddpdoctor.model.exit_status import ExitStatus
 
 PACKAGES = frozenset({"mcp", "mcp_types", "pydantic"})
@@ -17,8 +20,18 @@ class Options:
     The server speaks on stdin and stdout. It only reads: no tool of it starts, stops or changes a job.
     """
 
+    timeout_s: Annotated[
+        float,
+        Option(
+            names=("--timeout",),
+            metavar="DURATION",
+            parse=parse_duration,
+            help="How long one call of a tool may take.",
+        ),
+    ] = typed("120")
 
-def run(_options: Options) -> int:
+
+def run(options: Options) -> int:
     """Serve until stdin ends. Raises ``UserError`` if the SDK is not installed."""
     from ddpdoctor.cli.output import say
     from ddpdoctor.model.errors import UserError
@@ -34,5 +47,5 @@ def run(_options: Options) -> int:
         ) from error
     if sys.stdin.isatty():
         say(sys.stderr, "waits for a client of the Model Context Protocol on stdin; Ctrl-C ends it")
-    make_server().run("stdio")
+    make_server(options.timeout_s).run("stdio")
     return ExitStatus.OK

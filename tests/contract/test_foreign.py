@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.cli.mcp_tools import answer
 from ddpdoctor.cli.output import render
 from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.diagnose.build import build_report
@@ -77,6 +78,11 @@ def test_a_run_folder_shows_no_file_of_this_machine(run, tmp_path, file, situati
     ]
     assert [done.args for done in shown if SECRET in done.stdout + done.stderr] == []
     assert SECRET not in (tmp_path / "page.html").read_text()
+    agents = [answer(tool, {**given, "with_data": True}) for tool, given in (
+        ("report", {"run_dir": str(folder)}), ("analyze", {"paths": [str(folder)]}),
+    )]  # fmt: skip
+    assert [told["body"]["verdict"]["where"][0]["file"] for told in agents] == [str(file)] * 2
+    assert SECRET not in json.dumps(agents)
     assert str(file) in shown[1].stdout  # it is the line of the verdict, so it would be shown
     assert json.loads(shown[1].stdout)["data"]["source"] is None
 

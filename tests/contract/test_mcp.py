@@ -14,7 +14,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from ddpdoctor.cli.report import read_run
 from ddpdoctor.report.formats.json_format import parse_report
-from tests.scenarios.running import free_port
+from tests.scenarios.running import free_port, wait_for
 
 ROOT = Path(__file__).parents[2]
 LOG = ROOT / "tests" / "data" / "nccl-logs" / "sockets.txt"
@@ -31,6 +31,10 @@ CALLS = {
     "no such run": ("report", {"run_dir": "gone\x1b[31m"}),
     "stdin": ("analyze", {"paths": ["-"]}),
     "a pipe": ("analyze", {"paths": ["pipe"]}),
+    "the kernel's log": ("analyze", {"paths": ["/proc/kmsg"]}),
+    "a device": ("analyze", {"paths": ["/dev/zero"]}),
+    "a report that is a pipe": ("report", {"run_dir": "pipe"}),
+    "a report of the kernel": ("report", {"run_dir": "/proc/kmsg"}),
     "nothing known": ("analyze", {"paths": ["noise.txt"]}),
     "no such code": ("explain", {"name": "DD60"}),
     "no such check": ("check_env", {"skip": ["dance"]}),
@@ -130,7 +134,11 @@ def test_status_is_text_and_json(session):
         ("no run", "there is no run folder in ddpdoctor-report/\nGive the folder of a run"),
         ("no such run", "there is no gone\\x1b[31m\nRun folders of `ddpdoctor wrap`"),
         ("stdin", "stdin belongs to the protocol\nSave the text to a file"),
-        ("a pipe", "pipe is a pipe, which may never end\nSave the text to a file"),
+        ("a pipe", "nothing was recognized in 1 file (pipe: a named pipe, which may never end"),
+        ("the kernel's log", "(/proc/kmsg: a file of the kernel"),
+        ("a device", "(/dev/zero: no regular file)"),
+        ("a report that is a pipe", "pipe is not a run folder of ddpdoctor"),
+        ("a report of the kernel", "/proc/kmsg: the report cannot be read"),
         ("nothing known", "nothing was recognized in 1 file\nGive logs of a training job"),
         ("no such code", "there is no rule DD60\nDid you mean"),
         ("no such check", "dance"),
@@ -142,6 +150,50 @@ def test_bad_input_is_an_error_with_what_to_do(session, name, said):
     assert failed
     assert said in text
     assert "Traceback" not in text
+
+
+HOLDS_THE_FIRST = """
+import os, sys
+if "mcp_tools" in "".join(sys.orig_argv):
+    try:
+        os.rename("hold", "held")
+    except OSError:
+        pass
+    else:
+        open("release").read()
+"""
+"""A sitecustomize: the process of the first tool waits until the test opens the pipe "release" for writing."""
+
+
+def test_a_tool_that_takes_long_does_not_keep_the_others_waiting(tmp_path):
+    """Whatever a project in the working folder calls json.py is not imported."""
+    os.mkfifo(tmp_path / "release")
+    (tmp_path / "hold").touch()
+    (tmp_path / "json.py").write_text("raise SystemExit('of the project')\n")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(HOLDS_THE_FIRST)
+    start = "import sys; sys.path.pop(0); from ddpdoctor.cli.app import main; sys.argv[0] = 'ddpdoctor'; main()"
+    server = StdioServerParameters(
+        command=sys.executable, args=["-c", start, "mcp"], cwd=tmp_path,
+        env={"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)]), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    ended = {}
+
+    async def ask():
+        async with Client(stdio_client(server)) as client, anyio.create_task_group() as tasks:
+
+            async def slow():
+                ended["slow"] = await client.call_tool("analyze", {"paths": [str(LOG)]})
+
+            tasks.start_soon(slow)
+            await anyio.to_thread.run_sync(wait_for, (tmp_path / "held").exists)
+            ended["fast"] = await client.call_tool("explain", {"name": "stuck"})
+            assert "slow" not in ended
+            (tmp_path / "release").write_text("")
+
+    anyio.run(ask)
+    assert ended["fast"].structured_content["code"] == "DD601"
+    assert ended["slow"].content[0].text.startswith("ddpdoctor: ")
 
 
 def test_stdout_has_the_protocol_alone_and_an_older_client_is_served(folder):
