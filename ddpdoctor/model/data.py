@@ -25,8 +25,35 @@ class SamplerSeen:
     seed: int | None = None
     shuffle: bool | None = None
     drop_last: bool | None = None
+    planned: int | None = None
+    """How many indices it gives this rank in a pass."""
     standard: bool = False
     """Its ``__iter__`` is that of torch's DistributedSampler, so it draws the same way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What divides samples among ranks on their way to a loader: a loader, a sampler, or the dataset itself."""
+
+    what: str
+    """``loader``, ``sampler`` or ``dataset``."""
+    type: str
+    replicas: int | None
+    """Among how many ranks. None: its code asks for the rank and the number of ranks, and no attribute has them."""
+    rank: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Which indices a ``Subset`` has. A field is None if there were too many, or if they are not a range."""
+
+    of: int
+    """Length of the dataset below it."""
+    count: int
+    total: int | None
+    xor: int | None
+    start: int | None
+    step: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +143,12 @@ class LoaderSeen:
     """Calls of ``set_epoch`` on unused samplers of equally many samples."""
     part: str = ""
     """A digest of the indices of that ``Subset``, or of some of them if there are many."""
+    chosen: Chosen | None = None
+    """These indices, added up."""
+    held: str = ""
+    """If the dataset divides itself: a digest of the containers that it holds, without its rank; empty if unread."""
+    cuts: tuple[Cut, ...] = ()
+    """Everything that divides its samples among ranks, the outermost first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,16 +5,19 @@ Also notes a sampler whose ``set_epoch`` is called every epoch but that no loade
 
 from __future__ import annotations
 
+import functools
+import operator
 import sys
 import time
+import types
 import weakref
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, List, Optional, Set
 
 from .. import frames, hooks
 from ..state import check_every, guarded, here
 from ..wrappers import around
 from .dataset_digest import digest_of
-from .digests import attributes
+from .digests import attributes, leaf_of
 
 MAX_NESTED = 6
 """Nested samplers that are examined."""
@@ -34,13 +37,30 @@ _INNER = ("batch_sampler", "sampler", "base_sampler")
 _REPLICAS = ("num_replicas", "num_processes", "world_size")
 _RANK = ("rank", "process_index")
 _SEED = ("seed", "initial_seed")
+_COUNTS = frozenset(
+    ("num_replicas", "num_processes", "world_size", "num_shards", "world", "num_ranks", "dp_size", "data_parallel_size")
+)
+"""Attributes, variables and functions by which classes of all kinds know among how many ranks data is divided."""
+_NUMBERS = frozenset(
+    ("rank", "process_index", "global_rank", "shard_id", "shard_index", "dp_rank", "data_parallel_rank")
+)
+_ASK_COUNT = _COUNTS | {"get_world_size", "WORLD_SIZE"}
+_ASK_NUMBER = _NUMBERS | {"get_rank", "RANK"}
+_WRAPPED = ("_sampler", "sampler")
+"""Attributes of a dataset that stands for a sampler, as in Lightning's DistributedSamplerWrapper."""
+MAX_COUNTED = 100_000
+"""Indices of a Subset that are added up. Our choice: it takes about 10 ms, once for each loader."""
+CHECKED = 64
+"""Places at which indices are compared with a range."""
+_asking: Dict[type, bool] = {}
+"""By class: whether its methods ask for the rank and the number of ranks."""
 
 
 def describe_loader(loader: Any, number: int) -> Dict[str, Any]:
     """Return the journal entry of loader ``number`` of this process."""
     given = attributes(loader)
     iterable = bool(given.get("_dataset_kind"))  # _DatasetKind.Iterable is 1, Map is 0
-    return {
+    entry: Dict[str, Any] = {
         "k": "loader",
         "n": number,
         "site": frames.describe_user(sys._getframe()),
@@ -54,6 +74,12 @@ def describe_loader(loader: Any, number: int) -> Dict[str, Any]:
         "sampler": None if iterable else _describe_sampler(loader),
         **_part(given.get("dataset")),
     }
+    cuts = _cuts(loader, iterable=iterable)
+    if cuts:
+        entry["cuts"] = cuts
+    if any(what == "dataset" for what, *_ in cuts) and not iterable:
+        entry["held"] = _held(loader)
+    return entry
 
 
 def _part(dataset: Any) -> Dict[str, Any]:
@@ -64,7 +90,97 @@ def _part(dataset: Any) -> Dict[str, Any]:
     return {
         "of": digest_of(given.get("dataset")),
         "part": digest_of(given.get("indices")),
+        "chosen": _chosen(given.get("indices"), length_of(given.get("dataset"))),
     }
+
+
+def _chosen(indices: Any, of: Optional[int]) -> Optional[List[Optional[int]]]:
+    """Return how many indices of how many these are, their sum and exclusive or, and their range if they are one."""
+    if type(indices) not in (list, range) or not indices or of is None or type(indices[0]) is not int:
+        return None
+    count, start = len(indices), indices[0]
+    step = indices[1] - start if count > 1 else 1
+    places = {i * (count - 1) // CHECKED for i in range(CHECKED + 1)}
+    total = xor = None
+    if count <= MAX_COUNTED:
+        total, xor = sum(indices), functools.reduce(operator.xor, indices)
+    is_range = all(indices[at] == start + at * step for at in places)
+    return [of, count, total, xor, *((start, step) if is_range and step > 0 else (None, None))]
+
+
+def _cuts(loader: Any, *, iterable: bool) -> List[Any]:
+    """Return what divides the samples among ranks on their way to a loader, the outermost first.
+
+    Each is written as what it is, its class, the number of ranks and its own rank; these are None if its code asks for
+    them and its attributes do not have them.
+    """
+    found: List[Any] = []
+    dispatcher = _dispatcher()
+    if dispatcher is not None:
+        state = attributes(attributes(dispatcher).get("state"))
+        count, number = (state.get(name) for name in ("num_processes", "process_index"))
+        found.append(["loader", class_name(dispatcher), count, number])
+    for what, parts in (("sampler", () if iterable else _chain(loader)), ("dataset", _datasets(loader))):
+        for one in parts:
+            given = attributes(one)
+            given = attributes(given.get("_distributed")) or given  # a stream of Hugging Face's datasets
+            known = {name.strip("_"): value for name, value in given.items() if type(value) is int}
+            count, number = (_first(known, names) for names in (_COUNTS, _NUMBERS))
+            if count is not None and number is not None:
+                found += [[what, class_name(one), count, number]] if count > 1 else []
+            elif _asks(type(one)):
+                found.append([what, class_name(one), None, None])
+    return found
+
+
+def _held(loader: Any) -> str:
+    """Return a digest of the containers that a dataset holds, without its other attributes such as its rank."""
+    given = attributes(attributes(loader).get("dataset"))
+    return digest_of([value for value in given.values() if type(value) in (list, range, dict) or leaf_of(value)])
+
+
+def _first(known: Dict[str, int], names: Any) -> Optional[int]:
+    return next((known[name] for name in sorted(names) if name in known), None)
+
+
+def _dispatcher() -> Any:
+    """Return accelerate's loader that reads on rank 0 alone and sends parts to the others, if it begins this pass."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "__iter__" and frame.f_code.co_filename.endswith("data_loader.py"):
+            owner = frame.f_locals.get("self")
+            return owner if type(owner).__name__ == "DataLoaderDispatcher" else None
+        frame = frame.f_back
+    return None
+
+
+def _datasets(loader: Any) -> Iterator[Any]:
+    """Yield the dataset of a loader and those inside it, the outer ones first."""
+    waiting = [attributes(loader).get("dataset")]
+    for _ in range(MAX_NESTED):
+        if not waiting or waiting[0] is None:
+            return
+        one = waiting.pop(0)
+        yield one
+        inner = [value[0] if type(value) in (list, tuple) and value else value for value in attributes(one).values()]
+        waiting += [value for value in inner if any(kind.__name__ == "Dataset" for kind in type(value).__mro__)]
+
+
+def _asks(kind: type) -> bool:
+    """Return whether the methods of a class of the user's ask for the rank and for the number of ranks."""
+    if kind not in _asking:
+        named: Set[str] = set()
+        methods = [value for base in kind.__mro__ for value in vars(base).values()]
+        waiting: List[Any] = [one.__code__ for one in methods if type(one) is types.FunctionType]
+        while waiting:
+            code = waiting.pop()
+            if frames.is_user_file(code.co_filename):
+                named.update(code.co_names, code.co_varnames, code.co_freevars)
+                named.update(one for one in code.co_consts if type(one) is str)
+                waiting += [one for one in code.co_consts if type(one) is types.CodeType]
+        named = {name.strip("_") for name in named}
+        _asking[kind] = not named.isdisjoint(_ASK_COUNT) and not named.isdisjoint(_ASK_NUMBER)
+    return _asking[kind]
 
 
 def _batch_size(given: Dict[str, Any]) -> Optional[int]:
@@ -92,6 +208,7 @@ def _describe_sampler(loader: Any) -> Optional[Dict[str, Any]]:
         "seed": _number(given, _SEED),
         "shuffle": _boolean(given, "shuffle"),
         "drop_last": _boolean(given, "drop_last"),
+        "planned": _number(given, ("num_samples",)),
         "standard": int(_is_standard(loader, sharing)),
     }
 
@@ -145,7 +262,9 @@ def _chain(loader: Any) -> Iterator[Any]:
         known.add(id(sampler))
         found += 1
         yield sampler
-        seen[:0] = [attributes(sampler).get(name) for name in _INNER]
+        given = attributes(sampler)
+        stands_for = attributes(given.get("dataset"))
+        seen[:0] = [*(given.get(name) for name in _INNER), *(stands_for.get(name) for name in _WRAPPED)]
 
 
 def _sharing(chain: Any) -> Any:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.data import Cut
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.model.rank_words import rank_list
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.data import words
-from ddpdoctor.rules.data.evidence import are_distinct, find_overlap, must_leave_gap, shows_all, sum_of_all, with_counts
+from ddpdoctor.rules.data.evidence import (
+    are_distinct,
+    find_overlap,
+    must_leave_gap,
+    shows_all,
+    sum_of_all,
+    with_counts,
+    xor_of_all,
+)
 from ddpdoctor.rules.data.shared import Shared, judge_loaders, was_trained
 from ddpdoctor.rules.majority import Voice, compare
 from ddpdoctor.rules.registry import rule
@@ -18,7 +28,7 @@ from ddpdoctor.rules.registry import rule
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddpdoctor.model.data import EpochSeen, SamplerSeen
+    from ddpdoctor.model.data import EpochSeen, LoaderSeen, SamplerSeen
     from ddpdoctor.rules.data.shared import Replicas
 
 
@@ -31,6 +41,10 @@ SPLIT_ALIKE = (
     "use the same split on all ranks: random_split(..., generator=torch.Generator().manual_seed(0)), or indices from "
     "one seed; if each rank should have its own part, remove the DistributedSampler"
 )
+ACCELERATES = "accelerate.data_loader."
+TORCHS_OWN = "torch.utils.data.distributed.DistributedSampler"
+MIN_MISSING_BATCHES = 2
+"""The fewest batches of each rank that must be missing. ``drop_last`` and padding change at most one of them."""
 
 
 @rule(
@@ -51,7 +65,18 @@ def check_shards(replicas: Replicas) -> Answer:
     splits off a random part by itself (`random_split`): one rank may train on samples that another holds back for
     validation.
 
+    If the data is divided among the ranks twice, each rank gets a share of its share: of 640 samples and 4 ranks, all
+    ranks together see 160 per epoch, always the same ones without shuffling. This happens if a loader with a
+    `DistributedSampler` goes through accelerate's `prepare` or transformers' `Trainer`, if Lightning puts its sampler
+    around one that divides by itself, or if the dataset holds only the rank's part.
+
     ## How it is recognized
+
+    A loader divides its data twice if its samplers, its dataset, or the framework's loader around them know the number
+    of ranks and the rank at two places. For samplers, the drawn indices must confirm that: a complete pass draws a
+    share of a share on every rank. For a `Subset`, the indices of the ranks must be disjoint. For a dataset that
+    divides itself, its values must differ between ranks. A dataset that yields samples without indices is judged by
+    its attributes and by what its code asks for.
 
     The sampler's `seed`, `epoch`, `num_replicas` and `rank` are read when a pass begins. They contradict each other if
     the sampler shuffles and ranks have different sums of seed and epoch, or if there are more replicas than ranks. Even
@@ -65,9 +90,12 @@ def check_shards(replicas: Replicas) -> Answer:
 
     ## How sure
 
-    High if a majority agrees: the minority is to blame. Otherwise all ranks are named: medium.
+    High if a majority agrees: the minority is to blame. Otherwise all ranks are named: medium. Data that is divided
+    twice concerns all ranks: high if the indices were counted, medium if only the code shows it.
 
     ## What to do
+
+    Divide the data once: remove one of the two places that the report names.
 
     Give the sampler the same seed on all ranks (not one made from the rank, the time or `torch.initial_seed()`). Call
     `set_epoch` with the same number on all ranks, and leave out `num_replicas` and `rank`. Split with
@@ -92,10 +120,15 @@ class _ShareFault:
     sure: bool = True
     """Whether these ranks are certain. If not, they are certain only if other ranks are a majority."""
     fix: str = SHARE_ALIKE
+    summary: str = ""
+    """The summary without the loader, if it is not about shares that overlap."""
 
 
 def _judge(replicas: Replicas, shared: Shared) -> Answer:
     name = words.name_of(shared.first())
+    twice = _cut_twice(replicas, shared)
+    if twice is not None:
+        return judged([_finding(replicas, shared, twice)])
     if any(loader.iterable or not loader.indices_seen for loader in shared.seen.values()):
         return skipped(f"{name}: the indices of the ranks were not seen")
     if len({loader.samples for loader in shared.seen.values()}) > 1 or not shared.first().samples:
@@ -108,6 +141,162 @@ def _judge(replicas: Replicas, shared: Shared) -> Answer:
     if len(known) < len(shared.seen):
         return _judge_drawn(replicas, shared, passes)
     return _judge_samplers(replicas, shared, passes, known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """How much of the data all ranks together see in one epoch, if it is divided twice."""
+
+    count: str
+    """Such as "216 of 640 samples"."""
+    proof: str
+    is_counted: bool = False
+
+
+def _cut_twice(replicas: Replicas, shared: Shared) -> _ShareFault | None:
+    """Return the cause if the data is divided among the ranks a second time after each rank has its share."""
+    by_rank = [loader.cuts for _, loader in sorted(shared.seen.items())]
+    if not shared.is_whole or len({tuple((cut.what, cut.type) for cut in cuts) for cuts in by_rank}) > 1:
+        return None
+    for level in zip(*by_rank, strict=True):
+        numbers = [cut.rank for cut in level if cut.rank is not None]
+        if level[0].what != "loader" and len(set(numbers)) < len(numbers):
+            return None
+    cuts = list(by_rank[0])
+    own = _own_part(shared)
+    samplers = [cut for cut in cuts if cut.what == "sampler"]
+    seen = None
+    if shared.first().iterable:
+        seen = _seen_of_stream(shared, cuts)
+    elif len(samplers) > 1:
+        seen = _seen_by_samplers(replicas, shared, samplers)
+    elif samplers and own is not None and samplers[0].replicas == shared.size:
+        seen, cuts = own, [*samplers, Cut(what="subset", type="Subset", replicas=None, rank=None)]
+    elif samplers and len(cuts) > 1 and samplers[0].replicas == shared.size:
+        seen = _seen_of_own(shared, cuts[-1])
+    if seen is None:
+        return None
+    again, first = cuts[0], cuts[-1]
+    return _ShareFault(
+        words="",
+        summary=f"all ranks together see {seen.count} in an epoch: the data is divided among the ranks twice, by "
+        f"{_cut_words(first)} and again by {_cut_words(again)}",
+        ranks=shared.ranks,
+        evidence=(
+            seen.proof,
+            *(f"{_cut_words(cut)}: rank {cut.rank} of {cut.replicas} on rank {shared.ranks[0]}"
+              for cut in (first, again) if cut.replicas is not None),
+        ),
+        sure=seen.is_counted,
+        fix=_fix_of_cuts(first, again),
+    )  # fmt: skip
+
+
+def _seen_by_samplers(replicas: Replicas, shared: Shared, samplers: list[Cut]) -> _Seen | None:
+    """Return what is seen through two samplers that divide, if the drawn indices confirm it."""
+    samples, batch = shared.first().samples or 0, shared.first().batch_size or 1
+    shares = math.prod(cut.replicas or shared.size for cut in samplers)
+    expected = samples / shares
+    if shares <= shared.size or (samples - expected * shared.size) / shared.size < MIN_MISSING_BATCHES * batch:
+        return None
+    passes = _whole_passes(replicas, shared)
+    if any(epoch.drawn > expected + 2 * batch for found in passes.values() for epoch in found.values()):
+        return None
+    for number, found in passes.items():
+        drawn = sum(epoch.drawn for epoch in found.values())
+        ends = [epoch.complete or _has_drawn_all(shared.seen[rank], epoch) for rank, epoch in found.items()]
+        if all(ends) and all(epoch.drawn >= expected - 2 * batch for epoch in found.values()):
+            proof = f"indices drawn in pass {number}: {words.by_rank({r: e.drawn for r, e in found.items()})}"
+            return _Seen(count=f"{drawn} of {samples} samples", proof=proof, is_counted=True)
+    known = samplers[0].type.startswith(ACCELERATES) and samplers[-1].type == TORCHS_OWN
+    if not known or not passes:
+        return None
+    proof = f"no pass was complete; each rank gets {math.ceil(expected)} of {samples} samples"
+    return _Seen(count=f"{math.ceil(expected * shared.size)} of {samples} samples", proof=proof, is_counted=True)
+
+
+def _has_drawn_all(loader: LoaderSeen, epoch: EpochSeen) -> bool:
+    """Return whether the sampler had no more indices, although the script left the loop before the loader's end."""
+    planned = loader.sampler.planned if loader.sampler is not None else None
+    return planned is not None and epoch.drawn >= planned
+
+
+def _own_part(shared: Shared) -> _Seen | None:
+    """Return what is seen if each rank's dataset is its own part (Subset) of one dataset, and divided again."""
+    loaders = shared.seen.values()
+    wholes = {loader.part_of for loader in loaders}
+    parts = [loader.chosen for loader in loaders if loader.chosen is not None]
+    if len(wholes) > 1 or "" in wholes or len(parts) < shared.size or len({part.of for part in parts}) > 1:
+        return None
+    whole = parts[0].of
+    ranges = sorted((part.start, part.step, part.count) for part in parts if part.start is not None and part.step)
+    steps = {step for _, step, _ in ranges}
+    in_turn = all(one[0] + one[2] <= other[0] for one, other in pairwise(ranges))
+    apart = len(ranges) == len(parts) and len(steps) == 1
+    apart = apart and ((steps == {1} and in_turn) or len({start % step for start, step, _ in ranges}) == len(ranges))
+    totals, xors = [part.total for part in parts], [part.xor for part in parts]
+    if not apart and sum(part.count for part in parts) == whole and None not in totals:
+        xor = 0
+        for one in xors:
+            xor ^= one or 0
+        apart = (sum(one or 0 for one in totals), xor) == (sum_of_all(whole), xor_of_all(whole))
+    if not apart:
+        return None
+    seen = sum(math.ceil(part.count / shared.size) for part in parts)
+    held = words.by_rank({rank: loader.samples for rank, loader in shared.seen.items()})
+    proof = f"the Subset of each rank has other indices (of {whole}): {held}"
+    return _Seen(count=f"{seen} of {whole} samples", proof=proof, is_counted=True)
+
+
+def _seen_of_own(shared: Shared, dataset: Cut) -> _Seen | None:
+    """Return what is seen if a dataset divides itself, holds other values on each rank, and a sampler divides again."""
+    held = {rank: loader.held for rank, loader in shared.seen.items()}
+    if dataset.replicas not in (None, shared.size) or "" in held.values() or len(set(held.values())) < len(held):
+        return None
+    samples = [loader.samples or 0 for loader in shared.seen.values()]
+    seen = sum(math.ceil(count / shared.size) for count in samples)
+    counts = words.by_rank({rank: loader.samples for rank, loader in shared.seen.items()})
+    proof = f"each rank's {words.class_name(dataset.type)} holds other values; samples: {counts}"
+    return _Seen(count=f"{seen} of {sum(samples)} samples", proof=proof)
+
+
+def _seen_of_stream(shared: Shared, cuts: list[Cut]) -> _Seen | None:
+    """Return what is seen of a dataset without indices, if two places divide it."""
+    shares = math.prod(cut.replicas or shared.size for cut in cuts)
+    if shares <= shared.size or not any(cut.what == "dataset" for cut in cuts):
+        return None
+    if any(cut.what == "loader" for cut in cuts):
+        proof = "rank 0 reads for all ranks, and its dataset yields only the share of rank 0"
+    else:
+        proof = f"each rank takes one of {shared.size} parts of what its dataset yields, and that is a share already"
+    return _Seen(count=f"only about 1 of {round(shares / shared.size)} samples", proof=proof)
+
+
+def _cut_words(cut: Cut) -> str:
+    name = words.class_name(cut.type)
+    if cut.type.startswith(ACCELERATES):
+        return f"accelerate's prepare ({name})"
+    if cut.what == "subset":
+        return "the Subset of each rank"
+    return f"the dataset ({name})" if cut.what == "dataset" else name
+
+
+def _fix_of_cuts(first: Cut, again: Cut) -> str:
+    name = words.class_name(first.type)
+    if first.what == "subset":
+        whole = "pass the whole dataset to the DataLoader instead of the Subset of each rank"
+    elif first.what == "dataset":
+        whole = f"let {name} give all samples on every rank"
+    else:
+        whole = f"remove sampler={name}(...) from the DataLoader"
+    if again.type.startswith(ACCELERATES):
+        return (
+            f"{whole}: accelerate's prepare(), which transformers' Trainer uses too, divides the batches among the "
+            "ranks; or do not pass that DataLoader to prepare()"
+        )
+    if "lightning" in again.type:
+        return f"pass use_distributed_sampler=False to the Trainer, or {whole}"
+    return f"remove {words.class_name(again.type)}, because {_cut_words(first)} divides the data already; or {whole}"
 
 
 def _whole_passes(replicas: Replicas, shared: Shared) -> dict[int, dict[int, EpochSeen]]:
@@ -272,15 +461,18 @@ def _finding(replicas: Replicas, shared: Shared, cause: _ShareFault) -> Problem:
         ranks=cause.ranks,
         hosts=words.hosts_of(replicas, cause.ranks),
         where=words.places_of(shared, cause.ranks),
-        summary=f"the shares of {rank_list(shared.ranks)} overlap or miss samples: {cause.words}"
-        f" ({words.name_of(loader)})",
+        summary=f"{cause.summary or _overlap_words(shared, cause)} ({words.name_of(loader)})",
         evidence=tuple(filter(None, (
             *cause.evidence,
-            words.shared_out(loader, shared.size),
+            "" if cause.summary else words.shared_out(loader, shared.size),
             f"sampler {loader.sampler.type}" if loader.sampler is not None else "",
         ))),
         fix=cause.fix,
     )  # fmt: skip
+
+
+def _overlap_words(shared: Shared, cause: _ShareFault) -> str:
+    return f"the shares of {rank_list(shared.ranks)} overlap or miss samples: {cause.words}"
 
 
 def _sums_words(shared: Shared, found: Mapping[int, EpochSeen], number: int) -> str:

@@ -161,7 +161,9 @@ def _pair(by_rank: Mapping[int, Mapping[Hashable, list[LoaderSeen]]], key: Hasha
 
 
 def is_trained(shared: Shared) -> bool:
-    """Return whether at least two ranks used it for training."""
+    """Return whether at least two ranks used it for training, or rank 0 for all."""
+    if any(cut.what == "loader" for cut in shared.first().cuts):
+        return any(epoch.trained and epoch.backwards > 1 for loader in shared.seen.values() for epoch in loader.epochs)
     return sum(any(was_trained(epoch) for epoch in loader.epochs) for loader in shared.seen.values()) > 1
 
 

@@ -1,13 +1,17 @@
 """Shares that do not make up the dataset, and those of which that cannot be said."""
 
+import functools
+import itertools
+import operator
 from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.model.data import Chosen, Cut
 from ddpdoctor.model.findings import Confidence
 from tests.rules.asking import asking
 
-from .seen import LINE, broken_off, drawn, loader, order, outcome, replicas, sampler, share
+from .seen import LINE, TORCHS, broken_off, drawn, loader, order, outcome, replicas, sampler, share
 
 gaps = asking("DD703")
 
@@ -33,6 +37,153 @@ def split(*parts, part_of="all", **more):
 def by_hand(*shares, passes=2, **more):
     """Loaders whose samplers say nothing, with these shares in each pass."""
     return [loader(*[drawn(indices, i) for i in range(1, passes + 1)], **more) for indices in shares]
+
+
+ACCELERATES = "accelerate.data_loader.BatchSamplerShard"
+READS_FOR_ALL = "accelerate.data_loader.DataLoaderDispatcher"
+LIGHTNINGS = "lightning.fabric.utilities.distributed.DistributedSamplerWrapper"
+
+
+def cut(what, kind, rank, count=2):
+    return Cut(what=what, type=kind, replicas=count, rank=rank)
+
+
+def twice(*kinds, world=2, drew=None, knows=True, **more):
+    """Loaders whose samplers of these classes each divide 960 samples; a rank draws a share of a share."""
+    found = []
+    for rank in range(world):
+        indices = share(960, world, rank, shuffle=False)[rank::world] if drew is None else drew(rank)
+        cuts = [cut("sampler", kind, rank if knows or not at else None, world) for at, kind in enumerate(kinds)]
+        used = sampler(rank, world, type=kinds[0], standard=False)
+        fields = {"sampler": used, "samples": 960, "cuts": tuple(cuts)}
+        found.append(loader(drawn(indices), **(fields | more)))
+    return found
+
+
+def parts(*chosen, of=960, **more):
+    """Loaders with a Subset of these indices, of which torch's sampler draws a share."""
+    found = []
+    for rank, indices in enumerate(chosen):
+        steps = {b - a for a, b in itertools.pairwise(indices)}
+        start, step = (indices[0], steps.pop()) if len(steps) == 1 else (None, None)
+        xor = functools.reduce(operator.xor, indices)
+        one = Chosen(of=of, count=len(indices), total=sum(indices), xor=xor, start=start, step=step)
+        world = len(chosen)
+        cuts = (cut("sampler", TORCHS, rank, world),)
+        made = used(rank, world=world, samples=len(indices), shuffle=False)
+        found.append(replace(made, cuts=cuts, chosen=one, part_of="all", part=str(rank), **more))
+    return found
+
+
+def holding(*held, kind="mine.Shard", count=2):
+    """Loaders whose dataset knows its rank and holds these values, shared out again by torch's sampler."""
+    found = [replace(one, part_of="") for one in parts(range(480), range(480))]
+    cuts = [(cut("sampler", TORCHS, rank), cut("dataset", kind, rank, count)) for rank in range(2)]
+    return [replace(one, held=what, cuts=both) for one, what, both in zip(found, held, cuts, strict=True)]
+
+
+def streams(*kinds, knows=True, reads=(True, True), **more):
+    """Loaders of a dataset without indices, divided at these places."""
+    found = []
+    for rank, comes in enumerate(reads):
+        cuts = tuple(cut(*kind, rank if knows else None, 2 if knows else None) for kind in kinds)
+        passes = [drawn([], batches=40, backwards=20)] if comes else []
+        found.append(loader(*passes, samples=None, iterable=True, indices_seen=False, cuts=cuts, **more))
+    return found
+
+
+OWN = ("dataset", "mine.Stream")
+TWICE = {
+    "a sampler, then prepare": (twice(ACCELERATES, TORCHS), "480 of 960", Confidence.HIGH),
+    "four ranks": (twice(ACCELERATES, TORCHS, world=4), "240 of 960", Confidence.HIGH),
+    "a sampler, then prepare, broken off": (
+        [replace(one, epochs=(broken_off(one.epochs[0]),)) for one in twice(ACCELERATES, TORCHS)],
+        "480 of 960",
+        Confidence.HIGH,
+    ),
+    "a sampler without attributes in Lightning's, which ends before the loader does": (
+        [
+            replace(one, epochs=(replace(one.epochs[0], complete=False),), sampler=replace(one.sampler, planned=240))
+            for one in twice(LIGHTNINGS, "mine.Sampler", knows=False)
+        ],
+        "480 of 960",
+        Confidence.HIGH,
+    ),
+    "every second index": (parts(range(0, 960, 2), range(1, 960, 2)), "480 of 960", Confidence.HIGH),
+    "one half each": (parts(range(480), range(480, 960)), "480 of 960", Confidence.HIGH),
+    "random halves": (parts(order(960, 5)[:480], order(960, 5)[480:]), "480 of 960", Confidence.HIGH),
+    "thirds without the rest": (parts(range(319), range(319, 638), range(638, 957)), "321 of 960", Confidence.HIGH),
+    "a dataset that divides itself": (holding("x", "y"), "480 of 960", Confidence.MEDIUM),
+    "a stream in accelerate's": (
+        streams(("dataset", "accelerate.data_loader.IterableDatasetShard"), OWN),
+        "about 1 of 2",
+        Confidence.MEDIUM,
+    ),
+    "a stream that rank 0 reads for all": (
+        streams(("loader", READS_FOR_ALL), OWN, knows=False, reads=(True, False)),
+        "about 1 of 2",
+        Confidence.MEDIUM,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_data_divided_twice_names_all_ranks_and_how_much_they_see(name):
+    loaders, count, confidence = TWICE[name]
+    (finding,) = gaps(replicas(*loaders)).findings
+    assert (finding.code, finding.ranks, finding.confidence) == ("DD703", tuple(range(len(loaders))), confidence)
+    assert f"{count} samples" in finding.summary
+    assert "divided among the ranks twice" in finding.summary
+
+
+FIXES = {
+    "a sampler, then prepare": "remove sampler=DistributedSampler(...) from the DataLoader: accelerate's prepare()",
+    "a sampler without attributes in Lightning's, which ends before the loader does": "use_distributed_sampler=False",
+    "one half each": "remove DistributedSampler, because the Subset of each rank divides the data already",
+    "a stream that rank 0 reads for all": "let Stream give all samples on every rank",
+}
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_the_fix_removes_one_of_the_two_places(name):
+    (finding,) = gaps(replicas(*TWICE[name][0])).findings
+    assert FIXES[name] in finding.fix
+
+
+ONCE = {
+    "one place": twice(TORCHS, drew=lambda rank: share(960, 2, rank)),
+    "two places by name, one by what was drawn": twice(ACCELERATES, TORCHS, drew=lambda rank: share(960, 2, rank)),
+    "two places by name, and nothing was counted": [
+        replace(one, epochs=(broken_off(one.epochs[0]),)) for one in twice(ACCELERATES, "mine.Sampler")
+    ],
+    "half of the samples, on purpose": twice(ACCELERATES, drew=lambda rank: order(960, rank)[:240]),
+    "too few to tell from the last batch": [
+        replace(one, batch_size=400) for one in twice(ACCELERATES, TORCHS)
+    ],
+    "nodes, then ranks of a node": [
+        replace(one, cuts=(cut("sampler", ACCELERATES, rank % 2), cut("sampler", TORCHS, rank // 2)))
+        for rank, one in enumerate(twice(ACCELERATES, TORCHS, world=4, drew=lambda rank: share(960, 4, rank)))
+    ],
+    "the same part on all ranks": parts(range(480), range(480)),
+    "parts that overlap": parts(range(480), range(479, 959)),
+    "parts of other data": [
+        replace(one, part_of=str(rank)) for rank, one in enumerate(parts(range(480), range(480, 960)))
+    ],
+    "a dataset that knows its rank and holds the same": holding("x", "x"),
+    "a dataset that cannot be read": holding("", ""),
+    "a stream divided once": streams(("dataset", "accelerate.data_loader.IterableDatasetShard")),
+    "a stream that divides itself": streams(OWN),
+    "a rank with other places": [twice(ACCELERATES, TORCHS)[0], twice(ACCELERATES)[1]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_data_divided_once_is_not_taken_for_twice(name):
+    assert all("twice" not in finding.summary for finding in gaps(replicas(*ONCE[name])).findings)
+
+
+def test_ranks_that_were_not_seen_may_have_another_loader():
+    assert outcome(gaps(replicas(*twice(ACCELERATES, TORCHS), size=3))) == "skipped"
 
 
 FAULTS = {

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 from training import run
 
 SAMPLES = 45
@@ -41,6 +41,10 @@ def main():
 
     same_share = DistributedSampler(rows(), num_replicas=3, rank=1)
     for batch in DataLoader(rows(), 8, sampler=same_share):  # FAULT duplicate-data
+        step(batch)
+
+    own_part = Subset(rows(), range(rank, SAMPLES, 3))
+    for batch in DataLoader(own_part, 2, sampler=DistributedSampler(own_part)):  # FAULT shard-gap
         step(batch)
 
     never_set = DataLoader(rows(), 8, sampler=DistributedSampler(rows()))

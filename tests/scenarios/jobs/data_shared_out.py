@@ -9,6 +9,7 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     IterableDataset,
+    Subset,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -66,6 +67,9 @@ def with_samplers(training):
             training.step(batch)
     for batch in DataLoader(rows(), 8, sampler=DistributedSampler(rows(), shuffle=False)):
         training.step(batch)
+    half = Subset(rows(), range(0, SAMPLES, 2))
+    for batch in DataLoader(half, 8, sampler=DistributedSampler(half, shuffle=False), drop_last=True):
+        training.step(batch)
 
 
 def without(training):
@@ -75,6 +79,8 @@ def without(training):
         for batch in DataLoader(rows(10 + rank), 8, shuffle=True):
             training.step(batch)
         for batch in DataLoader(PartOfRank(), 8):
+            training.step(batch)
+        for batch in DataLoader(Subset(rows(), range(rank, SAMPLES, world)), 8):
             training.step(batch)
         for batch in DataLoader(Stream(), 8):
             training.step(batch)

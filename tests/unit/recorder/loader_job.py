@@ -4,8 +4,10 @@ Arguments are names of cases. Prints what the cases themselves have to tell, as 
 """
 
 import json
+import os
 import sys
 import traceback
+import types
 
 import torch
 from torch.utils.data import (
@@ -172,6 +174,60 @@ def in_a_sampler_of_batches():
     sampler = DistributedSampler(rows(), num_replicas=2, rank=0, shuffle=False)
     for _ in DataLoader(rows(), batch_sampler=BatchSampler(sampler, 5, drop_last=False)):
         backward()
+
+
+class Turns(torch.utils.data.Sampler):
+    """Divides the indices by itself, and keeps no number of ranks."""
+
+    def __init__(self, indices):
+        rank, world = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "2"))
+        self.mine = indices[rank::world]
+
+    def __iter__(self):
+        return iter(self.mine)
+
+
+class Shard(Dataset):
+    def __init__(self, values, rank, world_size):
+        self.rank, self.world_size, self.values = rank, world_size, values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, index):
+        return self.values[index]
+
+
+class Ranked(IterableDataset):
+    def __init__(self, number):
+        self._rank, self._world_size = number, 2
+
+    def __iter__(self):
+        return iter(torch.arange(8.0).view(-1, 1)[self._rank :: self._world_size])
+
+
+def divided_by_samplers():
+    outer = DistributedSampler(rows(), num_replicas=2, rank=1, shuffle=False)
+    outer.dataset = types.SimpleNamespace(_sampler=Turns(range(20)))
+    for _ in DataLoader(rows(), batch_size=4, sampler=outer):
+        backward()
+
+
+def divided_by_a_dataset():
+    for rank, values in ((0, [1.0, 2.0]), (1, [1.0, 2.0]), (1, [3.0, 4.0])):
+        for _ in DataLoader(Shard(values, rank, 2), batch_size=2):
+            backward()
+
+
+def divided_as_a_stream():
+    for _ in DataLoader(Ranked(1), batch_size=2):
+        backward()
+
+
+def parts():
+    for indices in (range(1, 20, 2), [0, 2, 4, 6], [3, 1, 2]):
+        for _ in DataLoader(torch.utils.data.Subset(rows(), indices), batch_size=4):
+            backward()
 
 
 def constant():

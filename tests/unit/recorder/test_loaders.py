@@ -24,6 +24,7 @@ CASES = (
     "plain", "persistent", "one_by_one", "lists_as_indices", "tensors_as_indices", "words_as_indices", "stream",
     "evaluated", "evaluated_with_gradients", "left_early", "evaluation_left_early", "made_again", "two_at_once",
     "split", "distributed", "in_a_sampler_of_batches", "constant", "failing", "many_passes", "very_many",
+    "divided_by_samplers", "divided_by_a_dataset", "divided_as_a_stream", "parts",
 )  # fmt: skip
 
 
@@ -167,6 +168,24 @@ def test_a_sampler_inside_a_sampler_of_batches_is_found(ran: Ran) -> None:
     assert sampler is not None
     assert (sampler.replicas, sampler.rank, sampler.standard) == (2, 0, False)
     assert loader.batch_size == 5
+
+
+def test_each_place_that_divides_the_data_is_described(ran: Ran) -> None:
+    (outer, inner) = ran.one("divided_by_samplers").cuts
+    assert (outer.what, outer.replicas, outer.rank, inner.what, inner.replicas) == ("sampler", 2, 1, "sampler", None)
+    assert inner.type.endswith(".Turns")
+    one, same, other = ran.loaders["divided_by_a_dataset"]
+    assert [(cut.what, cut.replicas, cut.rank) for cut in other.cuts] == [("dataset", 2, 1)]
+    assert one.held == same.held != other.held
+    (stream,) = ran.one("divided_as_a_stream").cuts
+    assert (stream.what, stream.replicas, stream.rank) == ("dataset", 2, 1)
+    assert [len(ran.one(case).cuts) for case in ("plain", "stream", "distributed")] == [0, 0, 1]
+
+
+def test_the_indices_of_a_part_are_added_up(ran: Ran) -> None:
+    chosen = [loader.chosen for loader in ran.loaders["parts"] if loader.chosen is not None]
+    found = [(one.of, one.count, one.total, one.xor, one.start, one.step) for one in chosen]
+    assert found == [(20, 10, 100, 0, 1, 2), (20, 4, 12, 0, 0, 2), (20, 3, 6, 0, None, None)]
 
 
 def test_a_leaf_that_is_the_same_all_over_shows_nothing(ran: Ran) -> None:
