@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 MIN_DRAWN = 2
 """One equal index proves nothing."""
 FIX = (
-    "replace shuffle=True with sampler=DistributedSampler(dataset), created after init_process_group without "
-    "num_replicas and rank, and call sampler.set_epoch(epoch) before each epoch"
+    "sampler=DistributedSampler(dataset), created after init_process_group without num_replicas and rank, and call "
+    "sampler.set_epoch(epoch) before each epoch"
 )
 FIX_ITERABLE = (
     "skip the samples of other ranks in the dataset, for example itertools.islice(samples, rank, None, world)"
@@ -175,7 +175,27 @@ def _finding(replicas: Replicas, shared: Shared, seen: _SamePass) -> Problem:
         where=words.places_of(shared, seen.ranks),
         summary=f"{rank_list(seen.ranks)} train on the same {samples}: {words.name_of(loader)} {_cause(shared, seen)}",
         evidence=_evidence(shared, seen),
-        fix=FIX_ITERABLE if loader.iterable else FIX,
+        fix=_fix(shared, seen),
+    )
+
+
+def _fix(shared: Shared, seen: _SamePass) -> str:
+    loader = shared.seen[seen.ranks[0]]
+    sampler = loader.sampler
+    if loader.iterable:
+        return FIX_ITERABLE
+    if sampler is None or sampler.type.startswith("torch.utils.data.sampler.SequentialSampler"):
+        return f"give the DataLoader {FIX}"
+    if sampler.type.startswith("torch.utils.data.sampler.RandomSampler"):
+        return f"replace shuffle=True with {FIX}"
+    name = words.class_name(sampler.type)
+    if sampler.replicas is not None and sampler.standard:
+        return (
+            f"create {name}(dataset) after init_process_group without num_replicas and rank: it takes those of the job"
+        )
+    return (
+        f"make {name} draw other samples on each rank (every world_size-th index from the rank's number on, or a "
+        f"generator whose seed depends on the rank), or replace it with {FIX}"
     )
 
 

@@ -56,6 +56,37 @@ def test_ranks_with_the_same_samples_are_found(name):
     assert finding.fix
 
 
+PLAIN = "torch.utils.data.sampler."
+FIXES = {
+    "shuffled": (
+        {"sampler": sampler(type=f"{PLAIN}RandomSampler", replicas=None, rank=None)},
+        "replace shuffle=True with sampler=DistributedSampler",
+    ),
+    "in order": (
+        {"sampler": sampler(type=f"{PLAIN}SequentialSampler", replicas=None, rank=None)},
+        "give the DataLoader sampler=DistributedSampler",
+    ),
+    "torch's, with one rank's number": (
+        {"sampler": sampler(0, 1)},
+        "create DistributedSampler(dataset) after init_process_group without num_replicas and rank",
+    ),
+    "weights": (
+        {"sampler": sampler(type=f"{PLAIN}WeightedRandomSampler", replicas=None, rank=None, standard=False)},
+        "make WeightedRandomSampler draw other samples on each rank",
+    ),
+    "a stream": (ITERABLE, "itertools.islice"),
+}
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_the_fix_fits_the_sampler_that_is_there(name):
+    fields, fix = FIXES[name]
+    drew = undrawn("0:a", "1:b", "0:c", "1:d") if fields is ITERABLE else drawn(ALL)
+    (finding,) = duplicates(replicas(*[loader(drew, **fields) for _ in range(2)])).findings
+    assert fix in finding.fix
+    assert ("shuffle=True" in finding.fix) == (name == "shuffled")
+
+
 def test_of_many_ranks_those_with_the_same_share_are_named():
     found = duplicates(
         replicas(*[loader(drawn(share(96, 4, rank % 2)), sampler=sampler(rank % 2, 4)) for rank in range(3)], size=3)

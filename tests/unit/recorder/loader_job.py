@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import traceback
-import types
 
 import torch
 from torch.utils.data import (
@@ -186,6 +185,19 @@ class Turns(torch.utils.data.Sampler):
     def __iter__(self):
         return iter(self.mine)
 
+    def __len__(self):
+        return len(self.mine)
+
+
+class Listed:
+    """Stands for a sampler as a dataset of its indices."""
+
+    def __init__(self, sampler):
+        self._sampler = sampler
+
+    def __len__(self):
+        return len(self._sampler)
+
 
 class Shard(Dataset):
     def __init__(self, values, rank, world_size):
@@ -207,8 +219,7 @@ class Ranked(IterableDataset):
 
 
 def divided_by_samplers():
-    outer = DistributedSampler(rows(), num_replicas=2, rank=1, shuffle=False)
-    outer.dataset = types.SimpleNamespace(_sampler=Turns(range(20)))
+    outer = DistributedSampler(Listed(Turns(range(20))), num_replicas=2, rank=1, shuffle=False)
     for _ in DataLoader(rows(), batch_size=4, sampler=outer):
         backward()
 
