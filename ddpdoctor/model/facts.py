@@ -324,6 +324,8 @@ class Rank:
     exit_asked: str | None = None
     """The ``repr`` of that call's argument: "3", "None"."""
     ended_by_thread: EndedByThread | None = None
+    exit_signal: str = ""
+    """The signal whose handler in the script made that call, such as ``SIGTERM``; empty if none did."""
     before_call: BeforeCall | None = None
     last_place: Frame | None = None
     """The last user line seen before the end."""
@@ -347,6 +349,8 @@ class Rank:
     """The errors that ended its threads, children, tasks and calls in pools, the earliest first."""
     models: tuple[ModelSeen, ...] = ()
     """The modules that DDP wrapped, in that order."""
+    parameters: tuple[TensorSeen, ...] = ()
+    """The parameters that optimizers train without DDP."""
     unfinished: ReducerSaid | None = None
     """The gradients that DDP still waited for after its last backward."""
     nonfinite: tuple[NonFinite, ...] | None = None

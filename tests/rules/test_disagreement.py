@@ -176,7 +176,8 @@ def test_root_reduction_and_dtype_have_to_agree_and_are_reported(usual, odd, rep
     )
     assert [(f.kind, f.ranks) for f in found.findings] == [("mismatch", (1,))]
     assert all(words in found.findings[0].summary for words in reported)
-    assert "the same root" in found.findings[0].fix
+    fix = "the same dtype on all ranks" if usual.get("dtype") != odd.get("dtype") else "the same root"
+    assert fix in found.findings[0].fix
 
 
 def test_the_default_root_and_reduction_are_the_same_as_written_out():

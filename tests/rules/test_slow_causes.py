@@ -49,6 +49,20 @@ def test_ranks_whose_cores_are_all_taken() -> None:
     assert shares_busy_cores(cores(1, 10.0, 45.0), [cores(0, 10.0, 5.0)], COST_MS)
 
 
+@pytest.mark.parametrize(
+    ("own_ms", "others_ms", "computing_ms", "contested"),
+    [(25.0, 15.0, 0.0, True), (25.0, 7.0, 0.0, False), (15.0, 15.0, 0.0, False), (25.0, 15.0, 35.0, False)],
+)
+def test_a_loader_is_not_blamed_where_all_ranks_wait_for_cores(
+    own_ms: float, others_ms: float, computing_ms: float, *, contested: bool
+) -> None:
+    slow = cores(1, 30.0, own_ms, parts_ms={"data": 41.0}, cpu_ms={"data": computing_ms})
+    reason = find_slow_reason(slow, [cores(0, 30.0, others_ms)], COST_MS)
+    assert reason is not None
+    assert reason.cause is SlowCause.INPUT
+    assert shares_busy_cores(slow, [cores(0, 30.0, others_ms)], COST_MS) is contested
+
+
 def test_a_rank_that_computes_more_waits_more_for_its_core() -> None:
     slow, other = cores(1, 60.0, 50.0, numel=128), cores(0, 30.0, 25.0)
     reason = find_slow_reason(slow, [other], COST_MS)

@@ -25,6 +25,12 @@ def read_models(notes: list[dict[str, Any]]) -> tuple[ModelSeen, ...]:
     return tuple(read_record(ModelSeen, note, tensors=unpack(packed.get(str(note["digest"]), ""))) for note in wrapped)
 
 
+def read_parameters(notes: list[dict[str, Any]]) -> tuple[TensorSeen, ...]:
+    """Return the parameters that optimizers train without DDP."""
+    packed = [str(note["rows"]) for note in notes if note.get("k") == "named" and note.get("rows")]
+    return tuple(tensor for rows in packed for tensor in unpack(rows))
+
+
 @lru_cache(maxsize=64)
 def unpack(packed: str) -> tuple[TensorSeen, ...]:
     """Return the rows of a model, or () if they are missing or damaged; ranks with equal models share the cache."""

@@ -10,7 +10,7 @@ from ddpdoctor.collect.rank.dumps import parse_stacks, split_fatal, struck_threa
 from ddpdoctor.collect.rank.flight import device_times, noted_times, pending_on_device, read_dump, read_flight
 from ddpdoctor.collect.rank.gradient_times import read_gradient_times
 from ddpdoctor.collect.rank.loaders import read_loaders
-from ddpdoctor.collect.rank.notes import read_models, read_nonfinite, read_unfinished
+from ddpdoctor.collect.rank.notes import read_models, read_nonfinite, read_parameters, read_unfinished
 from ddpdoctor.collect.rank.rings import read_log
 from ddpdoctor.collect.rank.saved_causes import read_process_causes
 from ddpdoctor.collect.rank.speed import read_speed
@@ -169,6 +169,7 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
         main_ended_ns=cells["main_ended_ns"] or None,
         exit_call=read_frame(leaving.get("frame")),
         exit_asked=hide_in_text(leaving["status"]) if isinstance(leaving.get("status"), str) else None,
+        exit_signal=str(leaving.get("signal") or ""),
         recent_calls=log.ended(),
         children=_children(watched, context),
         causes=read_process_causes(watched.causes, notes, evidence),
@@ -176,6 +177,7 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
         helper_errors=_helper_errors(notes, evidence, source, context),
         handled=_read_raised(evidence["handled"]) if evidence.get("handled") else None,
         models=read_models(notes),
+        parameters=read_parameters(notes),
         unfinished=read_unfinished(notes),
         loaders=read_loaders(notes, evidence),
         nonfinite=read_nonfinite(notes),

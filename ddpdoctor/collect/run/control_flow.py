@@ -59,9 +59,19 @@ def read_control_flow(path: Path, unchanged_since_s: float) -> ControlFlow | Non
 
 
 def _files_of(job: Job) -> list[str]:
-    """Return the user's files in which the ranks made calls."""
+    """Return the user's files in which the ranks made calls, and from which they were called."""
     sites = [kind.site for rank in job.ranks for kind in pack_calls(rank.recent_calls).kinds]
     sites += [call.site for rank in job.ranks for call in rank.open_calls]
+    sites += [
+        frame
+        for rank in job.ranks
+        for sample in rank.samples[-1:]
+        for stack in sample.stacks
+        if stack.is_main
+        for frame in stack.frames
+        if frame.user
+    ]
+    sites += [frame for rank in job.ranks for error in rank.raised for frame in error.frames if frame.user]
     return list(dict.fromkeys(site.file for site in sites if site is not None))[:MAX_FILES]
 
 
@@ -72,7 +82,10 @@ def _statements(tree: ast.AST) -> Iterator[Statement]:
             place: Any = node
             fixed = isinstance(node, ast.For) and _is_fixed(node.iter)
             yield Statement(
-                kind="fixed-for" if fixed else kind, line=place.lineno, last_line=place.end_lineno or place.lineno
+                kind="fixed-for" if fixed else kind,
+                line=place.lineno,
+                last_line=place.end_lineno or place.lineno,
+                body_last_line=node.body[-1].end_lineno if isinstance(node, ast.If) else None,
             )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 from ..calls import groups
 from ..state import here
+from ..training.ddp_constructor import pack_names
 
 MAX_MODELS = 4
 """Per process. Our choice: a GAN has one or two besides DDP, and one optimizer per parameter would make very many."""
@@ -132,8 +133,11 @@ def find(tensors: List[Any], known: Any) -> Optional[Unwrapped]:
     plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in own)
     if not own or not plain or len(_kept.models) >= MAX_MODELS:
         return None
-    found = Unwrapped(_named(own), len(_kept.models) + 1)
+    named = _named(own)
+    found = Unwrapped(named, len(_kept.models) + 1)
     _kept.models = [*_kept.models, found]
+    if here.ring is not None:
+        here.ring.note({"k": "named", "rows": pack_names(named)})
     return found
 
 

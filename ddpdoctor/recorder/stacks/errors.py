@@ -245,6 +245,9 @@ def _note_exit(caller: Any, status: Any) -> None:
     place = frames.describe_user(caller)
     if here.ring is not None and place is not None:
         entry = {"k": "exit", "status": _status_text(status), "at": time.monotonic_ns(), "frame": place}
+        handled_signal = _handled_signal(caller)
+        if handled_signal:
+            entry["signal"] = handled_signal
         here.ring.note(entry, vital=True)
     handled = sys.exc_info()[1]
     if handled is not None and status not in (None, 0):
@@ -258,6 +261,20 @@ def _status_text(status: Any) -> str:
     from ..storage.secrets import hide_in_text
 
     return hide_in_text(repr(status)[: error_details.MAX_TEXT])[:80]
+
+
+def _handled_signal(frame: Any) -> str:
+    """Return the signal whose handler of the script is on the stack, such as "SIGTERM"; empty if there is none."""
+    module: Any = sys.modules.get("signal")
+    names = {}
+    for one in module.Signals if module is not None else ():
+        handler = module.getsignal(one)
+        names[id(getattr(getattr(handler, "__func__", handler), "__code__", handler))] = one.name
+    while frame is not None:
+        if id(frame.f_code) in names:
+            return str(names[id(frame.f_code)])
+        frame = frame.f_back
+    return ""
 
 
 def _watch_threads(threading: Any) -> None:

@@ -55,6 +55,12 @@ def note_model(module: Any, group: Any, with_buffers: bool, finds_unused: bool) 
         _digests.add(digest)
 
 
+def pack_names(named: List[Any]) -> Optional[str]:
+    """Return the rows of named parameters, compressed."""
+    rows = [_row("p", name, tensor) for name, tensor in named]
+    return _packed(rows, _text(rows), MAX_ROWS_BYTES)
+
+
 def _rows(module: Any, with_buffers: bool) -> List[Any]:
     ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     rows = [_row("p", name, tensor) for name, tensor in module.named_parameters() if name not in ignored]

@@ -38,12 +38,15 @@ class Route:
     """What it did there raised an exception."""
     after: int | None
     """Its line now."""
+    returned: bool = False
+    """The rank has come back from the call's function, or has not called it: no loop in it goes on."""
 
 
 def left_loop(flow: ControlFlow, route: Route) -> Statement | None:
     """Return the loop around the call that the rank is no longer in."""
     loop = _innermost(_around(flow, route.left_out), route.left_out, LOOPS)
-    return loop if loop is not None and route.after is not None and not loop.holds(route.after) else None
+    is_out = route.returned or (route.after is not None and loop is not None and not loop.holds(route.after))
+    return loop if is_out else None
 
 
 def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
@@ -51,6 +54,10 @@ def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
     near = _around(flow, route.left_out)
     before = route.before if route.before is not None and any(one.holds(route.before) for one in near) else None
     loop = left_loop(flow, route)
+    if loop is not None and route.returned:
+        rounds = [one for one in near if one.kind == "continue" and loop.line < one.line < route.left_out]
+        guards = [one for one in _guards(near, route.left_out, before, None) if loop.line < one.condition]
+        return (*_by_jump(near, rounds), *guards, *_out_of(near, loop))
     if loop is not None:
         return _out_of(near, loop)
     if route.failed and before is not None:
@@ -58,12 +65,20 @@ def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:
     start = _start(near, route.left_out, before)
     jumps = [one for one in near if one.kind in JUMPS and start < one.line < route.left_out]
     passing = [one for one in jumps if one.kind == "return" or _same_loop(near, one.line, route.left_out)]
-    guards = [
+    guards = _guards(near, route.left_out, before, route.after)
+    return (*_by_jump(near, passing), *guards)
+
+
+def _guards(near: Sequence[Statement], left_out: int, before: int | None, after: int | None) -> list[Detour]:
+    """Return the conditions around a call, without those that the rank passed: it is, or was, in the same branch."""
+    return [
         Detour(condition=one.line)
         for one in near
-        if one.kind == "if" and one.holds(route.left_out) and not (before is not None and one.holds(before))
+        if one.kind == "if"
+        and one.holds(left_out)
+        and not (before is not None and one.holds(before))
+        and not (after is not None and one.holds_both(left_out, after))
     ]
-    return (*_by_jump(near, passing), *guards)
 
 
 def _out_of(near: Sequence[Statement], loop: Statement) -> tuple[Detour, ...]:

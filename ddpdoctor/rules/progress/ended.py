@@ -8,6 +8,8 @@ from ddpdoctor.model.call_log import pack_calls
 from ddpdoctor.model.facts import Helper
 from ddpdoctor.model.findings import Confidence, Place, Severity
 from ddpdoctor.model.known_errors import find_known
+from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped
 from ddpdoctor.rules.registry import rule
 
@@ -88,13 +90,32 @@ def check_early_exit(job: JobState) -> Answer:
         summary=f"{say.who(job, blamed)} exited with status 0{at}" + (f"; {waiters}" if waiters else ""),
         evidence=(
             *(turning_words(turning, say.who(job, blamed)) if turning is not None else ()),
+            *_handler_words(job, blamed),
             *say.others(job, blamed),
             *say.progress_words(job, blamed),
             *say.cascade_words(job.failures, blamed),
         ),
-        fix=fix_of_turning(turning) if turning is not None and turning.parting.is_earlier else _STEP_TOGETHER,
+        fix=_early_fix(job.rank(blamed[0]), turning),
     )
     return judged([finding], certain=not job.is_ending())
+
+
+def _handler_words(job: JobState, blamed: tuple[int, ...]) -> list[str]:
+    """Say which ranks left by an exit call in their handler of a signal."""
+    by_signal = grouped((job.rank(n).exit_signal, n) for n in blamed if job.rank(n).exit_signal)
+    return [
+        f"{rank_list(ranks)} {verb(ranks, 'has', 'have')} left by an exit call in the script's handler of {name}"
+        for name, ranks in by_signal.items()
+    ]
+
+
+def _early_fix(rank: Rank, turning: Turning | None) -> str:
+    if rank.exit_signal:
+        return (
+            f"do not exit in the handler of {rank.exit_signal}: set a flag there, all_reduce it (MAX) at the end of "
+            "each step, and let all ranks save and leave the loop in the same step"
+        )
+    return fix_of_turning(turning) if turning is not None and turning.parting.is_earlier else _STEP_TOGETHER
 
 
 def _turning(job: JobState, number: int) -> Turning | None:

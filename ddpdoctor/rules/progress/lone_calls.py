@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from .timeline import TimelineEntry
 
 
-def find_guard(flows: Sequence[ControlFlow], caller: Rank, others: Iterable[Frame | None], *, over: bool) -> int | None:
+def find_guard(
+    flows: Sequence[ControlFlow], caller: Rank, others: Iterable[Frame | None], *, over: bool
+) -> Frame | None:
     """Return the line of the condition around a rank's call, if another rank went around it, else None.
 
     ``others`` are the known lines of that other rank. If its script is ``over``, it may also have left by a `return`
@@ -43,9 +46,10 @@ def find_guard(flows: Sequence[ControlFlow], caller: Rank, others: Iterable[Fram
         before = max((line for line in shared if line < frame.line), default=None)
         after = NO_LINE if over else None
         found = find_detours(flow, Route(left_out=frame.line, before=before, failed=False, after=after))
-        guards = [detour for detour in found if detour.jump is None and not detour.ends_loop]
+        passed = {one.line for one in flow.statements if any(one.holds_both(frame.line, line) for line in shared)}
+        guards = [one for one in found if one.jump is None and not one.ends_loop and one.condition not in passed]
         if guards and (len(guards) == len(found) or not shared):
-            return guards[-1].condition
+            return replace(frame, line=guards[-1].condition)
         if shared or found:
             return None
     return None
@@ -57,20 +61,21 @@ def blame_guarded(
     """Return which of two ranks makes a conditional call that the other never made, or None if that is not clear."""
     if len(parts) != 2:
         return None
-    found: dict[int, int] = {}
+    found: dict[int, Frame] = {}
     for part, other in (parts, parts[::-1]):
         rank, peer = states[part.rank].rank, states[other.rank].rank
         guard = find_guard(flows, rank, stack_of(peer), over=False)
-        if guard is not None and not _has_called(peer, part.kind):
+        if guard is not None and not has_called(peer, part.kind):
             found[part.rank] = guard
     if len(found) != 1:
         return None
-    ((blamed, line),) = found.items()
-    reason = f"its call is under the condition at line {line}, and the other rank never made that call"
+    ((blamed, guard),) = found.items()
+    reason = f"its call is under the condition at line {guard.line}, and the other rank never made that call"
     return Blame(ranks=(blamed,), confidence=Confidence.MEDIUM, reason=reason)
 
 
-def _has_called(rank: Rank, wanted: CallKind) -> bool:
+def has_called(rank: Rank, wanted: CallKind) -> bool:
+    """Return whether a rank has made a call at this line, as far as its records go back."""
     log = pack_calls(rank.recent_calls)
     return any(line_key(kind) == line_key(wanted) for kind in log.kinds)
 
@@ -155,8 +160,8 @@ def _blame(callers: Sequence[Rank], gone: Sequence[Rank], flows: Sequence[Contro
             ranks=ranks, confidence=Confidence.HIGH, reason="the other ranks passed that line without calling it"
         )
     guards = [find_guard(flows, caller, _last_lines(rank), over=True) for rank in gone for caller in callers]
-    if guards and None not in guards:
-        reason = f"it is under the condition at line {guards[0]}, which is false on the other ranks"
+    if guards and guards[0] is not None and None not in guards:
+        reason = f"it is under the condition at line {guards[0].line}, which is false on the other ranks"
         return Blame(ranks=ranks, confidence=Confidence.HIGH, reason=reason)
     made = ({kind.op for kind in pack_calls(rank.recent_calls).counts} for rank in gone)
     if all("destroy_process_group" in ops for ops in made):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.findings import Severity
-from ddpdoctor.model.rank_words import rank_list
+from ddpdoctor.model.rank_words import name_list, rank_list
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, unknown
 from ddpdoctor.rules.registry import rule
@@ -14,8 +14,10 @@ from . import evidence as say
 from .conflicts import REDUCING, ROOTED
 from .groups import group_words
 from .job_state import Cause, JobState
-from .places import innermost_user, places
+from .lone_calls import find_guard, has_called
+from .places import innermost_user, is_file, places
 from .reducer_causes import option_words, skipped_reduction
+from .states import stack_of
 from .turning import did_words, find_turning, fix_of_turning, turning_words
 from .words import call_words, line_of, verb
 
@@ -42,6 +44,21 @@ _ALONE = (
 _ONE_LINE = (
     "pass equal tensors (drop_last=True, padding) in the same order (sorted names) and the same root on all ranks; "
     "otherwise look for a call of that line under a condition that differs between ranks"
+)
+
+
+_SPLITS = (
+    "make the split sizes fit: output_split_sizes[i] on rank r must be input_split_sizes[r] on rank i; exchange the "
+    "sizes first with an all_to_all_single of one number per rank, and use what arrives"
+)
+_HOOK = (
+    "reduce the gradients after backward, in one loop over all parameters in one order, with zeros where a gradient is "
+    "None, or use DistributedDataParallel(find_unused_parameters=True): a hook runs only for parameters that the loss "
+    "reaches, so all ranks must reach the same ones"
+)
+_INSIDE = (
+    "the ranks are at different places inside that one call: let all ranks leave its loop in the same step; a decision "
+    "to stop, skip or save that one rank makes (a callback, a signal, a time limit, a loss) must be all_reduced first"
 )
 
 
@@ -104,11 +121,12 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
     counts = say.counts_words(job, [part.rank for part in conflict.parts])
     departing = [part for part in conflict.parts if part.rank in set(blamed)]
     turning = _turning(job, conflict, departing)
+    guard = _guard(job, conflict, departing) if turning is None else None
     alike = {part.rank for part in departing if part.key == departing[0].key}
     where = tuple(
         place
         for part in departing
-        for place in places(part.rank, _lines(job, part, turning if part.rank in alike else None))
+        for place in places(part.rank, _lines(job, part, (turning, guard) if part.rank in alike else (None, None)))
     )
     return Problem(
         confidence=conflict.blame.confidence,
@@ -121,6 +139,10 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
             _number_words(job, conflict),
             *_sides(conflict),
             *(turning_words(turning, say.who(job, blamed)) if turning is not None else ()),
+            *([f"its call is under the condition at {line_of(guard)}, and the other ranks never made that call"]
+              if guard is not None and "condition" not in conflict.blame.reason else ()),
+            *_hook_words(job, conflict),
+            *_inside_words(job, conflict, departing),
             *say.classes(job, conflict.left),
             *options,
             *say.handled_words(job, blamed),
@@ -128,8 +150,10 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
             *say.progress_words(job, blamed),
             *say.cascade_words(job.failures, (), also=""),
         ),
-        fix=SAME_OPTIONS if options else _fix(conflict, turning, uneven=bool(counts) and not job.facts.control_flow),
-    )
+        fix=SAME_OPTIONS
+        if options
+        else _fix(job, conflict, turning, uneven=bool(counts) and not job.facts.control_flow),
+    )  # fmt: skip
 
 
 def _number_words(job: JobState, conflict: Conflict) -> str:
@@ -156,9 +180,92 @@ def _turning(job: JobState, conflict: Conflict, departing: list[TimelineEntry]) 
     )  # fmt: skip
 
 
-def _fix(conflict: Conflict, turning: Turning | None, *, uneven: bool) -> str:
+def _usual_dtype(conflict: Conflict) -> str:
+    """Return the dtype of a rank that is not to blame, else the widest one."""
+    dtypes = [part.kind.dtype for part in conflict.parts if part.rank not in conflict.blame.ranks]
+    dtypes = dtypes or sorted(
+        (part.kind.dtype for part in conflict.parts), key=lambda one: ("64" in str(one), "32" in str(one))
+    )
+    return str(dtypes[-1]).replace("torch.", "")
+
+
+def _hook_of(job: JobState, part: TimelineEntry) -> bool:
+    """Return whether a rank made the call in a hook that autograd runs when a gradient is ready."""
+    frames = stack_of(job.rank(part.rank))
+    engine = max((at for at, frame in enumerate(frames) if is_file(frame, "/torch/autograd/graph.py")), default=None)
+    if engine is None or part.site is None:
+        return False
+    inside = frames[engine + 1 :]
+    own_backward = any(is_file(frame, "/torch/autograd/function.py") for frame in inside)
+    return not own_backward and any((frame.file, frame.line) == (part.site.file, part.site.line) for frame in inside)
+
+
+def _hook_words(job: JobState, conflict: Conflict) -> list[str]:
+    """Return the parameters whose gradients the ranks reduce in hooks, as far as their shapes tell."""
+    found = []
+    hooked = [part for part in conflict.parts if _hook_of(job, part)]
+    for shape, ranks in grouped((part.kind.shape, part.rank) for part in hooked).items():
+        rank = job.rank(ranks[0])
+        tensors = [*rank.parameters, *(tensor for model in rank.models for tensor in model.tensors)]
+        named = list(dict.fromkeys(one.name for one in tensors if one.shape == shape and not one.is_buffer))
+        if named and shape is not None:
+            of = (
+                f"the gradient of {name_list(named, most=3)}"
+                if len(named) == 1
+                else f"a gradient of shape {list(shape)} ({' or '.join(named[:3])})"
+            )
+            found.append(f"{rank_list(ranks)} {verb(ranks, 'reduces', 'reduce')} {of} in a hook during backward")
+    return found
+
+
+def _inside_words(job: JobState, conflict: Conflict, departing: list[TimelineEntry]) -> list[str]:
+    """Return where a library took other ways on the ranks, if all of them are at one line of the script."""
+    agreeing = [part for part in conflict.parts if part not in departing]
+    sites = {part.site for part in conflict.parts}
+    if len(sites) > 1 or None in sites or not agreeing or len({part.kind.op for part in conflict.parts}) == 1:
+        return []
+    mine, other = stack_of(job.rank(departing[0].rank)), stack_of(job.rank(agreeing[0].rank))
+    at = next((at for at, (one, two) in enumerate(zip(mine, other, strict=False)) if one != two), None)
+    if at is None or at + 1 >= min(len(mine), len(other)) or mine[at].user:
+        return []
+    if (mine[at].file, mine[at].function) != (other[at].file, other[at].function):
+        return []
+    return [
+        f"inside that line, {rank_list(part.rank for part in parts)} {verb([p.rank for p in parts], 'is', 'are')} in "
+        f"{stack[at + 1].function} ({line_of(stack[at])})"
+        for parts, stack in ((departing, mine), (agreeing, other))
+    ]
+
+
+def _guard(job: JobState, conflict: Conflict, departing: list[TimelineEntry]) -> Frame | None:
+    """Return the condition that led a rank to a call that no other rank has made."""
+    agreeing = [part for part in conflict.parts if part not in departing]
+    if conflict.passed or not departing or not agreeing:
+        return None
+    mine, others = departing[0], [job.rank(part.rank) for part in agreeing]
+    if any(has_called(other, mine.kind) for other in others):
+        return None
+    return find_guard(job.facts.control_flow, job.rank(mine.rank), stack_of(others[0]), over=False)
+
+
+def _fix(job: JobState, conflict: Conflict, turning: Turning | None, *, uneven: bool) -> str:
     if conflict.left:
         return _ALONE
+    kinds = [part.kind for part in conflict.parts if not part.native]
+    ops, dtypes = {part.kind.op for part in conflict.parts}, {kind.dtype for kind in kinds}
+    is_one_line = len({part.site for part in conflict.parts}) == 1 and conflict.parts[0].site is not None
+    if len(ops) == 1 and len(dtypes) > 1 and len(kinds) == len(conflict.parts):
+        return (
+            f"give the tensor the same dtype on all ranks before {kinds[0].op} ({line_of(kinds[0].site)}), for example "
+            f"with .to(torch.{_usual_dtype(conflict)}); look where {rank_list(conflict.blame.ranks)} "
+            f"{verb(conflict.blame.ranks, 'creates, loads or casts', 'create, load or cast')} it"
+        )
+    if ops <= {"all_to_all", "all_to_all_single"}:
+        return _SPLITS
+    if any(_hook_of(job, part) for part in conflict.parts) and len(ops) == 1:
+        return _HOOK
+    if len(ops) > 1 and is_one_line and turning is None:
+        return _INSIDE
     if turning is not None:
         return _CONDITION if turning.parting.is_extra else fix_of_turning(turning)
     if uneven:
@@ -167,13 +274,16 @@ def _fix(conflict: Conflict, turning: Turning | None, *, uneven: bool) -> str:
     return _ONE_LINE if len(sites) == 1 and None not in sites and not conflict.passed else _CONDITION
 
 
-def _lines(job: JobState, part: TimelineEntry, turning: Turning | None) -> list[Frame | None]:
+def _lines(
+    job: JobState, part: TimelineEntry, decided: tuple[Turning | None, Frame | None]
+) -> list[Frame | None]:  # fmt: skip
     """Return the lines that decided it, the line of the call, and the line of the error that led to the call."""
+    turning, guard = decided
     rank = job.rank(part.rank)
     error = innermost_user(rank.handled.frames) if rank.handled is not None else None
     shown = part.site or rank.last_place or say.line_at(job.states[part.rank])
     if turning is None:
-        return [shown, error]
+        return [guard, shown, error]
     if turning.loop_ended:
         return [shown, *turning.lines]
     return [*turning.lines, shown]

@@ -24,6 +24,10 @@ BUSY = 0.02
 """If ranks wait for a core in a larger share of their time, other programs use their cores. Our choice: on an idle
 machine they wait less. With a busy loop on each core, ranks that mostly sleep wait in 3 to 30 % of it."""
 
+CROWDED = 0.1
+"""If all ranks wait for a core in such a share of their time, their loader workers do too. Our choice: five times
+``BUSY``, so that a slow disk is still found on a machine with some other load."""
+
 
 class SlowCause(Enum):
     """What makes a rank slow."""
@@ -62,11 +66,18 @@ def find_slow_reason(rank: Rank, others: Sequence[Rank], cost_ms: float) -> Slow
 def shares_busy_cores(rank: Rank, others: Sequence[Rank], cost_ms: float) -> bool:
     """Return whether a rank is behind only because it waits for a core, as the other ranks do too.
 
-    Which of them is behind then changes with what else runs on the machine.
+    Which of them is behind then changes with what else runs on the machine. A loader that does not compute counts
+    too, if the main thread waits for a core as long: the loader's workers wait for the same cores.
     """
     reason = find_slow_reason(rank, others, cost_ms)
     waits = [_queued_share(other.speed) for other in others if other.speed is not None]
-    return reason is not None and reason.cause is SlowCause.HOST_LOAD and median(waits) >= BUSY
+    if reason is None or not waits or rank.speed is None:
+        return False
+    if reason.cause is SlowCause.INPUT:
+        computes = median(rank.speed.kept.cpu_ms["data"]) >= COMPUTES * _part(rank.speed, "data")
+        waits_as_long = _queued_ms(rank.speed) >= MOST * cost_ms
+        return not computes and waits_as_long and median(waits) >= CROWDED
+    return reason.cause is SlowCause.HOST_LOAD and median(waits) >= BUSY
 
 
 def _collections(own: Speed, theirs: Sequence[Speed], needed_ms: float) -> SlowReason | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .detours import Detour, Route, find_detours, left_loop
 from .parting import Parting, find_parting
-from .states import stack_of
+from .states import NATIVE_PHASES, stack_of
 from .words import line_of
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _look_up(
     own = (after,) if after is not None else stack_of(mine.rank)
     over = parts[0] is None and not parting.is_earlier
     calls = _callers(parting.instead_of, other, parts[1])
-    for call in calls:
+    for depth, call in enumerate(calls):
         flow = next((flow for flow in flows if flow.file == call.file), None)
         if flow is None:
             continue
@@ -113,11 +113,13 @@ def _look_up(
         if call is not calls[0] and at in (None, call.line):
             break  # as far as is known the rank is still in this call, so it did not go around it
         before = parting.before.site if parting.before is not None else None
+        outer = calls[depth + 1 :]
         route = Route(
             left_out=call.line,
             before=before.line if before is not None and _same_function(before, call) else None,
             failed=parting.before is not None and parting.before.failed,
             after=at,
+            returned=at is None and any(_same_function(frame, one) for frame in own for one in outer),
         )
         found = find_detours(flow, route)
         if found:
@@ -168,6 +170,11 @@ def turning_words(turning: Turning, who: str) -> list[str]:
 def fix_of_turning(turning: Turning) -> str:
     """Return what to do about it."""
     loop = turning.loop
+    if loop is not None and turning.parting.instead_of.op not in NATIVE_PHASES and loop.kind == "for":
+        return (
+            f"make all ranks go through the loop at line {loop.line} equally often and skip nothing in it: reduce the "
+            "same names on every rank, with a zero where a rank has none, or put them into one tensor"
+        )
     if loop is not None and loop.kind == "while":
         return (
             f"all_reduce the decision to leave the loop at line {loop.line}, so that all ranks leave it in the same "
