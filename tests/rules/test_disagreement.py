@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ddpdoctor.diagnose.progress import judge_job as judge
+from ddpdoctor.model.facts import TensorSeen
 from ddpdoctor.model.findings import Confidence, Severity
 from ddpdoctor.rules.progress.conflicts import expected_next
 
@@ -191,6 +192,59 @@ def test_the_default_root_and_reduction_are_the_same_as_written_out():
         )
     )
     assert [f.kind for f in found.findings] == ["transport"]
+
+
+TRAINER = "/usr/lib/python3.11/site-packages/transformers/trainer.py"
+LOOP, SAVES = line(1660, "_loop", TRAINER), line(1676, "_loop", TRAINER)
+WITHIN = (line(44), replace(LOOP, user=False))
+STEPS, ENDS = (replace(line(9, name, TRAINER), user=False) for name in ("training_step", "_finalize"))
+
+
+def differs_as(odd, usual, odd_stack=(), usual_stack=(), **more):
+    """Three ranks whose last call differs on rank 1, with what each was inside of, and the verdict."""
+    found = scripts(3)
+    for script in found:
+        alternating(script)
+        (odd if script.number == 1 else usual)(script)
+    stacks = [odd_stack if n == 1 else usual_stack for n in range(3)]
+    ranks = [
+        script.waits(**more, **({"samples": (sample(stack(*frames)),)} if frames else {}))
+        for script, frames in zip(found, stacks, strict=True)
+    ]
+    return judge(job(*ranks)).findings[0]
+
+
+def test_a_rank_that_left_the_loop_inside_a_library_s_call_is_placed_there():
+    found = differs_as(
+        lambda s: s.collective(44, "all_gather"),
+        lambda s: s.collective(44, "barrier", dtype=None, shape=None),
+        (line(44), replace(SAVES, user=False), ENDS, C10D),
+        (*WITHIN, STEPS, C10D),
+    )
+    assert (found.kind, found.ranks) == ("mismatch", (1,))
+    assert "inside that line, rank 1 is in _finalize (trainer.py:1676)" in found.evidence
+    assert "inside that line, ranks 0 and 2 are in training_step (trainer.py:1660)" in found.evidence
+    assert "leave its loop in the same step" in found.fix
+
+
+def test_gradients_that_hooks_reduce_are_named():
+    rows = [("encoder.weight", (8, 4)), ("speaker.bias", (5,)), ("ctc.bias", (30,)), ("head.bias", (30,))]
+    seen = tuple(
+        TensorSeen(name=name, shape=shape, dtype="float32", requires_grad=True, is_buffer=False) for name, shape in rows
+    )
+    inside = (line(46), AUTOGRAD, line(16, "reduce_gradient"), C10D)
+    site = line(16, "reduce_gradient")
+    odd, usual = (lambda s: s.collective(site, shape=(30,))), (lambda s: s.collective(site, shape=(5,)))
+    found = differs_as(odd, usual, inside, inside, parameters=seen)
+    assert (found.kind, found.ranks) == ("mismatch", (1,))
+    assert "ranks 0 and 2 reduce the gradient of speaker.bias in a hook during backward" in found.evidence
+    assert "rank 1 reduces a gradient of shape [30] (ctc.bias or head.bias) in a hook during backward" in found.evidence
+    assert "a hook runs only for parameters that the loss reaches" in found.fix
+    outside = differs_as(odd, usual, (line(46), site, C10D), (line(46), site, C10D), parameters=seen)
+    assert "hook" not in " ".join((*outside.evidence, outside.fix))
+    function = replace(line(300, "apply"), file=AUTOGRAD.file.replace("graph.py", "function.py"), user=False)
+    own = (line(46), AUTOGRAD, function, site, C10D)
+    assert "hook" not in differs_as(odd, usual, own, own, parameters=seen).fix
 
 
 @pytest.mark.parametrize(("world", "odd"), [(2, 0), (2, 1), (3, 1)])

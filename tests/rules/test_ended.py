@@ -453,3 +453,12 @@ def test_a_killed_rank_of_which_no_line_is_known_is_said_to_stand_at_none():
     found = judge(job(in_call(0), killed(1, last_place=None), in_call(2)))
     assert [(f.kind, f.ranks, f.where) for f in found.findings] == [("killed", (1,), ())]
     assert found.findings[0].summary == "rank 1 was killed by SIGKILL"
+
+
+@pytest.mark.parametrize(("signal", "said"), [("SIGTERM", True), ("", False)])
+def test_an_exit_in_a_handler_of_a_signal_is_named_with_what_to_do(signal, said):
+    left = ended(1, exit_call=line(7, "bye"), exit_signal=signal)
+    (found,) = judge(job(in_backward(0), left, in_backward(2))).findings
+    assert (found.kind, found.ranks, [place.line for place in found.where]) == ("early-exit", (1,), [7])
+    assert ("do not exit in the handler of SIGTERM: set a flag there, all_reduce it" in found.fix) is said
+    assert ("rank 1 has left by an exit call in the script's handler of SIGTERM" in found.evidence) is said

@@ -183,3 +183,136 @@ def test_a_condition_around_a_call_that_the_rank_is_still_in_decides_nothing(flo
 
 def _waiting(script: Script, at: Frame) -> Rank:
     return script.waits(samples=(sample(stack(at, C10D)),))
+
+
+HELPERS = """\
+def reduce_all(values):
+    for value in values:
+        all_reduce(value)
+
+
+def average(parameters):
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        all_reduce(parameter.grad)
+
+
+def log(meter):
+    if not meter.count:
+        return
+    all_reduce(meter.total)
+
+
+def resume(path):
+    if exists(path):
+        broadcast(load(path))
+
+
+if __name__ == "__main__":
+    resume("last.pt")
+    for batch in loader:
+        loss = model(batch)
+        loss.backward()
+        reduce_all(losses)
+        average(parameters)
+        log(meter)
+"""
+MODULE = "<module>"
+LOSS, BACKWARD_AT, REDUCES, AVERAGES, LOGS = 27, 28, 29, 30, 31
+IN_REDUCE, IN_AVERAGE, IN_LOG, IN_RESUME = 3, 10, 16, 21
+
+
+@pytest.fixture
+def helpers(tmp_path: Path) -> ControlFlow:
+    path = tmp_path / "train.py"
+    path.write_text(HELPERS)
+    found = read_control_flow(path, float("inf"))
+    assert found is not None
+    return ControlFlow(file=line(1).file, statements=found.statements)
+
+
+def helped(script: Script, rounds: dict[str, int]) -> Script:
+    """Do a step whose helpers reduce so many values."""
+    script.phase("ddp_forward", line(LOSS, MODULE), 0).phase("backward", line(BACKWARD_AT, MODULE), 1)
+    for number, function in ((IN_REDUCE, "reduce_all"), (IN_AVERAGE, "average"), (IN_LOG, "log")):
+        for _ in range(rounds.get(function, 0)):
+            script.collective(line(number, function))
+    return script
+
+
+def inside(script: Script, *frames: Frame) -> Rank:
+    return script.waits(samples=(sample(stack(*frames, C10D)),))
+
+
+FULL = {"reduce_all": 3, "average": 2, "log": 1}
+RETURNED = {
+    "a loop in it that ended sooner": (
+        {"reduce_all": 2},
+        {"reduce_all": 3},
+        (REDUCES, IN_REDUCE, "reduce_all"),
+        2,
+        "left the loop (train.py:2) before the others",
+    ),
+    "a continue in its loop": (
+        {"reduce_all": 3, "average": 1},
+        {"reduce_all": 3, "average": 2},
+        (AVERAGES, IN_AVERAGE, "average"),
+        8,
+        "the condition at line 8 (jump at line 9)",
+    ),
+    "a return in it": (
+        {"reduce_all": 3, "average": 2},
+        {"reduce_all": 3, "average": 2, "log": 1},
+        (LOGS, IN_LOG, "log"),
+        14,
+        "the condition at line 14 (jump at line 15)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_what_decided_in_a_function_that_returned_is_named(name: str, helpers: ControlFlow) -> None:
+    mine, others, (outer, inner, function), decided, words = RETURNED[name]
+    found = [Script(n, 3).build(24) for n in range(3)]
+    for script in found:
+        for _ in range(3):
+            helped(script, FULL)
+        helped(script, mine if script.number == 2 else others)
+    waiting = [inside(script, line(outer, MODULE), line(inner, function)) for script in found[:2]]
+    found[2].phase("ddp_forward", line(LOSS, MODULE), 0).phase("backward", line(BACKWARD_AT, MODULE), 1)
+    gone = found[2].waits(samples=(sample(stack(line(BACKWARD_AT, MODULE), AUTOGRAD)),))
+    report = judged(*waiting, gone, flow=helpers)
+    assert (report.kind, report.ranks) == ("mismatch", (2,))
+    assert decided in {place.line for place in report.where}
+    assert words in " ".join((report.summary, *report.evidence))
+    assert "__main__" not in report.fix
+    assert 24 not in {place.line for place in report.where}
+
+
+def test_the_condition_around_a_call_that_happens_once_is_named(helpers: ControlFlow) -> None:
+    found = [Script(n, 3).build(24) for n in range(3)]
+    loads = found[0].collective(line(IN_RESUME, "resume"), "broadcast", peer=0)
+    others = [inside(script.collective(line(IN_REDUCE, "reduce_all")), line(REDUCES, MODULE)) for script in found[1:]]
+    report = judged(inside(loads, line(25, MODULE), line(IN_RESUME, "resume")), *others, flow=helpers)
+    assert (report.ranks, [place.line for place in report.where]) == ((0,), [20, IN_RESUME])
+    assert "under the condition at train.py:20, and the other ranks never made that call" in " ".join(report.evidence)
+
+
+@pytest.mark.parametrize(("other", "named"), [(REDUCES, False), (AVERAGES, False)])
+def test_a_condition_that_all_ranks_passed_is_no_reason(helpers: ControlFlow, other: int, named: bool) -> None:  # noqa: FBT001 - a row
+    found = [Script(n, 2).build(24) for n in range(2)]
+    one = inside(found[0].collective(line(LOGS, MODULE), "all_gather"), line(LOGS, MODULE))
+    two = inside(found[1].collective(line(other, MODULE), "broadcast", peer=0), line(other, MODULE))
+    report = judged(one, two, flow=helpers)
+    assert report.ranks == (0, 1)
+    assert ("condition at" in " ".join((*report.evidence, report.summary))) is named
+
+
+def test_of_two_branches_each_rank_passed_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("if first:\n    all_gather(x)\nelse:\n    broadcast(x)\n")
+    found = read_control_flow(path, float("inf"))
+    assert found is not None
+    (branch,) = found.statements
+    assert (branch.holds_both(1, 2), branch.holds_both(2, 4), branch.holds_both(4, 4)) == (True, False, True)

@@ -83,7 +83,12 @@ def check_mismatch(job: JobState) -> Answer:
     `return` that led the rank around a call, or the head of the loop that it left. To find it, ddpdoctor follows the
     records back to the first call that the rank skipped or made once too often, including DDP's `forward` and
     `backward`. It reads the source while the job is there, if the source has not changed since; `report` uses the saved
-    copy. If the source allows several ways, the report lists them and names none as the cause.
+    copy. If the source allows several ways, the report lists them and names none as the cause. If the call was in a
+    function that the rank has left, the loop or branch there counts. A condition counts only if the other ranks did not
+    pass it.
+
+    If all ranks are inside one line of yours, such as `trainer.train()`, the report shows where the library took
+    different ways. For a collective in a gradient hook, it names the parameters, as far as their shapes tell.
 
     A collective that only one rank calls at the end of the script or in a callback is found as well: the other ranks
     have passed that line, and their scripts have ended. If they left in the middle of a loop, see DD603.
@@ -97,7 +102,8 @@ def check_mismatch(job: JobState) -> Answer:
 
     Look for a collective under a condition that differs between ranks (`if rank == 0:`, a loss that is only sometimes
     logged), for loops of unequal length, and for tensors whose shape depends on the rank's data. If one rank skips a
-    step (`if not torch.isfinite(loss): continue`), all ranks must skip it: `all_reduce` the condition.
+    step (`if not torch.isfinite(loss): continue`), all ranks must skip it: `all_reduce` the condition. A dtype that
+    differs comes from what one rank alone loads or casts.
 
     ## Example
 

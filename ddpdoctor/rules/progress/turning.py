@@ -55,7 +55,8 @@ class Turning:
     @property
     def loop_ended(self) -> bool:
         """Whether the rank left a loop at its end."""
-        return self.loop is not None and any(detour.ends_loop for detour in self.detours)
+        skips = any(one.skips_round for one in self.detours)
+        return self.loop is not None and not skips and any(one.ends_loop for one in self.detours)
 
     @property
     def reduced_nothing(self) -> bool:
@@ -80,7 +81,13 @@ def find_turning(
     """
     own, usual = parts
     parting = find_parting(mine, other, group, seq)
-    if own is not None and own.kind.op == "backward" and usual is not None and not usual.native:
+    if (
+        own is not None
+        and own.kind.op == "backward"
+        and usual is not None
+        and not usual.native
+        and (parting is None or parting.went_on is None)
+    ):
         parting = Parting(before=own.kind, instead_of=usual.kind)
     if parting is None or parting.instead_of.site is None:
         return None
@@ -113,7 +120,7 @@ def _look_up(
         if call is not calls[0] and at in (None, call.line):
             break  # as far as is known the rank is still in this call, so it did not go around it
         before = parting.before.site if parting.before is not None else None
-        outer = calls[depth + 1 :]
+        outer = calls[depth + 1 :] or [frame for frame in stack_of(other.rank) if not _same_function(frame, call)]
         route = Route(
             left_out=call.line,
             before=before.line if before is not None and _same_function(before, call) else None,
