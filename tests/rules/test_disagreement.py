@@ -200,6 +200,33 @@ WITHIN = (line(44), replace(LOOP, user=False))
 STEPS, ENDS = (replace(line(9, name, TRAINER), user=False) for name in ("training_step", "_finalize"))
 
 
+HALF, FULL = {"dtype": "torch.bfloat16"}, {"dtype": "torch.float32"}
+FINISHED = {
+    "one rank's dtype": ((FULL, HALF, FULL), 0, (1,)),
+    "no majority": ((FULL, HALF), 0, (0, 1)),
+    "the same dtype": ((HALF, HALF, HALF), 0, None),
+    "other shapes too": ((FULL, {**HALF, "shape": (3,)}, FULL), 0, None),
+    "a job that failed": ((FULL, HALF, FULL), 1, None),
+}
+
+
+@pytest.mark.parametrize("name", FINISHED)
+def test_a_dtype_that_differed_in_a_finished_job_is_found(name):
+    kinds, status, blamed = FINISHED[name]
+    found = [Script(n, len(kinds)) for n in range(len(kinds))]
+    for script in found:
+        script.collective(31, "broadcast", peer=0, **kinds[script.number])
+        for step in range(8):  # both dtypes at one line, on all ranks
+            script.collective(12, **(HALF if step % 2 else FULL))
+    ranks = [ended(s.number, s.world, recent_calls=tuple(s.calls), groups=(group(9, s.world),)) for s in found]
+    checks = judge(job(*ranks, ended=True, launcher_status=status))
+    assert [f.ranks for f in checks.findings if f.kind == "mismatch"] == ([] if blamed is None else [blamed])
+    if blamed == (1,):
+        (finding,) = checks.findings
+        assert "rank 1 called broadcast of bfloat16[16] from rank 0 (train.py:31), but ranks 0 and 2" in finding.summary
+        assert ".to(torch.float32); look where rank 1 creates, loads or casts it" in finding.fix
+
+
 def differs_as(odd, usual, odd_stack=(), usual_stack=(), **more):
     """Three ranks whose last call differs on rank 1, with what each was inside of, and the verdict."""
     found = scripts(3)

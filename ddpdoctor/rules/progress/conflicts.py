@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.call_log import kind_of
+from ddpdoctor.model.call_log import kind_of, pack_calls
 from ddpdoctor.model.findings import Confidence
 from ddpdoctor.model.sides import grouped, majority_of
 
-from .groups import CallPosition, Group, recorded_seq
+from .groups import CallPosition, Group, find_group, recorded_seq
 from .parting import find_departure
 from .states import FORWARDS, NATIVE_PHASES, Activity, RankState
 from .timeline import GroupCalls, TimelineEntry, key_of, read_timeline
@@ -176,6 +176,37 @@ def find_conflict(
         conflict = _conflict_in(group, states, positions, shaped)
         if conflict is not None:
             return conflict
+    return None
+
+
+def find_misread(
+    states: Mapping[int, RankState], table: Mapping[tuple[int, str], Group], world: int
+) -> Conflict | None:
+    """Return the first call of a finished job in which ranks had tensors of one shape and different dtypes.
+
+    Gloo lets a shorter message through, and the receiver reads its bytes as its own dtype.
+    """
+    dtypes: dict[Hashable, dict[int, set[str | None]]] = {}
+    for number, state in states.items():
+        for kind in pack_calls(state.rank.recent_calls).counts:
+            if kind.op in EVEN_SHAPE and kind.site is not None and kind.dtype is not None and not kind.failed:
+                key = (kind.op, kind.site, kind.shape, kind.group)
+                dtypes.setdefault(key, {}).setdefault(number, set()).add(kind.dtype)
+    named = {key[3] for key, found in dtypes.items() if len(set(map(frozenset, found.values()))) > 1}  # type: ignore[index]
+    groups = {find_group(table, states[n].rank, name, world) for name in sorted(named) for n in states}
+    for group in sorted(groups, key=attrgetter("name", "members")):
+        if set(group.members) <= set(states):
+            lines = [read_timeline(states[n], group.name, most=MOST_RECORDS) for n in group.members]
+            for seq in sorted(set.intersection(*(set(line.entries) for line in lines))):
+                parts = _parts_at(lines, seq)
+                alike = {(part.kind.op, part.site, part.kind.shape) for part in parts if not part.native}
+                if (
+                    len(alike) == 1
+                    and len({part.kind.dtype for part in parts}) > 1
+                    and not any(p.native for p in parts)
+                ):
+                    blame = find_blame(parts, lines, seq, lambda part: part.kind.dtype)
+                    return Conflict(group=group, seq=seq, parts=parts, blame=blame, passed=True)
     return None
 
 

@@ -67,8 +67,8 @@ def check_early_exit(job: JobState) -> Answer:
     ## What to do
 
     Let all ranks decide together (`all_reduce` the decision to stop). Give all ranks the same number of batches
-    (`drop_last=True`, or `with model.join():`). Call `dist.barrier()` before the script ends. A handler of a signal sets
-    a flag that all ranks `all_reduce`; it does not exit.
+    (`drop_last=True`, or `with model.join():`). Call `dist.barrier()` before the script ends. Do not exit in a
+    handler of a signal: set a flag there, and `all_reduce` it.
 
     ## Example
 

@@ -11,8 +11,8 @@ from ddpdoctor.rules.answers import Answer, Problem, judged, passed, skipped, un
 from ddpdoctor.rules.registry import rule
 
 from . import evidence as say
-from .conflicts import REDUCING, ROOTED
-from .groups import group_words
+from .conflicts import REDUCING, ROOTED, find_misread
+from .groups import group_table, group_words
 from .job_state import Cause, JobState
 from .lone_calls import find_guard, has_called
 from .places import innermost_user, is_file, places
@@ -90,6 +90,9 @@ def check_mismatch(job: JobState) -> Answer:
     If all ranks are inside one line of yours, such as `trainer.train()`, the report shows where the library took
     different ways. For a collective in a gradient hook, it names the parameters, as far as their shapes tell.
 
+    A job that has finished is looked through for calls of one line in which the ranks had tensors of one shape and
+    different dtypes. Gloo lets them through, and the ranks read each other's bytes as another dtype.
+
     A collective that only one rank calls at the end of the script or in a callback is found as well: the other ranks
     have passed that line, and their scripts have ended. If they left in the middle of a loop, see DD603.
 
@@ -110,6 +113,9 @@ def check_mismatch(job: JobState) -> Answer:
         rank 0 is in reduce (train.py:6), but ranks 1 and 2 are in backward (train.py:9)
     """
     conflict = job.conflict
+    if job.cause is Cause.NONE and job.facts.ended and job.facts.launcher_status == 0:
+        conflict = find_misread(job.states, group_table(job.facts), job.world)
+        return judged([_finding(job, conflict)]) if conflict is not None else passed()
     if job.cause is not Cause.CONFLICT or conflict is None:
         return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
     moving = set(job.living) - job.quiet if job.was_left_running() else set()
