@@ -304,6 +304,7 @@ def test_without_a_history_both_of_two_are_named():
     found = [Script(0, 2).collective(6, "reduce"), Script(1, 2).collective(20)]
     verdict = judge(job(*[script.waits() for script in found])).findings[0]
     assert (verdict.ranks, verdict.confidence) == ((0, 1), Confidence.LOW)
+    assert "ranks 0 and 1 have made no progress for 60 s" in verdict.evidence
 
 
 def test_how_many_batches_each_rank_had_is_reported():

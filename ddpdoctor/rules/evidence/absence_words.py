@@ -162,7 +162,8 @@ def _absence_fix(ranks: list[int], where: tuple[Place, ...], workers: Sequence[S
     if workers and (frame := innermost(workers[0].frames)) is not None:
         return f"check what the DataLoader workers of {rank_list(ranks)} do {place_words(frame)}"
     if where:
-        return f"check what {rank_list(ranks)} does {place_words(where[0])}, and why the other ranks do not"
+        does = verb(ranks, "does", "do")
+        return f"check what {rank_list(ranks)} {does} {place_words(where[0])}, and why the other ranks do not"
     its = "its" if len(ranks) == 1 else "their"
     return (
         f"find out what {rank_list(ranks)} did instead: {its} log and standard error; "

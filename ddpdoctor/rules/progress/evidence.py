@@ -124,8 +124,8 @@ def progress_words(job: JobState, blamed: Iterable[int]) -> list[str]:
         if _done_words(rank):
             said[f"completed {_done_words(rank)}"].append(number)
         if rank.last_progress_ns is not None and rank.life is Life.RUNNING:
-            said[f"has made no progress {seconds(job.time_ns - rank.last_progress_ns)}"].append(number)
-    return [f"{rank_list(numbers)} {words}" for words, numbers in said.items()]
+            said[f"{{}} made no progress {seconds(job.time_ns - rank.last_progress_ns)}".rstrip()].append(number)
+    return [f"{rank_list(numbers)} {words.format(verb(numbers, 'has', 'have'))}" for words, numbers in said.items()]
 
 
 def counts_words(job: JobState, numbers: Iterable[int]) -> list[str]:

@@ -158,8 +158,7 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
             *say.classes(job, conflict.left),
             *options,
             *say.handled_words(job, blamed),
-            *counts,
-            *say.progress_words(job, blamed),
+            *dict.fromkeys((*counts, *say.progress_words(job, blamed))),
             *say.cascade_words(job.failures, (), also=""),
         ),
         fix=SAME_OPTIONS
