@@ -25,7 +25,8 @@ _SHELL = re.compile(
     r"|Floating point exception|Illegal instruction)\b"
 )
 _ALONE = re.compile(
-    r"^(?:(?P<how>Segmentation fault|Bus error|Aborted|Floating point exception|Illegal instruction)"
+    r"(?:^|(?:it/s|s/it)[^\]]{0,80}\]\s*)"  # a progress bar ends without a line end
+    r"(?:(?P<how>Segmentation fault|Bus error|Aborted|Floating point exception|Illegal instruction)"
     r"(?: \(core dumped\))?|(?P<killed>Killed))$"
 )
 _OPEN_MPI = re.compile(
@@ -137,7 +138,7 @@ def _signal(line: Line) -> list[Fact]:
     if (shell := _SHELL.search(text)) is not None:
         common["who"] = replace(line.who, pid=int(shell["pid"]))
         return [Exited(signal=_SIGNALS[shell["how"]], **common)]
-    if (alone := _ALONE.match(text.strip())) is not None:
+    if (alone := _ALONE.search(text.strip())) is not None:
         return [Exited(signal=_SIGNALS[alone["how"] or alone["killed"]], **common)]
     return []
 

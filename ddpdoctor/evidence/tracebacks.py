@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
+import string
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from ddpdoctor.evidence.launches import begins_run
 from ddpdoctor.evidence.natures import Reading, classify
 from ddpdoctor.evidence.nccl_causes import last_error, named_cause
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.evidence.torch_heads import time_of
+from ddpdoctor.evidence.torch_heads import origin_of, time_of
 from ddpdoctor.evidence.traceback_text import HEADER, Fed, RaisedText, Traceback
 from ddpdoctor.model.evidence import ErrorLine, Exited, Failed, Link, Nature, Operation, Stopped, Waiting
 from ddpdoctor.model.known_errors import find_known, read_known_errors
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 _HARMLESS = ("Exception ignored in", "--- Logging error ---", "Error in atexit._run_exitfuncs")
 _GATE = ("rror", "RROR", "xception", "CRITICAL", "FATAL", "raceback", "gnored in")
-_NO_HEADER = re.compile(r'^  File "[^"\n]{1,1000}", line \d{1,9}$')
-"""A mistake in the syntax of the script itself has no header."""
+_NO_HEADER = re.compile(r'^  File "[^"\n]{1,1000}", line \d{1,9}(?:, in \S.{0,300})?$')
+"""A mistake in the syntax of the script itself has no header, and pastes often begin below it."""
 _BARE = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w{0,60}\.){0,8}(?:[A-Za-z_]\w{1,80}(?:Error|Exception)|Exception|KeyboardInterrupt))"
     r"(?:: (?P<message>.+)|:?\s*$)"
@@ -46,7 +47,7 @@ _ERROR_LEVEL = re.compile(
     r"|(?:^|: )(?:error|fatal): "
 )
 _BUILTIN = frozenset(name for name, kind in vars(builtins).items() if isinstance(kind, type))
-_DIGITS = re.compile(r"\d+")
+_NO_DIGITS = str.maketrans("", "", string.digits)
 _SHORTEST = 6
 """Our choice: a trigger of fewer letters would make every part of a log interesting."""
 _MOST_SHAPES = 4096
@@ -57,6 +58,7 @@ _EXITED = re.compile(
 )
 _GOT = re.compile(r"got signal: (?:Signals\.)?(?P<signal>SIG\w+|\d{1,2})")
 _SIGNALS = {"1": "SIGHUP", "SIGHUP": "SIGHUP", "2": "SIGINT", "SIGINT": "SIGINT"}
+_DIED = re.compile(r"Command .{1,4000}? died with <Signals\.(?P<signal>SIG\w+)")
 _C10D = re.compile(r"torch[/\\]distributed[/\\](?:distributed_c10d|nn[/\\]functional)\.py$")
 _AGENT = re.compile(r"torch[/\\]distributed[/\\](?:run|launch|launcher[/\\]api|elastic[/\\].+)\.py$")
 _LAUNCHERS = re.compile(
@@ -94,6 +96,7 @@ class TracebackReader:
 
     def __init__(self) -> None:
         self._gate = (*_GATE, *dict.fromkeys(mark for known in read_known_errors() for mark in known.marks))
+        self._dull: set[str] = set()
         self._shapes: dict[str, KnownError | None] = {}
         """What lines without their digits turned out to be."""
         self._in_table: set[Hashable] = set()
@@ -113,7 +116,7 @@ class TracebackReader:
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts that end with this line."""
         text = line.text
-        if not self._open and not any(word in text for word in self._gate):
+        if not self._open and not self._tells(text):
             if self._last_error == (line.stream, line.number - 1) or text[:2] == "[E":
                 return self._bare(line)
             return self._start_without_header(line) if text.startswith("  File ") else ()
@@ -136,6 +139,17 @@ class TracebackReader:
         self._open.clear()
         return found
 
+    def _tells(self, text: str) -> bool:
+        """Return whether a line has a word of an error. Lines that differ in digits only are looked at once."""
+        shape = text.translate(_NO_DIGITS)
+        if shape in self._dull:
+            return False
+        if any(word in text for word in self._gate):
+            return True
+        if len(self._dull) < _MOST_SHAPES:
+            self._dull.add(shape)
+        return False
+
     def _start(self, line: Line) -> Iterable[Fact]:
         before = line.text.rstrip().removesuffix(HEADER).rstrip()
         if before.endswith("traceback :"):  # in the table of torchrun, which is read elsewhere
@@ -149,7 +163,7 @@ class TracebackReader:
         return self._forget() if len(self._open) > _MOST_STREAMS else ()
 
     def _start_without_header(self, line: Line) -> Iterable[Fact]:
-        if _NO_HEADER.match(line.text):
+        if _NO_HEADER.match(line.text) and line.stream not in self._in_table:
             found = self._start(line)
             self._open[line.stream][-1].text.feed(line.text)
             return found
@@ -181,15 +195,27 @@ class TracebackReader:
     def _bare(self, line: Line) -> list[Fact]:
         """Read an error whose traceback is lacking: a paste that begins too late, or a log searched for errors."""
         text = line.text
-        follows_last = self._last_error == (line.stream, line.number - 1)
-        if text.rstrip().endswith("Last error:"):
-            self._last_error = (line.stream, line.number)
+        if (ended := _EXITED.search(text)) is not None and "Failed" not in text:
+            return [_child_ended(ended, line.who, line.spot(), time_of(line))]
+        if (died := _DIED.search(text)) is not None:
+            return [Exited(signal=died["signal"], **origin_of(line))]
         match = _BARE.match(text)
         if match is not None and line.stream in self._in_table:
             self._in_table.discard(line.stream)
             return []
-        ranked = "[rank" in line.raw_prefix  # torch writes this before an exception that ends the script
-        if _NO_ERROR.search(text) and not (match is not None and ranked):
+        if match is not None and "[rank" in line.raw_prefix:  # torch writes it before an exception that ends the script
+            found = list(self._start(line))
+            self._open[line.stream][-1].text.feed(text)  # the message may go on
+            return found
+        return self._alone(line, match)
+
+    def _alone(self, line: Line, match: re.Match[str] | None) -> list[Fact]:
+        """Read a line that is an error by its words. ``match`` splits it if an exception's class begins it."""
+        text = line.text
+        follows_last = self._last_error == (line.stream, line.number - 1)
+        if text.rstrip().endswith("Last error:"):
+            self._last_error = (line.stream, line.number)
+        if _NO_ERROR.search(text):
             return []
         common: dict[str, Any] = {"who": line.who, "spot": line.spot(), "time": time_of(line), "said": quote(text)}
         known = self._find(text)
@@ -198,19 +224,18 @@ class TracebackReader:
         if match is None and (known is None or known.nature == "note"):
             return [ErrorLine(**common)] if _ERROR_LEVEL.search(text) else []
         kind, message = (match["type"], match["message"] or "") if match is not None else ("", text)
-        if known is None and not ranked and kind.rpartition(".")[2] not in _BUILTIN and _MEASURED.match(message):
-            return []
-        if known is not None and known.nature == "note":
+        measured = kind.rpartition(".")[2] not in _BUILTIN and _MEASURED.match(message) is not None
+        if measured if known is None else known.nature == "note":
             return []
         reading = classify(kind, message)
         raised = RaisedText(type=kind, lines=[message])
         facts = failure_facts(raised, (), reading, who=line.who, spot=line.spot(), time=common["time"])
-        alone = not (match is not None and (ranked or reading.nature not in {Nature.OWN, Nature.STOPPED}))
+        alone = match is None or reading.nature in {Nature.OWN, Nature.STOPPED}
         return [replace(fact, alone=alone) if isinstance(fact, Failed) else fact for fact in facts]
 
     def _find(self, text: str) -> KnownError | None:
         """Return the known error in a line. Lines that differ in digits only are looked up once."""
-        shape = _DIGITS.sub("", text)
+        shape = text.translate(_NO_DIGITS)
         if shape not in self._shapes and len(self._shapes) < _MOST_SHAPES:
             self._shapes[shape] = find_known(text)
         return self._shapes.get(shape)
@@ -245,11 +270,10 @@ def _facts(one: _Open) -> list[Fact]:
 def traceback_facts(text: Traceback, *, who: Who, spot: Spot, time: Time | None) -> list[Fact]:
     """Return what a whole traceback says."""
     raised, frames = text.root()
-    if raised.name == "ProcessExitedException" and (exited := _EXITED.search(raised.message)) is not None:
-        child = replace(who, local_rank=int(exited["process"]))
-        said = quote(raised.message)
-        code = int(exited["code"]) if exited["code"] else None
-        return [Exited(who=child, spot=spot, time=time, said=said, code=code, signal=exited["signal"] or "")]
+    if raised.name in {"ProcessExitedException", "Exception"} and (ended := _EXITED.search(raised.message)) is not None:
+        return [_child_ended(ended, who, spot, time)]
+    if raised.name == "CalledProcessError" and (died := _DIED.search(raised.message)) is not None:
+        return [Exited(who=who, spot=spot, time=time, said=quote(raised.message), signal=died["signal"])]
     if text.process is not None:
         who = replace(who, local_rank=text.process)
     reading = classify(raised.type, raised.message, frames)
@@ -259,6 +283,13 @@ def traceback_facts(text: Traceback, *, who: Who, spot: Spot, time: Time | None)
     if reading.nature is Nature.OWN and raised.name.startswith("Rendezvous") and _is_agents(frames):
         reading = replace(reading, nature=Nature.PEER_LOST)
     return failure_facts(raised, frames, replace(reading, in_worker=in_worker), who=who, spot=spot, time=time)
+
+
+def _child_ended(found: re.Match[str], who: Who, spot: Spot, time: Time | None) -> Exited:
+    """Return the end of a process that mp.spawn started, by its number."""
+    child = replace(who, local_rank=int(found["process"]))
+    code = int(found["code"]) if found["code"] else None
+    return Exited(who=child, spot=spot, time=time, said=quote(found[0]), code=code, signal=found["signal"] or "")
 
 
 def failure_facts(

@@ -96,6 +96,22 @@ CASES = {
     "wrong results of nccl-tests": (
         ["# Collective test starting: all_reduce_perf", "# Out of bounds values : 2 FAILED", "# Avg bus bandwidth    : 9.6"],
         Truth(kinds=("wrong-data",))),
+    "a notebook's traceback of mp.spawn": (
+        ["ProcessExitedException                    Traceback (most recent call last)", "<ipython-input-9-dbc8> in <module>()",
+         "---> 91     xmp.spawn(_mp_fn, nprocs=8)", "ProcessExitedException: process 3 terminated with signal SIGKILL"],
+        Truth(kinds=("killed",), ranks=(3,))),
+    "accelerate's one process": (
+        ["subprocess.CalledProcessError: Command '['/opt/conda/bin/python', 'train.py']' died with <Signals.SIGKILL: 9>."],
+        Truth(kinds=("killed",), ranks=(), says=("SIGKILL",))),
+    "a word after a progress bar": (
+        ["Loading checkpoint shards:  57%|#####     | 4/7 [00:41<00:30, 10.01s/it]Killed"],
+        Truth(kinds=("killed",), ranks=(), says=("SIGKILL",))),
+    "the frames of a paste that begins late": (
+        labeled("[rank4]: ", ['  File "/w/model.py", line 31, in forward', "    return self.head(x)", OOM,
+                              "Including non-PyTorch memory, this process has 23.27 GiB memory in use."]),
+        crash(4, where="model.py:31")),
+    "the C library's words before the signal": (
+        ["double free or corruption (!prev)", "Aborted (core dumped)"], crash(says=("double free",), confidence=WEAK)),
 }  # fmt: skip
 
 
@@ -106,6 +122,9 @@ def test_it_is_an_answer(tmp_path, name):
 
 
 VICTIMS = {
+    "Ascend, with the report above it": "[rank8]: RuntimeError: create:HCCLUtils.hpp:105 HCCL function error: HcclBroadcast, error code is 6\n"
+    "[rank8]: [ERROR] 2026-06-06-10:00:00 (PID:1, Device:0, RankID:8) ERR02200 DIST call hccl api failed.\n"
+    "[rank8]: EI0006: [PID: 1] Getting socket times out. Reason: Remote Rank did not send the data in time.",
     "Ascend": "[rank3]: EI0006: 2026-03-03 Getting socket times out. Reason: Remote Rank did not send the data in time.",
     "the store": "[rank3]: torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed.",
     "the store's flag": '[rank3]:[E309 14:02:51.000000257 ProcessGroupNCCL.cpp:1] Failed to check the "should dump" flag '
