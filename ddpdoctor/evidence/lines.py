@@ -103,7 +103,8 @@ _BEGINS = re.compile(
     r"|terminate called after throwing|  what\(\):  |frame #\d{1,4}: |Exception raised from \S{1,200} at "
     r"|CUDA kernel errors might be async|Fatal Python error: |(?:Current thread|Thread) 0x[0-9a-f]{8,16}[ (]"
     r"|torch\.distributed\.elastic\.multiprocessing\.errors\.|Root Cause \(first obs|Last error:$"
-    r"|\[[\w.-]{1,60}:\d{1,9}\] \*\*\* Process received signal",
+    r"|\[[\w.-]{1,60}:\d{1,9}\] \*\*\* Process received signal|\[default\d{1,4}\]:|(?<!INFO )NCCL version \d|Job summary$|# nThread \d"
+    r"|srun: error: |slurmstepd: error: |\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{1,6}[]:] ",
     re.MULTILINE,
 )
 """Texts of torch and Python that stand at the beginning of a line."""
@@ -417,9 +418,9 @@ class LogSplitter:
 
 def _numbering_of(raws: Sequence[str]) -> re.Pattern[str] | None:
     """Return the pattern of the numbers that grow from line to line, and of times, with which all lines begin."""
-    parts: list[str] = []
+    parts = [r"\s*"]
     numbers = end = 0
-    for column in zip(*([*_TOKENS.finditer(raw[:_MOST_LEARNED])] for raw in raws), strict=False):
+    for column in zip(*([*_TOKENS.finditer(raw.lstrip()[:_MOST_LEARNED])] for raw in raws), strict=False):
         words = [token[0] for token in column]
         if all(word.isdecimal() for word in words):
             values = list(map(int, words))
@@ -431,8 +432,8 @@ def _numbering_of(raws: Sequence[str]) -> re.Pattern[str] | None:
             parts.append(_LOOSE["clock"])
         elif all(word.isspace() for word in words):
             same = _common(words)  # what goes beyond it is indentation of the text
-            parts.append(re.escape(same) if parts else r"\s*")
-            if parts[-1] != r"\s*" and len(set(words)) > 1:
+            parts.append(re.escape(same))
+            if len(set(words)) > 1:
                 end = len(parts) if same else end
                 break
         elif len(set(words)) == 1 and words[0] in _DELIMITERS:
