@@ -143,6 +143,7 @@ class Content:
         self.problem = ""
         self.modified: float | None = None
         self._decoder: codecs.IncrementalDecoder | None = None
+        self._back = memoryview(b"")
         self._stream: IO[bytes] = sys.stdin.buffer
         self._left: int | None = None
         """What is left of a regular file, of its size at opening: a job may write faster than we read."""
@@ -178,8 +179,15 @@ class Content:
         self._decoder = codecs.getincrementaldecoder(encoding)("replace")
         return self._decoder.decode(head).encode("utf-8", "replace")
 
+    def put_back(self, found: bytes) -> None:
+        """Give what has been read once more: a pipe cannot go back."""
+        self._back = memoryview(found)
+
     def read(self, count: int) -> bytes:
         """Return the next bytes, at most so many, or none at the end."""
+        if self._back:
+            found, self._back = bytes(self._back[:count]), self._back[count:]
+            return found
         while (found := self._read(count)) and self._decoder is not None:
             if text := self._decoder.decode(found):
                 return text.encode("utf-8", "replace")

@@ -103,8 +103,8 @@ _BEGINS = re.compile(
     r"|terminate called after throwing|  what\(\):  |frame #\d{1,4}: |Exception raised from \S{1,200} at "
     r"|CUDA kernel errors might be async|Fatal Python error: |(?:Current thread|Thread) 0x[0-9a-f]{8,16}[ (]"
     r"|torch\.distributed\.elastic\.multiprocessing\.errors\.|Root Cause \(first obs|Last error:$"
-    r"|\[[\w.-]{1,60}:\d{1,9}\] \*\*\* Process received signal|\[default\d{1,4}\]:|(?<!INFO )NCCL version \d|Job summary$|# nThread \d"
-    r"|srun: error: |slurmstepd: error: |\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{1,6}[]:] ",
+    r"|\[[\w.-]{1,60}:\d{1,9}\] \*\*\* Process received signal|\[default\d{1,4}\]:|(?<!INFO )NCCL version \d"
+    r"|Job summary$|# nThread \d|srun: error: |slurmstepd: error: |\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{1,6}[]:] ",
     re.MULTILINE,
 )
 """Texts of torch and Python that stand at the beginning of a line."""

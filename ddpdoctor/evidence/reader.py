@@ -96,6 +96,8 @@ class Found:
     problem: str = ""
     """Why it could not be read completely, or empty."""
     lines: int = 0
+    log_from: int | None = None
+    """The file is a log as well. What it says of stacks before this line is in ``facts``."""
     attached: AttachedJob | AskedNodes | None = None
     """The folder of ``attach`` that it belongs to."""
 

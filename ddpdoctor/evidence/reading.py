@@ -17,7 +17,18 @@ from ddpdoctor.evidence.reader import Document
 from ddpdoctor.evidence.registry import document_readers, line_readers
 from ddpdoctor.evidence.runs import Part, gather_runs
 from ddpdoctor.model.attached import AttachedJob
-from ddpdoctor.model.evidence import Exited, Finished, Launched, Moving, Reached, Restarted, Stopped, Waiting
+from ddpdoctor.model.evidence import (
+    Exited,
+    Failed,
+    Finished,
+    Launched,
+    Moving,
+    Reached,
+    Restarted,
+    Stacked,
+    Stopped,
+    Waiting,
+)
 from ddpdoctor.model.evidence_runs import Evidence, Read
 
 if TYPE_CHECKING:
@@ -144,12 +155,26 @@ def _read_document(
     part.dumps = found.dumps
     part.attached = found.attached
     problem = stream.problem or found.problem
-    return part, Read(source=file.name, formats=(reader.name,), lines=found.lines, bytes=len(body), problem=problem)
+    if found.log_from is None:
+        return part, Read(source=file.name, formats=(reader.name,), lines=found.lines, bytes=len(body), problem=problem)
+    log = _Log(file, line_readers())
+    stream.put_back(body)
+    problem = log.read(stream, b"") or problem
+    part.facts += [
+        fact for fact in log.keeper.facts if not (isinstance(fact, Stacked) and (fact.spot.line or 0) < found.log_from)
+    ]
+    formats = dict.fromkeys((reader.name, *log.keeper.formats))
+    return part, Read(source=file.name, formats=tuple(formats), lines=log.lines, bytes=log.bytes, problem=problem)
 
 
 def _read_log(file: EvidenceFile, stream: Content, head: bytes, part: Part) -> tuple[Part | None, Read]:
     log = _Log(file, line_readers())
     problem = log.read(stream, head)
+    if log.denies_name():
+        again, head, _ = open_file(file)
+        with again:
+            log = _Log(replace(file, who=replace(file.who, rank=None)), line_readers())
+            problem = log.read(again, head)
     part.facts = log.keeper.facts
     what = Read(
         source=file.name, formats=tuple(log.keeper.formats), lines=log.lines, bytes=log.bytes, problem=problem
@@ -174,7 +199,7 @@ class _Log:
     def read(self, stream: Content, head: bytes) -> str:
         """Read it to its end; return why that was not possible, or an empty string."""
         rest = b""
-        block = head
+        block = head or stream.read(BLOCK_BYTES)
         while block:
             self.bytes += len(block)
             block = block.replace(b"\0", b"") if b"\0" in block else block
@@ -185,6 +210,15 @@ class _Log:
         for reader in self._readers:
             self.keeper.keep(reader.name, reader.end())
         return stream.problem or ("longer than 64 GiB" if self.bytes >= MOST_UNPACKED else "")
+
+    def denies_name(self) -> bool:
+        """Return whether lines of a file that is named after a rank are those of other ranks."""
+        rank = self._splitter.known.rank
+        if rank is None:
+            return False
+        own = (fact.who for fact in self.keeper.facts if isinstance(fact, Failed | Exited | Waiting | Reached))
+        said = {who.rank for who in own} | {who.group_rank for who in own if not who.group} | self._splitter.ranks
+        return bool(said - {None, rank})
 
     def _take(self, block: bytes, *, last: bool) -> None:
         text = condense(block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 MOST_FRAMES = 400
 """Our choice: deeper stacks are recursion."""
+_MOST_BETWEEN = 500
+"""Our choice: after so many lines without a stack, a file that began with stacks goes on as a log."""
 _PROCESS = re.compile(r"Process (\d+): (.*)")
 _RANK_BLOCK = re.compile(r"=== Rank (\d+): (?:https?://(\[[^\]]+\]|[^:/\s]+))?.*===")
 _LABEL = re.compile(r"[=#>*-][=#>* -]*[^()]{0,60}\brank[ _:=-]?(\d+)[^()]{0,60}$", re.IGNORECASE)
@@ -91,6 +94,8 @@ class StackReader:
 
     def recognizes(self, head: bytes) -> bool:
         """Return whether the file begins with a process and its threads, or with blocks of the debug server."""
+        if b"Fatal Python error: " in head:
+            return False  # the end of a rank, in its log
         text = head[:8192].decode("utf-8", "replace")
         lines = [split_line(raw, 1, "").text for raw in text.split("\n")[:200]]
         if any(_RANK_BLOCK.match(line) for line in lines):
@@ -104,12 +109,8 @@ class StackReader:
 
     def read(self, document: Document) -> Found:
         """Return the main thread of each process."""
-        text = document.body.decode("utf-8", "replace")
-        found = Found(lines=text.count("\n"), problem="larger than 256 MiB" if document.cut else "")
-        processes, facts = _parse(text, document)
-        found.facts += facts
-        found.facts += _facts_of(processes, document.source)
-        return found
+        processes, facts, lines = _parse(document)
+        return Found(facts=[*facts, *_facts_of(processes, document.source)], log_from=lines + 1)
 
 
 class JsonStackReader:
@@ -155,12 +156,17 @@ def _from_json(threads: list[dict[str, Any]], who: Who) -> list[_Process]:
     return list(by_pid.values())
 
 
-def _parse(text: str, document: Document) -> tuple[list[_Process], list[Fact]]:
+def _parse(document: Document) -> tuple[list[_Process], list[Fact], int]:
+    """Return the processes, what else is said about ranks, and the number of the last line of the stacks."""
     processes: list[_Process] = []
     facts: list[Fact] = []
     current = _Process(document.who, 1)
     label = document.who
-    for number, raw in enumerate(text.split("\n"), 1):
+    last = 0
+    text = io.TextIOWrapper(io.BytesIO(document.body), "utf-8", "replace", newline="\n")
+    for number, raw in enumerate(text, 1):
+        if number - last > _MOST_BETWEEN:
+            break
         line = split_line(raw, number, document.source, document.who).text.rstrip()
         if match := _RANK_BLOCK.match(line) or _LABEL.match(line):
             label = replace(document.who, rank=_rank(match[1]), host=_host(match))
@@ -173,10 +179,11 @@ def _parse(text: str, document: Document) -> tuple[list[_Process], list[Fact]]:
             facts.append(_lacking(match, document.source, number))
         elif line.startswith("Parent Process ") and line[15:].partition(":")[0].isdigit():
             current.parent = int(line[15:].partition(":")[0])
-        else:
-            _read_line(current, line)
+        elif not _read_line(current, line):
+            continue
+        last = number
     _begin(processes, current, label, 0)
-    return processes, facts
+    return processes, facts, last
 
 
 def _begin(processes: list[_Process], current: _Process, who: Who, number: int) -> _Process:
@@ -206,7 +213,8 @@ def _lacking(match: re.Match[str], source: str, number: int) -> Hint:
     return Hint(who=Who(rank=rank), spot=Spot(source=source, line=number), words=words, kind="no-answer")
 
 
-def _read_line(process: _Process, line: str) -> None:
+def _read_line(process: _Process, line: str) -> bool:
+    """Take a line of a thread or a frame; return whether it is one."""
     for place, pattern in enumerate(_THREADS):
         if match := pattern.match(line):
             named = match.groupdict()
@@ -214,10 +222,11 @@ def _read_line(process: _Process, line: str) -> None:
             thread = int(digits) if digits.isdigit() else None
             state = named.get("state") or ""
             process.threads.append(_Thread(named.get("name") or "", thread, state, place == _LAST_FIRST))
-            return
+            return True
     match = next((found for pattern in _FRAMES if (found := pattern.match(line))), None)
     if match is not None and process.threads:
         process.threads[-1].add(_frame(match["file"], match["line"], match["function"].strip()))
+    return match is not None
 
 
 def _frame(file: str, line: str | None, function: str) -> Frame:
