@@ -148,6 +148,8 @@ _LOOSE = {
     "name": r"((?=[\w.-]{0,60}?\d)[\w.-]{1,80})",
 }
 _RANK_LABEL = re.compile(r"(?<![A-Za-z_-])(?P<of>local_|global_|mpi)?rank[=: ]?(?P<rank>\d{1,7})\b")
+_DATED_S = 10**9
+"""A smaller number of seconds has no date."""
 _NOBODY = Who()
 
 
@@ -190,6 +192,8 @@ class LogSplitter:
     """What the path of the file says about the writer of all its lines. Prefixes add to it."""
     ranks: set[int] = field(default_factory=set)
     """The ranks that prefixes have named."""
+    span: tuple[float, float] | None = None
+    """The first and the last time in prefixes, in seconds since the epoch, if they have dates."""
     _shapes: dict[str, _Shape] = field(default_factory=dict)
     _candidates: dict[str, int] = field(default_factory=dict)
     """Shapes that may be prefixes, and how many texts that begin a line stood behind them."""
@@ -250,6 +254,9 @@ class LogSplitter:
             self.ranks.add(said["rank"])
         if time is not None:
             time = replace(time, clock=who.host or self.source)
+            if time.seconds > _DATED_S:
+                first, last = self.span or (time.seconds, time.seconds)
+                self.span = (min(first, time.seconds), max(last, time.seconds))
         return Line(
             text=text[at:], number=number, source=self.source, who=who, time=time, raw_prefix=text[:at], origin=origin
         )  # fmt: skip

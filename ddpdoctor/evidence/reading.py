@@ -45,6 +45,13 @@ MANY_FILES = 64
 MOST_PROCESSES = 32
 MOST_ALIKE = 16
 """Our choice: so many facts of one kind about one process that differ in numbers only are kept."""
+_MOST_NAMES = 64
+_JOB_NAMES = re.compile(
+    r"\b(SLURM_JOB_?ID|PBS_JOBID|LSB_JOBID|MASTER_PORT|master[_-]port|run_id|rdzv[_-]id)\b[\"']?\s{0,20}[=: ]\s{0,20}"
+    r"[\"']?([\w.-]{1,80})"
+)
+"""How a job calls itself in its log."""
+_SAME_NAME = {"SLURM_JOBID": "SLURM_JOB_ID", "RDZV_ID": "RUN_ID"}
 _DIGITS = re.compile(r"\d+")
 
 
@@ -176,6 +183,7 @@ def _read_log(file: EvidenceFile, stream: Content, head: bytes, part: Part) -> t
             log = _Log(replace(file, who=replace(file.who, rank=None)), line_readers())
             problem = log.read(again, head)
     part.facts = log.keeper.facts
+    part.span, part.names = log.span, frozenset(log.names)
     what = Read(
         source=file.name, formats=tuple(log.keeper.formats), lines=log.lines, bytes=log.bytes, problem=problem
     )  # fmt: skip
@@ -187,6 +195,7 @@ class _Log:
 
     def __init__(self, file: EvidenceFile, readers: Sequence[LineReader]) -> None:
         self.keeper = _Keeper()
+        self.names: set[tuple[str, str]] = set()
         self.lines = 0
         self.bytes = 0
         self._splitter = LogSplitter(file.name, file.who)
@@ -211,6 +220,11 @@ class _Log:
             self.keeper.keep(reader.name, reader.end())
         return stream.problem or ("longer than 64 GiB" if self.bytes >= MOST_UNPACKED else "")
 
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """The first and the last time in its lines, in seconds since the epoch, if they have dates."""
+        return self._splitter.span
+
     def denies_name(self) -> bool:
         """Return whether lines of a file that is named after a rank are those of other ranks."""
         rank = self._splitter.known.rank
@@ -231,6 +245,9 @@ class _Log:
 
     def _read_lines(self, block: bytes) -> None:
         text = block.decode("utf-8", "replace")
+        if len(self.names) < _MOST_NAMES:
+            found = ((match[1].upper().replace("-", "_"), match[2]) for match in _JOB_NAMES.finditer(text))
+            self.names |= {(_SAME_NAME.get(kind, kind), value) for kind, value in found if value.lower() != "none"}
         for line in self._splitter.lines(text, self.lines + 1, _is_read):
             for reader in self._info_readers if is_nccl_info(line.text) else self._readers:
                 if facts := reader.read(line):
