@@ -176,14 +176,16 @@ def reason_of(
 def _first_of_script(error: BaseException, was_noted: Callable[[Any], bool], in_call: bool) -> Optional[BaseException]:
     """Return the earliest error of the script's own that an error followed from, or None.
 
-    That is its cause. If a call raised it in a ``finally`` or an ``except``, it is what the rank was handling.
+    That is its cause. If a call raised it in a ``finally`` or an ``except``, or if it is an exit from there, it is what
+    the rank was handling.
     """
     first = None
     step: Optional[BaseException] = error
     for _ in range(MAX_LINKS):
         if step is None:
             break
-        step, in_call = step.__cause__ or (step.__context__ if in_call or was_noted(step) else None), False
+        follows = in_call or was_noted(step) or isinstance(step, SystemExit)
+        step, in_call = step.__cause__ or (step.__context__ if follows else None), False
         is_error = isinstance(step, Exception) and not isinstance(step, StopIteration) and not was_noted(step)
         if step is not None and is_error and any(frame["u"] for frame in frames_of(step.__traceback__)):
             first = step

@@ -137,7 +137,10 @@ def handled_now() -> Optional[Dict[str, Any]]:
 def _brief(error: Optional[BaseException]) -> Optional[Dict[str, Any]]:
     if error is None:
         return None
-    return {"type": type(error).__name__, "text": text_of(error)[:2000], "frames": frames_of(error.__traceback__)}
+    text = text_of(error)
+    passed_on = frames_in_text(text)
+    raised_at = passed_on or frames_of(error.__traceback__)
+    return {"type": type(error).__name__, "text": text[:2000], "child": int(bool(passed_on)), "frames": raised_at}
 
 
 def frames_in_text(text: str) -> List[Dict[str, Any]]:

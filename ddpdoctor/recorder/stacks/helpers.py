@@ -12,7 +12,7 @@ import time
 from collections import deque
 
 from .. import frames
-from ..state import guarded, here
+from ..state import guarded
 from ..wrappers import hide_own_frames, wraps
 from .error_details import frames_of, text_of
 
@@ -28,33 +28,37 @@ MOST_AWAITS = 60
 MOST_KEPT = 16
 """Errors of tasks and calls that are kept. Our choice: a server may lose one for each request."""
 TRIES = 3
-_IN_LOOP = ("/selectors.py", "/asyncio/base_events.py", "/asyncio/runners.py", "/asyncio/unix_events.py", "/uvloop/")
+_IN_LOOP = ("/selectors.py", "/asyncio/", "/uvloop/")
 """A thread whose innermost frame is in one of these runs an event loop that has nothing to do."""
-_RUNNERS = {"run": "task", "run_until_complete": "future"}
-"""By function of asyncio: its variable with the task that main runs."""
+_RUNNERS = {"run": "task", "run_until_complete": "future", "run_forever": ""}
+"""By function of asyncio: its variable with the task that it runs, if there is one."""
 _REMOTE_LINE = r'^\s*File "([^"\n]+)", line (\d+), in (\S+)'
 _kept: Deque[Dict[str, Any]] = deque(maxlen=MOST_KEPT)
 """The errors of calls in pools, with whether somebody has read them, and of tasks that are gone."""
 
 
 @guarded("awaited line")
-def awaited() -> Frames:
-    """Return the frames of the coroutines that the main thread's event loop waits for, outermost first.
+def awaited(thread: int) -> Frames:
+    """Return the frames of the coroutines that a thread's event loop waits for, outermost first.
 
-    They belong below the frames of the thread itself. The list is empty if it runs no loop, or the loop is at work.
+    They belong below the frames of the thread itself. The list is empty if it runs no loop, or the loop is at work. A
+    loop that runs until it is stopped waits for its oldest task that no other task awaits.
     """
-    if "asyncio" not in sys.modules:
+    stack = frames.of_thread(thread)
+    if not stack or not any(part in stack[0][0].co_filename for part in _IN_LOOP):
         return []
-    stack = frames.of_thread(here.main_thread)
-    if not stack or not stack[0][0].co_filename.endswith(_IN_LOOP[:-1]):
-        return []
+    loop = None
     for depth, (code, _) in enumerate(stack):
-        name = _RUNNERS.get(code.co_name)
-        if name is not None and "/asyncio/" in code.co_filename:
-            task = frames.locals_of(here.main_thread, depth, code).get(name)
-            if task is not None:
+        if "/asyncio/" in code.co_filename and code.co_name in _RUNNERS:
+            given = frames.locals_of(thread, depth, code)
+            task = given.get(_RUNNERS[code.co_name])
+            if hasattr(task, "get_coro"):
                 return _frames_of_task(task)
-    return []
+            loop = given.get("self") if code.co_name == "run_forever" else loop
+    tasks = [t for t in _all_tasks(sys.modules["asyncio.tasks"]) if not t.done() and t.get_loop() is loop]
+    inner = [id(one) for task in tasks for one in _awaited_by(task, None)]
+    tasks.sort(key=lambda task: (len(task.get_name()), task.get_name()))  # Task-9 before Task-10
+    return next((_frames_of_task(task) for task in tasks if id(task) not in inner), [])
 
 
 def _frames_of_task(task: Any) -> Frames:

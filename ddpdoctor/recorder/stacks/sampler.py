@@ -290,8 +290,8 @@ def _described(name: str, describe: Callable[[], Any]) -> Any:
 
 
 def take_sample() -> Dict[str, Any]:
-    """Return the stacks of all threads except our own. What the main thread's event loop awaits follows its frames."""
-    helpers = _helpers() if "asyncio" in sys.modules else None
+    """Return the stacks of all threads except our own. What a thread's event loop awaits follows its frames."""
+    helpers = _helpers() if "asyncio.tasks" in sys.modules else None
     threads = dict(getattr(sys.modules.get("threading"), "_active", ()))
     mine = _thread.get_ident()
     stacks = []
@@ -300,7 +300,7 @@ def take_sample() -> Dict[str, Any]:
             continue
         thread = threads.get(ident)
         is_main = ident == here.main_thread
-        awaited = (helpers.awaited() or []) if is_main and helpers is not None else []
+        awaited = (helpers.awaited(ident) or []) if helpers is not None else []
         stacks.append(
             {
                 "thread": thread.name if thread is not None else "MainThread" if is_main else "thread %d" % ident,

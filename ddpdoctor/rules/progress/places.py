@@ -31,7 +31,9 @@ _WAITING_FILES = (
     "/multiprocessing/pool.py",
     "/asyncio/",
 )
+_CONNECTIONS = ("/socket.py", "/ssl.py", "/http/client.py", "/urllib3/", "/requests/", "/httpx/", "/httpcore/")
 _TORCH = "/torch/"
+_NO_ERRORS = frozenset({"GeneratorExit", "KeyboardInterrupt", "StopAsyncIteration", "StopIteration"})
 TRAINED_ON_NS = 300_000_000_000
 """Our choice: a queue that was filled ahead is empty by then."""
 
@@ -92,20 +94,30 @@ def lines_seen(samples: tuple[StackSample, ...]) -> tuple[Frame, ...]:
     return tuple(by_line[line] for line, _ in Counter(frame.line for frame in same).most_common(MAX_PLACES))
 
 
-def _busy_children(rank: Rank) -> tuple[Frame, ...]:
-    """Return the innermost user lines of the rank's children that do not wait for work, last those in a collective."""
+def busy_children(rank: Rank) -> tuple[Frame, ...]:
+    """Return the innermost user lines of the rank's children that do not wait for work, last those in a collective.
+
+    A child whose main thread waits for work, such as a server, may have another thread that works.
+    """
     stacks = [main_frames(child) for child in rank.children if not child.idle]
+    stacks += [thread.frames for child in rank.children if child.idle for thread in other_threads(child)]
     stacks.sort(key=lambda frames: bool(frames) and is_file(frames[-1], "/torch/distributed/"))
     return tuple(frame for frames in stacks if (frame := innermost_user(frames)) is not None)
 
 
 def last_helper_errors(rank: Rank) -> tuple[HelperError, ...]:
-    """Return the errors of helpers that a rank may wait for, not those after which it long trained on."""
+    """Return the errors of helpers that a rank may wait for, the last first.
+
+    Not those after which it long trained on, and none if it just sleeps.
+    """
+    frames = main_frames(rank)
+    if frames and frames[-1].function == "sleep" and is_file(frames[-1], "/asyncio/"):
+        return ()
     since_ns = (rank.last_progress_ns or 0) - TRAINED_ON_NS
     return tuple(one for one in reversed(rank.helper_errors) if one.error.time_ns >= since_ns)
 
 
-def other_threads(rank: Rank, *, skip_idle: bool = True) -> tuple[Stack, ...]:
+def other_threads(rank: Rank | Child, *, skip_idle: bool = True) -> tuple[Stack, ...]:
     """Return the threads other than the main one that run the user's code, except those that wait for work."""
     if not rank.samples:
         return ()
@@ -114,27 +126,33 @@ def other_threads(rank: Rank, *, skip_idle: bool = True) -> tuple[Stack, ...]:
 
 
 def places_held_up(rank: Rank, *, waits_for_child: bool) -> tuple[Place, ...]:
-    """Return where a rank is that others wait for: its own line, and the line of the thread or child it waits for."""
-    own = lines_seen(rank.samples)
-    if not own and rank.last_place is not None:
-        own = (rank.last_place,)
+    """Return where a rank is that others wait for: its own line, and the line of the thread or child it waits for.
+
+    The line of an error that it handles, and of a child that it waits for, come before its own. The line of a child
+    that it may wait for, at a pipe or a connection, and that of a helper's error come after it.
+    """
+    own = lines_seen(rank.samples) or ((rank.last_place,) if rank.last_place is not None else ())
     stack = main_frames(rank)
     in_library = waits_in_library(stack)
-    found: tuple[Frame | None, ...] = own
-    if waits_for_child or in_library:
-        found = (*_busy_children(rank)[:1], *own)
-    if len(own) <= 1 and (in_library or (stack and stack[-1].user)):  # in C code, called from the user's own line
-        found = (*found, *(innermost_user(thread.frames) for thread in other_threads(rank)))
+    blocked = rank.causes.blocked if rank.causes is not None else None
+    is_near = bool(stack) and (is_file(stack[-1], *_CONNECTIONS) or (blocked is not None and blocked.file == "pipe"))
     error = own_error(rank)
-    raised_at = innermost_user(error.frames) if error is not None else None
-    helpers = [innermost_user(one.error.frames) for one in last_helper_errors(rank)[:1]]
-    return places(rank.rank, (raised_at, *found[:1], *helpers, *found[1:]))
+    found: list[Frame | None] = [innermost_user(error.frames) if error is not None else None]
+    child = busy_children(rank)[:1] if waits_for_child or in_library or is_near else ()
+    found += [*own[:1], *child] if is_near else [*child, *own[:1]]
+    found += [innermost_user(one.error.frames) for one in last_helper_errors(rank)[:1]]
+    found += own[1:]
+    if len(own) <= 1 and (in_library or (stack and stack[-1].user)):  # in C code, called from the user's own line
+        loops = (thread for thread in other_threads(rank, skip_idle=False) if is_file(thread.frames[-1], "/asyncio/"))
+        found += [innermost_user(thread.frames) for thread in (*other_threads(rank), *loops)]
+    return places(rank.rank, found)
 
 
 def own_error(rank: Rank) -> Raised | None:
     """Return the first of the script's own errors that the main thread was handling, or None."""
     handled = rank.handled
-    return handled and (handled.first if handled.in_call else handled.first or handled)
+    found = handled and (handled.first if handled.in_call else handled.first or handled)
+    return found if found is not None and found.type not in _NO_ERRORS else None
 
 
 def places(rank: int, frames: Iterable[Frame | None]) -> tuple[Place, ...]:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.recorder.stacks import helpers
-from ddpdoctor.recorder.state import here
 from tests.scenarios.harmless.alone import make_folder, run_recorded
 
 HERE = Path(__file__).name
@@ -53,19 +52,17 @@ WAITS = [
 
 
 @pytest.mark.parametrize(("wait", "expected"), WAITS)
-@pytest.mark.parametrize("way", ["run", "loop"])
-def test_the_awaited_lines_of_the_task_that_main_runs_are_found(monkeypatch, wait, expected, way):
-    monkeypatch.setattr(here, "main_thread", threading.get_ident())
-    found = []
+@pytest.mark.parametrize("way", ["run", "until", "forever"])
+def test_the_awaited_lines_of_the_task_that_a_thread_runs_are_found(wait, expected, way):
+    own, found = threading.get_ident(), []
 
     async def main():
         queue = asyncio.Queue()
 
         def look():
             while not found:
-                seen = [frame["n"] for frame in helpers.awaited() if frame["f"].endswith(HERE)]
-                own = [name for name in seen if name not in {"main", "<listcomp>"}]
-                if own == expected:
+                seen = [frame["n"] for frame in helpers.awaited(own) if frame["f"].endswith(HERE)]
+                if [name for name in seen if name not in {"main", "<listcomp>"}] == expected:
                     found.append(seen)
             for _ in range(2):
                 loop.call_soon_threadsafe(queue.put_nowait, 1)
@@ -76,13 +73,21 @@ def test_the_awaited_lines_of_the_task_that_main_runs_are_found(monkeypatch, wai
         await wait(queue)
         thread.join()
 
-    asyncio.run(main()) if way == "run" else asyncio.new_event_loop().run_until_complete(main())
+    if way == "run":
+        asyncio.run(main())
+    else:
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(main())
+        if way == "until":
+            loop.run_until_complete(task)
+        else:
+            task.add_done_callback(lambda _: loop.stop())
+            loop.run_forever()
     assert found[0][0] == "main"
 
 
-def test_a_thread_that_runs_no_loop_awaits_nothing(monkeypatch):
-    monkeypatch.setattr(here, "main_thread", threading.get_ident())
-    assert helpers.awaited() == []
+def test_a_thread_that_runs_no_loop_awaits_nothing():
+    assert helpers.awaited(threading.get_ident()) == []
 
 
 async def fails(text):
