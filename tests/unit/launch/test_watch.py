@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.run.agent_log import AgentLog, WorkerStart
+from ddpdoctor.collect.run.watched import read_watch
 from ddpdoctor.launch.replicas.comparing import LiveComparison
 from ddpdoctor.launch.watching.progress import Followed
 from ddpdoctor.launch.watching.suspicion import Suspicion, suspicion_of
 from ddpdoctor.launch.watching.watch import JobWatch
+from ddpdoctor.model.facts import Helper
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.ring_writing import Ring
 
@@ -58,3 +60,25 @@ def test_the_batches_of_a_worker_are_those_of_the_rank_whose_fork_server_ends_wi
     assert [path.name for path in (tmp_path / "rings").iterdir()] == [f"{rank}-1.ring"]
     (row,) = json.loads((tmp_path / "watch.json").read_text())["processes"].values()
     assert row["child_fetches"] == [30, 0, 0, 0]
+
+
+def test_the_errors_of_a_ranks_ended_children_are_kept_the_first_and_the_last(tmp_path: Path):
+    (tmp_path / "rings").mkdir()
+    watch = JobWatch(tmp_path, TIMEOUT_S, time.monotonic_ns(), LiveComparison(tmp_path, 50, ()))
+    rank = 2**22 + 1
+    for pid in range(rank, rank + 12):
+        role = ring_layout.ROLE_RANK if pid == rank else ring_layout.ROLE_CHILD
+        ring = Ring(str(tmp_path / "rings"), role, ring_layout.CHILD_SHAPE, pid=pid, start_ticks=1)
+        ring.note({"k": "process", "ppid": 1, "rank_pid": rank})  # a shell between them has ended
+        for kind, uncaught in (("KeyError", 0), ("KeyboardInterrupt", 1), ("ValueError", pid != rank + 3)):
+            ring.note({"k": "raised", "type": kind, "text": str(pid), "at": pid, "main": 1, "uncaught": uncaught})
+        if pid > rank:
+            ended = Followed(pid=pid, ticks=1, role=role, ring=mmap.mmap(-1, 1), ended_ns=time.monotonic_ns())
+            watch.followed[pid] = ended
+            watch.follow(at_once=True)
+    watch.followed[rank] = Followed(pid=rank, ticks=1, role=ring_layout.ROLE_RANK, ring=mmap.mmap(-1, 1), ended_ns=1)
+    watch.save(ended=True, launcher_status=0)
+    errors = read_watch(tmp_path, None).of(rank).child_errors
+    assert [(one.who, one.name, one.error.type) for one in errors] == [
+        (Helper.CHILD, str(rank + n), "ValueError") for n in (1, 2, 4, 5, 6, 7, 8, 11)
+    ]
