@@ -44,7 +44,6 @@ FAULTS = (
     Seeded("stuck_after_thread_error", 4, "stuck", (2,), ("OFF",)),
     Seeded("stuck_everywhere", 3, "stuck", (0, 1, 2), ("DETAIL",)),
     Seeded("stuck_pipeline", 3, "stuck", (1,), ("OFF",)),
-    Seeded("stuck_own_limit", 3, "stuck", (2,), ("OFF",)),
     Seeded("stuck_awaited", 2, "stuck", (1,), ("OFF",)),
     Seeded("stuck_evaluation", 2, "stuck", (0,), ("DETAIL",)),
     Seeded("early_exit_return", 3, "early-exit", (2,), BOTH),
@@ -155,11 +154,19 @@ def hold_to_pictures_of_lock(ran: Ran, lanes: dict[int, dict[str, Any]], fault_m
 
 def test_a_file_that_an_earlier_job_has_left_is_named(tmp_path: Path) -> None:
     meeting = tmp_path / "meet"
-    ran = run("stuck_left_file", tmp_path / "run", ranks=2, args=(str(meeting),))
+    ran = run("left_file", tmp_path / "run", "--debug-level", "DETAIL", *PATIENT, ranks=2, args=(str(meeting),))
     verdict = ran.report["verdict"]
-    assert verdict["ranks"] == [0, 1]  # who fails, and when, depends on which rank connects first
-    assert [*{place["line"] for place in verdict["where"]}] == marked_lines("stuck_left_file")
+    assert (verdict["kind"], verdict["ranks"]) == ("crash", [0])
+    assert [place["line"] for place in verdict["where"]] == marked_lines("left_file")
     assert str(meeting) in verdict["fix"]
+
+
+def test_a_rank_that_its_own_watchdog_ends_is_a_victim(tmp_path: Path) -> None:
+    ran = run("own_limit", tmp_path, *PATIENT, ranks=3)
+    verdict = ran.report["verdict"]
+    assert (verdict["kind"], verdict["ranks"], ran.report["job"]["status"]) == ("stuck", [2], "failed")
+    assert verdict["where"][0]["line"] in marked_lines("own_limit")
+    assert any("a time limit of the script ended it" in said for said in verdict["evidence"])
 
 
 @pytest.mark.parametrize(("job", "kind"), [("stuck_spawn", "stuck"), ("crash_spawn", "crash")])

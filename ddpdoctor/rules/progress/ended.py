@@ -255,7 +255,9 @@ def _failed(job: JobState, root: Failure) -> Problem:
     blamed = tuple(sorted(failure.rank.rank for failure in together))
     where = tuple(place for failure in together for place in places(failure.rank.rank, _lines(failure)))
     clues = memory_clues(job, root) or reducer_clues(job, root)
-    known = find_known(f"{root.error.type}: {root.error.message}") if root.error is not None else None
+    helper = error_of_helper(root)
+    error = helper.error if helper is not None else root.error and (root.error.first or root.error)
+    known = find_known(f"{error.type}: {error.message}") if error is not None else None
     if known is not None and not any(clue.fix for clue in clues):
         clues = (*clues, Clue(said=f"{known.means} (at fault: {known.fault})", fix=known.fix))
     return Problem(
