@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from ddpdoctor.cli.config_files import nearest, read_config
+from ddpdoctor.cli.config_files import key_of, nearest, read_config
 from ddpdoctor.cli.listing import VERBS, load_verb
 from ddpdoctor.cli.options import FORMAT, Argument, Option, declared_by
 from ddpdoctor.model.errors import UserError
@@ -18,9 +18,11 @@ from ddpdoctor.model.exit_status import ExitStatus
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ddpdoctor.cli.config_files import Config
+    from ddpdoctor.cli.config_files import Config, Note
 
 DEFAULT = "default"
+SECRET = {"webhook"}
+"""Keys whose value is a secret: whoever has the URL can post."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +53,9 @@ def run(options: Options) -> int:
         raise UserError(f"there is no command {options.verb}", help=nearest(options.verb, VERBS))
     names = VERBS if options.verb is None else [options.verb]
     shown = [one for name in names for one in _options_of(name, config, os.environ) if _is_shown(one, options)]
+    left_out = [*config.notes, *(note for name in names for note in config.left_out(name, load_verb(name).Options))]
     draw = _draw_json if options.format == "json" else _draw_text
-    write(sys.stdout, draw(shown, config))
+    write(sys.stdout, draw(shown, config, list(dict.fromkeys(left_out))))
     return ExitStatus.OK
 
 
@@ -72,6 +75,8 @@ def _options_of(verb: str, config: Config, env: Mapping[str, str]) -> Iterator[S
             value, source = set_by_file[one.field].value, set_by_file[one.field].source
         if one.option.variable and env.get(one.option.variable):
             value, source = env[one.option.variable], one.option.variable
+        if key_of(one) in SECRET and value:
+            value = "(set, not shown)"
         yield ShownOption(verb=verb, option=one.names[0].partition("/")[0], value=_write_value(value), source=source)
 
 
@@ -83,9 +88,13 @@ def _write_value(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _draw_json(shown: list[ShownOption], config: Config) -> str:
+def _draw_json(shown: list[ShownOption], config: Config, left_out: list[Note]) -> str:
     plain = {
-        "files": [{"path": str(path), "exists": path.is_file()} for path in config.looked_for],
+        "files": [{"path": str(path), "exists": os.path.isfile(path)} for path in config.looked_for],  # noqa: PTH113
+        "left_out": [
+            {"path": str(note.path), "what": note.what, "reason": note.reason, "remedy": note.remedy}
+            for note in left_out
+        ],
         "options": [
             {"verb": one.verb, "option": one.option, "value": one.value, "source": one.source} for one in shown
         ],
@@ -100,9 +109,15 @@ def _draw_json(shown: list[ShownOption], config: Config) -> str:
     return json.dumps(plain, indent=2) + "\n"
 
 
-def _draw_text(shown: list[ShownOption], config: Config) -> str:
+def _draw_text(shown: list[ShownOption], config: Config, left_out: list[Note]) -> str:
+    from ddpdoctor.report.lines import clean
+
+    unused = {note.path for note in config.notes}
     lines = ["files, the first wins:"]
-    lines += [f"  {path}{'' if path.is_file() else '  (does not exist)'}" for path in config.looked_for]
+    for path in config.looked_for:
+        state = "  (not used)" if path in unused else "" if os.path.isfile(path) else "  (does not exist)"  # noqa: PTH113
+        lines.append(f"  {clean(str(path))}{state}")
+    lines += [f"  {clean(str(note))}" for note in left_out]
     rows = [(one.verb, one.option, one.value, one.source) for one in shown]
     heads = ("command", "option", "value", "from")
     lines += ["", *(_table(heads, rows) if rows else ["No option is set by a file or a variable."])]

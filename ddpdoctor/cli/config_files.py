@@ -1,13 +1,21 @@
 """Reads defaults of options from ``pyproject.toml`` and the user's ``config.toml``.
 
 The command line wins over variables, variables over files, and the project's file over the user's.
+
+A file may be another user's: a folder above the current one is often shared, as /tmp is. So a file is used only if
+nobody but this user and root can have written it, and a project's file, which may come with other people's code, never
+sets an option that acts. Neither is an error, because it would let others stop ddpdoctor: a note says what is left out.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import grp
 import importlib
 import os
+import pwd
+import shlex
+import stat
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +34,13 @@ MAX_BYTES = 1 << 20
 """Our choice: a longer file is not a configuration."""
 CLOSENESS = 0.5
 """The least similarity, on difflib's scale from 0 to 1, at which a name is suggested for an unknown one."""
+ACTING = frozenset([
+    "on-finding", "model", "dataset", "batch", "step", "python", "open",  # runs something
+    "webhook", "otlp", "log-findings", "slurm", "kubectl", "namespace", "container", "master-addr", "rdzv-endpoint",
+    "report-dir", "output", "html", "plot", "metrics-file", "exclude-file", "folder", "dump",  # writes a file
+    "yes", "with-source",  # gives the user's consent
+])  # fmt: skip
+"""Keys that run, send or write something, or say where to. They come from the user only: a project's file is shared."""
 CONFIG_VERB = "config"
 """It shows a wrong file's error itself."""
 IGNORE = "ignore"
@@ -69,15 +84,50 @@ class ConfigTable:
         """Return the file's name for messages."""
         return str(self.path)
 
+    @property
+    def is_project(self) -> bool:
+        """Return whether it is a project's file."""
+        return bool(self.prefix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What is left out of a file, why, and what the user can do."""
+
+    path: Path
+    what: str
+    reason: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.reason}. {self.remedy}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The files' settings, the most important file first."""
 
     looked_for: tuple[Path, ...]
+    user_file: Path | None
+    notes: tuple[Note, ...]
+    """The files that are not used."""
     tables: tuple[ConfigTable, ...]
     ignored: tuple[IgnoredCode, ...]
     today: dt.date
+
+    def left_out(self, verb: str, kind: type[Any]) -> tuple[Note, ...]:
+        """Return a note for each option of a command that a project's file sets and may not."""
+        keys = {key_of(one) for one in declared_by(kind) if isinstance(one.option, Option)} & ACTING
+        return tuple(
+            Note(
+                path=table.path, what=f"{key} in [{name}] of {table.source} is not used",
+                reason="a project's file cannot set what runs, sends or writes something",
+                remedy=f"Give --{key}, or put it into {self.user_file or 'the file of ddpdoctor config'}.",
+            )
+            for table in self.tables if table.is_project
+            for found, name in ((table.table, PROJECT_TABLE), (table.table.get(verb, {}), f"{PROJECT_TABLE}.{verb}"))
+            for key in sorted(keys & found.keys())
+        )  # fmt: skip
 
     def settings_of(self, verb: str, kind: type[Any]) -> dict[str, FileSetting]:
         """Return the settings for a command's options by field. Raises ``UserError`` for a wrong value."""
@@ -86,6 +136,8 @@ class Config:
         for table in reversed(self.tables):
             own = table.table.get(verb, {})
             for one in options:
+                if table.is_project and key_of(one) in ACTING:
+                    continue
                 for keys, name in ((table.table, table.prefix.rstrip(".")), (own, f"{table.prefix}{verb}")):
                     if key_of(one) in keys and not (keys is table.table and key_of(one) == IGNORE):
                         value = _read_value(one, keys[key_of(one)], f"{table.source}: [{name}] {key_of(one)}")
@@ -102,27 +154,108 @@ def key_of(one: Declared) -> str:
     return one.names[0].partition("/")[0].lstrip("-")
 
 
-def find_files(cwd: Path, env: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return where settings are looked for: the nearest ``pyproject.toml`` upwards, then the user's file."""
+def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
+    """Read the files that exist: the nearest ``pyproject.toml`` upwards, then the user's file.
+
+    Raises ``UserError`` for one that cannot be read or holds an unknown key, if nobody else can have written it.
+    """
     # os.path, because pathlib raises for a folder that may not be entered.
     project = next((up / PROJECT_FILE for up in (cwd, *cwd.parents) if os.path.isfile(up / PROJECT_FILE)), None)  # noqa: PTH113
     home = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
     user = Path(home) / USER_FILE if home else None
-    return tuple(path for path in (project or cwd / PROJECT_FILE, user) if path is not None)
-
-
-def read_config(cwd: Path, env: Mapping[str, str]) -> Config:
-    """Read the files that exist. Raises ``UserError`` for one that cannot be read or holds an unknown key."""
-    looked_for = find_files(cwd, env)
-    tables = tuple(table for path in looked_for if (table := _read_table(path)) is not None)
+    looked_for = tuple(path for path in (project or cwd / PROJECT_FILE, user) if path is not None)
+    tables: list[ConfigTable] = []
+    notes: list[Note] = []
+    for path in looked_for:
+        if not os.path.exists(path):  # noqa: PTH110 - it may be in a folder that may not be entered
+            continue
+        distrust = find_distrust(path, with_ancestors=path != user)
+        if distrust is None:
+            table = _read_table(path)
+            tables += [] if table is None else [table]
+        elif _has_settings(path):
+            reason, remedy = distrust
+            elsewhere = f"copy the settings into {user}" if user not in {None, path} else "give the options themselves"
+            notes.append(
+                Note(
+                    path=path, what=f"the settings in {path} are not used", reason=reason,
+                    remedy=f"{remedy}, or {elsewhere}." if remedy else f"If you trust them, {elsewhere}.",
+                )
+            )  # fmt: skip
     for table in tables:
         _check_table(table)
     return Config(
         looked_for=looked_for,
-        tables=tables,
+        user_file=user,
+        notes=tuple(notes),
+        tables=tuple(tables),
         ignored=tuple(one for table in tables for one in _read_ignored(table)),
         today=dt.date.today(),  # noqa: DTZ011 - an expiry date is meant in local time
     )
+
+
+def find_distrust(path: Path, *, with_ancestors: bool) -> tuple[str, str] | None:
+    """Return why others may have written a file, and what would change that, or None if nobody else can have.
+
+    The file and its folder must belong to this user or root, and nobody else may write them. ``with_ancestors``: nobody
+    else may move a folder above, or a link on the way, either. There a sticky folder such as /tmp is no harm.
+    """
+    real = Path(os.path.realpath(path))
+    above = [*path.absolute().parents, *real.parents] if with_ancestors else []
+    for place in dict.fromkeys([path, real, path.absolute().parent, real.parent, *above]):
+        try:
+            seen = place.lstat()
+        except OSError as error:
+            return f"{place} cannot be looked at ({error.strerror})", ""
+        name = "it" if place == path else "the file that it links to" if place == real else f"the folder {place}"
+        is_own = place in {path, real, path.absolute().parent, real.parent}
+        # A host's folders have owners that a container does not know, and no user of the container can move them.
+        is_unmapped = _is_unmapped(seen.st_uid)
+        if is_own if is_unmapped else seen.st_uid not in {os.geteuid(), 0}:
+            owner = "a user that this container does not know" if is_unmapped else _user_name(seen.st_uid)
+            return f"{name} belongs to {owner}, and ddpdoctor runs as {_user_name(os.geteuid())}", ""
+        others = seen.st_mode & (stat.S_IWOTH | (0 if _is_private(seen) else stat.S_IWGRP))
+        if others and not stat.S_ISLNK(seen.st_mode) and (is_own or not seen.st_mode & stat.S_ISVTX):
+            can_change = seen.st_uid == os.geteuid() and not seen.st_mode & stat.S_ISVTX
+            return f"other users may write {name}", f"Run `chmod go-w {shlex.quote(str(place))}`" if can_change else ""
+    return None
+
+
+def _is_private(seen: os.stat_result) -> bool:
+    """Return whether a group is root's or this user's own, which many systems make for each user."""
+    if not seen.st_mode & stat.S_IWGRP or seen.st_gid == 0:
+        return True
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(seen.st_gid)
+    except KeyError:
+        return False
+    return group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and {*group.gr_mem} <= {user.pw_name}
+
+
+def _is_unmapped(uid: int) -> bool:
+    """Return whether a user ID stands for all users whom this user namespace does not know."""
+    try:
+        mapped = Path("/proc/self/uid_map").read_text().split()
+        return uid == int(Path("/proc/sys/kernel/overflowuid").read_text()) and mapped != ["0", "0", "4294967295"]
+    except (OSError, ValueError):
+        return False
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _has_settings(path: Path) -> bool:
+    """Return whether a file that is not trusted has settings at all: most projects' files have none."""
+    from ddpdoctor.recorder.storage.files import read_plain
+
+    try:
+        return path.name != PROJECT_FILE or PROJECT_TABLE.encode() in read_plain(os.path.realpath(path), MAX_BYTES)
+    except OSError:
+        return False
 
 
 def read_declared(verb: str) -> tuple[Declared, ...]:
@@ -130,10 +263,23 @@ def read_declared(verb: str) -> tuple[Declared, ...]:
     from ddpdoctor.cli.listing import load_verb
 
     kind = load_verb(verb).Options
-    config = read_config(_working_folder(), os.environ) if verb != CONFIG_VERB else None
-    settings = config.settings_of(verb, kind) if config is not None and config.tables else {}
-    if config is not None and "ignore" in kind.__slots__:
-        _say_expired(config, os.environ)
+    if verb == CONFIG_VERB:
+        return declared_by(kind)
+    config = read_config(_working_folder(), os.environ)
+    settings = config.settings_of(verb, kind) if config.tables else {}
+    notes = [str(note) for note in (*config.notes, *config.left_out(verb, kind))]
+    if "ignore" in kind.__slots__:
+        notes += [
+            f"{one.code} was ignored until {one.until} ({one.source}); its findings count again"
+            for one in config.ignored
+            if one.is_expired(config.today)
+        ]
+    if notes and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":  # of all ranks, the first says it
+        from ddpdoctor.cli.output import say
+        from ddpdoctor.report.lines import clean
+
+        for note in notes:
+            say(sys.stderr, clean(note))
     return tuple(
         _with_default(one, settings[one.field].value) if one.field in settings else one for one in declared_by(kind)
     )
@@ -145,17 +291,6 @@ def _working_folder() -> Path:
         return Path.cwd()
     except FileNotFoundError:
         return Path("/")
-
-
-def _say_expired(config: Config, env: Mapping[str, str]) -> None:
-    """Say which ignored codes count again; of the ranks of a launcher, only the first says it."""
-    if env.get("RANK", env.get("SLURM_PROCID", "0")) != "0":
-        return
-    for one in config.ignored:
-        if one.is_expired(config.today):
-            from ddpdoctor.cli.output import say
-
-            say(sys.stderr, f"{one.code} was ignored until {one.until} ({one.source}); its findings count again")
 
 
 def _with_default(one: Declared, value: Any) -> Declared:
@@ -178,14 +313,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _read_table(path: Path) -> ConfigTable | None:
-    """Return a file's settings, or None if it does not exist or has none."""
+    """Return a file's settings, or None if it has none."""
     from ddpdoctor.recorder.storage.files import read_plain
 
     is_project = path.name == PROJECT_FILE
-    if not os.path.exists(path):  # noqa: PTH110 - it may be in a folder that may not be entered
-        return None
     try:
-        text = read_plain(path, MAX_BYTES).decode()
+        text = read_plain(os.path.realpath(path), MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise UserError(f"{path} cannot be read: {reason}", help="Correct the file, or move it away.") from error

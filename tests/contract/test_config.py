@@ -1,13 +1,19 @@
 """Defaults of options from files, as a user meets them on the command line."""
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import ddpdoctor
 from ddpdoctor.cli.app import main
-from ddpdoctor.cli.config_files import read_declared
-from ddpdoctor.cli.listing import load_verb
+from ddpdoctor.cli.config_files import ACTING, key_of, read_declared
+from ddpdoctor.cli.listing import VERBS, load_verb
+from ddpdoctor.cli.options import ACTIONS, METRICS, Option, declared_by
 from ddpdoctor.cli.plain import read_launch, read_plain
 
 PROJECT = """
@@ -34,6 +40,9 @@ fail-on = "info"
 hang-timeout = "3m"
 check-every = 10
 """
+
+
+OTHER_UID, OTHER_GID = 54321, 54322
 
 
 @pytest.fixture
@@ -147,3 +156,235 @@ def test_a_wrong_file_keeps_a_check_from_running(folder, monkeypatch, capsys) ->
     (folder / "pyproject.toml").write_text("[tool.ddpdoctor.wrap]\nnonsense = 1")
     assert call(monkeypatch, "check-env", "--list") == 2
     assert "nonsense" in capsys.readouterr().err
+
+
+# Files of other users
+
+
+@dataclass
+class Project:
+    """A project two folders below one that others may know."""
+
+    top: Path
+    above: Path
+    work: Path
+    file: Path
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    work = tmp_path / "above" / "work"
+    work.mkdir(parents=True, mode=0o755)
+    file = work / "pyproject.toml"
+    file.write_text("[tool.ddpdoctor.wrap]\nhang-timeout = '2m'")
+    file.chmod(0o644)
+    monkeypatch.chdir(work)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    return Project(tmp_path, tmp_path / "above", work, file)
+
+
+def give(path: Path, uid: int = OTHER_UID, gid: int = -1) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files to other users")
+    os.chown(path, uid, gid, follow_symlinks=False)
+
+
+def link(project: Project, to: Path) -> None:
+    project.file.replace(to)
+    project.file.symlink_to(to)
+
+
+TRUSTED = {
+    "as git makes it": lambda _: None,
+    "the group is this user's or root's own": lambda p: [p.work.chmod(0o775), p.file.chmod(0o664)],
+    "below a folder like /tmp": lambda p: p.above.chmod(0o1777),
+    "a folder of others' own beside it": lambda p: [(p.above / "other").mkdir(mode=0o777), give(p.above / "other")],
+    "a link to a file of the user's": lambda p: link(p, p.top / "settings.toml"),
+}
+NOT_TRUSTED = {
+    "another user's file": (lambda p: give(p.file), "it belongs to user 54321, and ddpdoctor runs as"),
+    "another user's project, by sudo": (
+        lambda p: [give(one) for one in (p.above, p.work, p.file)],
+        "it belongs to user 54321, and ddpdoctor runs as root",
+    ),
+    "all may write it": (lambda p: p.file.chmod(0o666), "other users may write it. Run `chmod go-w"),
+    "a group may write it": (
+        lambda p: [give(p.file, 0, OTHER_GID), p.file.chmod(0o664)],
+        "other users may write it. Run `chmod go-w",
+    ),
+    "all may write its folder": (lambda p: p.work.chmod(0o777), "may write the folder"),
+    "its folder is like /tmp": (lambda p: p.work.chmod(0o1777), "If you trust them, copy the settings into"),
+    "a group may write its folder": (
+        lambda p: [give(p.work, 0, OTHER_GID), p.work.chmod(0o2775)],
+        "may write the folder",
+    ),
+    "its folder is another user's": (lambda p: give(p.work), "belongs to user 54321"),
+    "all may move its folder": (lambda p: p.above.chmod(0o777), "may write the folder"),
+    "another user may move its folder": (lambda p: give(p.above), "belongs to user 54321"),
+    "another user's link": (
+        lambda p: [link(p, p.top / "settings.toml"), give(p.file)],
+        "it belongs to user 54321",
+    ),
+    "a link to another user's file": (
+        lambda p: [link(p, p.top / "settings.toml"), give(p.top / "settings.toml")],
+        "the file that it links to belongs to user 54321",
+    ),
+    "a link to a file whose folder all may write": (
+        lambda p: [(p.top / "open").mkdir(), (p.top / "open").chmod(0o777), link(p, p.top / "open" / "settings.toml")],
+        "may write the folder",
+    ),
+}
+
+
+def hang_timeout() -> str:
+    (one,) = (one for one in read_declared("wrap") if one.field == "hang_timeout_s")
+    return str(one.default)
+
+
+@pytest.mark.parametrize("case", TRUSTED)
+def test_a_file_that_nobody_else_can_have_written_is_used(case: str, project: Project, capsys) -> None:
+    TRUSTED[case](project)
+    assert hang_timeout() == "2m"
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("case", NOT_TRUSTED)
+def test_a_file_that_others_may_have_written_is_not_used_and_a_note_says_why(case, project, monkeypatch, capsys):
+    prepare, reason = NOT_TRUSTED[case]
+    prepare(project)
+    assert hang_timeout() != "2m"
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the settings in" in said
+    assert reason in said
+    assert "home/ddpdoctor/config.toml" in said
+    assert call(monkeypatch, "config", "--format", "json") == 0
+    (left_out,) = json.loads(capsys.readouterr().out)["left_out"]
+    assert left_out["path"] == str(project.file)
+    assert call(monkeypatch, "check-env", "--list") == 0
+
+
+@pytest.mark.parametrize(
+    "text", [b"[tool.ddpdoctor", b"[tool.ddpdoctor.wrap]\nnonsense = 1", b"[tool.ddpdoctor]\nx = '\xff'"]
+)
+def test_a_wrong_file_of_others_is_no_error(text: bytes, project: Project, monkeypatch, capsys) -> None:
+    project.file.write_bytes(text)
+    give(project.file)
+    assert call(monkeypatch, "check-env", "--list") == 0
+    assert "are not used" in capsys.readouterr().err
+
+
+def pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+    give(file)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda p: [p.file.write_text("[project]\nname = 'theirs'"), give(p.file)],
+        lambda p: [p.file.write_bytes(bytes(2**21)), give(p.file)],
+        lambda p: pipe(p.file),
+        lambda p: [p.file.unlink(), p.file.mkdir(), give(p.file)],
+    ],
+    ids=["has no settings", "is too large", "is a pipe", "is a folder"],
+)
+def test_a_file_of_others_without_settings_costs_no_word(prepare, project: Project, monkeypatch, capsys) -> None:
+    prepare(project)
+    assert call(monkeypatch, "check-env", "--list") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_user_s_own_file_must_be_the_user_s(project: Project, capsys) -> None:
+    """HOME may be another user's under sudo."""
+    project.file.unlink()
+    own = project.top / "home" / "ddpdoctor" / "config.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text("[wrap]\non-finding = 'touch x'\nhang-timeout = '3m'")
+    assert wrap_options().on_finding == "touch x"
+    give(own)
+    assert wrap_options().on_finding is None
+    assert "belongs to user 54321" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "is_used"),
+    [
+        ("--map-root-user", ("above",), True),
+        ("--map-root-user", ("work",), False),
+        ("--map-root-user", ("file",), False),
+        ("--user", (), False),
+    ],
+    ids=["the folder above", "its folder", "the file", "no user is known, not even this one"],
+)
+def test_in_a_container_who_is_not_known_looks_like_nobody(option, given, is_used, project: Project) -> None:
+    """The host's folders above a project are no harm. Whose a file or its folder is must be known."""
+    for name in given:
+        give(getattr(project, name))
+    script = (
+        "from pathlib import Path; from ddpdoctor.cli.config_files import find_distrust;"
+        "print(find_distrust(Path('pyproject.toml'), with_ancestors=True))"
+    )
+    start = ["unshare", "--user", option]
+    if subprocess.run([*start, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no user namespaces here")
+    env = {**os.environ, "PYTHONPATH": str(Path(ddpdoctor.__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [*start, sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env, cwd=project.work
+    )
+    assert done.stdout == "None\n" if is_used else "a user that this container does not know" in done.stdout
+
+
+# Options that act
+
+
+VALUES = {"slurm": "1", "rdzv-endpoint": "host:1", "master-addr": "host"}
+
+
+def acting() -> list[tuple[str, str]]:
+    return [
+        (verb, key_of(one))
+        for verb in VERBS
+        for one in declared_by(load_verb(verb).Options)
+        if isinstance(one.option, Option) and key_of(one) in ACTING
+    ]
+
+
+@pytest.mark.parametrize(("verb", "key"), acting())
+def test_an_option_that_acts_comes_from_the_user_only(verb, key, project, capsys) -> None:
+    (one,) = (one for one in declared_by(load_verb(verb).Options) if one.names[0] == f"--{key}")
+    text = f"{key} = " + ("true" if one.is_flag else json.dumps(VALUES.get(key, "x:y")))
+    project.file.write_text("")
+    before = {one.field: one.default for one in read_declared(verb)}
+    for table in (f"[tool.ddpdoctor.{verb}]\n{text}", f"[tool.ddpdoctor]\n{text}"):
+        project.file.write_text(table)
+        assert {one.field: one.default for one in read_declared(verb)} == before
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"{key} in [tool.ddpdoctor" in said
+        assert "a project's file cannot set what runs, sends or writes something" in said
+    project.file.write_text("")
+    own = project.top / "home" / "ddpdoctor" / "config.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text(f"[{verb}]\n{text}")
+    assert {one.field: one.default for one in read_declared(verb)} != before
+    assert capsys.readouterr().err == ""
+
+
+READS_OR_JUDGES = {"compare", "curve", "webhook-format", "exit-status-of-verdict", "metrics-every"}
+
+
+def test_every_option_that_takes_a_file_or_has_a_panel_of_actions_is_known_to_act_or_not() -> None:
+    for verb in VERBS:
+        for one in declared_by(load_verb(verb).Options):
+            if isinstance(one.option, Option) and (one.type is Path or one.option.panel in {ACTIONS, METRICS}):
+                assert key_of(one) in ACTING | READS_OR_JUDGES, f"{verb} --{key_of(one)}"
+
+
+@pytest.mark.usefixtures("project")
+def test_the_url_of_a_webhook_is_not_shown(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("DDPDOCTOR_WEBHOOK", "https://hooks.example.org/T0S3CR3T")
+    for form in ("text", "json"):
+        assert call(monkeypatch, "config", "wrap", "--format", form) == 0
+        shown = capsys.readouterr().out
+        assert "(set, not shown)" in shown
+        assert "T0S3CR3T" not in shown
