@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.cli import log_writers
 from ddpdoctor.cli.log_writers import Entry
 from ddpdoctor.cli.output import render, say
+from ddpdoctor.collect.child import safe_flags
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 from ddpdoctor.model.findings import JobStatus
 
@@ -66,7 +67,7 @@ def _entry(report: Report) -> Entry:
 def _write(logger: Logger, entry: Entry) -> str:
     """Have a child write; return what went wrong, or an empty string."""
     job = asdict(logger) | {"entry": asdict(entry)}
-    command = [sys.executable, "-m", log_writers.__name__]
+    command = [sys.executable, *safe_flags(), "-m", log_writers.__name__]
     try:
         done = subprocess.run(
             command, input=json.dumps(job), text=True, capture_output=True, timeout=LIMIT_S, check=False

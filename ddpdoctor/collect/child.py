@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,13 +39,27 @@ class ChildEnd:
         return [json.loads(line) for line in self.out.splitlines() if line.startswith("{") and line.endswith("}")]
 
 
+def safe_flags() -> list[str]:
+    """Return the flags of a Python of ours, with which it imports nothing from the current folder.
+
+    That may be any user's, such as /tmp, and with ``-m`` and ``-c`` Python looks there first. If this process has the
+    folder on its own path, as after ``python -m ddpdoctor``, its children have it too. Before Python 3.11 there is no
+    such flag.
+    """
+    try:
+        has_it = bool({"", str(Path.cwd())}.intersection(sys.path))
+    except FileNotFoundError:  # the folder was removed
+        has_it = False
+    return [] if has_it or sys.version_info < (3, 11) else ["-P"]
+
+
 class ChildProcess:
     """A Python program of ours that runs in the background."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Start our Python with ``command``, and without the variables that load the recorder; raises OSError."""
         self._process = start_program(
-            [sys.executable, *command],
+            [sys.executable, *safe_flags(), *command],
             {name: value for name, value in env.items() if name not in NOT_FOR_CHILDREN},
         )
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.child import safe_flags
 from ddpdoctor.launch.folders.attendance import enter, read_attendance
 from ddpdoctor.launch.folders.host_meeting import HostWatch, locked, meeting_file, read_meeting, write_meeting
 from ddpdoctor.launch.folders.report_dir import RUN_FILES, make_default_dir, make_report_dir
@@ -93,7 +94,8 @@ def _make_run_dir(report_dir: Path | None, env: Mapping[str, str]) -> Path:
 def watcher_command(asked: Asked, places: list[str]) -> list[str]:
     """Return the command of a watcher; ``places`` are the run folder, the record's folder, and the meeting's file."""
     options = [str(asked.hang_timeout_s), asked.on_hang, *places]
-    return [sys.executable, "-m", "ddpdoctor.cli.watching", *options, *getattr(sys, "orig_argv", sys.argv)]
+    command = getattr(sys, "orig_argv", sys.argv)
+    return [sys.executable, *safe_flags(), "-m", "ddpdoctor.cli.watching", *options, *command]
 
 
 def watcher_environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from ddpdoctor.cli.config_files import ACTING, key_of, read_declared
 from ddpdoctor.cli.listing import VERBS, load_verb
 from ddpdoctor.cli.options import ACTIONS, METRICS, Option, declared_by
 from ddpdoctor.cli.plain import read_launch, read_plain
+from tests.scenarios.running import clean_environment
 
 PROJECT = """
 [tool.ddpdoctor]
@@ -388,3 +389,41 @@ def test_the_url_of_a_webhook_is_not_shown(monkeypatch, capsys) -> None:
         shown = capsys.readouterr().out
         assert "(set, not shown)" in shown
         assert "T0S3CR3T" not in shown
+
+
+# Modules of other users
+
+
+PLANTED = """
+open(__file__ + ".ran", "w").close()
+raise ImportError(__name__)
+"""
+RUNS = {
+    "check-env": ("check-env",),
+    "allreduce-bench": (
+        "allreduce-bench", "--nproc-per-node", "2", "--max-size", "1024", "--iters", "1", "--reference", "none",
+    ),
+    "check-rendezvous": ("check-rendezvous", "--nnodes", "1", "--timeout", "5"),
+    "wrap": ("wrap", "--nproc-per-node", "1", "--report-dir", "{run}", "{script}"),
+    "wrap, an unknown option of torchrun": ("wrap", "--of-a-newer-torch", "1", "{script}"),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no flag for it")
+@pytest.mark.parametrize("case", RUNS)
+def test_no_module_of_the_current_folder_is_run(case: str, tmp_path: Path) -> None:
+    """It may be /tmp. The console script, as this flag, leaves the folder out; so must the Pythons that it starts."""
+    planted, script = tmp_path / "planted", tmp_path / "elsewhere" / "train.py"
+    planted.mkdir()
+    for name in ("json", "torch", "pynvml", "struct", "dataclasses", "numpy", "ddpdoctor"):
+        (planted / f"{name}.py").write_text(PLANTED)
+    script.parent.mkdir()
+    script.write_text("import json, torch\nprint('trained')\n")
+    words = [word.format(run=tmp_path / "run", script=script) for word in RUNS[case]]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "ddpdoctor", *words], capture_output=True, text=True, check=False, cwd=planted,
+        env=clean_environment(),
+    )  # fmt: skip
+    assert done.returncode in {0, 1, 2, 4}, done.stderr
+    assert ("trained" in done.stdout) is (case == "wrap"), done.stderr
+    assert [path.name for path in planted.glob("*.ran")] == []

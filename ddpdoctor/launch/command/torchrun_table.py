@@ -12,6 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.child import safe_flags
 from ddpdoctor.model.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def ask_torchrun() -> Mapping[str, bool]:
 
     Raises ``UserError`` if torch cannot be imported or does not answer in time.
     """
-    command = [sys.executable, "-c", _ASK_TORCH]
+    command = [sys.executable, *safe_flags(), "-c", _ASK_TORCH]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True)
         answer: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])

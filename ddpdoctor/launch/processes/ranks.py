@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.child import safe_flags
 from ddpdoctor.collect.gpu.nvml import count_gpus
 from ddpdoctor.collect.launch.launchers import OWN_VARIABLE
 from ddpdoctor.collect.process.proc import read_process
@@ -153,7 +154,8 @@ def _variables(env: Mapping[str, str], rank: int, count: int, port: int, token: 
 
 def _start(arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     # In its own session, or Ctrl-C would reach it twice: from the terminal and from this process.
-    return subprocess.Popen([sys.executable, "-m", "ddpdoctor", *arguments], env=env, start_new_session=True)
+    command = [sys.executable, *safe_flags(), "-m", "ddpdoctor", *arguments]
+    return subprocess.Popen(command, env=env, start_new_session=True)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddpdoctor.collect.child import safe_flags
 from ddpdoctor.collect.machine.nccl_conf import read_conf_files
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.run.nccl_warnings import FOLDER as NCCL_FOLDER
@@ -81,7 +82,7 @@ def launch_command(options: WrapOptions) -> list[str]:
         return [sys.executable, "-u", *module, options.script, *options.script_args]  # as torchrun runs a script
     flags = module + (["--no-python"] if options.no_python else [])
     return [
-        sys.executable, "-m", "torch.distributed.run", *options.torchrun_args, *flags, options.script,
+        sys.executable, *safe_flags(), "-m", "torch.distributed.run", *options.torchrun_args, *flags, options.script,
         *options.script_args,
     ]  # fmt: skip
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ddpdoctor
+from ddpdoctor.collect.child import safe_flags
 from ddpdoctor.model.codec import WrongValue, decode, encode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.trial import OneProcess, ReferenceStep
@@ -77,7 +78,7 @@ class ReferenceProcess:
         self._state: dict[str, Any] = {}
         self._gradients: dict[str, Any] = {}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", MODULE],
+            [sys.executable, *safe_flags(), "-m", MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

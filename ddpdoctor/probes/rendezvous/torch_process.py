@@ -9,6 +9,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.collect.child import safe_flags
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -38,7 +40,7 @@ class TorchProcess:
         """Start the process in this environment. Raises ``OSError``."""
         kept = {name: value for name, value in env.items() if name not in _NOT_FOR_IT}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", PROGRAM],
+            [sys.executable, *safe_flags(), "-m", PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
