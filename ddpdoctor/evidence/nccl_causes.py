@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 def warned(text: str, place: str | None, common: dict[str, Any]) -> Fact:
     """Return the fact that a warning reports. ``common``: who, spot, time and said of the fact."""
     warning = read_warning(text)
+    known = find_known(text) if warning is None else None
+    if known is not None and known.nature == "own":
+        return Failed(type="NCCL", message=text, nature=Nature.OWN, alone=True, **common)
     if warning is None or warning.accused is Accused.NOBODY:
         words = quote(f"NCCL warns{f' ({place})' if place else ''}: {text}") if warning is None else warning.words
         return Hint(words=words, kind="nccl-warning", **common)

@@ -37,8 +37,9 @@ _BARE = re.compile(
 _MEASURED = re.compile(r"^[-+\d.,:;%()|/\s]*(?:[eE][-+]?\d+|nan|inf|ms|s)?[-+\d.,:;%()|/\s]*$")
 """What follows the name of a metric, such as MeanSquaredError."""
 _NO_ERROR = re.compile(
-    r"^\[?[WID]\d{3,4} |^\[[WID][ :]|\bWARN(?:ING)?\b|[Ww]arning:|\b(?:INFO|DEBUG|TRACE)\b|\bNCCL \w+ "
-    r"|[Rr]e-?try|\btrying\b|[Ii]gnor(?:e|ing)\b|[Ss]kip(?:ping|ped)?\b|[Ff]all(?:ing)? ?back|(?:^|\s)attempt \d"
+    r"^\[?[WID]\d{3,4} |^\[[WID][ :]|\bWARN(?:ING)?\b|[Ww]arning:|\b(?:INFO|DEBUG|TRACE)\b"
+    r"|\b[Rr]e-?try(?:ing)?\b|[,;] trying\b|: trying (?:a|again|another|the next|with)\b|(?:^|\s)attempt \d"
+    r"|[Ii]gnor(?:e|ing)\b|[Ss]kip(?:ping|ped)?\b|[Ff]all(?:ing)? ?back"
     r"|^\s+(?:raise|return|assert|if|elif|except|with|for|File|self\.|#|\w[\w.]*\()"
 )
 """Warnings, what is tried again, the source lines of a traceback, and lines of NCCL, which another reader reads."""

@@ -114,7 +114,8 @@ def _own_failures(state: RunState) -> list[Failed]:
 
 
 def _came_before(limit: Waiting, failed: Failed) -> bool:
-    same = limit.who.rank is not None and limit.who.rank == failed.who.rank
+    unnamed = failed.alone and failed.who.rank is None
+    same = unnamed or (limit.who.rank is not None and limit.who.rank == failed.who.rank)
     return same and precedes(limit, failed) is True
 
 

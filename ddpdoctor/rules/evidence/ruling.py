@@ -60,6 +60,7 @@ def decide(state: RunState) -> Ruling:
     for found in (
         _frozen,
         _circle,
+        _alone_and_absent(roots),
         find_absent,
         _unlike_places,
         _silent_exit(roots),
@@ -132,6 +133,22 @@ def _silent_exit(roots: list[Root]) -> Callable[[RunState], Ruling | None]:
             return None
         problem = words.failure(state, roots[0], roots[1:], killed=killed)
         return Ruling(kind="killed" if killed else "crash", problem=problem)
+
+    return found
+
+
+def _alone_and_absent(roots: list[Root]) -> Callable[[RunState], Ruling | None]:
+    def found(state: RunState) -> Ruling | None:
+        """Return a ruling about the one rank that others wait for, if a known error of nobody else stands alone."""
+        if not roots or not roots[0].is_alone or roots[0].is_vague or roots[0].ranks:
+            return None
+        absent = find_absent(state)
+        if absent is None or absent.problem is None or len(absent.problem.ranks) != 1:
+            return None
+        roots[0].ranks |= set(absent.problem.ranks)
+        problem = words.failure(state, roots[0], roots[1:], killed=False)
+        waited = f"its line names no rank; {absent.problem.summary}"
+        return Ruling(kind="crash", problem=replace(problem, evidence=(*problem.evidence, waited)))
 
     return found
 

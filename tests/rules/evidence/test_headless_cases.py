@@ -1,10 +1,15 @@
 """Errors without what stood around them in the log: no traceback, no head of a table, one line of many."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.evidence_texts import agent, closed_by, labeled, steps, table, text
-from tests.rules.evidence.truths import Truth, hold
+from tests.evidence_texts import agent, closed_by, labeled, steps, table, text, watchdog, work
+from tests.rules.evidence.truths import Truth, analyzed, hold
 
+DATA = Path(__file__).parents[2] / "data"
+
+PASTED = [line.split("\t") for line in (DATA / "known_errors.tsv").read_text(encoding="utf-8").splitlines()[1:]]
 LOW = ("low",)
 WEAK = ("low", "medium")
 OOM = (
@@ -15,6 +20,10 @@ NO_LIBUV = "torch.distributed.DistStoreError: use_libuv was requested but PyTorc
 
 def crash(*ranks: int, **more) -> Truth:
     return Truth(kinds=("crash",), ranks=ranks, **more)
+
+
+def monitored(late: int) -> list[str]:
+    return [f"RuntimeError: [Rank 0]: Ranks {late} failed to pass monitoredBarrier in 60000 ms"]
 
 
 CASES = {
@@ -112,6 +121,13 @@ CASES = {
         crash(4, where="model.py:31")),
     "the C library's words before the signal": (
         ["double free or corruption (!prev)", "Aborted (core dumped)"], crash(says=("double free",), confidence=WEAK)),
+    "an error of nobody, and the one rank that the others wait for": (
+        [OOM, *labeled("[rank0]: ", monitored(1)), *labeled("[rank2]: ", ["RuntimeError: Rank 2 successfully reached "
+         "monitoredBarrier, but received errors while waiting for send/recv from rank 0."])],
+        crash(1, says=("out of memory", "rank 1"), confidence=LOW)),
+    "an error of nobody after a time limit follows from it": (
+        [*watchdog(0, work(7)), *watchdog(1, work(7)), OOM],
+        Truth(kinds=("transport", "stuck", "missing"), or_cannot_tell=True)),
 }  # fmt: skip
 
 
@@ -139,6 +155,16 @@ VICTIMS = {
 @pytest.mark.parametrize("name", VICTIMS)
 def test_a_victims_error_alone_blames_nobody(tmp_path, name):
     hold(tmp_path, text([VICTIMS[name]]), Truth(collect=("log",)))
+
+
+@pytest.mark.parametrize("line", [text for text, _, nature in PASTED if nature in {"peer-lost", "timed-out"}])
+def test_no_pasted_line_of_a_victim_blames_the_rank_that_wrote_it(tmp_path, line):
+    hold(tmp_path, f"[rank3]: {line}\n", Truth(kinds=("transport", "missing"), not_ranks=(3,), or_cannot_tell=True))
+
+
+@pytest.mark.parametrize("line", [text for text, _, nature in PASTED if nature == "own"])
+def test_every_other_known_line_is_an_answer(tmp_path, line):
+    assert analyzed(tmp_path, f"{line}\n").verdict is not None
 
 
 def test_a_cut_table_names_the_rank_and_no_cause(tmp_path):

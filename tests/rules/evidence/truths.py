@@ -45,13 +45,18 @@ class Truth:
 Files = str | bytes | Mapping[str, str | bytes]
 
 
-def hold(folder: Path, files: Files, truth: Truth) -> Report:
-    """Write the files, analyze them as the command does, and compare the report with the truth."""
+def analyzed(folder: Path, files: Files) -> Report:
+    """Write the files, and analyze them as the command does."""
     for name, content in files.items() if isinstance(files, Mapping) else [("job.log", files)]:
         path = folder / "evidence" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
-    report = analyze([str(folder / "evidence")], ("ddpdoctor", "analyze"), now())
+    return analyze([str(folder / "evidence")], ("ddpdoctor", "analyze"), now())
+
+
+def hold(folder: Path, files: Files, truth: Truth) -> Report:
+    """Write the files, analyze them as the command does, and compare the report with the truth."""
+    report = analyzed(folder, files)
     status = report_status(report, Severity.ERROR)
     everything = render_json(report)
     assert not [secret for secret in truth.never_says if secret in everything]
