@@ -153,5 +153,5 @@ def _differ(report: _Report, seq: int, sides: dict[str, tuple[int, ...]]) -> Dif
             (ranks, Operation(op=op_type_name(op), seq=seq, group=own.group, group_words=own.group_words))
             for op, ranks in ordered
         ),
-        odd=odd, aspect="operation",
+        odd=odd, aspect="operation", settled=True,
     )  # fmt: skip

@@ -367,7 +367,7 @@ class _Comm:
             return None
         odd = sides[1][0] if len(sides[1][0]) < len(sides[0][0]) else None
         said = f"{few[0].said}; {many[0].said}"
-        return Differ(spot=few[0].spot, said=said, sides=tuple(sides), odd=odd, aspect="operation")
+        return Differ(spot=few[0].spot, said=said, sides=tuple(sides), odd=odd, aspect="operation", settled=True)
 
     def _inside(self) -> Iterator[Fact]:
         """Say that all ranks have launched the same, and nothing moved from one report to the next."""

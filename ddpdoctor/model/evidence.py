@@ -308,8 +308,9 @@ class Differ(Fact):
     """What differs: "operation", "shape", "dtype", "order", "number", "place"."""
     certain: bool = True
     """False: they wait at different places, and may be right to do so."""
-    settled: bool = True
-    """False: so few ranks of the group are known that the majority may be the odd one."""
+    settled: bool | None = None
+    """True: the source knows all ranks of the group, or more than half of it are on one side. False: so few are known
+    that the majority may be the odd one. None: that depends on the number of ranks in the world."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import FactEntry, FactList, Heading, Tone
-from ddpdoctor.report.names import format_hosts, merge_places, title_of
+from ddpdoctor.report.names import format_hosts, merge_places, sureness_of, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,7 +60,7 @@ def verdict_section(verdict: Finding) -> Section:
 
     The problem itself is the headline of the report.
     """
-    title = f"{title_of(verdict)} (confidence {verdict.confidence.value})"
+    title = f"{title_of(verdict)} ({sureness_of(verdict)})"
     step = [] if verdict.step is None else [f"step {verdict.step}"]
     tensor = [] if verdict.tensor is None else [f"tensor {verdict.tensor}"]
     more = (", ".join(step + tensor),) if step or tensor else ()

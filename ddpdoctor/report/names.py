@@ -68,6 +68,11 @@ def title_of(finding: Finding, *, hosts: bool = True) -> str:
     return ", ".join(part for part in (f"{finding.code} {finding.kind}", blamed) if part)
 
 
+def sureness_of(finding: Finding) -> str:
+    """Return how sure a finding is: ``confidence low``."""
+    return f"confidence {finding.confidence.value}"
+
+
 def blamed_by(finding: Finding, *, hosts: bool = True) -> str:
     """Return the ranks and hosts that a finding blames: ``rank 3 on node1``. Empty if it blames none."""
     where = f"on {format_hosts(finding.hosts)}" if hosts and finding.hosts else ""

@@ -11,7 +11,7 @@ from ddpdoctor.model.findings import Severity
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import OUTCOME_WORDS, UNKNOWN, check_words, name_check
 from ddpdoctor.report.lines import clean
-from ddpdoctor.report.names import blamed_by, merge_places, path_from
+from ddpdoctor.report.names import blamed_by, merge_places, path_from, sureness_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,6 +56,7 @@ def _message_lines(finding: Finding) -> list[str]:
     return [
         finding.summary,
         *([f"blamed: {blamed}"] if blamed else []),
+        sureness_of(finding),
         *(f"at {place}" for place in places if len(places) > 1),
         *([f"to do: {finding.fix}"] if finding.fix else []),
         f"more: ddpdoctor explain {finding.code}",

@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from ddpdoctor.model.findings import JobStatus, Outcome, Severity
 from ddpdoctor.report.findings import name_check
 from ddpdoctor.report.lines import clean
-from ddpdoctor.report.names import title_of
+from ddpdoctor.report.names import sureness_of, title_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +78,6 @@ def _draw_case(check: Check, findings: Sequence[Finding], fail_on: Severity | No
 
 
 def _write(finding: Finding) -> str:
-    lines = [f"{finding.severity.value} {title_of(finding)}: {finding.summary}"]
+    lines = [f"{finding.severity.value} {title_of(finding)} ({sureness_of(finding)}): {finding.summary}"]
     lines += [f"seen: {line}" for line in finding.evidence]
     return clean("\n".join([*lines, f"to do: {finding.fix}"] if finding.fix else lines))

@@ -10,7 +10,7 @@ from ddpdoctor.report.classes import PLACE_HEADS, place_rows
 from ddpdoctor.report.contents import read_content
 from ddpdoctor.report.findings import CHECK_HEADS, check_rows
 from ddpdoctor.report.lines import clean
-from ddpdoctor.report.names import format_time, merge_places, title_of
+from ddpdoctor.report.names import format_time, merge_places, sureness_of, title_of
 from ddpdoctor.report.text.columns import fit_columns
 from ddpdoctor.report.tree import draw_tree
 
@@ -108,7 +108,12 @@ def _draw_rows(heads: Sequence[str], marks: Sequence[str], rows: Iterable[Sequen
 
 
 def _write_finding(finding: Finding) -> str:
-    lines = [f"### {finding.severity.value}: {_inline(title_of(finding))}", "", _inline(finding.summary), ""]
+    lines = [
+        f"### {finding.severity.value}: {_inline(title_of(finding))} ({sureness_of(finding)})",
+        "",
+        _inline(finding.summary),
+        "",
+    ]
     lines += [f"- at {_inline(place)}" for place in merge_places(finding.where)]
     lines += [f"- {_inline(line)}" for line in finding.evidence]
     if finding.fix:

@@ -199,12 +199,10 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
     sides = _joined_sides(differ)
     odd = _odd_ranks(sides, differ)
     words = "; ".join(f"{rank_list(ranks) if ranks else 'a rank'}: {what}" for what, ranks in sides)
-    sure = _difference_sureness(odd, sides, differ)
+    sure = _difference_sureness(state, odd, sides, differ)
     made = "made" if sure is not Confidence.LOW or all(fact.certain for fact in differ) else "may have made"
-    few = len(odd) < sum(len(ranks) for _, ranks in sides)
-    whom = rank_list(odd) if few else "either side"
     unsettled = sure is Confidence.LOW and made == "made"
-    doubt = f"; {whom} may be at fault, but too few ranks are known to tell" if unsettled else ""
+    doubt = f"; {rank_list(odd)} may be at fault, but too few ranks are known to tell" if unsettled else ""
     return Problem(
         summary=f"the ranks {made} different calls: {words}{doubt}",
         confidence=sure,
@@ -218,11 +216,17 @@ def mismatch(state: RunState, differ: Sequence[Differ]) -> Problem:
 
 
 def _difference_sureness(
-    odd: tuple[int, ...], sides: list[tuple[str, list[int]]], differ: Sequence[Differ]
+    state: RunState, odd: tuple[int, ...], sides: list[tuple[str, list[int]]], differ: Sequence[Differ]
 ) -> Confidence:
-    if not all(fact.certain and fact.settled for fact in differ):
+    """Return how sure it is who is wrong. That ranks differ is sure if all are certain."""
+    if not all(fact.certain for fact in differ):
         return Confidence.LOW
-    return Confidence.HIGH if odd and len(odd) < sum(len(ranks) for _, ranks in sides) else Confidence.MEDIUM
+    if not odd or len(odd) == sum(len(ranks) for _, ranks in sides):
+        return Confidence.MEDIUM  # no side is blamed alone
+    most = max(len(ranks) for _, ranks in sides)
+    by_world = state.world is not None and 2 * most > state.world
+    settled = all(by_world if fact.settled is None else fact.settled for fact in differ)
+    return Confidence.HIGH if settled else Confidence.LOW
 
 
 def _line_of(state: RunState, rank: int) -> Frame | None:

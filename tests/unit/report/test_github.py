@@ -41,7 +41,8 @@ def test_a_finding_is_a_command_at_its_line():
     command, _, message = line.partition("DD601 stuck::")
     assert command == "::error file=train.py,line=61,title="
     assert message.split("%0A") == [
-        "rank 1 is stuck", "blamed: rank 1 on node3", "to do: Look at line 61.", "more: ddpdoctor explain DD601",
+        "rank 1 is stuck", "blamed: rank 1 on node3", "confidence high", "to do: Look at line 61.",
+        "more: ddpdoctor explain DD601",
     ]  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def test_a_finding_of_a_machine_names_it():
 @pytest.mark.parametrize(("severity", "level"), [("error", "error"), ("warning", "warning"), ("info", "notice")])
 def test_the_level_is_that_of_the_severity(severity, level):
     (line,) = draw(replace(SHM, severity=Severity(severity)))
-    assert line == f"::{level} title=DD121 shm::rank 1 is stuck%0Amore: ddpdoctor explain DD121"
+    assert line == f"::{level} title=DD121 shm::rank 1 is stuck%0Aconfidence high%0Amore: ddpdoctor explain DD121"
 
 
 def test_a_file_elsewhere_keeps_its_path_and_an_unknown_line_is_left_out():
