@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.integrations.following import TITLE, TrainingWatch
+from ddpdoctor.recorder.state import pass_on
 
 if TYPE_CHECKING:
     import os
@@ -55,7 +55,7 @@ def _log_of(trainer: Any) -> Any:
 def _log(loggers: Any, text: str) -> None:
     """Give the text to each logger, in the way that its kind has for text."""
     for logger in loggers:
-        with contextlib.suppress(Exception):  # a logger that cannot take it must not end training
+        try:
             if hasattr(logger, "log_text") and hasattr(logger, "log_table"):  # Weights & Biases: rows of a table
                 logger.log_text(key=TITLE, columns=["report"], data=[[text]])
             elif hasattr(logger.experiment, "add_text"):  # TensorBoard
@@ -63,3 +63,5 @@ def _log(loggers: Any, text: str) -> None:
             else:
                 logger.log_hyperparams({TITLE: text})
                 logger.save()
+        except Exception as error:  # noqa: BLE001 - a logger that cannot take it must not end training
+            pass_on(error)

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from ddpdoctor.recorder.state import pass_on
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -69,6 +71,7 @@ class Watch(contextlib.ContextDecorator):
             _active, self._pid = self, os.getpid()
             self._begin()
         except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor: training goes on without it
+            pass_on(error)
             _say_once(f"this job is not watched: {getattr(error, 'message', error)}")
         return self
 
@@ -88,6 +91,7 @@ class Watch(contextlib.ContextDecorator):
         try:
             return "" if self._meeting is None else _report_of(self._meeting, wait_s, has_failed=self._has_failed)
         except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor
+            pass_on(error)
             _say_once(f"the report cannot be read: {getattr(error, 'message', error)}")
             return ""
 
@@ -146,6 +150,7 @@ class Watch(contextlib.ContextDecorator):
             if self._meeting is not None:
                 _note_leaving(self._meeting, how, error)
         except Exception as failure:  # noqa: BLE001 - the wall around ddpdoctor
+            pass_on(failure)
             _say_once(f"the watch could not be left: {failure}")
 
     def _put_back(self) -> None:
@@ -200,5 +205,7 @@ def _say_once(message: str) -> None:
     number = os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
     if not _has_said and number == "0":
         _has_said = True
-        with contextlib.suppress(Exception):
+        try:
             sys.stderr.write(f"ddpdoctor: {message}\n")
+        except Exception as error:  # noqa: BLE001 - no stderr
+            pass_on(error)

@@ -39,8 +39,8 @@ def patch(module: Any) -> None:
 def _beginning(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _captured.add(id(self))
         try:
+            _captured.add(id(self))
             return original(self, *args, **kwargs)
         except BaseException:
             _captured.discard(id(self))

@@ -6,6 +6,7 @@ import _thread
 import os
 import sys
 import time
+from itertools import chain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Recorder:
         try:
             ring = Ring(os.path.join(self.folder, "rings"), role, shape, os.getpid(), self.ticks)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
+            pass_on(error)
             self.lost("no ring could be made: %s" % (getattr(error, "strerror", None) or error))
             return
         self.ring = ring
@@ -116,10 +118,10 @@ class Recorder:
         old, self.ring = self.ring, None
         self.kept.append(old)
         if old is not None:
-            try:  # noqa: SIM105 - contextlib would have to be loaded
+            try:
                 old.remove()
-            except OSError:  # the folder is gone
-                pass
+            except OSError as error:  # the folder is gone
+                pass_on(error)
 
     def lost(self, why: str) -> None:
         """Write a file that says why this rank cannot be recorded. If that fails too, give up.
@@ -137,11 +139,12 @@ class Recorder:
                 os.write(fd, ("%s\n%s" % (os.environ.get("RANK", ""), why)).encode())
             finally:
                 os.close(fd)
-        except OSError:
-            pass
+        except OSError as error:
+            pass_on(error)
 
     def failed(self, hook: str, error: BaseException) -> None:
-        """Swallow a failure of ours, and note the first few."""
+        """Swallow a failure of ours, and note the first few. Raise what is not ours again: see ``pass_on``."""
+        pass_on(error)
         self.failures += 1
         if self.failures > MAX_FAILURES:
             return
@@ -151,14 +154,15 @@ class Recorder:
             text = "%s: %s" % (type(error).__name__, hide_in_text(str(error)[:2000])[:200])
             if not self._noted_defect(hook, text):
                 self.lost("%s: %s" % (hook, text))
-        except Exception:  # noqa: BLE001, S110 - the last guard: no failure of ours reaches training
-            pass
+        except Exception as failure:  # noqa: BLE001 - the last guard: no failure of ours reaches training
+            pass_on(failure)
 
     def _noted_defect(self, hook: str, text: str) -> bool:
         try:
             entry = {"k": "defect", "hook": hook, "error": text, "at": time.monotonic_ns()}
             return self.ring is not None and self.ring.note(entry, vital=True)
-        except Exception:  # noqa: BLE001 - the recorder's wall
+        except Exception as failure:  # noqa: BLE001 - the recorder's wall
+            pass_on(failure)
             return False
 
 
@@ -205,8 +209,115 @@ def start_ticks(pid: Any = "self") -> int:
     try:
         with open("/proc/%s/stat" % pid, "rb") as stat:
             return int(stat.read().rsplit(b")", 1)[1].split()[19])
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError) as error:
+        pass_on(error)
         return 0
+
+
+def pass_on(error: BaseException) -> None:
+    """Raise an exception again unless our own code raised it, or something that our own code called.
+
+    Python runs the script's signal handlers, and raises what another thread sends to this one, between any two
+    instructions of the main thread, so also between two of ours. Each ``except`` of the recorder that goes on calls
+    this, also one for a single class: a handler's TimeoutError is an OSError.
+    """
+    if not isinstance(error, Exception) or came_from_outside(error):
+        raise error
+
+
+_WITHOUT_TEXT = (MemoryError, StopIteration, StopAsyncIteration, AssertionError)
+"""Exceptions that C code raises without a text."""
+
+
+def came_from_outside(error: BaseException) -> bool:
+    """Return whether an exception's traceback shows that somebody else's code interrupted what ran.
+
+    A signal handler or a trace function is given the frame that it interrupts. An exception that a thread sends has no
+    frame. Only its class is given, and Python makes it without a text.
+    """
+    from . import frames
+
+    step = error.__traceback__
+    interrupted: List[Any] = [step.tb_frame.f_back] if step is not None else []
+    foreign = []
+    innermost = ""
+    while step is not None:
+        frame, step = step.tb_frame, step.tb_next
+        innermost = frame.f_code.co_filename
+        if not frames.is_own_file(innermost):
+            foreign.append(frame.f_code)
+            values = list(frame.f_locals.values())
+            given = [*values, *chain.from_iterable(value for value in values if type(value) is tuple)]
+            if any(type(one) is type(frame) and one in interrupted for one in given):
+                return True
+        interrupted.append(frame)
+    kind = type(error)
+    if frames.is_own_file(innermost):
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+        if frames.is_own_file(file):
+            return False
+        if kind.__module__ == "__main__" or (file and frames.is_user_file(file)):
+            return True
+        return not error.args and kind not in _WITHOUT_TEXT
+    handlers = _handlers() if foreign else ()
+    return any(code is handler for code in foreign for handler in handlers)
+
+
+def _handlers() -> List[Any]:
+    """Return the code of the script's signal handlers, also of methods, objects and ``functools.partial``."""
+    import _signal
+
+    found = []
+    for handler in {_signal.getsignal(number) for number in range(1, _signal.NSIG)}:
+        inside = getattr(handler, "func", handler)  # functools.partial
+        called = vars(type(inside)).get("__call__")  # an object
+        found += [one.__code__ for one in (inside, called) if hasattr(one, "__code__")]
+    return found
+
+
+def redeliver(error: BaseException) -> None:
+    """Raise an exception that is not ours once more, as soon as this thread runs Python code outside of this call.
+
+    For places in which Python would only print it, or in which torch's C++ would end early because of it. Without us no
+    Python code would run there, and a signal would wait until the call has returned.
+    """
+    try:
+        import ctypes
+
+        kind = type(error)
+        # Python makes the exception from a class. This one returns the exception that exists.
+        again = type(kind.__name__, (kind,), {"__new__": lambda *_: error, "__module__": kind.__module__})
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(_thread.get_ident()), ctypes.py_object(again))
+    except (ImportError, TypeError):  # a Python without ctypes, or a class that has no subclasses
+        raise error from None
+
+
+def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a C function that calls ``action`` with its argument, where no exception may come out: see ``redeliver``.
+
+    A function written in Python can be interrupted before its first instruction, where it has no ``try`` yet. A
+    generator that is inside of one cannot. It must not be called while it runs.
+    """
+
+    def run(is_ending: Callable[[], bool] = sys.is_finalizing) -> Any:
+        given = None
+        while True:
+            try:
+                given = yield
+                action(given)
+            except GeneratorExit:
+                return
+            except BaseException as error:  # noqa: BLE001 - the recorder's wall
+                try:
+                    if not is_ending():
+                        here.failed(hook, error)
+                except BaseException as foreign:  # noqa: BLE001 - what is not ours
+                    redeliver(foreign)
+            given = None
+
+    running = run()
+    next(running)
+    return running.send
 
 
 def guarded(hook: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from .. import capture, hooks
 from ..speed import hand_made
-from ..state import guarded, here
+from ..state import guarded, here, pass_on
 from ..storage import ring_layout
 from ..training.step_clock import clock, ended_collective
 from ..wrappers import wraps
@@ -69,7 +69,7 @@ def begin(op: str, group: int = 0, seq: int = ring_layout.NO_SEQ) -> int:
     if ring is None:
         return 0
     flags = ring_layout.FLAG_MAIN if _get_ident() == here.main_thread else 0
-    return int(ring.begin(records.kind_of(ring, sys._getframe(2), op, group, flags=flags).packed, seq))
+    return ring.begin(records.kind_of(ring, sys._getframe(2), op, group, flags=flags).packed, seq)
 
 
 def tensors_of(about: Any) -> Tuple[Any, Any, int]:
@@ -143,7 +143,8 @@ class _Hook:
     def begin(self, frame: Any, args: Any, kwargs: Any) -> Tuple[int, int, int, Any, int]:
         """Record a call. Return its index, when its wait began, its line, its group, and the group's count of calls.
 
-        Index, wait and line are 0 if the call is not recorded.
+        Index, wait and line are 0 if the call is not recorded. Nothing that may be interrupted follows the record, so
+        that whoever has no index has nothing to end.
         """
         given = len(args)
         if self.is_batch:
@@ -164,7 +165,8 @@ class _Hook:
         about = args[self.tensor_at] if self.tensor_at < given else kwargs.get(self.tensor)
         try:
             dtype, shape, tensors = about.dtype, about.shape, 1
-        except AttributeError:
+        except AttributeError as error:
+            pass_on(error)
             dtype, shape, tensors = tensors_of(about)
         if known.aside is not None and self.is_aside(group, about, args, kwargs):
             known, begun = known.aside, groups.begun_by(known.aside)
@@ -176,7 +178,6 @@ class _Hook:
         now = _now_ns()
         seq = begun + 1 if self.counted and begun >= 0 else _NO_SEQ
         index = ring.begin(kind.packed, seq, now, waits and not clock.phases)
-        clock.waiting = clock.waiting or waits
         return index, now if waits else 0, kind.site, known, begun
 
     def is_aside(self, group: Any, about: Any, args: Any, kwargs: Any) -> bool:
@@ -233,23 +234,28 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
 
     @wraps(original)
     def recorded(*args: Any, **kwargs: Any) -> Any:
+        call: Tuple[int, int, int, Any, int] = _UNRECORDED
         try:
             call = hook.begin(sys._getframe(1), args, kwargs)
+            if call[1]:
+                clock.waiting = True
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(op, error)
             # The call is made outside of this clause, so that its own error does not get ours as its context.
-            call = _UNRECORDED
         try:
             instead = _other_way(hook, call[3], args, kwargs) if hook.rerouted else None
             result = original(*args, **kwargs) if instead is None else instead()
         except BaseException as error:
+            if call[1]:
+                clock.waiting = False  # first of all, because a second signal may end what follows
             end_wait(call[1], hook.counted)
             records.failed(call[0], op, error)
             raise
         try:
             hook.end(call, result)
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
+        except BaseException as error:  # noqa: BLE001 - the recorder's wall
             end_wait(call[1], counts=False)
+            records.ended(call[0])
             here.failed(op, error)
         return result
 

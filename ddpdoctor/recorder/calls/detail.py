@@ -15,7 +15,7 @@ import threading
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from .. import hooks
-from ..state import guarded
+from ..state import guarded, pass_on
 
 constructing = threading.local()
 """The group of the DDP model under construction, if the script named one."""
@@ -57,7 +57,8 @@ def _gloo_wrapper(group: Any) -> Any:
         return None
     try:
         backends = [group._get_backend(device) for device in group._device_types]
-    except Exception:  # noqa: BLE001 - an older torch: the group itself may be the wrapper
+    except Exception as error:  # noqa: BLE001 - an older torch: the group itself may be the wrapper
+        pass_on(error)
         backends = [group]
     return next((backend for backend in backends if isinstance(backend, wrapper)), None)
 

@@ -166,25 +166,26 @@ def record(original: Callable[..., Any], operator: _Operator, waits: bool) -> Ca
     """Return the function of an operator with a record around each call."""
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
+        index, group, begun, began = 0, None, 0, 0
         try:
             index, group, begun = operator.begin(sys._getframe(2), args, kwargs)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
             here.failed(operator.op, error)
-            index, group, begun = 0, None, 0
-        began = begin_wait() if group is not None else 0
         try:
+            began = begin_wait() if group is not None else 0
             result = original(*args, **kwargs)
         except BaseException as error:
+            end_wait(began, not operator.p2p)
             records.failed(index, operator.op, error)
             raise
-        finally:
-            end_wait(began, not operator.p2p)
+        end_wait(began, not operator.p2p)
         if waits:
             records.ended(index)
             return result
         try:
             operator.end(index, group, begun, result)
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
+        except BaseException as error:  # noqa: BLE001 - the recorder's wall
+            records.ended(index)
             here.failed(operator.op, error)
         return result
 
@@ -195,18 +196,19 @@ def record_wait(original: Callable[..., Any], arguments: List[str]) -> Callable[
     """Return ``wait_tensor``, or ``wait_tensors``, with a record of which collective is waited for."""
 
     def wait(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        call = _awaited(tensor) if _outputs else None
-        index = _begin_wait(call) if call else None
-        began = begin_wait() if call else 0
+        call = index = began = 0
         try:
+            call = (_awaited(tensor) or 0) if _outputs else 0
+            index = (_begin_wait(call) or 0) if call else 0
+            began = begin_wait() if call else 0
             result = original(tensor, *args, **kwargs)
         except BaseException as error:
-            records.failed(index or 0, "work_wait", error)
-            raise
-        finally:
             end_wait(began, counts=True)
+            records.failed(index, "work_wait", error)
+            raise
+        end_wait(began, counts=True)
         if call:
-            records.ended(index or 0)
+            records.ended(index)
             records.ended(call)
         return result
 

@@ -7,7 +7,7 @@ import sys
 import weakref
 from typing import Any, Dict, Optional, Tuple
 
-from ..state import here
+from ..state import here, pass_on
 from ..storage import ring_layout
 
 c10d: Any = None
@@ -22,7 +22,9 @@ class KnownGroup:
     __slots__ = ("aside", "desc", "device", "id", "moved", "name", "reference", "ring")
 
     def __init__(self, group: Any, device: str = "") -> None:
-        self.reference = weakref.ref(group, functools.partial(_forget, _known, id(group)))
+        # The entry goes with the group, because a script may make thousands. C code alone: Python would print what a
+        # signal handler raises in a callback of ours.
+        self.reference = weakref.ref(group, functools.partial(_known.pop, id(group)))
         self.device = device
         """In ``aside``: the device whose backend has its own counter. Empty otherwise."""
         self.name = str(group.group_name) + (":gloo" if device else "")
@@ -59,7 +61,8 @@ def begun_by(found: KnownGroup) -> int:
         group: Any = found.reference()
         counter = group._get_backend(sys.modules["torch"].device(found.device)) if found.device else group
         return int(counter._get_sequence_number_for_group()) - found.moved
-    except Exception:  # noqa: BLE001 - not every backend counts
+    except Exception as error:  # noqa: BLE001 - not every backend counts
+        pass_on(error)
         return -1
 
 
@@ -78,18 +81,9 @@ def look_up(group: Any) -> Tuple[Any, Any, int]:
         found = known(group)
     try:
         return group, found, group._get_sequence_number_for_group() - found.moved
-    except Exception:  # noqa: BLE001 - not every backend counts
+    except Exception as error:  # noqa: BLE001 - not every backend counts
+        pass_on(error)
         return group, found, -1
-
-
-def _forget(kept: Dict[int, KnownGroup], key: int, gone: Any) -> None:
-    """Drop what is kept about a group that is gone. A script may make thousands, and reuse a name.
-
-    This can be called while the interpreter shuts down, when the globals of this module are gone.
-    """
-    found = kept.get(key)
-    if found is not None and found.reference is gone:
-        del kept[key]
 
 
 def name_id(ring: Any, found: KnownGroup) -> int:
@@ -151,8 +145,8 @@ def _timeout_s(group: Any) -> Optional[float]:
     for device in getattr(group, "_device_types", ()):
         try:
             found.append(group._get_backend(device).options._timeout.total_seconds())
-        except Exception:  # noqa: BLE001, S112 - a device that this build of torch lacks, or a backend without options
-            continue
+        except Exception as error:  # noqa: BLE001 - a device that this build of torch lacks, or no options
+            pass_on(error)
     return max(found, default=None)
 
 

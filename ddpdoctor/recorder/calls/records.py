@@ -15,7 +15,7 @@ from typing import Any, Dict, Optional, Tuple
 
 from .. import frames
 from ..stacks.errors import note_exception
-from ..state import guarded, here
+from ..state import came_from_outside, guarded, here, pass_on
 from ..storage import ring_layout
 from ..wrappers import hide_own_frames
 
@@ -44,7 +44,8 @@ def kind_of(
     key = (id(frame.f_code), frame.f_lasti, "", op, group, dtype, shape, tensors, redop, peer, flags)
     try:
         kind: Optional[CallTemplate] = ring.kinds.get(key)
-    except TypeError:  # a size that torch traces has no hash
+    except TypeError as error:  # a size that torch traces has no hash
+        pass_on(error)
         return kind_of(ring, frame, op, group, str(dtype), tuple(map(int, shape)), tensors, redop, peer, flags)
     return kind if kind is not None else _kind_by_user(ring, frame, key)
 
@@ -60,7 +61,7 @@ def _kind_by_user(ring: Any, frame: FrameType, given: Any) -> CallTemplate:
         if len(kinds) >= MAX_KINDS:
             kinds.clear()
         site = 0 if user is None else _site(ring, user)
-        reference = None if code is None else weakref.ref(code, lambda _: kinds.pop(key, None))
+        reference = None if code is None else weakref.ref(code, functools.partial(kinds.pop, key))  # C: see ``groups``
         kind = kinds[key] = CallTemplate(_packed(ring, site, *key[2:]), site, reference)
     return kind
 
@@ -114,7 +115,8 @@ def failed(index: int, op: str, error: BaseException) -> None:
     hide_own_frames(error)
     if index and here.ring is not None:
         here.ring.end(index, ring_layout.FLAG_FAILED)
-        note_exception(error, uncaught=False, call=op)
+        if not came_from_outside(error):
+            note_exception(error, uncaught=False, call=op)
 
 
 _TORCH_DISTRIBUTED = os.sep + os.path.join("torch", "distributed") + os.sep

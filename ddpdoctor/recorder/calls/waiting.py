@@ -6,6 +6,7 @@ import _thread
 import time
 
 from ..state import here
+from ..storage import ring_layout
 from ..training.step_clock import clock
 
 _get_ident = _thread.get_ident
@@ -15,23 +16,25 @@ _now_ns = time.monotonic_ns
 def begin_wait() -> int:
     """Begin to wait; return the time, or 0 if not in the main thread or already waiting.
 
-    It does not raise.
+    It raises nothing of ours.
     """
+    began = 0
     try:
         if clock.waiting or _get_ident() != here.main_thread:
             return 0
         began = _now_ns()
+        clock.waiting = True
         if not clock.phases and here.ring is not None:
             here.ring.waits(began)
-        clock.waiting = True
-    except Exception as error:  # noqa: BLE001 - the recorder's wall
+    except BaseException as error:  # noqa: BLE001 - the recorder's wall
+        end_wait(began, counts=False)
         here.failed("wait begins", error)
         return 0
     return began
 
 
 def end_wait(began_ns: int, counts: bool, ended_ns: int = 0) -> None:
-    """End a wait. A wait for a single peer does not count, because not all ranks meet. It does not raise."""
+    """End a wait. A wait for a single peer does not count, because not all ranks meet."""
     if not began_ns:
         return
     clock.waiting = False
@@ -40,7 +43,9 @@ def end_wait(began_ns: int, counts: bool, ended_ns: int = 0) -> None:
             clock.waits[clock.phase] += (ended_ns or _now_ns()) - began_ns
         if not clock.phases and here.ring is not None:
             here.ring.waits(0)
-    except Exception as error:  # noqa: BLE001 - the recorder's wall
+    except BaseException as error:  # noqa: BLE001 - the recorder's wall
+        if here.ring is not None and not clock.phases:
+            here.ring.waits(0)
         here.failed("wait ends", error)
 
 
@@ -48,9 +53,9 @@ def enter_phase() -> bool:
     """Begin a phase that may need other ranks; return whether ``leave_phase`` must be called."""
     if _get_ident() != here.main_thread:
         return False
-    clock.phases += 1
-    if clock.phases == 1:
+    if not clock.phases:
         _write_wait(_now_ns())
+    clock.phases += 1
     return True
 
 
@@ -61,10 +66,20 @@ def leave_phase() -> None:
         _write_wait(0)
 
 
+def heal() -> None:
+    """Forget waits and phases whose end an exception from outside has cut off. Call it where there are none."""
+    clock.waiting, clock.phases = False, 0
+    if clock.phase == ring_layout.BACKWARD:
+        clock.enter(ring_layout.BEFORE)
+    _write_wait(0)
+
+
 def _write_wait(since_ns: int) -> None:
     """Write for the watcher since when the main thread may wait in a phase, unless it is in a call that waits."""
     try:
         if not clock.waiting and here.ring is not None:
             here.ring.waits(since_ns)
-    except Exception as error:  # noqa: BLE001 - the recorder's wall
+    except BaseException as error:  # noqa: BLE001 - the recorder's wall
+        if not clock.waiting and here.ring is not None:
+            here.ring.waits(0)
         here.failed("wait", error)

@@ -9,7 +9,7 @@ import weakref
 from typing import Any, Callable, Dict, Tuple
 
 from .. import capture
-from ..state import here
+from ..state import here, pass_on
 from ..storage import ring_layout
 from ..training.step_clock import clock
 from ..wrappers import wraps
@@ -67,7 +67,8 @@ def _has_ended(work: Any) -> bool:
     """Return whether a work has completed, or raises when asked because it was aborted or its device failed."""
     try:
         return bool(work.is_completed())
-    except Exception:  # noqa: BLE001 - the operation has failed, and the script gets its own error
+    except Exception as error:  # noqa: BLE001 - the operation has failed, and the script gets its own error
+        pass_on(error)
         return True
 
 
@@ -81,6 +82,8 @@ def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
         if _handed_out or not clock.waiting:
             try:
                 index, since, call = _begin(self, sys._getframe(1))
+                if since:
+                    clock.waiting = True
             except Exception as error:  # noqa: BLE001 - the recorder's wall
                 here.failed("wait", error)
         try:
@@ -92,8 +95,9 @@ def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
         if index or since:
             try:
                 _end(self, index, since, call)
-            except Exception as error:  # noqa: BLE001 - the recorder's wall
+            except BaseException as error:  # noqa: BLE001 - the recorder's wall
                 end_wait(since, counts=False)
+                records.ended(index)
                 here.failed("wait", error)
         return result
 
@@ -111,7 +115,6 @@ def _begin(work: Any, frame: Any) -> Tuple[int, int, int]:
     kind = records.kind_of(ring, frame, "work_wait", flags=_MAIN if is_main else 0)
     now = _now_ns()
     index = ring.begin(kind.packed, call, now, waits and not clock.phases)
-    clock.waiting = clock.waiting or waits
     return index, now if waits else 0, call
 
 

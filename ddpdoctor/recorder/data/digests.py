@@ -11,6 +11,8 @@ import sys
 from itertools import islice
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from ..state import pass_on
+
 MAX_LEAF_BYTES = 64 * 1024
 """Bytes that are read of one leaf. Of a larger leaf the first and the last half of this are read."""
 MAX_LEAVES = 4
@@ -117,7 +119,8 @@ def attributes(value: Any) -> Dict[str, Any]:
     """Return an object's ``__dict__``, bypassing its class's ``__getattr__`` and properties."""
     try:
         found = object.__getattribute__(value, "__dict__")
-    except Exception:  # noqa: BLE001 - the object has none
+    except Exception as error:  # noqa: BLE001 - the object has none
+        pass_on(error)
         return {}
     return found if type(found) is dict else {}
 

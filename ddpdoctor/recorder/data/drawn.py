@@ -7,6 +7,8 @@ import operator
 import zlib
 from typing import Any, List, NamedTuple, Tuple
 
+from ..state import pass_on
+
 MAX_ORDER = 4096
 """First indices that are kept for the digest of their order. ``rules/data/arithmetic.py`` has the same number."""
 BULK = 4096
@@ -69,8 +71,8 @@ def numbers_of(indices: List[Any]) -> Tuple[List[int], int, bool]:
         total = sum(indices)
         if type(total) is int:
             return indices, total, False
-    except TypeError:  # some are no numbers
-        pass
+    except TypeError as error:  # some are no numbers
+        pass_on(error)
     found = [_number(index) for index in indices]
     numbers = [code if number is None else number for number, code in found]
     return numbers, sum(numbers), any(number is None for number, _ in found)
@@ -80,5 +82,6 @@ def _number(index: Any) -> Tuple[Any, int]:
     """Return an index as a number and 0; or, if it is no number, None and a hash of it."""
     try:
         return int(operator.index(index)), 0
-    except TypeError:
+    except TypeError as error:
+        pass_on(error)
         return None, zlib.crc32(repr(index).encode("utf-8", "replace")) if type(index) in _WORDS else 0

@@ -7,6 +7,7 @@ that was broken off is noted when the next one begins. Evidence of a hanging job
 from __future__ import annotations
 
 import _thread
+import functools
 import os
 import sys
 import time
@@ -150,7 +151,7 @@ def _report(known: Loader) -> None:
 @guarded("loaders")
 def _register(iterator: Any, begun: Any) -> None:
     under_way, key = book.under_way, id(iterator)
-    reference = weakref.ref(iterator, lambda _: under_way.pop(key, None))
+    reference = weakref.ref(iterator, functools.partial(under_way.pop, key))  # C alone: see ``groups``
     under_way[key] = (reference, *begun)
     begun[1].iterator = reference
 

@@ -14,7 +14,7 @@ import weakref
 from typing import Any, Dict, Iterator, List, Optional, Set
 
 from .. import frames, hooks
-from ..state import check_every, guarded, here
+from ..state import check_every, guarded, here, pass_on
 from ..wrappers import around
 from .dataset_digest import digest_of
 from .digests import attributes, leaf_of
@@ -231,7 +231,8 @@ def _use(sampler: Any) -> None:
         if sampler in used:
             return
         used.add(sampler)
-    except TypeError:  # the class supports no hashes or no weak references
+    except TypeError as error:  # the class supports no hashes or no weak references
+        pass_on(error)
         return
     _withdraw(sampler)
 
@@ -240,7 +241,8 @@ def length_of(dataset: Any) -> Optional[int]:
     """Return the length of a dataset, or None if it has none."""
     try:
         return len(dataset)
-    except Exception:  # noqa: BLE001 - some have no length, even if they have the method
+    except Exception as error:  # noqa: BLE001 - some have no length, even if they have the method
+        pass_on(error)
         return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Dict, List, Sequence, Set, Tuple
 
-from ..state import here
+from ..state import here, shielded
 from .finite_checks import has_finite_sum, is_finite, quietly, samples_of
 
 ASKED = 8
@@ -35,7 +35,10 @@ class ArrivingGradients:
         self._bad: Dict[int, bool] = {}
         self.awake = False
         for i, parameter in parameters.items():
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._arrived, i))
+            arrived = functools.partial(self._arrived, i)
+            # On a GPU it is not the main thread that calls it, which alone is interrupted by signal handlers.
+            hook = arrived if parameter.is_cuda else shielded("gradients", arrived)
+            parameter.register_post_accumulate_grad_hook(hook)
 
     def begin(self, ddp: Any) -> None:
         """Begin a backward."""
@@ -87,8 +90,8 @@ class ArrivingGradients:
             if not left:
                 self._check(self._buckets[number])
         except Exception as error:  # noqa: BLE001 - the recorder's wall
-            self.awake = False
             here.failed("gradients", error)
+            self.awake = False
 
     @quietly
     def _check(self, indexes: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ..capture import is_capturing
+from ..state import pass_on
 
 SMALL = 8192
 """Tensors of up to this many elements are copied together and summed. Our choice: above it separate sums cost less."""
@@ -34,8 +35,14 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         import torch
 
-        with torch.no_grad(), torch._C.DisableTorchFunction():
-            return function(*args)
+        # Not torch.no_grad: an exception from outside could end its Python code before it has restored the mode.
+        had_gradients = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(False)  # type: ignore[attr-defined]
+            with torch._C.DisableTorchFunction():
+                return function(*args)
+        finally:
+            torch._C._set_grad_enabled(had_gradients)  # type: ignore[attr-defined]
 
     return run
 
@@ -83,7 +90,8 @@ def _sum_together(tensors: List[Any]) -> float:
         return 0.0 if tensors[0] is None else _sum(tensors[0])
     try:
         return _sum(torch._C._nn.flatten_dense_tensors(tensors))
-    except TypeError:  # cheaper than checking each one for None
+    except TypeError as error:  # cheaper than checking each one for None
+        pass_on(error)
         present = [tensor for tensor in tensors if tensor is not None]
         return _sum_together(present) if present else 0.0
 

@@ -5,6 +5,7 @@ They register no communication hook, change no gradient, and wait for no device.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -15,7 +16,7 @@ from .. import hooks
 from ..capture import is_capturing
 from ..replicas import ddp_models, schedule
 from ..settings import read_settings
-from ..state import check_every, guarded, here
+from ..state import check_every, guarded, here, shielded
 from ..wrappers import around, wraps
 from .finite_checks import tensors_in
 from .watch import Backward, GradientWatch
@@ -45,18 +46,10 @@ class _Kept:
 _kept = _Kept()
 
 
-class _Output:
+class _Output(functools.partial):  # type: ignore[type-arg]
     """The hook on an output of a model."""
 
     __torch_unserializable__ = True  # without it torch warns when a script saves the output
-
-    def __init__(self, watch: GradientWatch) -> None:
-        self._watch = watch
-
-    @guarded("gradients")
-    def __call__(self, _gradient: Any) -> None:
-        if _kept.backwards:  # torch.autograd.grad leaves the parameters' gradients alone
-            self._watch.begin_backward(_kept.backwards[-1])
 
 
 def patch_ddp(ddp: Any) -> None:
@@ -101,8 +94,8 @@ def _tracking(original: Callable[..., Any]) -> Callable[..., Any]:
     def backward(*args: Any, **kwargs: Any) -> Any:
         if not _kept.watches:
             return original(*args, **kwargs)
-        _enter(args, kwargs, sys._getframe(1))
         try:
+            _enter(args, kwargs, sys._getframe(1))
             return original(*args, **kwargs)
         finally:
             _leave()
@@ -126,6 +119,7 @@ def _begin(ddp: Any, given: Any) -> Any:
     watch = _kept.watches.get(replica)
     if watch is None:
         watch = _kept.watches[replica] = GradientWatch(replica, ddp)
+        watch.at_output = _at_output(watch)
     if watch.off:
         return None
     if not _kept.is_noted and here.ring is not None:
@@ -139,6 +133,19 @@ def _is_left_out(replica: Any) -> bool:
     return _kept.is_speed and not schedule.is_between(replica.reductions, replica.reductions + 1)
 
 
+def _at_output(watch: GradientWatch) -> Callable[[Any], None]:
+    """Return what to call in a backward, before the first gradient of a model."""
+    reference = weakref.ref(watch)
+
+    def begins(_gradient: Any) -> None:
+        reached = reference()
+        if reached is not None and _kept.backwards:  # torch.autograd.grad leaves the parameters' gradients alone
+            reached.begin_backward(_kept.backwards[-1])
+
+    # On a GPU several threads may call it, and none of them is the main thread, which signal handlers interrupt.
+    return guarded("gradients")(begins) if watch.on_gpu else shielded("gradients", begins)
+
+
 @guarded("gradients")
 def _stand_by(watch: GradientWatch, result: Any) -> None:
     import torch
@@ -146,10 +153,9 @@ def _stand_by(watch: GradientWatch, result: Any) -> None:
     if not torch.is_grad_enabled():
         return
     outputs = [tensor for _, tensor in tensors_in(result, "") if tensor.requires_grad][:MAX_OUTPUTS]
-    hook = _Output(watch)
     if len(_kept.handles) >= 4 * MAX_OUTPUTS:
         del _kept.handles[:MAX_OUTPUTS]
-    _kept.handles += [tensor.register_hook(hook) for tensor in outputs]
+    _kept.handles += [tensor.register_hook(_Output(watch.at_output)) for tensor in outputs]
 
 
 @guarded("gradients")
@@ -159,9 +165,11 @@ def _enter(args: Any, kwargs: Any, frame: Any) -> None:
     if ddp_models.in_backward():
         for watch in list(_kept.watches.values()):
             watch.spoil()
-    elif _is_compiled():
-        for handle in _kept.handles:
-            handle.remove()
+    else:
+        _kept.backwards.clear()  # what an exception from outside has left
+        if _is_compiled():
+            for handle in _kept.handles:
+                handle.remove()
     scaled, _kept.scaled, _kept.handles = _kept.scaled, False, []
     _kept.backwards.append(Backward(roots, frame, scaled))
 

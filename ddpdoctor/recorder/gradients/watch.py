@@ -8,6 +8,7 @@ this rank computed them. ``arrivals`` has the other cases.
 from __future__ import annotations
 
 import collections
+import functools
 import math
 import time
 import weakref
@@ -15,7 +16,7 @@ from typing import Any, Deque, Dict, List, Tuple
 
 from .. import frames
 from ..capture import is_capturing
-from ..state import here
+from ..state import here, shielded
 from .arrivals import ArrivingGradients
 from .findings import Findings, origin_of
 from .finite_checks import (
@@ -103,7 +104,9 @@ class GradientWatch:
         self._arrivals = ArrivingGradients(early) if early else None
         self._late = [i for i in range(len(named)) if i not in early]
         self._pieces = pieces_of(self._parameters[i] for i in self._late) if not self.off else []
-        self._on_gpu = any(parameter.is_cuda for parameter in self._parameters)
+        self.on_gpu = any(parameter.is_cuda for parameter in self._parameters)
+        self.at_output: Any = None
+        """The hook on its outputs. ``local`` sets it."""
         self._inputs: List[_Input] = []
         self._losses: List[Any] = []
         """Samples of the losses of backwards that were skipped."""
@@ -139,12 +142,13 @@ class GradientWatch:
             return
         self._task = task
         self._spoilt = False
-        if self._on_gpu and self._waits_for_last and not self._reduces:
+        if self.on_gpu and self._waits_for_last and not self._reduces:
             self._pass_over(backward)
             return
         if self._arrivals is not None:
             self._arrivals.begin(ddp)
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._check(backward))
+        check = functools.partial(shielded("gradients", self._check), backward)
+        torch.autograd.Variable._execution_engine.queue_callback(check)
 
     @quietly
     def _pass_over(self, backward: Backward) -> None:
@@ -167,15 +171,15 @@ class GradientWatch:
             if not self._spoilt:
                 self._look_at_all(backward)
         except Exception as error:  # noqa: BLE001 - the recorder's wall
-            self.off = True
             here.failed("gradients", error)
+            self.off = True
         self._waits_for_last = self._waits_for_last or self._reduces
         self._inputs, self._losses = [], []
 
     @quietly
     def _look_at_all(self, backward: Backward) -> None:
         bad, maxima = self._arrivals.end() if self._arrivals is not None else ({}, [])
-        if self._on_gpu:
+        if self.on_gpu:
             late = self._late_gradients()
             samples = samples_of([grad for _, grad in late])
             self._send(maxima + [(i, sample) for (i, _), sample in zip(late, samples)], backward)
@@ -213,7 +217,7 @@ class GradientWatch:
             return
         found = ((known.label, known.holds(value)) for known, value in inputs)
         wrong = next((pair for pair in found if pair[1]), ("", ""))
-        ruined = None if self._on_gpu else self.findings.first_ruined()
+        ruined = None if self.on_gpu else self.findings.first_ruined()
         origin, note = origin_of(wrong, ruined, loss)
         order = sorted(bad, reverse=True)
         entry.update(

@@ -13,7 +13,7 @@ import weakref
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from ..calls import groups
-from ..state import check_every, guarded, here
+from ..state import check_every, guarded, here, shielded
 from ..training import reducer
 from . import unwrapped
 
@@ -29,7 +29,7 @@ class Replica:
     """What is kept about one DDP model."""
 
     def __init__(self, ddp: Any, ranks: Tuple[int, ...], number: int) -> None:
-        self.ddp = weakref.ref(ddp, functools.partial(_gone, _kept, id(ddp)))
+        self.ddp = weakref.ref(ddp, shielded("replica ends", functools.partial(_gone, _kept, id(ddp))))
         self._module = weakref.ref(ddp.module)
         self.group = str(ddp.process_group.group_name)
         self.ranks = ranks
@@ -134,12 +134,11 @@ def _gone(kept: _Kept, key: int, reference: Any, is_ending: Callable[[], bool] =
         if kept.ring is here.ring:
             for action in on_gone:
                 action(replica)
-    except Exception:  # noqa: BLE001, S110 - the recorder's wall: each action also catches its own errors
-        pass
-    del kept.by_id[key]
-    kept.armed.pop(key, None)
-    kept.unfinished.pop(key, None)
-    kept.version += 1
+    finally:
+        del kept.by_id[key]
+        kept.armed.pop(key, None)
+        kept.unfinished.pop(key, None)
+        kept.version += 1
 
 
 @guarded("replica forward")

@@ -25,6 +25,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from ..capture import is_capturing
+from ..state import pass_on
 from ..storage.fingerprint_layout import ABSENT, FINGERPRINT_SIZE, UNKNOWN
 from .tensor_words import WORD, copy_range, in_order, plain_parts
 
@@ -76,7 +77,8 @@ class Fingerprints:
         with torch.no_grad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             try:
                 self._parts = [_Together(tensors)]
-            except Exception:  # noqa: BLE001  # one bad tensor must not spoil the others
+            except Exception as error:  # noqa: BLE001  # one bad tensor must not spoil the others
+                pass_on(error)
                 self._parts = [_alone(tensor) for tensor in tensors]
 
     def value(self) -> bytes:
@@ -87,7 +89,8 @@ class Fingerprints:
 def _alone(tensor: Optional[torch.Tensor]) -> Any:
     try:
         return _Together([tensor])
-    except Exception:  # noqa: BLE001  # a class that only looks like a tensor, or no memory
+    except Exception as error:  # noqa: BLE001  # a class that only looks like a tensor, or no memory
+        pass_on(error)
         return UNKNOWN
 
 
@@ -120,7 +123,8 @@ class _Together:
                 for reader in self._readers.values():
                     reader.add_to(sums)
                 found = struct.pack("<%dq" % (2 * count), *sums.reshape(-1).tolist())
-            except Exception:  # noqa: BLE001  # the script gets its own error
+            except Exception as error:  # noqa: BLE001  # the script gets its own error
+                pass_on(error)
                 return UNKNOWN * count
         for owner, value in self._without:
             found = found[: owner * FINGERPRINT_SIZE] + value + found[(owner + 1) * FINGERPRINT_SIZE :]

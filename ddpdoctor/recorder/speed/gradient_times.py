@@ -14,7 +14,7 @@ import weakref
 import zlib
 from typing import Any, Dict, List, Optional
 
-from ..state import guarded, here
+from ..state import guarded, here, shielded
 
 FIRST = 4
 """The first reduction that is read, of each model. DDP builds its buckets anew before the second forward."""
@@ -47,7 +47,7 @@ class Model:
         self.number = number
         self.ring = here.ring
         self.group = str(ddp.process_group.group_name)
-        self.owner = weakref.ref(ddp, lambda _: _ended(self))
+        self.owner = weakref.ref(ddp, shielded("gradient times", lambda _: _ended(self)))
         sizes = [p.numel() * p.element_size() for p in _reduced(ddp)]
         self.tensors = len(sizes)
         self.fold = -(-len(sizes) // MAX_TENSORS) or 1

@@ -13,7 +13,7 @@ import faulthandler
 import os
 import time
 
-from ..state import guarded, here, is_short_of_files
+from ..state import guarded, here, is_short_of_files, pass_on
 from ..storage.files import open_plain
 from ..wrappers import wraps
 
@@ -103,7 +103,8 @@ def _open_high(suffix: str, flags: int) -> int:
     for lowest in HIGH_NUMBERS:
         try:
             high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)
-        except OSError:
+        except OSError as error:
+            pass_on(error)
             continue
         os.close(fd)
         return high
@@ -113,7 +114,8 @@ def _open_high(suffix: str, flags: int) -> int:
 def _is_there(file: Tuple[int, int, int]) -> bool:
     try:
         status = os.fstat(file[0])
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return False
     return (status.st_dev, status.st_ino) == file[1:]
 

@@ -6,6 +6,7 @@ import os
 import sys
 
 from .. import frames
+from ..state import pass_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def at_error(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
     ):
         try:
             found[name] = read()
-        except Exception:  # noqa: BLE001 - memory is short, and torch may be in any state
+        except Exception as failure:  # noqa: BLE001 - memory is short, and torch may be in any state
+            pass_on(failure)
             found[name] = None
     return found
 
@@ -100,7 +102,8 @@ def text_of(error: BaseException) -> str:
     """Return an error's text without secrets. A failed download, for example, quotes its URL."""
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - the script's own class may fail here
+    except Exception as failure:  # noqa: BLE001 - the script's own class may fail here
+        pass_on(failure)
         return "(its text could not be had)"
     from ..storage.secrets import hide_in_text  # here, because it loads re
 

@@ -175,8 +175,10 @@ def install() -> None:
     original = sys.excepthook
 
     def excepthook(kind: Any, error: Any, traceback: Any) -> None:
-        saw_uncaught(error)
-        original(kind, error, error.__traceback__ if error is not None else traceback)
+        try:
+            saw_uncaught(error)
+        finally:  # also if a signal handler raises now
+            original(kind, error, error.__traceback__ if error is not None else traceback)
 
     # Both names: a library that finds them different thinks that another hook is installed, and skips its own.
     sys.__excepthook__ = sys.excepthook = wraps(original)(excepthook)
@@ -285,9 +287,11 @@ def _watch_threads(threading: Any) -> None:
     original = threading.excepthook
 
     def excepthook(args: Any) -> None:
-        if args.exc_type is not SystemExit:
-            saw_uncaught(args.exc_value)
-        original(args)
+        try:
+            if args.exc_type is not SystemExit:
+                saw_uncaught(args.exc_value)
+        finally:
+            original(args)
 
     threading.excepthook = wraps(original)(excepthook)
     if hasattr(threading, "__excepthook__"):

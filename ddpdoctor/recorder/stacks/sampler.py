@@ -13,7 +13,7 @@ import sys
 import time
 
 from .. import frames
-from ..state import describers, guarded, here, queries
+from ..state import describers, guarded, here, pass_on, queries
 from ..storage import ring_layout
 from ..storage.files import open_new, open_plain
 from ..storage.ring_writing import to_json
@@ -321,11 +321,13 @@ def _helpers() -> Any:
 def _map_control(folder: str) -> Any:
     try:
         fd = open_plain(os.path.join(folder, "control"), os.O_RDONLY)
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return None
     try:
         return mmap.mmap(fd, ring_layout.CONTROL_SIZE, prot=mmap.PROT_READ)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        pass_on(error)
         return None
     finally:
         os.close(fd)

@@ -90,11 +90,14 @@ class Ring:
         The reserved end is only for ``vital`` entries. A process must make few of those.
         """
         text = to_json(entry).encode("ascii") + b"\n"
-        if not self._lock.acquire(False):
-            time.sleep(0)
-            if not self._lock.acquire(False):
-                return self._drop()
+        is_held = False
         try:
+            is_held = self._lock.acquire(False)
+            if not is_held:
+                time.sleep(0)
+                is_held = self._lock.acquire(False)
+            if not is_held:
+                return self._drop()
             end = self._used + len(text)
             if end > (self._shape.journal_bytes if vital else self._space):
                 return self._drop()
@@ -103,7 +106,8 @@ class Ring:
             self.set("journal_used", end)
             return True
         finally:
-            self._lock.release()
+            if is_held:
+                self._lock.release()
 
     def intern(self, text: str) -> int:
         """Return the number of a string; 0 for the empty string, or if there was no room."""
@@ -128,12 +132,16 @@ class Ring:
         ``kind`` comes from ``ring_layout.pack_kind``. With ``waits`` the main thread begins to wait for other ranks.
         """
         index = next(self._indexes)
-        began = began_ns or _now_ns()
-        _pack_slot(self._map, self._slots_at + (index - 1) % self._slots * _SLOT_SIZE, index, began, 0, seq, kind)
-        if waits:
-            _pack_two_cells(self._map, _CLAIMED, index, began)
-        else:
-            _pack_cell(self._map, _CLAIMED, index)
+        try:
+            began = began_ns or _now_ns()
+            _pack_slot(self._map, self._slots_at + (index - 1) % self._slots * _SLOT_SIZE, index, began, 0, seq, kind)
+            if waits:
+                _pack_two_cells(self._map, _CLAIMED, index, began)
+            else:
+                _pack_cell(self._map, _CLAIMED, index)
+        except BaseException:  # a signal handler has raised, and the caller learns no index that it could end
+            self.end(index, ring_layout.FLAG_FAILED, waited=waits)
+            raise
         return index
 
     def end(self, index: int, extra_flags: int = 0, ended_ns: int = 0, waited: bool = False) -> None:

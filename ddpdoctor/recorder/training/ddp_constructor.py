@@ -11,7 +11,7 @@ import zlib
 from typing import Any, List, Optional, Set
 
 from .. import frames
-from ..state import here
+from ..state import here, pass_on
 
 MAX_NOTES = 256
 """Constructions of DDP that are noted. Our choice: with digests alone they take 64 KiB of the journal's 512."""
@@ -72,7 +72,8 @@ def _rows(module: Any, with_buffers: bool) -> List[Any]:
 def _row(kind: str, name: str, tensor: Any) -> List[Any]:
     try:
         shape = list(tensor.shape)
-    except RuntimeError:  # a parameter of a lazy module has no shape yet
+    except RuntimeError as error:  # a parameter of a lazy module has no shape yet
+        pass_on(error)
         shape = None
     return [kind, name, shape, str(tensor.dtype).replace("torch.", ""), int(tensor.requires_grad)]
 

@@ -62,16 +62,17 @@ def phase(
                 index = collectives.begin(name(*args) if name is not None else op, number, begun)
             except Exception as error:  # noqa: BLE001 - the recorder's wall
                 here.failed(op, error)
-            waiting = enter_phase() if waits else False
+            waiting = False
             try:
+                waiting = enter_phase() if waits else False
                 result = original(*args, **kwargs)
+                records.ended(index)
             except BaseException as error:
                 records.failed(index, op, error)
                 raise
             finally:
                 if waiting:
                     leave_phase()
-            records.ended(index)
             if note_end is not None:
                 note_end(*args, **kwargs)
             return result
@@ -325,13 +326,13 @@ def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def recorded(self: Any) -> Any:
-        index = 0
-        loading = clock.begin_data()
+        index, loading = 0, None
         try:
-            index = collectives.begin("next_batch", seq=groups.look_up(None)[2])
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
-            here.failed("next_batch", error)
-        try:
+            loading = clock.begin_data()
+            try:
+                index = collectives.begin("next_batch", seq=groups.look_up(None)[2])
+            except Exception as error:  # noqa: BLE001 - the recorder's wall
+                here.failed("next_batch", error)
             batch = original(self)
         except StopIteration as end:
             clock.end_data(loading)
@@ -340,17 +341,20 @@ def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             loaders.exhausted(self)
             raise
         except BaseException as error:
+            clock.end_data(loading)
             records.failed(index, "next_batch", error)
             raise
-        clock.end_data(loading)
         try:
+            clock.end_data(loading)
             ring = here.ring
+            records.ended(index)
             if index and ring is not None:
-                ring.end(index)
                 ring.set("batches", next(_batches))
                 _note_workers(ring, self)
                 loaders.delivered(self, batch)
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
+        except BaseException as error:  # noqa: BLE001 - the recorder's wall
+            clock.loading = False
+            records.ended(index)
             here.failed("next_batch", error)
         return batch
 

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Set
 
 from .. import frames, hooks
 from ..gradients.finite_checks import tensors_in
-from ..state import guarded, here
+from ..state import guarded, here, pass_on
 
 MAX_NAMES = 8
 MAX_NAME = 120
@@ -82,6 +82,7 @@ def unfinished(ddp: Any) -> Optional[Dict[str, Any]]:
     try:
         ddp.reducer._check_reducer_finalized()
     except RuntimeError as error:
+        pass_on(error)
         text = str(error)
         return _entry(_numbered(ddp, text), ddp, "unfinished") if text.startswith(_UNFINISHED) else None
     return None

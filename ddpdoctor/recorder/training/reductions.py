@@ -12,7 +12,7 @@ from typing import Any, Dict, Optional
 
 from ..calls import groups
 from ..speed import device_steps, garbage, gradient_times, surroundings
-from ..state import guarded, here
+from ..state import guarded, here, shielded
 from ..storage import ring_layout
 from ..storage.kept_steps import is_sampled
 from .step_clock import EndedStep, clock
@@ -36,7 +36,7 @@ class Reduction:
         self.logger = ddp.logger  # holds the parameters, so it is dropped when the model is gone
         self.ready_ns = gradient_times.reduced(ddp)
         key = id(ddp)
-        self.model = weakref.ref(ddp, lambda _: _settle_without_forward(key))
+        self.model = weakref.ref(ddp, shielded("steps", lambda _: _settle_without_forward(key)))
 
 
 _pending: Dict[int, Reduction] = {}

@@ -68,6 +68,8 @@ class StepClock:
         """The interned name of the group in which DDP reduced last."""
         self.unknown = False
         """Whether a wait of this step could not be measured."""
+        self.collected: Callable[[], int] = int
+        """Returns how long Python's garbage collector took in the main thread since the last call."""
 
     def enter(self, phase: int) -> int:
         """Move on to a phase; return the time."""
@@ -100,8 +102,9 @@ class StepClock:
         """Begin to take a batch from a loader; return what ``end_data`` needs, or None inside another loader."""
         if self.loading or _get_ident() != here.main_thread:
             return None
-        self.loading = True
-        return _now_ns(), _cpu_ns(), self.waits[self.phase]
+        began = _now_ns(), _cpu_ns(), self.waits[self.phase]
+        self.loading = True  # last, so that whoever an exception from outside leaves without times has none to end
+        return began
 
     @guarded("data loading")
     def end_data(self, began: Optional[Tuple[int, int, int]]) -> None:
@@ -132,6 +135,7 @@ class StepClock:
         self._charge(now_ns or _now_ns())
         now = self.since_ns
         self.number += 1
+        self.inside.gc += self.collected()
         flags = self.level | (ring_layout.STEP_WAIT_UNKNOWN if self.unknown or unseen_waits() else 0)
         ended = EndedStep(self.number, now, self.group, flags, self.spent, self.waits, self.inside)
         self.spent, self.waits, self.unknown, self.inside = [0, 0, 0, 0], [0, 0, 0, 0], False, StepInside()

@@ -15,7 +15,8 @@ import weakref
 from typing import Any, Callable
 
 from .. import hooks
-from ..calls.waiting import begin_wait, end_wait
+from ..calls.waiting import begin_wait, end_wait, heal
+from ..replicas import ddp_models
 from ..speed import device_steps
 from ..state import guarded, here
 from ..storage import ring_layout
@@ -49,6 +50,8 @@ def stepped(optimizer: Any) -> None:
     """Note an optimizer's step."""
     global _optimizing
     known, began_ns, waited = _optimizing
+    if (clock.waiting or clock.phases or clock.phase == ring_layout.BACKWARD) and not ddp_models.in_backward():
+        heal()  # an exception from outside has cut off the end of a wait or of a phase
     if known == id(optimizer):
         waited = clock.waits[clock.phase] - waited
         clock.inside.optimizer += time.monotonic_ns() - began_ns - waited
@@ -84,9 +87,10 @@ def _time_every_step(ddp: Any) -> None:
 
 def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        began = begin_wait()
+        began = 0
         waited = clock.waits[clock.phase]
         try:
+            began = begin_wait()
             return original(*args, **kwargs)
         finally:
             end_wait(began, counts=True)
@@ -106,9 +110,9 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or clock.phase == ring_layout.BACKWARD or here.ring is None:
             return original(self, *args, **kwargs)
-        _enter(ring_layout.FORWARD)
-        _note_input(args, kwargs)
         try:
+            _enter(ring_layout.FORWARD)
+            _note_input(args, kwargs)
             return original(self, *args, **kwargs)
         finally:
             _forward_ended(self)
@@ -145,8 +149,8 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
         nested = clock.phase == ring_layout.BACKWARD
         if nested or here.ring is None or threading.get_ident() != here.main_thread:
             return original(*args, **kwargs)
-        began = _enter(ring_layout.BACKWARD)
         try:
+            began = _enter(ring_layout.BACKWARD)
             result = original(*args, **kwargs)
         except BaseException:
             _enter(ring_layout.BEFORE)

@@ -10,7 +10,7 @@ import inspect
 from typing import Any, Callable, Dict, List
 
 from .. import hooks
-from ..state import guarded, here
+from ..state import guarded, here, pass_on
 from ..wrappers import wraps
 from .plan import MIB
 from .switches import BUFFERS, CAP, STATIC, UNUSED, VIEWS, late_settings_for, settings_for
@@ -124,7 +124,8 @@ def _changing(change: Callable[[Dict[str, Any], Any], None]) -> Callable[[Any], 
         def changed(*args: Any, **kwargs: Any) -> Any:
             try:
                 given = signature.bind(*args, **kwargs)
-            except TypeError:  # the script's mistake: the constructor itself says which
+            except TypeError as error:  # the script's mistake: the constructor itself says which
+                pass_on(error)
                 return None
             change(given.arguments, signature.parameters)
             return given

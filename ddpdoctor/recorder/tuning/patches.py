@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional
 
 from .. import hooks
 from ..settings import read_settings
-from ..state import guarded, here
+from ..state import guarded, here, pass_on
 from ..wrappers import around, wraps
 from . import constructed
 from .leaving import leave, write
@@ -89,6 +89,7 @@ def _under_autocast(trial: SettingsTrial, original: Any, ddp: Any, *args: Any, *
         with torch.autocast(ddp.device_type, dtype=torch.bfloat16):
             outputs = original(ddp, *args, **kwargs)
     except Exception as error:  # noqa: BLE001 - the model cannot do that
+        pass_on(error)
         trial.refuse(error)
         return original(ddp, *args, **kwargs)
     return tree_map(_single, outputs)

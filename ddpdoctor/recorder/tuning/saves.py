@@ -6,6 +6,7 @@ import os
 from typing import Any, Callable, Set
 
 from .. import hooks
+from ..state import pass_on
 from ..wrappers import wraps
 
 _thrown_away: Set[str] = set()
@@ -53,5 +54,6 @@ def _moved(original: Callable[..., Any]) -> Callable[..., Any]:
 def _full(path: Any) -> str:
     try:
         return os.path.abspath(os.fsdecode(path))
-    except TypeError:  # a script may give anything
+    except TypeError as error:  # a script may give anything
+        pass_on(error)
         return ""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..speed import gradient_times
+from ..state import pass_on
 from ..storage.secrets import hide_in_text
 from . import switches
 from .agreement import on_any_rank
@@ -173,6 +174,7 @@ class SettingsTrial:
             try:
                 self._switch(ddp, self.setting)
             except Exception as error:  # noqa: BLE001 - torch refuses a setting; the others are tried all the same
+                pass_on(error)
                 self.refuse(error)
             if not on_any_rank(ddp, [bool(self.refused)])[0]:
                 return
