@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -110,18 +111,38 @@ def finish(
     outcome: JobOutcome, notifier: Notifier, *, is_shown: Callable[[JobOutcome], bool] | None = None
 ) -> JobOutcome:
     """Show the report of a job that has ended, unless ``is_shown`` says no, and what went wrong with ddpdoctor."""
-    failure = outcome.failure
-    try:
-        _show_launcher_log(outcome)
+
+    def show() -> None:
         if is_shown is None or is_shown(outcome):
             notifier.show(outcome)
-    except Exception as error:  # noqa: BLE001 - the job has ended, and its status is returned whatever fails here
-        failure = failure or error
-    if failure is not None:
+
+    def say_where() -> None:
+        if outcome.folder != outcome.run_dir and not has_space(outcome.run_dir):
+            say(sys.stderr, f"{outcome.run_dir} is full. The record of this run is in {outcome.folder}")
+
+    def fail() -> None:
+        if outcome.failure is not None:
+            raise outcome.failure
+
+    return after_the_job(replace(outcome, failure=None), fail, partial(_show_launcher_log, outcome), show, say_where)
+
+
+def after_the_job(outcome: JobOutcome, *steps: Callable[[], None]) -> JobOutcome:
+    """Take some steps after the job has ended, whatever fails in them: its status is returned.
+
+    Say the first failure, unless one was said before. Return the outcome with that failure.
+    """
+    failure = None
+    for step in steps:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - nothing of ours changes the status of a job that has ended
+            failure = failure or error
+    if failure is None or outcome.failure is not None:
+        return outcome
+    with contextlib.suppress(Exception):  # there may be no stderr either
         _say_failure(failure, outcome)
-    if outcome.folder != outcome.run_dir and not has_space(outcome.run_dir):
-        say(sys.stderr, f"{outcome.run_dir} is full. The record of this run is in {outcome.folder}")
-    return outcome
+    return replace(outcome, failure=failure)
 
 
 def _show_launcher_log(outcome: JobOutcome) -> None:

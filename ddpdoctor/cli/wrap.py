@@ -185,7 +185,7 @@ def run(options: Options) -> int:
     """Run the job, show its report, and return the exit status."""
     from ddpdoctor.cli.delivery import severity_of
     from ddpdoctor.cli.logging_findings import log_findings
-    from ddpdoctor.cli.running import outcome_report, run_and_show, run_under_outer
+    from ddpdoctor.cli.running import after_the_job, outcome_report, run_and_show, run_under_outer
     from ddpdoctor.launch.processes.nested import find_outer_run
     from ddpdoctor.model.exit_status import ExitStatus, has_found
 
@@ -196,15 +196,23 @@ def run(options: Options) -> int:
     actor = Actor(options=settings_of(options, ActionOptions))
     export = MetricExport(options=_metric_options(options), job=prepared)
     outcome = run_and_show(prepared, act=actor.act, started=export.start)
-    export.finish(outcome.folder, partial(outcome_report, outcome))
-    if options.log_findings:
-        log_findings(outcome.folder, outcome_report(outcome), prepared.report_file)
-    actor.finish()
-    if outcome.exit_status == 0 and has_found(outcome_report(outcome), severity_of(options.fail_on)):
-        return ExitStatus.FOUND
-    if options.exit_status_of_verdict:
-        return status_of_verdict(outcome_report(outcome), outcome.exit_status)
-    return outcome.exit_status
+    status = outcome.exit_status
+
+    def log() -> None:
+        if options.log_findings:
+            log_findings(outcome.folder, outcome_report(outcome), prepared.report_file)
+
+    def settle_status() -> None:
+        nonlocal status
+        if options.fail_on != "never" and status == 0 and has_found(report(), severity_of(options.fail_on)):
+            status = ExitStatus.FOUND
+        elif options.exit_status_of_verdict:
+            status = status_of_verdict(report(), status)
+
+    # The ranks have ended. From here on only the user's own options change the status.
+    report = partial(outcome_report, outcome)
+    after_the_job(outcome, partial(export.finish, outcome.folder, report), log, actor.finish, settle_status)
+    return status
 
 
 def prepare(
