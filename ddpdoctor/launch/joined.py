@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.run.ends import ASKED_TOGETHER_NS
@@ -147,6 +147,14 @@ class JoinedSession(Session):
             if how is not None and process.ended_ns is None:
                 process.ended_ns, process.exit_code = now_ns, int(how is Leaving.FAILED)
         super()._close_record(status)
+
+    def _outcome(self, status: int | None, judgment: Judgment | None = None) -> JobOutcome:
+        """Return the outcome without the processes' exit status, which is still to come: they go on after the watch.
+
+        Lightning, for example, ends with a status of its own after an error, and after Ctrl-C.
+        """
+        outcome = super()._outcome(status, judgment)
+        return outcome if outcome.end.hung else replace(outcome, end=replace(outcome.end, exit_status=None))
 
     def _note_sigterm_to_all(self) -> None:
         """Note an interruption if all ranks got SIGTERM together: somebody has ended the launcher, or the job."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.model.codec import WrongValue, decode
 from ddpdoctor.model.consistency import Consistency, StreamClock
 from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.findings import Attempt, JobStatus, Outcome, Severity, as_earlier
 from ddpdoctor.model.rank_words import count_of
 from ddpdoctor.report.blocks import Content, FactEntry, FactList, Heading, Text
@@ -72,8 +73,14 @@ def _headline(report: Report, restarts: int) -> str:
     """Return the verdict. If there is none, a job that ended badly must not read like one that ended well."""
     if report.verdict is not None:
         return report.verdict.summary
+    if report.job is not None and report.job.status is JobStatus.INTERRUPTED:
+        by_user = report.job.exit_status == ExitStatus.INTERRUPTED
+        how = "Ctrl-C (SIGINT) interrupted the job" if by_user else "the job was interrupted"
+        return f"{how}, and no fault was found before"
     if report.job is not None and report.job.ended_badly:
         return "no cause found"
+    if report.job is not None and report.job.exit_status and report.findings:
+        return report.findings[0].summary  # an info, but it explains the status
     if restarts > 0:
         return f"the job finished after {count_of(restarts, 'restart')}"
     crashed = sum(check.outcome is Outcome.CRASHED for check in report.checks)

@@ -136,19 +136,21 @@ def _exit_evidence(job: JobState, blamed: tuple[int, ...]) -> list[str]:
 
 @rule("DD612", "exit-abort", Severity.INFO, "A rank aborted at exit, after its script had finished")
 def check_exit_abort(job: JobState) -> Answer:
-    """Report a rank that died of SIGABRT after its script had ended well.
+    """Report a rank that died of SIGABRT, SIGSEGV or SIGBUS after its script had ended well.
 
     ## What it means
 
     No training is lost: the script had run to its end. Gloo's threads may still be alive while the interpreter unloads
-    its libraries. Then C++ aborts with "terminate called without an active exception" (pytorch#190489). The launcher
-    still counts this as a failure and returns its status.
+    its libraries. Then C++ aborts with "terminate called without an active exception" (pytorch#190489). A function
+    registered with `atexit`, or a library that frees its memory, may also fail here. The launcher still counts this as
+    a failure and returns its status.
 
     ## How it is recognized
 
-    The process died of SIGABRT after the interpreter had begun to shut down, and the script had ended without an
-    exception or an error status. SIGBUS and SIGSEGV count too, because the dump of an abort may itself fault. If a
-    spawner then ends another rank by SIGTERM whose script has also ended, that is no failure either.
+    The process died of such a signal after the interpreter had begun to shut down, and the script had ended without an
+    exception or an error status. SIGABRT is taken for Gloo's abort. With SIGBUS and SIGSEGV the cause is left open,
+    because the dump of an abort may itself fault, unless the dump shows a line of the script. If a spawner then ends
+    another rank by SIGTERM whose script has also ended, that is no failure either.
 
     ## How sure
 
@@ -156,9 +158,9 @@ def check_exit_abort(job: JobState) -> Answer:
 
     ## What to do
 
-    Call `dist.barrier()` and then `dist.destroy_process_group()` as the last lines of the script. This may not be
-    enough for FSDP2 and DTensor: in torch 2.13 threads of Gloo outlive that call there, and one such job was seen to
-    abort.
+    If a line is named, check the native code that it calls. Else call `dist.barrier()` and then
+    `dist.destroy_process_group()` as the last lines of the script. This may not be enough for FSDP2 and DTensor: in
+    torch 2.13 threads of Gloo outlive that call there, and one such job was seen to abort.
 
     ## Example
 
@@ -167,13 +169,30 @@ def check_exit_abort(job: JobState) -> Answer:
     aborted = tuple(n for n in sorted(job.states) if aborted_at_exit(job.rank(n)) and n not in job.early)
     if not aborted:
         return passed()
-    signals = sorted({job.rank(n).signal or "a signal" for n in aborted})
-    finding = Problem(
-        ranks=aborted,
-        summary=f"{rank_list(aborted)} aborted at exit, after the script had finished; training is not affected",
+    alike: dict[tuple[str, Frame | None], list[int]] = {}
+    for n in aborted:
+        alike.setdefault((job.rank(n).signal or "a signal", job.rank(n).fatal_place), []).append(n)
+    return judged([_abort(job, signal, line, tuple(ranks)) for (signal, line), ranks in alike.items()])
+
+
+def _abort(job: JobState, signal: str, line: Frame | None, ranks: tuple[int, ...]) -> Problem:
+    """Return the problem of ranks that the same signal ended, at the same line of the script or at none."""
+    died = "aborted" if signal == "SIGABRT" else f"died of {signal}"
+    seen = "a known bug in Gloo, pytorch#190489"
+    if line is not None:
+        seen = f"the stack dump shows it {place_words(line)}"
+    elif signal != "SIGABRT":
+        seen = f"native code has failed, or it is a dump of the abort that is {seen}"
+    status = job.facts.launcher_status
+    return Problem(
+        ranks=ranks,
+        where=tuple(place for n in ranks for place in places(n, [line])),
+        summary=f"{rank_list(ranks)} {died} at exit, after the script had finished; training is not affected",
         evidence=(
-            f"{' or '.join(signals)} while the interpreter was shutting down: a known bug in Gloo, pytorch#190489",
+            f"{signal} while the interpreter was shutting down: {seen}",
+            *([f"the launcher counts that as a failure: its exit status is {status}"] if status else []),
         ),
-        fix="call dist.barrier() and then dist.destroy_process_group() as the last lines of the script",
+        fix=f"check the native code that is called {place_words(line)}"
+        if line is not None
+        else "call dist.barrier() and then dist.destroy_process_group() as the last lines of the script",
     )
-    return judged([finding])
