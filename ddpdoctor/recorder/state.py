@@ -240,27 +240,28 @@ def came_from_outside(error: BaseException) -> bool:
     step = error.__traceback__
     interrupted: List[Any] = [step.tb_frame.f_back] if step is not None else []
     foreign = []
-    innermost = ""
+    last = step
     while step is not None:
-        frame, step = step.tb_frame, step.tb_next
-        innermost = frame.f_code.co_filename
-        if not frames.is_own_file(innermost):
+        last, frame, step = step, step.tb_frame, step.tb_next
+        if not frames.is_own_file(frame.f_code.co_filename):
             foreign.append(frame.f_code)
             values = list(frame.f_locals.values())
             given = [*values, *chain.from_iterable(value for value in values if type(value) is tuple)]
             if any(type(one) is type(frame) and one in interrupted for one in given):
                 return True
         interrupted.append(frame)
-    kind = type(error)
-    if frames.is_own_file(innermost):
-        file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-        if frames.is_own_file(file):
-            return False
-        if kind.__module__ == "__main__" or (file and frames.is_user_file(file)):
-            return True
-        return not error.args and kind not in _WITHOUT_TEXT
     handlers = _handlers() if foreign else ()
-    return any(code is handler for code in foreign for handler in handlers)
+    if last is None or any(code is handler for code in foreign for handler in handlers):
+        return last is not None
+    import opcode
+
+    if last.tb_frame.f_code.co_code[last.tb_lasti] == opcode.opmap["RAISE_VARARGS"]:
+        return False
+    kind = type(error)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    if kind.__module__ == "__main__" or (file and frames.is_user_file(file)):
+        return True
+    return not error.args and kind not in _WITHOUT_TEXT
 
 
 def _handlers() -> List[Any]:
@@ -275,49 +276,54 @@ def _handlers() -> List[Any]:
     return found
 
 
-def redeliver(error: BaseException) -> None:
-    """Raise an exception that is not ours once more, as soon as this thread runs Python code outside of this call.
+def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a C function that calls ``action`` with its argument, and out of which no exception comes.
 
     For places in which Python would only print it, or in which torch's C++ would end early because of it. Without us no
-    Python code would run there, and a signal would wait until the call has returned.
-    """
-    try:
-        import ctypes
-
-        kind = type(error)
-        # Python makes the exception from a class. This one returns the exception that exists.
-        again = type(kind.__name__, (kind,), {"__new__": lambda *_: error, "__module__": kind.__module__})
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(_thread.get_ident()), ctypes.py_object(again))
-    except (ImportError, TypeError):  # a Python without ctypes, or a class that has no subclasses
-        raise error from None
-
-
-def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return a C function that calls ``action`` with its argument, where no exception may come out: see ``redeliver``.
+    Python code would run there, and a signal would wait. So what is not ours is raised once more: see ``_send_again``.
 
     A function written in Python can be interrupted before its first instruction, where it has no ``try`` yet. A
     generator that is inside of one cannot. It must not be called while it runs.
     """
 
     def run(is_ending: Callable[[], bool] = sys.is_finalizing) -> Any:
-        given = None
+        error: Optional[BaseException] = None
         while True:
             try:
-                given = yield
-                action(given)
+                if error is not None and not is_ending():
+                    if isinstance(error, Exception) and not came_from_outside(error):
+                        here.failed(hook, error)
+                    else:
+                        _send_again(error)
+                error = None
+                while True:
+                    action((yield))
             except GeneratorExit:
                 return
-            except BaseException as error:  # noqa: BLE001 - the recorder's wall
-                try:
-                    if not is_ending():
-                        here.failed(hook, error)
-                except BaseException as foreign:  # noqa: BLE001 - what is not ours
-                    redeliver(foreign)
-            given = None
+            except BaseException as raised:  # noqa: BLE001 - the recorder's wall
+                error = raised
 
     running = run()
     next(running)
     return running.send
+
+
+def _send_again(error: BaseException) -> None:
+    """Raise an exception once more in this thread, as soon as it runs code outside of ours.
+
+    Another thread sends it, because one that this thread sends itself would come at once.
+    """
+    thread = _thread.get_ident()
+
+    def send() -> None:
+        import ctypes
+
+        kind = type(error)
+        # Python makes the exception from a class. This one returns the exception that exists.
+        again = type(kind.__name__, (kind,), {"__new__": lambda *_: error, "__module__": kind.__module__})
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(again))
+
+    _thread.start_new_thread(send, ())
 
 
 def guarded(hook: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -64,7 +64,7 @@ class KeptSteps:
             longest.append(wall_us)
             place = len(longest) - 1
         else:
-            place = longest.index(self._shortest)
+            place = longest.index(min(longest))  # a signal handler may have cut off the last call of this
             longest[place] = wall_us
         if len(longest) == ring_layout.LONGEST_STEPS:
             self._shortest = min(longest)

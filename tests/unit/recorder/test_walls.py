@@ -1,0 +1,123 @@
+"""What the recorder's walls swallow: what our own code raised, and nothing that somebody else raised in between."""
+
+import _thread
+import ctypes
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from ddpdoctor.recorder import state
+
+
+class PreemptedError(Exception):
+    """An exception of a script."""
+
+
+def handle(_number: int, _frame: object) -> None:
+    raise PreemptedError("by a handler")
+
+
+def handle_late(_number: int, _frame: object) -> None:
+    raise TimeoutError(110, "by a handler")
+
+
+class Handler:
+    def __call__(self, *_args: object) -> None:
+        raise PreemptedError("by an object")
+
+    def method(self, *_args: object) -> None:
+        raise ValueError("by a method")
+
+
+class Sized:
+    def __len__(self) -> int:
+        raise ValueError("the script's own class, which our code asked")
+
+
+def interrupt(handler: Callable[..., None]) -> None:
+    """Do what an interrupted function of the recorder does: run a handler at once."""
+    former = signal.signal(signal.SIGUSR2, handler)
+    try:
+        INTERRUPTED["signal"](signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, former)
+
+
+def send(kind: type) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(_thread.get_ident()), ctypes.py_object(kind))
+    INTERRUPTED["nothing"]()
+
+
+def ours(source: str, **names: object) -> Callable[..., None]:
+    """Return a function that counts as the recorder's own."""
+    found: dict[str, Any] = dict(names)
+    file = str(Path(state.__file__).with_name("made.py"))
+    exec(compile(f"def run(*args):\n {source}", file, "exec"), found)
+    return cast("Callable[..., None]", found["run"])
+
+
+INTERRUPTED = {
+    "signal": ours("kill(getpid(), *args); [None for _ in range(9)]", kill=os.kill, getpid=os.getpid),
+    "nothing": ours("[None for _ in range(9)]"),
+}
+GO_ON = {
+    "a handler": (PreemptedError, lambda: interrupt(handle)),
+    "a handler's TimeoutError, an OSError": (TimeoutError, lambda: interrupt(handle_late)),
+    "a lambda that hides its arguments": (ZeroDivisionError, lambda: interrupt(lambda *_: 1 / 0)),
+    "a partial": (PreemptedError, lambda: interrupt(functools.partial(lambda _given, *args: handle(*args), 1))),
+    "a method": (ValueError, lambda: interrupt(Handler().method)),
+    "an object": (PreemptedError, lambda: interrupt(Handler())),
+    "Ctrl-C, whose handler is C code": (KeyboardInterrupt, lambda: interrupt(signal.default_int_handler)),
+    "a class of the script, sent by a thread": (PreemptedError, lambda: send(PreemptedError)),
+    "a class of Python, sent by a thread": (TimeoutError, lambda: send(TimeoutError)),
+    "SystemExit of our own code": (SystemExit, ours("raise SystemExit(1)")),
+}
+SWALLOWED = {
+    "our own": ours("return {}['absent']"),
+    "our own class without a text": ours("raise LookupError"),
+    "a function of Python that we call": lambda: json.loads("{"),
+    "a C function that we call": ours("return open('/nowhere/at/all')", open=open),
+    "a function of Python deeper down": ours("return loads('{')", loads=json.loads),
+    "a class of the script that we ask": ours("return len(args[0])"),
+    "no memory": ours("raise error", error=MemoryError()),
+    "the end of an iterator": ours("return next(iter(()))"),
+}
+
+
+@pytest.mark.parametrize("name", GO_ON)
+def test_what_is_not_ours_goes_on(name: str) -> None:
+    kind, raising = GO_ON[name]
+    before = state.here.failures
+    with pytest.raises(kind):
+        state.guarded("test")(ours("return raising()", raising=raising))()
+    assert state.here.failures == before
+
+
+@pytest.mark.parametrize("name", SWALLOWED)
+def test_what_is_ours_is_counted_and_swallowed(name: str) -> None:
+    before = state.here.failures
+    assert state.guarded("test")(ours("return failing(sized)", failing=SWALLOWED[name], sized=Sized()))() is None
+    assert state.here.failures == before + 1
+
+
+def test_where_python_would_only_print_it_an_exception_comes_soon_after() -> None:
+    given: list[object] = []
+    interrupted = ours("keep(args[0]); raising()", keep=given.append, raising=lambda: interrupt(handle))
+    call = state.shielded("test", interrupted)
+
+    def call_and_go_on(turn: int) -> None:
+        call(turn)
+        while True:
+            time.sleep(0)
+
+    for turn in range(3):
+        with pytest.raises(PreemptedError, match="by a handler"):
+            call_and_go_on(turn)
+    assert given == [0, 1, 2]
