@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from ddpdoctor.recorder.state import pass_on
-
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -71,7 +69,7 @@ class Watch(contextlib.ContextDecorator):
             _active, self._pid = self, os.getpid()
             self._begin()
         except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor: training goes on without it
-            pass_on(error)
+            _pass_on(error)
             _say_once(f"this job is not watched: {getattr(error, 'message', error)}")
         return self
 
@@ -91,7 +89,7 @@ class Watch(contextlib.ContextDecorator):
         try:
             return "" if self._meeting is None else _report_of(self._meeting, wait_s, has_failed=self._has_failed)
         except Exception as error:  # noqa: BLE001 - the wall around ddpdoctor
-            pass_on(error)
+            _pass_on(error)
             _say_once(f"the report cannot be read: {getattr(error, 'message', error)}")
             return ""
 
@@ -150,7 +148,7 @@ class Watch(contextlib.ContextDecorator):
             if self._meeting is not None:
                 _note_leaving(self._meeting, how, error)
         except Exception as failure:  # noqa: BLE001 - the wall around ddpdoctor
-            pass_on(failure)
+            _pass_on(failure)
             _say_once(f"the watch could not be left: {failure}")
 
     def _put_back(self) -> None:
@@ -199,6 +197,12 @@ def _report_of(meeting: HostWatch, wait_s: float, *, has_failed: bool) -> str:
     return draw_verdict(meeting.run_dir)
 
 
+def _pass_on(error: Exception) -> None:
+    from ddpdoctor.recorder.state import pass_on  # here, so that importing ddpdoctor costs nothing
+
+    pass_on(error)
+
+
 def _say_once(message: str) -> None:
     """Write a line to stderr, once for each process and on one rank."""
     global _has_said  # noqa: PLW0603 - once for each process
@@ -208,4 +212,4 @@ def _say_once(message: str) -> None:
         try:
             sys.stderr.write(f"ddpdoctor: {message}\n")
         except Exception as error:  # noqa: BLE001 - no stderr
-            pass_on(error)
+            _pass_on(error)

@@ -170,6 +170,25 @@ def test_a_job_that_failed_without_known_cause_never_reads_like_one_that_ended_w
     assert "ranks 0-2, 4  in all_reduce" in text
 
 
+@pytest.mark.parametrize(
+    ("exit_status", "words"),
+    [(130, "Ctrl-C (SIGINT) interrupted the job"), (1, "the job was interrupted"), (None, "the job was interrupted")],
+)
+def test_an_interruption_is_told_from_a_failure(exit_status: int | None, words: str) -> None:
+    text = render(report(JobStatus.INTERRUPTED, verdict=None, exit_status=exit_status))
+    assert text.startswith(f"ddpdoctor: {words}, and no fault was found before\n  interrupted, 5 ranks")
+
+
+@pytest.mark.parametrize(
+    ("exit_status", "kind", "words"),
+    [(1, "exit-abort", "Rank 1 died."), (0, "exit-abort", "no problem found"), (1, "not-recorded", "no problem found")],
+)
+def test_what_explains_a_bad_status_of_a_job_that_finished_is_said_first(exit_status, kind, words):
+    note = finding("DD612", kind, Severity.INFO, summary="Rank 1 died.", fix="")
+    ended = replace(FINISHED, job=replace(FINISHED.job, exit_status=exit_status), findings=(note,))
+    assert render(ended).splitlines()[0] == f"ddpdoctor: {words}"
+
+
 def test_a_crashed_check_is_said_even_of_a_job_that_ended_well():
     crashed = Check(id="stuck", code="DD601", outcome=Outcome.CRASHED, reason="KeyError")
     shown = render(replace(FINISHED, checks=(crashed,)))

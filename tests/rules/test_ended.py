@@ -376,10 +376,16 @@ def test_abort_at_exit_is_no_failure():
     assert [(f.kind, f.ranks, f.severity) for f in found.findings] == [("exit-abort", (1,), Severity.INFO)]
 
 
-def test_the_dump_of_an_abort_at_exit_may_fault():
-    found = judge(job(ended(0), killed(1, "SIGBUS", main_ended_ns=LONG_AGO - S), ended(2), ended=True))
-    assert [(f.kind, f.ranks, f.severity) for f in found.findings] == [("exit-abort", (1,), Severity.INFO)]
-    assert "SIGBUS" in found.findings[0].evidence[0]
+def test_a_fault_at_exit_is_told_with_its_signal_and_line():
+    died = [killed(rank, "SIGSEGV", main_ended_ns=LONG_AGO - S) for rank in (0, 1)]
+    at_a_line = killed(2, "SIGBUS", main_ended_ns=LONG_AGO - S, fatal_place=line(31))
+    found = judge(job(*died, at_a_line, ended=True, launcher_status=1)).findings
+    assert [(f.kind, f.ranks, f.severity) for f in found] == [("exit-abort", r, Severity.INFO) for r in ((0, 1), (2,))]
+    assert "ranks 0 and 1 died of SIGSEGV at exit" in found[0].summary
+    assert "pytorch#190489" in found[0].evidence[0]
+    assert found[0].evidence[1].endswith("its exit status is 1")
+    assert [place.line for place in found[1].where] == [31]
+    assert "pytorch" not in found[1].evidence[0]
 
 
 def test_a_spawner_that_ends_the_others_after_an_abort_at_exit_is_no_failure():

@@ -79,8 +79,10 @@ def _headline(report: Report, restarts: int) -> str:
         return f"{how}, and no fault was found before"
     if report.job is not None and report.job.ended_badly:
         return "no cause found"
-    if report.job is not None and report.job.exit_status and report.findings:
-        return report.findings[0].summary  # an info, but it explains the status
+    if report.job is not None and report.job.exit_status:
+        for finding in report.findings:
+            if finding.kind == "exit-abort":  # an info, but it explains the status
+                return finding.summary
     if restarts > 0:
         return f"the job finished after {count_of(restarts, 'restart')}"
     crashed = sum(check.outcome is Outcome.CRASHED for check in report.checks)
