@@ -146,7 +146,8 @@ def _core_time(path: str = "/proc/self/schedstat") -> Optional[Tuple[int, int]]:
     try:
         with open(path, "rb") as file:
             ran, waited = file.read().split()[:2]
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        pass_on(error)
         return None
     return int(ran), int(waited)
 

@@ -19,7 +19,7 @@ from ..replicas import mesh as mesh_replicas
 from ..replicas import optimizers as made
 from ..speed import garbage, hand_made
 from ..stacks.errors import noting_errors
-from ..state import JOINED_VARIABLE, MASTER_VARIABLE, guarded, here, is_below_trainer, store_address
+from ..state import JOINED_VARIABLE, MASTER_VARIABLE, guarded, here, is_below_trainer, pass_on, store_address
 from ..storage import ring_layout
 from ..wrappers import around, hide_own_frames, wraps
 from . import ddp_constructor, reducer, reductions, steps
@@ -148,7 +148,8 @@ def _meeting_file(init_method: Any) -> Any:
     path = init_method[len("file://") :].partition("?")[0]
     try:
         return {"path": path, "size_bytes": os.stat(path).st_size}
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return {"path": path, "size_bytes": 0}
 
 
