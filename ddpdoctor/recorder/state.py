@@ -266,7 +266,7 @@ def came_from_outside(error: BaseException) -> bool:
 
 def _handlers() -> List[Any]:
     """Return the code of the script's signal handlers, also of methods, objects and ``functools.partial``."""
-    import _signal
+    import _signal  # type: ignore[import-not-found]  # `signal` makes an enum of each
 
     found = []
     for handler in {_signal.getsignal(number) for number in range(1, _signal.NSIG)}:
@@ -303,9 +303,10 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
             except BaseException as raised:  # noqa: BLE001 - the recorder's wall
                 error = raised
 
-    running = run()
+    running: Any = run()
     next(running)
-    return running.send
+    call: Callable[..., Any] = running.send
+    return call
 
 
 def _send_again(error: BaseException) -> None:

@@ -38,11 +38,11 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
         # Not torch.no_grad: an exception from outside could end its Python code before it has restored the mode.
         had_gradients = torch.is_grad_enabled()
         try:
-            torch._C._set_grad_enabled(False)  # type: ignore[attr-defined]
+            torch._C._set_grad_enabled(False)
             with torch._C.DisableTorchFunction():
                 return function(*args)
         finally:
-            torch._C._set_grad_enabled(had_gradients)  # type: ignore[attr-defined]
+            torch._C._set_grad_enabled(had_gradients)
 
     return run
 

@@ -61,11 +61,11 @@ def watch_collections() -> None:
 def _made_of_c() -> Any:
     """Return a C function that takes a phase ("start" or "stop") and any second argument."""
     now, last = partial(iter, time.monotonic_ns), partial(map, getitem)
-    thread: Iterator[int] = iter(_thread.get_ident, None)  # type: ignore[arg-type]
+    thread: Iterator[int] = iter(_thread.get_ident, None)
     to_keep, to_judge = tee(map(sub, now(None), last(repeat(_began), repeat(-1))))
     # accumulate makes "f_back", "f_back", ... into a walk outward. It ends with an AttributeError at the None after the
     # outermost frame. To getattr with a default, that is a missing attribute.
-    frame: Any = zip(map(dict.get, iter(sys._current_frames, None), iter(_thread.get_ident, None)))  # type: ignore[arg-type]
+    frame: Any = zip(map(dict.get, iter(sys._current_frames, None), iter(_thread.get_ident, None)))
     walks: Any = map(accumulate, map(chain, frame, repeat(("f_back",) * frames.MAX_DEPTH)), repeat(getattr))
     rows: Any = map(map, repeat(attrgetter("f_code", "f_lineno")), walks)
     keep_long = zip(map(_places.append, last(repeat(_took), repeat(-1))), map(_places.extend, rows))
