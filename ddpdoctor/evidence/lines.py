@@ -253,7 +253,8 @@ class LogSplitter:
         if "rank" in said:
             self.ranks.add(said["rank"])
         if time is not None:
-            time = replace(time, clock=who.host or self.source)
+            clock = who.host or self.source
+            time = replace(time, clock=clock if time.seconds > _DATED_S else f"{clock}, no date")
             if time.seconds > _DATED_S:
                 first, last = self.span or (time.seconds, time.seconds)
                 self.span = (min(first, time.seconds), max(last, time.seconds))

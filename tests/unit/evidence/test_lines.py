@@ -66,8 +66,8 @@ def test_what_only_looks_like_a_prefix_stays(raw: str) -> None:
         ("[2026-03-09 14:02:11,250] text", 1773064931.25, "job.log"),
         ("worker-1: 2026-03-09 14:02:11 text", 1773064931.0, "worker-1"),
         ("[Mon Mar  9 14:02:11 2026] text", 1773064931.0, "job.log"),
-        ("18:11:06.680 text", 65466.68, "job.log"),
-        ("[12345.678901] text", 12345.678901, "job.log"),
+        ("18:11:06.680 text", 65466.68, "job.log, no date"),
+        ("[12345.678901] text", 12345.678901, "job.log, no date"),
     ],
 )
 def test_times_are_on_the_clock_of_their_host_or_file(raw: str, seconds: float, clock: str) -> None:
