@@ -24,7 +24,7 @@ PORT = 28028
 LIMIT_S = 4.0
 """Our choice for a whole answer. RAS itself waits for ranks that do not answer, as long as TIMEOUT says."""
 RANKS_TIMEOUT_S = 2
-MOST_BYTES = 64 * 2**20
+MOST_BYTES, MOST_LINE_BYTES = 64 * 2**20, 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,11 @@ class _Lines:
         """Send a line and return the line of the answer."""
         self._connection.sendall(line)
         while b"\n" not in self._data:
-            self._receive()
+            self._wait()
+            piece = self._connection.recv(1 << 16)
+            if not piece or len(self._data) > MOST_LINE_BYTES:
+                raise ConnectionError("the other side closed the connection, or its line does not end")
+            self._data += piece
         answer, _, self._data = self._data.partition(b"\n")
         return answer
 
@@ -93,13 +97,6 @@ class _Lines:
             size += len(piece)
             pieces.append(piece)
         raise OSError("the answer is too long")
-
-    def _receive(self) -> None:
-        self._wait()
-        piece = self._connection.recv(1 << 16)
-        if not piece or len(self._data) > MOST_BYTES:
-            raise ConnectionError("the other side closed the connection")
-        self._data += piece
 
     def _wait(self) -> None:
         left_s = self._deadline - time.monotonic()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 SOURCE = "store"
 LIMIT_S = 1.0
 """Our choice for connecting, with the name's lookup: the store of a running job listens already."""
+ALL_LIMIT_S = 60.0
+"""Our choice for all questions to a store together: it answers each in microseconds."""
 MOST_KEYS, MOST_VALUES, MOST_RANKS = 20_000, 4096, 4096
 DEBUG_SERVERS = "debug_server/rank"
 _VALUES = (DEBUG_SERVERS,)
@@ -46,9 +48,10 @@ def read_store(job: FoundJob) -> StoreLook | Refusal | None:
         return Refusal(source=SOURCE, reason=reason, remedy=inside_network(job.ranks[0].pid))
     wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
     try:
-        keys = _read_keys(host, port, job.world_size or 0)
+        deadline = time.monotonic() + ALL_LIMIT_S
+        keys = _read_keys(host, port, job.world_size or 0, deadline)
         with contextlib.closing(open_store_reader(host, port, LIMIT_S)) as reader:
-            values = _read_values(reader, keys.keys)
+            values = _read_values(reader, keys.keys, deadline)
     except StoreError as error:
         reason = hide_in_text(f"the job's store at {host}:{port} cannot be read: {error}")
         remedy = "Run ddpdoctor attach on the machine, and in the container, of rank 0."
@@ -60,7 +63,7 @@ def read_store(job: FoundJob) -> StoreLook | Refusal | None:
     )  # fmt: skip
 
 
-def _read_keys(host: str, port: int, world_size: int) -> _Keys:
+def _read_keys(host: str, port: int, world_size: int, deadline: float) -> _Keys:
     try:
         with contextlib.closing(open_store_reader(host, port, LIMIT_S)) as reader:
             return _Keys(keys=reader.list_keys())
@@ -68,7 +71,7 @@ def _read_keys(host: str, port: int, world_size: int) -> _Keys:
         # An older torch. If nothing can be read at all, this fails again, with the reason.
         with contextlib.closing(open_store_reader(host, port, LIMIT_S)) as reader:
             asked = tuple(_expected(min(world_size, MOST_RANKS)))
-            return _Keys(keys=tuple(key for key in asked if reader.has(key)), asked=asked)
+            return _Keys(keys=tuple(key for key in asked if _in_time(deadline) and reader.has(key)), asked=asked)
 
 
 def _expected(world_size: int) -> Iterable[str]:
@@ -78,7 +81,13 @@ def _expected(world_size: int) -> Iterable[str]:
         yield f"{DEBUG_SERVERS}{rank}"
 
 
-def _read_values(reader: StoreReader, keys: Iterable[str]) -> dict[str, str]:
+def _read_values(reader: StoreReader, keys: Iterable[str], deadline: float) -> dict[str, str]:
     wanted = [key for key in keys if key.startswith(_VALUES) or key.endswith(_TRACES)][:MOST_VALUES]
-    found = {key: reader.get(key) for key in wanted}
+    found = {key: reader.get(key) for key in wanted if _in_time(deadline)}
     return {key: hide_in_text(value.decode(errors="replace")) for key, value in found.items() if value is not None}
+
+
+def _in_time(deadline: float) -> bool:
+    if time.monotonic() > deadline:
+        raise StoreError(f"its answers took more than {ALL_LIMIT_S:.0f} s")
+    return True

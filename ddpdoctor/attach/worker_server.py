@@ -8,8 +8,8 @@ if the rank itself listens there: other servers of a job, such as Gloo's, must n
 from __future__ import annotations
 
 import http.client
-import json
 import socket
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from ddpdoctor.attach.process import shares_network
 from ddpdoctor.collect.files import read_text
 from ddpdoctor.collect.process.connections import read_sockets
 from ddpdoctor.model.attached import Refusal
+from ddpdoctor.recorder.storage.files import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +32,8 @@ PROC = Path("/proc")
 SOURCE = "worker server"
 LIMIT_S = 1.5
 """Our choice: an answer takes milliseconds, except that of a handler that waits for a held GIL."""
+WHOLE_LIMIT_S = 15.0
+"""Our choice for a whole answer, however it drips in. A trace of tens of MiB takes seconds."""
 MOST_BYTES = 64 * 2**20
 TRACES = ("fr_trace_json", "dump_nccl_trace_json")
 """Handlers that return the flight recorder without the GIL: since torch 2.13, and before it."""
@@ -87,10 +90,10 @@ def find_server(
 def ask_server(server: WorkerServer, *, want_stacks: bool) -> Answers:
     """Return the trace of the flight recorder, and the stacks if ``want_stacks``, which wait for the GIL."""
     try:
-        handlers = json.loads(_request(server, "GET", ""))
+        handlers = parse_json(_request(server, "GET", ""))
         name = next((one for one in TRACES if one in handlers), None)
         trace = _request(server, "POST", name) if name else None
-    except (OSError, ValueError, http.client.HTTPException) as error:
+    except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
         return Answers(refused=Refusal(source=SOURCE, reason=f"torch's server in the rank gave no answer: {error}"))
     if not want_stacks or STACKS not in handlers:
         return Answers(trace=trace)
@@ -107,14 +110,20 @@ def _request(server: WorkerServer, method: str, handler: str) -> bytes:
         if server.path
         else http.client.HTTPConnection("127.0.0.1", server.port, timeout=LIMIT_S)
     )
+    over = threading.Timer(WHOLE_LIMIT_S, lambda: made.sock and made.sock.shutdown(socket.SHUT_RDWR))
+    over.daemon = True
+    over.start()
     try:
         made.request(method, f"/handler/{handler}")
         response = made.getresponse()
         body = response.read(MOST_BYTES)
     finally:
+        over.cancel()
         made.close()
     if response.status != http.client.OK:
         raise OSError(f"status {response.status}")
+    if response.length:  # what is left of the announced length
+        raise OSError("the answer was cut short, or is too long")
     return body
 
 

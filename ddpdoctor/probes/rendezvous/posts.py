@@ -145,7 +145,7 @@ class Posts:
     def _attend(self, ready: socket.socket) -> None:
         if ready in self._waiting:
             self._hear(ready)
-        else:
+        elif ready.fileno() >= 0:  # else it was dropped for another one of the same batch
             self._accept(ready)
 
     def _accept(self, listener: socket.socket) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from torch.distributed import TCPStore
 from ddpdoctor.attach.find import FoundJob
 from ddpdoctor.attach.ras import RasAnswer, ask_ras
 from ddpdoctor.attach.store import read_store
+from ddpdoctor.attach.worker_server import Answers, WorkerServer, ask_server
 from ddpdoctor.model.attached import JobIdentity, Refusal, StoreLook
 
 LIST_KEYS = 17
@@ -113,3 +115,52 @@ def test_a_ras_that_hangs_up_early():
         told = ask_ras("127.0.0.1", port)
     assert isinstance(told, Refusal)
     assert "incomplete answer" in told.reason
+
+
+def drip(connection):
+    connection.recv(4096)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    while True:
+        connection.sendall(b"x")
+        time.sleep(0.02)
+
+
+ANSWERS = {
+    "no HTTP": lambda connection: connection.sendall(b"SSH-2.0-OpenSSH\r\n"),
+    "deep": lambda connection: say(connection, b"[" * 100_000),
+    "no list": lambda connection: say(connection, b"7"),
+    "not UTF-8": lambda connection: say(connection, b"\xff\xfe"),
+    "cut short": lambda connection: connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[]"),
+    "without end": drip,
+}
+
+
+def say(connection, body):
+    connection.recv(4096)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_a_worker_server_that_answers_anything_is_refused_in_words(case, monkeypatch):
+    monkeypatch.setattr("ddpdoctor.attach.worker_server.WHOLE_LIMIT_S", 0.5)
+    with served(ANSWERS[case]) as port:
+        told = ask_server(WorkerServer(port=port), want_stacks=False)
+    assert told.trace is None
+    assert told.refused is not None
+    assert "torch's server in the rank gave no answer" in told.refused.reason
+
+
+def test_a_worker_server_without_a_trace_is_no_refusal():
+    with served(lambda connection: say(connection, b'["ping"]')) as port:
+        assert ask_server(WorkerServer(port=port), want_stacks=True) == Answers()
+
+
+def test_a_line_of_ras_without_end_is_not_kept():
+    def endless(connection):
+        while True:
+            connection.sendall(b"x" * 65536)
+
+    with served(endless) as port:
+        told = ask_ras("127.0.0.1", port)
+    assert isinstance(told, Refusal)
+    assert "its line does not end" in told.reason

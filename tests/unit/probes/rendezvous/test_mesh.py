@@ -1,5 +1,6 @@
 """Nodes that are threads, each at an address of its own in 127.0.0.0/8."""
 
+import contextlib
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from ddpdoctor.exchange.store import Values
 from ddpdoctor.model.reaching import Contact, Publication
 from ddpdoctor.probes.rendezvous.mesh import MeshLimits, PairResults, run_mesh
 from ddpdoctor.probes.rendezvous.payloads import LARGE_BYTES, PayloadLimits
-from ddpdoctor.probes.rendezvous.posts import LostTime, Posts, PostsOpen
+from ddpdoctor.probes.rendezvous.posts import MAX_WAITING, LostTime, Posts, PostsOpen
 from ddpdoctor.probes.rendezvous.visits import SOURCE_FAILS, TARGET_FAILS, Target, Visitor
 from tests.scenarios.running import wait_for
 
@@ -192,6 +193,17 @@ def test_a_stranger_is_turned_away_and_the_source_is_served():
             assert is_well(pair)
             assert wait_for(lambda: posts.served == {0})
             silent.close()
+
+
+def test_the_source_is_served_beside_more_strangers_than_there_are_places():
+    with offer() as posts, contextlib.ExitStack() as opened:
+        port = posts.published.ports["0"]
+        for _ in range(2 * MAX_WAITING):
+            stranger = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            with contextlib.suppress(OSError):
+                stranger.sendall(b"x")
+        (pair,) = visitor(FOREVER).visit([post_of(posts)])
+        assert is_well(pair)
 
 
 def hung_up(connection):
