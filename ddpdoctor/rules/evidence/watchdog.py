@@ -363,14 +363,15 @@ def _differ(group: _Group, whole: int | None) -> Differ | None:
     ordered = [ranks for _, ranks in group_alike({rank: _call(wait) for rank, wait in group.waits.items()})]
     operations = [group.waits[ranks[0]].operation for ranks in ordered]
     aspect = _aspect(operations)
-    if not aspect or (aspect == "number" and _is_root_ahead(group, operations)):
-        return None
+    if not aspect or (aspect == "number" and (not group.words or _is_root_ahead(group, operations))):
+        return None  # numbers without a group may be those of different groups
     odd = tuple(sorted(rank for ranks in ordered[1:] for rank in ranks))
     is_plain = len(ordered[0]) > len(ordered[1])
     first = group.waits[odd[0]]
     return Differ(
         sides=tuple(zip(ordered, operations, strict=True)),
-        odd=odd if is_plain else None, aspect=aspect, settled=_settles(len(ordered[0]), whole), **_where(first),
+        odd=odd if is_plain else None, aspect=aspect, settled=_settles(len(ordered[0]), whole),
+        **_where(first),
     )  # fmt: skip
 
 

@@ -246,6 +246,40 @@ def victims_table(dice: random.Random) -> Job:
     return job
 
 
+def groups_without_names(dice: random.Random) -> Job:
+    """torch 2.2 writes neither the group nor the global rank: "[Rank 1]" stands for a rank of each group."""
+    size, copies = dice.choice([(2, 4), (4, 2), (4, 4)])
+    late = dice.randrange(size * copies)
+    job = Job(size * copies, frozenset({late}))
+    number, near = dice.randint(40, 900), dice.randint(0, 3)
+    for rank in range(job.world):
+        if rank != late:
+            same = rank // size == late // size
+            lines = old_watchdog(rank % size if same else rank // size, work(number if same else number + near))
+            job.ranks[rank] = lines
+    job.head = [(None, line) for line in steps(6)]
+    return job
+
+
+def one_node(dice: random.Random) -> Job:
+    """The log of one node of several, with all that its ranks wrote: the late rank is on another node."""
+    job = behind(dice)
+    half = job.world // 2
+    job.ranks = {rank: lines for rank, lines in job.ranks.items() if rank >= half}
+    job.head = [(rank, line) for rank, line in job.head if rank is None or rank >= half]
+    return job
+
+
+def lost_peers(dice: random.Random) -> Job:
+    """One rank is gone without a word; the others lose their connections, on one machine."""
+    world = dice.choice([2, 4, 8])
+    late = dice.randrange(world)
+    job = Job(world, frozenset({late}))
+    _start(job, dice)
+    job.ranks = {rank: [] if rank == late else closed_by(rank) for rank in range(world)}
+    return job
+
+
 def numberless(dice: random.Random) -> Job:
     """nccl2's watchdog and Gloo say neither number nor operation."""
     world = dice.choice([4, 8])
@@ -289,6 +323,7 @@ def dumps(dice: random.Random) -> Job:
 
 JOBS: tuple[Callable[[random.Random], Job], ...] = (
     behind, all_inside, other_call, groups, pipeline, desync, crash, victims_table, numberless, restarted, dumps,
+    groups_without_names, one_node, lost_peers,
 )  # fmt: skip
 
 
