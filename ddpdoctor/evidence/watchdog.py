@@ -8,27 +8,346 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.desync import DesyncReports
 from ddpdoctor.evidence.foreign_frames import foreign_frame
 from ddpdoctor.evidence.launches import begins_run
-from ddpdoctor.evidence.natures import classify
+from ddpdoctor.evidence.natures import classify, numbers
 from ddpdoctor.evidence.nccl_causes import named_cause
-from ddpdoctor.evidence.nccl_groups import DEFAULT_GROUP, group_of, who_of, writer_of
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.torch_heads import origin_of
-from ddpdoctor.evidence.watchdog_notes import read_notes, work_number
-from ddpdoctor.model.evidence import Failed, Hint, Nature, Operation, Reached, Waiting
+from ddpdoctor.model.evidence import (
+    MOST_RANKS,
+    Absent,
+    Differ,
+    Failed,
+    Hint,
+    Link,
+    Nature,
+    Operation,
+    Reached,
+    Seen,
+    Shown,
+    Size,
+    Waiting,
+    Who,
+)  # fmt: skip
 from ddpdoctor.model.torch_names import op_type_name
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
-    from ddpdoctor.evidence.nccl_groups import NcclGroup
     from ddpdoctor.evidence.reader import Line
-    from ddpdoctor.model.evidence import Fact, Who
+    from ddpdoctor.model.evidence import Fact
     from ddpdoctor.model.stacks import Frame
+
+# Finds the rank and the process group in a line of ProcessGroupNCCL
+
+
+DEFAULT_GROUP = "default_pg"
+"""torch's name for the default group."""
+_GROUP = re.compile(
+    r"\[PG (?:ID \d+ PG GUID )?(?P<name>[^\s(\]]{1,200}?)\s?(?:\((?P<desc>[^)]{0,200})\))? Rank (?P<rank>\d{1,9})\]"
+)
+_GROUP2 = re.compile(r"\[TC\](?:\[rank=(?P<rank>-?\d{1,9})\])?(?:\[name=(?P<name>[^\]]{0,200})\])?")
+"""The same for nccl2."""
+_RANK = re.compile(r"\[Rank (\d{1,9})\]")
+
+
+@dataclass(frozen=True, slots=True)
+class NcclGroup:
+    """A group as a line names it, and the rank of the writer in it."""
+
+    key: str
+    words: str
+    rank: int | None
+
+
+def group_of(text: str) -> NcclGroup | None:
+    """Return the group that a head names, or None."""
+    match = _GROUP.search(text) or _GROUP2.search(text)
+    if match is None:
+        return None
+    fields = match.groupdict()
+    name, desc = fields["name"] or "", fields.get("desc") or ""
+    rank = int(fields["rank"]) if fields["rank"] is not None and 0 <= int(fields["rank"]) < MOST_RANKS else None
+    if DEFAULT_GROUP in {desc, name} or (name == "0" and not desc):
+        return NcclGroup("", DEFAULT_GROUP, rank)
+    kind = "PG GUID" if "PG GUID" in match[0] else "PG" if name else ""
+    return NcclGroup(name, f"{kind} {name} ({desc})" if desc else f"{kind} {name}".strip(), rank)
+
+
+def writer_of(line: Line, group: NcclGroup | None) -> Hashable:
+    """Return an identity of the writing process: its global rank, or else its rank in some group."""
+    if line.who.rank is not None:
+        return line.who.rank
+    spoken = _RANK.search(line.text)
+    rank = int(spoken[1]) if spoken is not None else group.rank if group is not None else None
+    return (line.stream, rank)
+
+
+def who_of(line: Line, group: NcclGroup | None) -> Who:
+    """Return the rank that a line is about. The rank in the default group is the global rank."""
+    who = line.who
+    if group is not None:
+        rank = group.rank if who.rank is None and group.words == DEFAULT_GROUP else who.rank
+        return replace(who, rank=rank, group=group.key, group_rank=group.rank)
+    spoken = _RANK.search(line.text)
+    if who.rank is None and spoken is not None and int(spoken[1]) < MOST_RANKS:
+        return replace(who, group_rank=int(spoken[1]))
+    return who
+
+
+# Reads single lines of ProcessGroupNCCL: dump signals, a stuck watchdog, a lost store
+
+
+MOST_WORKS = 10**9
+"""A larger number is that of memory that was never set, as torch 2.3 prints it for a group that completed nothing."""
+_DUMP = re.compile(
+    r"Received a dump signal due to a collective timeout from .{0,600}?"
+    r"Last enqueued NCCL work: (?P<enqueued>-?\d{1,20}).{1,120}?last completed NCCL work: (?P<completed>-?\d{1,20})"
+)
+_SOURCE = re.compile(r"due to a collective timeout from {1,2}rank (?P<rank>\d{1,9})\b")
+_OPTIONS = re.compile(
+    r"initialization options: ?size: (?P<size>\d{1,9}), global rank: (?P<rank>\d{1,9})"
+    r"(?:.{0,400}?PG Name: (?P<name>[^\s,]{1,200}))?"
+)
+_STUCK = re.compile(r"watchdog got stuck for (?P<seconds>\d{1,9}) seconds|Heartbeat monitor timed out!")
+
+
+def read_notes(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
+    """Return the fact of a single line."""
+    for words, read in _NOTES.items():
+        if words in line.text:
+            return read(line, group)
+    return ()
+
+
+def work_number(digits: str | None) -> int | None:
+    """Return a number of a work; 0 for none yet (-1), None for memory that was never set."""
+    if digits is None or abs(int(digits)) > MOST_WORKS:
+        return None
+    return max(int(digits), 0)
+
+
+def _dump_signal(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
+    """Read how far the default group has come: the numbers are its own, whatever group timed out."""
+    numbers = _DUMP.search(line.text)
+    if numbers is None:
+        return _seen(line, group)
+    who = replace(who_of(line, group), group="", group_rank=None)
+    enqueued, completed = work_number(numbers["enqueued"]), work_number(numbers["completed"])
+    found: list[Fact] = [
+        Reached(group_words=DEFAULT_GROUP, enqueued=enqueued, completed=completed, **origin_of(line, who))
+    ]
+    if "from this local rank" in line.text:
+        found.append(Waiting(operation=Operation(), timed_out=True, **origin_of(line, who)))
+    elif (source := _SOURCE.search(line.text)) is not None:
+        words = f"rank {source['rank']} ran into the time limit of a collective, as other ranks were told"
+        found.append(Hint(words=words, kind="told-to-dump", **origin_of(line, who)))
+    return found
+
+
+def _options(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
+    """Read which rank starts a group, and how many ranks the group has."""
+    options = _OPTIONS.search(line.text)
+    if options is None or not int(options["rank"]) < MOST_RANKS or not 0 < int(options["size"]) <= MOST_RANKS:
+        return _seen(line, group)
+    is_default = options["name"] in {"0", DEFAULT_GROUP} if options["name"] else group is None or not group.key
+    key = "" if is_default else options["name"] or (group.key if group is not None else "")
+    who = replace(who_of(line, group), rank=int(options["rank"]), group="", group_rank=None)
+    return [
+        Seen(**origin_of(line, who)),
+        Size(ranks=int(options["size"]), group=key, **origin_of(line, replace(who, rank=None))),
+    ]
+
+
+def _stuck(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
+    stuck = _STUCK.search(line.text)
+    if stuck is None:
+        return ()
+    long = f" for {stuck['seconds']} s" if stuck["seconds"] else ""
+    words = f"torch's watchdog thread was stuck{long}: a call of CUDA or NCCL does not return, or the GIL is held"
+    return [Hint(words=words, kind="watchdog-stuck", **origin_of(line, who_of(line, group)))]
+
+
+def _gil(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
+    words = "a thread held the GIL when torch wanted to end the process"
+    return [Hint(words=words, kind="gil", **origin_of(line, who_of(line, group)))]
+
+
+def _store_gone(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
+    problem = "the job's store did not answer any more: the process that serves it, rank 0 or its agent, had ended"
+    fix = "look for what ended rank 0 and its launcher first"
+    to = Who(rank=0)
+    return [Link(to=to, problem=problem, fix=fix, victim=True, **origin_of(line, who_of(line, group)))]
+
+
+def _aborted_elsewhere(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
+    """Read what torch before 2.2 says of another rank whose communicators were aborted."""
+    reading = classify("", line.text)
+    who, message = who_of(line, group), quote(line.text)
+    return [
+        Failed(type="NCCL error", message=message, nature=reading.nature, peers=reading.peers, **origin_of(line, who))
+    ]
+
+
+def _seen(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
+    return [Seen(**origin_of(line, who_of(line, group)))]
+
+
+_NOTES: dict[str, Callable[[Line, NcclGroup | None], Iterable[Fact]]] = {
+    "initialization options:": _options,
+    "Received a dump signal": _dump_signal,
+    "watchdog got stuck for": _stuck,
+    "Heartbeat monitor timed out!": _stuck,
+    "Could not acquire GIL within": _gil,
+    'Failed to check the "should dump" flag on TCPStore': _store_gone,
+    'TCPStore check for dump key "': _store_gone,
+    "Found key in store: NCCLABORTEDCOMM": _aborted_elsewhere,
+    "Observed flight recorder dump signal": _seen,
+}
+
+
+# The desync report of ProcessGroupNCCL (TORCH_NCCL_DESYNC_DEBUG, or TORCH_DISTRIBUTED_DEBUG=DETAIL). Group ranks
+
+
+_RANKS = r"\[(?P<ranks>\d[\d, ]{0,100000})\]"
+_BEGINS = re.compile(r"- \[(?P<rank>\d{1,9})\] Timeout at collective: (?P<op>\w{1,60}), #(?P<seq>\d{1,12})")
+_NEVER = re.compile(rf"ranks {_RANKS} are the lagging ranks that caused this timeout")
+_INSIDE = re.compile(rf"{_RANKS} joined but didn't finish collective #(?P<seq>\d{{1,12}})")
+_BEHIND = re.compile(
+    rf"{_RANKS} finished collective #(?P<done>\d{{1,12}}), but didn't join collective #(?P<seq>\d{{1,12}})"
+)
+_NUMBER = re.compile(r"^\s*#(?P<seq>\d{1,12}) (?P<state>started|finished) ranks:")
+_STATE = re.compile(rf"^\s*{_RANKS} (?P<state>started|finished) (?P<op>\w{{1,60}})")
+_NEAR = 4
+"""A report belongs to a head with a group if it starts within this many lines."""
+_MOST_REPORTS = 64
+_LONGEST = 2000
+"""Our choice: no report has this many lines, including lines of other processes in between."""
+
+
+@dataclass(slots=True)
+class _Report:
+    rank: int
+    operation: Operation
+    line: Line
+    seq: int = 0
+    """The number of the snapshot's part that is being read."""
+    started: dict[int, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    """The ranks inside an operation, by its number and name."""
+
+
+class DesyncReports:
+    """Reads the reports of all ranks in one stream of lines."""
+
+    def __init__(self) -> None:
+        self._reports: dict[Hashable, _Report] = {}
+        self._group: tuple[int, str, str] = (-_NEAR, "", "")
+        """The line of the last head with a group, and that group."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a report is being read."""
+        return bool(self._reports)
+
+    def note_group(self, line: Line, key: str, words: str) -> None:
+        """Note the group of a head, because a report begins in the next line."""
+        self._group = (line.number, key, words)
+
+    def read(self, line: Line) -> Iterable[Fact]:
+        """Return the facts that end with this line."""
+        text = line.text
+        if "Timeout at collective: " in text and (begins := _BEGINS.search(text)) is not None:
+            return self._begin(line, begins)
+        report = self._reports.get(line.stream)
+        if report is None:
+            return ()
+        return self._read_on(line, report)
+
+    def _read_on(self, line: Line, report: _Report) -> Iterable[Fact]:
+        text = line.text
+        if (never := _NEVER.search(text)) is not None:
+            return _absent(line, report, never["ranks"], report.operation)
+        if (behind := _BEHIND.search(text)) is not None:
+            return _absent(line, report, behind["ranks"], _at(report, int(behind["seq"])))
+        if (inside := _INSIDE.search(text)) is not None:
+            return self._inside(line, report, inside)
+        return self._snapshot(line, report)
+
+    def end(self) -> Iterable[Fact]:
+        """Return the facts of snapshots that the log cuts off."""
+        return [fact for stream in list(self._reports) for fact in self._close(stream)]
+
+    def _begin(self, line: Line, begins: re.Match[str]) -> Iterable[Fact]:
+        near = line.number - self._group[0] <= _NEAR
+        key, words = self._group[1:] if near else ("", "")
+        operation = Operation(
+            op=op_type_name(begins["op"]), seq=int(begins["seq"]), group=key, group_words=words
+        )  # fmt: skip
+        found = [*self._close(line.stream)]
+        if len(self._reports) < _MOST_REPORTS:
+            self._reports[line.stream] = _Report(int(begins["rank"]), operation, line)
+        return found
+
+    def _inside(self, line: Line, report: _Report, inside: re.Match[str]) -> Iterable[Fact]:
+        """Ranks inside the lowest number are suspects only if another has passed it."""
+        seq = int(inside["seq"])
+        if report.operation.seq is None or seq >= report.operation.seq:
+            return ()
+        return _absent(line, report, inside["ranks"], report.operation, certain=False)
+
+    def _snapshot(self, line: Line, report: _Report) -> Iterable[Fact]:
+        if (number := _NUMBER.search(line.text)) is not None:
+            report.seq = int(number["seq"]) if number["state"] == "started" else 0
+            return ()
+        if (state := _STATE.search(line.text)) is not None:
+            if report.seq and state["state"] == "started":
+                report.started.setdefault(report.seq, {})[state["op"]] = numbers(state["ranks"])
+            return ()
+        return self._close(line.stream) if line.number - report.line.number > _LONGEST else ()
+
+    def _close(self, stream: Hashable) -> Iterable[Fact]:
+        report = self._reports.pop(stream, None)
+        if report is None:
+            return ()
+        return [_differ(report, seq, sides) for seq, sides in report.started.items() if len(sides) > 1]
+
+
+def _at(report: _Report, seq: int) -> Operation:
+    """Return the operation with a number. Only the operation in the report is known by name."""
+    own = report.operation
+    return own if own.seq == seq else Operation(seq=seq, group=own.group, group_words=own.group_words)
+
+
+def _absent(line: Line, report: _Report, ranks: str, operation: Operation, *, certain: bool = True) -> list[Fact]:
+    own = report.operation
+    waiters = (report.rank,) if not own.group else ()
+    common: dict[str, Any] = {"spot": line.spot(), "time": line.time, "said": quote(line.text)}
+    return [
+        Absent(
+            who=Who(rank=rank) if not own.group else Who(group=own.group, group_rank=rank),
+            operation=operation, waiters=waiters, certain=certain, expected=True, shown=Shown.WORDS, **common,
+        )
+        for rank in numbers(ranks)
+    ]  # fmt: skip
+
+
+def _differ(report: _Report, seq: int, sides: dict[str, tuple[int, ...]]) -> Differ:
+    own = report.operation
+    ordered = sorted(sides.items(), key=lambda side: -len(side[1]))
+    most, second = len(ordered[0][1]), len(ordered[1][1])
+    odd = tuple(sorted(rank for _, ranks in ordered[1:] for rank in ranks)) if most > second else None
+    return Differ(
+        spot=report.line.spot(), time=report.line.time, said=quote(report.line.text),
+        sides=tuple(
+            (ranks, Operation(op=op_type_name(op), seq=seq, group=own.group, group_words=own.group_words))
+            for op, ranks in ordered
+        ),
+        odd=odd, aspect="operation", settled=True,
+    )  # fmt: skip
+
 
 _MOST_OPEN = 20_000
 _MOST_FRAMES = 200

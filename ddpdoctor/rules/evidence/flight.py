@@ -7,20 +7,256 @@ so a call that is older than the first entry of a group is not missing. Dumps ar
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Absent, Circle, Differ, Fact, Inside, Moving, Operation, Reached, Waiting, Who
+from ddpdoctor.model.evidence import (
+    Absent,
+    Circle,
+    Differ,
+    Fact,
+    Inside,
+    Moving,
+    Operation,
+    Reached,
+    Spot,
+    Waiting,
+    Who,
+)
 from ddpdoctor.model.sides import group_alike
-from ddpdoctor.rules.evidence.flight_calls import comparable
-from ddpdoctor.rules.evidence.flight_clusters import clusters_of
-from ddpdoctor.rules.evidence.flight_transfers import compare_transfers
-from ddpdoctor.rules.evidence.waits import find_circle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddpdoctor.model.flight import FlightCall, FlightDump, FlightGroup
-    from ddpdoctor.rules.evidence.flight_clusters import Cluster
+    from ddpdoctor.model.flight import FlightCall, FlightDump, FlightGroup, FlightTransfer
+
+# Finds ranks that wait for each other in a circle
+
+
+_Link = tuple[int, "Operation", int]
+
+
+def find_circle(links: Iterable[tuple[int, Operation, int | None]], source: str = "") -> Circle | None:
+    """Return the shortest way in which ranks wait for each other, or None if someone waits for nobody.
+
+    Args:
+        links: A rank, what it waits in, and for whom.
+        source: The name of a file that shows it.
+    """
+    waits: dict[int, dict[int, Operation]] = {}
+    for rank, operation, other in links:
+        if other is not None and other != rank:
+            waits.setdefault(rank, {}).setdefault(other, operation)
+    if any(other not in waits for others in waits.values() for other in others):
+        return None
+    ways = [way for rank in sorted(waits) if (way := _way_back(waits, rank))]
+    if not ways:
+        return None
+    shortest = min(len(way) for way in ways)
+    return Circle(links=tuple(next(way for way in ways if len(way) == shortest)), spot=Spot(source=source))
+
+
+def _way_back(waits: dict[int, dict[int, Operation]], start: int) -> list[_Link]:
+    """Return the shortest way from a rank to itself, by breadth first search."""
+    before: dict[int, int] = {}
+    queue = [start]
+    for rank in queue:
+        for other in sorted(waits.get(rank, {})):
+            if other == start:
+                return _unwind(waits, before, start, rank)
+            if other not in before:
+                before[other] = rank
+                queue.append(other)
+    return []
+
+
+def _unwind(waits: dict[int, dict[int, Operation]], before: dict[int, int], start: int, last: int) -> list[_Link]:
+    ranks = [last]
+    while ranks[-1] != start:
+        ranks.append(before[ranks[-1]])
+    ranks.reverse()
+    return [(rank, waits[rank][other], other) for rank, other in zip(ranks, [*ranks[1:], start], strict=True)]
+
+
+# What must be equal in the calls that ranks make under one number
+
+
+SAME_IN = frozenset({
+    "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor",
+    "reduce_scatter", "all_gather_coalesced", "reduce_scatter_coalesced",
+})  # fmt: skip
+"""Operations whose inputs must have equally many elements on all ranks."""
+SAME_OUT = frozenset({
+    "all_reduce", "all_reduce_coalesced", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor",
+})  # fmt: skip
+
+
+def comparable(block: Sequence[FlightCall]) -> tuple[object, ...]:
+    """Return what must be equal on all ranks. torch writes no sizes for a barrier."""
+    return tuple(
+        (
+            call.op,
+            call.numels_in if call.op in SAME_IN else (),
+            call.numels_out if call.op in SAME_OUT else (),
+            call.dtype if call.op in SAME_IN | SAME_OUT else "",
+        )
+        for call in block
+    )
+
+
+def operation_of(block: Sequence[FlightCall] | None, number: int | None, group: str, words: str) -> Operation:
+    """Return a call as an operation; without a call, the number of an unknown one."""
+    if not block:
+        return Operation(seq=number, group=group, group_words=words)
+    call = block[0]
+    several = len(block) > 1
+    return Operation(
+        op=" and ".join(dict.fromkeys(one.op for one in block)) if several else call.op,
+        group=group,
+        group_words=words,
+        seq=number,
+        numel_in=sum(call.numels_in) if call.numels_in and not several else None,
+        numel_out=sum(call.numels_out) if call.numels_out and not several else None,
+        shape=call.shape if call.numels_in and len(call.numels_in) == 1 and not several else None,
+        dtype="" if several else call.dtype,
+    )
+
+
+# Sorts the groups of all dumps: groups of one name are one group only if they have the same members
+
+
+_LAST_DONE = 2**20
+"""What the last completed call is numbered then: more than a ring holds."""
+
+
+@dataclass(slots=True)
+class Cluster:
+    """One process group, as the dumps of its members show it."""
+
+    name: str
+    members: tuple[int, ...] | None
+    parts: dict[int, FlightGroup] = field(default_factory=dict)
+    """By global rank."""
+    dumps: dict[int, FlightDump] = field(default_factory=dict)
+    is_aligned: bool = False
+    """The dumps do not say the numbers: they are counted from the last completed call, which is the same on all."""
+
+    def align(self) -> None:
+        """Give the calls new numbers where one counter served all groups and a ring has lost its oldest calls."""
+        if not any(dump.one_counter and dump.wrapped for dump in self.dumps.values()):
+            return
+        self.is_aligned = True
+        for rank, part in self.parts.items():
+            first = _LAST_DONE + 1 - part.done
+            self.parts[rank] = replace(part, seq=array("q", range(first, first + len(part.seq))))
+
+    @property
+    def words(self) -> str:
+        """What a reader should see for the group."""
+        first = next(iter(self.parts.values()))
+        return first.desc if first.desc and first.desc != "undefined" else f"group {self.name}" if self.name else ""
+
+    def block(self, rank: int, number: int) -> tuple[FlightCall, ...] | None:
+        """Return the call that a rank made under a number, or None if its dump does not hold it."""
+        part = self.parts[rank]
+        at = number - part.seq[0] if part.seq else -1
+        if not 0 <= at < len(part.seq) or part.seq[at] != number:
+            at = next((index for index, seq in enumerate(part.seq) if seq == number), -1)
+        return part.calls[part.which[at]] if at >= 0 else None
+
+    def operation(self, rank: int, number: int) -> Operation:
+        """Return the operation that a rank made under a number."""
+        block = self.block(rank, number)
+        return operation_of(block, None if self.is_aligned else number, self.name, self.words)
+
+
+def clusters_of(by_rank: Mapping[int, FlightDump]) -> list[Cluster]:
+    """Sort the groups of all dumps. A group whose members one dump does not say is the one of that name."""
+    found: dict[tuple[str, tuple[int, ...] | None], Cluster] = {}
+    listed: dict[str, set[tuple[int, ...]]] = {}
+    for dump in by_rank.values():
+        for part in dump.groups:
+            if part.members is not None:
+                listed.setdefault(part.name, set()).add(part.members)
+    for rank, dump in sorted(by_rank.items()):
+        for part in dump.groups:
+            members = part.members
+            if members is None and len(listed.get(part.name, ())) == 1:
+                members = next(iter(listed[part.name]))
+            if members is not None and rank not in members:
+                continue
+            cluster = found.setdefault((part.name, members), Cluster(part.name, members))
+            cluster.parts[rank] = part
+            cluster.dumps[rank] = dump
+    for cluster in found.values():
+        cluster.align()
+    return list(found.values())
+
+
+# Compares the pending sends and receives of ranks. They are matched by sender and receiver, in order
+
+
+_PARTNER = {"send": "recv", "recv": "send"}
+
+
+def compare_transfers(cluster: Cluster) -> list[Fact]:
+    """Return for whom each rank waits in its oldest pending send or receive, or that both ends are inside."""
+    found: list[Fact] = []
+    for rank, part in cluster.parts.items():
+        if part.transfers:
+            first = part.transfers[0]
+            found += _compare_transfer(cluster, rank, first)
+    return found
+
+
+def _compare_transfer(cluster: Cluster, rank: int, transfer: FlightTransfer) -> Iterator[Fact]:
+    peer = _global(cluster, transfer.peer)
+    spot = cluster.dumps[rank].spot
+    operation = Operation(
+        op=transfer.op, group=cluster.name, group_words=cluster.words, peer=peer, numel_in=transfer.numel
+    )
+    yield Waiting(who=Who(rank=rank), spot=spot, operation=operation, frames=transfer.frames)
+    if peer is None:
+        return
+    other = cluster.parts.get(peer)
+    said = f"rank {rank} waits in {transfer.op} {'to' if transfer.op == 'send' else 'from'} rank {peer}"
+    if other is None:
+        yield Absent(who=Who(rank=peer), operation=operation, waiters=(rank,), certain=False, spot=spot, said=said)
+        return
+    own_place = cluster.members.index(rank) if cluster.members else rank
+    partner = _PARTNER[transfer.op], own_place
+    wrapped = cluster.dumps[rank].wrapped or cluster.dumps[peer].wrapped
+    pending = next((one for one in other.transfers if (one.op, one.peer) == partner), None)
+    any_source = any(one.op == partner[0] and one.peer is None for one in other.transfers)
+    came = pending is not None or any_source or (not wrapped and other.made.get(partner, 0) >= transfer.nth)
+    if not came:
+        where = cluster.dumps[peer].spot
+        yield Absent(who=Who(rank=peer), operation=operation, waiters=(rank,), certain=True, spot=where, said=said)
+    elif pending is not None and transfer.op == "send":
+        yield _both_inside(cluster, rank, peer, (transfer, pending), operation, said)
+
+
+def _both_inside(
+    cluster: Cluster, rank: int, peer: int, ends: tuple[FlightTransfer, FlightTransfer], operation: Operation, said: str
+) -> Fact:
+    """Return that sizes differ, or that both ends are inside an equal transfer."""
+    sent, received = ends
+    spot = cluster.dumps[rank].spot
+    if sent.numel != received.numel and None not in {sent.numel, received.numel}:
+        other = Operation(
+            op="recv", group=cluster.name, group_words=cluster.words, peer=rank, numel_in=received.numel
+        )  # fmt: skip
+        sides = (((rank,), operation), ((peer,), other))
+        return Differ(sides=sides, aspect="shape", odd=None, spot=spot, said=said)
+    return Inside(operation=operation, ranks=tuple(sorted((rank, peer))), complete=True, spot=spot, said=said)
+
+
+def _global(cluster: Cluster, place: int | None) -> int | None:
+    """Return the global rank of a rank in the group, or None if its members are unknown."""
+    if place is None or cluster.members is None:
+        return place if cluster.members is None else None
+    return cluster.members[place] if place < len(cluster.members) else None
+
 
 _FROM_ROOT = frozenset({"broadcast", "scatter", "reduce", "gather"})
 """A rank may complete it before all others have come."""
