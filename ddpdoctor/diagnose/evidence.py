@@ -164,7 +164,7 @@ def _state_words(
     """Return what a rank did, in a phrase. Its own failure says more than a stack, and a stack more than a wait."""
     exited = next((fact for fact in facts if isinstance(fact, Exited)), None)
     if failed is not None and failed.nature is Nature.OWN:
-        return f"raised {failed.type}"
+        return f"raised {failed.type}" if failed.type else "reported an error"
     if exited is not None and exited.signal and not exited.by_launcher:
         return f"killed by {exited.signal}"
     if sample is not None:

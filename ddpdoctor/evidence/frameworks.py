@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.evidence.launches import begins_run
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.model.evidence import Busy, Exited, Finished, Hint, Launched, Moving, Seen, Who
+from ddpdoctor.model.evidence import Busy, Exited, Finished, Hint, Launched, Moving, Seen, Trouble, Who
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -64,6 +64,10 @@ _NOT_PROGRESS = re.compile(
     r"|[Ll]oad(?:ed|ing).{0,40}(?:from|[Cc]heckpoint)|from checkpoint|--\w|[Nn]um[_ ]|[Mm]ax[_ ]|[Cc]onfig"
 )
 """A line with one of these may name a step for another reason."""
+_LOSS = re.compile(
+    r"(?<![\w-])(?:[a-z]+[_ /])?[Ll]oss(?:es)?['\"]?\s{0,4}[:=]?\s{0,4}(?:tensor\()?"
+    r"(?:(?P<bad>[-+]?(?:nan|inf|NaN|Inf|NAN|INF))\b|[-+]?\d)"
+)
 _ENDS = (
     re.compile(r"`?Trainer\.fit`? stopped: `?max_\w+="),  # Lightning
     re.compile(r"\bTraining completed\. Do not forget to share your model"),  # Hugging Face
@@ -93,11 +97,17 @@ class _Progress:
     step: int | None = None
     recent: list[tuple[object, int]] = field(default_factory=list)
     """The last different steps, with their lines."""
+    nonfinite: tuple[Line, int | None] | None = None
+    """The line and step since which each loss has been NaN or infinite."""
+    nonfinite_count: int = 0
 
     def add(self, step: int | None, line: Line) -> None:
         """Take in the next line about progress."""
         self.line, self.step = line, step
         key = step if step is not None else line.text
+        if (loss := _LOSS.search(line.text)) is not None:
+            self.nonfinite = (self.nonfinite or (line, step)) if loss["bad"] else None
+            self.nonfinite_count = self.nonfinite_count + 1 if loss["bad"] else 0
         if not self.recent or self.recent[-1][0] != key:
             self.recent = [*self.recent[1 - STEADY :], (key, line.number)]
 
@@ -105,6 +115,20 @@ class _Progress:
     def steady_from(self) -> int | None:
         """The line of the oldest of the last ``STEADY`` steps, or None if there are fewer."""
         return self.recent[0][1] if len(self.recent) >= STEADY else None
+
+
+def _nonfinite(progress: _Progress) -> Trouble | None:
+    """Return that the loss is no number anymore. One bad step is not a fault: fp16 skips it."""
+    if progress.nonfinite is None or progress.nonfinite_count < STEADY:
+        return None
+    line, step = progress.nonfinite
+    since = f", at the latest from step {step} on" if step is not None else ""
+    return Trouble(
+        who=Who(), spot=line.spot(), time=line.time, said=quote(line.text), kind="nonfinite",
+        problem=f"the loss is NaN or infinite in the last {progress.nonfinite_count} logged steps{since}",
+        fix="look at the data, learning rate and precision of the steps before it; `ddpdoctor wrap --check-every 1` "
+        "names the rank and the tensor that were first; if it is one rank, test its GPU",
+    )  # fmt: skip
 
 
 class FrameworkReader:
@@ -146,7 +170,7 @@ class FrameworkReader:
             )
             for one in self._last.values()
         ]  # fmt: skip
-        found = [*facts, *self._work.values()]
+        found = [*facts, *self._work.values(), *filter(None, map(_nonfinite, self._last.values()))]
         self._last.clear()
         self._work.clear()
         return found

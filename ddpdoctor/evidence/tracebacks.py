@@ -59,6 +59,8 @@ _EXITED = re.compile(
 )
 _GOT = re.compile(r"got signal: (?:Signals\.)?(?P<signal>SIG\w+|\d{1,2})")
 _SIGNALS = {"1": "SIGHUP", "SIGHUP": "SIGHUP", "2": "SIGINT", "SIGINT": "SIGINT"}
+_DEVICE = re.compile(r"Exception in device=(?:TPU|XLA|CUDA|GPU|CPU):(?P<local>\d{1,4}): (?P<text>.+)")
+"""How torch_xla reports a process that it started."""
 _DIED = re.compile(r"Command .{1,4000}? died with <Signals\.(?P<signal>SIG\w+)")
 _C10D = re.compile(r"torch[/\\]distributed[/\\](?:distributed_c10d|nn[/\\]functional)\.py$")
 _AGENT = re.compile(r"torch[/\\]distributed[/\\](?:run|launch|launcher[/\\]api|elastic[/\\].+)\.py$")
@@ -213,6 +215,10 @@ class TracebackReader:
     def _alone(self, line: Line, match: re.Match[str] | None) -> list[Fact]:
         """Read a line that is an error by its words. ``match`` splits it if an exception's class begins it."""
         text = line.text
+        device = _DEVICE.match(text)
+        if device is not None:
+            line = replace(line, text=device["text"], who=replace(line.who, local_rank=int(device["local"])))
+            text, match = line.text, _BARE.match(line.text)
         follows_last = self._last_error == (line.stream, line.number - 1)
         if text.rstrip().endswith("Last error:"):
             self._last_error = (line.stream, line.number)
@@ -222,7 +228,7 @@ class TracebackReader:
         known = self._find(text)
         if (follows_last or known is not None) and (cause := named_cause(text, common)) is not None:
             return [cause]
-        if match is None and (known is None or known.nature == "note"):
+        if match is None and (known is None or known.nature == "note") and device is None:
             return [ErrorLine(**common)] if _ERROR_LEVEL.search(text) else []
         kind, message = (match["type"], match["message"] or "") if match is not None else ("", text)
         measured = kind.rpartition(".")[2] not in _BUILTIN and _MEASURED.match(message) is not None

@@ -63,6 +63,9 @@ def check_local_gradients(job: Job) -> Answer:
     - a gradient scaler gets a warning if NaN came from the input or the loss, which a smaller scale cannot fix, or if
       it skipped 20 steps in a row (our choice: a scale of 2**16 is far below 1 by then).
 
+    `ddpdoctor analyze` has only a log: it reports the code if the last four or more logged losses are NaN or infinite,
+    and names no rank.
+
     Not checked: models under compiled autograd or DDP's own mixed precision, parameters of Tensor subclasses, and
     gradients that DDP does not reduce.
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.evidence import Exited, Fact, Failed, Nature, Stopped, Trouble, Waiting
+from ddpdoctor.model.evidence import Exited, Fact, Failed, Nature, Stopped, Trouble, Waiting, Who
 from ddpdoctor.model.known_errors import find_known
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ FATAL = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"
 _KILLED_FOR_MEMORY = "oom"
 _ENVIRONMENT = frozenset({"shm", "version", "interface"})
 """Faults that all processes have alike, if it is not one host's."""
-_ALIKE = _ENVIRONMENT | {"duplicate-gpu", "port"}
+_NONFINITE = "nonfinite"
+_ALIKE = _ENVIRONMENT | {"duplicate-gpu", "port", _NONFINITE}
 """Faults that are one, though several processes report them."""
 _GPU = frozenset({"xid", "gpu-lost"})
 _DIGITS = re.compile(r"\d+")
@@ -94,6 +95,7 @@ def find_roots(state: RunState) -> list[Root]:
     found = [root for root in roots.values() if root.facts]
     plain = [root for root in found if root.is_plain]
     plain = _merge_environment(plain, state)
+    plain = [root for root in plain if root.troubles[:1] == [] or root.troubles[0].kind != _NONFINITE] or plain
     order = _Order(plain or found)
     return _merge_equal(sorted(plain or found, key=lambda root: (_rated(root), order.place(root))))
 
@@ -106,11 +108,21 @@ def _rated(root: Root) -> int:
 def _own_failures(state: RunState) -> list[Failed]:
     """Return the errors that name no other rank, without those that came after a time limit of the same rank."""
     timeouts = [fact for fact in state.all(Waiting) if fact.timed_out]
+    lost = {Nature.PEER_LOST, Nature.TIMED_OUT}
+    victims = {fact.who for fact in state.all(Failed) if fact.nature in lost and fact.who != Who()}
     return [
         fact
         for fact in state.all(Failed)
-        if fact.nature is Nature.OWN and not any(_came_before(limit, fact) for limit in timeouts)
+        if fact.nature is Nature.OWN
+        and not any(_came_before(limit, fact) for limit in timeouts)
+        and not (fact.who in victims and _is_vague(fact))
     ]
+
+
+def _is_vague(failed: Failed) -> bool:
+    """Return whether an error may be the report of any other, which the same process has told more exactly."""
+    known = find_known(f"{failed.type}: {failed.message}")
+    return known is not None and known.vague
 
 
 def _came_before(limit: Waiting, failed: Failed) -> bool:

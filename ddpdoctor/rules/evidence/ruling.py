@@ -111,7 +111,8 @@ _FROZEN = frozenset({"T", "t"})
 
 _KINDS = {
     "shm": "shm", "version": "version-same", "interface": "ifname-exists", "duplicate-gpu": "dup-gpu",
-    "port": "port-free", "disk": "disk", "wrong-data": "wrong-data", "xid": "xid", "gpu-lost": "xid",
+    "port": "port-free", "disk": "disk", "wrong-data": "wrong-data",
+    "nonfinite": "nonfinite-grad", "xid": "xid", "gpu-lost": "xid",
 }  # fmt: skip
 """For faults of a machine: the kind of the rule of `check-env` that a user would look for."""
 

@@ -128,6 +128,14 @@ CASES = {
     "an error of nobody after a time limit follows from it": (
         [*watchdog(0, work(7)), *watchdog(1, work(7)), OOM],
         Truth(kinds=("transport", "stuck", "missing"), or_cannot_tell=True)),
+    "XLA's words of one device": (
+        ["Exception in device=TPU:5: Resource exhausted: Attempting to reserve 1.14G at the bottom of memory."],
+        crash(5, says=("Resource exhausted",), confidence=LOW)),
+    "a loss that stays NaN": (
+        [f"2026-03-09 14:00:0{n} INFO train: step {n} loss {'nan' if n > 2 else 4.1} lr 3.0e-04" for n in range(1, 9)],
+        Truth(kinds=("nonfinite-grad",), ranks=(), says=("NaN", "step 3"))),
+    "a crash outranks the NaN before it": (
+        [*(f"step {n} loss nan" for n in range(1, 9)), *labeled("[rank1]: ", [OOM])], crash(1)),
 }  # fmt: skip
 
 
@@ -186,6 +194,12 @@ def test_beside_an_error_line_it_never_says_that_there_was_none(tmp_path, line):
 def test_an_error_after_which_the_job_went_on_is_a_note(tmp_path, error):
     log = text([*steps(10), error, *steps(10, 11)])
     hold(tmp_path, log, Truth(silent=True, ended=False))
+
+
+@pytest.mark.parametrize("bad", [{3}, {3, 4, 5, 6}, {6, 8}])
+def test_losses_that_are_numbers_again_are_no_fault(tmp_path, bad):
+    lines = [f"2026-03-09 14:00:0{n} INFO train: step {n} loss {'nan' if n in bad else 4.1}" for n in range(1, 9)]
+    hold(tmp_path, text(lines), Truth(silent=True, ended=False))
 
 
 def test_the_rank_that_lost_its_peer_is_not_the_one_whose_error_stands_alone(tmp_path):
