@@ -17,6 +17,7 @@ from .build import (
     TORCH,
     S,
     backwards,
+    before_init,
     call,
     crashed,
     ended,
@@ -301,6 +302,10 @@ FAILED = {
         (own_limit(0, open_calls=(call(seq=7),)), own_limit(1, samples=in_user(1).samples), in_call(2)),
         ("stuck", [1], [12]),
     ),
+    "stuck: a watchdog ended who waited, which another rank was the first to see": (
+        (own_limit(0, open_calls=(call(seq=7),)), in_user(1), failed_in(2, "all_reduce", 7, at=LONG_AGO - S)),
+        ("stuck", [1], [12]),
+    ),
     "mismatch: a watchdog ended who waited": (
         (own_limit(0, open_calls=(call(seq=7),)), in_call(1, "reduce", 7, 6), in_call(2)),
         ("mismatch", [1], [6]),
@@ -316,6 +321,14 @@ FAILED = {
             in_init(2, meeting=LEFT, init_ns=3),
         ),
         ("crash", [0, 1, 2], [5] * 3),
+    ),
+    "crash: such a file, and a rank has not come yet": (
+        (
+            failed_in(0, "init_process_group", site=5, message=REFUSED, meeting=LEFT, init_ns=1, initialized=False),
+            before_init(1),
+            in_init(2, meeting=LEFT, init_ns=3),
+        ),
+        ("crash", [0, 2], [5] * 2),
     ),
     "killed: by addresses from a file that an earlier job has left": (
         (

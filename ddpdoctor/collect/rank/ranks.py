@@ -198,7 +198,7 @@ def _ended_by_thread(rank: Rank, notes: list[dict[str, Any]], cells: Mapping[str
     """Return the thread that ended a process, or None if its main thread may have left or been stopped from outside."""
     if rank.life not in (Life.EXITED, Life.SIGNALED) or rank.exit_code == 0 or rank.after_stop:
         return None
-    if rank.signal == "SIGALRM":
+    if rank.signal in {"SIGALRM", "SIGVTALRM", "SIGPROF"}:  # of its own timers
         return EndedByThread()
     noted = _last_note(notes, "ended_by_thread")
     if noted and (signal_name(noted["signal"]) if noted.get("signal") else None) == rank.signal:

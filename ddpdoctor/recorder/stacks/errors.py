@@ -218,15 +218,24 @@ def _noting_exit(original: Any, is_hard: bool) -> Any:
 
 def _watch_kills() -> None:
     """Note that another thread of the script ends the process, as watchdogs do. The main thread may just be waiting."""
-    for name in ("kill", "abort"):
+    for name in ("kill", "killpg", "abort"):
         setattr(os, name, _noting_kill(getattr(os, name)))
+    imports.when_there("signal", _watch_signals)
+
+
+def _watch_signals(signal: Any) -> None:
+    for name in ("raise_signal", "pthread_kill"):
+        setattr(signal, name, _noting_kill(getattr(signal, name)))
 
 
 def _noting_kill(original: Any) -> Any:
+    """Return a function that sends a signal, its last argument, with a note if this process is who gets it."""
+    to_thread = original.__name__ == "pthread_kill"
+
     @wraps(original)
     def kill(*args: Any) -> Any:
-        if not args or args[0] in (0, os.getpid()):
-            _note_end_by_thread(sys._getframe(1), int(args[1]) if args[1:] else _SIGABRT)
+        if len(args) < 2 or to_thread or args[0] in (0, os.getpid(), os.getpgrp()):
+            _note_end_by_thread(sys._getframe(1), int(args[-1]) if args else _SIGABRT)
         try:
             return original(*args)
         except BaseException as error:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 
 from .. import frames
-from ..state import guarded
+from ..state import guarded, here
 from ..wrappers import hide_own_frames, wraps
 from .error_details import frames_of, text_of
 
@@ -141,7 +141,7 @@ def _entry(who: str, name: str, error: BaseException) -> Dict[str, Any]:
 
 
 def patch_loop(module: Any) -> None:
-    """Patch asyncio.base_events: keep the error of a task that is gone. Its loop prints it, and training goes on."""
+    """Patch asyncio.base_events: keep errors of callbacks and gone tasks, which the loop prints before it goes on."""
     original = module.BaseEventLoop.call_exception_handler
 
     @wraps(original)
@@ -155,7 +155,7 @@ def patch_loop(module: Any) -> None:
 @guarded("task error")
 def _keep_of_task(context: Any) -> None:
     error, task = context.get("exception"), context.get("task") or context.get("future")
-    if error is not None and task is not None:
+    if error is not None and here.ring is not None:
         _kept.append(_entry("task", str(task.get_name()) if hasattr(task, "get_name") else "", error))
 
 
@@ -175,7 +175,7 @@ def _patch(owner: Any, setter: str, readers: Any, error_of: Any) -> None:
     @guarded("pool error")
     def keep(self: Any, *args: Any, **kwargs: Any) -> None:
         error = error_of(self, *args, **kwargs)
-        if error is not None:
+        if error is not None and here.ring is not None:
             entry = _entry("call", "", error)
             _kept.append(entry)
             self._ddpdoctor_error = entry

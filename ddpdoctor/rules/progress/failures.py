@@ -90,7 +90,8 @@ class Failure:
             return False
         if self.error is None and self.call.device_state is not None:
             return waited_its_limit(self.rank, self.call)
-        return self.error is None or bool(_TIMED_OUT.search(self.error.message))
+        text = self.error.message if self.error is not None else ""
+        return self.error is None or (bool(_TIMED_OUT.search(text)) and "Connection refused" not in text)
 
 
 def find_failures(facts: Job, states: Mapping[int, RankState]) -> tuple[Failure, ...]:

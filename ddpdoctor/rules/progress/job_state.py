@@ -74,8 +74,9 @@ class JobState:
 
     @property
     def root_failure(self) -> Failure | None:
-        """The earliest failure that a rank caused by itself, else the earliest of all."""
-        return next((f for f in self.failures if f.by_itself), next(iter(self.failures), None))
+        """The earliest failure that a rank caused by itself, else that its own time limit caused, else of all."""
+        own = [f for f in self.failures if f.by_itself] or [f for f in self.failures if f.by_own_limit]
+        return next(iter(own or self.failures), None)
 
     @property
     def sees_all(self) -> bool:

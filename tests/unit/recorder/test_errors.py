@@ -113,6 +113,8 @@ ENDS = [
     ("    os._exit(3)", 600, 3, "watch", "stands"),
     ("    os.kill(os.getpid(), signal.SIGKILL)", 600, -9, "watch", "stands"),
     ("    os.abort()", 600, -6, "watch", "stands"),
+    ("    signal.raise_signal(signal.SIGKILL)", 600, -9, "watch", "stands"),
+    ("    signal.pthread_kill(main, signal.SIGTERM)", 600, -15, "watch", "stands"),
     ("    os._exit(0)", 600, 0, None, None),
     ("    os.kill(os.getppid(), 0)", 0, 0, None, None),
 ]
