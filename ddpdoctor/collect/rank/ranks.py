@@ -5,14 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.collect.rank.answers import Answers, read_answer, read_groups, read_samples, read_seconds
-from ddpdoctor.collect.rank.dumps import parse_stacks, split_fatal, struck_thread
+from ddpdoctor.collect.rank.answers import (
+    Answers,
+    parse_stacks,
+    read_answer,
+    read_groups,
+    read_samples,
+    read_seconds,
+    split_fatal,
+    struck_thread,
+)
 from ddpdoctor.collect.rank.flight import device_times, noted_times, pending_on_device, read_dump, read_flight
 from ddpdoctor.collect.rank.gradient_times import read_gradient_times
 from ddpdoctor.collect.rank.loaders import read_loaders
-from ddpdoctor.collect.rank.notes import read_models, read_nonfinite, read_parameters, read_unfinished
+from ddpdoctor.collect.rank.notes import (
+    read_models,
+    read_nonfinite,
+    read_parameters,
+    read_process_causes,
+    read_unfinished,
+)
 from ddpdoctor.collect.rank.rings import read_log
-from ddpdoctor.collect.rank.saved_causes import read_process_causes
 from ddpdoctor.collect.rank.speed import read_speed
 from ddpdoctor.collect.rank.steps import read_fetches, read_lines, read_steps
 from ddpdoctor.collect.recorded import dicts, read_all, read_frame, read_or_none, read_record

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from ddpdoctor.collect.rank.dumps import parse_stacks, split_fatal, struck_thread
+from ddpdoctor.collect.rank.answers import parse_stacks, split_fatal, struck_thread
 
 FATAL = """Fatal Python error: Segmentation fault
 

@@ -3,7 +3,7 @@
 import json
 
 from ddpdoctor.collect.process.proc import Process
-from ddpdoctor.collect.rank.saved_causes import read_process_causes
+from ddpdoctor.collect.rank.notes import read_process_causes
 from ddpdoctor.collect.recorded import read_or_none
 from ddpdoctor.collect.run.evidence import load
 from ddpdoctor.collect.run.nccl_warnings import keep_users_logs, read_warnings
