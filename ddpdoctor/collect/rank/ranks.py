@@ -214,7 +214,7 @@ def _ended_by_thread(rank: Rank, notes: list[dict[str, Any]], cells: Mapping[str
     if rank.signal in {"SIGALRM", "SIGVTALRM", "SIGPROF"}:  # of its own timers
         return EndedByThread()
     noted = _last_note(notes, "ended_by_thread")
-    if noted and (signal_name(noted["signal"]) if noted.get("signal") else None) == rank.signal:
+    if noted and rank.life is Life.EXITED:
         of_thread = (r.time_ns for r in _raised(notes) if r.uncaught and not r.thread_is_main)
         ended_ns = rank.ended_ns or 0  # its own error is the reason, and no limit
         failed = any(ended_ns - THREAD_ERROR_NS < time_ns <= ended_ns for time_ns in of_thread)

@@ -142,11 +142,11 @@ class ErrorReason:
 
 
 def reason_of(
-    error: BaseException, rank: int, was_noted: Callable[[Any], bool], in_call: bool = False
+    error: BaseException, rank: int, raised_by_call: Callable[[Any], bool], in_call: bool = False
 ) -> ErrorReason:  # fmt: skip
     """Return the error on this rank that caused ``error``, or ``error`` itself if there is none.
 
-    ``was_noted`` says whether a recorded call has raised an error, and ``in_call`` whether one raises this one now.
+    ``raised_by_call`` says whether a recorded call has raised an error before, and ``in_call`` whether one raises it now.
     """
     outer = type(error).__name__
     found = ErrorReason(error, frames_of(error.__traceback__))
@@ -160,23 +160,25 @@ def reason_of(
                 found.frames + [frames.describe(f.filename, f.lineno or 0, f.name) for f in summary]
             )
     for _ in range(MAX_LINKS):
-        if in_call or was_noted(found.error):
+        if in_call or raised_by_call(found.error):
             break
         context = found.error.__context__
-        cause = found.error.__cause__ or (context if context is not None and was_noted(context) else None)
+        cause = found.error.__cause__ or (context if context is not None and raised_by_call(context) else None)
         if cause is None:
             break
         raised_at = frames_of(cause.__traceback__)
-        if not was_noted(cause):
+        if not raised_by_call(cause):
             by_script = bool(found.frames) and found.frames[-1]["u"]
             if by_script or not any(frame["u"] for frame in raised_at):
                 break
         found.error, found.frames, found.passed_on = cause, frames.trim(found.frames + raised_at), outer
-    found.first = _first_of_script(found.error, was_noted, in_call)
+    found.first = _first_of_script(found.error, raised_by_call, in_call)
     return found
 
 
-def _first_of_script(error: BaseException, was_noted: Callable[[Any], bool], in_call: bool) -> Optional[BaseException]:
+def _first_of_script(
+    error: BaseException, raised_by_call: Callable[[Any], bool], in_call: bool
+) -> Optional[BaseException]:
     """Return the earliest error of the script's own that an error followed from, or None.
 
     That is its cause. If a call raised it in a ``finally`` or an ``except``, or if it is an exit from there, it is what
@@ -187,9 +189,9 @@ def _first_of_script(error: BaseException, was_noted: Callable[[Any], bool], in_
     for _ in range(MAX_LINKS):
         if step is None:
             break
-        follows = in_call or was_noted(step) or isinstance(step, SystemExit)
+        follows = in_call or raised_by_call(step) or isinstance(step, SystemExit)
         step, in_call = step.__cause__ or (step.__context__ if follows else None), False
-        is_error = isinstance(step, Exception) and not isinstance(step, StopIteration) and not was_noted(step)
+        is_error = isinstance(step, Exception) and not isinstance(step, StopIteration) and not raised_by_call(step)
         if step is not None and is_error and any(frame["u"] for frame in frames_of(step.__traceback__)):
             first = step
     return first

@@ -25,7 +25,6 @@ MAX_STACK = 20
 MAX_THREADS_NOTED = 10
 """Uncaught exceptions of threads that are noted. A server may lose one thread per request."""
 KEPT_WITHOUT_SPACE = 5
-_SIGABRT = 6
 _RECORDER = (__package__ or "").rpartition(".")[0]
 """The recorder's package name. In a rank it is loaded by its path under a name of its own, elsewhere as a part of
 ddpdoctor."""
@@ -45,7 +44,7 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
     is_main = _thread.get_ident() == here.main_thread
     if ring is None or not _may_note(uncaught, is_main):
         return
-    reason = error_details.reason_of(error, _own_rank(), was_noted, in_call=call is not None)
+    reason = error_details.reason_of(error, _own_rank(), raised_by_call, in_call=call is not None)
     error = reason.error
     text = text_of(error)
     passed_on = frames_in_text(text)
@@ -88,6 +87,11 @@ def was_noted(error: BaseException) -> bool:
     return bool(_noted) and _key(error, text_of(error)) in _noted
 
 
+def raised_by_call(error: BaseException) -> bool:
+    """Return whether a recorded call has raised an error that was written to the journal."""
+    return bool(_noted) and _noted.get(_key(error, text_of(error))) is not None
+
+
 def _of_reducer(error: BaseException, text: str) -> Optional[Dict[str, Any]]:
     """Return what DDP's reducer complains about, or None if it did not raise the error or is not loaded."""
     reducer = sys.modules.get(_RECORDER + ".training.reducer")
@@ -127,7 +131,7 @@ def handled_now() -> Optional[Dict[str, Any]]:
     error = current[1] if isinstance(current, tuple) else current  # it is a tuple up to Python 3.11
     if error is None:
         return None
-    reason = error_details.reason_of(error, _own_rank(), was_noted)
+    reason = error_details.reason_of(error, _own_rank(), raised_by_call)
     found = _brief(reason.error)
     return found and dict(
         found, main=1, call=_noted.get(_key(reason.error, text_of(reason.error))), first=_brief(reason.first)
@@ -183,7 +187,6 @@ def install() -> None:
     # Both names: a library that finds them different thinks that another hook is installed, and skips its own.
     sys.__excepthook__ = sys.excepthook = wraps(original)(excepthook)
     _watch_exits()
-    _watch_kills()
     import atexit
 
     atexit.register(_exited)  # for a process that never has threads
@@ -216,42 +219,16 @@ def _noting_exit(original: Any, is_hard: bool) -> Any:
     return leave
 
 
-def _watch_kills() -> None:
-    """Note that another thread of the script ends the process, as watchdogs do. The main thread may just be waiting."""
-    for name in ("kill", "killpg", "abort"):
-        setattr(os, name, _noting_kill(getattr(os, name)))
-    imports.when_there("signal", _watch_signals)
-
-
-def _watch_signals(signal: Any) -> None:
-    for name in ("raise_signal", "pthread_kill"):
-        setattr(signal, name, _noting_kill(getattr(signal, name)))
-
-
-def _noting_kill(original: Any) -> Any:
-    """Return a function that sends a signal, its last argument, with a note if this process is who gets it."""
-    to_thread = original.__name__ == "pthread_kill"
-
-    @wraps(original)
-    def kill(*args: Any) -> Any:
-        if len(args) < 2 or to_thread or args[0] in (0, os.getpid(), os.getpgrp()):
-            _note_end_by_thread(sys._getframe(1), int(args[-1]) if args else _SIGABRT)
-        try:
-            return original(*args)
-        except BaseException as error:
-            hide_own_frames(error)
-            raise
-
-    return kill
-
-
 @guarded("end by a thread")
-def _note_end_by_thread(caller: Any, number: int = 0) -> None:
-    """Write who ends the process, by which signal, and where its main thread is, because nothing can be asked later."""
+def _note_end_by_thread(caller: Any) -> None:
+    """Write who ends the process, as watchdogs do, and where its main thread is: nothing can be asked later.
+
+    An end by ``os.kill`` is not noted: a hook there would be in the stack that a handler of the signal gets.
+    """
     if here.ring is not None and _thread.get_ident() != here.main_thread:
         stack = frames.describe_thread(here.main_thread) if here.main_thread is not None else []
         entry = {"k": "ended_by_thread", "at": time.monotonic_ns(), "frame": frames.describe_user(caller)}
-        here.ring.note(dict(entry, signal=number, stack=stack[-MAX_STACK:]), vital=True)
+        here.ring.note(dict(entry, stack=stack[-MAX_STACK:]), vital=True)
 
 
 @guarded("exit")

@@ -52,7 +52,7 @@ def check_stuck(job: JobState) -> Answer:
     in a pool whose result was not read. If the rank waits for a child, such as an evaluation or a server, the child's
     line comes first.
 
-    A watchdog of the script may end the process of a rank that waits: `os._exit` or `os.kill` from another thread,
+    A watchdog of the script may end the process of a rank that waits: `os._exit` from another thread,
     `faulthandler.dump_traceback_later(exit=True)`, SIGALRM. Then the report names the rank that it waited for, and
     where a rank was stuck itself, the line of its main thread and not that of the watchdog.
 
