@@ -146,7 +146,7 @@ def reason_of(
 ) -> ErrorReason:  # fmt: skip
     """Return the error on this rank that caused ``error``, or ``error`` itself if there is none.
 
-    ``raised_by_call`` says whether a recorded call has raised an error before, and ``in_call`` whether one raises it now.
+    ``raised_by_call`` says whether a recorded call has raised an error, ``in_call`` whether one raises this one now.
     """
     outer = type(error).__name__
     found = ErrorReason(error, frames_of(error.__traceback__))
