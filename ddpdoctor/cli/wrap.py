@@ -106,7 +106,7 @@ class Options:
             panel=REPLICAS,
             metavar="N",
             variable="DDPDOCTOR_CHECK_EVERY",
-            help="Compare replicas every N steps; auto: at most 1% of time.",
+            help="Compare replicas every N steps, or by cost (auto).",
         ),
     ] = AUTO
     no_consistency: Annotated[
