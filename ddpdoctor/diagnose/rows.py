@@ -49,6 +49,7 @@ def rank_row(rank: Rank, stopped_ns: int | None = None) -> RankRow:
         state=describe_state(rank),
         where=to_place(rank.rank, frame) if frame is not None else None,
         step=rank.steps or None,
+        starved_s=round(rank.starved_ns / 1e9, 1),
         stack=tuple(f"{f.file}:{f.line} {f.function}" for f in stack_of(rank)[-MAX_STACK:]),
     )
 

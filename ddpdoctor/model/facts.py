@@ -372,7 +372,9 @@ class Rank:
     batches: int = 0
     epochs: int = 0
     last_progress_ns: int | None = None
-    """When the parent last saw this rank make progress."""
+    """When the parent last saw this rank make progress, later by the time that it has waited for a core since."""
+    starved_ns: int = 0
+    """How long it made no progress while it or its children were ready to run and got no core."""
     lost: str | None = None
     """Why the record of this rank is missing or incomplete."""
     lacks: tuple[str, ...] = ()

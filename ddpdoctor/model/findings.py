@@ -138,6 +138,8 @@ class RankRow:
     where: Place | None = None
     step: int | None = None
     gpu: int | None = None
+    starved_s: float = 0.0
+    """Seconds without progress in which it, or a child, was ready to run and got no core."""
     stack: tuple[str, ...] = ()
     """The main thread's frames in the last sample, or of the error that ended it, outermost first, as
     "file:line function"."""

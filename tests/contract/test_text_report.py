@@ -106,6 +106,19 @@ DRIFT = Difference(what=What.PARAMETER, number=50, last_equal=32, splits=(), dif
 EQUAL = "  replicas equal: 17 checks up to optimizer step 800 (160 tensors, 4 ranks)"
 
 
+def test_a_distance_that_was_chosen_is_said_with_the_number_of_checks():
+    text = render(with_streams(replace(stream(), every=512)))
+    assert f"{EQUAL}; every 512 steps, to take less than 1 % of the time" in text.splitlines()
+
+
+def test_ranks_without_cores_are_said_where_it_is_long():
+    rows = tuple(replace(row, starved_s=seconds) for row, seconds in zip(ROWS[:2], (84.0, 9.9), strict=True))
+    assert "  cores are short: without a core, rank 0 made no progress for up to 84 s; this time does not count as" in (
+        render(replace(FINISHED, ranks=rows))
+    )
+    assert "cores" not in render(replace(FINISHED, ranks=(rows[1],)))
+
+
 def test_replicas_that_stayed_equal_are_reported_in_one_line():
     text = render(with_streams(stream(), stream(StreamClock.SYNC, 3, 60)))
     assert text.splitlines() == ["ddpdoctor: no problem found", STATUS, EQUAL]

@@ -1,10 +1,12 @@
 """A slow rank in a real job that finishes is found, with its phase and line; jobs whose ranks keep pace are not."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.scenarios.running import PATIENT, marked_lines, run
+from tests.scenarios.running import HANG_TIMEOUT_S, PATIENT, check_finished, marked_lines, run
 
 pytestmark = [pytest.mark.usefixtures("preloaded_python"), pytest.mark.alone]
 
@@ -53,3 +55,17 @@ def test_a_rank_that_is_behind_where_all_wait_for_their_workers_is_left_alone(tm
     ran = run("straggler_input", tmp_path, "--debug-level", "OFF", *PATIENT, ranks=2, args=("all", "fork"))
     assert (ran.status, ran.report["verdict"]) == (0, None), ran.report["verdict"]
     assert all(rank["steps"] == 30 for rank in ran.report["data"]["steps"])
+
+
+@pytest.mark.full
+def test_ranks_that_get_little_of_a_core_are_not_stuck_and_their_loaders_not_slow(tmp_path: Path) -> None:
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(30)]
+    try:
+        ran = run("starved", tmp_path, "--hang-timeout", str(HANG_TIMEOUT_S), ranks=3)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    check_finished(ran)
+    assert [finding["kind"] for finding in ran.report["findings"] if finding["kind"] != "exit-abort"] == []
+    assert "withdrawn" not in ran.stderr

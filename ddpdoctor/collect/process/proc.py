@@ -79,6 +79,24 @@ def read_wanted_ns(pid: int, proc: Path = Path("/proc")) -> int | None:
     return int(times[0]) + int(times[1]) if len(times) > 1 else None
 
 
+MOST_THREADS = 32
+"""Threads of a process whose waits for a core are read. Our choice: a rank has a main thread and those of backends."""
+
+
+def read_run_delays(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
+    """Return how long each of a process's first threads has been ready to run without getting a core, in ns.
+
+    Empty if the kernel does not count it: see ``read_wanted_ns``.
+    """
+    folder = proc / str(pid) / "task"
+    found = {}
+    for thread in list_pids(folder)[:MOST_THREADS]:
+        times = read_text(folder / str(thread) / "schedstat").split()
+        if len(times) > 1:
+            found[thread] = int(times[1])
+    return found
+
+
 def read_processes(proc: Path = Path("/proc")) -> dict[int, Process]:
     """Return all processes by pid."""
     found = (read_process(pid, proc) for pid in list_pids(proc))

@@ -122,6 +122,7 @@ def _read_rank(source: Source, context: Context) -> Rank:
         before_call=watched.before_call,
         oom_killed=watched.oom,
         last_progress_ns=watched.last_progress_ns,
+        starved_ns=watched.starved_ns,
         lost=context.lost.get(source.pid) or _defects(content) or watched.why,
         causes=read_process_causes(watched.causes, [], {}) if content is None else None,
     )

@@ -37,6 +37,7 @@ class WatchedRank:
     tracer: int | None = None
     frozen_since_ns: int | None = None
     last_progress_ns: int | None = None
+    starved_ns: int = 0
     asked_to_end_ns: int | None = field(default=None, metadata={"json": "told_ns"})
     """When it received SIGTERM."""
     ended_ns: int | None = None

@@ -254,6 +254,7 @@ def describe(
         "ended_ns": process.ended_ns,
         "code": process.exit_code,
         "last_progress_ns": process.last_progress_ns,
+        "starved_ns": process.starved_ns,
         "oom": oom,
         "dumps": dumps.get(process.pid, []),
         "children": [{"pid": c.pid, "ticks": c.start_ticks, "state": c.state, "name": c.name} for c in below],

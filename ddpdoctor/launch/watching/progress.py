@@ -5,14 +5,11 @@ from __future__ import annotations
 import mmap
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ddpdoctor.collect.process import proc
 from ddpdoctor.recorder.storage import ring_reading
 from ddpdoctor.recorder.storage.files import open_plain
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 IO_BYTES_PER_S = 64 * 1024
 """I/O above this counts as work. Our choice: a loop that logs a line or polls a small file stays below it, and any
@@ -21,6 +18,9 @@ FAMILIAR_PATIENCE = 3
 """Some processes only move between known functions (a poll loop, or an export part by part), or start one program after
 another (a poll by a shell command). They count as moving for this many hang timeouts. Our choice: an export of twice
 the time limit passes, and a poll is reported after four."""
+
+MOST_CHILDREN = 32
+"""Descendants whose waits for a core are read. Our choice: a rank has its loader workers, and few others."""
 
 PROGRESS_CELLS = ("calls_done", "slots_claimed", "steps", "batches", "epochs", "initialized", "main_ended_ns")
 
@@ -37,12 +37,17 @@ class Followed:
     io_bytes: int | None = None
     children: frozenset[int] = frozenset()
     last_progress_ns: int = 0
+    """Time that it waited for a core is added: a process that gets no core does not stand still by itself."""
     last_new_ns: int = 0
     cpu_since: tuple[int, int] = (0, 0)
     """Time and CPU ticks at the last progress."""
     heartbeat_changed_ns: int = 0
     frozen_since_ns: int | None = None
     """Since when it was in the stopped state at every check. If the watcher itself was stopped, this starts again."""
+    run_delays: dict[int, int] = field(default_factory=dict)
+    """By thread, of this process and its descendants, at the last check without progress."""
+    starved_ns: int = 0
+    """How long it had made no progress and waited for a core, in all."""
     uses_nccl: bool | None = None
     """Whether it uses NCCL, so that it may wait for its device anywhere; None until its process group exists."""
     ended_ns: int | None = None
@@ -94,6 +99,26 @@ def follow(process: Followed, now_ns: int, interval_s: float, hang_timeout_s: fl
     patient = now_ns - process.last_new_ns < FAMILIAR_PATIENCE * hang_timeout_s * 1e9
     if patient and (has_new_child or cells["function_changes"] != old["function_changes"]):
         process.last_progress_ns = now_ns
+
+
+def discount_starving(process: Followed, now_ns: int, below: frozenset[int], folder: Path = Path("/proc")) -> None:
+    """Move the last progress of a process by the time for which it, or one it started, waited for a core since.
+
+    Beside many busy processes a rank may get a tenth of a core, and its loader workers less. The longest wait of any
+    thread counts, because a single starved thread holds up the rank.
+    """
+    if process.last_progress_ns == now_ns:
+        process.run_delays = {}  # a healthy job pays nothing more
+        return
+    delays: dict[int, int] = {}
+    for pid in (process.pid, *sorted(below)[:MOST_CHILDREN]):
+        delays.update(proc.read_run_delays(pid, folder))
+    waited = (delay - process.run_delays[thread] for thread, delay in delays.items() if thread in process.run_delays)
+    most_ns = min(max(waited, default=0), now_ns - process.last_progress_ns)
+    process.run_delays = delays
+    process.starved_ns += most_ns
+    process.last_progress_ns += most_ns
+    process.last_new_ns += most_ns
 
 
 def _has_advanced(process: Followed, old: dict[str, int], cells: dict[str, int], interval_s: float) -> bool:

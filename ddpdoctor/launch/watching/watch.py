@@ -152,6 +152,8 @@ class JobWatch:
         progress.follow(process, now_ns, interval_s, self.hang_timeout_s, pids)
         if process.last_progress_ns == now_ns:
             process.cpu_since = (now_ns, there.cpu_ticks)
+        if process.role == ring_layout.ROLE_RANK:
+            progress.discount_starving(process, now_ns, pids)
 
     def _open_pidfd(self, pid: int) -> None:
         self._pidfds[pid] = -1

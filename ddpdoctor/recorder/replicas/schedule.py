@@ -159,7 +159,7 @@ def is_between(last: int, number: int) -> bool:
 def distance() -> int:
     """Return the distance that ``auto`` has chosen for now, 0 if it is fixed or if nothing is due for now."""
     auto = _Chosen.auto
-    return 0 if auto is None or auto.exponent == _NEVER else 1 << auto.exponent
+    return 0 if auto is None or not LEAST <= 1 << auto.exponent < 1 << _NEVER else 1 << auto.exponent
 
 
 def spend(began_s: float) -> None:

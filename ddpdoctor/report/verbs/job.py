@@ -9,7 +9,7 @@ from ddpdoctor.model.consistency import Consistency, StreamClock
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.findings import Attempt, JobStatus, Outcome, Severity, as_earlier
-from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.rank_words import count_of, rank_list
 from ddpdoctor.report.blocks import Content, FactEntry, FactList, Heading, Text
 from ddpdoctor.report.classes import places_of
 from ddpdoctor.report.findings import LABEL_WIDTH, TONES, count_findings
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding, Report
     from ddpdoctor.report.blocks import Section
 
+NOTABLE_S = 10.0
+"""Our choice: shorter waits for a core are usual where several programs share a machine."""
 _BEST_FIRST = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClock.SYNC)
 
 
@@ -45,7 +47,7 @@ def job_content(report: Report) -> Content:
             *_attempt_sections(attempts),
             *(places_of(report.ranks, report.verdict) if shows_places else speed_sections(report)),
         ),
-        remarks=() if replicas is None else (replicas,),
+        remarks=(*(() if replicas is None else (replicas,)), *_starved(report)),
         ends_with_verdict=True,
         others=tuple(one for one in report.findings if one != report.verdict and one not in earlier),
         pictures=(
@@ -67,6 +69,16 @@ def read_attempts(report: Report) -> tuple[Attempt, ...]:
         return tuple(decode(Attempt, section) for section in report.data.get("sections") or ())
     except (WrongValue, TypeError) as error:
         raise UserError(f"the attempts in the report cannot be read: {error}") from error
+
+
+def _starved(report: Report) -> tuple[str, ...]:
+    """Say that ranks lacked cores, which is why they made no progress for a while."""
+    most_s = max((row.starved_s for row in report.ranks), default=0.0)
+    if most_s < NOTABLE_S:
+        return ()
+    ranks = rank_list(row.rank for row in report.ranks if row.starved_s >= NOTABLE_S)
+    without = f"without a core, {ranks} made no progress for up to {most_s:.0f} s"
+    return (f"cores are short: {without}; this time does not count as a hang",)
 
 
 def _headline(report: Report, restarts: int) -> str:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .failures import Failure
     from .job_state import JobState
 
+NOTABLE_NS = 10_000_000_000
+"""Our choice: shorter waits for a core are usual where several programs share a machine."""
 MAX_CLASSES = 8
 """Most classes of ranks that are listed. If every rank does something else, more of them would not help."""
 
@@ -124,7 +126,9 @@ def progress_words(job: JobState, blamed: Iterable[int]) -> list[str]:
         if _done_words(rank):
             said[f"completed {_done_words(rank)}"].append(number)
         if rank.last_progress_ns is not None and rank.life is Life.RUNNING:
-            said[f"{{}} made no progress {seconds(job.time_ns - rank.last_progress_ns)}".rstrip()].append(number)
+            still = f"{{}} made no progress {seconds(job.time_ns - rank.last_progress_ns)}".rstrip()
+            starved = f", and waited for a core {seconds(rank.starved_ns)}" if rank.starved_ns >= NOTABLE_NS else ""
+            said[still + starved].append(number)
     return [f"{rank_list(numbers)} {words.format(verb(numbers, 'has', 'have'))}" for words, numbers in said.items()]
 
 

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.collect.process.proc import read_io
-from ddpdoctor.launch.watching.progress import FAMILIAR_PATIENCE, IO_BYTES_PER_S, Followed, follow, open_rings
+from ddpdoctor.launch.watching.progress import (
+    FAMILIAR_PATIENCE,
+    IO_BYTES_PER_S,
+    Followed,
+    discount_starving,
+    follow,
+    open_rings,
+)
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.ring_writing import Ring
 
@@ -128,3 +135,37 @@ def test_what_is_no_ring_is_passed_over(tmp_path: Path) -> None:
     known: dict[int, Followed] = {}
     open_rings(tmp_path, known, 0)
     assert known == {}
+
+
+@pytest.mark.parametrize(
+    ("waits", "last_progress_s"),
+    [
+        ({"rank": 0.9}, 9.0),  # it got a tenth of a core
+        ({"thread": 0.9}, 9.0),  # a backend's thread holds it up
+        ({"child": 0.9}, 9.0),  # a loader's worker gets none
+        ({"rank": 0.9, "child": 0.8}, 9.0),  # they wait at the same time
+        ({"rank": 0.02}, 0.2),
+        ({}, 0.0),  # it sleeps, and stands still by itself
+        ({"stranger": 0.9}, 0.0),
+    ],
+)
+def test_time_without_a_core_does_not_count(
+    waits: dict[str, float], last_progress_s: float, process: Followed, tmp_path: Path
+) -> None:
+    tasks = {"rank": (process.pid, process.pid), "thread": (process.pid, 900_001), "child": (900_002, 900_002)}
+    tasks["stranger"] = (900_003, 900_003)
+    for second in range(1, 12):  # the first look at second 1 is the base of the others
+        for name, (pid, thread) in tasks.items():
+            folder = tmp_path / "proc" / str(pid) / "task" / str(thread)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "schedstat").write_text(f"5 {int(waits.get(name, 0) * second * SECOND)} 7\n")
+        discount_starving(process, second * SECOND, frozenset({900_002}), tmp_path / "proc")
+
+    assert process.last_progress_ns == pytest.approx(last_progress_s * SECOND)
+    assert process.starved_ns == process.last_progress_ns
+
+
+def test_a_kernel_that_does_not_count_waits_changes_nothing(process: Followed, tmp_path: Path) -> None:
+    for second in range(2, 5):
+        discount_starving(process, second * SECOND, frozenset(), tmp_path)
+    assert (process.last_progress_ns, process.starved_ns) == (0, 0)
