@@ -15,11 +15,10 @@ from ddpdoctor.collect.run.agent_log import AgentLog, read_agent_log
 from ddpdoctor.launch.watching import progress
 from ddpdoctor.launch.watching.causes import CausesSeen
 from ddpdoctor.launch.watching.evidence import ANSWER_LIMIT_S, EvidenceTaker, describe
-from ddpdoctor.launch.watching.holdups import HoldUps
+from ddpdoctor.launch.watching.seen import HoldUps, WorkersSeen
 from ddpdoctor.launch.watching.suspicion import read_progress
 from ddpdoctor.launch.watching.unrecorded import Strangers
 from ddpdoctor.launch.watching.work import Receptions
-from ddpdoctor.launch.watching.workers import WorkersSeen
 from ddpdoctor.model.run import attempt_name
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.recorder.storage.files import remove

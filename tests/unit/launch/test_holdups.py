@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.launch.watching.holdups import HoldUps
 from ddpdoctor.launch.watching.progress import Followed, open_rings
+from ddpdoctor.launch.watching.seen import HoldUps
 from ddpdoctor.recorder.storage import ring_layout, ring_reading
 from ddpdoctor.recorder.storage.ring_writing import Ring
 
