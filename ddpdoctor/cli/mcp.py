@@ -6,8 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated
 
-from ddpdoctor.cli.options import Option, typed
-from ddpdoctor.cli.values import parse_duration
+from ddpdoctor.cli.options import TIMEOUT, typed
 from ddpdoctor.model.exit_status import ExitStatus
 
 PACKAGES = frozenset({"mcp", "mcp_types", "pydantic"})
@@ -20,15 +19,7 @@ class Options:
     The server speaks on stdin and stdout. It only reads: no tool of it starts, stops or changes a job.
     """
 
-    timeout_s: Annotated[
-        float,
-        Option(
-            names=("--timeout",),
-            metavar="DURATION",
-            parse=parse_duration,
-            help="How long one call of a tool may take.",
-        ),
-    ] = typed("120")
+    timeout_s: Annotated[float, TIMEOUT.but(panel="Options", help="How long one call of a tool may take.")] = typed("120")
 
 
 def run(options: Options) -> int:
