@@ -30,6 +30,8 @@ class Words:
 
     hang_timeout_s: float
     on_hang: OnHang
+    entry: str
+    """What started the watch, as ``Run.entry``."""
     run_dir: Path
     record: Path
     meeting: Path | None
@@ -39,10 +41,11 @@ class Words:
 
 def read_words(words: Sequence[str]) -> Words:
     """Read the command line, which ``ddpdoctor.integrations.place`` has written. An empty meeting means none."""
-    hang_timeout, on_hang, run_dir, record, meeting, *command = words
+    hang_timeout, on_hang, entry, run_dir, record, meeting, *command = words
     return Words(
         hang_timeout_s=float(hang_timeout),
         on_hang=cast("OnHang", on_hang),
+        entry=entry,
         run_dir=Path(run_dir),
         record=Path(record),
         meeting=Path(meeting) if meeting else None,
@@ -54,7 +57,7 @@ def watch(words: Words) -> None:
     """Watch until the last rank has left, and report on stderr what is wrong."""
     from ddpdoctor.cli.running import finish, load_judge, make_notifier, outcome_report
 
-    options = joined_options(words.run_dir, words.hang_timeout_s, words.on_hang, words.command)
+    options = joined_options(words.run_dir, words.hang_timeout_s, words.on_hang, words.entry, words.command)
     notifier = make_notifier(options, outcome_report, GOES_ON[words.on_hang])
     joining = Joining(record=words.record, meeting=words.meeting)
     session = JoinedSession(options, load_judge, notifier, joining)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from ddpdoctor.rules.engine import Facts
 
 Made = TypeVar("Made")
+HANG_OPTION = "--hang-timeout"
+_WRAP_ONLY = re.compile(r"--(?:allow-different|check-every|debug-level|on-hang|speed|no-consistency)\b")
+"""Options of ``wrap`` that rules name and that other ways in do not have."""
 
 
 def judge_folder(folder: Path, attempt: int | None = None) -> Judgment:
@@ -64,7 +68,31 @@ def judge_job(job: Job) -> Judgment:
     judged = judge(rules, facts)
     # A hang past torch's own time limit is final, because torch ends the job.
     over = judged.certain and not isinstance(state, Exception) and is_limit_over(state)
-    return replace(judged, proven=judged.proven or over)
+    judged = replace(judged, proven=judged.proven or over)
+    return judged if job.entry == "wrap" else in_words_of(job.entry, judged)
+
+
+def in_words_of(entry: str, judged: Judgment) -> Judgment:
+    """Return a judgment that names settings as the way in has them. Rules name them as the options of ``wrap``."""
+
+    def words(text: str) -> str:
+        if entry == "pytest":
+            return text.replace(HANG_OPTION, "--ddpdoctor-timeout")
+        return text.replace(HANG_OPTION, f"hang_timeout of {entry}", 1).replace(HANG_OPTION, "hang_timeout")
+
+    def advice(text: str) -> str:
+        others = list(dict.fromkeys(_WRAP_ONLY.findall(text)))
+        is_are = "is an option" if len(others) == 1 else "are options"
+        return f"{words(text)} ({' and '.join(others)} {is_are} of `ddpdoctor wrap`)" if others else words(text)
+
+    return replace(
+        judged,
+        findings=tuple(
+            replace(one, summary=words(one.summary), evidence=tuple(map(words, one.evidence)), fix=advice(one.fix))
+            for one in judged.findings
+        ),
+        checks=tuple(replace(one, reason=words(one.reason)) for one in judged.checks),
+    )
 
 
 def _speed(job: Job, state: JobState | Exception) -> list[SpeedState] | Unread | Exception:

@@ -35,7 +35,7 @@ class DdpDoctorTracker(_Tracker):  # type: ignore[misc]
     ) -> None:
         """Take what ``ddpdoctor.watch`` takes, and start."""
         super().__init__()
-        self._training = TrainingWatch(hang_timeout, on_hang, report_dir)
+        self._training = TrainingWatch(type(self).__name__, hang_timeout, on_hang, report_dir)
         self._training.begin()
 
     @property

@@ -19,9 +19,12 @@ TITLE = "ddpdoctor"
 class TrainingWatch:
     """A watch that begins anew with each training."""
 
-    def __init__(self, hang_timeout: float, on_hang: HangAction, report_dir: str | os.PathLike[str] | None) -> None:
-        """Take what ``ddpdoctor.watch`` takes. Raises ``ValueError`` as it does."""
+    def __init__(
+        self, entry: str, hang_timeout: float, on_hang: HangAction, report_dir: str | os.PathLike[str] | None
+    ) -> None:
+        """Take the name of the user's class, and what ``ddpdoctor.watch`` takes. Raises ``ValueError`` as it does."""
         self._watch = Watch(hang_timeout=hang_timeout, on_hang=on_hang, report_dir=report_dir)
+        self._watch.entry = entry
         self._runs = False
 
     def begin(self) -> None:

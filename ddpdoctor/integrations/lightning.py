@@ -32,7 +32,7 @@ class DdpDoctorCallback(_Callback):  # type: ignore[misc]
         report_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         """Take what ``ddpdoctor.watch`` takes."""
-        self._training = TrainingWatch(hang_timeout, on_hang, report_dir)
+        self._training = TrainingWatch(type(self).__name__, hang_timeout, on_hang, report_dir)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
         """Start before the model is wrapped. Lightning calls this in each rank."""

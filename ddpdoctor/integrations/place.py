@@ -38,6 +38,8 @@ class Asked:
     hang_timeout_s: float
     on_hang: str
     report_dir: Path | None
+    entry: str = "ddpdoctor.watch"
+    """What the user has called, by whose names advice speaks of settings."""
 
 
 def this_process() -> Target:
@@ -93,7 +95,7 @@ def _make_run_dir(report_dir: Path | None, env: Mapping[str, str]) -> Path:
 
 def watcher_command(asked: Asked, places: list[str]) -> list[str]:
     """Return the command of a watcher; ``places`` are the run folder, the record's folder, and the meeting's file."""
-    options = [str(asked.hang_timeout_s), asked.on_hang, *places]
+    options = [str(asked.hang_timeout_s), asked.on_hang, asked.entry, *places]
     command = getattr(sys, "orig_argv", sys.argv)
     return [sys.executable, *safe_flags(), "-m", "ddpdoctor.cli.watching", *options, *command]
 

@@ -30,7 +30,7 @@ class DdpDoctorTrainerCallback(_Callback):  # type: ignore[misc]
         report_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         """Take what ``ddpdoctor.watch`` takes."""
-        self._training = TrainingWatch(hang_timeout, on_hang, report_dir)
+        self._training = TrainingWatch(type(self).__name__, hang_timeout, on_hang, report_dir)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:  # noqa: ARG002
         """Start."""

@@ -54,6 +54,8 @@ class Watch(contextlib.ContextDecorator):
         self._hang_timeout_s = float(hang_timeout)
         self._on_hang = on_hang
         self._report_dir = None if report_dir is None else Path(report_dir)
+        self.entry = "ddpdoctor.watch"
+        """What the user has called: a callback of a framework is known by its own name."""
         self._meeting: HostWatch | None = None
         self._pid = 0
         self._has_failed = False
@@ -127,7 +129,9 @@ class Watch(contextlib.ContextDecorator):
         from ddpdoctor.integrations.place import Asked, recording_variables, take_place
         from ddpdoctor.recorder import late
 
-        asked = Asked(hang_timeout_s=self._hang_timeout_s, on_hang=self._on_hang, report_dir=self._report_dir)
+        asked = Asked(
+            hang_timeout_s=self._hang_timeout_s, on_hang=self._on_hang, report_dir=self._report_dir, entry=self.entry
+        )
         self._meeting = take_place(asked, os.environ)
         for name, value in recording_variables(self._meeting.record, os.environ).items():
             self._former[name] = os.environ.get(name)

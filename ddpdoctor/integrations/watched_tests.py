@@ -43,7 +43,7 @@ class WatchedTests:
 
     def __init__(self, timeout_s: float) -> None:
         """Take the seconds until ranks count as hung."""
-        self._asked = Asked(hang_timeout_s=timeout_s, on_hang="kill", report_dir=None)
+        self._asked = Asked(hang_timeout_s=timeout_s, on_hang="kill", report_dir=None, entry="pytest")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:

@@ -173,7 +173,9 @@ class JoinedSession(Session):
             self.watch.interrupted_by, self.watch.interrupted_ns = name, at_ns
 
 
-def joined_options(run_dir: Path, hang_timeout_s: float, on_hang: OnHang, command: tuple[str, ...]) -> WrapOptions:
+def joined_options(
+    run_dir: Path, hang_timeout_s: float, on_hang: OnHang, entry: str, command: tuple[str, ...]
+) -> WrapOptions:  # fmt: skip
     """Return the settings of a session that starts nothing. ``command`` is that of the first rank."""
     return WrapOptions(
         hang_timeout_s=hang_timeout_s,
@@ -196,4 +198,5 @@ def joined_options(run_dir: Path, hang_timeout_s: float, on_hang: OnHang, comman
         script_args=(),
         nproc_note=None,
         command=command,
+        entry=entry,
     )

@@ -417,6 +417,8 @@ class Job:
     may_run_elsewhere: bool = False
     """Some ranks may run on other hosts, where they are not visible."""
     debug_level: str = "OFF"
+    entry: str = "wrap"
+    """What started the watch, as ``Run.entry``."""
     torch_version: str | None = None
     host_causes: HostCauses | None = None
     """The memory that its processes share on this host."""

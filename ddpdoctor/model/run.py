@@ -46,6 +46,9 @@ class Run:
     torch_version: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     """Variables of an allow-list."""
+    entry: str = "wrap"
+    """What started the watch, with its own name for each setting: "wrap", "pytest", "ddpdoctor.watch" or the class of a
+    callback."""
     launcher: str | None = None
     """How the ranks are started; "command" if the user's own command starts them."""
     nproc: int | None = None

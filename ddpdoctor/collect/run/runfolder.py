@@ -151,6 +151,7 @@ def _job_of(folder: RunFolder, attempt: int | None) -> Job:
         interrupted_by=watch.interrupted_by,
         node_rank=run.node_rank,
         debug_level=_debug_level(run, processes.contents.values()),
+        entry=run.entry,
         torch_version=run.torch_version,
         host_causes=watch.host_causes,
         machine=folder.machine,

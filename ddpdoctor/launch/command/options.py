@@ -60,3 +60,5 @@ class WrapOptions:
     """A sentence on the chosen number of ranks and how to change it, or None if the user chose."""
     command: tuple[str, ...]
     """The full command line as typed."""
+    entry: str = "wrap"
+    """What started the watch, as ``Run.entry``."""

@@ -47,6 +47,7 @@ def write_run_file(folder: Path, options: WrapOptions, started_at: str, launched
         host=socket.gethostname(),
         torch_version=_torch_version(),
         environment={name: environment[name] for name in STORED_VARIABLES if name in environment},
+        entry=options.entry,
         launcher=options.placement.style.value,
         run_dir="" if folder == options.report_dir.resolve() else str(options.report_dir.resolve()),
         watcher_pid=os.getpid(),

@@ -86,6 +86,7 @@ def test_a_hung_test_fails_with_the_rank_and_the_line_and_the_others_go_on(tmp_p
     line = 1 + TESTS.splitlines().index("            time.sleep(100)  # FAULT")
     assert "1 failed, 2 passed" in text
     assert f"DD601 stuck: rank 1 is stuck in work (test_job.py:{line})" in text
+    assert "if it is just slow, raise --ddpdoctor-timeout" in " ".join(text.split())
     (on_page,) = re.findall(r"^FAILED .* - Failed: (.*) \.\.\.$", (DOCS / "in-code.md").read_text(), re.MULTILINE)
     assert re.sub(r"py:\d+", f"py:{line}", on_page) in text
     assert len(list((tmp_path / "tmp").glob("ddpdoctor-test-*"))) == 1  # the folder of the one that failed

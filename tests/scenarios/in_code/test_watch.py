@@ -45,6 +45,7 @@ def test_a_hung_rank_is_named_with_its_line_and_the_ranks_are_stopped(tmp_path: 
     status, _, stderr, report = finish(start("watched", str(folder), "hang"), folder)
 
     assert (report["verdict"]["code"], report["verdict"]["ranks"]) == ("DD601", [1])
+    assert "--hang-timeout" not in report["verdict"]["fix"]
     assert report["verdict"]["where"][0]["line"] == marked_lines("watched")[0]
     assert "waits in all_reduce" in " ".join(report["verdict"]["evidence"])  # by its name in the script
     assert (status != 0, report["job"]["status"], stderr.count("explain DD601")) == (True, "hung", 1)

@@ -13,9 +13,9 @@ import pytest
 
 from ddpdoctor.collect.run.nodes import read_job
 from ddpdoctor.diagnose.build import rebuild_report
-from ddpdoctor.diagnose.progress import judge_folder
+from ddpdoctor.diagnose.progress import in_words_of, judge_folder
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.findings import Finding, Outcome, Report
+from ddpdoctor.model.findings import Confidence, Finding, Judgment, Outcome, Report, Severity
 from ddpdoctor.recorder.storage import ring_layout
 from ddpdoctor.report.text.report import render_text
 from tests.synthetic import FIRST_PID, LINES, SITUATIONS, STUCK_LINE, Job, reversed_ranks, write_folder, write_hosts
@@ -63,6 +63,34 @@ def test_a_history_longer_than_the_ring_changes_nothing(tmp_path: Path, situatio
 def test_of_two_ranks_the_one_that_departs_from_a_long_history_is_blamed(tmp_path: Path) -> None:
     found = worst(folder_of(tmp_path, "short", world=2, steps=129, tp=0))
     assert (found.kind, found.ranks) == ("mismatch", (1,))
+
+
+@pytest.mark.parametrize(
+    ("entry", "advice"),
+    [
+        ("wrap", "if it is just slow, raise --hang-timeout"),
+        ("pytest", "if it is just slow, raise --ddpdoctor-timeout"),
+        ("ddpdoctor.watch", "if it is just slow, raise hang_timeout of ddpdoctor.watch"),
+        ("DdpDoctorCallback", "if it is just slow, raise hang_timeout of DdpDoctorCallback"),
+    ],
+)
+def test_advice_names_a_setting_as_the_way_in_has_it(tmp_path: Path, entry: str, advice: str) -> None:
+    folder = folder_of(tmp_path, "stuck", world=2)
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**run, "entry": entry}))
+    assert worst(folder).fix.endswith(advice)
+    report, text = show(folder)
+    assert entry == "wrap" or "--hang-timeout" not in text + str([check.reason for check in report.checks])
+
+
+def test_advice_says_which_options_only_wrap_has() -> None:
+    drift = Finding(
+        code="DD502", kind="buffer-drift", severity=Severity.WARNING, confidence=Confidence.HIGH, summary="it differs",
+        fix="if this is intended, pass --allow-different bn.*; --check-every 1 shows the step",
+    )  # fmt: skip
+    judged = Judgment(findings=(drift,), checks=(), certain=False)
+    (told,) = in_words_of("ddpdoctor.watch", judged).findings
+    assert told.fix == drift.fix + " (--allow-different and --check-every are options of `ddpdoctor wrap`)"
 
 
 def show(folder: Path) -> tuple[Report, str]:
