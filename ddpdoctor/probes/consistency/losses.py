@@ -86,7 +86,8 @@ def _with_loss(model: Any, batch: Any, loss_fn: Callable[..., Any]) -> Any:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise UserError(
             f"there is a loss_fn, but a batch is {_describe(batch)}, not (input, target)",
-            help="Let make_batch return (input, target), or give --step package.module:train_step(model, batch).",
+            help="Give --batch package.module:make_batch that returns (input, target), "
+            "or --step package.module:train_step(model, batch).",
         )
     return loss_fn(_call(model, batch[0]), batch[1])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,13 @@ class Training:
         one.mark(f"step {step}: forward and backward")
         self._batch = batch_digest(batch)
         set_seed(one.settings.seed, STEP, step=step, rank=one.rank)
-        loss = one.steps.run(self.ddp, batch, f"step {step}")
+        try:
+            loss = one.steps.run(self.ddp, batch, f"step {step}")
+        except UserError as error:
+            hint = hint_of(error, one.settings, one.batches)
+            raise UserError(
+                error.message, help="\n".join(filter(None, (error.help, hint))), status=error.status
+            ) from error
         self._reductions += self._forwards > self._unreduced
         return loss
 
@@ -132,6 +139,35 @@ class Training:
             stray=len(held - {id(one) for one in module.parameters()}),
             unheld=sum(id(one) not in held for _, one in trained),
         )
+
+
+_OF_BATCH = (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What a model raises for a batch that it does not take. torch's own errors are RuntimeErrors."""
+_MISFIT = re.compile(
+    r"shape|size|dimension|dtype|scalar type|channels|data type|broadcast|must match|out of (?:range|bounds)|indices",
+    re.IGNORECASE,
+)
+"""Words of torch in such an error: "mat1 and mat2 shapes cannot be multiplied", "expected scalar type Long"."""
+_UNUSED = "Expected to have finished reduction in the prior iteration"
+"""From torch/csrc/distributed/c10d/reducer.cpp: a parameter got no gradient, or the backward was left out."""
+
+
+def hint_of(error: UserError, settings: TrialSettings, batches: Batches) -> str:
+    """Return which option helps against an error of a step, or nothing if none does."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if _UNUSED in str(cause):
+        if settings.unused:
+            return ""
+        return "If parameters are meant to take no part in some losses, pass --find-unused-parameters."
+    is_misfit = isinstance(cause, _OF_BATCH) or (isinstance(cause, RuntimeError) and _MISFIT.search(str(cause)))
+    if settings.batch or not is_misfit or "out of memory" in str(cause):
+        return ""
+    return (
+        f"The batch is {batches.words}. If the model takes something else, give yours: --batch "
+        "package.module:make_batch; make_batch(rank, world_size, step) returns it."
+    )
 
 
 def wrap(module: Any, device: Any, *, unused: bool) -> Any:

@@ -1,6 +1,7 @@
 """What a trial is made of, in one process: batches, losses, models, records and their comparison."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from ddpdoctor.probes.consistency.step_records import (
     parameter_rows,
     state_rows,
 )
+from ddpdoctor.probes.consistency.training import Training, TrainingSetup
 from ddpdoctor.probes.consistency.watch import RankPlace, describe_places
 from ddpdoctor.probes.user_code import leaves
 
@@ -213,3 +215,82 @@ def test_parameters_that_were_built_unlike_are_named():
         "built with one seed, 2 parameters had other values on other ranks, as weight (rank 0 and rank 1); DDP's "
         "constructor gave all rank 0's"
     )
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    """A process group over Gloo in which this process is the only rank."""
+    store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+class Takes(nn.Module):
+    """A model whose output is computed from itself and its inputs. Its first layer takes eight numbers."""
+
+    def __init__(self, output):
+        super().__init__()
+        self.first, self.second, self.output = nn.Linear(8, 4), nn.Linear(8, 4), output
+
+    def forward(self, *inputs):
+        return self.output(self, *inputs)
+
+
+def make_batch(*_):
+    return torch.randn(3, 5)
+
+
+def fail(*_):
+    raise RuntimeError("no license")
+
+
+def first_only(model, batch):
+    return model.first(batch)
+
+
+def with_mask(model, batch, mask):
+    return model.first(batch * mask)
+
+
+UNUSED = "pass --find-unused-parameters"
+BATCH = "The batch is float32[8, 8], made up for first (Linear). If the model takes something else, give yours: --batch"
+
+
+def train(output, settings):
+    built = build(lambda: Takes(output), "m:f", CPU)
+    setup = TrainingSetup(
+        settings=settings, rank=0, world_size=1, device=CPU, built=built, steps=TrainingStep("", None),
+        batches=choose_batches(settings, built.module, CPU), mark=lambda _: None,
+    )  # fmt: skip
+    training = Training(setup)
+    return [training.compute(step) for step in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("output", "settings", "hint"),
+    [
+        (first_only, SETTINGS, UNUSED),
+        (lambda model, x: model.first(x[:, :3]) + model.second(x), SETTINGS, BATCH),
+        (lambda model, x: model.first(x.long()), SETTINGS, BATCH),
+        (with_mask, SETTINGS, BATCH),
+        (lambda model, x: model.first({"images": x}["pixels"]), SETTINGS, BATCH),
+        (lambda model, x: model.first(x.pixels), SETTINGS, BATCH),
+        (lambda model, _: nn.functional.embedding(torch.tensor([9]), model.first.weight), SETTINGS, BATCH),
+        (first_only, replace(SETTINGS, batch=f"{__name__}:make_batch"), ""),
+        (lambda *_: Path("/no/such/file").read_text(), SETTINGS, ""),
+        (lambda *_: torch.empty(2**60), SETTINGS, ""),
+        (fail, SETTINGS, ""),
+    ],
+)
+@pytest.mark.usefixtures("group")
+def test_an_error_of_a_step_names_the_option_that_helps(output, settings, hint):
+    with pytest.raises(UserError, match="the model failed in step") as error:
+        train(output, settings)
+    assert (hint in error.value.help) if hint else ("--" not in error.value.help)
+    assert "at " in error.value.help  # the line stays
+
+
+@pytest.mark.usefixtures("group")
+def test_with_unused_parameters_allowed_such_a_model_trains():
+    assert len(train(first_only, replace(SETTINGS, unused=True))) == 2
