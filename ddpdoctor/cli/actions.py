@@ -17,6 +17,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -27,7 +28,6 @@ from ddpdoctor.model.findings import FaultOrigin, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from ddpdoctor.model.findings import Finding, Report
 
@@ -39,6 +39,10 @@ END_LIMIT_S = 90.0
 TRIES, LIMIT_S, PAUSE_S = 3, 10.0, 2.0
 """Of a webhook: the limit of one try, and the pause before the second; twice that before the third."""
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
+_HOST = re.compile(r"[\w.:-]{1,255}")
+"""Names come from other nodes. In a file of hosts, a line break or a comma in one would exclude others."""
+MAX_VARIABLE = 100_000
+"""Linux takes variables of up to 128 KiB each; with a longer one, the command would not start."""
 HOSTS_ARE_AT_FAULT = {FaultOrigin.MACHINE, FaultOrigin.NETWORK}
 
 
@@ -95,17 +99,17 @@ def _run(actions: list[Callable[[], str]]) -> None:
 
 def exclude_hosts(path: Path, report: Report, file: Path) -> str:
     """Append the hosts at fault, with a reason and the time, to a file that ``srun --exclude`` reads."""
-    hosts = hosts_to_exclude(report)
+    hosts = [host for host in hosts_to_exclude(report) if _HOST.fullmatch(host)]
     if not hosts or report.verdict is None:
         return ""
-    reason = " ".join(f"{report.verdict.code} {report.verdict.kind}: {report.verdict.summary}".split())
+    reason = " ".join(f"{report.verdict.code} {report.verdict.kind}: {report.verdict.summary} ({file})".split())
     with path.open("a+", encoding="utf-8") as excluded:
         fcntl.flock(excluded, fcntl.LOCK_EX)
         excluded.seek(0)
         known = {line.strip() for line in excluded}
         new = [host for host in hosts if host not in known]
         if new:
-            excluded.write(f"# {report.ended_at} {reason} ({file})\n" + "".join(f"{host}\n" for host in new))
+            excluded.write(f"# {report.ended_at} {reason}\n" + "".join(f"{host}\n" for host in new))
             excluded.flush()
             os.fsync(excluded.fileno())
     return f"{', '.join(new)} excluded in {path}" if new else ""
@@ -196,13 +200,19 @@ def run_command(command: str, report: Report, verdict: Finding, file: Path, limi
         "SUMMARY": verdict.summary, "FIX": verdict.fix, "RANKS": ",".join(map(str, verdict.ranks)),
         "HOSTS": ",".join(verdict.hosts), "ORIGIN": verdict.origin.value if verdict.origin is not None else "",
     }  # fmt: skip
+    variables = {
+        f"DDPDOCTOR_{name}": os.fsencode(value)
+        if isinstance(value, Path)
+        else str(value).replace("\0", "").encode(errors="replace")[:MAX_VARIABLE]
+        for name, value in told.items()
+    }
     with tempfile.TemporaryFile() as given:
         given.write(render_json(report).encode())
         given.seek(0)
         leash = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _LEASH, str(limit_s), command],
             stdin=given, stdout=subprocess.PIPE, stderr=sys.stderr.fileno(), start_new_session=True,
-            env={**os.environ, **{f"DDPDOCTOR_{name}": str(value) for name, value in told.items()}},
+            env={**os.environb, **{os.fsencode(name): value for name, value in variables.items()}},
         )  # fmt: skip
     assert leash.stdout is not None
     with leash.stdout:

@@ -66,6 +66,15 @@ def test_a_host_is_excluded_once_with_reason_and_time(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("host", ["node1\nnode2", "node1,node2", "node1 node2", "#", "", "n" * 256, "node\x1b[31m"])
+def test_a_name_that_would_exclude_other_hosts_is_not_written(tmp_path: Path, host: str) -> None:
+    """It comes from another node."""
+    path = tmp_path / "excluded"
+    assert exclude_hosts(path, report(hosts=(host,)), Path("report.json")) == ""
+    assert exclude_hosts(path, report(hosts=(host, "node3")), Path("a\nnode4")) == f"node3 excluded in {path}"
+    assert path.read_text().splitlines()[1:] == ["node3"]
+
+
 @pytest.mark.parametrize(
     ("origin", "severity", "status", "wanted"),
     [
@@ -133,6 +142,17 @@ def test_a_command_may_end_without_reading_the_report(tmp_path: Path) -> None:
     assert run_command("exit 0", large, FINDING, Path("report.json")) == ""
     assert run_command(f"cat > {tmp_path}/told", large, FINDING, Path("report.json")) == ""
     assert json.loads((tmp_path / "told").read_text())["command"][1] == "x" * 200_000
+
+
+@pytest.mark.parametrize("summary", ["a\0b", "a\ud800b", "a" * 200_000, "$(touch x); `touch x`"])
+def test_whatever_a_verdict_says_the_command_runs(tmp_path: Path, summary: str, monkeypatch) -> None:
+    """Texts of exceptions may hold anything, and none of it is run."""
+    monkeypatch.chdir(tmp_path)
+    finding = replace(FINDING, summary=summary, ranks=tuple(range(50_000)))
+    said = run_command('printf %s "$DDPDOCTOR_SUMMARY" > told', report(), finding, Path("report.json"))
+    assert said == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["told"]
+    assert (tmp_path / "told").read_text()[:1] == summary[:1]
 
 
 @pytest.mark.parametrize(("command", "status"), [("exit 7", "7"), ("kill -9 $$", "-9")])
