@@ -126,7 +126,7 @@ def hosts_to_exclude(report: Report) -> tuple[str, ...]:
 
 
 _LEASH = """
-import ctypes, os, signal, subprocess, sys, time
+import os, signal, subprocess, sys, time
 
 def descendants():
     children = {}
@@ -161,9 +161,17 @@ def report(text):
         os.dup2(2, 1)  # who reads this need not wait for what the command has left behind
 
 told, deadline = False, time.monotonic() + float(sys.argv[1])
-ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-started = subprocess.Popen(["/bin/sh", "-c", sys.argv[2]], stdout=2, start_new_session=True)  # kept: else it is reaped
-child = started.pid
+try:
+    import ctypes
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+except (ImportError, OSError, AttributeError):
+    pass  # a Python without ctypes: what has daemonized itself is not found
+try:
+    started = subprocess.Popen(["/bin/sh", "-c", sys.argv[2]], stdout=2, start_new_session=True)
+except OSError as error:
+    report("status " + (error.strerror or "unknown"))
+    sys.exit()
+child = started.pid  # "started" is kept, because its end would reap the child
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
     signal.signal(number, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
