@@ -213,7 +213,9 @@ def find_distrust(path: Path, *, with_ancestors: bool) -> tuple[str, str] | None
         is_unmapped = _is_unmapped(seen.st_uid)
         if is_own if is_unmapped else seen.st_uid not in {os.geteuid(), 0}:
             owner = "a user that this container does not know" if is_unmapped else _user_name(seen.st_uid)
-            return f"{name} belongs to {owner}, and ddpdoctor runs as {_user_name(os.geteuid())}", ""
+            by_sudo = os.environ.get("SUDO_UID") == str(seen.st_uid)
+            reason = f"{name} belongs to {owner}, and ddpdoctor runs as {_user_name(os.geteuid())}"
+            return reason, "Run ddpdoctor without sudo" if by_sudo else ""
         others = seen.st_mode & (stat.S_IWOTH | (0 if _is_private(seen) else stat.S_IWGRP))
         if others and not stat.S_ISLNK(seen.st_mode) and (is_own or not seen.st_mode & stat.S_ISVTX):
             can_change = seen.st_uid == os.geteuid() and not seen.st_mode & stat.S_ISVTX

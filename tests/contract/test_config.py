@@ -274,6 +274,14 @@ def test_a_wrong_file_of_others_is_no_error(text: bytes, project: Project, monke
     assert "are not used" in capsys.readouterr().err
 
 
+def test_who_runs_it_by_sudo_is_told_to_leave_that_out(project: Project, monkeypatch, capsys) -> None:
+    for one in (project.above, project.work, project.file):
+        give(one)
+    monkeypatch.setenv("SUDO_UID", str(OTHER_UID))
+    assert hang_timeout() != "2m"
+    assert "Run ddpdoctor without sudo, or copy the settings into" in " ".join(capsys.readouterr().err.split())
+
+
 def pipe(file: Path) -> None:
     file.unlink()
     os.mkfifo(file)
