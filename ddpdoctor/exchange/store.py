@@ -92,6 +92,8 @@ class Values:
         self.notice = b""
         """The answer to every beat."""
         self.ended = False
+        self.own_keys: tuple[str, ...] = ()
+        """How the keys begin that only this process writes: it decides, and the others read."""
         self._clock_ns = clock_ns
         self._values: dict[str, bytes] = {}
         self._total_bytes = 0

@@ -131,6 +131,8 @@ def answer(values: Values, request: bytes, member: str | None = None) -> tuple[b
 
 
 def _carry_out(values: Values, operation: RequestType, key: str, value: bytes) -> bytes | None:
+    if operation in {RequestType.SET, RequestType.ADD, RequestType.FORGET} and key.startswith(values.own_keys):
+        raise StoreError("only the server itself writes this key")
     match operation:
         case RequestType.LOOK:
             return values.get(key)

@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from ddpdoctor.exchange.meeting import OwnPort
+from ddpdoctor.exchange.store import StoreError
 from ddpdoctor.exchange.wire import open_client
 from ddpdoctor.launch.command.options import OnHang
 from ddpdoctor.launch.command.placement import Placement, Style
@@ -103,6 +104,21 @@ def test_members_answer_beside_others_that_say_anything(pair: Pair, tmp_path: Pa
     assert first.failure is None
     for client in opened:
         client.close()
+
+
+def test_what_the_first_decides_no_other_can_write(pair: Pair):
+    first, other = pair
+    stranger = open_client(("127.0.0.1",), first.placement.port, b"secret", 60)
+    for key in ("verdict/1", "verdict/1/0", "roster"):
+        with pytest.raises(StoreError, match="only the server itself"):
+            stranger.set(key, b"x")
+        with pytest.raises(StoreError, match="only the server itself"):
+            stranger.forget(key)
+    stranger.close()
+    first.announce(NOTHING, stop=True, place="node0:/run")
+    verdict = other.take_verdict()
+    assert verdict is not None
+    assert verdict.place == "node0:/run"
 
 
 def test_a_record_that_cannot_be_written_costs_no_other(pair: Pair, tmp_path: Path):
