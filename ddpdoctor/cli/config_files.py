@@ -260,8 +260,11 @@ def _has_settings(path: Path) -> bool:
         return False
 
 
-def read_declared(verb: str) -> tuple[Declared, ...]:
-    """Return a command's options with the values of the files as defaults. Raises ``UserError`` for a wrong file."""
+def read_declared(verb: str, *, says: bool = True) -> tuple[Declared, ...]:
+    """Return a command's options with the values of the files as defaults. Raises ``UserError`` for a wrong file.
+
+    ``says``: what is left out of the files is said on stderr.
+    """
     from ddpdoctor.cli.listing import load_verb
 
     kind = load_verb(verb).Options
@@ -276,7 +279,9 @@ def read_declared(verb: str) -> tuple[Declared, ...]:
             for one in config.ignored
             if one.is_expired(config.today)
         ]
-    if notes and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":  # of all ranks, the first says it
+    if (
+        says and notes and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    ):  # of all ranks, the first says it
         from ddpdoctor.cli.output import say
         from ddpdoctor.report.lines import clean
 

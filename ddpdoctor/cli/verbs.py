@@ -120,7 +120,7 @@ def make_command(name: str) -> Any:
         name, cls=KINDS.get(name, Verb),
         help=module.Options.__doc__, short_help=verb.summary, options_metavar=verb.usage,
         context_settings={"help_option_names": ["--help", "-h"]},
-    )(_callback(module.Options, module.run, read_declared(name)))  # fmt: skip
+    )(_callback(module.Options, module.run, read_declared(name, says=False)))  # fmt: skip
     return get_command(alone)
 
 

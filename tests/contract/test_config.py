@@ -274,6 +274,18 @@ def test_a_wrong_file_of_others_is_no_error(text: bytes, project: Project, monke
     assert "are not used" in capsys.readouterr().err
 
 
+def test_a_note_is_said_once_also_where_typer_reads_the_command_line(project: Project, monkeypatch, capsys) -> None:
+    project.file.write_text("[tool.ddpdoctor.wrap]\non-finding = 'touch x'")
+    for words in (("wrap", "--help"), ("wrap", "--nonsense")):
+        call(monkeypatch, *words)
+        assert " ".join(capsys.readouterr().err.split()).count("on-finding in [tool.ddpdoctor.wrap]") == 1
+    monkeypatch.setenv("_DDPDOCTOR_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "ddpdoctor wrap --on")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    call(monkeypatch)
+    assert "on-finding in" not in capsys.readouterr().err
+
+
 def test_who_runs_it_by_sudo_is_told_to_leave_that_out(project: Project, monkeypatch, capsys) -> None:
     for one in (project.above, project.work, project.file):
         give(one)
