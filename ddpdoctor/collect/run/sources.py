@@ -149,6 +149,16 @@ def _is_helper(content: RingContent, contents: Mapping[int, RingContent]) -> boo
     return any(c is not None and _made_world(c) and not _left_world(c, _began(content)) for c in above)
 
 
+def _is_peer(content: RingContent, ranks: Mapping[int, RingContent], contents: Mapping[int, RingContent]) -> bool:
+    """Return whether a process below a rank is one of its peers, which that rank started before it joined them.
+
+    Lightning starts its other ranks so. They join the same world under numbers that no other rank has.
+    """
+    starters = [contents[pid] for pid in _ancestors(content, contents) if pid in ranks and _made_world(contents[pid])]
+    same = any(_world_of(content) == _world_of(starter) for starter in starters)
+    return same and _rank_of(content) not in {_rank_of(rank) for rank in ranks.values()}
+
+
 def _left_world(content: RingContent, time_ns: int) -> bool:
     ends = [note.get("at") for note in content.notes if note.get("k") == "destroyed"]
     return any(isinstance(at, int) and at < time_ns for at in ends)
@@ -180,11 +190,17 @@ def _behind_shell(
 def _numbered(seen: RankTraces) -> list[Source]:
     """Return the ranks of a launcher that is not torch's elastic agent."""
     contents = seen.contents
-    ranks = {c.pid: c for c in contents.values() if c.role == ring_layout.ROLE_RANK and not _is_helper(c, contents)}
+    all_ranks = sorted((c for c in contents.values() if c.role == ring_layout.ROLE_RANK), key=_began)
+    ranks = {c.pid: c for c in all_ranks if not _is_helper(c, contents)}
+    peers = set()
+    for content in all_ranks:
+        if content.pid not in ranks and _is_peer(content, ranks, contents):
+            ranks[content.pid] = content
+            peers.add(content.pid)
     above = {pid: [a for a in _ancestors(c, contents) if a in ranks] for pid, c in ranks.items()}
     found = []
     for pid, own in ranks.items():
-        if above[pid]:
+        if above[pid] and pid not in peers:
             continue
         env = _environment(own)
         world = _number(env, WORLD_SIZE_NAMES)

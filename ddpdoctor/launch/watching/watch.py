@@ -191,15 +191,12 @@ class JobWatch:
                 remove(path)
 
     def ranks(self) -> list[progress.Followed]:
-        """Return the ranks of the last attempt, alive or not; what a rank in a group has started is none."""
+        """Return the processes of the last attempt that are ranks, alive or not."""
         begun = self.agent.begun_ns or 0
-        joined = (rank for rank in self.followed.values() if rank.cells.get("initialized"))
-        below = {child.pid for rank in joined for child in self.below.get(rank.pid, ())}
         return [
             process
             for process in self.followed.values()
             if process.role == ring_layout.ROLE_RANK
-            and process.pid not in below
             and (process.pid in self.agent.started or process.cells.get("started_ns", 0) >= begun)
         ]
 

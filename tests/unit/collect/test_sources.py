@@ -100,6 +100,26 @@ def ring_with_world(content):
     return content._replace(notes=[{**process, "env": {**process["env"], "WORLD_SIZE": "2"}}, *rest])
 
 
+STARTS_ITS_PEERS = [
+    # Lightning: the command joins as rank 0, and has started the others before; each evaluates in a group of its own
+    ([ring(20, joined=0), ring(30, ppid=20, joined=1)], [(0, 20), (1, 30)]),
+    (
+        [ring(20, joined=0), ring(30, ppid=20, of=20, joined=1), ring(40, ppid=30, of=30, began=20, joined=1)],
+        [(0, 20), (1, 30)],
+    ),
+    (
+        [ring(20, joined=0), ring(30, ppid=20, joined=1), ring(40, ppid=20, began=20, joined=0, world=1)],
+        [(0, 20), (1, 30)],
+    ),
+    ([ring(20, joined=0, world=1), ring(30, ppid=20, joined=0), ring(31, ppid=20, joined=1)], [(0, 20)]),
+]
+
+
+@pytest.mark.parametrize(("rings", "expected"), STARTS_ITS_PEERS)
+def test_a_rank_may_start_its_peers_before_it_joins_them(rings, expected):
+    assert found(*rings) == expected
+
+
 def test_each_of_several_processes_may_start_a_larger_world():
     children = [ring(pid, ppid=20 + pid % 2, joined=pid - 40, world=4) for pid in range(40, 44)]
     assert sorted(found(*WRAPPERS, *children, started=AGENT)) == [(0, 40), (1, 41), (2, 42), (3, 43)]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.process.proc import Process
 from ddpdoctor.collect.run.agent_log import AgentLog, WorkerStart
 from ddpdoctor.collect.run.watched import read_watch
 from ddpdoctor.launch.replicas.comparing import LiveComparison
@@ -83,13 +82,3 @@ def test_the_errors_of_a_ranks_ended_children_are_kept_the_first_and_the_last(tm
     assert [(one.who, one.name, one.error.type) for one in errors] == [
         (Helper.CHILD, str(rank + n), "ValueError") for n in (1, 2, 4, 5, 6, 7, 8, 11)
     ]
-
-
-@pytest.mark.parametrize("joined", [True, False])
-def test_what_a_rank_in_a_group_started_is_no_rank(tmp_path: Path, *, joined: bool):
-    watch = JobWatch(tmp_path, TIMEOUT_S, time.monotonic_ns(), LiveComparison(tmp_path, 50, ()))
-    for pid in (7, 8):
-        watch.followed[pid] = Followed(pid=pid, ticks=1, role=ring_layout.ROLE_RANK, ring=mmap.mmap(-1, 1))
-        watch.followed[pid].cells = {"started_ns": pid, "initialized": int(joined or pid == 8)}
-    watch.below[7] = (Process(pid=8, ppid=7, state="S", start_ticks=1, cpu_ticks=0, name="python"),)
-    assert [rank.pid for rank in watch.ranks()] == ([7] if joined else [7, 8])
