@@ -175,6 +175,13 @@ def test_a_command_that_spawns_its_ranks(tmp_path: Path) -> None:
     assert len(ran.report["ranks"]) == ran.report["job"]["world_size"]
 
 
+def test_a_command_that_is_a_rank_and_starts_its_peers(tmp_path: Path) -> None:
+    ran = run_command(tmp_path / "run", *PYTHON, str(JOBS / "starts_its_peers.py"), str(tmp_path / "meet"))
+    assert blamed(ran) == (1, "failed", "crash", [1])
+    assert lines_of(ran) == marked_lines("starts_its_peers")
+    assert [row["rank"] for row in ran.report["ranks"]] == [0, 1]
+
+
 def test_a_wrap_inside_a_wrap_lets_the_outer_one_watch(tmp_path: Path) -> None:
     inner = ("-m", "ddpdoctor", "wrap", "--report-dir", str(tmp_path / "inner"), "--nproc-per-node=2")
     ran = run_command(tmp_path / "run", *PYTHON, *inner, f"--master-port={free_port()}", JOB, MODE="raise")
