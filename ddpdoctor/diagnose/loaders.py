@@ -28,7 +28,11 @@ def loader_data(job: Job) -> list[Any]:
 
 def _shared(job: Job) -> list[Shared]:
     found = replicas_of(job)
-    return [] if isinstance(found, Unread) else [one for replicas in found for one in shared_loaders(replicas)]
+    return (
+        []
+        if isinstance(found, Unread)
+        else [one for replicas in found if replicas.by_model for one in shared_loaders(replicas)]
+    )
 
 
 def _taken(shared: Shared) -> LoaderTaken:

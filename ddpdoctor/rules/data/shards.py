@@ -21,7 +21,7 @@ from ddpdoctor.rules.data.evidence import (
     with_counts,
     xor_of_all,
 )
-from ddpdoctor.rules.data.shared import Shared, judge_loaders, was_trained
+from ddpdoctor.rules.data.shared import NO_REPLICAS, Shared, judge_loaders, was_trained
 from ddpdoctor.rules.majority import Voice, compare
 from ddpdoctor.rules.registry import rule
 
@@ -105,7 +105,8 @@ def check_shards(replicas: Replicas) -> Answer:
 
         the shares of ranks 0 and 1 overlap or miss samples: their samplers have different seeds
     """
-    answer = with_counts(replicas, judge_loaders(replicas, _judge, "the shares of the ranks cover each sample once"))
+    healthy = "the shares of the ranks cover each sample once"
+    answer = with_counts(replicas, judge_loaders(replicas, _judge, healthy, of_any_job=True))
     return answer if answer.problems else find_overlap(replicas) or answer
 
 
@@ -129,6 +130,8 @@ def _judge(replicas: Replicas, shared: Shared) -> Answer:
     twice = _cut_twice(replicas, shared)
     if twice is not None:
         return judged([_finding(replicas, shared, twice)])
+    if not replicas.by_model:
+        return skipped(NO_REPLICAS)
     if any(loader.iterable or not loader.indices_seen for loader in shared.seen.values()):
         return skipped(f"{name}: the indices of the ranks were not seen")
     if len({loader.samples for loader in shared.seen.values()}) > 1 or not shared.first().samples:

@@ -43,6 +43,9 @@ class Replicas:
     with."""
     ended_badly: bool = False
     """Whether the job hung or failed, or a loop over this loader would."""
+    by_model: bool = True
+    """Whether DDP keeps a model equal on them. False: they are all ranks of a job without DDP, which may well share
+    samples."""
     drawn: Drawn | None = None
     """What `check-data` counted for its only loader, or None for a job that trained."""
 
@@ -51,7 +54,10 @@ def replicas_of(job: Job) -> tuple[Replicas, ...] | Unread:
     """Return the groups in which DDP keeps models equal, each set of ranks once, or why none is known."""
     if all(rank.loaders is None for rank in job.ranks):
         return Unread(why=Why.ABSENT, reason=NOT_LOOKED)
-    return _groups(job) or Unread(why=Why.ABSENT, reason=NO_REPLICAS)
+    groups = _groups(job)
+    if not groups and len(job.ranks) > 1 and all(rank.loaders for rank in job.ranks):
+        return (replace(_replicas(job, job.ranks, world_of(job)), by_model=False),)
+    return groups or Unread(why=Why.ABSENT, reason=NO_REPLICAS)
 
 
 def _groups(job: Job) -> tuple[Replicas, ...]:
@@ -124,11 +130,16 @@ class Shared:
         return {number: found[number] for number in sorted(found) if len(found[number]) > 1}
 
 
-def judge_loaders(replicas: Replicas, judge: Callable[[Replicas, Shared], Answer], healthy: str) -> Answer:
+def judge_loaders(
+    replicas: Replicas, judge: Callable[[Replicas, Shared], Answer], healthy: str, *, of_any_job: bool = False
+) -> Answer:
     """Apply a rule to all loaders of a group. Return all problems, or else "passed" if any loader passed.
 
-    ``healthy`` describes a pass. If no loader passed, return the first reason to skip.
+    ``healthy`` describes a pass. If no loader passed, return the first reason to skip. Ranks without DDP are skipped,
+    unless the rule is ``of_any_job``.
     """
+    if not replicas.by_model and not of_any_job:
+        return skipped(NO_REPLICAS)
     if replicas.size == 1:
         return skipped(ONE_RANK)
     heard = [judge(replicas, shared) for shared in shared_loaders(replicas)]

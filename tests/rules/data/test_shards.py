@@ -182,6 +182,11 @@ def test_data_divided_once_is_not_taken_for_twice(name):
     assert all("twice" not in finding.summary for finding in gaps(replicas(*ONCE[name])).findings)
 
 
+def test_without_ddp_only_data_divided_twice_is_judged():
+    assert outcome(gaps(replicas(*twice(ACCELERATES, TORCHS), by_model=False))) == (0, 1)
+    assert outcome(gaps(replicas(*FAULTS["seeds"][0], by_model=False))) == "skipped"
+
+
 def test_ranks_that_were_not_seen_may_have_another_loader():
     assert outcome(gaps(replicas(*twice(ACCELERATES, TORCHS), size=3))) == "skipped"
 
