@@ -233,8 +233,8 @@ def helpers(tmp_path: Path) -> ControlFlow:
 
 
 def helped(script: Script, rounds: dict[str, int]) -> Script:
-    """Do a step whose helpers reduce so many values."""
-    script.phase("ddp_forward", line(LOSS, MODULE), 0).phase("backward", line(BACKWARD_AT, MODULE), 1)
+    """Do a step whose forward is in a function of its own, and whose helpers reduce so many values."""
+    script.phase("ddp_forward", line(LOSS, "loss_of"), 0).phase("backward", line(BACKWARD_AT, MODULE), 1)
     for number, function in ((IN_REDUCE, "reduce_all"), (IN_AVERAGE, "average"), (IN_LOG, "log")):
         for _ in range(rounds.get(function, 0)):
             script.collective(line(number, function))
@@ -280,7 +280,7 @@ def test_what_decided_in_a_function_that_returned_is_named(name: str, helpers: C
             helped(script, FULL)
         helped(script, mine if script.number == 2 else others)
     waiting = [inside(script, line(outer, MODULE), line(inner, function)) for script in found[:2]]
-    found[2].phase("ddp_forward", line(LOSS, MODULE), 0).phase("backward", line(BACKWARD_AT, MODULE), 1)
+    found[2].phase("ddp_forward", line(LOSS, "loss_of"), 0).phase("backward", line(BACKWARD_AT, MODULE), 1)
     gone = found[2].waits(samples=(sample(stack(line(BACKWARD_AT, MODULE), AUTOGRAD)),))
     report = judged(*waiting, gone, flow=helpers)
     assert (report.kind, report.ranks) == ("mismatch", (2,))

@@ -109,7 +109,8 @@ def _look_up(
 ) -> Turning:
     """Look for ways around the call in its own function; if there are none, in the functions that called it."""
     mine, other = states
-    own = (after,) if after is not None else stack_of(mine.rank)
+    now = stack_of(mine.rank)
+    own = (after,) if after is not None else now
     over = parts[0] is None and not parting.is_earlier
     calls = _callers(parting.instead_of, other, parts[1])
     for depth, call in enumerate(calls):
@@ -126,7 +127,9 @@ def _look_up(
             before=before.line if before is not None and _same_function(before, call) else None,
             failed=parting.before is not None and parting.before.failed,
             after=at,
-            returned=at is None and any(_same_function(frame, one) for frame in own for one in outer),
+            returned=at is None
+            and not any(_same_function(frame, call) for frame in now)
+            and any(_same_function(frame, one) for frame in now for one in outer),
         )
         found = find_detours(flow, route)
         if found:
