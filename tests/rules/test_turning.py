@@ -286,7 +286,8 @@ def test_what_decided_in_a_function_that_returned_is_named(name: str, helpers: C
     assert (report.kind, report.ranks) == ("mismatch", (2,))
     assert decided in {place.line for place in report.where}
     assert words in " ".join((report.summary, *report.evidence))
-    assert "__main__" not in report.fix
+    unseen = judged(replace(waiting[0], samples=()), waiting[1], gone, flow=helpers)
+    assert unseen.where == report.where
     assert 24 not in {place.line for place in report.where}
 
 

@@ -184,7 +184,7 @@ def _turning(job: JobState, conflict: Conflict, departing: list[TimelineEntry]) 
     agreeing = [part for part in conflict.parts if part not in departing]
     if conflict.passed or not departing or not agreeing:
         return None
-    mine, other = departing[0], agreeing[0]
+    mine, other = departing[0], _shown(job, agreeing)
     return find_turning(
         job.facts.control_flow, job.states[mine.rank], job.states[other.rank], conflict.group.name, conflict.seq,
         (mine, other),
@@ -235,7 +235,7 @@ def _inside_words(job: JobState, conflict: Conflict, departing: list[TimelineEnt
     sites = {part.site for part in conflict.parts}
     if len(sites) > 1 or None in sites or not agreeing or len({part.kind.op for part in conflict.parts}) == 1:
         return []
-    mine, other = stack_of(job.rank(departing[0].rank)), stack_of(job.rank(agreeing[0].rank))
+    mine, other = stack_of(job.rank(departing[0].rank)), stack_of(job.rank(_shown(job, agreeing).rank))
     at = next((at for at, (one, two) in enumerate(zip(mine, other, strict=False)) if one != two), None)
     if at is None or at + 1 >= min(len(mine), len(other)) or mine[at].user:
         return []
@@ -256,7 +256,13 @@ def _guard(job: JobState, conflict: Conflict, departing: list[TimelineEntry]) ->
     mine, others = departing[0], [job.rank(part.rank) for part in agreeing]
     if any(has_called(other, mine.kind) for other in others):
         return None
-    return find_guard(job.facts.control_flow, job.rank(mine.rank), stack_of(others[0]), over=False)
+    shown = job.rank(_shown(job, agreeing).rank)
+    return find_guard(job.facts.control_flow, job.rank(mine.rank), stack_of(shown), over=False)
+
+
+def _shown(job: JobState, parts: list[TimelineEntry]) -> TimelineEntry:
+    """Return the first of these ranks whose stack is known: one that was killed in the call has none."""
+    return next((part for part in parts if stack_of(job.rank(part.rank))), parts[0])
 
 
 def _fix(job: JobState, conflict: Conflict, turning: Turning | None, *, uneven: bool) -> str:

@@ -121,15 +121,17 @@ def _look_up(
         if call is not calls[0] and at in (None, call.line):
             break  # as far as is known the rank is still in this call, so it did not go around it
         before = parting.before.site if parting.before is not None else None
+        was_inside = before is not None and _same_function(before, call)
         outer = calls[depth + 1 :] or [frame for frame in stack_of(other.rank) if not _same_function(frame, call)]
         route = Route(
             left_out=call.line,
-            before=before.line if before is not None and _same_function(before, call) else None,
+            before=before.line if before is not None and was_inside else None,
             failed=parting.before is not None and parting.before.failed,
             after=at,
             returned=at is None
+            and bool(now)
             and not any(_same_function(frame, call) for frame in now)
-            and any(_same_function(frame, one) for frame in now for one in outer),
+            and (was_inside or any(_same_function(frame, one) for frame in now for one in outer)),
         )
         found = find_detours(flow, route)
         if found:
