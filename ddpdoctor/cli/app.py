@@ -12,6 +12,7 @@ from ddpdoctor.model.exit_status import ExitStatus
 
 OF_PATHS = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ESTALE})
 """Errors of files and folders that a user names, wherever they are met. They are not defects of ddpdoctor."""
+LOOP = "Symlink loop from "
 
 
 def main() -> NoReturn:
@@ -45,6 +46,8 @@ def as_user_error(error: Exception) -> UserError | None:
     if isinstance(error, OSError) and error.errno in OF_PATHS and error.filename is not None:
         help_text = "Run it as the owner of the files, or give other ones."
         return UserError(f"{error.filename} cannot be read: {error.strerror}", help=help_text)
+    if isinstance(error, RuntimeError) and str(error).startswith(LOOP):  # Path.resolve() before Python 3.13
+        return UserError(f"links lead in a circle: {str(error).removeprefix(LOOP)}", help="Give another path.")
     return error if isinstance(error, UserError) else None
 
 

@@ -363,7 +363,7 @@ def _file(path: Path, root: str | None, problem: str = "") -> EvidenceFile:
     number = int(rank["rank"][:9]) if rank is not None and is_global else MOST_RANKS
     who = Who(rank=number if number < MOST_RANKS else None, local_rank=int(local[2]) if local else None)
     # A name may hold bytes that are not UTF-8, which cannot be written to a report.
-    name = os.fsencode(path).decode("utf-8", "backslashreplace")
+    name = os.fsencode(path).decode("utf-8", "backslashreplace").replace("\n", "\\n")
     return EvidenceFile(
         name=name, path=path, who=who, attempt=int(local[1]) if local else None, problem=problem
     )  # fmt: skip
@@ -380,7 +380,7 @@ def _problem_of(path: Path, root: str | None) -> str:
         if root is not None and error.errno in {errno.ENOENT, errno.ELOOP} and path.is_symlink():
             return "a link that leads nowhere"
         return "it is gone" if error.errno == errno.ENOENT else error.strerror or str(error)
-    if real.startswith(("/proc/", "/sys/")) and not _is_inherited(path):
+    if str(path.absolute() if real == root else real).startswith(("/proc/", "/sys/")) and not _is_inherited(path):
         return "a file of the kernel, which may never end; copy what it says to a file"
     if stat.S_ISREG(mode) or (root is None and stat.S_ISFIFO(mode) and _is_inherited(path)):
         return ""

@@ -90,10 +90,13 @@ def test_nothing_is_written_unless_the_user_agrees(run_dir, monkeypatch, capsys)
         (("bundle", "--yes"), "no run folder"),
         (("bundle", "RUN", "--yes", "-o", "no/such/folder.zip"), "--output"),
         (("report", "text.zip"), "is no bundle"),
+        (("bundle", "loop", "--yes"), "links lead in a circle"),
+        (("diff", "loop", "RUN"), "links lead in a circle"),
     ],
 )
 def test_what_cannot_be_used_is_said(run_dir, monkeypatch, capsys, words, hint) -> None:
     Path("text.zip").write_bytes(pack({"another.json": "{}"}))
+    Path("loop").symlink_to("loop")
     assert call(monkeypatch, *(str(run_dir) if word == "RUN" else word for word in words)) == 2
     done = capsys.readouterr()
     assert hint in done.err
