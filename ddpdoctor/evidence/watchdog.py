@@ -354,8 +354,9 @@ _MOST_FRAMES = 200
 _MOST_TRACES = 64
 _TAIL_LINES = 8
 _WORK = re.compile(
-    r"WorkNCCL\((?:SeqNum=(?P<seq>\d{1,20}), )?OpType=(?P<op>\w{1,60})(?:, TensorShape=\[(?P<shape>[\d, ]{0,200})\])?"
-    r"(?:, NumelIn=(?P<numel_in>\d{1,20}), NumelOut=(?P<numel_out>\d{1,20}))?"
+    r"WorkNCCL\((?:SeqNum=(?P<seq>\d{1,20}), )?(?:OpType=(?P<op>\w{1,60})(?=[,)])|(?<=, )OpT?y?p?e?=?\w{0,60}$)"
+    r"(?:, TensorShape=\[(?P<shape>[\d, ]{0,200})\])?"
+    r"(?:, NumelIn=(?P<numel_in>\d{1,20}), NumelOut=(?P<numel_out>\d{1,20})(?=[,)]))?"
     r"(?:, Timeout\(ms\)=(?P<limit>\d{1,20}))?"
 )
 _STATUS = re.compile(
@@ -386,6 +387,11 @@ class _Wait:
     fact: Waiting
     grouped: bool
     frames: list[Frame] = field(default_factory=list)
+
+    @property
+    def is_bare(self) -> bool:
+        """Only the number of the operation is known."""
+        return not self.fact.operation.op and self.fact.operation.seq is not None
 
     def done(self) -> Waiting:
         return replace(self.fact, frames=tuple(reversed(self.frames))) if self.frames else self.fact
@@ -487,6 +493,12 @@ class WatchdogReader:
         operation, limit_s = _operation(work)
         waits = self._open.get(writer, [])
         same = next((one for one in waits if _same_call(one.fact.operation, operation)), None)
+        bare = next((one for one in waits if one.fact.operation.seq == operation.seq and one.is_bare), None)
+        if bare is not None:
+            known = bare.fact.operation
+            operation = replace(operation, group=known.group, group_words=known.group_words)
+            bare.fact = replace(bare.fact, operation=operation, limit_s=limit_s)
+            return self._close(writer, only=bare) if "terminated with exception" in line.text else []
         if same is not None:
             if group is None or same.grouped:
                 return []
@@ -494,6 +506,7 @@ class WatchdogReader:
             return self._close(writer, only=same)
         if self._is_said(writer, operation):
             return []
+        self._said.add((writer, operation.seq))
         fact = Waiting(
             **origin_of(line, who_of(line, group)),
             operation=operation, timed_out=True, limit_s=limit_s,
@@ -518,11 +531,19 @@ class WatchdogReader:
 
     def _read_status(self, line: Line, group: NcclGroup | None, status: re.Match[str]) -> list[Fact]:
         """Read which group a time limit was in, and how far the rank has come there."""
-        waits = self._open.get(writer_of(line, group), [])
-        seq = int(status["seq"])
+        writer = writer_of(line, group)
+        waits = self._open.get(writer, [])
+        seq = work_number(status["seq"])
         wait = next((one for one in waits if one.fact.operation.seq == seq and not one.grouped), None)
         if wait is not None and group is not None:
             _join(wait, group, line.who)
+        elif group is not None and line.who.rank is not None and (writer, seq) not in self._said:
+            self._said.add((writer, seq))  # the line of the limit itself is lacking
+            limit = Waiting(**origin_of(line, who_of(line, group)), operation=Operation(seq=seq), timed_out=True)
+            wait = _Wait(fact=limit, grouped=True)
+            _join(wait, group, line.who)
+            self._open.setdefault(writer, []).append(wait)
+            self._count += 1
         return self._reached(line, group, status)
 
     def _reached(self, line: Line, group: NcclGroup | None, numbers: re.Match[str]) -> list[Fact]:
@@ -542,7 +563,8 @@ class WatchdogReader:
     def _close(self, writer: Hashable, *, only: _Wait | None = None, grouped_only: bool = False) -> list[Fact]:
         """Return the waits of a rank that are complete."""
         waits = self._open.get(writer, [])
-        done = [one for one in waits if (only is None or one is only) and (one.grouped or not grouped_only)]
+        full = [one for one in waits if one.grouped and not one.is_bare] if grouped_only else waits
+        done = [one for one in full if only is None or one is only]
         left = [one for one in waits if not any(one is other for other in done)]
         if left:
             self._open[writer] = left
@@ -646,7 +668,7 @@ def _operation(work: re.Match[str] | None) -> tuple[Operation, float | None]:
         return Operation(), None
     shape = tuple(map(int, re.findall(r"\d+", work["shape"]))) if work["shape"] is not None else None
     operation = Operation(
-        op=op_type_name(work["op"]), seq=work_number(work["seq"]), shape=shape,
+        op=op_type_name(work["op"] or ""), seq=work_number(work["seq"]), shape=shape,
         numel_in=int(work["numel_in"]) if work["numel_in"] else None,
         numel_out=int(work["numel_out"]) if work["numel_out"] else None,
     )  # fmt: skip

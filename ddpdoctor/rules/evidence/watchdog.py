@@ -283,7 +283,8 @@ def _compare(group: _Group, members: Sequence[int], silent: frozenset[int], *, w
     """
     calls = Counter(wait.operation.seq for wait in group.waits.values())
     most = max(calls.values())
-    target = next(wait for wait in group.waits.values() if calls[wait.operation.seq] == most)
+    those = [wait for wait in group.waits.values() if calls[wait.operation.seq] == most]
+    target = next((wait for wait in those if wait.operation.op), those[0])
     ahead = _ahead(group, target, whole)
     if ahead is not None:
         return [ahead]
@@ -294,7 +295,7 @@ def _compare(group: _Group, members: Sequence[int], silent: frozenset[int], *, w
     if absent:
         return [*absent]
     inside = {*group.waits, *(rank for rank, reached in group.reached.items() if _is_inside(reached, target))}
-    if len(inside) < 2 or len({_call(wait) for wait in group.waits.values()}) > 1:
+    if len(inside) < 2 or len({_call(wait) for wait in group.waits.values() if wait.operation.op}) > 1:
         return []
     complete = whole is not None and len(inside) >= whole
     operation = target.operation
@@ -418,7 +419,10 @@ def _absence(group: _Group, rank: int, target: Waiting, shown_by: Fact, *, certa
 
 def _differ(group: _Group, whole: int | None) -> Differ | None:
     """Return in what the calls differ that ranks of one group wait in."""
-    ordered = [ranks for _, ranks in group_alike({rank: _call(wait) for rank, wait in group.waits.items()})]
+    named = {rank: _call(wait) for rank, wait in group.waits.items() if wait.operation.op}
+    ordered = [ranks for _, ranks in group_alike(named)]
+    if len(ordered) < 2:
+        return None
     operations = [group.waits[ranks[0]].operation for ranks in ordered]
     aspect = _aspect(operations)
     if not aspect or (aspect == "number" and (not group.words or _is_root_ahead(group, operations))):

@@ -118,6 +118,32 @@ def test_the_start_of_a_group_says_its_size(text: str, rank: int, group: str, si
     assert (seen.who.rank, of.group, of.ranks) == (rank, group, size)
 
 
+@pytest.mark.parametrize(
+    ("kept", "operation"),
+    [
+        (slice(1, 2), {"seq": 71, "group": "4", "group_words": "PG GUID 4 (dp)"}),
+        (slice(1, None), {**FULL, "group": "4", "group_words": "PG GUID 4 (dp)"}),
+    ],
+    ids=["only the numbers", "all but the line of the limit"],
+)
+def test_the_line_of_the_limit_may_be_lacking(kept: slice, operation: dict[str, Any]) -> None:
+    lines = VERSIONS[5][1].strip().splitlines()
+    lines += [f"[rank2]:{HEAD}[PG ID 1 PG GUID 4(dp) Rank 1] {DIED}"]
+    (waiting,) = only(Waiting, feed(WatchdogReader(), "\n".join(lines[kept])))
+    assert (waiting.who.rank, waiting.timed_out, told(waiting.operation)) == (2, True, operation)
+
+
+@pytest.mark.parametrize(
+    ("end", "lacks"),
+    [("OpTy", {"op", "numel_in", "numel_out"}), ("NumelOut=10", {"numel_in", "numel_out"}), ("SeqNum=7", None)],
+)
+def test_a_line_that_is_cut_says_what_is_left_of_it(end: str, lacks: set[str] | None) -> None:
+    cut = CAUGHT[: CAUGHT.index(end) + len(end)]
+    waits = only(Waiting, feed(WatchdogReader(), f"[rank2]:{HEAD}[Rank 2] {cut}"))
+    left = [{key: value for key, value in FULL.items() if key not in lacks}] if lacks is not None else []
+    assert [told(wait.operation) for wait in waits] == left
+
+
 def test_the_numbers_of_a_group_are_how_far_a_rank_has_come() -> None:
     (reached,) = only(Reached, feed(WatchdogReader(), VERSIONS[5][1]))
     assert told(reached) == {
