@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NCCL_LIMIT_S = 600
 """torch's ``default_pg_nccl_timeout``. That of other backends is 30 min."""
 OUT_OF_MEANS = frozenset({
-    errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS,
+    errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EROFS,
 })  # fmt: skip
 """Errors for an exhausted resource of the machine. They are not defects of ddpdoctor."""
 

@@ -26,11 +26,6 @@ they make."""
 MASTER_VARIABLE = "DDPDOCTOR_MASTER"
 """The address of the store that the launcher's environment gave this rank."""
 MAX_FAILURES = 20
-FEW_FILES = 64
-"""Our choice: in a process that may open fewer files, the recorder opens none that only some evidence needs.
-
-A rank opens about ten, and a few more for each other rank."""
-
 _LAUNCH_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT",
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -174,6 +169,8 @@ def _main_thread() -> Optional[int]:
 
 def check_every() -> int:
     """Return the number of steps between checks of the replicas; 0 if consistency is not checked."""
+    from .storage.files import is_short_of_files
+
     if is_short_of_files():
         return 0
     from .settings import read_settings
@@ -184,13 +181,6 @@ def check_every() -> int:
 def store_address() -> str:
     """Return the address of the job's store as the environment gives it."""
     return "%s:%s" % (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
-
-
-def is_short_of_files() -> bool:
-    """Return whether this process may open so few files that the script could run out because of ours."""
-    import resource
-
-    return 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FEW_FILES
 
 
 def owning_rank() -> int:

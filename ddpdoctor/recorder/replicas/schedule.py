@@ -11,13 +11,13 @@ are powers of two: where hosts choose different ones, the steps of the larger ar
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from typing import Optional
 
 from ..settings import read_settings
 from ..state import check_every, here
+from ..storage.files import map_file
 from .files import FOLDER
 
 SHARE = 0.01
@@ -40,7 +40,7 @@ class Wishes:
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(number, 2 * _RANKS)
-            self._page = mmap.mmap(number, 2 * _RANKS)
+            self._page = map_file(number, 2 * _RANKS)
         finally:
             os.close(number)
 

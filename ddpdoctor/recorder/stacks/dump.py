@@ -13,8 +13,8 @@ import faulthandler
 import os
 import time
 
-from ..state import guarded, here, is_short_of_files, pass_on
-from ..storage.files import open_plain
+from ..state import guarded, here, pass_on
+from ..storage.files import is_short_of_files, open_plain
 from ..wrappers import wraps
 
 TYPE_CHECKING = False

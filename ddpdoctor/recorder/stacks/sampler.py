@@ -15,7 +15,7 @@ import time
 from .. import frames
 from ..state import describers, guarded, here, pass_on, queries
 from ..storage import ring_layout
-from ..storage.files import open_new, open_plain
+from ..storage.files import is_short_of_files, map_file, open_new, open_plain
 from ..storage.ring_writing import to_json
 from . import dump
 
@@ -119,6 +119,8 @@ class CoreClock:
         """Read the kernel's counters about once a second, and write them."""
         now = time.monotonic_ns()
         if now < self.due_ns or not here.is_rank or here.clock is None or not here.clock.number:
+            return
+        if is_short_of_files():  # in this thread, at a moment when the script may need the last one
             return
         self.due_ns = now + (FIRST_CORE_TIME_NS if self.first is None else CORE_TIME_NS)
         counted = _core_time()
@@ -326,7 +328,7 @@ def _map_control(folder: str) -> Any:
         pass_on(error)
         return None
     try:
-        return mmap.mmap(fd, ring_layout.CONTROL_SIZE, prot=mmap.PROT_READ)
+        return map_file(fd, ring_layout.CONTROL_SIZE, writable=False)
     except (OSError, ValueError) as error:
         pass_on(error)
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +43,48 @@ def open_plain(path: Any, flags: int) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
     return fd
+
+
+FEW_FILES = 64
+"""Our choice: in a process that may open fewer files, the recorder opens none that only some evidence needs.
+
+A rank opens about ten, and a few more for each other rank."""
+
+
+def is_short_of_files() -> bool:
+    """Return whether this process may open so few files that the script could run out because of ours."""
+    import resource
+
+    return 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FEW_FILES
+
+
+def map_file(fd: int, size: int, writable: bool = True) -> Any:
+    """Map a file into memory. Where few files may be open, and since Python 3.13, that holds none open.
+
+    An ``mmap`` object keeps a copy of the descriptor, as long as it lives.
+
+    Raises:
+        OSError: the file cannot be mapped.
+    """
+    import mmap
+
+    kind = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(fd, size, prot=kind, trackfd=False)
+    if not is_short_of_files():
+        return mmap.mmap(fd, size, prot=kind)
+    try:
+        import ctypes
+
+        call = ctypes.CDLL(None, use_errno=True).mmap
+    except (ImportError, AttributeError, OSError):
+        return mmap.mmap(fd, size, prot=kind)
+    call.restype = ctypes.c_void_p
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    address = call(None, size, kind, mmap.MAP_SHARED, fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "it cannot be mapped")
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
 def open_new(path: Any, mode: int = PRIVATE_FILE) -> int:

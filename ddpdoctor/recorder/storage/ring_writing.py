@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import _thread
 import itertools
-import mmap
 import os
 import time
 from _json import encode_basestring_ascii as _quote
 
 from . import ring_layout, step_parts
-from .files import open_plain
+from .files import map_file, open_plain
 from .kept_steps import KeptSteps
 
 TYPE_CHECKING = False
@@ -255,7 +254,7 @@ class Ring:
         return number
 
 
-def allocate(path: str, size: int) -> mmap.mmap:
+def allocate(path: str, size: int) -> Any:
     """Make a private file with all its blocks, so that no later write can end in SIGBUS on a full disk.
 
     If the process already made the file before an exec, the file is emptied and reused, because the watcher has it
@@ -264,7 +263,7 @@ def allocate(path: str, size: int) -> mmap.mmap:
     fd = open_plain(path, os.O_CREAT | os.O_RDWR)
     try:
         if os.fstat(fd).st_size == size:
-            emptied = mmap.mmap(fd, size)
+            emptied = map_file(fd, size)
             emptied[:] = bytes(size)
             return emptied
         if os.fstat(fd).st_size:  # another size: make a new file, because others may have the old one mapped
@@ -272,7 +271,7 @@ def allocate(path: str, size: int) -> mmap.mmap:
             os.unlink(path)
             fd = open_plain(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
         os.posix_fallocate(fd, 0, size)
-        return mmap.mmap(fd, size)
+        return map_file(fd, size)
     except OSError:
         os.unlink(path)
         raise
