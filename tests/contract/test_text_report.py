@@ -193,8 +193,22 @@ def test_an_interruption_is_told_from_a_failure(exit_status: int | None, words: 
 
 
 @pytest.mark.parametrize(
+    ("exit_status", "words"), [(1, "no rank ran: the launcher ended with status 1"), (0, "no problem found")]
+)
+def test_a_launcher_that_ran_no_rank_and_failed_is_no_healthy_job(exit_status, words):
+    assert (
+        render(report(JobStatus.NOT_RUN, verdict=None, exit_status=exit_status)).splitlines()[0]
+        == f"ddpdoctor: {words}"
+    )
+
+
+@pytest.mark.parametrize(
     ("exit_status", "kind", "words"),
-    [(1, "exit-abort", "Rank 1 died."), (0, "exit-abort", "no problem found"), (1, "not-recorded", "no problem found")],
+    [
+        (1, "exit-abort", "Rank 1 died."),
+        (0, "exit-abort", "no problem found"),
+        (3, "not-recorded", "the ranks finished, but the launcher ended with status 3"),
+    ],
 )
 def test_what_explains_a_bad_status_of_a_job_that_finished_is_said_first(exit_status, kind, words):
     note = finding("DD612", kind, Severity.INFO, summary="Rank 1 died.", fix="")

@@ -92,9 +92,10 @@ def _headline(report: Report, restarts: int) -> str:
     if report.job is not None and report.job.ended_badly:
         return "no cause found"
     if report.job is not None and report.job.exit_status:
-        for finding in report.findings:
-            if finding.kind == "exit-abort":  # an info, but it explains the status
-                return finding.summary
+        if report.job.status is JobStatus.NOT_RUN:
+            return f"no rank ran: the launcher ended with status {report.job.exit_status}"
+        at_exit = (finding.summary for finding in report.findings if finding.kind == "exit-abort")  # an info
+        return next(at_exit, f"the ranks finished, but the launcher ended with status {report.job.exit_status}")
     if restarts > 0:
         return f"the job finished after {count_of(restarts, 'restart')}"
     crashed = sum(check.outcome is Outcome.CRASHED for check in report.checks)
