@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import pwd
 import re
 import stat
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +33,8 @@ DUMPS = "dumps"
 """Reports that were made on demand while the job ran."""
 RUN_FOLDERS = (DUMPS, "evidence", "gathered", "left", "nccl", "nodes", "present", "prints", "rings", "tuning")
 """The subfolders that a run writes to. They must not be links or belong to another user."""
+_NO_PLACE = frozenset({errno.EACCES, errno.EDQUOT, errno.ENOENT, errno.ENOSPC, errno.EPERM, errno.EROFS})
+"""Errors of a working directory that is read-only, full, another user's, or gone."""
 _HELP = "Nothing was started. Choose another folder with --report-dir."
 _HELP_OWN = "Nothing was started. Name a new folder with --report-dir."
 
@@ -38,6 +42,7 @@ _HELP_OWN = "Nothing was started. Name a new folder with --report-dir."
 def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str = "") -> Path:
     """Create ``ddpdoctor-report/<time>-<script>`` in the working directory, with a number if it is taken.
 
+    Where nothing can be written, it is a folder for temporary files, because the job itself may need no place there.
     ``label`` separates the members of a job, whose clocks may show the same time.
     """
     base = f"{now:%Y%m%d-%H%M%S}-{name_stem(script, is_module=is_module)}{f'-node-{label}' if label else ''}"
@@ -49,7 +54,12 @@ def make_default_dir(script: str, *, is_module: bool, now: datetime, label: str 
                 _check_parent(path)
                 return path
     except OSError as error:
-        raise refuse(PARENT, error) from error
+        if error.errno not in _NO_PLACE:
+            raise refuse(PARENT, error) from error
+        try:
+            return Path(tempfile.mkdtemp(prefix=f"{PARENT}-{base}-"))
+        except OSError:
+            raise refuse(PARENT, error) from error
     raise AssertionError  # pragma: no cover: count() has no end
 
 

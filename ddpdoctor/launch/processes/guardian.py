@@ -26,7 +26,10 @@ class Guardian:
         ``on_orphaned`` runs in the guardian, after the job was stopped.
         """
         reader, self._writer = os.pipe()
-        self.pid = os.fork()
+        try:
+            self.pid = os.fork()
+        except OSError:  # no process may be added: the job goes first, and its ranks outlive a watcher that is killed
+            self.pid = -1
         if self.pid == 0:
             os.close(self._writer)
             _guard(reader, folder, mark, on_orphaned)
@@ -37,6 +40,8 @@ class Guardian:
 
         The child holds the pipe open until then. So even if the watcher is killed, the guardian knows the launcher.
         """
+        if self.pid < 0:
+            return
         pid = os.getpid()
         own = proc.read_process(pid)
         with contextlib.suppress(OSError):
@@ -47,8 +52,9 @@ class Guardian:
         with contextlib.suppress(OSError):
             os.write(self._writer, _DONE)
         os.close(self._writer)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        if self.pid > 0:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
 
 
 def _guard(reader: int, folder: Path, mark: Mapping[str, str], on_orphaned: Callable[[], None]) -> None:

@@ -1,7 +1,9 @@
 """The run folder is made before the start."""
 
 import os
+import tempfile
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +39,21 @@ def test_a_new_folder_is_private_and_left_empty(tmp_path):
 def test_an_empty_folder_becomes_private(tmp_path):
     (tmp_path / "run").mkdir(mode=0o755)
     assert mode(make_report_dir(tmp_path / "run")) == 0o700
+
+
+def test_a_working_directory_without_a_place_is_no_obstacle(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    made = make_default_dir("train.py", is_module=False, now=NOW)
+    assert made.parent == tmp_path
+    assert made.stat().st_mode & 0o777 == 0o700
+    monkeypatch.chdir(tmp_path)
+    Path("ddpdoctor-report").write_text("a file of somebody's")
+    with pytest.raises(UserError, match="is not writable"):
+        make_default_dir("train.py", is_module=False, now=NOW)
 
 
 def test_a_folder_with_other_files_may_be_used(tmp_path):

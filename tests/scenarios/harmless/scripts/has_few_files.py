@@ -9,8 +9,8 @@ if resource.getrlimit(resource.RLIMIT_NOFILE)[0] != MOST:
     resource.setrlimit(resource.RLIMIT_NOFILE, (MOST, MOST))
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
-import torch
-import torch.distributed as dist
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
