@@ -50,7 +50,7 @@ class Wishes:
 
     def largest(self, is_odd: bool) -> int:
         """Return the largest wish of all ranks, -1 if there is none."""
-        return max(self._page[is_odd * _RANKS : (is_odd + 1) * _RANKS]) - 1
+        return int(max(self._page[is_odd * _RANKS : (is_odd + 1) * _RANKS])) - 1
 
 
 class AutoDistance:
