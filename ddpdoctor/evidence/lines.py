@@ -58,7 +58,8 @@ _BRACKETS = tuple(
             r"\[\s*(?P<boot>\d+\.\d{6})\] ?",  # dmesg
             r"\[[A-Z][a-z]{2} (?P<month>[A-Z][a-z]{2}) +(?P<day>\d+) " + _HMS + r" (?P<year>\d{4})\] ?",  # dmesg -T
             # torchrun: the role and the local rank
-            r"\[[A-Za-z_][\w-]{0,40}?(?P<local_rank>\d+)\]:?" + _AFTER_LABEL,
+            r"\[(?!(?:node|host|machine|pod|server|step|epoch|iter|batch|stage|layer|group|job|task|attempt|run)\d)"
+            r"[A-Za-z_][\w-]{0,40}?(?<![-_\d])(?P<local_rank>\d+)\]:" + _AFTER_LABEL,
             r"\[" + _HMS + _AFTER_TIME,
             r"\[\d{3,}\] ",  # the line numbers of a viewer
         ),
@@ -319,9 +320,16 @@ class LogSplitter:
             self._is_begun = True
             self._learn_common(raws)
         doubtful = set()
+        last, end = -1, 0
         for at, column in _beginnings(raws):
+            if at in doubtful:
+                continue
             raw = raws[at]
-            end = self._end_of_prefixes(raw)
+            if "\r" in raw:
+                doubtful.add(at)
+                continue
+            end = end if at == last else self._end_of_prefixes(raw)
+            last = at
             if column <= end:
                 continue
             doubtful.add(at)
@@ -463,19 +471,16 @@ def _common(margins: Sequence[str]) -> str:
 
 
 def _beginnings(raws: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the lines in whose middle a text stands that can only begin a message, and the column of the first one."""
+    """Yield the line and column of each text in the middle of a line that can only begin a message."""
     text = "\n".join(raws)
     starts: list[int] = []
-    last = -1
     for match in _BEGINS.finditer(text):
         at = match.start()
         if at == 0 or text[at - 1] in "\n\r":
             continue
         starts = starts or [0, *accumulate(len(raw) + 1 for raw in raws)]
         number = bisect_right(starts, at) - 1
-        if number != last and "\r" not in raws[number]:
-            yield number, at - starts[number]
-        last = number
+        yield number, at - starts[number]
 
 
 def _pattern_of(prefix: str) -> str | None:

@@ -1,5 +1,6 @@
 """What stands before the lines of a log changes nothing of what is said about the job, nor do encodings and line ends."""
 
+# ruff: noqa: ARG005 - all of a table take the same arguments
 from __future__ import annotations
 
 import functools
@@ -13,12 +14,16 @@ import pytest
 from ddpdoctor.diagnose.evidence import analyze
 from ddpdoctor.model.findings import now
 from tests.evidence_texts import (
+    IN_ALL_REDUCE,
     agent,
+    caught,
     closed_by,
     interleaved,
+    labeled,
     nccl_start,
     nccl_warn,
     old_watchdog,
+    pyspy,
     raised,
     steps,
     table,
@@ -26,6 +31,7 @@ from tests.evidence_texts import (
     watchdog,
     work,
 )
+from tests.rules.evidence.truths import ABSENT, Truth, hold
 
 CUDA = [
     "[rank13]:[E309 14:24:07.000000198 ProcessGroupNCCL.cpp:2057] [PG ID 3 PG GUID 27(tp) Rank 1] Process group watchdog "
@@ -157,3 +163,120 @@ def test_a_prefix_changes_nothing(folder, tmp_path, prefix):
 def test_an_encoding_changes_nothing(folder, tmp_path, coding):
     for name, log in LOGS.items():
         assert told(CODINGS[coding](log), tmp_path) == plain(name, folder), name
+
+
+WRITERS: dict[str, tuple[Callable[[int, int], str], bool]] = {
+    "TorchX": (lambda rank, line: f"trainer/{rank} ", False),
+    "vLLM": (lambda rank, line: f"(Worker_TP{rank} pid={400 + rank}) ERROR 03-09 14:25:{line:02} [base.py:61] ", False),
+    "docker compose": (lambda rank, line: f"{('alpha', 'beta', 'gamma')[rank]}  | ", False),
+    "kubectl logs --prefix": (lambda rank, line: f"[pod/llm-{rank}/pytorch] {iso(line)}Z ", False),
+    "nodes": (lambda rank, line: f"[node-{rank + 10}] stderr: ", False),
+    "a number in a group": (lambda rank, line: f"[Rank {rank}] ", False),
+    "process ids": (lambda rank, line: f"I0309 14:25:47.{line:06} {4000 - rank} pump.py:88] ", False),
+    "srun --label": (lambda rank, line: f"14:25:{line:02} {rank}: ", True),
+    "mpirun": (lambda rank, line: f"[1,{rank}]<stderr>:", True),
+    "SageMaker": (lambda rank, line: f"[1,mpirank:{rank},algo-{rank // 2}]<stderr>:", True),
+    "logging with a rank": (lambda rank, line: iso(line, f"%H:%M:%S,000 - trainer - rank={rank} - ERROR - "), True),
+    "torchrun in a container": (lambda rank, line: f"{iso(line)}Z stdout F [default{rank}]:", True),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_tracebacks_that_mix_are_told_apart_by_what_stands_before_their_lines(tmp_path, name):
+    """A rank is named only by what is certainly one."""
+    before, names_rank = WRITERS[name]
+    own = raised(KEY, None, line=12)
+    victims = [closed_by(rank, port=61590 + rank) for rank in (0, 1)]
+    lines = interleaved(
+        *([f"{rank}{line.removeprefix(f'[rank{rank}]: ')}" for line in log] for rank, log in enumerate([*victims, own]))
+    ).removesuffix("\n")
+    log = text(f"{before(int(line[0]), number)}{line[1:]}" for number, line in enumerate(lines.split("\n")))
+    truth = Truth(kinds=("crash",), ranks=(2,) if names_rank else (), says=("KeyError", "train.py:12"))
+    hold(tmp_path, log, truth)
+
+
+BAR = "Epoch 0:   6%|█         | 32040/500150 [6:28:43<94:39:17,  1.37it/s, loss=2.6]"
+OWN = raised(KEY, 1)
+FAMILY = {
+    "a label after an error": [*OWN[:-1], f"{OWN[-1]}{closed_by(0)[0]}", *closed_by(0)[1:]],
+    "two labels after an error": [
+        *labeled("[default1]:", OWN[:-1]),
+        f"[default1]:{OWN[-1]}[default0]:{closed_by(0)[0]}",
+        *labeled("[default0]:", closed_by(0)[1:]),
+    ],
+    "a head after a source line": [*raised(KEY, 1)[:2], f"{OWN[2]}{closed_by(0)[0]}", *OWN[3:], *closed_by(0)[1:]],
+    "a bar": [f"{BAR}{OWN[0]}", *OWN[1:], *closed_by(0)],
+    "a bar that was written again and again": [f"\r{BAR}\r{BAR}{OWN[0]}", *OWN[1:], *closed_by(0)],
+}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_two_messages_in_one_line_are_two(tmp_path, name):
+    hold(tmp_path, text(FAMILY[name]), Truth(kinds=("crash",), ranks=(1,), where="train.py:40", says=("KeyError",)))
+
+
+def test_watchdogs_that_wrote_into_one_line_and_after_a_bar(tmp_path):
+    heads = "".join(f"[E ProcessGroupNCCL.cpp:475] [Rank {rank}] {caught(work(71))}" for rank in range(3))
+    report = hold(tmp_path, text([BAR + heads]), Truth(or_cannot_tell=True, kinds=(*ABSENT, "transport"), ranks=()))
+    assert [row.rank for row in report.ranks] == [0, 1, 2]
+
+
+def test_an_indented_paste_within_a_text(tmp_path):
+    log = text(["I ran it twice:", "", *labeled("    ", raised(KEY, 3)), "", "What is wrong?"])
+    hold(tmp_path, log, Truth(kinds=("crash",), ranks=(3,), where="train.py:40"))
+
+
+@pytest.mark.parametrize("name", ["node_rank0.log", "dp-rank-0.txt", "rank2.txt", "local_rank0.log"])
+def test_lines_outrank_the_name_of_their_file(tmp_path, name):
+    """An error without a label in a file of several ranks is nobody's."""
+    log = text([*labeled("[rank3]: ", steps(3)), *raised(KEY, None)])
+    hold(tmp_path, {name: log}, Truth(kinds=("crash",), ranks=(), says=("train.py:40",)))
+
+
+def test_the_name_of_a_file_tells_the_rank_if_no_line_denies_it(tmp_path):
+    hold(tmp_path, {"rank2.txt": text([*steps(3), *raised(KEY, None)])}, Truth(kinds=("crash",), ranks=(2,)))
+
+
+@pytest.mark.parametrize(
+    "stacks",
+    [
+        pyspy(880, IN_ALL_REDUCE),
+        'Current thread 0x00007f9cf8c106c0 (most recent call first):\n  File "/w/train.py", line 61 in main\n\n',
+    ],
+    ids=["py-spy", "faulthandler"],
+)
+def test_a_file_that_begins_with_stacks_goes_on_as_a_log(tmp_path, stacks):
+    log = stacks + text([*steps(3), *agent(-9, 2, 882, [880, 881, 883]), *table((2, -9, 882, ""))])
+    hold(tmp_path, log, Truth(kinds=("killed",), ranks=(2,), says=("SIGKILL",)))
+
+
+def later(lines: list[str], month: int) -> list[str]:
+    """Return lines with the dates of another month."""
+    return [line.replace("2026-03-", f"2026-{month:02}-").replace("[E309", f"[E{month}09") for line in lines]
+
+
+JOBS = {
+    "months apart": ({}, 5),
+    "ports": ({"a": "MASTER_PORT=29511", "b": "MASTER_PORT=29533"}, 3),
+    "run ids": ({"a": "  run_id           : 71a", "b": "  run_id           : 80f"}, 3),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_jobs_in_one_folder_are_told_apart_by_what_they_say(tmp_path, name):
+    """Rank 0 of the first job is no rank of the second, in which nothing shows that it did not come."""
+    heads, month = JOBS[name]
+    first = [heads.get("a", ""), *steps(5), *watchdog(0, work(66)), *raised("OSError: [Errno 5] Input/output error", 1)]
+    second = [heads.get("b", ""), *later(steps(90), month), *later(raised(KEY, 2), month)]
+    files = {"a/tail.log": text(first), "b/tail.log": text(second)}
+    report = hold(tmp_path, files, Truth(kinds=("crash",), ranks=(2,), says=("KeyError",)))
+    assert [row.rank for row in report.ranks] == [2]
+    assert report.data["evidence"]["runs"] == 2
+
+
+def test_files_of_one_job_stay_together(tmp_path):
+    """One node is nine hours behind, in another time zone."""
+    behind = [line.replace(" 14:", " 05:") for line in steps(30)]
+    files = {"n0.log": text([*steps(30), *raised(KEY, 0)]), "n1.log": text([*behind, *closed_by(1)])}
+    report = hold(tmp_path, files, Truth(kinds=("crash",), ranks=(0,)))
+    assert report.data["evidence"]["runs"] == 1
