@@ -1,23 +1,251 @@
-"""Reads errors of torch's collectives: which ranks differ, are late or are lost."""
+"""Errors of torch's collectives, of its store and of the rendezvous: who differs, is late or lost, what is in use."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.evidence.errors import numbers
 from ddpdoctor.evidence.fingerprints import MARK, Mismatches
-from ddpdoctor.evidence.launches import begins_run
-from ddpdoctor.evidence.natures import numbers
-from ddpdoctor.evidence.store_errors import MARKS as STORE_MARKS
-from ddpdoctor.evidence.store_errors import StoreErrors
+from ddpdoctor.evidence.frameworks import begins_run
 from ddpdoctor.evidence.torch_heads import origin_of
-from ddpdoctor.model.evidence import MOST_RANKS, Absent, Differ, Failed, Nature, Operation, Shown, Waiting, Who
+from ddpdoctor.model.evidence import (
+    MOST_RANKS,
+    Absent,
+    Differ,
+    Failed,
+    Link,
+    Nature,
+    Operation,
+    Shown,
+    Size,
+    Trouble,
+    Waiting,
+    Who,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ddpdoctor.evidence.reader import Line
     from ddpdoctor.model.evidence import Fact
+
+_KEYS = re.compile(r"[Ww]ait timeout after (?P<ms>\d{1,12}) ?ms, keys: (?P<keys>[^\n]{1,2000})")
+_KEY = re.compile(r"Timeout waiting for key: (?P<keys>\S{1,500}) after (?P<ms>\d{1,12}) ?ms")
+_ADDRESS = re.compile(r"^/?default_pg/\d+//\w+//\d+/(?P<rank>\d{1,9})$")
+"""Where a rank leaves its address for Gloo's peers."""
+_UNIQUE_ID = re.compile(r"^/?default_pg/0(?://cuda//0|/0)$")
+"""Where rank 0 leaves NCCL's id for all."""
+_ASKS_0 = re.compile(
+    r"retrieving ncclUniqueId from \[(?P<rank>\d{1,9})\] via c10d key-value store by key '(?P<key>[^']*)'"
+)
+_CLIENTS = re.compile(
+    r"Timed out after (?P<seconds>\d{1,9}) seconds waiting for clients\. (?P<came>\d{1,9})/(?P<all>\d{1,9}) clients"
+)
+_CLIENT = re.compile(
+    r"client socket has timed out after (?P<limit>\d{1,12}) ?(?P<unit>ms|s)? while trying to connect to"
+    r" \((?P<host>[^,\s)]{1,253}), (?P<port>\d{1,5})\)"
+)
+_UNKNOWN_NAME = re.compile(
+    r"client socket has failed to connect to any network address of \((?P<host>[^,\s)]{1,253}), (?P<port>\d{1,5})\)"
+    r"(?P<why>.{0,400})"
+)
+_IN_USE = re.compile(
+    r"server socket has failed to listen on any local network address.{0,400}?"
+    r"(?:port: (?P<port>\d{1,5})|:(?P<other>\d{4,5})\b)"
+)
+_LOST = re.compile(
+    r"(?:recvValue|recvVector|recvString|sendBytes|sendValue) failed on SocketImpl\((?P<socket>[^)]{0,400})\)"
+)
+_REMOTE = re.compile(r"remote=\[?(?P<host>[^\]\s,]{1,253}?)\]?:\d{1,5}\b")
+_BARRIER = re.compile(
+    r"(?P<how>Waiting in|Timed out initializing process group in) store based barrier.{0,60}? rank: (?P<rank>\d{1,9}),"
+    r".{0,80}?\(world_size=(?P<world>\d{1,9}), worker_count=(?P<count>\d{1,9}), timeout=(?P<limit>[\d:]{1,20})"
+)
+_PASSED = re.compile(r"Rank (?P<rank>\d{1,9}): Completed store-based barrier")
+STORE_MARKS = (
+    "ait timeout after", "Timeout waiting for key", "retrieving ncclUniqueId", "waiting for clients. ",
+    "client socket has timed out", "failed to connect to any network", "server socket has failed to",
+    " failed on SocketImpl", "store based barrier",
+    "store-based barrier", "waitForInput: poll for socket",
+)  # fmt: skip
+
+
+class StoreErrors:
+    """Reads these errors. A barrier that all ranks passed in the end is left out."""
+
+    def __init__(self) -> None:
+        self._barriers: dict[int, list[Fact]] = {}
+
+    def read(self, line: Line) -> list[Fact]:
+        """Return what a line with one of ``STORE_MARKS`` says."""
+        text = line.text
+        if "barrier" in text:
+            return self._barrier(line)
+        keys = _KEYS.search(text) or _KEY.search(text)
+        asks = _ASKS_0.search(text)
+        if keys is not None or asks is not None:
+            return _key_facts(line, keys, asks)
+        if (clients := _CLIENTS.search(text)) is not None:
+            return _clients(line, clients)
+        client = _CLIENT.search(text)
+        return _unreached(line, client) if client is not None else self._socket(line)
+
+    def _socket(self, line: Line) -> list[Fact]:
+        text = line.text
+        if (unknown := _UNKNOWN_NAME.search(text)) is not None:
+            return [_no_way(line, unknown)]
+        if "failed on SocketImpl" in text:
+            return _lost(line)
+        if "waitForInput" in text:
+            return [_waiting(None, in_init=False, **origin_of(line))] if "likely a timeout" in text else []
+        return _port_in_use(line)
+
+    def end(self) -> list[Fact]:
+        """Return the barriers that ranks were still waiting in."""
+        found = [fact for facts in self._barriers.values() for fact in facts]
+        self._barriers.clear()
+        return found
+
+    def _barrier(self, line: Line) -> list[Fact]:
+        """Read torch's barrier before 2.3: each rank counts itself and looks how many have come."""
+        if (passed := _PASSED.search(line.text)) is not None:
+            self._barriers.pop(int(passed["rank"]), None)
+            return []
+        match = _BARRIER.search(line.text)
+        if match is None or int(match["world"]) >= MOST_RANKS or int(match["rank"]) >= MOST_RANKS:
+            return []
+        rank, world, count = int(match["rank"]), int(match["world"]), int(match["count"])
+        common = origin_of(line)
+        common["who"] = replace(line.who, rank=rank)
+        late = match["how"].startswith("Timed out")
+        facts: list[Fact] = [
+            Size(ranks=world, **common),
+            _waiting(_clock(match["limit"]), timed_out=late, came=count, **common),
+        ]
+        if count > world:
+            facts.append(_too_many(count, world, common))
+        self._barriers.pop(rank, None)
+        if late or len(self._barriers) >= MOST_RANKS:
+            return facts
+        self._barriers[rank] = facts
+        return []
+
+
+def _key_facts(line: Line, keys: re.Match[str] | None, asks: re.Match[str] | None) -> list[Fact]:
+    """Read which ranks waited for a key, and which rank never set it."""
+    common = origin_of(line)
+    limit_s = int(keys["ms"]) / 1000 if keys is not None else None
+    names = [key.strip() for key in keys["keys"].split(",")][:64] if keys is not None else []
+    in_init = asks is not None or any("default_pg/" in name for name in names)
+    waiting = _waiting(limit_s, in_init=in_init, **common)
+    found: list[Fact] = [waiting] if keys is not None or "imeout" in line.text else []
+    waiters = (line.who.rank,) if line.who.rank is not None else ()
+    ranks = {int(match["rank"]) for name in names if (match := _ADDRESS.match(name.rstrip("]'\". "))) is not None}
+    ranks |= {0 for name in names if _UNIQUE_ID.match(name.rstrip("]'\". "))}
+    certain = bool(ranks)
+    if not ranks and asks is not None and asks["key"] == "0" and not names:
+        ranks = {int(asks["rank"])}  # of a group that is not named: of the first one, most likely
+    common.pop("who")
+    found += [
+        Absent(
+            who=Who(rank=rank),
+            waiters=waiters,
+            in_init=True,
+            certain=certain,
+            expected=bool(asks),
+            shown=Shown.WORDS,
+            **common,
+        )
+        for rank in sorted(ranks)
+        if rank < MOST_RANKS and rank != line.who.rank
+    ]  # fmt: skip
+    return found
+
+
+def _clients(line: Line, clients: re.Match[str]) -> list[Fact]:
+    """Read which ranks never connected to the store's server."""
+    came, world = int(clients["came"]), int(clients["all"])
+    common = origin_of(line)
+    found: list[Fact] = [_waiting(float(clients["seconds"]), **common)]
+    if 0 < world < MOST_RANKS:
+        found.append(Size(ranks=world, **common))
+    if came == 1 and world == 2:  # the server counts itself, and serves as rank 0
+        common.pop("who")
+        found.append(Absent(who=Who(rank=1), waiters=(0,), in_init=True, shown=Shown.WORDS, **common))
+    return found
+
+
+def _unreached(line: Line, client: re.Match[str]) -> list[Fact]:
+    """Read that a rank or an agent could not connect to the store."""
+    seconds = int(client["limit"]) / (1 if client["unit"] == "s" else 1000)
+    where = f"{client['host']}:{client['port']}"
+    problem = f"could not connect to the job's store at {where} within {seconds:g} s"
+    fix = (
+        f"check that rank 0 was started on {client['host']}, that MASTER_ADDR and MASTER_PORT name it on all hosts, "
+        "and that no firewall blocks the port: `ddpdoctor check-rendezvous`"
+    )
+    common = origin_of(line)
+    return [_waiting(seconds, **common), Link(to=_host(client["host"]), problem=problem, fix=fix, **common)]
+
+
+def _no_way(line: Line, found: re.Match[str]) -> Link:
+    """Read that the store's host has no address, or refuses."""
+    host = found["host"]
+    why = "its name is unknown there" if "gai error" in found["why"] else "it does not answer"
+    problem = f"cannot connect to the job's store at {host}:{found['port']}: {why}"
+    fix = f"check MASTER_ADDR on all hosts, and that each can resolve it: `getent hosts {host}`"
+    return Link(to=_host(host), problem=problem, fix=fix, **origin_of(line))
+
+
+def _lost(line: Line) -> list[Fact]:
+    """Read that the connection to the store broke: its server, in rank 0 or an agent, has ended."""
+    match = _LOST.search(line.text)
+    if match is None:
+        return []
+    remote = _REMOTE.search(match["socket"])
+    problem = "lost the connection to the job's store: the process that serves it, rank 0 or its agent, had ended"
+    fix = "look for what ended rank 0 and its launcher first"
+    to = replace(_host(remote["host"]) if remote is not None else Who(), rank=0)
+    return [Link(to=to, problem=problem, fix=fix, victim=True, **origin_of(line))]
+
+
+def _port_in_use(line: Line) -> list[Fact]:
+    match = _IN_USE.search(line.text)
+    if match is None or not ("EADDRINUSE" in line.text or "ddress already in use" in line.text):
+        return []
+    port = match["port"] or match["other"]
+    problem = f"port {port} is in use already"
+    fix = (
+        f"end what listens there (`ss -ltnp 'sport = :{port}'`), often a rank of an earlier run, or give this job "
+        "another port: `torchrun --master-port`, MASTER_PORT"
+    )
+    return [Trouble(kind="port", problem=problem, fix=fix, **origin_of(line))]
+
+
+def _waiting(limit_s: float | None, *, timed_out: bool = True, in_init: bool = True, **common: Any) -> Waiting:
+    return Waiting(
+        operation=Operation(), timed_out=timed_out, limit_s=limit_s, in_init=in_init, in_store=True, **common
+    )  # fmt: skip
+
+
+def _too_many(count: int, world: int, common: dict[str, Any]) -> Trouble:
+    problem = f"{count} processes came to a job of {world}: two jobs share one port, or ranks were started twice"
+    fix = "give each job a MASTER_PORT of its own, and start each rank once"
+    return Trouble(kind="port", problem=problem, fix=fix, **{**common, "who": Who(host=common["who"].host)})
+
+
+def _host(name: str) -> Who:
+    is_address = bool(re.fullmatch(r"[\d.]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*", name))
+    return Who(address=name) if is_address else Who(host=name)
+
+
+def _clock(text: str) -> float | None:
+    """Return the seconds of "0:30:00"."""
+    parts = [int(part) for part in text.split(":") if part]
+    return float(sum(part * 60**power for power, part in enumerate(reversed(parts)))) if parts else None
+
 
 _MARKS = (
     MARK, "onitoredBarrier", "DDP expects same model", "appears not to match", "op.preamble.length <= op.nbytes",

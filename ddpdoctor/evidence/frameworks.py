@@ -1,8 +1,4 @@
-"""What trainers and their launchers write: progress, a good end, processes that DeepSpeed's launcher started and lost.
-
-Texts that only report another's failure (Accelerate's CalledProcessError), lists of guesses (Ray's "The actor is dead")
-and symptoms of any stall (vLLM's "No available shared memory broadcast block") are no facts.
-"""
+"""Launchers and trainers: where a job begins, its progress and its end, who is late, and what launchers lost."""
 
 from __future__ import annotations
 
@@ -10,15 +6,71 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.launches import begins_run
+from ddpdoctor.evidence.errors import numbers
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.model.evidence import Busy, Exited, Finished, Hint, Launched, Moving, Seen, Trouble, Who
+from ddpdoctor.model.evidence import (
+    Absent,
+    Busy,
+    Exited,
+    Finished,
+    Hint,
+    Launched,
+    Moving,
+    Operation,
+    Seen,
+    Trouble,
+    Who,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ddpdoctor.evidence.reader import Line
     from ddpdoctor.model.evidence import Fact
+
+_AGENTS = (
+    "Setting OMP_NUM_THREADS environment variable for each process",  # torchrun
+    "Starting elastic_operator with launch configs",  # torchrun
+)
+_BEGINNINGS = (*_AGENTS, "Initializing distributed: GLOBAL_RANK: 0")  # the last one is Lightning's
+_RAS = " compiled with CUDA"
+"""Each report of NCCL's RAS begins with the version as well, and no job begins there."""
+_NCCL = "NCCL version "
+"""NCCL's first line in a job begins with it. Errors of NCCL have it in their middle."""
+_RESTART = "will restart worker group"  # torchrun
+
+
+def begins_run(text: str) -> bool:
+    """Return whether the ranks are started with this line, for the first time or again.
+
+    What a reader has held back belongs before it.
+    """
+    return _RESTART in text or _begins(text)
+
+
+def _begins(text: str) -> bool:
+    if _NCCL in text and _RAS not in text and (text.startswith(_NCCL) or f"NCCL INFO {_NCCL}" in text):
+        return True
+    return any(words in text for words in _BEGINNINGS)
+
+
+class LaunchReader:
+    """Finds where a job begins."""
+
+    name = "launcher"
+    triggers = (b"OMP_NUM_THREADS", b"NCCL version", b"Initializing distributed", b"elastic_operator")
+
+    def read(self, line: Line) -> Iterable[Fact]:
+        """Return a fact if a launcher begins with this line."""
+        if _begins(line.text):
+            several = any(words in line.text for words in _AGENTS)
+            return (Launched(who=line.who, spot=line.spot(), time=line.time, starts_several=several),)
+        return ()
+
+    def end(self) -> Iterable[Fact]:
+        """Return nothing, because no fact needs a second line."""
+        return ()
+
 
 MOST_STREAMS = 4096
 """Our choice: the progress of so many writers is kept."""
@@ -236,3 +288,57 @@ class FrameworkReader:
         local_rank = int(found["local_rank"]) if found is not None else None
         rank = None if self._several_nodes or line.who.host else local_rank
         return Who(rank=rank, host=line.who.host, pid=pid, local_rank=local_rank)
+
+
+MOST_RANKS = 4096
+_HEADS = ("Missing ranks:", "Stalled ranks:")
+_RANK = re.compile(r"(?:^|[\s>:])(?P<rank>\d{1,7}): ?\[(?P<names>[^\]]{1,2000})")
+"""What follows: "2: [allreduce.grad_1, allreduce.grad_2 ...]"."""
+_OLD = re.compile(r"(?P<name>\S{1,200}) \[missing ranks: ?(?P<ranks>[\d, ]{1,2000})\]")
+
+
+class HorovodReader:
+    """Finds the ranks that the others wait for."""
+
+    name = "Horovod"
+    triggers = (b"Missing ranks:", b"Stalled ranks:", b"[missing ranks:")
+
+    def __init__(self) -> None:
+        self._open = False
+
+    def read(self, line: Line) -> Iterable[Fact]:
+        """Return the facts of one line."""
+        text = line.text
+        if "ranks:" in text:
+            self._open = text.strip() in _HEADS
+            return tuple(_old(line)) if "[missing ranks:" in text else ()
+        if not self._open:
+            return ()
+        # The rank looks like the label of Slurm's tasks, which is off the text by now.
+        found = _RANK.search(f"{line.raw_prefix}{text}")
+        self._open = found is not None
+        return () if found is None else (_absent(int(found["rank"]), found["names"].partition(",")[0], line),)
+
+    def end(self) -> Iterable[Fact]:
+        """Return nothing, because no fact needs a second line."""
+        return ()
+
+
+def _old(line: Line) -> Iterator[Absent]:
+    for found in _OLD.finditer(line.text):
+        for rank in numbers(found["ranks"])[:MOST_RANKS]:
+            yield _absent(rank, found["name"], line)
+
+
+def _absent(rank: int, tensor: str, line: Line) -> Absent:
+    operation = Operation(op=quote(tensor).removesuffix(" ..."))
+    said = quote(f"{line.raw_prefix}{line.text}")
+    return Absent(
+        who=Who(rank=rank),
+        spot=line.spot(),
+        time=line.time,
+        said=said,
+        operation=operation,
+        certain=False,
+        expected=True,
+    )

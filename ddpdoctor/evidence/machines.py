@@ -1,18 +1,23 @@
-"""Reads messages of the kernel and of Kubernetes: processes killed for memory, GPU errors, ended pods."""
+"""Machines: the kernel's log, Kubernetes, nvidia-smi, the report of check-env, and nccl-tests."""
 
 from __future__ import annotations
 
+import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.collect.gpu.kernel_log import XID
 from ddpdoctor.evidence.quotes import quote
-from ddpdoctor.model.evidence import Exited, Trouble, Who
+from ddpdoctor.evidence.reader import Found, Line
+from ddpdoctor.model.codec import WrongValue, decode
+from ddpdoctor.model.evidence import Exited, Finished, Hint, Spot, Trouble, Who
+from ddpdoctor.model.nccl_paths import MachineSeen
+from ddpdoctor.model.node import Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddpdoctor.evidence.reader import Line
+    from ddpdoctor.evidence.reader import Document
     from ddpdoctor.model.evidence import Fact
 
 MOST_KILLED = 4096
@@ -246,3 +251,181 @@ class KubernetesReader:
             yield Exited(who=who, spot=spot, said=said, signal=signal, by_launcher=code == 143)
         elif code:
             yield Exited(who=who, spot=spot, said=said, code=code)
+
+
+_GPU = re.compile(r"^GPU (?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\s*$")
+_SMI_FIELD = re.compile(r"^(?P<indent>\s+)(?P<name>[^:]{1,80}?)\s*(?::\s*(?P<value>.*?))?\s*$")
+_COOLING = "look at cooling and power: nvidia-smi -q -d TEMPERATURE,POWER"
+_ERRORS = ("Unknown Error", "GPU is lost", "GPU requires reset", "ERR!")
+
+
+class NvidiaSmiReader:
+    """Reads a tree of "Key : Value" for each GPU."""
+
+    name = "nvidia-smi -q"
+
+    def recognizes(self, head: bytes) -> bool:
+        """Return whether it is the full report."""
+        return b"NVSMI LOG" in head
+
+    def read(self, document: Document) -> Found:
+        """Return the faults that it shows."""
+        facts: list[Fact] = []
+        lines = document.body.decode("utf-8", "replace").splitlines()
+        gpu, lost = "", set[str]()
+        path: list[tuple[int, str]] = []
+        who = Who(host=document.who.host)
+        for number, text in enumerate(lines, 1):
+            line = Line(text=text, number=number, source=document.source, who=who)
+            if "device handle" in text:
+                facts += KernelReader().read(line)
+                continue
+            if (found := _GPU.match(text)) is not None:
+                gpu, path = short_bus(found["bus"]), []
+                continue
+            field = _SMI_FIELD.match(text) if gpu else None
+            if field is None:
+                continue
+            depth = len(field["indent"])
+            path = [one for one in path if one[0] < depth]
+            if field["value"] is None:
+                path.append((depth, field["name"]))
+                continue
+            if field["value"] in _ERRORS and gpu in lost:
+                continue
+            for fact in _judge([*(name for _, name in path), field["name"]], field["value"], gpu, line):
+                lost.update([gpu] if fact.kind == "gpu-lost" else [])
+                facts.append(fact)
+        return Found(facts=facts, lines=len(lines))
+
+
+def _judge(path: list[str], value: str, gpu: str, line: Line) -> Iterator[Trouble]:
+    """Return the fault that one value shows, or None if it is healthy."""
+    from ddpdoctor.rules.environment.xid import REBOOT, RESET
+
+    name, above = path[-1], " / ".join(path)
+    reset = RESET.replace("{index}", gpu)
+    if value in _ERRORS:
+        yield _gpu_trouble("gpu-lost", f"the driver cannot read the GPU at {gpu}: {value}", REBOOT, gpu, line)
+    elif "Volatile" in path and _uncorrected(path) and value.isdigit() and int(value):
+        words = f"the memory of the GPU at {gpu} has {value} errors that ECC could not correct"
+        yield _gpu_trouble("xid", words, reset, gpu, line)
+    elif "Remapped Rows" in above and name == "Pending" and value == "Yes":
+        words = f"the GPU at {gpu} has a bad memory row that only a reset takes out of use"
+        yield _gpu_trouble("xid", words, reset, gpu, line)
+    elif "Remapped Rows" in above and "Failure" in name and value == "Yes":
+        words = f"the GPU at {gpu} has a bad memory row that could not be taken out of use"
+        yield _gpu_trouble("xid", words, REBOOT, gpu, line)
+    elif name == "GPU Recovery Action" and value not in {"None", "N/A"}:
+        words = f"the driver asks for a recovery of the GPU at {gpu}: {value}"
+        yield _gpu_trouble("gpu-lost", words, reset, gpu, line)
+    elif name in {"HW Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown"} and value == "Active":
+        words = f"the hardware slows the GPU at {gpu} down ({name})"
+        yield _gpu_trouble("slowdown", words, _COOLING, gpu, line, fatal=False)
+
+
+def _uncorrected(path: list[str]) -> bool:
+    """Return whether a counter is one of errors that were not corrected, in the words of old and new drivers."""
+    return "Uncorrectable" in path[-1] or "Double Bit" in " ".join(path)
+
+
+def _gpu_trouble(kind: str, words: str, fix: str, gpu: str, line: Line, *, fatal: bool = True) -> Trouble:
+    spot = Spot(source=line.source, line=line.number)
+    return Trouble(
+        who=line.who, spot=spot, said=quote(line.text), kind=kind, problem=words, fix=fix, gpu=gpu, fatal=fatal
+    )
+
+
+_MARK = re.compile(rb'^\s*\{\s*"schema_version": \d+,\s*"tool": \{\s*"name": "ddpdoctor"')
+
+
+class MachineFactsReader:
+    """Reads the facts about machines in a report.json of ``check-env``."""
+
+    name = "report of check-env"
+
+    def recognizes(self, head: bytes) -> bool:
+        """Return whether it is a report of ddpdoctor."""
+        return _MARK.match(head) is not None
+
+    def read(self, document: Document) -> Found:
+        """Return the machines that the report has facts about."""
+        try:
+            plain = json.loads(document.body).get("data", {}).get("nodes")
+            nodes = [decode(Node, one) for one in plain or ()]
+        except (ValueError, AttributeError, TypeError, RecursionError, WrongValue) as error:
+            return Found(problem=f"damaged ({type(error).__name__})")
+        spot = Spot(source=document.source)
+        facts = [MachineSeen(who=Who(host=node.host), spot=spot, node=node) for node in nodes]
+        return Found(facts=[*facts], problem="" if nodes else "a report without facts about machines")
+
+
+_PROGRAM = re.compile(r"# Collective test starting: (?P<name>\w+)")
+_HALF = r"\s+[\d.]+\s+(?P<alg{n}>[\d.]+)\s+(?P<bus{n}>[\d.]+)\s+(?P<wrong{n}>N/A|[\d.e+]+)"
+_TABLE_ROW = re.compile(
+    r"^\s*(?P<size>\d+)\s+(?P<count>\d+)\s+(?P<type>[a-z]\w*)\s+(?P<redop>\w+)\s+(?:-?\d+)"
+    + _HALF.format(n=0)
+    + _HALF.format(n=1)
+)
+_BOUNDS = re.compile(r"# Out of bounds values : (?P<count>\d+) (?P<result>OK|FAILED)")
+_AVERAGE = re.compile(r"# Avg bus bandwidth\s*: (?P<busbw>[\d.]+)")
+
+
+class NcclTestsReader:
+    """Reads the tables of all programs of nccl-tests."""
+
+    name = "nccl-tests"
+    triggers = (b"# Collective test starting", b"# Using devices", b"# Out of bounds values", b"# Avg bus bandwidth")
+
+    def __init__(self) -> None:
+        self._begin("nccl-tests")
+
+    def _begin(self, program: str) -> None:
+        self._program = program
+        self._best: tuple[float, int] = (0.0, 0)
+        self._wrong: tuple[int, Line] | None = None
+
+    def read(self, line: Line) -> Iterable[Fact]:
+        """Return the facts of a table when its last line is read."""
+        text = line.text
+        if text.startswith("#"):
+            return self._comment(line)
+        if not text[:1].isspace() or (found := _TABLE_ROW.match(text)) is None:
+            return ()
+        size = int(found["size"])
+        self._best = max(self._best, *((float(found[half]), size) for half in ("bus0", "bus1")))
+        wrong = [found[half] for half in ("wrong0", "wrong1")]
+        if self._wrong is None and any(one != "N/A" and float(one) > 0 for one in wrong):
+            self._wrong = (size, line)
+        return ()
+
+    def end(self) -> Iterable[Fact]:
+        """Return the wrong results of a table that the log cuts off."""
+        wrong, self._wrong = self._wrong, None
+        return () if wrong is None else (_wrong_results(self._program, f"at {wrong[0]} bytes", wrong[1]),)
+
+    def _comment(self, line: Line) -> Iterable[Fact]:
+        text = line.text
+        if (found := _PROGRAM.match(text)) is not None:
+            facts = tuple(self.end())
+            self._begin(found["name"])
+            return facts
+        if (found := _BOUNDS.match(text)) is not None:
+            wrong, self._wrong = self._wrong, None
+            where = f"at {wrong[0]} bytes" if wrong is not None else f"{found['count']} times"
+            return (_wrong_results(self._program, where, line),) if found["result"] == "FAILED" or wrong else ()
+        if (found := _AVERAGE.match(text)) is not None:
+            best = f", at most {self._best[0]:g} at {self._best[1]} bytes" if self._best[1] else ""
+            words = f"{self._program}: bus bandwidth {float(found['busbw']):g} GB/s on average{best}"
+            common: dict[str, Any] = {"who": line.who, "spot": line.spot(), "said": quote(text)}
+            return (Hint(words=words, kind="nccl-tests", **common), Finished(**common))
+        return ()
+
+
+def _wrong_results(program: str, where: str, line: Line) -> Trouble:
+    return Trouble(
+        who=line.who, spot=line.spot(), said=quote(line.text), kind="wrong-data",
+        problem=f"{program} got wrong results {where}: data are damaged on their way or in memory",
+        fix="do not train with this; look for memory errors (`ddpdoctor check-env`, dcgmi diag -r 3), and find the "
+        "host with `ddpdoctor allreduce-bench --pairs`; NCCL_P2P_DISABLE=1 and NCCL_ALGO=Ring narrow it down",
+    )  # fmt: skip

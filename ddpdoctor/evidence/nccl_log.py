@@ -10,9 +10,9 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.launches import begins_run
+from ddpdoctor.evidence.errors import link_of, warned
+from ddpdoctor.evidence.frameworks import begins_run
 from ddpdoctor.evidence.nccl_calls import Calls
-from ddpdoctor.evidence.nccl_causes import link_of, warned
 from ddpdoctor.evidence.nccl_notes import interface_notes, version_note
 from ddpdoctor.evidence.nccl_paths import WANTED, Paths
 from ddpdoctor.evidence.nccl_processes import NcclProcesses

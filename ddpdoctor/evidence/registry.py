@@ -14,8 +14,7 @@ def document_readers() -> tuple[DocumentReader, ...]:
     """Return the readers of whole files. The first that recognizes a file reads it."""
     from ddpdoctor.evidence.attached import AttachReader
     from ddpdoctor.evidence.flight import FlightJsonReader, FlightPickleReader
-    from ddpdoctor.evidence.machine_facts import MachineFactsReader
-    from ddpdoctor.evidence.nvidia_smi import NvidiaSmiReader
+    from ddpdoctor.evidence.machines import MachineFactsReader, NvidiaSmiReader
     from ddpdoctor.evidence.ras import RasJsonReader
     from ddpdoctor.evidence.stacks import JsonStackReader, StackReader
     from ddpdoctor.evidence.torchrun import ErrorFileReader
@@ -32,14 +31,11 @@ def line_readers() -> tuple[LineReader, ...]:
     The reader of launches is the last: what the others held back until a launch belongs before it.
     """
     from ddpdoctor.evidence.collective_errors import CollectiveErrorReader
-    from ddpdoctor.evidence.crashes import CrashReader
+    from ddpdoctor.evidence.errors import CrashReader
     from ddpdoctor.evidence.faulthandler_text import FaulthandlerReader
-    from ddpdoctor.evidence.frameworks import FrameworkReader
-    from ddpdoctor.evidence.horovod import HorovodReader
-    from ddpdoctor.evidence.launches import LaunchReader
-    from ddpdoctor.evidence.machines import KernelReader, KubernetesReader
+    from ddpdoctor.evidence.frameworks import FrameworkReader, HorovodReader, LaunchReader
+    from ddpdoctor.evidence.machines import KernelReader, KubernetesReader, NcclTestsReader
     from ddpdoctor.evidence.nccl_log import NcclLogReader
-    from ddpdoctor.evidence.nccl_tests import NcclTestsReader
     from ddpdoctor.evidence.ras import RasReader
     from ddpdoctor.evidence.sacct import SacctReader
     from ddpdoctor.evidence.slurm import SlurmReader

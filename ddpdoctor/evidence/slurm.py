@@ -6,7 +6,7 @@ import re
 from calendar import timegm
 from typing import TYPE_CHECKING
 
-from ddpdoctor.evidence.launches import begins_run
+from ddpdoctor.evidence.frameworks import begins_run
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.model.evidence import Exited, Stopped, Time, Trouble, Who
 from ddpdoctor.model.slurm import expand_hosts

@@ -11,7 +11,7 @@ from calendar import timegm
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ddpdoctor.evidence.natures import classify
+from ddpdoctor.evidence.errors import classify
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.reader import Document, Found
 from ddpdoctor.evidence.torch_heads import time_of

@@ -8,10 +8,9 @@ import string
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.evidence.errors import Reading, classify, last_error, named_cause
+from ddpdoctor.evidence.frameworks import begins_run
 from ddpdoctor.evidence.funnel import condense
-from ddpdoctor.evidence.launches import begins_run
-from ddpdoctor.evidence.natures import Reading, classify
-from ddpdoctor.evidence.nccl_causes import last_error, named_cause
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.torch_heads import origin_of, time_of
 from ddpdoctor.evidence.traceback_text import HEADER, Fed, RaisedText, Traceback

@@ -10,10 +10,9 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.evidence.errors import classify, named_cause, numbers
 from ddpdoctor.evidence.foreign_frames import foreign_frame
-from ddpdoctor.evidence.launches import begins_run
-from ddpdoctor.evidence.natures import classify, numbers
-from ddpdoctor.evidence.nccl_causes import named_cause
+from ddpdoctor.evidence.frameworks import begins_run
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.evidence.torch_heads import origin_of
 from ddpdoctor.model.evidence import (

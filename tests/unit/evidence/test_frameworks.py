@@ -3,8 +3,8 @@
 import pytest
 
 from ddpdoctor.evidence.frameworks import FrameworkReader
+from ddpdoctor.evidence.machines import NcclTestsReader
 from ddpdoctor.evidence.nccl_log import NcclLogReader
-from ddpdoctor.evidence.nccl_tests import NcclTestsReader
 from ddpdoctor.model.evidence import Exited, Fact, Finished, Hint, Moving, Seen, Trouble
 from ddpdoctor.model.nccl_paths import NcclPaths
 from tests.unit.evidence.reading_lines import read_text

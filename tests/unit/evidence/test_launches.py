@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdoctor.evidence.launches import LaunchReader
+from ddpdoctor.evidence.frameworks import LaunchReader
 from ddpdoctor.model.evidence import Launched
 from tests.unit.evidence.feeding import feed
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from ddpdoctor.evidence.machines import KernelReader, KubernetesReader
-from ddpdoctor.evidence.nvidia_smi import NvidiaSmiReader
+from ddpdoctor.evidence.machines import KernelReader, KubernetesReader, NvidiaSmiReader
 from ddpdoctor.evidence.reader import Document
 from ddpdoctor.model.evidence import Exited, Fact, Trouble, Who
 from tests.unit.evidence.reading_lines import read_text

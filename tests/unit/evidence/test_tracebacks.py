@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddpdoctor.evidence.natures import classify
+from ddpdoctor.evidence.errors import classify
 from ddpdoctor.evidence.tracebacks import TracebackReader
 from ddpdoctor.model.evidence import ErrorLine, Exited, Failed, Nature, Waiting
 from tests.unit.evidence.feeding import feed, only, told
