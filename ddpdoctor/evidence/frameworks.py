@@ -107,6 +107,14 @@ _DONE = re.compile(
     r"\b(?:done|finish(?:ed)?|completed?|saved|took|elapsed|succe\w{1,20}|loaded|written|built|cached|skip\w{0,4})\b",
     re.IGNORECASE,
 )
+_STEMS = (
+    "tokeniz", "encod", "process", "load", "extract", "unpack", "unzip", "index", "indic", "cach", "pack", "filter",
+    "group", "convert", "prepar", "scan", "evaluat", "valid", "compil", "saving", "writing", "serializ", "merg",
+    "shuffl", "decod", "resampl", "building", "creating", "generating", "map", "flatten", "fetch", "sanity", "rank 0",
+)  # fmt: skip
+"""A line with none of these says nothing of such work: most lines need no other search."""
+_MOST_HEAD = 240
+"""Our choice: what a line says of work stands in its first characters."""
 _FULL = 100
 _MOST_TASK = 80
 _WORDS = ("tep", "STEP", "ter", "%|", "poch", "loss'")
@@ -229,11 +237,14 @@ class FrameworkReader:
 
     def _note_work(self, line: Line) -> None:
         """Keep what a writer says last of work that needs no other rank, until it says that it ended, or goes on."""
-        text, former = line.text, self._work.get(line.stream)
-        if _NOT_PROGRESS.search(text) is not None and "%|" not in text:
+        text, former = line.text[:_MOST_HEAD], self._work.get(line.stream)
+        names_work = ("ing" in text or "%|" in text) and any(stem in text.lower() for stem in _STEMS)
+        if (former is None and not names_work) or (_NOT_PROGRESS.search(text) is not None and "%|" not in text):
             return
-        bar = (_BAR if "%|" in text else _PERCENT).search(text) if "%" in text else None
-        begun = _BEGUN.search(text) if bar is None and "ing" in text and _DONE.search(text) is None else None
+        bar = (_BAR if "%|" in text else _PERCENT).search(text) if names_work and "%" in text else None
+        begun = None
+        if names_work and bar is None and "ing" in text and _DONE.search(text) is None:
+            begun = _BEGUN.search(text)
         share = int(bar["share"]) if bar is not None else None
         if (found := bar or begun) is not None and (share is None or share < _FULL):
             if former is not None or len(self._work) < MOST_STREAMS:
