@@ -25,9 +25,9 @@ REPORT_NAME = "report.json"
 RUN_MARKS = (REPORT_NAME, "run.json")
 """A folder with one of these belongs to another run. A run that was cut short has no report."""
 RUN_FILES = (
-    *RUN_MARKS, "agent.jsonl", "consistency.json", "control", "end.json", "joint.json", "machine.json", "members.json",
-    "moments.json", "nodes.json", "reached.json", "record.json", "replicas.json", "reserve", "torchrun.log",
-    "verdict.txt", "watch.json",
+    *RUN_MARKS, "agent.jsonl", "consistency.json", "control", "control_flow.json", "end.json", "joint.json",
+    "machine.json", "members.json", "moments.json", "nodes.json", "reached.json", "record.json", "replicas.json",
+    "reserve", "source.json", "torchrun.log", "verdict.txt", "watch.json",
 )  # fmt: skip
 DUMPS = "dumps"
 """Reports that were made on demand while the job ran."""
