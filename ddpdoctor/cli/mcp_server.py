@@ -81,7 +81,8 @@ def _ask(limit_s: float, tool: str, **arguments: Any) -> CallToolResult:
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", start_new_session=True,
     )  # fmt: skip
     try:
-        written, _ = process.communicate(json.dumps({"tool": tool, "arguments": arguments}), timeout=limit_s)
+        question = json.dumps({"tool": tool, "arguments": arguments, "limit_s": limit_s})
+        written, _ = process.communicate(question, timeout=limit_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # it is not waited for: one that the kernel holds ends later
         raise ToolError(

@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     asked = json.load(sys.stdin)
+    signal.setitimer(signal.ITIMER_REAL, asked["limit_s"] + 5)  # ends this process if the server is gone by then
     with answers:
         json.dump(answer(asked["tool"], asked["arguments"]), answers, allow_nan=False)
 
