@@ -481,3 +481,10 @@ def test_an_exit_in_a_handler_of_a_signal_is_named_with_what_to_do(signal, said)
     assert (found.kind, found.ranks, [place.line for place in found.where]) == ("early-exit", (1,), [7])
     assert ("do not exit in the handler of SIGTERM: set a flag there, all_reduce it" in found.fix) is said
     assert ("rank 1 has left by an exit call in the script's handler of SIGTERM" in found.evidence) is said
+
+
+@pytest.mark.parametrize(("op", "said"), [("all_to_all_single", True), ("all_reduce", False)])
+def test_an_abort_in_all_to_all_may_be_of_split_sizes(op, said):
+    found = judge(job(aborted_in_call(0, op=op), *[in_call(n, op) for n in (1, 2)]))
+    fixes = [finding.fix for finding in found.findings]
+    assert any("output_split_sizes[i] on rank r must be input_split_sizes[r] on rank i" in fix for fix in fixes) is said

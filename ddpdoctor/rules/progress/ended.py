@@ -18,6 +18,7 @@ from .clues import Clue, fix_of, sentences
 from .failures import Failure, error_of_helper, failure_line, first_line_of, is_lost_worker, same_bug
 from .job_state import Cause, JobState
 from .memory_causes import memory_clues
+from .mismatch import SPLITS_FIT
 from .node_findings import judge_lost
 from .places import innermost_user, places
 from .reducer_causes import other_words, reducer_clues, reducer_summary
@@ -388,6 +389,8 @@ def _fix(root: Failure, place: Place | None) -> str:
         )
     if not root.by_signal:
         return f"fix the error {place_words(place)}; it caused the errors of the other ranks"
+    if root.call is not None and root.call.op.startswith("all_to_all"):
+        return SPLITS_FIT
     if root.rank.oom_killed:
         return "use less memory per rank (fewer loader workers, smaller batches), or raise the memory limit"
     if root.by_watchdog:

@@ -47,7 +47,7 @@ _ONE_LINE = (
 )
 
 
-_SPLITS = (
+SPLITS_FIT = (
     "make the split sizes fit: output_split_sizes[i] on rank r must be input_split_sizes[r] on rank i; exchange the "
     "sizes first with an all_to_all_single of one number per rank, and use what arrives"
 )
@@ -278,7 +278,7 @@ def _fix(job: JobState, conflict: Conflict, turning: Turning | None, *, uneven: 
             f"{verb(conflict.blame.ranks, 'creates, loads or casts', 'create, load or cast')} it"
         )
     if ops <= {"all_to_all", "all_to_all_single"}:
-        return _SPLITS
+        return SPLITS_FIT
     if any(_hook_of(job, part) for part in conflict.parts) and len(ops) == 1:
         return _HOOK
     if len(ops) > 1 and is_one_line and turning is None:
