@@ -83,7 +83,12 @@ def describe_loader(loader: Any, number: int) -> Dict[str, Any]:
 
 
 def _part(dataset: Any) -> Dict[str, Any]:
-    """Return, for a torch Subset, the digests of the whole dataset and of the chosen indices."""
+    """Return, for a torch Subset, the digests of the whole dataset and of the chosen indices.
+
+    A TensorDataset of views is a part too, if the views leave out rows of a larger tensor.
+    """
+    if type(dataset) is getattr(sys.modules.get("torch.utils.data.dataset"), "TensorDataset", None):
+        return _view(attributes(dataset).get("tensors"))
     if type(dataset) is not getattr(sys.modules.get("torch.utils.data.dataset"), "Subset", None):
         return {}
     given = attributes(dataset)
@@ -92,6 +97,26 @@ def _part(dataset: Any) -> Dict[str, Any]:
         "part": digest_of(given.get("indices")),
         "chosen": _chosen(given.get("indices"), length_of(given.get("dataset"))),
     }
+
+
+def _view(tensors: Any) -> Dict[str, Any]:
+    """Return which rows of a larger tensor the first of these is, if it is a view with fewer of them."""
+    torch = sys.modules["torch"]
+    view: Any = tensors[0] if type(tensors) is tuple and tensors else None
+    if type(view) is not torch.Tensor or not view.dim():
+        return {}
+    with torch._C.DisableTorchFunction():
+        base: Any = view._base
+        if (
+            base is None
+            or not base.is_contiguous()
+            or base.shape[1:] != view.shape[1:]
+            or not 0 < len(view) < len(base)
+        ):
+            return {}
+        row = base.stride(0)
+        start, step = view.storage_offset() // row, view.stride(0) // row
+    return {"of": digest_of(base), "chosen": [len(base), len(view), None, None, start, step]}
 
 
 def _chosen(indices: Any, of: Optional[int]) -> Optional[List[Optional[int]]]:

@@ -74,9 +74,9 @@ def check_shards(replicas: Replicas) -> Answer:
 
     A loader divides its data twice if its samplers, its dataset, or the framework's loader around them know the number
     of ranks and the rank at two places. For samplers, the drawn indices must confirm that: a complete pass draws a
-    share of a share on every rank. For a `Subset`, the indices of the ranks must be disjoint. For a dataset that
-    divides itself, its values must differ between ranks. A dataset that yields samples without indices is judged by
-    its attributes and by what its code asks for.
+    share of a share on every rank. For a `Subset`, or for slices of one tensor, the ranks' parts must be disjoint. For
+    a dataset that divides itself, its values must differ between ranks. A dataset that yields samples without indices
+    is judged by its attributes and by what its code asks for.
 
     The sampler's `seed`, `epoch`, `num_replicas` and `rank` are read when a pass begins. They contradict each other if
     the sampler shuffles and ranks have different sums of seed and epoch, or if there are more replicas than ranks. Even
@@ -174,7 +174,7 @@ def _cut_twice(replicas: Replicas, shared: Shared) -> _ShareFault | None:
     elif len(samplers) > 1:
         seen = _seen_by_samplers(replicas, shared, samplers)
     elif samplers and own is not None and samplers[0].replicas == shared.size:
-        seen, cuts = own, [*samplers, Cut(what="subset", type="Subset", replicas=None, rank=None)]
+        seen, cuts = own, [*samplers, Cut(what="part", type="", replicas=None, rank=None)]
     elif samplers and len(cuts) > 1 and samplers[0].replicas == shared.size:
         seen = _seen_of_own(shared, cuts[-1])
     if seen is None:
@@ -247,7 +247,7 @@ def _own_part(shared: Shared) -> _Seen | None:
         return None
     seen = sum(math.ceil(part.count / shared.size) for part in parts)
     held = words.by_rank({rank: loader.samples for rank, loader in shared.seen.items()})
-    proof = f"the Subset of each rank has other indices (of {whole}): {held}"
+    proof = f"the dataset of each rank is another part of {whole} samples: {held}"
     return _Seen(count=f"{seen} of {whole} samples", proof=proof, is_counted=True)
 
 
@@ -279,15 +279,15 @@ def _cut_words(cut: Cut) -> str:
     name = words.class_name(cut.type)
     if cut.type.startswith(ACCELERATES):
         return f"accelerate's prepare ({name})"
-    if cut.what == "subset":
-        return "the Subset of each rank"
+    if cut.what == "part":
+        return "the dataset, which is each rank's own part"
     return f"the dataset ({name})" if cut.what == "dataset" else name
 
 
 def _fix_of_cuts(first: Cut, again: Cut) -> str:
     name = words.class_name(first.type)
-    if first.what == "subset":
-        whole = "pass the whole dataset to the DataLoader instead of the Subset of each rank"
+    if first.what == "part":
+        whole = "pass the whole dataset to the DataLoader instead of each rank's part"
     elif first.what == "dataset":
         whole = f"let {name} give all samples on every rank"
     else:
@@ -299,7 +299,8 @@ def _fix_of_cuts(first: Cut, again: Cut) -> str:
         )
     if "lightning" in again.type:
         return f"pass use_distributed_sampler=False to the Trainer, or {whole}"
-    return f"remove {words.class_name(again.type)}, because {_cut_words(first)} divides the data already; or {whole}"
+    already = "each rank has its own part already" if first.what == "part" else f"{_cut_words(first)} divides the data"
+    return f"remove {words.class_name(again.type)} (shuffle=True does the rest), because {already}; or {whole}"
 
 
 def _whole_passes(replicas: Replicas, shared: Shared) -> dict[int, dict[int, EpochSeen]]:

@@ -113,6 +113,14 @@ TWICE = {
     "one half each": (parts(range(480), range(480, 960)), "480 of 960", Confidence.HIGH),
     "random halves": (parts(order(960, 5)[:480], order(960, 5)[480:]), "480 of 960", Confidence.HIGH),
     "thirds without the rest": (parts(range(319), range(319, 638), range(638, 957)), "321 of 960", Confidence.HIGH),
+    "views of one tensor": (
+        [
+            replace(one, part="", chosen=replace(one.chosen, total=None, xor=None))
+            for one in parts(range(0, 960, 2), range(1, 960, 2))
+        ],
+        "480 of 960",
+        Confidence.HIGH,
+    ),
     "a dataset that divides itself": (holding("x", "y"), "480 of 960", Confidence.MEDIUM),
     "a stream in accelerate's": (
         streams(("dataset", "accelerate.data_loader.IterableDatasetShard"), OWN),
@@ -139,7 +147,7 @@ def test_data_divided_twice_names_all_ranks_and_how_much_they_see(name):
 FIXES = {
     "a sampler, then prepare": "remove sampler=DistributedSampler(...) from the DataLoader: accelerate's prepare()",
     "a sampler without attributes in Lightning's, which ends before the loader does": "use_distributed_sampler=False",
-    "one half each": "remove DistributedSampler, because the Subset of each rank divides the data already",
+    "one half each": "because each rank has its own part already; or pass the whole dataset",
     "a stream that rank 0 reads for all": "let Stream give all samples on every rank",
 }
 
@@ -165,6 +173,10 @@ ONCE = {
         for rank, one in enumerate(twice(ACCELERATES, TORCHS, world=4, drew=lambda rank: share(960, 4, rank)))
     ],
     "the same part on all ranks": parts(range(480), range(480)),
+    "views that overlap": [
+        replace(one, part="", chosen=replace(one.chosen, total=None, xor=None))
+        for one in parts(range(480), range(479, 959))
+    ],
     "parts that overlap": parts(range(480), range(479, 959)),
     "parts of other data": [
         replace(one, part_of=str(rank)) for rank, one in enumerate(parts(range(480), range(480, 960)))

@@ -241,6 +241,13 @@ def parts():
             backward()
 
 
+def views():
+    whole = torch.ones(20, 2).cumsum(0)
+    for part in (whole[1::2], whole[10:], whole.clone(), whole[:, :1]):
+        for _ in DataLoader(TensorDataset(part), batch_size=4):
+            backward()
+
+
 def constant():
     for _ in DataLoader(TensorDataset(torch.zeros(8, 3)), batch_size=4):
         backward()

@@ -23,7 +23,7 @@ JOB = Path(__file__).parent / "loader_job.py"
 CASES = (
     "plain", "persistent", "one_by_one", "lists_as_indices", "tensors_as_indices", "words_as_indices", "stream",
     "evaluated", "evaluated_with_gradients", "left_early", "evaluation_left_early", "made_again", "two_at_once",
-    "divided_by_samplers", "divided_by_a_dataset", "divided_as_a_stream", "parts",
+    "divided_by_samplers", "divided_by_a_dataset", "divided_as_a_stream", "parts", "views",
     "split", "distributed", "in_a_sampler_of_batches", "constant", "failing", "many_passes", "very_many",
 )  # fmt: skip
 
@@ -186,6 +186,16 @@ def test_the_indices_of_a_part_are_added_up(ran: Ran) -> None:
     chosen = [loader.chosen for loader in ran.loaders["parts"] if loader.chosen is not None]
     found = [(one.of, one.count, one.total, one.xor, one.start, one.step) for one in chosen]
     assert found == [(20, 10, 100, 2, 1, 2), (20, 4, 12, 0, 0, 2), (20, 3, 6, 0, None, None)]
+
+
+def test_a_part_of_a_tensor_s_rows_is_a_part_of_a_dataset(ran: Ran) -> None:
+    one, other, *whole = ran.loaders["views"]
+    assert one.chosen is not None
+    assert other.chosen is not None
+    assert (one.chosen.of, one.chosen.count, one.chosen.start, one.chosen.step) == (20, 10, 1, 2)
+    assert (other.chosen.of, other.chosen.count, other.chosen.start, other.chosen.step) == (20, 10, 10, 1)
+    assert one.part_of == other.part_of != ""
+    assert [loader.chosen for loader in whole] == [None, None]
 
 
 def test_a_leaf_that_is_the_same_all_over_shows_nothing(ran: Ran) -> None:
