@@ -312,9 +312,9 @@ FOLDER = ".meeting"
 _MAIL = re.compile(rf"[0-9a-f]{{{2 * LINE_BYTES}}}\.(asked|answered)")
 
 
-LARGE_FILE_BYTES, LARGE_TIMES = 64 * 1024, 3
-"""Our choice: a file this large is read again only when it has changed, once it was read this often. Times of files are
-coarse on some file systems, so a small file, which costs nothing, is read always."""
+MOST_READS = 3
+"""Our choice: a file that never had an answer, as one of a stranger, is read this often and again when it has changed.
+Those of members are always read, because the times of files are coarse on some file systems."""
 MAX_NAMES = 4 * MAX_LINES
 """Our choice: how many files of the folder are looked at."""
 
@@ -325,7 +325,9 @@ class _Seen:
 
     checksum: int = 0
     state: tuple[int, int] | None = None
-    times: int = 0
+    reads: int = 0
+    """How often it was read in this state."""
+    had_answer: bool = False
 
 
 class FolderBox:
@@ -369,19 +371,19 @@ class FolderBox:
         names = {name for name in list_names(self._folder) if _MAIL.fullmatch(name) and name.endswith(".asked")}
         self._seen = {name: seen for name, seen in self._seen.items() if name in names}
         for name in names:
-            seen = self._seen.setdefault(name, _Seen())
-            if seen.times >= LARGE_TIMES and seen.state == _state_of(self._folder / name):
+            seen, state = self._seen.setdefault(name, _Seen()), _state_of(self._folder / name)
+            seen.reads = seen.reads + 1 if state == seen.state else 1
+            seen.state = state
+            if seen.reads > MOST_READS and not seen.had_answer:
                 continue
             message = read_small(self._folder / name) or b""
-            state = _state_of(self._folder / name) if len(message) > LARGE_FILE_BYTES else None
-            seen.times = seen.times + 1 if state is not None and state == seen.state else 0
-            seen.state = state
             # The checksum covers the whole message: a half-written one already has its final size and beginning.
             if message and (checksum := zlib.crc32(message)) != seen.checksum:
                 seen.checksum = checksum
                 yield message
 
     def reply(self, line: bytes, message: bytes) -> None:
+        self._seen.setdefault(f"{line.hex()}.asked", _Seen()).had_answer = True
         write_in_place(self._folder / f"{line.hex()}.answered", message)
 
     def withdraw(self) -> None:

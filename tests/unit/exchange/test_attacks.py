@@ -15,7 +15,7 @@ import pytest
 from ddpdoctor.exchange import server as server_module
 from ddpdoctor.exchange.conversation import BadMessage, BadRecord, Conversation, read_json, unpack
 from ddpdoctor.exchange.job_store import StoreReader
-from ddpdoctor.exchange.mailbox import FOLDER, LARGE_FILE_BYTES, LINE_BYTES, FolderBox, read_small
+from ddpdoctor.exchange.mailbox import FOLDER, LINE_BYTES, MOST_READS, FolderBox, read_small
 from ddpdoctor.exchange.meeting import Folder, HostedMeeting, open_meeting
 from ddpdoctor.exchange.reach import receive
 from ddpdoctor.exchange.server import IDLE_LIMIT_S, Server
@@ -360,7 +360,9 @@ def test_a_list_of_keys_without_end_is_given_up(monkeypatch, pair):
 
 def files_of_others(folder):
     (folder / "notes.txt").write_text("x")
-    (folder / f"{'0' * 2 * LINE_BYTES}.asked").write_bytes(os.urandom(3 * LARGE_FILE_BYTES))
+    for number in range(3000):
+        (folder / f"{number:0{2 * LINE_BYTES}x}.asked").write_bytes(b"nothing")
+    (folder / f"{'0' * 2 * LINE_BYTES}.asked").write_bytes(os.urandom(200_000))
     (folder / f"{'1' * 2 * LINE_BYTES}.asked").write_bytes(b"short")
     os.mkfifo(folder / f"{'2' * 2 * LINE_BYTES}.asked")
     (folder / f"{'3' * 2 * LINE_BYTES}.asked").symlink_to("/dev/zero")
@@ -401,18 +403,18 @@ def test_a_folder_that_is_a_link_is_not_used(tmp_path):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_large_file_is_read_a_few_times_and_again_when_it_has_changed(tmp_path, monkeypatch):
+def test_a_stranger_s_file_is_read_a_few_times_and_again_when_it_has_changed(tmp_path, monkeypatch):
     (tmp_path / FOLDER).mkdir()
     file = tmp_path / FOLDER / f"{'0' * 2 * LINE_BYTES}.asked"
     read = []
     monkeypatch.setattr("ddpdoctor.exchange.mailbox.read_small", lambda path: read.append(path) or read_small(path))
     box = FolderBox(tmp_path)
-    file.write_bytes(bytes(2 * LARGE_FILE_BYTES))
+    file.write_bytes(bytes(100_000))
     for _ in range(20):
         list(box.messages())
-    assert len(read) < 6
-    file.write_bytes(b"x" * 3 * LARGE_FILE_BYTES)
-    assert [len(message) for message in box.messages()] == [3 * LARGE_FILE_BYTES]
+    assert len(read) == MOST_READS
+    file.write_bytes(b"x" * 200_000)
+    assert [len(message) for message in box.messages()] == [200_000]
 
 
 def test_a_forwarder_goes_on_when_its_folder_works_again(tmp_path):
