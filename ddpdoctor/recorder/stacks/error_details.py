@@ -181,8 +181,8 @@ def _first_of_script(
 ) -> Optional[BaseException]:
     """Return the earliest error of the script's own that an error followed from, or None.
 
-    That is its cause. If a call raised it in a ``finally`` or an ``except``, or if it is an exit from there, it is what
-    the rank was handling.
+    That is its cause, or the first error of a group. If a call raised it in a ``finally`` or an ``except``, or if it is
+    an exit from there, it is what the rank was handling.
     """
     first = None
     step: Optional[BaseException] = error
@@ -190,7 +190,9 @@ def _first_of_script(
         if step is None:
             break
         follows = in_call or raised_by_call(step) or isinstance(step, SystemExit)
-        step, in_call = step.__cause__ or (step.__context__ if follows else None), False
+        is_group = any(kind.__name__ == "BaseExceptionGroup" for kind in type(step).__mro__)
+        inner = next(iter(step.exceptions), None) if is_group else None  # type: ignore[attr-defined]
+        step, in_call = step.__cause__ or inner or (step.__context__ if follows else None), False
         is_error = isinstance(step, Exception) and not isinstance(step, StopIteration) and not raised_by_call(step)
         if step is not None and is_error and any(frame["u"] for frame in frames_of(step.__traceback__)):
             first = step

@@ -123,6 +123,8 @@ def cleaned_up(own: BaseException) -> BaseException:
 
 
 OWN = ValueError("no such sample")
+IN_GROUP = raised_by(bad_stage)
+GROUP = type("BaseExceptionGroup", (Exception,), {"exceptions": (IN_GROUP,)})("unhandled errors in a TaskGroup")
 
 
 @pytest.mark.parametrize(
@@ -133,8 +135,9 @@ OWN = ValueError("no such sample")
         (cleaned_up(OWN), (), True, ("RuntimeError", OWN)),
         (cleaned_up(StopIteration()), (), True, ("RuntimeError", None)),
         (cleaned_up(OWN), (), False, ("RuntimeError", None)),
+        (raised_by(lambda: fail(GROUP)), (), False, ("BaseExceptionGroup", IN_GROUP)),
     ],
-    ids=["cause", "context of its own code", "context of a call that fails now", "end of a loop", "no call"],
+    ids=["cause", "context of its own code", "context of a call that fails now", "end of a loop", "no call", "group"],
 )
 def test_the_first_error_of_the_script_is_found(
     error: BaseException, noted: tuple[BaseException, ...], *, in_call: bool, expected: tuple[str, Any]
