@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.model.call_log import CallLog
 from ddpdoctor.model.data import EpochCall, EpochSeen, LoaderSeen
-from ddpdoctor.model.facts import BeforeCall, Call, Child, Job, Raised, Rank, Save
+from ddpdoctor.model.facts import BeforeCall, Call, Child, HelperError, Job, Raised, Rank, Save
 from ddpdoctor.model.speed import Speed, StepParts
 from ddpdoctor.model.stacks import StackSample
 from ddpdoctor.model.steps import StepTimes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Timed = TypeVar("Timed", Job, Rank)
 
 TIMED: frozenset[Any] = frozenset({
-    BeforeCall, Call, Child, EpochCall, EpochSeen, Job, LoaderSeen, Raised, Rank, Save, Speed, StackSample,
+    BeforeCall, Call, Child, EpochCall, EpochSeen, HelperError, Job, LoaderSeen, Raised, Rank, Save, Speed, StackSample,
     StepParts, StepTimes,
 })  # fmt: skip
 """The records with times, or with records that have times. Times are their fields that end in "_ns"."""

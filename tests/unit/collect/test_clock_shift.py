@@ -13,16 +13,22 @@ from ddpdoctor.model.facts import Call, Rank
 AHEAD = 1_000_000
 
 
-def fill(kind, name=""):
-    """Return a value of a type: every time is 5 s, and every tuple and optional has something in it."""
+def fill(kind, name="", above=()):
+    """Return a value of a type: every time is 5 s, and every tuple and optional has something in it.
+
+    A record that may hold another of its own type holds one, and that holds none.
+    """
+    if above.count(kind) > 1:
+        return None
     inner = [one for one in typing.get_args(kind) if one not in {type(None), Ellipsis}]
     if dataclasses.is_dataclass(kind):
         names = {**vars(typing), **{name: _find_class(name) for name in _modules_by_class()}}
         hints = typing.get_type_hints(kind, localns=names)
-        return kind(**{field.name: fill(hints[field.name], field.name) for field in dataclasses.fields(kind)})
+        above = (*above, kind)
+        return kind(**{field.name: fill(hints[field.name], field.name, above) for field in dataclasses.fields(kind)})
     if inner:
         is_one = typing.get_origin(kind) in {typing.Union, types.UnionType}
-        return fill(inner[0], name) if is_one else tuple(fill(one, name) for one in inner)
+        return fill(inner[0], name, above) if is_one else tuple(fill(one, name, above) for one in inner)
     if issubclass(kind, Enum):
         return next(iter(kind))
     return 5 * 10**9 if name.endswith("_ns") else {bool: True, int: 3, float: 1.5, str: "text"}[kind]
@@ -53,6 +59,7 @@ def test_every_time_is_shifted_and_all_else_stays():
         ".open_calls[0].ended_ns[0]",
         ".step_times.ended_ns[0]",
         ".samples[0].time_ns[0]",
+        ".helper_errors[0].error.first.time_ns[0]",
     } <= set(before)
     assert after == {place: moment - AHEAD for place, moment in before.items()}
     assert shift_times(shifted, -AHEAD) == rank
