@@ -56,7 +56,9 @@ _JOINED = re.compile(r"(.{2,})(token|secret|password|passwd|key)")
 _URL_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/@:'\"]{0,256}):[^\s/'\"]{1,512}@")
 _URL_TOKEN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,30}://)([^\s/@:'\"]{16,512})(?=@)")
 """A user without a password. A token may stand there: ``https://TOKEN@github.com/x``."""
-_NAME = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]{0,63})((?:\\{0,7}[\"'])?\s{0,2}(?:=>|:=|=|%3[Dd]|:(?!//|:))\s{0,2})")
+_NAME = re.compile(
+    r"(?<![\w.-])([A-Za-z_][\w.-]{0,63})((?:\\{0,7}[\"'])?\s{0,2}(?:=>|:=|={1,2}|%3[Dd]|:(?!//|:))\s{0,2})"
+)
 _VALUE = re.compile(
     r"(\\{1,7}[\"'])[^\"'\\\n]{0,2048}\1|\"[^\"\n]{0,2048}\"|'[^'\n]{0,2048}'"
     r"|(?i:Bearer|Basic|Token)\s{1,8}[^\s,;&\"'\\]{1,2048}|[<\[|][^\s,;&\"'(){}]{0,63}|[^\s,;&\"'(){}]{1,2048}|\\{0,7}[\"'][^\"'\\\n]{1,2048}\Z"
@@ -213,8 +215,9 @@ def _hide_pairs(text: str) -> str:
         quoted = _QUOTED.fullmatch(value[0])
         mark, bare = quoted.groups() if quoted else ("", value[0])
         # "token: x" is usually prose; "token=x" is a setting.
-        is_prose = ":" in sep and _strength(name) < 2 and not mark and not _is_mixed(bare)
-        if _is_secret(name, bare) and not is_prose:
+        is_prose = ":" in sep and not mark and not _is_mixed(bare)
+        is_code = "==" in sep or text.startswith("(", value.end())  # signature = inspect.signature(f)
+        if _is_secret(name, bare) and (_strength(name) == 2 or not (is_prose or is_code)):
             shown += [text[at : found.end()], mark, HIDDEN, mark]
             at = value.end()
     return "".join([*shown, text[at:]])

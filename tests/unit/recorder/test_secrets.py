@@ -169,7 +169,9 @@ ESCAPED = [
 NAMED = [
     f"PGPASSWORD={HEX} psql", f"passwd: {HEX}", f"curl -u me:{HEX} x", f"docker login -u me -p {HEX}",
     f"sshpass -p {HEX} ssh h", f"curl -H 'X-API-Key: {HEX}' x", f"Set-Cookie: sid={HEX}", f"API key: {HEX}",
-    f"Incorrect API key provided: {HEX}", f"token '{HEX}' is invalid", f"authorization: bearer {HEX}",
+    f"Incorrect API key provided: {HEX}",
+    f"if password == '{HEX}':",
+    f"secret={HEX}(x)", f"token=abc{HEX}&x", f"token '{HEX}' is invalid", f"authorization: bearer {HEX}",
     "sent Bearer abcdefghijklmnopqrstuvwxyz".replace("abcdefgh", HEX.replace("0", "a")),
 ]  # fmt: skip
 
@@ -196,6 +198,7 @@ def test_what_lets_others_in_is_hidden(text: str) -> None:
         "https://github.com/pytorch/pytorch/issues/12345", "ssh://git@github.com/x", "s3://bucket/a@2x.png",
         "token: 128000 is out of range", "KeyError: 'token'", "the token is invalid", "bad authorization header",
         "docker run -p 8080:80 nginx", "mysql running on port 3306", "def __init__(self, token=None, secret: str = '')",
+        "signature = inspect.signature(forward)", 'if token.type == OP and token.string == "def":',
         "dict_keys(['model', 'optimizer'])", "See https://huggingface.co/settings/tokens", "hf_transfer is missing",
         "PG GUID 0(default_pg) Rank 1] NCCL_COMM_ID=10.0.0.1:1234 job_id=1234567_89 fsdp_auth_wrap=1 pass 3 of 5",
         "2026-01-02T03:04:05.678901Z model-00001-of-00004.safetensors events.out.tfevents.1700000000.host.123.0",
