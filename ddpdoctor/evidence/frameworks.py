@@ -104,7 +104,7 @@ _BEGUN = re.compile(
 )
 """Lines such as "> building indices on rank 0 ..." or "saving checkpoint at step 40"."""
 _DONE = re.compile(
-    r"\b(?:done|finish(?:ed)?|completed?|saved|took|elapsed|succe\w{1,20}|loaded|written|built|cached|skip\w{0,4})\b",
+    r"\b(?:done|finish(?:ed)?|completed|complete$|saved|took|elapsed|succe\w{1,20}|loaded|written|built|cached|skip\w{0,4})\b",
     re.IGNORECASE,
 )
 _STEMS = (
@@ -247,7 +247,8 @@ class FrameworkReader:
             begun = _BEGUN.search(text)
         share = int(bar["share"]) if bar is not None else None
         if (found := bar or begun) is not None and (share is None or share < _FULL):
-            if former is not None or len(self._work) < MOST_STREAMS:
+            is_other = former is not None and share is not None and share < (former.share or 0)  # another rank's bar
+            if not is_other and (former is not None or len(self._work) < MOST_STREAMS):
                 task = " ".join(found["task"].split()).strip(" :-|>.")[:_MOST_TASK]
                 self._work[line.stream] = Busy(
                     who=line.who, spot=line.spot(), time=line.time, said=quote(text), task=quote(task), share=share

@@ -70,6 +70,9 @@ def _of_waits(state: RunState) -> Iterator[str]:
         lacking = f"; there is no evidence from {rank_list(state.unseen)}" if state.unseen else ""
         yield f"{rank_list(waiting)} waited for other ranks, but the evidence does not show which ones{lacking}"
     yield from (fact.words for fact in state.all(Hint) if fact.kind == "told-to-dump")
+    stuck = [fact for fact in state.all(Hint) if fact.kind == "watchdog-stuck"]
+    ranks = sorted({fact.who.rank for fact in stuck if fact.who.rank is not None})
+    yield from (f"{rank_list(ranks)}: {fact.words}" if ranks else fact.words for fact in stuck[:1])
 
 
 def _of_ends(state: RunState) -> Iterator[str]:

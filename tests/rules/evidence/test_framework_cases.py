@@ -176,6 +176,8 @@ LATE = [line for rank in (1, 2, 3) for line in old_watchdog(rank, work(2, "ALLRE
         (_bar("Downloading shards"), "low"),
         (_bar("Generating train split"), "low"),
         (_bar("Evaluating"), "low"),
+        (_bar("Running tokenizer") + _bar("Running tokenizer", 0), "low"),
+        ("[rank0]: 2026-03-09 - root - INFO - Saving the model trained for 3 complete epochs and 36 batches", "medium"),
         ("[rank0]: > building indices on rank 0 ...", "medium"),
         ("[rank0]: saving checkpoint at iteration 400 to /data/out", "medium"),
         ("[rank0]: Compiling the model with inductor ...", "medium"),

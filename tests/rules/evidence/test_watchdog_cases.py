@@ -301,6 +301,14 @@ def test_only_ranks_that_were_told_to_dump(tmp_path):
     hold(tmp_path, interleaved(*logs), Truth(collect=("rank 5", "other ranks")))
 
 
+def test_watchdogs_that_are_stuck_and_nothing_else(tmp_path):
+    """ms-swift 7992."""
+    head = "[rank{0}]:[E309 14:12:11.019022791 ProcessGroupNCCL.cpp:1870] [PG ID 12 PG GUID 99(ep) Rank {0}] "
+    said = "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued collectives."
+    log = text([f"{head.format(rank)}{said}" for rank in (0, 4)])
+    hold(tmp_path, log, Truth(mentions=("ranks 0 and 4: torch's watchdog thread was stuck for 480 s",)))
+
+
 def test_a_desync_report_with_two_kinds_of_late_ones(tmp_path):
     words = "the lagging/dead/mismatched ranks that caused the desync are:\n\t   - [1] joined but didn't finish collective #51 (count from 1)\n\t   - [3] finished collective #51, but didn't join collective #52 (count from 1)"
     log = text(watchdog(0, work(52))) + DESYNC.format(caught=caught(work(52)), words=words)
