@@ -278,6 +278,16 @@ FAILED = {
         (ended(0, exit_code=1, exit_call=line(99), helper_errors=(OF_CHILD,)), in_backward(1), in_backward(2)),
         ("crash", [0], [61, 99]),
     ),
+    "crash: it exits with a status, and a child had failed half a minute before": (
+        (
+            ended(
+                0, exit_code=1, exit_call=line(99), helper_errors=(replace(OF_CHILD, error=error(at=LONG_AGO - 30 * S)),)
+            ),
+            in_backward(1),
+            in_backward(2),
+        ),
+        ("crash", [0], [99]),
+    ),
     "crash: a thread failed, and its hook for errors ended the rank": (
         (
             ended(0, exit_code=1, exit_call=line(99), helper_errors=(replace(OF_CHILD, who=Helper.THREAD),)),

@@ -24,8 +24,8 @@ TOGETHER_NS = 5_000_000_000
 """Equal errors on the same line within this time are one bug: ranks in the same step are rarely further apart."""
 CHILD_BEFORE_NS = 60_000_000_000
 """Our choice: a parent learns of its child's end within this time."""
-THREAD_BEFORE_NS = 5_000_000_000
-"""Likewise: a hook for the errors of threads ends the process within this time."""
+EXITS_AFTER_NS = 10_000_000_000
+"""Likewise: who exits because of a helper does so within this time."""
 _OF_CHILDREN = frozenset(
     {
         "BrokenPipeError",
@@ -172,7 +172,10 @@ def error_of_helper(failure: Failure) -> HelperError | None:
         return None
     if error is not None and (error.from_child or error.type not in _OF_CHILDREN):
         return None
-    patience_ns = {Helper.CHILD: CHILD_BEFORE_NS, Helper.THREAD: THREAD_BEFORE_NS if error is None else 0}
+    if error is not None:
+        patience_ns = {Helper.CHILD: CHILD_BEFORE_NS}
+    else:  # a wrapper exits with the status of its child, a hook for the errors of threads ends the process
+        patience_ns = {Helper.CHILD: EXITS_AFTER_NS, Helper.THREAD: EXITS_AFTER_NS}
     before = [
         one
         for one in failure.rank.helper_errors
