@@ -55,6 +55,7 @@ REFUSED = "Gloo connectFullMesh failed with timed out connecting: SO_ERROR: Conn
 LEFT = MeetingFile(path="/tmp/meet", size_bytes=80)
 CHILD_FAILED = error("CalledProcessError", "returned non-zero exit status 1", LONG_AGO + 2 * S, frames=(line(50),))
 OF_CHILD = HelperError(who=Helper.CHILD, name="77", error=error("KeyError", at=LONG_AGO, frames=(line(61),)))
+OF_CHILD_BEFORE = replace(OF_CHILD, error=error(at=LONG_AGO - 30 * S))
 OF_VICTIM = replace(OF_CHILD, error=error("RuntimeError", at=LONG_AGO - S, frames=(line(62),), in_call="all_reduce"))
 
 
@@ -280,9 +281,7 @@ FAILED = {
     ),
     "crash: it exits with a status, and a child had failed half a minute before": (
         (
-            ended(
-                0, exit_code=1, exit_call=line(99), helper_errors=(replace(OF_CHILD, error=error(at=LONG_AGO - 30 * S)),)
-            ),
+            ended(0, exit_code=1, exit_call=line(99), helper_errors=(OF_CHILD_BEFORE,)),
             in_backward(1),
             in_backward(2),
         ),
