@@ -67,15 +67,18 @@ def test_streams_of_all_ranks_go_where_torchrun_was_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("preloaded_python")
-def test_a_job_that_removes_the_run_folder_ends_as_it_would(tmp_path: Path) -> None:
-    """The folder of a run is where the script works, and the script takes both away."""
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_job_that_removes_the_run_folder_ends_as_it_would(status: int, tmp_path: Path) -> None:
+    """The folder of a run is where the script works, and the script takes both away, with the page and the metrics."""
     work = tmp_path / "work"
     work.mkdir()
-    done = job(WRAP, "--nproc-per-node=2", str(JOBS / "removes_its_folder.py"), cwd=work)
-    assert done.returncode == 1
+    outputs = ("--fail-on=warning", f"--html={work / 'page.html'}", f"--metrics-file={work / 'metrics.prom'}")
+    job_of_two = ("--nproc-per-node=2", str(JOBS / "removes_its_folder.py"), str(status))
+    done = job((*WRAP, *outputs, "--exit-status-of-verdict", "--log-findings"), *job_of_two, cwd=work)
+    assert done.returncode == (1 if status else 0), done.stderr.decode()
     assert b"Traceback" not in done.stderr.split(b"\n")[-2:]
-    assert b"there is no report" in done.stderr
-    assert b"a defect" not in done.stderr
+    assert done.stderr.count(b"there is no report") == 1
+    assert b"internal error" not in done.stderr
 
 
 def test_isolated_pythons_run_and_are_said_to_be_unrecorded(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def main():
     dist.barrier()
     dist.all_reduce(torch.ones(4))
     dist.destroy_process_group()
-    sys.exit(3)
+    sys.exit(int(sys.argv[1]))
 
 
 if __name__ == "__main__":
