@@ -219,6 +219,19 @@ _WITHOUT_TEXT = (MemoryError, StopIteration, StopAsyncIteration, AssertionError)
 """Exceptions that C code raises without a text."""
 
 
+def _nothing() -> None:
+    pass
+
+
+def _raise_it() -> None:
+    raise  # noqa: PLE0704 - it is never called
+
+
+_RAISE = set(_raise_it.__code__.co_code[::2]) - set(_nothing.__code__.co_code[::2])
+"""The instruction of ``raise``, at which no other thread's exception comes. ``opcode`` knows it too, but importing that
+takes a file descriptor, and there may be none left."""
+
+
 def came_from_outside(error: BaseException) -> bool:
     """Return whether an exception's traceback shows that somebody else's code interrupted what ran.
 
@@ -243,9 +256,7 @@ def came_from_outside(error: BaseException) -> bool:
     handlers = _handlers() if foreign else ()
     if last is None or any(code is handler for code in foreign for handler in handlers):
         return last is not None
-    import opcode
-
-    if last.tb_frame.f_code.co_code[last.tb_lasti] == opcode.opmap["RAISE_VARARGS"]:
+    if last.tb_frame.f_code.co_code[last.tb_lasti] in _RAISE:
         return False
     kind = type(error)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
