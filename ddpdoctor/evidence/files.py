@@ -211,10 +211,11 @@ class Content:
 
     def fill(self, count: int) -> bytes:
         """Return the next bytes, so many unless the end comes first: a pipe gives less at once."""
-        found = b""
-        while len(found) < count and (more := self.read(count - len(found))):
-            found += more
-        return found
+        parts, left = [], count  # a sum of bytes would copy what is packed a thousand times
+        while left > 0 and (more := self.read(left)):
+            parts.append(more)
+            left -= len(more)
+        return b"".join(parts)
 
     def _unpack(self, count: int) -> bytes:
         while True:
