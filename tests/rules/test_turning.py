@@ -209,8 +209,15 @@ def resume(path):
         broadcast(load(path))
 
 
+def vocabulary(cache):
+    if cache:
+        return cache
+    broadcast(words)
+
+
 if __name__ == "__main__":
     resume("last.pt")
+    vocabulary(cache)
     for batch in loader:
         loss = model(batch)
         loss.backward()
@@ -219,8 +226,8 @@ if __name__ == "__main__":
         log(meter)
 """
 MODULE = "<module>"
-LOSS, BACKWARD_AT, REDUCES, AVERAGES, LOGS = 27, 28, 29, 30, 31
-IN_REDUCE, IN_AVERAGE, IN_LOG, IN_RESUME = 3, 10, 16, 21
+LOSS, BACKWARD_AT, REDUCES, AVERAGES, LOGS = 34, 35, 36, 37, 38
+IN_REDUCE, IN_AVERAGE, IN_LOG, IN_RESUME, IN_VOCABULARY = 3, 10, 16, 21, 27
 
 
 @pytest.fixture
@@ -288,16 +295,28 @@ def test_what_decided_in_a_function_that_returned_is_named(name: str, helpers: C
     assert words in " ".join((report.summary, *report.evidence))
     unseen = judged(replace(waiting[0], samples=()), waiting[1], gone, flow=helpers)
     assert unseen.where == report.where
-    assert 24 not in {place.line for place in report.where}
+    assert 30 not in {place.line for place in report.where}
 
 
 def test_the_condition_around_a_call_that_happens_once_is_named(helpers: ControlFlow) -> None:
     found = [Script(n, 3).build(24) for n in range(3)]
     loads = found[0].collective(line(IN_RESUME, "resume"), "broadcast", peer=0)
     others = [inside(script.collective(line(IN_REDUCE, "reduce_all")), line(REDUCES, MODULE)) for script in found[1:]]
-    report = judged(inside(loads, line(25, MODULE), line(IN_RESUME, "resume")), *others, flow=helpers)
+    report = judged(inside(loads, line(31, MODULE), line(IN_RESUME, "resume")), *others, flow=helpers)
     assert (report.ranks, [place.line for place in report.where]) == ((0,), [20, IN_RESUME])
     assert "under the condition at train.py:20, and the other ranks never made that call" in " ".join(report.evidence)
+
+
+def test_the_return_around_a_call_that_happens_once_is_named(helpers: ControlFlow) -> None:
+    found = [Script(n, 3) for n in range(3)]
+    ahead = inside(found[0].phase("ddp_init", line(33, MODULE), 1), line(33, MODULE))
+    call = line(IN_VOCABULARY, "vocabulary")
+    others = [inside(script.collective(call, "broadcast", peer=0), line(32, MODULE), call) for script in found[1:]]
+    report = judged(ahead, *others, flow=helpers)
+    assert (report.ranks, [place.line for place in report.where]) == ((0,), [25, 26])
+    assert "skipped broadcast (train.py:27)" in report.summary
+    behind = inside(Script(0, 3).phase("ddp_init", line(31, MODULE), 1), line(31, MODULE))
+    assert [place.line for place in judged(behind, *others, flow=helpers).where] == [31]
 
 
 @pytest.mark.parametrize(("other", "named"), [(REDUCES, False), (AVERAGES, False)])

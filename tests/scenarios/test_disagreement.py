@@ -13,6 +13,7 @@ SEEDED = {
     "mismatch_uneven": (3, "DETAIL", "mismatch", [2], "is in barrier"),
     "mismatch_lone": (3, "OFF", "mismatch", [0], "but ranks 1 and 2 did not call it"),
     "mismatch_skipped": (2, "DETAIL", "mismatch", [1], "skipped backward (mismatch_skipped.py:18)"),
+    "mismatch_helper": (3, "OFF", "mismatch", [1], "left the loop (mismatch_helper.py:10) before the others"),
     "mismatch_autograd": (3, "OFF", "mismatch", [1], "skipped all_reduce (mismatch_autograd.py:19)"),
     "model_frozen": (3, "OFF", "model-differs", [1], "requires_grad=False"),
     "deadlock_groups": (3, "DETAIL", "deadlock", [0, 1], "of the group of ranks 0 and 1 for rank 0"),

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ddpdoctor.model.call_log import pack_calls
+
 from .detours import Detour, Route, find_detours, left_loop
 from .parting import Parting, find_parting
 from .states import NATIVE_PHASES, stack_of
+from .timeline import line_key
 from .words import line_of
 
 if TYPE_CHECKING:
@@ -89,6 +92,8 @@ def find_turning(
         and (parting is None or parting.went_on is None)
     ):
         parting = Parting(before=own.kind, instead_of=usual.kind)
+    if parting is None and own is not None and usual is not None and _went_past(mine, other, usual):
+        parting = Parting(before=None, instead_of=usual.kind)
     if parting is None or parting.instead_of.site is None:
         return None
     if parting.is_extra:
@@ -98,6 +103,20 @@ def find_turning(
     if parting.is_earlier or found.loop is not None or own is None:
         return found
     return found if found.detours and _is_in(usual, parting.instead_of) else None
+
+
+def _went_past(mine: RankState, other: RankState, usual: TimelineEntry) -> bool:
+    """Return whether a rank is below the line at which another is, and never made the call that the other is in."""
+    made = {line_key(kind) for kind in pack_calls(mine.rank.recent_calls).counts}
+    if usual.native or line_key(usual.kind) in made:
+        return False
+    ours, theirs = ([frame for frame in stack_of(state.rank) if frame.user] for state in (mine, other))
+    for one, two in zip(ours, theirs, strict=False):
+        if not _same_function(one, two):
+            return False
+        if one.line != two.line:
+            return one.line > two.line
+    return False
 
 
 def _look_up(
