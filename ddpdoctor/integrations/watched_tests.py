@@ -27,6 +27,7 @@ from ddpdoctor.integrations.verdict import draw_verdict, read_report
 from ddpdoctor.launch.folders.attendance import Leaving, enter, leave
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.recorder.late import is_foreign
+from ddpdoctor.recorder.state import pass_on
 from ddpdoctor.recorder.storage.record_files import make_record
 from ddpdoctor.recorder.storage.ring_layout import RANK_SHAPE
 
@@ -50,7 +51,12 @@ class WatchedTests:
         """Run one test under watch. Inside a job that is watched already, do nothing."""
         if is_foreign():
             return (yield)
-        run = WatchedTest(self._asked)
+        try:
+            run = WatchedTest(self._asked)
+        except OSError as error:  # there is no room for a record: a test must not fail because of that
+            pass_on(error)
+            item.add_report_section("call", "ddpdoctor", f"this test is not watched: {error}")
+            return (yield)
         failure: BaseException | None = None
         result: object = None
         try:
@@ -58,9 +64,15 @@ class WatchedTests:
                 result = yield
         except BaseException as error:  # noqa: BLE001 - it is raised again below, with what was found
             failure = error
-        verdict = run.end(failed=failure is not None)
-        if verdict and run.was_stopped:
-            pytest.fail(f"{run.headline}\n\n{verdict}", pytrace=False)
+        headline = verdict = ""
+        try:
+            verdict = run.end(failed=failure is not None)
+            headline = run.headline if verdict and run.was_stopped else ""
+        except Exception as error:  # noqa: BLE001 - a test that has ended keeps its outcome, whatever fails here
+            pass_on(error)
+            verdict = f"the watch of this test failed: {error}"
+        if headline:
+            pytest.fail(f"{headline}\n\n{verdict}", pytrace=False)
         if verdict:
             item.add_report_section("call", "ddpdoctor", verdict)
         if failure is not None:

@@ -66,6 +66,21 @@ def test_nothing_is_there():
 """
 
 
+WITHOUT_A_RECORD = """
+import os, shutil, tempfile
+
+def test_takes_it_away():
+    shutil.rmtree(os.environ["DDPDOCTOR_RUN"])
+
+def test_leaves_no_place_for_one():
+    tempfile.tempdir = "/nowhere"
+
+def test_has_none():
+    tempfile.tempdir = None
+    assert "DDPDOCTOR_RUN" not in os.environ
+"""
+
+
 def run_pytest(folder: Path, tests: str, *options: str) -> tuple[int, str]:
     file = folder / "test_job.py"
     file.write_text(tests)
@@ -106,3 +121,8 @@ def test_without_the_option_nothing_is_loaded(tmp_path: Path) -> None:
 def test_a_timeout_that_makes_no_sense_is_wrong_use(tmp_path: Path) -> None:
     status, text = run_pytest(tmp_path, PLAIN, "--ddpdoctor", "--ddpdoctor-timeout", "0")
     assert (status, "it must be a number of seconds above 0" in text) == (4, True)
+
+
+def test_a_test_that_passes_does_so_without_its_record_too(tmp_path: Path) -> None:
+    status, text = run_pytest(tmp_path, WITHOUT_A_RECORD, "--ddpdoctor")
+    assert (status, "3 passed" in text) == (0, True)
