@@ -105,6 +105,14 @@ class GradientWatch:
         self._late = [i for i in range(len(named)) if i not in early]
         self._pieces = pieces_of(self._parameters[i] for i in self._late) if not self.off else []
         self.on_gpu = any(parameter.is_cuda for parameter in self._parameters)
+        this = weakref.ref(self)
+
+        def check(backward: Backward) -> None:
+            watch = this()
+            if watch is not None:
+                watch._check(backward)
+
+        self._checks = shielded("gradients", check)
         self.at_output: Any = None
         """The hook on its outputs. ``local`` sets it."""
         self._inputs: List[_Input] = []
@@ -147,8 +155,7 @@ class GradientWatch:
             return
         if self._arrivals is not None:
             self._arrivals.begin(ddp)
-        check = functools.partial(shielded("gradients", self._check), backward)
-        torch.autograd.Variable._execution_engine.queue_callback(check)
+        torch.autograd.Variable._execution_engine.queue_callback(functools.partial(self._checks, backward))
 
     @quietly
     def _pass_over(self, backward: Backward) -> None:
