@@ -304,6 +304,7 @@ def test_the_condition_around_a_call_that_happens_once_is_named(helpers: Control
     others = [inside(script.collective(line(IN_REDUCE, "reduce_all")), line(REDUCES, MODULE)) for script in found[1:]]
     report = judged(inside(loads, line(31, MODULE), line(IN_RESUME, "resume")), *others, flow=helpers)
     assert (report.ranks, [place.line for place in report.where]) == ((0,), [20, IN_RESUME])
+    assert "let all ranks take the same branch at train.py:20" in report.fix
     assert "under the condition at train.py:20, and the other ranks never made that call" in " ".join(report.evidence)
 
 

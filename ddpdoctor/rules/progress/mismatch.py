@@ -163,7 +163,7 @@ def _finding(job: JobState, conflict: Conflict) -> Problem:
         ),
         fix=SAME_OPTIONS
         if options
-        else _fix(job, conflict, turning, uneven=bool(counts) and not job.facts.control_flow),
+        else _fix(job, conflict, (turning, guard), uneven=bool(counts) and not job.facts.control_flow),
     )  # fmt: skip
 
 
@@ -265,9 +265,16 @@ def _shown(job: JobState, parts: list[TimelineEntry]) -> TimelineEntry:
     return next((part for part in parts if stack_of(job.rank(part.rank))), parts[0])
 
 
-def _fix(job: JobState, conflict: Conflict, turning: Turning | None, *, uneven: bool) -> str:
+def _fix(
+    job: JobState, conflict: Conflict, decided: tuple[Turning | None, Frame | None], *, uneven: bool
+) -> str:  # fmt: skip
+    turning, guard = decided
     if conflict.left:
         return _ALONE
+    if guard is not None:
+        return (
+            f"let all ranks take the same branch at {line_of(guard)}: decide it on one rank and broadcast the decision"
+        )
     kinds = [part.kind for part in conflict.parts if not part.native]
     ops, dtypes = {part.kind.op for part in conflict.parts}, {kind.dtype for kind in kinds}
     is_one_line = len({part.site for part in conflict.parts}) == 1 and conflict.parts[0].site is not None
