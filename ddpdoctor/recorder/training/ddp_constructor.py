@@ -56,9 +56,9 @@ def note_model(module: Any, group: Any, with_buffers: bool, finds_unused: bool) 
 
 
 def pack_names(named: List[Any]) -> Optional[str]:
-    """Return the rows of named parameters, compressed."""
+    """Return the rows of named parameters, compressed: those that fit in a quarter of what a DDP model gets."""
     rows = [_row("p", name, tensor) for name, tensor in named]
-    return _packed(rows, _text(rows), MAX_ROWS_BYTES)
+    return _packed(rows, _text(rows), MAX_ROWS_BYTES // 4)
 
 
 def _rows(module: Any, with_buffers: bool) -> List[Any]:

@@ -4,7 +4,7 @@ import hashlib
 
 import torch
 
-from ddpdoctor.collect.rank.notes import read_models, unpack
+from ddpdoctor.collect.rank.notes import read_models, read_parameters, unpack
 from ddpdoctor.recorder.training import ddp_constructor
 
 
@@ -30,6 +30,14 @@ def test_parameters_and_buffers_come_back_in_order():
     ]
     assert found.tensors[-1].is_buffer
     assert (found.count, found.site.line) == (7, 7)
+
+
+def test_parameters_that_an_optimizer_trains_without_ddp_come_back_with_their_names():
+    named = [(f"model.{name}", tensor) for name, tensor in torch.nn.Linear(2, 3).named_parameters()]
+    notes = [{"k": "named", "rows": ddp_constructor.pack_names(named)}, {"k": "named", "rows": "!"}, {"k": "named"}]
+    assert [(one.name, one.shape) for one in read_parameters(notes)] == [("model.weight", (3, 2)), ("model.bias", (3,))]
+    many = [(f"layer.{hash(str(n))}.{n}", torch.zeros(1)) for n in range(8000)]
+    assert len(ddp_constructor.pack_names(many)) <= ddp_constructor.MAX_ROWS_BYTES // 4
 
 
 def test_what_ddp_passes_over_is_left_out():
