@@ -109,6 +109,14 @@ _BEGINS = re.compile(
     re.MULTILINE,
 )
 """Texts of torch and Python that stand at the beginning of a line."""
+_IN_BEGINNINGS = (
+    "[rank", ".cpp:", ".cc:", ".cu:", ".ts:", "torch/distributed/", "Traceback (most recent", '  File "',
+    "terminate called after", "  what():", "frame #", "Exception raised from", "CUDA kernel errors",
+    "Fatal Python error", "hread 0x", "multiprocessing.errors.", "Root Cause (", "Last error:",
+    "Process received signal", "[default", "NCCL version ", "Job summary", "# nThread", "srun: error",
+    "slurmstepd: error", "[20",
+)  # fmt: skip
+"""Each text of ``_BEGINS`` has one of them: to search for these is much quicker."""
 _ERROR = re.compile(r"(?<![\w.'\"])(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception): ")
 """Stands at the beginning of a line mostly."""
 _SECOND = re.compile(
@@ -474,13 +482,19 @@ def _beginnings(raws: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Yield the line and column of each text in the middle of a line that can only begin a message."""
     text = "\n".join(raws)
     starts: list[int] = []
-    for match in _BEGINS.finditer(text):
-        at = match.start()
-        if at == 0 or text[at - 1] in "\n\r":
-            continue
-        starts = starts or [0, *accumulate(len(raw) + 1 for raw in raws)]
-        number = bisect_right(starts, at) - 1
-        yield number, at - starts[number]
+    numbers: set[int] = set()
+    for words in _IN_BEGINNINGS:
+        at = text.find(words)
+        while at >= 0:
+            if at and text[at - 1] != "\n":
+                starts = starts or [0, *accumulate(len(raw) + 1 for raw in raws)]
+                numbers.add(bisect_right(starts, at) - 1)
+                at = starts[bisect_right(starts, at)] - 1  # the next line
+            at = text.find(words, at + 1)
+    for number in sorted(numbers):
+        for match in _BEGINS.finditer(raws[number]):
+            if match.start() > 0 and raws[number][match.start() - 1] != "\r":
+                yield number, match.start()
 
 
 def _pattern_of(prefix: str) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddpdoctor.evidence.files import HEAD_BYTES, MOST_UNPACKED, find_files, is_text, open_file, read_rest
-from ddpdoctor.evidence.funnel import condense, condensed_triggers
+from ddpdoctor.evidence.funnel import Funnel
 from ddpdoctor.evidence.lines import LogSplitter
 from ddpdoctor.evidence.nccl_log import NCCL_INFO, is_nccl_info, is_read_info
 from ddpdoctor.evidence.reader import Document
@@ -201,7 +201,7 @@ class _Log:
         self._splitter = LogSplitter(file.name, file.who)
         self._readers = readers
         self._info_readers = [one for one in readers if NCCL_INFO in one.triggers]
-        self._triggers = condensed_triggers(readers)
+        self._funnel = Funnel(readers)
         self._goes_on = True
         """Whether the previous block was read line by line. A fact may begin there and end in this block."""
 
@@ -235,8 +235,7 @@ class _Log:
         return bool(said - {None, rank})
 
     def _take(self, block: bytes, *, last: bool) -> None:
-        text = condense(block)
-        wanted = any(trigger in text for trigger in self._triggers)
+        wanted = self._funnel.wants(block)
         if wanted or self._goes_on or last:
             self._read_lines(block)
         else:
