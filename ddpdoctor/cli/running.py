@@ -15,9 +15,9 @@ from ddpdoctor.cli.output import save_page, save_report, say, show_defect, show_
 from ddpdoctor.launch.command.options import WrapOptions
 from ddpdoctor.launch.folders.report_dir import REPORT_NAME
 from ddpdoctor.launch.folders.shared_folder import has_space
-from ddpdoctor.launch.outcome import Notifier, hangs
+from ddpdoctor.launch.outcome import Notifier
 from ddpdoctor.model.errors import UserError
-from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.findings import Severity, hangs
 from ddpdoctor.model.rank_words import rank_list
 
 if TYPE_CHECKING:
@@ -224,19 +224,21 @@ def _report_crash(options: WrapOptions, what: str) -> None:
         )
 
 
-def _report_replicas(options: WrapOptions, folder: Path) -> bool:
-    """Say in one line what is wrong with the replicas of a running job. Return whether anything is wrong."""
+def _report_replicas(options: WrapOptions, folder: Path, said: frozenset[str]) -> frozenset[str]:
+    """Say in a line each what is newly wrong with the replicas and gradients of a running job. Return the codes."""
     if options.quiet:
-        return True
+        return frozenset()
     from ddpdoctor.diagnose.progress import judge_replicas
     from ddpdoctor.report.names import title_of
 
-    found = [f for f in judge_replicas(folder) if f.severity is not Severity.INFO and f.code not in options.ignore]
-    if found:
-        # A script may skip reductions and average parameters itself. That is known only at the end.
-        problem = f"{title_of(found[0])}: {found[0].summary}"
+    left_out = said.union(options.ignore)
+    found = [f for f in judge_replicas(folder) if f.severity is not Severity.INFO and f.code not in left_out]
+    # The first is what the others follow from. A script may skip reductions and average parameters itself: that is
+    # known only at the end.
+    for finding in found[:1]:
+        problem = f"{title_of(finding)}: {finding.summary}"
         say(sys.stderr, f"{problem}; training continues, and the report at the end is final")
-    return bool(found)
+    return frozenset(finding.code for finding in found)
 
 
 def _show(options: WrapOptions, make: MakeReport, act: Act | None, outcome: JobOutcome) -> None:
@@ -245,7 +247,13 @@ def _show(options: WrapOptions, make: MakeReport, act: Act | None, outcome: JobO
         return
     report = make(outcome)
     shown = keep_errors(report) if options.quiet else report
-    if shown is not None:
+    if shown is not None and outcome.repeats and options.format == "text":
+        from ddpdoctor.report.verbs.job import read_attempts, status_words
+
+        words = status_words(report, max(0, len(read_attempts(report)) - 1))
+        headline = report.verdict.summary if report.verdict is not None else "the report above holds"
+        say(sys.stderr, f"{headline}\n  {words}, as reported above; report in {outcome.run_dir}")
+    elif shown is not None:
         file = options.report_file
         show_report(shown, options.format, sys.stderr, outcome.run_dir if file.name == REPORT_NAME else file)
     if act is not None and outcome.judged_at is None:

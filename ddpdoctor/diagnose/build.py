@@ -17,7 +17,7 @@ from ddpdoctor.diagnose.speed import speed_data
 from ddpdoctor.model.codec import encode
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import Job, Life, shell_status
-from ddpdoctor.model.findings import JobStatus, JobSummary, Judgment, Severity, as_earlier, now
+from ddpdoctor.model.findings import JobStatus, JobSummary, Judgment, Severity, as_earlier, hangs, now
 from ddpdoctor.model.run import JobEnd, Run
 from ddpdoctor.rules.verdict import pick_verdict
 
@@ -124,8 +124,8 @@ def job_status(job: Job, judgment: Judgment, *, hung: bool, interrupted: bool) -
         return JobStatus.INTERRUPTED
     if job.launcher_status == 0:
         return JobStatus.FINISHED
-    if job.launcher_status is None and any(rank.life is Life.RUNNING for rank in job.ranks):
-        return JobStatus.HUNG
+    if job.launcher_status is None and (not job.ended or any(rank.life is Life.RUNNING for rank in job.ranks)):
+        return JobStatus.HUNG if hangs(judgment) else JobStatus.RUNNING
     only_at_exit = bool(judgment.findings) and all(f.severity is Severity.INFO for f in judgment.findings)
     if only_at_exit and any(f.kind == "exit-abort" for f in judgment.findings):
         return JobStatus.FINISHED

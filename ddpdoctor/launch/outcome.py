@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddpdoctor.model.findings import Severity
+from ddpdoctor.model.findings import hangs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ddpdoctor.model.findings import Finding, Judgment
+    from ddpdoctor.model.findings import Judgment
     from ddpdoctor.model.run import JobEnd
 
 
@@ -26,6 +26,8 @@ class JobOutcome:
     end: JobEnd
     failure: Exception | None
     """The first error in watching or judging. It does not change the job's own exit status."""
+    repeats: bool = False
+    """The job ended during a hang that was shown while it ran."""
     judged_at: str | None = None
     """The report's place on the node that judged the job, such as "node0:/scratch/run"; None if it was this node."""
 
@@ -54,17 +56,9 @@ class Notifier:
     """Announce that a report no longer holds, and remove it."""
     report_crash: Callable[[str], None]
     """Say that a check crashed while the job runs, and which."""
-    report_replicas: Callable[[Path], bool]
-    """Read a run folder, print one line if its replicas differ, and return whether it printed one."""
-
-
-def hangs(judgment: Judgment) -> tuple[Finding, ...]:
-    """Return the findings that mean a hang, the worst first; empty if nothing keeps the job from continuing.
-
-    Findings about replicas and data are no reason to stop a job.
-    """
-    kinds = ("DD6", "DD506")
-    return tuple(f for f in judgment.findings if f.severity is Severity.ERROR and f.code.startswith(kinds))
+    report_replicas: Callable[[Path, frozenset[str]], frozenset[str]]
+    """Read a run folder, print a line for each finding about its replicas and gradients whose code is not among those
+    given, and return the codes."""
 
 
 def cause_of(judgment: Judgment) -> Cause:

@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddpdoctor.collect.run.evidence import save
 from ddpdoctor.exchange.store import wait_until
@@ -16,7 +16,7 @@ from ddpdoctor.launch.folders.report_dir import refuse
 from ddpdoctor.launch.folders.run_file import write_record_place, write_run_file
 from ddpdoctor.launch.folders.shared_folder import choose_folder, copy_back
 from ddpdoctor.launch.nodes.joining import join_nodes
-from ddpdoctor.launch.outcome import JobOutcome, cause_of, hangs
+from ddpdoctor.launch.outcome import JobOutcome, cause_of
 from ddpdoctor.launch.processes.guardian import Guardian
 from ddpdoctor.launch.processes.starting import job_mark, start_launcher
 from ddpdoctor.launch.processes.stopping import STOP_GRACE_S, is_in_foreground, stop_job, stop_tree
@@ -28,7 +28,7 @@ from ddpdoctor.launch.watching.on_demand import OnDemand
 from ddpdoctor.launch.watching.watch import JobWatch
 from ddpdoctor.model.exit_status import ExitStatus
 from ddpdoctor.model.facts import shell_status
-from ddpdoctor.model.findings import Judgment, Outcome, Severity, now
+from ddpdoctor.model.findings import Judgment, Outcome, Severity, hangs, now
 from ddpdoctor.model.run import END_NAME, JobEnd
 from ddpdoctor.recorder.storage.files import write_whole
 
@@ -79,8 +79,11 @@ class Session:
         self.reported_causes: set[Cause] = set()
         """All hangs that were reported."""
         self.attempt = 0
-        self.shown: tuple[Any, ...] = ()
-        self.has_reported_replicas = False
+        self.shown: set[tuple[str, tuple[int, ...]]] = set()
+        self.said: set[str] = set()
+        """Codes of findings about replicas and gradients that were said while the job runs."""
+        self.nonfinite = 0
+        """How often gradients were found not to be finite."""
         self.has_reported_crash = False
         self.failure: Exception | None = None
         self.shared = None if options.placement.alone else SharedReplicas(options.allow_different)
@@ -199,7 +202,9 @@ class Session:
             with self._job_goes_first():
                 if self.hang is None and not self.signals:
                     self.on_demand.serve()
-            if self.watch.replicas.has_news:
+            nonfinite = sum(rank.cells.get("nonfinite", 0) for rank in self.watch.ranks())
+            if self.watch.replicas.has_news or nonfinite > self.nonfinite:
+                self.nonfinite = nonfinite
                 with self._job_goes_first():
                     self._report_replicas()
         # A signal may have ended the launcher before the next check. So may a warning, if the script has no handler.
@@ -209,12 +214,11 @@ class Session:
         return status
 
     def _report_replicas(self) -> None:
-        """Report once that replicas differ, as soon as the rules find it wrong, without waiting for the job's end."""
+        """Report once that replicas differ or gradients are not finite, as soon as the rules find it wrong."""
         self.watch.replicas.has_news = False
-        if not self.has_reported_replicas:
-            self.watch.replicas.save()
-            self.examining.save_nodes()
-            self.has_reported_replicas = self.notifier.report_replicas(self.folder)
+        self.watch.replicas.save()
+        self.examining.save_nodes()
+        self.said |= self.notifier.report_replicas(self.folder, frozenset(self.said))
 
     def _react(self) -> None:
         if self.signals:
@@ -277,7 +281,7 @@ class Session:
     def _report(self, judgment: Judgment) -> None:
         """Show once what is wrong with a job that continues. Save a hang too: the job may never end by itself."""
         outcome = self._outcome(None, judgment)
-        found = tuple((finding.code, finding.ranks) for finding in judgment.findings)
+        found = _said(judgment)
         if not hangs(judgment):
             if found != self.shown:
                 self.notifier.show(outcome)
@@ -399,7 +403,7 @@ class Session:
 
     def _outcome(self, status: int | None, judgment: Judgment | None = None) -> JobOutcome:
         hung = self.hang is not None
-        exit_status = ExitStatus.HUNG if hung else shell_status(status or 0)
+        exit_status = ExitStatus.HUNG if hung else shell_status(status) if status is not None else None
         if self.watch.interrupted_by == "SIGINT":
             exit_status = ExitStatus.INTERRUPTED
         found = judgment or self.hang or Judgment(findings=(), checks=(), certain=False)
@@ -409,6 +413,7 @@ class Session:
                 hung=hung, interrupted=self.watch.interrupted_by is not None, exit_status=exit_status,
                 started_at=self.started_at, ended_at=now(), ignore=self.options.ignore,
             ),
+            repeats=status is not None and self.reported is not None and _said(found) == _said(self.reported),
             failure=self.failure or self.watch.replicas.failure or self.examining.failure,
             judged_at=self.examining.judged_at,
         )  # fmt: skip
@@ -425,6 +430,10 @@ def handling(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameTyp
     finally:
         for number, former in before.items():
             signal.signal(number, former)
+
+
+def _said(judgment: Judgment) -> set[tuple[str, tuple[int, ...]]]:
+    return {(finding.code, finding.ranks) for finding in judgment.findings}
 
 
 def _judge_nothing(_folder: Path, _attempt: int | None) -> Judgment:

@@ -208,3 +208,12 @@ def as_earlier(attempt: Attempt) -> tuple[Finding, ...]:
 def now() -> str:
     """Return the current time in the format of reports: ISO 8601, UTC."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def hangs(judgment: Judgment) -> tuple[Finding, ...]:
+    """Return the findings that mean a hang, the worst first; empty if nothing keeps the job from continuing.
+
+    Findings about replicas and data are no reason to stop a job.
+    """
+    kinds = ("DD6", "DD506")
+    return tuple(f for f in judgment.findings if f.severity is Severity.ERROR and f.code.startswith(kinds))

@@ -139,6 +139,8 @@ def test_a_hang_that_may_resolve_is_reported_at_once_and_stays_the_verdict_when_
     ran = finish(process, tmp_path)
     assert "the job keeps running" in ran.stderr
     assert "withdrawn" not in ran.stderr
+    assert ran.stderr.count("ddpdoctor explain DD601") == 1, ran.stderr  # what was shown is not shown again
+    assert "interrupted, 3 ranks, exit status 1, as reported above; report in" in " ".join(ran.stderr.split())
     assert ran.report["job"]["status"] == "interrupted"
     assert (ran.report["verdict"]["kind"], ran.report["verdict"]["ranks"]) == ("stuck", [1])
     assert ran.report["verdict"]["where"][0]["line"] in marked_lines("stuck_before_init")

@@ -95,6 +95,7 @@ class Findings:
         entry.setdefault("id", next(_numbers))
         self._last = dict(entry, k="nonfinite", at=time.monotonic_ns())
         here.ring.note(self._last, vital=True)
+        here.ring.set("nonfinite", sum(_noted.values()))
 
 
 def is_normal(entry: Dict[str, Any]) -> bool:

@@ -42,7 +42,7 @@ def job_content(report: Report) -> Content:
     restarts = len(attempts) - 1
     return Content(
         headline=_headline(report, restarts),
-        status=_status(report, restarts),
+        status=status_words(report, restarts),
         sections=(
             *_attempt_sections(attempts),
             *(places_of(report.ranks, report.verdict) if shows_places else speed_sections(report)),
@@ -102,7 +102,7 @@ def _headline(report: Report, restarts: int) -> str:
     return "no problem found" + (f", but {count_of(crashed, 'check')} crashed" if crashed else "")
 
 
-def _status(report: Report, restarts: int) -> str:
+def status_words(report: Report, restarts: int) -> str:
     """Say how the job ended, and how many findings there are without a verdict."""
     words = []
     if report.job is not None:
