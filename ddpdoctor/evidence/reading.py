@@ -47,10 +47,10 @@ MOST_ALIKE = 16
 """Our choice: so many facts of one kind about one process that differ in numbers only are kept."""
 _MOST_NAMES = 64
 _JOB_NAMES = re.compile(
-    r"\b(SLURM_JOB_?ID|PBS_JOBID|LSB_JOBID|MASTER_PORT|master[_-]port|run_id|rdzv[_-]id)\b[\"']?\s{0,20}[=: ]\s{0,20}"
-    r"[\"']?([\w.-]{1,80})"
+    r"\b(SLURM_JOB_?ID|PBS_JOBID|LSB_JOBID|MASTER_PORT|master[_-]port|rdzv[_-]id|run_id(?= {5}))\b"
+    r"[\"']?\s{0,20}[=: ]\s{0,20}[\"']?([\w.-]{1,80})"
 )
-"""How a job calls itself in its log."""
+"""How a job calls itself in its log. "run_id" is torchrun's, in a column: trackers write one for each rank."""
 _SAME_NAME = {"SLURM_JOBID": "SLURM_JOB_ID", "RDZV_ID": "RUN_ID"}
 _DIGITS = re.compile(r"\d+")
 

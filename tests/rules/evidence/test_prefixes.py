@@ -275,8 +275,11 @@ def test_jobs_in_one_folder_are_told_apart_by_what_they_say(tmp_path, name):
 
 
 def test_files_of_one_job_stay_together(tmp_path):
-    """One node is nine hours behind, in another time zone."""
+    """One node is nine hours behind, in another time zone, and each has a run of its own in a tracker."""
     behind = [line.replace(" 14:", " 05:") for line in steps(30)]
-    files = {"n0.log": text([*steps(30), *raised(KEY, 0)]), "n1.log": text([*behind, *closed_by(1)])}
+    files = {
+        "n0.log": text(["mlflow run_id: a71c", *steps(30), *raised(KEY, 0)]),
+        "n1.log": text(["mlflow run_id: 90ff", *behind, *closed_by(1)]),
+    }
     report = hold(tmp_path, files, Truth(kinds=("crash",), ranks=(0,)))
     assert report.data["evidence"]["runs"] == 1
