@@ -125,6 +125,8 @@ def block_after(number: int) -> int:
 class _Chosen:
     auto: Optional[AutoDistance] = None
     is_known = False
+    every = 0
+    """The fixed distance, once it was asked for."""
 
 
 def _auto() -> Optional[AutoDistance]:
@@ -143,7 +145,12 @@ def _auto() -> Optional[AutoDistance]:
 
 
 def _forget() -> None:
-    _Chosen.auto, _Chosen.is_known = None, False
+    _Chosen.auto, _Chosen.is_known, _Chosen.every = None, False, 0
+
+
+def _fixed_due(number: int) -> int:
+    _Chosen.every = _Chosen.every or check_every() or 1
+    return next_due(number, _Chosen.every)
 
 
 def is_between(last: int, number: int) -> bool:
@@ -152,7 +159,7 @@ def is_between(last: int, number: int) -> bool:
     if last < 0:
         return True
     if auto is None or not auto.steps:
-        return number >= next_due(last, check_every())
+        return number >= _fixed_due(last)
     return number > last and (number < 3 or number >> auto.exponent > last >> auto.exponent)
 
 
@@ -192,7 +199,7 @@ class StepCounter:
         """Count a step; return whether it is fingerprinted."""
         self.steps += 1
         if self.steps >= self._due:
-            self._due = next_due(self.steps, check_every())
+            self._due = _fixed_due(self.steps)
         is_due, self._is_due = self._is_due, False
         return is_due
 
