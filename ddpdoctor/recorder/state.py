@@ -56,6 +56,8 @@ class Recorder:
         """Called when the script's own code has ended."""
         self.clock: Any = None
         """The ``step_clock.StepClock``; None until the training hooks are loaded."""
+        self.late: Optional[List[BaseException]] = None
+        """While the main thread is in a backward: what came from outside in its hooks, to be raised after it."""
         self.kept: List[Any] = []
         """Mapped files that are no longer used. They stay mapped, because unmapping closes their file descriptors. A
         script that closes all files it did not open may by then have the same descriptors for files of its own."""
@@ -294,6 +296,8 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
                 if error is not None and not is_ending():
                     if isinstance(error, Exception) and not came_from_outside(error):
                         here.failed(hook, error)
+                    elif here.late is not None and _thread.get_ident() == here.main_thread:
+                        here.late.append(error)
                     else:
                         _send_again(error)
                 error = None

@@ -68,7 +68,7 @@ def leave_phase() -> None:
 
 def heal() -> None:
     """Forget waits and phases whose end an exception from outside has cut off. Call it where there are none."""
-    clock.waiting, clock.phases = False, 0
+    clock.waiting, clock.phases, clock.loading = False, 0, False
     if clock.phase == ring_layout.BACKWARD:
         clock.enter(ring_layout.BEFORE)
     _write_wait(0)

@@ -5,6 +5,7 @@ They register no communication hook, change no gradient, and wait for no device.
 
 from __future__ import annotations
 
+import _thread
 import functools
 import os
 import sys
@@ -37,6 +38,8 @@ class _Kept:
         """The running calls of torch.autograd.backward, the innermost last."""
         self.handles: List[Any] = []
         """Handles of the hooks on outputs since the last backward."""
+        self.still_late: List[BaseException] = []
+        """What came from outside in a backward in which something else did too. Each is raised before another one."""
         self.scaled = False
         """Whether a gradient scaler has scaled a loss since the last backward."""
         self.is_noted = False
@@ -94,11 +97,22 @@ def _tracking(original: Callable[..., Any]) -> Callable[..., Any]:
     def backward(*args: Any, **kwargs: Any) -> Any:
         if not _kept.watches:
             return original(*args, **kwargs)
+        is_outer = here.late is None and _thread.get_ident() == here.main_thread
+        late: List[BaseException] = []
+        if is_outer and _kept.still_late:
+            raise _kept.still_late.pop(0)
         try:
+            if is_outer:
+                here.late = late
             _enter(args, kwargs, sys._getframe(1))
             return original(*args, **kwargs)
         finally:
+            if is_outer:
+                here.late = None
             _leave()
+            if late:
+                _kept.still_late += late[1:]
+                raise late[0]
 
     return backward
 

@@ -50,7 +50,8 @@ def stepped(optimizer: Any) -> None:
     """Note an optimizer's step."""
     global _optimizing
     known, began_ns, waited = _optimizing
-    if (clock.waiting or clock.phases or clock.phase == ring_layout.BACKWARD) and not ddp_models.in_backward():
+    is_in_part = clock.waiting or clock.phases or clock.loading or clock.phase == ring_layout.BACKWARD
+    if is_in_part and not ddp_models.in_backward():
         heal()  # an exception from outside has cut off the end of a wait or of a phase
     if known == id(optimizer):
         waited = clock.waits[clock.phase] - waited
