@@ -146,6 +146,8 @@ for made, work, send in (
     (LeaveError, garbage, by_timer),
 ):
     print(work.__name__, made.__name__, send.__name__, interrupt(work, send))
+for _ in range(3):  # what an interruption has cut off is put right in a whole step
+    next(training)
 recorder = getattr(sys, "_ddpdoctor_recorder", None)
 if recorder is not None:
     left = (recorder.clock.waiting, recorder.clock.phases, recorder.clock.loading, recorder.ring.get("wait_since_ns"))
