@@ -201,6 +201,7 @@ class FrameworkReader:
         self._several_nodes = False
         self._last: dict[tuple[Any, ...], _Progress] = {}
         self._work: dict[tuple[Any, ...], Busy] = {}
+        self._seen: set[int] = set()
 
     def read(self, line: Line) -> Iterable[Fact]:
         """Return the facts of one line."""
@@ -219,7 +220,7 @@ class FrameworkReader:
                 f"ZeRO-3 saw modules in another order than before at step {found['step']}: do all ranks call the same?"
             )
             return (Hint(who=line.who, spot=line.spot(), said=quote(text), words=words, kind="zero3-order"),)
-        return self._progress(line) if any(word in text for word in _WORDS) else ()
+        return self._progress(line) if any(word in text for word in _WORDS) else self._see(line)
 
     def end(self) -> Iterable[Fact]:
         """Return the last progress of each writer."""
@@ -233,7 +234,18 @@ class FrameworkReader:
         found = [*facts, *self._work.values(), *filter(None, map(_nonfinite, self._last.values()))]
         self._last.clear()
         self._work.clear()
+        self._seen.clear()
         return found
+
+    def _see(self, line: Line) -> Iterable[Fact]:
+        """Return that a rank is there, at its first plain line."""
+        text, rank = line.text, line.who.rank
+        if rank is None or rank in self._seen or len(self._seen) >= MOST_STREAMS or not text.strip():
+            return ()
+        if _NOT_PROGRESS.search(text) is not None:
+            return ()
+        self._seen.add(rank)
+        return (Seen(who=line.who, spot=line.spot(), time=line.time),)
 
     def _note_work(self, line: Line) -> None:
         """Keep what a writer says last of work that needs no other rank, until it says that it ended, or goes on."""

@@ -309,6 +309,15 @@ def test_watchdogs_that_are_stuck_and_nothing_else(tmp_path):
     hold(tmp_path, log, Truth(mentions=("ranks 0 and 4: torch's watchdog thread was stuck for 480 s",)))
 
 
+@pytest.mark.parametrize("lines_of", [range(4), (0, 1, 3)])
+def test_plain_lines_of_all_ranks_show_that_the_log_is_whole(tmp_path, lines_of):
+    """Without those of rank 2 it may only not have been pasted."""
+    logs = [[f"[rank{rank}]: opened shard {rank}"] for rank in lines_of]
+    logs += [watchdog(rank, work(71)) for rank in (0, 1, 3)]
+    late = Truth(kinds=ABSENT, ranks=(2,), confidence=("low",))
+    hold(tmp_path, interleaved(*logs), late if 2 in lines_of else Truth(collect=("other ranks",)))
+
+
 def test_a_desync_report_with_two_kinds_of_late_ones(tmp_path):
     words = "the lagging/dead/mismatched ranks that caused the desync are:\n\t   - [1] joined but didn't finish collective #51 (count from 1)\n\t   - [3] finished collective #51, but didn't join collective #52 (count from 1)"
     log = text(watchdog(0, work(52))) + DESYNC.format(caught=caught(work(52)), words=words)
