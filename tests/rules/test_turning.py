@@ -308,6 +308,44 @@ def test_the_condition_around_a_call_that_happens_once_is_named(helpers: Control
     assert "under the condition at train.py:20, and the other ranks never made that call" in " ".join(report.evidence)
 
 
+EPOCH = """\
+def loss_of(model):
+    return model(batch)
+
+
+def epoch(model):
+    for step in range(20):
+        if should_stop():
+            break
+        loss_of(model).backward()
+
+
+def save():
+    barrier()
+
+
+epoch(model)
+save()
+"""
+
+
+def test_a_loop_in_a_method_that_was_left_is_named_where_forward_is_in_a_function_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(EPOCH)
+    read = read_control_flow(path, float("inf"))
+    assert read is not None
+    flow = ControlFlow(file=line(1).file, statements=read.statements)
+    found = [Script(n, 3).build(16) for n in range(3)]
+    for script in found:
+        for _ in range(6 if script.number else 5):
+            script.phase("ddp_forward", line(2, "loss_of"), 0).phase("backward", line(9, "epoch"), 1)
+    inner = (line(16, MODULE), line(9, "epoch"), AUTOGRAD)
+    others = [script.waits(samples=(sample(stack(*inner)),)) for script in found[1:]]
+    left = found[0].collective(line(13, "save"), "barrier", dtype=None, shape=None)
+    report = judged(inside(left, line(17, MODULE), line(13, "save")), *others, flow=flow)
+    assert (report.ranks, [place.line for place in report.where][:2]) == ((0,), [7, 8])
+
+
 def test_the_return_around_a_call_that_happens_once_is_named(helpers: ControlFlow) -> None:
     found = [Script(n, 3) for n in range(3)]
     ahead = inside(found[0].phase("ddp_init", line(33, MODULE), 1), line(33, MODULE))

@@ -102,7 +102,13 @@ def find_turning(
     found = _look_up(tuple(flows), parting, (mine, other), parts, after)
     if parting.is_earlier or found.loop is not None or own is None:
         return found
-    return found if found.detours and _is_in(usual, parting.instead_of) else None
+    if found.detours and _is_in(usual, parting.instead_of):
+        return found
+    if usual is None or usual.site is None or _is_in(usual, parting.instead_of):
+        return None
+    # The others are past the first call that it left out, and their stacks show the way to the next.
+    found = _look_up(tuple(flows), replace(parting, instead_of=usual.kind), (mine, other), parts, after)
+    return found if found.loop is not None else None
 
 
 def _went_past(mine: RankState, other: RankState, usual: TimelineEntry) -> bool:
