@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ddpdoctor.attach.candidates import Candidate
-    from ddpdoctor.attach.ranks import Chosen
+    from ddpdoctor.attach.ranks import ChosenProcess
     from ddpdoctor.collect.process.proc import Process
 
 MOST_ANCESTORS = 64
@@ -171,7 +171,7 @@ def _closed(process: Process) -> Closed:
     )  # fmt: skip
 
 
-def _identity(one: Chosen) -> JobIdentity:
+def _identity(one: ChosenProcess) -> JobIdentity:
     env = one.process.env
     addr, port = text(env, "MASTER_ADDR") or None, number(env, "MASTER_PORT")
     run_id = text(env, "TORCHELASTIC_RUN_ID") or None
@@ -192,7 +192,7 @@ def _name(addr: str | None, port: int | None, run_id: str | None, slurm: str | N
     return f"{addr}:{port}" if addr else ""
 
 
-def _distinct(jobs: dict[JobIdentity, list[Chosen]]) -> dict[JobIdentity, list[Chosen]]:
+def _distinct(jobs: dict[JobIdentity, list[ChosenProcess]]) -> dict[JobIdentity, list[ChosenProcess]]:
     """Return the jobs with names that differ: two of one name get their port or parent added."""
     names = [identity.name for identity in jobs]
     return {
@@ -210,7 +210,7 @@ def _is_named(identity: JobIdentity, name: str) -> bool:
     return name in {identity.name, _longer_name(identity)} or identity.name.startswith(f"{name}@")
 
 
-def _job(identity: JobIdentity, members: list[Chosen]) -> FoundJob:
+def _job(identity: JobIdentity, members: list[ChosenProcess]) -> FoundJob:
     by_pid = sorted(members, key=lambda one: one.process.pid)
     unknown = [one.process.pid for one in by_pid if one.rank is None]
     ranks = [

@@ -24,14 +24,14 @@ STUCK_LIMIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ChosenProcess:
     """A process that is a rank; ``rank`` is None if no variable says which one."""
 
     process: Candidate
     rank: int | None
 
 
-def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozenset()) -> list[Chosen]:
+def choose_ranks(processes: Mapping[int, Process], own: frozenset[int] = frozenset()) -> list[ChosenProcess]:
     """Return the ranks among these processes; ``own`` are processes of ours, which are none."""
     alive = [one for pid, one in processes.items() if one.state not in "ZX" and pid not in own]
     seen = {one.pid: one for one in _read_candidates(alive) if one.env}  # else it is another user's
@@ -78,13 +78,13 @@ def _nearest_above(
     return None
 
 
-def _of_family(top: int, family: list[Candidate], *, launching: bool) -> Iterable[Chosen]:
+def _of_family(top: int, family: list[Candidate], *, launching: bool) -> Iterable[ChosenProcess]:
     family.sort(key=lambda one: (one.pid != top, one.process.start_ticks, one.pid))
     joined = [one for one in family if one.joined]
     if len(joined) > 1 and not family[0].joined and all(one.is_spawned for one in joined):
-        return [Chosen(process=one, rank=None) for one in _with_siblings(joined, family)]
+        return [ChosenProcess(process=one, rank=None) for one in _with_siblings(joined, family)]
     if joined:
-        return [Chosen(process=joined[0], rank=joined[0].rank)]
+        return [ChosenProcess(process=joined[0], rank=joined[0].rank)]
     if launching:
         return []
     pythons = [one for one in family if one.is_python]
@@ -92,17 +92,17 @@ def _of_family(top: int, family: list[Candidate], *, launching: bool) -> Iterabl
     if best is None:
         # A rank that still loads torch. Without RANK, it may be any program in a step of Slurm.
         best = next((one for one in pythons if {"RANK", "WORLD_SIZE"} <= one.env.keys()), None)
-    return [] if best is None else [Chosen(process=best, rank=best.rank)]
+    return [] if best is None else [ChosenProcess(process=best, rank=best.rank)]
 
 
 def _without_number(
     seen: Mapping[int, Candidate], numbered: Mapping[int, Candidate], processes: Mapping[int, Process]
-) -> list[Chosen]:
+) -> list[ChosenProcess]:
     """Return processes that have joined a group and have no variable of a rank, as those of mp.spawn."""
     others = [one for pid, one in seen.items() if pid not in numbered]
     outside = [one for one in others if _nearest_above(one, numbered, processes) is None]
     joined = [one for one in outside if one.joined]
-    return [Chosen(process=one, rank=None) for one in _with_siblings(joined, outside)]
+    return [ChosenProcess(process=one, rank=None) for one in _with_siblings(joined, outside)]
 
 
 def _with_siblings(joined: list[Candidate], others: Iterable[Candidate]) -> list[Candidate]:

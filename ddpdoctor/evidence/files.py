@@ -87,7 +87,7 @@ def find_files(paths: Sequence[str]) -> Iterator[EvidenceFile]:
             yield found
 
 
-def open_file(file: EvidenceFile) -> tuple[Content, bytes, float | None]:
+def open_file(file: EvidenceFile) -> tuple[FileContent, bytes, float | None]:
     """Open a file, unpacked if it is packed by gzip, bzip2 or xz, and as UTF-8 if it is UTF-16.
 
     Returns:
@@ -98,7 +98,7 @@ def open_file(file: EvidenceFile) -> tuple[Content, bytes, float | None]:
     Raises:
         OSError: the file cannot be opened, or is no regular file any more.
     """
-    content = Content(file.path)
+    content = FileContent(file.path)
     head, skipped = content.fill(HEAD_BYTES), 0
     while head and not head.strip(b"\0") and skipped < MOST_BYTES:
         skipped += len(head)
@@ -135,7 +135,7 @@ def _wide_encoding(head: bytes) -> str | None:
     return "utf-16-le" if zeros[1] > zeros[0] else "utf-16-be"
 
 
-class Content:
+class FileContent:
     """The content of a file, unpacked. Reading never raises: if it ends early, ``problem`` says why."""
 
     def __init__(self, path: Path | None) -> None:
@@ -305,7 +305,7 @@ _PACKED: dict[bytes, Callable[[], Any]] = {
 }
 
 
-def read_rest(stream: Content, head: bytes) -> tuple[bytes, bool]:
+def read_rest(stream: FileContent, head: bytes) -> tuple[bytes, bool]:
     """Return the whole content, at most ``MOST_BYTES`` of it, and whether there is more."""
     body = head + stream.fill(MOST_BYTES - len(head))
     return body, len(body) == MOST_BYTES and bool(stream.read(1))

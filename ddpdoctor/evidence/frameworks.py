@@ -10,7 +10,7 @@ from ddpdoctor.evidence.errors import numbers
 from ddpdoctor.evidence.quotes import quote
 from ddpdoctor.model.evidence import (
     Absent,
-    Busy,
+    BusyRank,
     Exited,
     Finished,
     Hint,
@@ -200,7 +200,7 @@ class FrameworkReader:
     def __init__(self) -> None:
         self._several_nodes = False
         self._last: dict[tuple[Any, ...], _Progress] = {}
-        self._work: dict[tuple[Any, ...], Busy] = {}
+        self._work: dict[tuple[Any, ...], BusyRank] = {}
         self._seen: set[int] = set()
 
     def read(self, line: Line) -> Iterable[Fact]:
@@ -262,7 +262,7 @@ class FrameworkReader:
             is_other = former is not None and share is not None and share < (former.share or 0)  # another rank's bar
             if not is_other and (former is not None or len(self._work) < MOST_STREAMS):
                 task = " ".join(found["task"].split()).strip(" :-|>.")[:_MOST_TASK]
-                self._work[line.stream] = Busy(
+                self._work[line.stream] = BusyRank(
                     who=line.who, spot=line.spot(), time=line.time, said=quote(text), task=quote(task), share=share
                 )
         elif former is not None and text.strip():

@@ -34,7 +34,7 @@ from ddpdoctor.model.evidence_runs import Evidence, Read
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ddpdoctor.evidence.files import Content, EvidenceFile
+    from ddpdoctor.evidence.files import EvidenceFile, FileContent
     from ddpdoctor.evidence.reader import DocumentReader, LineReader
     from ddpdoctor.model.evidence import Fact
 
@@ -150,7 +150,7 @@ def _read_opened(file: EvidenceFile) -> tuple[Part | None, Read]:
 
 
 def _read_document(
-    reader: DocumentReader, file: EvidenceFile, stream: Content, head: bytes, part: Part
+    reader: DocumentReader, file: EvidenceFile, stream: FileContent, head: bytes, part: Part
 ) -> tuple[Part, Read]:
     body, cut = read_rest(stream, head)
     cut = cut or bool(stream.problem)
@@ -174,7 +174,7 @@ def _read_document(
     return part, Read(source=file.name, formats=tuple(formats), lines=log.lines, bytes=log.bytes, problem=problem)
 
 
-def _read_log(file: EvidenceFile, stream: Content, head: bytes, part: Part) -> tuple[Part | None, Read]:
+def _read_log(file: EvidenceFile, stream: FileContent, head: bytes, part: Part) -> tuple[Part | None, Read]:
     log = _Log(file, line_readers())
     problem = log.read(stream, head)
     if log.denies_name():
@@ -205,7 +205,7 @@ class _Log:
         self._goes_on = True
         """Whether the previous block was read line by line. A fact may begin there and end in this block."""
 
-    def read(self, stream: Content, head: bytes) -> str:
+    def read(self, stream: FileContent, head: bytes) -> str:
         """Read it to its end; return why that was not possible, or an empty string."""
         rest = b""
         block = head or stream.read(BLOCK_BYTES)

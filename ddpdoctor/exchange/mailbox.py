@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ddpdoctor.exchange.store import Store, Values
+    from ddpdoctor.exchange.store import KeyValues, Store
 
 MEETING_BYTES = LINE_BYTES = 16
 _HEADER = struct.Struct(f"!{LINE_BYTES}sQ32s")
@@ -83,7 +83,7 @@ class Message(NamedTuple):
         return message
 
 
-class Box(Protocol):
+class MessageBox(Protocol):
     """Where messages lie. Every call raises ``StoreError`` if it fails."""
 
     # The client's end.
@@ -116,7 +116,7 @@ class Box(Protocol):
 class Forwarder:
     """Answers the messages in a box from its own thread, until ``close``."""
 
-    def __init__(self, box: Box, values: Values, token: bytes) -> None:
+    def __init__(self, box: MessageBox, values: KeyValues, token: bytes) -> None:
         """Take ownership of the box."""
         self.failed = ""
         """Why the box does not work: a phrase, empty while it does. It is tried again."""
@@ -178,7 +178,7 @@ class MailboxClient(RemoteClient):
     beat_every_s = 3.0
     """Our choice: a beat by message costs about ten requests to the store that carries it."""
 
-    def __init__(self, box: Box, meeting: bytes, token: bytes, served_by: str) -> None:
+    def __init__(self, box: MessageBox, meeting: bytes, token: bytes, served_by: str) -> None:
         """Take ownership of the box."""
         super().__init__(served_by)
         self._box, self._meeting, self._token = box, meeting, token
@@ -208,7 +208,7 @@ class MailboxClient(RemoteClient):
         return found.text if found.number == self._number else None
 
 
-def knock(box: Box, token: bytes, limit_s: float, served_by: str) -> MailboxClient:
+def knock(box: MessageBox, token: bytes, limit_s: float, served_by: str) -> MailboxClient:
     """Return a client of the announced meeting once it answers; raises ``StoreError``.
 
     The announcement may be of a meeting that has ended, so it is read again after each failure.

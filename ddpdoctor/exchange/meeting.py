@@ -33,7 +33,7 @@ from ddpdoctor.exchange.mailbox import (
 )
 from ddpdoctor.exchange.reach import describe_failures
 from ddpdoctor.exchange.server import Server
-from ddpdoctor.exchange.store import MAX_NOTICE_BYTES, StoreError, Values
+from ddpdoctor.exchange.store import MAX_NOTICE_BYTES, KeyValues, StoreError
 from ddpdoctor.exchange.wire import NO_TOKEN, job_token, open_client
 from ddpdoctor.model.node import Launcher
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ddpdoctor.exchange.mailbox import Box
+    from ddpdoctor.exchange.mailbox import MessageBox
     from ddpdoctor.exchange.reach import Failures
     from ddpdoctor.exchange.store import Client, Heard, Store
     from ddpdoctor.model.launch import Launch
@@ -64,7 +64,7 @@ def meet(launch: Launch, env: Mapping[str, str], limit_s: float) -> Iterator[Con
     """
     token = job_token(launch, env)
     if not launch.gathers:
-        yield Conversation(Values(), token)
+        yield Conversation(KeyValues(), token)
         return
     serves = launch.rank == 0 and not launch.agent_store
     with ExitStack() as opened:
@@ -142,14 +142,14 @@ class HostedMeeting(ExitStack):
             raise StoreError(f"a notice of {len(notice)} bytes is over the limit of {MAX_NOTICE_BYTES}")
         self.server.values.notice = notice
 
-    def _forward(self, box: Box) -> Forwarder:
+    def _forward(self, box: MessageBox) -> Forwarder:
         return self.enter_context(closing(Forwarder(box, self.server.values, self._token).start()))
 
 
 # Nodes: the others
 
 
-class Way:
+class MeetingWay:
     """A way to the meeting."""
 
     name: ClassVar[str]
@@ -160,7 +160,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class OwnPort(Way):
+class OwnPort(MeetingWay):
     """ddpdoctor's own port on the first member's host, which is tried at several names or addresses."""
 
     hosts: tuple[str, ...]
@@ -172,7 +172,7 @@ class OwnPort(Way):
 
 
 @dataclass(frozen=True)
-class OtherPort(Way):
+class OtherPort(MeetingWay):
     """Another port of the first member, which it published somewhere. ``open_it`` reads it from there and connects."""
 
     open_it: Callable[[float], Client]
@@ -183,7 +183,7 @@ class OtherPort(Way):
 
 
 @dataclass(frozen=True)
-class OverStore(Way):
+class OverStore(MeetingWay):
     """A store that somebody else serves. ``open_it`` connects to it within a limit, or raises ``StoreError``."""
 
     open_it: Callable[[float], Store]
@@ -194,7 +194,7 @@ class OverStore(Way):
 
 
 @dataclass(frozen=True)
-class Folder(Way):
+class Folder(MeetingWay):
     """A folder that all hosts see."""
 
     path: Path
@@ -235,7 +235,7 @@ class NoMeeting(StoreError):  # noqa: N818 - says what it is
         self.tried = tried
 
 
-def find_meeting(ways: Sequence[Way], token: bytes, limit_s: float) -> FoundMeeting:
+def find_meeting(ways: Sequence[MeetingWay], token: bytes, limit_s: float) -> FoundMeeting:
     """Try all ways at the same time, repeatedly; return the meeting over the best one that works.
 
     ``ways`` are in order of preference. Raises ``NoMeeting`` if none has worked within the limit.
@@ -257,12 +257,12 @@ def find_meeting(ways: Sequence[Way], token: bytes, limit_s: float) -> FoundMeet
     )
 
 
-def open_meeting(way: Way, token: bytes, limit_s: float) -> Client:
+def open_meeting(way: MeetingWay, token: bytes, limit_s: float) -> Client:
     """Connect to the meeting over one way; raises ``StoreError`` with the reason."""
     return way.open(token, limit_s, {})
 
 
-def _open(way: Way, token: bytes, seen: Failures, limit_s: float) -> Client:
+def _open(way: MeetingWay, token: bytes, seen: Failures, limit_s: float) -> Client:
     return way.open(token, limit_s, seen)
 
 
@@ -346,7 +346,7 @@ def find_deputy(path: Path, token: bytes, number: int | None, limit_s: float) ->
     if a lower member is present but serves nothing within the limit.
     """
     deadline = time.monotonic() + limit_s
-    with closing(Candidate(path, number)) as candidate:
+    with closing(ServerCandidate(path, number)) as candidate:
         while time.monotonic() < deadline:
             candidate.update()
             if FolderBox(path).meeting() is not None:
@@ -358,7 +358,7 @@ def find_deputy(path: Path, token: bytes, number: int | None, limit_s: float) ->
     raise StoreError("a node with a lower number has joined but serves no store")
 
 
-class Candidate:
+class ServerCandidate:
     """This member's part in the election: a file of its own in the folder, with a counter that it increments.
 
     If a file stops changing, its member is gone. No clocks are compared: each member relies on the changes that it saw

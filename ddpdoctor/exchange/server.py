@@ -1,4 +1,4 @@
-"""Serves this process's ``Values`` over TCP, for processes that share no store of their launcher.
+"""Serves this process's ``KeyValues`` over TCP, for processes that share no store of their launcher.
 
 A peer must hold the job's token. It is dropped if it is slow, sends garbage, or exceeds the limits. Values are kept as
 bytes and, except for counters, never parsed. The server listens on all addresses of the host, as torch's own store
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpdoctor.exchange.reach import describe
-from ddpdoctor.exchange.store import StoreError, Values
+from ddpdoctor.exchange.store import KeyValues, StoreError
 from ddpdoctor.exchange.wire import (
     HELLO,
     LENGTH,
@@ -66,7 +66,7 @@ REST_S = 0.25
 
 
 @dataclass(slots=True, eq=False)
-class Peer:
+class ConnectedPeer:
     """One connection."""
 
     connection: socket.socket
@@ -92,11 +92,11 @@ class Server:
 
         Port 0 means any free port. With None it does not listen until ``listen_also``.
         """
-        self.values = Values()
+        self.values = KeyValues()
         self.strangers = 0
         """The number of connections that did not hold the token."""
         self.port = 0
-        self.peers: dict[Peer, None] = {}
+        self.peers: dict[ConnectedPeer, None] = {}
         """All connections, the oldest first."""
         self._held_bytes = 0
         self._token, self._one_host, self._max_peers, self._clock = token, one_host, max_peers, clock
@@ -142,7 +142,7 @@ class Server:
                 try:
                     connection, (address, *_) = await self._loop.sock_accept(listener)
                     now_s = self._clock()
-                    peer = Peer(connection, address, deadline_s=now_s + PROOF_LIMIT_S, active_s=now_s)
+                    peer = ConnectedPeer(connection, address, deadline_s=now_s + PROOF_LIMIT_S, active_s=now_s)
                     if self._has_room(peer):
                         self.peers[peer] = None
                         self._begin(self._serve(peer))
@@ -152,7 +152,7 @@ class Server:
                 except Exception:  # noqa: BLE001 - no connection may end this
                     await asyncio.sleep(REST_S)
 
-    def _has_room(self, new: Peer) -> bool:
+    def _has_room(self, new: ConnectedPeer) -> bool:
         """Return whether a new connection is taken. If all places are taken, another one may have to go for it."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         files = sys.maxsize if soft == resource.RLIM_INFINITY else soft
@@ -172,7 +172,7 @@ class Server:
         self._drop(victim)
         return True
 
-    def _drop(self, peer: Peer) -> None:
+    def _drop(self, peer: ConnectedPeer) -> None:
         """Hang up. Its task, which may be about to read from it, closes it."""
         self.peers.pop(peer, None)
         self._held_bytes -= peer.held_bytes
@@ -188,7 +188,7 @@ class Server:
                 if peer.deadline_s is not None and now_s >= peer.deadline_s:
                     self._drop(peer)
 
-    async def _serve(self, peer: Peer) -> None:
+    async def _serve(self, peer: ConnectedPeer) -> None:
         """Serve one connection to its end."""
         connection = peer.connection
         try:
@@ -222,7 +222,7 @@ class Server:
                 self.values.lose(peer.member)  # else it has reconnected
             connection.close()
 
-    async def _hear_proof(self, peer: Peer) -> None:
+    async def _hear_proof(self, peer: ConnectedPeer) -> None:
         ours = os.urandom(NONCE_BYTES)
         await self._loop.sock_sendall(peer.connection, HELLO + ours)
         theirs, proof = await self._read(peer, NONCE_BYTES), await self._read(peer, PROOF_BYTES)
@@ -232,7 +232,7 @@ class Server:
         await self._loop.sock_sendall(peer.connection, prove(self._token, b"server", ours, theirs))
         peer.proven = True
 
-    async def _read(self, peer: Peer, length: int) -> bytes:
+    async def _read(self, peer: ConnectedPeer, length: int) -> bytes:
         """Return the next bytes of a peer, of which no more than these are read. Raises OSError or ``EOFError``."""
         data = bytearray()
         try:

@@ -1,6 +1,6 @@
 """A key-value store in memory, and what every other store of the exchange has in common with it.
 
-The processes of a job exchange everything through a store: this process's own (``Values``), one that another process
+The processes of a job exchange everything through a store: this process's own (``KeyValues``), one that another process
 serves (``wire``), one behind a mailbox (``mailbox``), or torch's (``job_store``).
 """
 
@@ -83,8 +83,8 @@ class Heard:
     """When its connection ended before it left; None if that never happened, or if it has beaten again since."""
 
 
-class Values:
-    """Values, counters and heartbeats, for the threads of this process and whoever it serves."""
+class KeyValues:
+    """KeyValues, counters and heartbeats, for the threads of this process and whoever it serves."""
 
     beat_every_s = BEAT_EVERY_S
 

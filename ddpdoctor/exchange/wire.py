@@ -36,7 +36,7 @@ from ddpdoctor.exchange.store import (
     MAX_VALUE_BYTES,
     ClockTimes,
     StoreError,
-    Values,
+    KeyValues,
     is_whole,
 )
 from ddpdoctor.model.node import Launcher
@@ -106,7 +106,7 @@ def pack_request(operation: RequestType, key: str, value: bytes) -> bytes:
     return _REQUEST.pack(operation, len(name)) + name + value
 
 
-def answer(values: Values, request: bytes, member: str | None = None) -> tuple[bytes, str | None]:
+def answer(values: KeyValues, request: bytes, member: str | None = None) -> tuple[bytes, str | None]:
     """Carry out a request; return the answer and the member that beats or leaves. Both are without their lengths.
 
     ``member`` is the one that has beaten over this connection so far. Raises ``BadRequest``, and carries out nothing,
@@ -130,7 +130,7 @@ def answer(values: Values, request: bytes, member: str | None = None) -> tuple[b
     return (bytes([Status.NOTHING]) if found is None else bytes([Status.DONE]) + found), member
 
 
-def _carry_out(values: Values, operation: RequestType, key: str, value: bytes) -> bytes | None:
+def _carry_out(values: KeyValues, operation: RequestType, key: str, value: bytes) -> bytes | None:
     if operation in {RequestType.SET, RequestType.ADD, RequestType.FORGET} and key.startswith(values.own_keys):
         raise StoreError("only the server itself writes this key")
     match operation:

@@ -182,12 +182,12 @@ class Absent(Fact):
     """The source holds the lines of several ranks, so that those of this one should be there too."""
     dead: bool = False
     """Its process is gone, or its host."""
-    busy: Busy | None = None
+    busy: BusyRank | None = None
     """What it did instead, as its log says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Busy(Fact):
+class BusyRank(Fact):
     """The last that a writer says of work that needs no other rank: a bar that is not full, or that it begins."""
 
     task: str

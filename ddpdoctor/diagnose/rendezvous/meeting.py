@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ddpdoctor.exchange.meeting import Way
+    from ddpdoctor.exchange.meeting import MeetingWay
     from ddpdoctor.exchange.store import Client, Store
     from ddpdoctor.model.launch import NodeLaunch
 
@@ -165,9 +165,9 @@ class NodeMeeting:
         )  # fmt: skip
         return JoinedMeeting(conversation=conversation, client=client, serves=serves, way=way)
 
-    def _ways(self) -> tuple[Way, ...]:
+    def _ways(self) -> tuple[MeetingWay, ...]:
         launch = self._launch.launch
-        ways: list[Way] = [OwnPort(launch.hosts, launch.port)]
+        ways: list[MeetingWay] = [OwnPort(launch.hosts, launch.port)]
         if self._over_store:
             ways.append(OverStore(partial(open_job_store, self._launch.host, self._launch.port, PREFIX)))
         if self._folder is not None:

@@ -24,7 +24,7 @@ from ddpdoctor.launch.nodes.own_host import MOST_ADDRESSES, own_addresses
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddpdoctor.exchange.meeting import HostedMeeting, Way
+    from ddpdoctor.exchange.meeting import HostedMeeting, MeetingWay
     from ddpdoctor.exchange.store import Client
     from ddpdoctor.launch.command.placement import Placement
 
@@ -45,7 +45,7 @@ class SecondPort:
     port: int
 
 
-def further_ways(placement: Placement, folder: Path) -> tuple[Way, ...]:
+def further_ways(placement: Placement, folder: Path) -> tuple[MeetingWay, ...]:
     """Return the ways besides the own port: the second port, if the job has a store to publish it, and the folder."""
     if placement.store is None:
         return (Folder(folder),)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddpdoctor.exchange.clocks import ClockOffset
-    from ddpdoctor.exchange.meeting import FoundMeeting, Way
+    from ddpdoctor.exchange.meeting import FoundMeeting, MeetingWay
     from ddpdoctor.exchange.store import Client
     from ddpdoctor.launch.command.placement import Placement
 
@@ -74,7 +74,7 @@ class OtherNode:
     is_first: Literal[False] = False
 
     def __init__(
-        self, placement: Placement, host: str, ways: Sequence[Way], *, clocks_keep_s: float = CLOCKS_KEEP_S,
+        self, placement: Placement, host: str, ways: Sequence[MeetingWay], *, clocks_keep_s: float = CLOCKS_KEEP_S,
         silent_ns: int = SILENT_NS,
     ) -> None:  # fmt: skip
         """Take this member's placement, its host name, and the ways to the meeting."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ddpdoctor.model.evidence import (
     MOST_RANKS,
     Absent,
-    Busy,
+    BusyRank,
     Called,
     Differ,
     Fact,
@@ -175,9 +175,9 @@ def _name_work(found: list[Fact], facts: Sequence[Fact]) -> list[Fact]:
     waits = [fact for fact in facts if isinstance(fact, Waiting) and fact.timed_out and fact.who.rank is not None]
     excused = {fact.who.rank for fact in facts if _excuses(fact)}
     excused |= {rank for fact in found if isinstance(fact, Inside) for rank in fact.ranks}
-    work: dict[int, Busy] = {}
+    work: dict[int, BusyRank] = {}
     for fact in facts:
-        if isinstance(fact, Busy):
+        if isinstance(fact, BusyRank):
             rank = fact.who.rank if fact.who != Who() else 0
             if rank is not None and rank not in excused and (rank not in work or fact.who.rank is not None):
                 work[rank] = fact
@@ -347,7 +347,7 @@ def _silent(facts: Sequence[Fact], world: int | None) -> frozenset[int]:
             excused.add(rank)
         elif isinstance(fact, Hint) and fact.kind == "told-to-dump":
             told.add(rank)
-        elif isinstance(fact, Seen | Moving | Busy | Called | Finished) and fact.spot.line is not None:
+        elif isinstance(fact, Seen | Moving | BusyRank | Called | Finished) and fact.spot.line is not None:
             early.setdefault(rank, set()).add(fact.spot.source)
     waiters = {fact.who.rank for fact in waits if fact.who.rank is not None}
     shared = {rank for rank, files in early.items() if files & sources}

@@ -12,7 +12,7 @@ import pytest
 
 from ddpdoctor.exchange.conversation import Conversation
 from ddpdoctor.exchange.server import Server
-from ddpdoctor.exchange.store import Values
+from ddpdoctor.exchange.store import KeyValues
 from ddpdoctor.exchange.wire import NO_TOKEN
 from ddpdoctor.model.bandwidth import Ending, Member, Stop
 from ddpdoctor.model.codec import decode
@@ -236,7 +236,7 @@ def test_a_rank_in_which_no_python_runs_ends_itself_and_says_where_it_stood(star
 def test_a_rank_that_asks_the_others_hears_their_alarm(monkeypatch):
     """Who has raised the alarm answers no more, and leaves the report to a lower rank for a few seconds only."""
     monkeypatch.setattr(watch, "ANSWER_LIMIT_S", math.inf)
-    conversation = Conversation(Values())
+    conversation = Conversation(KeyValues())
     more = {"host": "here", "pid": 0, "device": "cpu", "device_name": "", "cores": 1, "version": "", "torch": ""}
     members = tuple(Member(rank=rank, local_rank=rank, **more) for rank in range(2))
     watcher = watch.Watcher(

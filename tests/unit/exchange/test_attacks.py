@@ -19,7 +19,7 @@ from ddpdoctor.exchange.mailbox import FOLDER, LINE_BYTES, MOST_READS, FolderBox
 from ddpdoctor.exchange.meeting import Folder, HostedMeeting, open_meeting
 from ddpdoctor.exchange.reach import receive
 from ddpdoctor.exchange.server import IDLE_LIMIT_S, Server
-from ddpdoctor.exchange.store import StoreError, Values
+from ddpdoctor.exchange.store import KeyValues, StoreError
 from ddpdoctor.exchange.wire import (
     HELLO,
     LENGTH,
@@ -244,7 +244,7 @@ def test_an_error_of_ours_ends_one_connection_alone(opened, monkeypatch):
 
 
 def test_random_requests_are_answered_or_refused_and_change_nothing_else():
-    drawn, values = random.Random(3), Values()
+    drawn, values = random.Random(3), KeyValues()
     values.set("kept", b"1")
     for _ in range(20_000):
         operation, length = drawn.randrange(10), drawn.randrange(6)
@@ -267,7 +267,7 @@ JSON = {
 def test_json_that_is_no_message_is_refused_wherever_it_is_read(text):
     with pytest.raises(BadMessage):
         read_json(text)
-    values = Values()
+    values = KeyValues()
     payload = zlib.compress(text)
     values.set("word", struct.pack("!4sBBI", b"DDPD", 1, 0, len(payload)) + payload)
     with pytest.raises(BadRecord):
@@ -280,7 +280,7 @@ def test_json_of_ordinary_numbers_is_read():
 
 
 def test_a_message_with_any_byte_changed_is_refused_or_read():
-    values, drawn = Values(), random.Random(4)
+    values, drawn = KeyValues(), random.Random(4)
     Conversation(values).send("word", Word("text"))
     message = values.get("word")
     for _ in range(3000):
@@ -291,7 +291,7 @@ def test_a_message_with_any_byte_changed_is_refused_or_read():
 
 
 def test_chunks_that_are_larger_than_described_are_not_put_together():
-    values = Values()
+    values = KeyValues()
     values.set("word", struct.pack("!Q32s", 2**20, bytes(32)))
     for number in range(4):
         values.set(f"word/{number}", bytes(4 * 2**20))

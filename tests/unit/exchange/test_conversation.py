@@ -7,7 +7,7 @@ import pytest
 
 from ddpdoctor.exchange.conversation import CHUNK_BYTES, BadRecord, Conversation
 from ddpdoctor.exchange.meeting import HostedMeeting
-from ddpdoctor.exchange.store import StoreError, Values
+from ddpdoctor.exchange.store import KeyValues, StoreError
 
 TOKEN = b"t" * 16
 
@@ -21,7 +21,7 @@ class Said:
 
 @pytest.fixture
 def talk():
-    return Conversation(Values(), TOKEN)
+    return Conversation(KeyValues(), TOKEN)
 
 
 @pytest.fixture

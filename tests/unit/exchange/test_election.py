@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from ddpdoctor.exchange.mailbox import FOLDER
-from ddpdoctor.exchange.meeting import SETTLE_S, Candidate, HostedMeeting, find_deputy
+from ddpdoctor.exchange.meeting import SETTLE_S, HostedMeeting, ServerCandidate, find_deputy
 from ddpdoctor.exchange.store import StoreError
 
 TOKEN = b"token"
@@ -16,7 +16,7 @@ class Waiting:
 
     def __init__(self, path, *numbers):
         self.now_s = 100.0
-        self.members = {number: Candidate(path, number, lambda: self.now_s) for number in numbers}
+        self.members = {number: ServerCandidate(path, number, lambda: self.now_s) for number in numbers}
 
     def pass_time(self, seconds, without=()):
         for _ in range(round(seconds * 2)):
@@ -47,7 +47,7 @@ def test_who_has_no_number_comes_after_all_that_have_one(tmp_path):
 def test_of_two_with_the_same_number_one_serves(tmp_path):
     """So it is with a node rank that was given twice."""
     waiting = Waiting(tmp_path, 1)
-    waiting.members["again"] = Candidate(tmp_path, 1, lambda: waiting.now_s)
+    waiting.members["again"] = ServerCandidate(tmp_path, 1, lambda: waiting.now_s)
     waiting.pass_time(SETTLE_S + 1)
     assert len(waiting.lowest) == 1
 
@@ -95,7 +95,7 @@ def test_one_serves_and_the_others_find_it(tmp_path):
 
 
 def test_a_lower_one_that_serves_nothing_is_waited_for_until_the_limit(tmp_path):
-    lower, ended = Candidate(tmp_path, 0), threading.Event()
+    lower, ended = ServerCandidate(tmp_path, 0), threading.Event()
 
     def keep():
         while not ended.wait(0.1):

@@ -21,7 +21,7 @@ from ddpdoctor.exchange.mailbox import (
     StoreBox,
 )
 from ddpdoctor.exchange.meeting import HostedMeeting, OverStore, open_meeting
-from ddpdoctor.exchange.store import MAX_VALUE_BYTES, StoreError, Values
+from ddpdoctor.exchange.store import MAX_VALUE_BYTES, KeyValues, StoreError
 from ddpdoctor.exchange.wire import RequestType, pack_request
 from tests.scenarios.running import wait_for as wait_until
 from tests.unit.exchange.shelf import Shelf
@@ -186,7 +186,7 @@ def test_a_new_meeting_does_not_read_what_was_left_for_the_former(shelf):
 
 def test_however_many_clients_there_have_been_the_next_one_is_answered(shelf):
     """The line that was used the longest ago is forgotten."""
-    forwarder = Forwarder(StoreBox(shelf), Values(), TOKEN)
+    forwarder = Forwarder(StoreBox(shelf), KeyValues(), TOKEN)
     for number in range(MAX_LINES):
         forwarder._answered[number.to_bytes(LINE_BYTES, "big")] = 1
     outbox = StoreBox(shelf)

@@ -12,7 +12,7 @@ import pytest
 
 from ddpdoctor.exchange.reach import FIRST_PAUSE_S, reach
 from ddpdoctor.exchange.server import PROOF_LIMIT_S, REQUEST_LIMIT_S, SPARED_FILES, Server
-from ddpdoctor.exchange.store import MAX_TOTAL_BYTES, MAX_VALUE_BYTES, StoreError, Values, wait_for
+from ddpdoctor.exchange.store import MAX_TOTAL_BYTES, MAX_VALUE_BYTES, KeyValues, StoreError, wait_for
 from ddpdoctor.exchange.wire import (
     HELLO,
     LENGTH,
@@ -84,7 +84,7 @@ def test_values_and_counters(server):
 
 @pytest.mark.parametrize("amount", [b"1" * 21, b"x", b"", b"1.5"])
 def test_what_is_no_amount_is_refused_whole(amount):
-    values = Values()
+    values = KeyValues()
     values.add("n", 1)
     assert answer(values, pack_request(RequestType.ADD, "n", amount))[0][0] == Status.REFUSED
     assert values.add("n", 0) == 1
@@ -272,7 +272,7 @@ def test_values_over_the_limit_are_refused_in_words(server):
 
 
 def test_the_limit_of_all_values_holds():
-    values, most = Values(), bytes(MAX_VALUE_BYTES)
+    values, most = KeyValues(), bytes(MAX_VALUE_BYTES)
     for number in range(MAX_TOTAL_BYTES // MAX_VALUE_BYTES):
         values.set(str(number), most)
     with pytest.raises(StoreError, match="over the limit"):

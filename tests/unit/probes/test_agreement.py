@@ -8,7 +8,7 @@ import pytest
 from ddpdoctor.cli import allreduce_bench, check_consistency
 from ddpdoctor.cli.options import declared_by
 from ddpdoctor.exchange.conversation import Conversation
-from ddpdoctor.exchange.store import Values
+from ddpdoctor.exchange.store import KeyValues
 from ddpdoctor.model.bandwidth import BenchSettings, Collective, Member, Mode
 from ddpdoctor.model.launch import Launch
 from ddpdoctor.model.node import Launcher
@@ -230,7 +230,7 @@ def test_a_wrong_command_line_is_reported_with_its_rank_unless_all_have_it(probl
 )
 def test_rank_0_says_why_nothing_runs_and_all_ranks_end_alike(problems, reported):
     launch = Launch(launcher=Launcher.ENVIRONMENT, run="", world_size=2)
-    talk, shown, ran = Conversation(Values()), [[], []], []
+    talk, shown, ran = Conversation(KeyValues()), [[], []], []
 
     def take_part(rank):
         ranks = Ranks(replace(launch, rank=rank), talk, 30)

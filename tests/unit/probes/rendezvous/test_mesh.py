@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ddpdoctor.exchange.conversation import Conversation
-from ddpdoctor.exchange.store import Values
+from ddpdoctor.exchange.store import KeyValues
 from ddpdoctor.model.reaching import Contact, Publication
 from ddpdoctor.probes.rendezvous.mesh import MeshLimits, PairResults, run_mesh
 from ddpdoctor.probes.rendezvous.payloads import LARGE_BYTES, PayloadLimits
@@ -27,7 +27,7 @@ def publication(number, address=None):
 
 def run_nodes(publications, store=None, *, without=(), limits=None):
     """Run the nodes, save for ``without``; return what each came back with, by number."""
-    store = Values() if store is None else store
+    store = KeyValues() if store is None else store
     numbers = [one.number for one in publications if one.number not in without]
     with ThreadPoolExecutor(len(numbers)) as pool:
         given = {
@@ -107,7 +107,7 @@ def test_a_node_that_does_not_come_to_the_mesh():
 def test_nobody_speaks_for_others():
     """Node 2 has reported a pair of node 1's."""
     publications = [publication(n) for n in range(3)]
-    store = Values()
+    store = KeyValues()
     honest = run_nodes(publications)[0]
     Conversation(store).send("pairs/0/2", PairResults(pairs=tuple(p for p in honest if p.source == 1)))
     found = run_nodes(publications, store, without={1, 2}, limits=MeshLimits(total_s=0.3))[0]
@@ -115,7 +115,7 @@ def test_nobody_speaks_for_others():
 
 
 def test_garbage_from_another_node_is_not_heard():
-    store = Values()
+    store = KeyValues()
     for key in ("posts", "pairs"):
         store.set(f"{key}/0/1", b"garbage")
     found = run_nodes([publication(0), publication(1), publication(2)], store, without={1})[0]
@@ -128,7 +128,7 @@ def test_garbage_from_another_node_is_not_heard():
 
 def test_ports_that_are_none():
     posts = PostsOpen(ports={"0": 10**9}, ticket="no digits")
-    store = Values()
+    store = KeyValues()
     Conversation(store).send("posts/0/1", posts)
     Conversation(store).send("pairs/0/1", PairResults(pairs=()))
     (pair, _) = run_mesh(Conversation(store), 0, [publication(0), publication(1)], MeshLimits())
