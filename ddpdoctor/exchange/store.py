@@ -84,7 +84,7 @@ class Heard:
 
 
 class KeyValues:
-    """KeyValues, counters and heartbeats, for the threads of this process and whoever it serves."""
+    """Values, counters and heartbeats, for the threads of this process and whoever it serves."""
 
     beat_every_s = BEAT_EVERY_S
 

@@ -35,8 +35,8 @@ from ddpdoctor.exchange.store import (
     MAX_KEY_BYTES,
     MAX_VALUE_BYTES,
     ClockTimes,
-    StoreError,
     KeyValues,
+    StoreError,
     is_whole,
 )
 from ddpdoctor.model.node import Launcher

@@ -13,8 +13,8 @@ from ddpdoctor.exchange.store import (
     MAX_NOTICE_BYTES,
     MAX_SAID_BYTES,
     Heard,
+    KeyValues,
     StoreError,
-    Values,
 )
 from ddpdoctor.exchange.wire import LENGTH, RequestType, pack_request
 from tests.scenarios.running import free_port
@@ -162,7 +162,7 @@ def test_what_is_over_the_limit_is_refused_and_the_connection_lives(hosted):
 
 
 def test_there_are_only_so_many_members():
-    presences = Values(lambda: 7)
+    presences = KeyValues(lambda: 7)
     for number in range(MAX_MEMBERS):
         presences.beat(str(number), b"")
     with pytest.raises(StoreError, match="over the limit"):
@@ -172,7 +172,7 @@ def test_there_are_only_so_many_members():
 
 
 def test_a_loss_after_the_last_word_is_none():
-    presences = Values(lambda: 7)
+    presences = KeyValues(lambda: 7)
     presences.leave("3", b"0")
     presences.lose("3")
     presences.lose("nobody")
