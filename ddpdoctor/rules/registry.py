@@ -44,13 +44,14 @@ class CheckGroup(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One thing that can be wrong: its code and kind, how bad it is, its page, and the functions that look for it."""
+    """One thing that can be wrong: its code and kind, how bad it is, and the functions that look for it."""
 
     code: str
     kind: str
     severity: Severity
     summary: str
-    page: str
+    begins: str
+    """The first sentence of its page, which is the docstring of its function."""
     checks: dict[str, Check]
     """The functions that look for it, by the type of facts that each one takes."""
     family: str
@@ -63,6 +64,15 @@ class Rule:
     """For the user: the files, calls and variables that it looks at."""
     after: tuple[str, ...] = ()
     """Kinds of the rules whose findings come before its own, because they explain it or happen earlier in a job."""
+
+    @property
+    def page(self) -> str:
+        """What `explain` shows and the documentation has: the first sentence, and the file of this code in ``pages``.
+
+        Raises:
+            OSError: there is no such file.
+        """
+        return f"{self.begins}\n\n{(PAGES / f'{self.code}.md').read_text(encoding='utf-8')}".strip()
 
 
 _rules: dict[str, Rule] = {}
@@ -84,18 +94,15 @@ def rule(  # noqa: PLR0913 - all properties of a rule, each under its name
     """Register the decorated function as a rule about facts of its argument's type.
 
     ``group``, ``needs`` and ``reads`` are for rules of `check-env`. Raise ValueError if the code or kind is taken, the
-    page is missing, a section of ``needs`` does not exist, or no command has facts for the argument's type.
+    docstring is missing, a section of ``needs`` does not exist, or no command has facts for the argument's type.
     """
 
     def register(check: Check) -> Check:
         _refuse_reuse(code, kind)
         about = _about(check)
-        page = inspect.cleandoc(check.__doc__ or "")
-        rest = PAGES / f"{code}.md"
-        if not page:
-            raise ValueError(f"rule {code} has no docstring, which is its page")
-        if rest.exists():
-            page = f"{page}\n\n{rest.read_text(encoding='utf-8')}".strip()
+        begins = inspect.cleandoc(check.__doc__ or "")
+        if not begins:
+            raise ValueError(f"rule {code} has no docstring, which begins its page")
         for section in needs:
             if section not in SECTIONS:
                 raise ValueError(f"a node has no section {section}")
@@ -103,7 +110,7 @@ def rule(  # noqa: PLR0913 - all properties of a rule, each under its name
         checks = _checks.setdefault(code, {})
         checks[about] = check
         _rules[code] = Rule(
-            code=code, kind=kind, severity=severity, summary=summary, page=page, checks=checks, family=family,
+            code=code, kind=kind, severity=severity, summary=summary, begins=begins, checks=checks, family=family,
             group=group.value if group is not None else family, needs=needs, reads=reads, after=after,
         )  # fmt: skip
         return check

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPE = textwrap.dedent(re.search(r" *```python\n(.*?)```", CONTRIBUTING, re.DOTALL)[1])
+PAGE = textwrap.dedent(re.search(r" *```markdown\n(.*?)```", CONTRIBUTING, re.DOTALL)[1])
 FAMILIES = {
     "environment": ("DD199", "Node", "ddpdoctor.model.node"),
     "rendezvous": ("DD299", "Meeting", "ddpdoctor.rules.rendezvous.meeting"),
@@ -45,6 +46,7 @@ def house(tmp_path_factory):
         text = RECIPE.replace("DD6NN", code).replace("made-up", f"made-up-{family}")
         text = text.replace("ddpdoctor.rules.progress.job_state import JobState", f"{module} import {about}")
         (folder / "ddpdoctor" / "rules" / family / "made_up.py").write_text(text.replace("JobState", about))
+        (folder / "ddpdoctor" / "rules" / "pages" / f"{code}.md").write_text(PAGE)
     return folder
 
 

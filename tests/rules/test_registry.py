@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor.model.findings import Severity
 from ddpdoctor.rules.progress.job_state import JobState
-from ddpdoctor.rules.registry import all_rules, find_rule, rule
+from ddpdoctor.rules.registry import PAGES, all_rules, find_rule, rule
 
 CODES = {
     "DD601": "stuck", "DD602": "mismatch", "DD603": "early-exit", "DD604": "crash", "DD605": "killed",
@@ -46,6 +46,10 @@ PAGE = re.compile(
 def test_pages_have_one_form(found):
     assert PAGE.fullmatch(", ".join(re.findall("^## (.*)$", found.page, re.MULTILINE)))
     assert found.page.startswith(("Report ", "Compare ", "Say ", "Note ")), found.page.splitlines()[0]
+
+
+def test_each_page_is_that_of_a_rule():
+    assert {path.stem for path in PAGES.iterdir()} == {found.code for found in all_rules()}
 
 
 @pytest.mark.parametrize("name", ["DD601", "dd601", "stuck", " stuck "])

@@ -29,37 +29,7 @@ FIX = (
 
 @rule("DD405", "below-reference", Severity.WARNING, "The bandwidth is below the expected or usual value")
 def check_below(measured: Measured) -> Answer:
-    """Report a bandwidth below --expect, below a saved run, or below what the same hardware gives elsewhere.
-
-    ## What it means
-
-    Every training step that waits for communication takes longer than necessary.
-
-    ## How it is recognized
-
-    With `--expect`, the bus bandwidth at the plateau counts: that of the largest sizes, from where it no longer
-    changes. It is too low only if its whole interval is below.
-
-    The table of known hardware lists GPU, number of ranks and hosts, collective, smallest size and a source for each
-    figure. Up to 10 % below it is still healthy, because machines differ.
-
-    With a saved run, each size counts by itself: the ratio of the two medians, with an interval from both. Sizes are
-    never averaged, and sizes that were not measured are not guessed.
-
-    Below the table is a warning. Below `--expect`, or below `--fail-below` with `--compare`, is an error. If noise or a
-    sweep that is too short leaves the question open, the exit status is 4.
-
-    ## What else looks like it
-
-    Noise, which is reported separately (DD406). A sweep that ends before the plateau. Another algorithm: over NVLink 4
-    and 5 the switch computes the sum (NVLS), which shows as a bus bandwidth above that of the link. With
-    `NCCL_NVLS_ENABLE=0`, or if a container does not offer NVLS, a ring gives a fifth less.
-
-    ## What to do
-
-    Read "what could explain it" below the figures: a narrow PCIe link, an NVLink that is down, NCCL on sockets, a busy
-    machine. `--pairs` and `--by-node` name the slow rank, link or host. Compare with the same run on another host.
-    """
+    """Report a bandwidth below --expect, below a saved run, or below what the same hardware gives elsewhere."""
     problems = [_against_number(measured, curve) for curve in measured.curves if curve.assessment is Assessment.BELOW]
     comparison = measured.comparison
     if comparison is not None and measured.fail_below is not None:
@@ -169,29 +139,7 @@ def _fix(measured: Measured) -> str:
 
 @rule("DD406", "too-noisy", Severity.INFO, "The results vary too much to compare with a reference or a saved run")
 def check_noise(measured: Measured) -> Answer:
-    """Report figures that vary too much to answer the question that the user asked.
-
-    ## What it means
-
-    It is unknown whether the bandwidth is as it should be, because the limit is inside the median's interval. This is
-    not a fault of the network, and never a verdict. If a limit was required (`--expect`, `--fail-below`), the exit
-    status is 4.
-
-    ## How it is recognized
-
-    Every case is timed many times. The interval of its median follows from the order of the times, whatever their
-    distribution. The plateau's interval comes from those of its sizes, and the interval of a ratio to a saved run uses
-    both runs. An interval from fewer than five calls is not trusted.
-
-    ## What else looks like it
-
-    A network that is shared with other jobs: the noise itself is then the finding.
-
-    ## What to do
-
-    Measure longer (`--budget 5m`), with nothing else running on the machines. With more ranks than processors, you
-    measure the scheduler. Lock the clocks.
-    """
+    """Report figures that vary too much to answer the question that the user asked."""
     doubts = [
         f"{name_case(curve)} in {curve.mode.value} mode: {curve.verdict}"
         for curve in measured.curves

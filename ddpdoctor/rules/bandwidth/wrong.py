@@ -40,37 +40,7 @@ ROOT = 0
     after=("start-trial",),
 )
 def check_wrong_data(measured: Measured) -> Answer:
-    """Report results of collectives that differ from the exact result.
-
-    ## What it means
-
-    A rank received numbers that no rank sent, or a sum that is wrong. Training goes on with them, and at best diverges.
-    The cause is broken hardware (GPU or host memory, a link without a checksum, a card), or a bug in a driver, in NCCL
-    or in a network plugin.
-
-    ## How it is recognized
-
-    In a separate pass, every collective runs at every size and dtype on whole numbers that depend on rank and position,
-    and whose sums every dtype holds exactly. Every element is compared. The first wrong element of each rank is
-    reported: where it is, what it should be, and what it is.
-
-    If one rank's result is wrong and another rank's is right, the wrong one is to blame: both took part in the same
-    call. If all results are wrong, the wrong number may have come from any rank, so all are named, with low confidence.
-    For a message from one rank to another, sender and receiver cannot be distinguished, unless one rank took part in
-    every wrong message.
-
-    ## What else looks like it
-
-    Rounding cannot cause this: the numbers are exact in any order of addition. One software bug is known: Gloo in torch
-    2.6 always sums in `reduce_scatter`, whatever `--op` says, so all ranks are wrong in the same way with any operator
-    other than `sum`.
-
-    ## What to do
-
-    Take the host out of use. Look at ECC errors and Xid messages (`ddpdoctor check-env`), and run `dcgmi diag -r 3` or
-    a memory test. Run once more with another transport (`NCCL_P2P_DISABLE=1`, `NCCL_ALGO=Ring`): if the error stays
-    with all of them, the card or its memory is the cause.
-    """
+    """Report results of collectives that differ from the exact result."""
     bench = measured.bench
     checked = sum(one.wrong is not None for one in bench.results)
     if not bench.wrong:

@@ -19,33 +19,7 @@ if TYPE_CHECKING:
 
 @rule("DD717", "checkpoint-differs", Severity.ERROR, "Copies of one checkpoint differ")
 def check_copies(seen: Checkpoints) -> Answer:
-    """Report files that should be equal but hold different tensors.
-
-    ## What it means
-
-    If each node loads its own copy, ranks start from different weights, and DDP does not notice: it sends rank 0's
-    parameters only when it is constructed, and never compares what is loaded later.
-
-    ## How it is recognized
-
-    Files are compared tensor by tensor: names, shapes, dtypes, and a 128-bit digest of the values. With `--same` these
-    are all given files, without it those with the same name in different folders. Other bytes, such as dates and the
-    order of keys, do not count. A key around the whole model ({"model": ...}) is removed first; if only that key
-    differs, it is a warning. A tensor that cannot be read is not compared. Without `--same` a difference is only a
-    note, because two runs may use the same file name.
-
-    ## How sure
-
-    High.
-
-    ## What to do
-
-    Copy the file of one node to all nodes, or load it on rank 0 before DDP is constructed, which then sends it to all.
-
-    ## Example
-
-        node1/last.pt differs from node0/last.pt in 1 of 62 tensors: model.head.bias
-    """
+    """Report files that should be equal but hold different tensors."""
     if not seen.copies:
         return skipped("no files to compare (--same)")
     problems = [
@@ -105,31 +79,7 @@ def _other_names(first: FileSeen, other: FileSeen, prefixes: Sequence[str], of: 
 
 @rule("DD718", "checkpoint-leftover", Severity.WARNING, "A checkpoint write was interrupted")
 def check_leftovers(seen: Checkpoints) -> Answer:
-    """Report temporary files, and files much smaller than others of their kind.
-
-    ## What it means
-
-    A temporary file that is still there means that its writer was killed before renaming it: the newest checkpoint may
-    be older than you think. A file much smaller than those of other steps was cut off, or holds less.
-
-    ## How it is recognized
-
-    In the folders of the given files: names that end in `.tmp`, `.part`, `.partial`, `.incomplete`, `~` or begin with
-    `tmp`. Also a given file that is smaller than half of the median size of two or more files whose names differ from
-    its own only in numbers.
-
-    ## How sure
-
-    Medium: a write may be in progress.
-
-    ## What to do
-
-    Remove it if no training is writing there. Check the newest whole file before you resume.
-
-    ## Example
-
-        epoch4.pt.tmp is a temporary file of a write: 1048576 bytes; epoch4.pt is not there
-    """
+    """Report temporary files, and files much smaller than others of their kind."""
     problems = [
         Problem(
             summary=f"{one.path} is {one.kind}: {one.detail}",
@@ -142,32 +92,7 @@ def check_leftovers(seen: Checkpoints) -> Answer:
 
 @rule("DD720", "checkpoint-parts", Severity.ERROR, "Files of a checkpoint are missing")
 def check_parts(seen: Checkpoints) -> Answer:
-    """Report a checkpoint of several files if some of them are missing.
-
-    ## What it means
-
-    A rank died before it had written its part, or not everything was copied. The rest cannot be loaded or, worse, is
-    loaded without the missing part.
-
-    ## How it is recognized
-
-    `.metadata` of a distributed checkpoint names its files and the bytes that each holds. Files numbered
-    `-00001-of-00003` say how many there are. For files with a rank in their names, a file is missing if other steps
-    have a rank that this step lacks, or if the numbers have a gap.
-
-    ## How sure
-
-    High if the files themselves say how many there are. Medium for ranks.
-
-    ## What to do
-
-    Use the previous step, or copy the missing files from the node that wrote them: without a shared file system, each
-    node has only its own.
-
-    ## Example
-
-        files step200_rank*.pt: step200_rank3.pt is missing
-    """
+    """Report a checkpoint of several files if some of them are missing."""
     problems = [
         Problem(
             summary=f"{one.path} is incomplete: {first_names(one.missing)}",

@@ -24,35 +24,7 @@ NO_WEIGHTS = "it has no model state dict"
 
 @rule("DD713", "checkpoint-prefix", Severity.ERROR, "Names in a state dict have the prefix of a wrapper")
 def check_prefix(seen: Checkpoints) -> Answer:
-    """Report names that begin with `module.` or `_orig_mod.`, which the model itself does not have.
-
-    ## What it means
-
-    `ddp_model.state_dict()` names every tensor `module.`..., and the state dict of a compiled model `_orig_mod.`.... If
-    you load it into the model itself, `strict=True` raises. With `strict=False` **nothing** is loaded and there is no
-    error: training starts again from random weights, or an evaluation is no better than chance.
-
-    ## How it is recognized
-
-    With `--model`: names that the model has only without the prefix, which may also be inside a name if one layer was
-    compiled. The finding then says how many would load. Without `--model`: if all names have a prefix, it is only a
-    note, because that is right for a model that is wrapped before loading. If only some names have it, it is a warning,
-    because that fits no model.
-
-    ## How sure
-
-    High with `--model`.
-
-    ## What to do
-
-    Save the inner module: `model.module.state_dict()`. To remove the prefix from an existing file, use
-    `torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(state, "module.")`. Never load with `strict=False`
-    without checking what it returns.
-
-    ## Example
-
-        last.pt: 0 of 62 tensors would load into train:build_model, and 62 without the prefix module.
-    """
+    """Report names that begin with `module.` or `_orig_mod.`, which the model itself does not have."""
     pairs = [(one, weights) for one in seen.files if one.contents for weights in one.contents.weights]
     if not pairs:
         return skipped(NO_WEIGHTS)
@@ -150,31 +122,7 @@ def _place(one: FileSeen, weights: Weights) -> str:
 
 @rule("DD714", "checkpoint-keys", Severity.ERROR, "A checkpoint does not match the model")
 def check_keys(seen: Checkpoints) -> Answer:
-    """Report tensors that only the model or only the file has, or that have other shapes or dtypes.
-
-    ## What it means
-
-    With `strict=True` loading raises an error. With `strict=False` missing tensors silently keep their random values,
-    but different shapes still raise. A different dtype is converted without a message: float32 weights from a bfloat16
-    file have lost two digits of three.
-
-    ## How it is recognized
-
-    With `--model`: names, shapes and dtypes of `build_model().state_dict()` are compared with the state dict in the
-    file that fits best. Differences that a wrapper's prefix explains are reported by DD713.
-
-    ## How sure
-
-    High. A different dtype is a warning, since it may be intended.
-
-    ## What to do
-
-    Build the model as it was when the file was written: classes, layers, vocabulary, tied weights.
-
-    ## Example
-
-        last.pt does not match train:build_model: head.weight is (10, 64) in the file and (12, 64) in the model
-    """
+    """Report tensors that only the model or only the file has, or that have other shapes or dtypes."""
     if seen.expected is None:
         return skipped("there is no model to compare with (--model)")
     problems: list[Problem] = []

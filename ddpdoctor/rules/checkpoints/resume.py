@@ -31,36 +31,7 @@ RUNS_CODE_BUILTINS = frozenset({"eval", "exec", "compile", "__import__", "open",
 
 @rule("DD716", "checkpoint-incomplete", Severity.INFO, "A checkpoint may lack state for a resume")
 def check_resume(seen: Checkpoints) -> Answer:
-    """Report what is missing from a checkpoint that was written to resume from.
-
-    ## What it means
-
-    A resume restarts whatever the file does not hold. Without optimizer state, Adam's moments are zero and the loss
-    jumps. Without the scheduler, the learning rate starts over. Without the scaler, float16 training skips steps.
-    Without epoch or step, the sampler repeats data. Without random state, dropout and augmentation differ from an
-    uninterrupted run.
-
-    ## How it is recognized
-
-    By how torch's classes write these parts: an optimizer has `state` and `param_groups`, a scaler `scale` and
-    `growth_factor`, a scheduler `last_epoch` and `_step_count`, random states are tensors of 5056 bytes, and progress
-    is a number under a name such as `epoch` or `step`. Only files that hold one of these beside the weights are
-    checked: a file of weights alone is for evaluation. The finding is a note, because the file does not show whether
-    your training uses a scheduler or a scaler.
-
-    ## How sure
-
-    High that the part was not found. Parts of your own classes may not be recognized.
-
-    ## What to do
-
-    Save what your training uses: `optimizer.state_dict()`, `scheduler.state_dict()`, `scaler.state_dict()`, the epoch
-    and step, `torch.get_rng_state()` and `torch.cuda.get_rng_state_all()` of each rank.
-
-    ## Example
-
-        last.pt has model, optimizer state, epoch or step, but no scheduler state, random state
-    """
+    """Report what is missing from a checkpoint that was written to resume from."""
     training = [one for one in seen.files if _is_training(one)]
     if not training:
         return skipped("no file to resume from: no file is known to have more than weights")
@@ -97,35 +68,7 @@ def _lacks(one: FileSeen) -> list[Problem]:
 
 @rule("DD719", "checkpoint-unsafe", Severity.WARNING, "torch.load rejects a checkpoint, or would run its code")
 def check_refusal(seen: Checkpoints) -> Answer:
-    """Report a file that names functions or classes which torch.load would have to call.
-
-    ## What it means
-
-    A pickle may call any function of any module while it is loaded. `torch.load` therefore refuses everything except a
-    list of its own (`weights_only=True`, the default since torch 2.6): `Unsupported global: GLOBAL argparse.Namespace
-    was not an allowed global by default`. If you answer with `weights_only=False`, you run whatever the file says,
-    whoever wrote it.
-
-    ## How it is recognized
-
-    ddpdoctor reads the file without running anything, so it knows all names in it, and also calls `torch.load` with
-    `weights_only=True`. Anything that starts programs or evaluates code (`os.system`, `builtins.eval`, `subprocess`)
-    does not belong in a checkpoint, and is an error.
-
-    ## How sure
-
-    High.
-
-    ## What to do
-
-    Save plain values: `vars(args)` instead of the namespace, `state_dict()` instead of the model. For a file that you
-    trust, call `torch.serialization.add_safe_globals([...])` with the classes that are named. If a file starts
-    programs, delete it and find out where it came from.
-
-    ## Example
-
-        args.pt: torch.load rejects it (weights_only=True), because it refers to argparse.Namespace
-    """
+    """Report a file that names functions or classes which torch.load would have to call."""
     read = [one for one in seen.files if one.contents is not None and one.state is ReadState.WHOLE]
     if not read:
         return skipped("no index could be read")

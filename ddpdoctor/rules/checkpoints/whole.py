@@ -23,31 +23,7 @@ _FIX = "use another copy or an earlier checkpoint; torch.load would silently loa
 
 @rule("DD710", "checkpoint-foreign", Severity.ERROR, "A file is not a checkpoint")
 def check_foreign(seen: Checkpoints) -> Answer:
-    """Report a file that is not a checkpoint.
-
-    ## What it means
-
-    `torch.load` fails on it with a message about pickles or magic numbers that does not mention the cause. Most often
-    the file is a git-lfs pointer that was never fetched, an error page that a server sent instead of the file, or an
-    archive.
-
-    ## How it is recognized
-
-    By the first bytes: a checkpoint is a zip archive with torch.save's index, a file in the old format of torch.save,
-    or a file with a safetensors header.
-
-    ## How sure
-
-    High.
-
-    ## What to do
-
-    Fetch the real file: `git lfs pull`, or download it again and check its size.
-
-    ## Example
-
-        model.pt is not a checkpoint: a pointer of git-lfs
-    """
+    """Report a file that is not a checkpoint."""
     problems = [
         Problem(
             summary=f"{one.path} is not a checkpoint: {one.detail}",
@@ -62,34 +38,7 @@ def check_foreign(seen: Checkpoints) -> Answer:
 
 @rule("DD711", "checkpoint-damaged", Severity.ERROR, "A checkpoint is damaged")
 def check_damaged(seen: Checkpoints) -> Answer:
-    """Report records whose checksum is wrong, and the tensors stored in them.
-
-    ## What it means
-
-    A flipped bit or an overwritten block changes weights, and `torch.load` does not check: it loads the file silently,
-    and training continues with wrong numbers. Causes are disks, memory, interrupted copies and tools that change line
-    endings.
-
-    ## How it is recognized
-
-    `torch.save` writes a CRC-32 of each record into its zip archive. All are computed again, and the index says which
-    tensors are in which record. The old format of torch.save and safetensors have no checksums, and
-    `torch.serialization.set_crc32_options(False)` writes none: then the check says that it cannot detect damage. In a
-    distributed checkpoint, each item in the `.distcp` files is compared with its checksums.
-
-    ## How sure
-
-    High: the chance of a false alarm is one in four billion.
-
-    ## What to do
-
-    Use another copy or an earlier checkpoint. If a copy on another disk is sound, suspect the first one's disk. If a
-    copy made a minute ago is damaged, suspect the memory.
-
-    ## Example
-
-        epoch3.pt is damaged: 1 record has a wrong checksum (model.layers.3.weight)
-    """
+    """Report records whose checksum is wrong, and the tensors stored in them."""
     problems = [_damage(one) for one in seen.files if one.damaged or one.state is ReadState.UNREADABLE]
     checked = [one for one in seen.files if one.checksums is Checksums.CHECKED]
     if problems or checked:
@@ -118,32 +67,7 @@ def _damage(one: FileSeen) -> Problem:
 
 @rule("DD712", "checkpoint-truncated", Severity.ERROR, "A checkpoint is truncated")
 def check_truncated(seen: Checkpoints) -> Answer:
-    """Report a checkpoint whose end is missing.
-
-    ## What it means
-
-    The process died while writing, the disk was full, the copy was interrupted, or the file is still being written.
-    `torch.load` fails with `PytorchStreamReader failed reading zip archive: failed finding central directory`.
-
-    ## How it is recognized
-
-    A zip archive has its directory at the end. If it is missing, the remaining part is read from the beginning to find
-    out which tensors are whole. In the old format and in safetensors, lengths are stored before the data. A distributed
-    checkpoint writes `.metadata` last.
-
-    ## How sure
-
-    High.
-
-    ## What to do
-
-    Use an earlier checkpoint. Write to a temporary file in the same folder, call `os.fsync`, and rename it: then a file
-    with the final name is always whole.
-
-    ## Example
-
-        epoch4.pt is truncated: 17 of 62 tensors are lost, starting with model.layers.9.weight
-    """
+    """Report a checkpoint whose end is missing."""
     problems = [_truncation(one) for one in seen.files if one.state in {ReadState.CUT, ReadState.EMPTY}]
     return judged(problems, f"{count_of(len(seen.files) - len(problems), 'file')} complete")
 
@@ -176,33 +100,7 @@ def _truncation(one: FileSeen) -> Problem:
 
 @rule("DD715", "checkpoint-nonfinite", Severity.ERROR, "A checkpoint has NaN or inf")
 def check_values(seen: Checkpoints) -> Answer:
-    """Report tensors with NaN, or with inf among ordinary numbers.
-
-    ## What it means
-
-    Training went wrong before this file was written: if you resume from it, you train on NaN. In optimizer state it
-    stays hidden until the next step.
-
-    ## How it is recognized
-
-    All values of all floating-point tensors are checked, through a memory map of the file. Intended values are not
-    reported: a tensor that holds only inf (a best value that was never reached, an observer's initial limits) or only
-    zeros and -inf (a mask). A tensor whose only non-finite values are -inf among other numbers is a warning, because it
-    may be a mask that includes a bias.
-
-    ## How sure
-
-    High for NaN.
-
-    ## What to do
-
-    Go back to an earlier checkpoint and continue training under `ddpdoctor wrap`, which names the rank and step at
-    which gradients stop being finite. With mixed precision, save only after a step that the GradScaler did not skip.
-
-    ## Example
-
-        last.pt has NaN: 12 of 4096 values of model.layers.7.weight
-    """
+    """Report tensors with NaN, or with inf among ordinary numbers."""
     looked = [one for one in seen.files if one.values is not None]
     if not looked:
         return skipped("no values were checked")

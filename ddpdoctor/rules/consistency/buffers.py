@@ -21,33 +21,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 @rule("DD502", "buffer-drift", Severity.WARNING, "Buffers differ between ranks")
 def check_buffers(job: Job) -> Answer:
-    """Report buffers that differ between ranks after DDP sent them, or because DDP is set not to send them.
-
-    ## What it means
-
-    By default DDP sends rank 0's buffers before each forward in training. In between, each rank has its own BatchNorm
-    statistics, which is normal and no alarm. With `broadcast_buffers=False` nothing makes them equal: ranks then
-    evaluate different models, and the checkpoint holds the statistics of one rank's data.
-
-    ## How it is recognized
-
-    Each rank writes 16 bytes per buffer right after DDP has sent them, or after a step with `broadcast_buffers=False`,
-    as for parameters. The parent process compares those of the same step by name.
-
-    ## How sure
-
-    High if a majority is equal. Otherwise all ranks are named: low.
-
-    ## What to do
-
-    Leave `broadcast_buffers=True`, or convert the model with `SyncBatchNorm.convert_sync_batchnorm` before wrapping it.
-    If ranks should have their own statistics, pass `--allow-different '*running_*'`.
-
-    ## Example
-
-        buffers differ between ranks 0 and 1 after step 1: with broadcast_buffers=False, each rank keeps the statistics
-        of its own data
-    """
+    """Report buffers that differ between ranks after DDP sent them, or because DDP is set not to send them."""
     seen = survey(job, What.BUFFER, _why)
     return ruling(job, seen, problems_of(job, seen.found, "buffers"), "buffers that DDP sends")
 

@@ -32,61 +32,7 @@ BROADCAST = (
 
 @rule("DD501", "param-drift", Severity.ERROR, "Parameters differ between ranks", after=("grad-drift",))
 def check_parameters(job: Job) -> Answer:
-    """Report parameters that differ between ranks that should hold the same values.
-
-    ## What it means
-
-    DDP sends parameters once, when the model is wrapped. From then on they are equal only because equal gradients go
-    through equal optimizers. If they differ, each rank trains its own model: DDP averages gradients of different
-    models, and the checkpoint holds the model of one rank.
-
-    ## How it is recognized
-
-    Right after steps 1, 2, 4, ... and every `--check-every`-th, and once more at the end, each rank writes 16 bytes per
-    parameter. The parent process compares those of the same step by name. The finding names the first tensor in the
-    model's order, the first step at which it differed, and the last step at which all were equal. What else was seen
-    shows the cause:
-
-    | seen | cause |
-    |---|---|
-    | gradients differ as well | they were not reduced: see DD503 |
-    | more steps than reductions | some step in between used only the rank's own gradients |
-    | numbers of steps differ | `step()` on some ranks only |
-    | settings differ | learning rate, weight decay, ...: set by rank, or changed by one rank's scheduler |
-    | the optimizer is LBFGS | its line search depends on each rank's own loss |
-    | state of the optimizer differs | it was loaded on one rank |
-    | none of these | a checkpoint loaded on one rank after wrapping, or an edit in place |
-
-    Gradients of steps in between are not recorded. If there were such steps, the last two causes also say that
-    gradients may have been changed there. `--check-every 1` shows which it is.
-
-    On a device mesh, only ranks that hold the same part of a tensor are compared: in the replicating dimension of
-    hybrid FSDP, where a DTensor is placed as `Replicate`, and (on a CPU) plain parameters that `parallelize_module`
-    leaves. Shards are not compared.
-
-    No alarm: parameters that DDP was set to ignore, `--allow-different`, ranks inside `join`, local SGD and post-local
-    SGD whose parameters are averaged, and what a rank loads after training is over.
-
-    A model outside DDP is checked too, before its optimizer's first step and after the same steps. It should be equal
-    in two cases. Either all ranks step with equal gradients, so the script exchanges them. Or it is trained by its own
-    loss and DDP's model is trained through it, like a GAN's discriminator or a critic. Any other such model may belong
-    to one rank, like an expert or a personal head: no alarm, whatever it holds.
-
-    ## How sure
-
-    High if a majority is equal: the minority is to blame. With two ranks, or no majority, all are named: low.
-
-    ## What to do
-
-    Load checkpoints on all ranks, or before wrapping. Give optimizers and schedulers the same settings on all ranks,
-    and step both on all of them.
-
-    ## Example
-
-        parameters differ between ranks 0-2 after step 50: something other than the optimizer step changed them on rank
-        0, such as a checkpoint loaded only there or an in-place edit, or gradients were changed after the reduction in
-        a step that was not compared
-    """
+    """Report parameters that differ between ranks that should hold the same values."""
     seen = survey(job, What.PARAMETER, why_parameters_differ)
     found = [*(_since(one) for one in seen.found), *unwrapped_drift(job)]
     return ruling(job, seen, problems_of(job, found, "parameters"), "parameters")

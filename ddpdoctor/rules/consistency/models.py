@@ -25,34 +25,7 @@ if TYPE_CHECKING:
 
 @rule("DD506", "model-differs", Severity.ERROR, "Ranks of one group passed different models to DDP")
 def check_models(job: JobState) -> Answer:
-    """Report a model that is not the same on all ranks that DDP keeps equal: parameters, buffers or their order.
-
-    ## What it means
-
-    DDP pairs parameters by their order alone. If number, order, shapes, dtypes or `requires_grad` differ, one of three
-    things happens: its constructor raises (on all ranks but rank 0, even if rank 0 is the odd one), the first backward
-    hangs or aborts, or gradients of different parameters are silently averaged with each other.
-
-    ## How it is recognized
-
-    What each rank passes to `DistributedDataParallel(...)` is recorded: names, order, shapes, dtypes, `requires_grad`,
-    and the buffers that are synchronized. The first, second, ... model of each process group is compared within that
-    group only: models of different groups may differ.
-
-    ## How sure
-
-    High if a majority has the same model: the minority is to blame. Otherwise all are named: medium.
-
-    ## What to do
-
-    Build the model from the same arguments on all ranks: no branch on the rank, the same number of classes or tokens,
-    the same frozen layers, and layers created in the same order (not from a `set`).
-
-    ## Example
-
-        the ranks' DDP models differ at 0.weight: rank 2 has requires_grad=False, but ranks 0 and 1 have
-        requires_grad=True
-    """
+    """Report a model that is not the same on all ranks that DDP keeps equal: parameters, buffers or their order."""
     difference = job.difference
     if difference is None:
         return passed()

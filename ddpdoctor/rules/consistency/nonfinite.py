@@ -37,55 +37,7 @@ _FIXES = {
 
 @rule("DD504", "nonfinite-grad", Severity.ERROR, "A rank had inf or NaN in its own gradients before the reduction")
 def check_local_gradients(job: Job) -> Answer:
-    """Report the rank whose gradients were the first to hold inf or NaN, before DDP averaged them with the others.
-
-    ## What it means
-
-    DDP adds up the gradients of all ranks. One NaN on one rank reaches the gradients of all ranks in the reduction, and
-    their parameters in the step. After that, nothing shows where it came from.
-
-    ## How it is recognized
-
-    In each backward, each rank checks its own gradients after all gradients of a DDP model are computed and before DDP
-    replaces them by their mean. It computes one sum per tensor, and one for small tensors together. If a sum is not
-    finite, it looks closer: which parameters are affected (those computed first come first), and whether an input of
-    the model, a parameter or the loss was already not finite. On a GPU it reads the result when it is ready, without
-    waiting for it.
-
-    The earliest step counts, and the ranks whose own gradients were not finite in it. What other ranks see later came
-    through the reduction.
-
-    It is an error only if the gradients were used: an optimizer stepped with them, or parameters were not finite
-    afterwards. Otherwise:
-
-    - a script that discards such gradients (skips the step, calls `nan_to_num_`, raises) gets a note (info);
-    - a gradient scaler that skips a step because scaled gradients overflowed works as intended, and gets no finding;
-    - a gradient scaler gets a warning if NaN came from the input or the loss, which a smaller scale cannot fix, or if
-      it skipped 20 steps in a row (our choice: a scale of 2**16 is far below 1 by then).
-
-    `ddpdoctor analyze` has only a log: it reports the code if the last four or more logged losses are NaN or infinite,
-    and names no rank.
-
-    Not checked: models under compiled autograd or DDP's own mixed precision, parameters of Tensor subclasses, and
-    gradients that DDP does not reduce.
-
-    ## How sure
-
-    High. Medium if parameters were not finite although no local gradient had been: then the reduction, the optimizer,
-    or an edit of the parameters is the cause.
-
-    ## What to do
-
-    If the input was not finite: look at the samples of this rank's share. If the loss: look for a logarithm, root or
-    division of zero, or an overflow in half precision. If only a gradient: run that step under
-    `torch.autograd.set_detect_anomaly(True)`, which names the operation; `sqrt`, `norm` and `where` can have infinite
-    gradients at finite values.
-
-    ## Example
-
-        rank 1 computed NaN as the gradient of layers.3.weight in step 12, and the loss and the input
-        were finite; the reduction spread it to all ranks
-    """
+    """Report the rank whose gradients were the first to hold inf or NaN, before DDP averaged them with the others."""
     looked = [rank for rank in job.ranks if rank.nonfinite is not None]
     if not looked:
         return skipped(NOT_LOOKED)

@@ -39,33 +39,7 @@ FOLLOWS = "follows"
     after=("param-drift",),
 )
 def check_optimizers(job: Job) -> Answer:
-    """Report optimizers whose state or settings differ between ranks, even if the parameters are still equal.
-
-    ## What it means
-
-    Momentum, Adam's averages, the learning rate or weight decay are not the same on all ranks. Equal gradients then
-    move parameters differently, and parameters will drift apart.
-
-    ## How it is recognized
-
-    At the steps at which replicas are compared, the state tensors of each optimizer are compared by name, and its
-    settings by value. State that differs because gradients or parameters did is reported there (DD503, DD501), not
-    here. Not compared: the state of ZeroRedundancyOptimizer, which is split between ranks by design, and settings that
-    only choose a kernel, such as `foreach`.
-
-    ## How sure
-
-    High if a majority is equal. Otherwise all ranks are named: low.
-
-    ## What to do
-
-    Load the optimizer's state on all ranks. Step schedulers on all ranks, and give a scheduler that uses the loss the
-    mean over all ranks.
-
-    ## Example
-
-        the settings of SGD differ between ranks 0-2 at step 1: lr is 0.1 on ranks 0 and 1, 0.01 on rank 2
-    """
+    """Report optimizers whose state or settings differ between ranks, even if the parameters are still equal."""
     seen = survey(job, What.STATE, _why_state_differs)
     counted = [found for found in seen.found if found.cause.name != FOLLOWS]
     settings = [found for replica in replicas_of(job) if (found := _first_settings(job, replica)) is not None]

@@ -23,32 +23,7 @@ MIN_COMPARISONS = 2
 
 @rule("DD507", "same-random", Severity.INFO, "All ranks use the same dropout masks")
 def check_random_state(job: Job) -> Answer:
-    """Note that all ranks have the same random state at all times while the model trains with dropout.
-
-    ## What it means
-
-    Each rank drops the same units, and everything else it draws from torch's generator is the same too. This is not a
-    fault: many scripts seed all ranks alike on purpose. But the mean over ranks then averages out less noise than it
-    could.
-
-    ## How it is recognized
-
-    Each time replicas are compared, each rank also writes a digest of torch's random state. The digests were equal on
-    all ranks every time, and the model has a module that drops out.
-
-    ## How sure
-
-    High.
-
-    ## What to do
-
-    After wrapping the model (which makes parameters equal whatever the seed), call `torch.manual_seed(seed + rank)`.
-
-    ## Example
-
-        ranks 0 and 1 have the same random state while the model trains with dropout, so they use the
-        same dropout masks
-    """
+    """Note that all ranks have the same random state at all times while the model trains with dropout."""
     everything = [(replica, stream) for replica in replicas_of(job) for stream in replica.streams]
     found = [_finding(job, replica, stream) for replica, stream in everything if _is_same(stream)]
     if found:

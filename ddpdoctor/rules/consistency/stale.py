@@ -34,44 +34,7 @@ MAKE_ANEW = "create the optimizer from model.parameters() after you move, replac
 
 @rule("DD508", "stale-optimizer", Severity.ERROR, "The optimizer has tensors that are not parameters of the model")
 def check_stale_optimizer(job: Job) -> Answer:
-    """Report parameters that never change while optimizers step with tensors that are not the model's own.
-
-    ## What it means
-
-    The optimizer was created from parameters that the model no longer has. After `optimizer = ...(model.parameters())`,
-    the model or some of its layers were copied, replaced or loaded as a whole. Backward fills the gradients of the new
-    parameters, but the optimizer updates the old ones. Ranks stay equal, and nothing is learned.
-
-    ## How it is recognized
-
-    For a whole model, all of this must be true: gradients of the model were reduced again and again, optimizers made
-    steps, no parameter of the model changed on any rank, its trainable parameters are in no optimizer, and optimizers
-    hold at least as many tensors that are not parameters of any DDP model. No alarm: master copies in another
-    precision, which do change the model's parameters, and a fixed model through which something smaller is trained,
-    such as a prompt or an image.
-
-    For a part of the model, such as a replaced head: parameters that have gradients are in no optimizer, and optimizers
-    hold as many tensors of the same shapes that are not parameters of any DDP model and never had a gradient. Layers
-    that are frozen by leaving them out of the optimizer have no such twins.
-
-    For new parameters, such as a head of another size or adapters: they have gradients, are in no optimizer, do not
-    change, and were added to a module after the optimizer was created. If they existed before the optimizer, this is
-    only a note: layers that were unfrozen but never added look the same as layers that are left out on purpose.
-
-    ## How sure
-
-    High. Low for the note.
-
-    ## What to do
-
-    Create the optimizer after the model has been moved, replaced, loaded and wrapped: `optimizer =
-    ...(model.parameters())`.
-
-    ## Example
-
-        the model's parameters did not change in 16 backwards on ranks 0 and 1: the optimizer has 4 tensors that are not
-        in the model, and none of the 4 trained parameters
-    """
+    """Report parameters that never change while optimizers step with tensors that are not the model's own."""
     found = [
         one for replica in replicas_of(job) for stream in replica.streams if (one := _finding(job, replica, stream))
     ]

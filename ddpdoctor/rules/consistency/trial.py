@@ -23,46 +23,7 @@ _RANDOM = (
 
 @rule("DD509", "reference-gradient", Severity.ERROR, "DDP's gradient differs from one process on the whole batch")
 def check_reference(trial: Trial) -> Answer:
-    """Report gradients that differ from those of one process on the same global batch by more than rounding.
-
-    ## What it means
-
-    The job does not train what the same script trains in one process: the learning rate is off by a factor, some
-    samples weigh more than others, or statistics are taken over parts of the batch.
-
-    ## How it is recognized
-
-    `check-consistency --reference` starts one extra process. From the same state as the replicas, it computes the
-    gradient of the batches of all ranks joined together, and the gradient of each rank's batch alone. It does so once
-    in the model's precision and once in float64, which shows how much rounding explains for each parameter. An error of
-    up to ten times that counts as none. Which gradients agree shows the cause:
-
-    | seen | cause |
-    |---|---|
-    | DDP's gradient is k times the mean over ranks | the loss or the gradient is scaled by k, such as the world size |
-    | DDP's gradient is that of one rank's batch | it was not reduced: `no_sync`, or the model was called without DDP |
-    | the whole batch's gradient is the sum over ranks | the loss is a sum over samples, but DDP takes the mean |
-    | the whole batch's gradient is a weighted sum | ranks have unequal numbers of samples or tokens: a mean of means |
-    | the two agree without batch statistics | BatchNorm takes statistics of each rank's own batch |
-
-    Dropout is turned off for this. A model that still draws random numbers cannot be judged.
-
-    ## How sure
-
-    High if one of these causes explains all parameters. Otherwise the cause is unknown: medium.
-
-    ## What to do
-
-    Make the loss a mean over the samples of all ranks. If it divides by a count that is summed over ranks, multiply the
-    result by the world size. Otherwise leave scaling by the world size to DDP.
-    `SyncBatchNorm.convert_sync_batchnorm(model)` takes statistics over all ranks. Smaller batches for BatchNorm may
-    also be what you want, so this case is a warning, not an error.
-
-    ## Example
-
-        DDP's gradient differs from one process on the whole batch: it is 1/4 of the expected one: the loss is a sum
-        over samples, and DDP takes the mean over 4 ranks
-    """
+    """Report gradients that differ from those of one process on the same global batch by more than rounding."""
     reference = trial.reference
     if reference is None:
         return skipped("--reference was not given")
@@ -122,35 +83,7 @@ def _done(reference: OneProcess, ranks: tuple[int, ...]) -> list[str]:
 
 @rule("DD510", "not-repeatable", Severity.INFO, "Two runs with the same seed differ on the same rank")
 def check_repeat(trial: Trial) -> Answer:
-    """Report that a second run with the same seed does not give the same bits on the same rank.
-
-    ## What it means
-
-    Nothing is wrong with the replicas, which are compared with each other in each run. The code or the machine does not
-    repeat itself. You then cannot compare two runs, or two machines, bit by bit, and a bug that shows in one run may
-    not show in the next.
-
-    ## How it is recognized
-
-    `check-consistency --twice` builds and trains the model a second time with the same seed. It compares 16 bytes per
-    tensor with the first run on the same rank: the built model, each batch, then gradients, parameters and optimizer
-    state of each step.
-
-    ## How sure
-
-    High. The finding does not say which code is to blame; the first tensor that differs shows where to look.
-
-    ## What to do
-
-    Create batches and models with torch's generators, which are seeded, not from the time, os.urandom or the order of a
-    set. On GPUs, atomic additions sum in any order: use `torch.use_deterministic_algorithms(True)` and
-    `CUBLAS_WORKSPACE_CONFIG`.
-
-    ## Example
-
-        a second run with the same seed differs from the first since step 1: the gradient of embed.weight, 1 of 12
-        tensors
-    """
+    """Report that a second run with the same seed does not give the same bits on the same rank."""
     rerun = trial.rerun
     if rerun is None:
         return skipped("--twice was not given")

@@ -32,40 +32,7 @@ FIX_ITERABLE = (
 
 @rule("DD701", "duplicate-data", Severity.ERROR, "Ranks train on the same samples", after=("optimizer-drift",))
 def check_duplicates(replicas: Replicas) -> Answer:
-    """Report ranks of one DDP group that draw the same samples from the same dataset.
-
-    ## What it means
-
-    DDP averages the gradients of all ranks. If all ranks have the same samples, the average equals the gradient of one
-    rank: the job uses the time and GPUs of all ranks to do the work of one. Nothing fails.
-
-    ## How it is recognized
-
-    For each loader, ddpdoctor records which indices it draws (their count, sum, exclusive or, and a digest of their
-    order), and digests of the first batches and of a few samples. Ranks draw the same samples if their indices are
-    equal in the same order, or if each finishes its pass and has drawn every index of the dataset. Loaders are paired
-    by the line that loops over them. Only loaders count that run a backward between batches.
-
-    The digests show if ranks have their own data: the same index then gives different values. For an iterable dataset,
-    the first batches themselves must be equal in all their parts. A loader is not judged if the script splits its
-    batches afterwards (DDP's forward gets clearly less than was delivered).
-
-    ## How sure
-
-    High if delivered values were compared. Medium if only the descriptions of the datasets could be compared: class,
-    length, attributes.
-
-    ## What to do
-
-    Give the loader `sampler=DistributedSampler(dataset)`. Create the sampler after `init_process_group` and without
-    `num_replicas` and `rank`: it takes those of the job. Leave `shuffle` to it, and call `sampler.set_epoch(epoch)` in
-    each epoch. Give an iterable dataset the rank and world size, and let it skip what belongs to others. If each rank
-    is meant to see all samples, you need not do anything.
-
-    ## Example
-
-        ranks 0 and 1 train on the same 320 samples: the DataLoader (train.py:12) has no distributed sampler
-    """
+    """Report ranks of one DDP group that draw the same samples from the same dataset."""
     return with_counts(replicas, judge_loaders(replicas, _judge, "no two ranks draw the same samples"))
 
 

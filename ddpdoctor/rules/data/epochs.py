@@ -23,38 +23,7 @@ MIN_DRAWN = 2
 
 @rule("DD702", "no-set-epoch", Severity.ERROR, "Every epoch has the same order", after=("optimizer-drift",))
 def check_epochs(replicas: Replicas) -> Answer:
-    """Report a distributed sampler that shuffles, but whose epoch is never set.
-
-    ## What it means
-
-    `DistributedSampler` shuffles with a random state made of its seed and its epoch, and only `set_epoch` changes the
-    epoch. Without it, every epoch has the same order, the same batches, and the same samples on each rank:
-    `shuffle=True` shuffled only once. Nothing fails, but the model may train worse.
-
-    ## How it is recognized
-
-    At the start of each pass, the sampler's `epoch` is read, and a digest of the order of the pass is kept. There is a
-    finding if the sampler shuffles, at least two training passes were started, and both the epoch and the order were
-    the same in all of them on all ranks. If the order does change, for whatever reason, there is no finding. A loader
-    that is created again for each epoch, with a sampler whose epoch is 0 again, counts as one loader.
-
-    The finding also names a line that called `set_epoch` at least twice on a `DistributedSampler` of the same size that
-    no loader uses. Then the script created two samplers, or a framework put its own into the loader.
-
-    ## How sure
-
-    High: the orders of the passes were compared.
-
-    ## What to do
-
-    Call `sampler.set_epoch(epoch)` at the start of each epoch, before the loop over the loader, with the same number on
-    all ranks.
-
-    ## Example
-
-        3 epochs had the same order: the script never calls set_epoch on the sampler of the DataLoader (train.py:20), or
-        always with the same number
-    """
+    """Report a distributed sampler that shuffles, but whose epoch is never set."""
     drawn = replicas.drawn
     more = "" if drawn is None else "; this check does not look for set_epoch in your script"
     answer = judge_loaders(replicas, _judge, f"passes have different orders{more}")

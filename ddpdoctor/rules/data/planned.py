@@ -23,32 +23,7 @@ if TYPE_CHECKING:
     after=("optimizer-drift",),
 )
 def check_last_batch(shares: Shares) -> Answer:
-    """Report an epoch without any batch, or with a last batch of one sample or one that is not full.
-
-    ## What it means
-
-    If an epoch has no batch, nothing is trained, and nothing reports it. In training, `BatchNorm1d` raises for a batch
-    of one sample (`Expected more than 1 value per channel when training`), and other layers that normalize over the
-    batch take that one sample for the whole batch. In a smaller batch every sample weighs more: DDP gives each rank's
-    mean the same weight.
-
-    ## How it is recognized
-
-    By arithmetic: samples, world size, batch size, and how sampler and loader treat the remainder. No data is read.
-
-    ## How sure
-
-    High: the result follows from the numbers. Whether the model has such a layer is not checked.
-
-    ## What to do
-
-    `DataLoader(..., drop_last=True)` skips a last batch that is not full. If the sampler shuffles, other samples are
-    skipped in the next epoch. If there is no batch at all, use a smaller batch size or fewer ranks.
-
-    ## Example
-
-        the last batch of every rank has 1 sample
-    """
+    """Report an epoch without any batch, or with a last batch of one sample or one that is not full."""
     plan, first = shares.plan, shares.ranks[0]
     without = [one.rank for one in shares.ranks if not one.batches]
     if without:
@@ -70,32 +45,7 @@ def check_last_batch(shares: Shares) -> Answer:
     after=("optimizer-drift",),
 )
 def check_accumulation(shares: Shares) -> Answer:
-    """Report an epoch whose last gradients are accumulated from fewer batches than those of other steps.
-
-    ## What it means
-
-    If gradients are accumulated over K batches, an epoch of B batches ends in the middle of a step unless K divides B.
-    A loop that steps at `(i + 1) % K == 0` carries those gradients into the next epoch, or drops them if it calls
-    `zero_grad` first. A loop that also steps at the end makes one step from fewer batches, but still divides their loss
-    by K.
-
-    ## How it is recognized
-
-    By arithmetic, with `--grad-accumulation K`.
-
-    ## How sure
-
-    High that batches are left over. What the loop does with them is not checked.
-
-    ## What to do
-
-    Choose one: also step at the last batch and divide by the actual number of batches, or skip the batches that are
-    left.
-
-    ## Example
-
-        29 batches are 7 steps of 4 batches, and 1 batch is left
-    """
+    """Report an epoch whose last gradients are accumulated from fewer batches than those of other steps."""
     every, batches = shares.plan.accumulation, shares.ranks[0].batches
     if every == 1:
         return skipped("gradients are not accumulated (--grad-accumulation)")

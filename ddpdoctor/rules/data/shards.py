@@ -55,56 +55,7 @@ MIN_MISSING_BATCHES = 2
     after=("optimizer-drift",),
 )
 def check_shards(replicas: Replicas) -> Answer:
-    """Report ranks whose shares of a dataset do not add up to the whole dataset.
-
-    ## What it means
-
-    Each rank shuffles by itself and takes every n-th index. The shares fit together only if all ranks shuffle alike. If
-    ranks have different seeds or epochs, some samples are drawn by several ranks and others by none. With a sampler for
-    more ranks than exist, the shares of the missing ranks are never drawn. Shares do not fit either if each rank first
-    splits off a random part by itself (`random_split`): one rank may train on samples that another holds back for
-    validation.
-
-    If the data is divided among the ranks twice, each rank gets a share of its share: of 640 samples and 4 ranks, all
-    ranks together see 160 per epoch, always the same ones without shuffling. This happens if a loader with a
-    `DistributedSampler` goes through accelerate's `prepare` or transformers' `Trainer`, if Lightning puts its sampler
-    around one that divides by itself, or if the dataset holds only the rank's part.
-
-    ## How it is recognized
-
-    A loader divides its data twice if its samplers, its dataset, or the framework's loader around them know the number
-    of ranks and the rank at two places. For samplers, the drawn indices must confirm that: a complete pass draws a
-    share of a share on every rank. For a `Subset`, or for slices of one tensor, the ranks' parts must be disjoint. For
-    a dataset that divides itself, its values must differ between ranks. A dataset that yields samples without indices
-    is judged by its attributes and by what its code asks for.
-
-    The sampler's `seed`, `epoch`, `num_replicas` and `rank` are read when a pass begins. They contradict each other if
-    the sampler shuffles and ranks have different sums of seed and epoch, or if there are more replicas than ranks. Even
-    if they agree, the shares do not fit if the dataset is a `Subset` of equal datasets with different indices on some
-    ranks.
-
-    Samplers other than torch's are judged by the arithmetic of what was drawn: all ranks together draw as many indices
-    as there are samples, no rank draws one twice, but count, sum and exclusive or are not those of all indices. If the
-    sampler has no such parameters, this must happen in the same way in two passes, because drawing at random on each
-    rank is not a fault.
-
-    ## How sure
-
-    High if a majority agrees: the minority is to blame. Otherwise all ranks are named: medium. Data that is divided
-    twice concerns all ranks: high if the indices were counted, medium if only the code shows it.
-
-    ## What to do
-
-    Divide the data once: remove one of the two places that the report names.
-
-    Give the sampler the same seed on all ranks (not one made from the rank, the time or `torch.initial_seed()`). Call
-    `set_epoch` with the same number on all ranks, and leave out `num_replicas` and `rank`. Split with
-    `random_split(..., generator=torch.Generator().manual_seed(0))`.
-
-    ## Example
-
-        the shares of ranks 0 and 1 overlap or miss samples: their samplers have different seeds
-    """
+    """Report ranks whose shares of a dataset do not add up to the whole dataset."""
     healthy = "the shares of the ranks cover each sample once"
     answer = with_counts(replicas, judge_loaders(replicas, _judge, healthy, of_any_job=True))
     return answer if answer.problems else find_overlap(replicas) or answer

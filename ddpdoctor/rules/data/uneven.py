@@ -28,36 +28,7 @@ if TYPE_CHECKING:
     after=("optimizer-drift",),
 )
 def check_batches(replicas: Replicas) -> Answer:
-    """Report ranks that ran out of batches while others went on.
-
-    ## What it means
-
-    DDP reduces gradients in every backward, and every rank must take part. A rank with fewer batches leaves the loop
-    and goes on to the next epoch, to a barrier, or to its end. The others wait for it in backward, forever or until the
-    timeout. If it does go on to the next epoch, ranks are one step apart from then on.
-
-    ## How it is recognized
-
-    In the same pass over the same loader, one rank reached the end of its batches and another rank got more. Over all
-    passes the first rank trained on fewer batches, and it has not started another pass. No alarm: passes that the
-    script broke off, loaders inside DDP's `join`, and ranks that restart their loader until all have made the same
-    number of steps.
-
-    ## How sure
-
-    High: the batches were counted. If the job hung or failed, this is an error, and the verdict of the progress rules
-    names the rank that left the loop. If the job finished anyway, this is a warning: some batches were not reduced.
-
-    ## What to do
-
-    Use `DistributedSampler` (it makes the shares equal), or `drop_last=True` on shares of equal length. Or wrap the
-    loop in `with model.join():`, with an optimizer created for it. Or let ranks agree on the smallest number of batches
-    before the loop.
-
-    ## Example
-
-        rank 2 has 10 batches in pass 1, but ranks 0 and 1 have 12: the DataLoader (train.py:22)
-    """
+    """Report ranks that ran out of batches while others went on."""
     return judge_loaders(replicas, _judge, "all ranks have the same number of batches")
 
 

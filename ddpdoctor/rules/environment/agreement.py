@@ -38,32 +38,7 @@ MANY_SIDES = 4
     reads="WORLD_SIZE, MASTER_ADDR, MASTER_PORT, variables of NCCL and torch that must agree, NCCL's files",
 )  # fmt: skip
 def check_ws_same(fleet: Fleet) -> Answer:
-    """Report variables on which the ranks disagree, and which ranks differ from the majority.
-
-    ## What it means
-
-    Ranks with a different `WORLD_SIZE`, `MASTER_ADDR` or `MASTER_PORT` wait for different jobs. In our test one rank
-    expected 3 ranks and the others 2: rank 0 hung for more than 40 s past a time limit of 12 s. Ranks with a different
-    `NCCL_ALGO` or `NCCL_PROTO` run different programs for the same collective, and hang or return wrong numbers.
-
-    ## How it is recognized
-
-    It is an error for `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, for `NCCL_ALGO` and `NCCL_PROTO`, and for
-    `TORCH_DISTRIBUTED_DEBUG` if it is DETAIL on some ranks only; with other values of it this is an info. It is
-    a warning for the other variables that must agree. NCCL's values count wherever they come from: the environment, or
-    else `NCCL_CONF_FILE`, `~/.nccl.conf` and `/etc/nccl.conf` of that host. A variable that is set on some ranks and
-    unset on others counts as different.
-
-    ## What else looks like it
-
-    Two spellings of one host (`node0`, `node0.cluster`) are fine if they resolve to a common address on every host.
-    `localhost` on the first node is fine too. Variables that may differ, such as `NCCL_SOCKET_IFNAME`, `NCCL_IB_HCA`,
-    `LOCAL_WORLD_SIZE` or `CUDA_VISIBLE_DEVICES`, are not compared.
-
-    ## What to do
-
-    Export the variable in the script that starts all ranks, not in a login file (such as `~/.bashrc`) of some hosts.
-    """
+    """Report variables on which the ranks disagree, and which ranks differ from the majority."""
     processes = list(fleet.processes())
     if not fleet.gathered:
         return skipped("no launcher was seen, so there is only one process")
@@ -180,29 +155,7 @@ def _means_first(fleet: Fleet, node: Node, process: NodeProcess) -> bool:
     group=CheckGroup.LAUNCH, needs=(), reads="TORCHELASTIC_RUN_ID, PET_RDZV_ID, PET_NNODES, PET_RDZV_ENDPOINT",
 )  # fmt: skip
 def check_rdzv_id_same(fleet: Fleet) -> Answer:
-    """Report nodes whose torchrun would join a different rendezvous, or wait for a different number of nodes.
-
-    ## What it means
-
-    torchrun connects nodes that have the same `--rdzv-id` and the same endpoint, and waits until `--nnodes` of them
-    have joined. Nodes with a different id or number wait alone, without a message, until join_timeout: 600 s by
-    default.
-
-    ## How it is recognized
-
-    The check compares `TORCHELASTIC_RUN_ID` and the variables that stand for torchrun's options, over all processes
-    that answered: `PET_RDZV_ID`, `PET_NNODES`, `PET_RDZV_BACKEND`, `PET_RDZV_ENDPOINT`, `PET_MASTER_ADDR` and
-    `PET_MASTER_PORT`. Options on the command line override them and cannot be seen.
-
-    ## What else looks like it
-
-    Ranks that torchrun started have already met. The `PET_*` variables no longer matter then, and are not compared.
-
-    ## What to do
-
-    Use the same command line on all nodes. An id of `$RANDOM` or `$(date)` is different on each node: use
-    `$SLURM_JOB_ID`.
-    """
+    """Report nodes whose torchrun would join a different rendezvous, or wait for a different number of nodes."""
     if not fleet.gathered:
         return skipped("no launcher was seen, so there is only one process")
     processes = list(fleet.processes())

@@ -41,29 +41,7 @@ OFF_S = 1.0
     reads="the clock of every node against rank 0's, adjtimex",
 )
 def check_clock(fleet: Fleet) -> Answer:
-    """Report nodes whose wall clock differs from the others.
-
-    ## What it means
-
-    torchrun's c10d rendezvous compares the wall clocks of hosts. At a difference of 15 s or more it takes a living node
-    for dead. A node may then start alone with WORLD_SIZE=1 and end with status 0. At 1 s or more, logs of two hosts do
-    not line up.
-
-    ## How it is recognized
-
-    Every node's clock is compared with rank 0's over the connection that gathers the facts. The median counts as right:
-    15 s off is an error, more than 1 s (our choice) a warning. With two nodes nobody can tell which one is right,
-    unless one kernel says that its clock is not synchronized.
-
-    A clock that the kernel calls unsynchronized (STA_UNSYNC) is an info if it agrees with the other nodes now, and a
-    warning if it could not be compared. On a single machine it is no problem. Many virtual machines take the time from
-    their host and report STA_UNSYNC.
-
-    ## What to do
-
-    Run the command that is shown, and keep a time service running: chrony or systemd-timesyncd. A container uses its
-    host's clock.
-    """
+    """Report nodes whose wall clock differs from the others."""
     read = fleet.each(lambda node: node.clock)
     several = len(fleet.nodes) > 1 or (fleet.nnodes or 1) > 1
     loose = [node for node, _ in read if _is_loose(node)]
@@ -185,23 +163,7 @@ def _unsynchronized(loose: list[Node], spread: float | None) -> list[Problem]:
     reads="the path of Python and of torch, os-release, the entries of /etc/hosts for other hosts",
 )
 def check_rootfs_same(fleet: Fleet) -> Answer:
-    """Report nodes that are set up differently from the others.
-
-    ## What it means
-
-    A different path of Python or torch, a different release of the system, or a different /etc/hosts is often the sign
-    of a node that was set up by hand, or of a virtual environment that is active on one node only. None of this is
-    wrong by itself.
-
-    ## How it is recognized
-
-    The check compares the path of the running Python, the path of torch, PRETTY_NAME of os-release, and a digest of the
-    lines of /etc/hosts. Lines about the nodes themselves and loopback addresses are left out.
-
-    ## What to do
-
-    If only one node fails, look at these differences first. One container image for all nodes keeps them the same.
-    """
+    """Report nodes that are set up differently from the others."""
     if len(fleet.nodes) < 2:
         return skipped("only one node: nothing to compare")
     software = fleet.each(lambda node: node.software)

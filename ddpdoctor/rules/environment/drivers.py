@@ -35,27 +35,7 @@ VERSION_MISMATCH = "LIB_RM_VERSION_MISMATCH"
     reads="/proc/driver/nvidia/version or NVML, torch.version.cuda, the libcuda that is loaded",
 )
 def check_driver_min(node: Node) -> Answer:
-    """Report a driver that is too old for torch's major version of CUDA.
-
-    ## What it means
-
-    CUDA cannot start: "The NVIDIA driver on your system is too old". torch then sees no GPU.
-
-    ## How it is recognized
-
-    CUDA 13 needs driver 580 or newer, CUDA 12 needs 525, CUDA 11 needs 450, by NVIDIA's table of minor version
-    compatibility. If torch could start CUDA, nothing is wrong, whatever the numbers say.
-
-    ## What else looks like it
-
-    NVIDIA's cuda-compat package lets an older driver of a data-center GPU run a newer CUDA. If it is in use, the check
-    passes, unless CUDA could not start with it. In that case the package is too new for the driver, or does not support
-    the GPU.
-
-    ## What to do
-
-    Upgrade the driver, or install the build of torch that the report names. It works with the present driver.
-    """
+    """Report a driver that is too old for torch's major version of CUDA."""
     if not nvidia_gpus(node):
         return skipped("this machine or container has no NVIDIA GPU")
     build, software, driver = known(node.torch), known(node.software), driver_of(node)
@@ -96,27 +76,7 @@ def _too_old(node: Node, driver: str, cuda: str, least: int, build: TorchBuild |
     reads="/proc/driver/nvidia/version, the names of libnvidia-ml.so.*, how NVML starts",
 )
 def check_driver_lib_mismatch(node: Node) -> Answer:
-    """Report driver libraries whose version differs from the kernel module's.
-
-    ## What it means
-
-    The driver was upgraded and the old kernel module is still loaded (an unattended upgrade does this), or a container
-    keeps the libraries of an earlier driver. NVML says "Driver/library version mismatch", and CUDA finds no GPU.
-
-    ## How it is recognized
-
-    NVML refuses to start with that error. If NVML was not asked: none of the libnvidia-ml files that were found has the
-    version in `/proc/driver/nvidia/version`.
-
-    ## What else looks like it
-
-    Old library files next to the right ones do no harm, and are not reported.
-
-    ## What to do
-
-    Reboot. Or stop everything that uses the GPUs, unload the kernel modules and load the new ones. Restart a container
-    after an upgrade of the host's driver.
-    """
+    """Report driver libraries whose version differs from the kernel module's."""
     gpus = known(node.gpus)
     if gpus is not None and gpus.init_error == VERSION_MISMATCH:
         return judged([_mismatch(node, "NVML says: driver/library version mismatch")], "NVML refuses to start")
@@ -156,24 +116,7 @@ def _mismatch(node: Node, evidence: str) -> Problem:
     reads="torch.cuda.get_arch_list(), torch.cuda.get_device_capability()",
 )
 def check_arch(node: Node) -> Answer:
-    """Report a GPU that torch has no code for.
-
-    ## What it means
-
-    The first kernel fails with "no kernel image is available for execution on the device".
-
-    ## How it is recognized
-
-    Machine code `sm_XY` runs on a GPU of the same major version X and of Y or above; `compute_XY` is compiled when it
-    is loaded, for a GPU of that version or a newer one. Names with an "a" run on exactly that version, names with an
-    "f" on its family. A GPU that the build has no code for is an error if a rank would use it, or if there is no other
-    GPU. Otherwise, as for an old card that drives the screen, it is a warning.
-
-    ## What to do
-
-    Install a build of torch that has the architecture (a newer torch for a newer GPU, an older one for an older GPU),
-    or exclude the GPU with `CUDA_VISIBLE_DEVICES`.
-    """
+    """Report a GPU that torch has no code for."""
     build = imported_torch(node)
     if build.hip or not build.cuda:
         return skipped("torch is not built for CUDA")

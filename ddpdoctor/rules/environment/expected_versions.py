@@ -36,28 +36,7 @@ VERSION_OF: dict[str, Callable[[Node], str | None]] = {
     reads="--expect-version, and the versions of torch, NCCL, Python, driver and kernel of every node",
 )
 def check_version_expected(fleet: Fleet) -> Answer:
-    """Compare versions with those that the user expects.
-
-    ## What it means
-
-    A cluster is meant to run certain versions, and a node runs another: it missed an update, or the job started in the
-    wrong environment.
-
-    ## How it is recognized
-
-    `check-env --expect-version` names versions, as in `torch==2.13.*` or `driver>=550`. A configuration file can hold
-    them for everybody: `expect-version = ["torch==2.13.*"]` below `[tool.ddpdoctor.check-env]`. The names are torch,
-    nccl, python, driver and kernel. Comparisons follow Python's version specifiers. Only the leading numbers of a
-    kernel count.
-
-    ## How sure
-
-    High. A version that could not be read is reported as "could not tell".
-
-    ## What to do
-
-    Install the version on the nodes that the report names, or correct the expectation.
-    """
+    """Compare versions with those that the user expects."""
     if not fleet.expected:
         return skipped("no version is expected (--expect-version)")
     seen = {

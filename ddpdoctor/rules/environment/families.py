@@ -28,28 +28,7 @@ if TYPE_CHECKING:
     reads="the families of the chosen addresses and the master's addresses, NCCL_SOCKET_FAMILY, disable_ipv6",
 )  # fmt: skip
 def check_v4v6(fleet: Fleet) -> Answer:
-    """Report that some nodes use IPv4 and others IPv6.
-
-    ## What it means
-
-    A rank with an IPv4 address cannot connect to a rank that gives an IPv6 address. Gloo fails an internal check of the
-    address families ("enforce"). NCCL and the store time out.
-
-    ## How it is recognized
-
-    The check compares between nodes the address that each library would give to the others, and the families that the
-    master's name resolves to. It also reports a master with IPv6 addresses only on a node whose
-    `/proc/sys/net/ipv6/conf/all/disable_ipv6` is 1, and a NCCL_SOCKET_FAMILY for which no interface has an address.
-
-    ## What else looks like it
-
-    A name with addresses of both families is fine, even if another node sees only one of them: torch tries all
-    addresses.
-
-    ## What to do
-
-    Set `NCCL_SOCKET_FAMILY=AF_INET` on all nodes, or give all host names addresses of the same family.
-    """
+    """Report that some nodes use IPv4 and others IPv6."""
     chosen = choices_of(fleet)
     problems = [problem for library in VARIABLES for problem in _mixed(library, chosen)]
     problems += _master_families(fleet)

@@ -25,29 +25,7 @@ LONG_S = 60.0
     group=CheckGroup.GPUS, needs=("gpu_trial",), reads="memory and matrix products on every GPU",
 )  # fmt: skip
 def check_gpu_alloc(node: Node) -> Answer:
-    """Report GPUs that hang, fail or compute wrongly when they are given work (`--deep`).
-
-    ## What it means
-
-    A GPU can answer every query and still hang at the first kernel, or return wrong numbers. No error shows the wrong
-    numbers: the loss just does not fall.
-
-    ## How it is recognized
-
-    Each GPU is tested in its own process with a limit of 60 s (our choice). A tenth of its free memory, at most 2 GiB,
-    is filled with a pattern and read back. Matrices of -1, 0 and 1 are multiplied in float32 and bfloat16; their
-    product is known and exact in both. A difference, an error, or no result in time is an error.
-
-    ## What else looks like it
-
-    A GPU whose memory is taken by other processes fails with "out of memory": see other-procs. If torch cannot be
-    imported or CUDA does not start, this check cannot tell.
-
-    ## What to do
-
-    If results are wrong or the GPU hangs, drain the node, reset the GPU or reboot, try again, and run
-    `dcgmi diag -r 3`.
-    """
+    """Report GPUs that hang, fail or compute wrongly when they are given work (`--deep`)."""
     trial = need(node.gpu_trial)
     late = [work for work in trial.work if work.timed_out]
     wrong = [work for work in trial.work if not work.ok and not work.timed_out]
@@ -75,29 +53,7 @@ def _failed(work: Sequence[GpuWork], what: str, fix: str) -> Problem:
     group=CheckGroup.GPUS, needs=("stuck_processes",), reads="/proc/PID/stat, wchan, stack, status; /dev/kmsg",
 )  # fmt: skip
 def check_dstate(node: Node) -> Answer:
-    """Report processes that hang inside the driver and that no signal can end.
-
-    ## What it means
-
-    A GPU or its driver does not answer, and any process that asks it waits in state D: `nvidia-smi` hangs, `kill -9`
-    does nothing, and the next job that touches the GPU hangs too.
-
-    ## How it is recognized
-
-    The check looks twice, a second apart, for processes in state D that neither ran nor were switched in between. They
-    must sleep in a function of the NVIDIA modules, or be tools that do nothing but query the driver. It is an error
-    from 60 s on, which the kernel's own watchdog reports in its log ("blocked for more than 122 seconds"). If the log
-    has no such line or may not be read, it is a warning: the process hangs for at least a second.
-
-    ## What else looks like it
-
-    A file system that hangs also causes state D, but in another function. Without persistence mode, waking a GPU takes
-    seconds, but a process that does so is switched meanwhile.
-
-    ## What to do
-
-    First run `sudo dmesg | grep -E 'NVRM|Xid'`, which shows which GPU it is. Then reboot the node.
-    """
+    """Report processes that hang inside the driver and that no signal can end."""
     stuck = need(node.stuck_processes)
     long = [one for one in stuck if (one.seconds or 0.0) >= LONG_S]
     short = [one for one in stuck if one not in long]

@@ -42,29 +42,7 @@ def _is_virtual(node: Node) -> bool:
     group=CheckGroup.LINKS, needs=("gpus", "pci"), reads="NVML: state and errors of each NVLink",
 )  # fmt: skip
 def check_nvlink(node: Node) -> Answer:
-    """Report GPUs with fewer active NVLinks than their peers, or boards whose NVLinks are down on all GPUs.
-
-    ## What it means
-
-    NCCL routes its rings and trees over the links that are up. With one link down, all GPUs are slower, or use PCIe.
-
-    ## How it is recognized
-
-    NVML's state of each link that a GPU has. On boards that wire all links (SXM), a GPU with fewer active links than
-    another of its model is an error. Links that are down on all of several GPUs are an error too, or a warning in a
-    virtual machine, where the host may have switched them off. Cards have links for optional bridges: for them, some
-    active links where another card has more is a warning. Counts of link errors are only shown, because a few replays
-    are normal.
-
-    ## What else looks like it
-
-    If a virtual machine has a single GPU of a board, that GPU has no peer, and its links may be off.
-
-    ## What to do
-
-    Look at `nvidia-smi nvlink -s` and search `dmesg` for Xid 74. Restart nvidia-fabricmanager, or reset all GPUs of the
-    board together.
-    """
+    """Report GPUs with fewer active NVLinks than their peers, or boards whose NVLinks are down on all GPUs."""
     gpus = [gpu for gpu in listed(node).devices if gpu.nvlinks]
     if not gpus:
         return skipped("no GPU here has NVLink")
@@ -114,30 +92,7 @@ def _links(gpu: Gpu) -> str:
     group=CheckGroup.LINKS, needs=("gpus", "pci", "torch"), reads="NVML: fabric state; nv-fabricmanager in /proc",
 )  # fmt: skip
 def check_fabric(node: Node) -> Answer:
-    """Report GPUs behind NVSwitches that the fabric manager has not set up.
-
-    ## What it means
-
-    Until nvidia-fabricmanager has set up the switches, `cuInit` returns 802, "system not yet initialized": torch sees
-    no GPU.
-
-    ## How it is recognized
-
-    NVML's fabric state of each GPU, which must be "completed" with status "success". If the driver does not report it
-    (A100), the check looks for NVSwitches on the PCI bus without a process nv-fabricmanager. That is an error, unless
-    torch sees its GPUs. If the fabric is set up and the manager has gone, it is a warning: later failures are not
-    repaired. In a container the manager is not visible, and is not checked.
-
-    ## What else looks like it
-
-    GPUs that belong to no fabric say "not supported". In a virtual machine with part of a board, the host's manager
-    does the work.
-
-    ## What to do
-
-    Run `sudo systemctl enable --now nvidia-fabricmanager`. Its version must be exactly the driver's. If that does not
-    help, read its log, /var/log/fabricmanager.log.
-    """
+    """Report GPUs behind NVSwitches that the fabric manager has not set up."""
     gpus = listed(node)
     pci = known(node.pci)
     devices = pci.devices if pci is not None else ()
@@ -186,28 +141,7 @@ def _no_manager(*, set_up: bool) -> Problem:
     reads="NVML: P2P status and topology; torch.cuda.can_device_access_peer; copies with --deep",
 )  # fmt: skip
 def check_p2p(node: Node) -> Answer:
-    """Report pairs of near GPUs without peer access, and copies between GPUs that arrive wrong (`--deep`).
-
-    ## What it means
-
-    Without peer access NCCL copies through host memory, at a fraction of the speed. With Access Control Services or an
-    IOMMU in between, copies can hang or arrive wrong without an error.
-
-    ## How it is recognized
-
-    The check asks NVML's P2P status and torch about pairs below one host bridge and pairs that NVLink joins. No access
-    is an error with NVLink, and a warning for data-center GPUs on PCIe. It is an info for cards that are sold without
-    peer access (GeForce), and in a virtual machine, where the host decides. With `--deep`, 64 MiB are copied for every
-    ordered pair and compared byte by byte: any difference is an error.
-
-    ## What else looks like it
-
-    GPUs on different sockets often have no peer access. Such pairs are not checked.
-
-    ## What to do
-
-    Run `nvidia-smi topo -p2p r`, which shows all pairs, and see acs-iommu. As a stopgap, `export NCCL_P2P_DISABLE=1`.
-    """
+    """Report pairs of near GPUs without peer access, and copies between GPUs that arrive wrong (`--deep`)."""
     copied = list(_wrong_copies(node))
     gpus = {gpu.index: gpu for gpu in in_use(node)}
     pairs = [pair for pair in listed(node).pairs if {pair.first, pair.second} <= gpus.keys()]

@@ -42,32 +42,7 @@ MISMATCH = "LIB_RM_VERSION_MISMATCH"
     reads="NVML, /sys/bus/pci/devices, /proc/driver/nvidia/gpus, torch.cuda.device_count()",
 )  # fmt: skip
 def check_gpu_count(node: Node) -> Answer:
-    """Report a GPU that does not work, one that the driver does not list, and more ranks than GPUs.
-
-    ## What it means
-
-    A GPU that fell off the bus (Xid 79) stays in the list of PCI devices, but NVML does not list it, or every query to
-    it ends with "GPU is lost". With fewer GPUs than ranks, `torch.cuda.set_device(LOCAL_RANK)` fails with "invalid
-    device ordinal", or two ranks share one GPU.
-
-    ## How it is recognized
-
-    The check asks NVML for each device. A GPU that the NVIDIA driver uses but NVML does not list is broken only if its
-    device file can be opened, or fails with an error of the device. A container or a Slurm job with some of the node's
-    GPUs is denied the others, which is correct. A GPU that vfio-pci uses is fine too. The GPUs that
-    `CUDA_VISIBLE_DEVICES` leaves are compared with torch's count and with `LOCAL_WORLD_SIZE`. More GPUs than ranks is
-    an info.
-
-    ## What else looks like it
-
-    A job that trains on CPUs may start more ranks than there are GPUs: hide the GPUs with `CUDA_VISIBLE_DEVICES=`. With
-    MIG, torch counts slices, so the numbers are not compared.
-
-    ## What to do
-
-    For a lost GPU, look for its Xid in `dmesg`, then reset it (`nvidia-smi -r`) or reboot. Otherwise start as many
-    ranks as there are GPUs, or ask the batch system or container for more GPUs.
-    """
+    """Report a GPU that does not work, one that the driver does not list, and more ranks than GPUs."""
     gpus = need(node.gpus)
     if gpus.init_error == MISMATCH:
         return skipped("NVML does not start because driver and library differ: see driver-lib-mismatch")
@@ -179,29 +154,7 @@ def _rank_count(node: Node, gpus: Gpus) -> Iterator[Problem]:
     group=CheckGroup.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, NVML",
 )  # fmt: skip
 def check_cvd_valid(node: Node) -> Answer:
-    """Report a `CUDA_VISIBLE_DEVICES` that leaves fewer GPUs visible than it names.
-
-    ## What it means
-
-    CUDA reads the list up to the first entry that names no device. It hides that entry and all that follow, without a
-    message. If a device is named twice, CUDA shows no device at all.
-
-    ## How it is recognized
-
-    The check resolves entries as CUDA does: numbers below the count of devices, beginnings of a UUID (`GPU-…`) that fit
-    only one device, `MIG-…` for a slice. It is an error if an entry names nothing or a device is named twice. If all
-    GPUs are hidden on purpose (an empty value, `-1`, Slurm's `NoDevFiles`), it is an info. Source: CUDA programming
-    guide, "CUDA environment variables".
-
-    ## What else looks like it
-
-    In a container with some of the GPUs, and in a Slurm job with confined devices, numbers start at 0 again: a value
-    from outside does not fit. If each Slurm task sees its own GPUs, only the first task is checked.
-
-    ## What to do
-
-    Name the devices that `nvidia-smi -L` shows, or unset the variable.
-    """
+    """Report a `CUDA_VISIBLE_DEVICES` that leaves fewer GPUs visible than it names."""
     gpus = listed(node)
     processes = node.processes[:1] if sees_its_own(node.first) else node.processes
     having = [process for process in processes if VARIABLE in process.variables]

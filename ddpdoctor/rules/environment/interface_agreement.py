@@ -59,31 +59,7 @@ def seen_of(chosen: Chosen) -> str:
     reads="the choice of NCCL and Gloo on every node: variables, interfaces, addresses, the host name",
 )  # fmt: skip
 def check_iface_agree(fleet: Fleet) -> Answer:
-    """Report nodes that would send an unreachable address to the other nodes.
-
-    ## What it means
-
-    Each rank gives the others one of its addresses. The address of a container bridge or of loopback, or one that
-    another host has too, leads nowhere or to the wrong host. Ranks then wait until their time limit; NCCL says "connect
-    to 172.17.0.1 returned Connection refused".
-
-    ## How it is recognized
-
-    The check applies each library's own order of interfaces (see `iface-up`). NCCL leaves out docker*, lo and virbr* by
-    itself, but not cni*, flannel*, veth* or br-*. With `NCCL_SOCKET_IFNAME=^docker0` it leaves out docker0 only, and
-    takes lo, the first that is left. It is an error to use loopback, an interface with such a name, an address that two
-    hosts have, or a link-local address if other nodes use none. A VPN's interface is a warning. A bridge that NCCL
-    would use for data besides the first interface is a warning too, if there is no InfiniBand or RoCE.
-
-    ## What else looks like it
-
-    Different networks on different nodes are fine if they are routed, which only a connection can show. If Gloo uses
-    the host name, see `hostname-loopback`.
-
-    ## What to do
-
-    On all nodes, set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface that connects the nodes.
-    """
+    """Report nodes that would send an unreachable address to the other nodes."""
     if not has_several_nodes(fleet):
         return skipped(ONE_NODE)
     chosen = choices_of(fleet)
@@ -182,27 +158,7 @@ def _link_local(chosen: Chosen) -> Iterator[Problem]:
     reads="mtu of /sys/class/net, of the interfaces that NCCL and Gloo would use on every node",
 )  # fmt: skip
 def check_mtu(fleet: Fleet) -> Answer:
-    """Report nodes that may send packets that are too large for the others.
-
-    ## What it means
-
-    Within one network nothing splits packets: those larger than the receiver's MTU are dropped. Small messages pass, so
-    the ranks connect, but the first large message stalls ("Timed out waiting for recv operation to complete").
-
-    ## How it is recognized
-
-    The check compares the MTU of the interfaces whose addresses NCCL and Gloo would give to the others.
-
-    ## What else looks like it
-
-    Nodes in different networks can have different MTUs if the router between them reports packets that are too large. A
-    switch with a smaller MTU than all nodes is not visible here: only a transfer would show it.
-
-    ## What to do
-
-    Set the same MTU everywhere with `ip link set dev eth0 mtu 1500`. Set it in the network configuration too, so that
-    it survives a reboot.
-    """
+    """Report nodes that may send packets that are too large for the others."""
     chosen = choices_of(fleet)
     if len(chosen) < 2:
         return skipped("only one node: nothing to compare")

@@ -31,29 +31,7 @@ EXACT = (GLOO, TENSORPIPE)
     reads="NCCL_SOCKET_IFNAME (also in NCCL's files), GLOO_SOCKET_IFNAME, TP_SOCKET_IFNAME, /sys/class/net",
 )  # fmt: skip
 def check_ifname_exists(node: Node) -> Answer:
-    """Report interface variables that match no interface of this machine.
-
-    ## What it means
-
-    Every rank of the node fails: NCCL with "Bootstrap : no socket interface found", Gloo with "Unable to find address
-    for: eth1".
-
-    ## How it is recognized
-
-    The check uses each library's own syntax, from its source. `NCCL_SOCKET_IFNAME` is a list of name prefixes. `=`
-    before the first makes all of them whole names, `^` before the first excludes them. Each mark counts once for the
-    whole list: in `^docker0,^lo` the second `^` is part of a name. `GLOO_SOCKET_IFNAME` is a list of whole names
-    without blanks, and all of them must exist: with NCCL's `^docker` or `=eth0`, Gloo says "Unable to find address for:
-    ^docker". `TP_SOCKET_IFNAME`, for RPC only, is one whole name. NCCL and Gloo ignore a value of one character.
-
-    ## What else looks like it
-
-    A list for several kinds of machines, such as `NCCL_SOCKET_IFNAME=eth,ib`, is fine if one of its names matches.
-
-    ## What to do
-
-    Use the name that `ip -brief address` shows. If names differ between nodes, set the variable on each node.
-    """
+    """Report interface variables that match no interface of this machine."""
     network = need(node.network)
     if not network.interfaces:
         return unknown("the interfaces of this machine could not be read")
@@ -158,29 +136,7 @@ def _nccl_fix(network: Network, setting: Setting) -> str:
     ),
 )  # fmt: skip
 def check_iface_up(node: Node) -> Answer:
-    """Report interfaces that the libraries would use, or are set to use, but that cannot carry data.
-
-    ## What it means
-
-    NCCL leaves out interfaces that are not running, and fails with "no socket interface found" if none is left. Gloo
-    uses the interface that is set, up or down: without an address it fails with "Unable to find address for: eth1",
-    with one its connections time out.
-
-    ## How it is recognized
-
-    The check reads IFF_UP and the state in /sys/class/net; `carrier` 0 means that the cable is unplugged or the link is
-    down. Which interface a library would use follows from its source. Gloo takes the interface of the first address of
-    the host name that is local. NCCL takes the first of: ib*; any but docker*, lo and virbr*; docker*; lo; virbr*. With
-    -v the check says which they are here.
-
-    ## What else looks like it
-
-    If NCCL_SOCKET_IFNAME names several interfaces and only some are down, NCCL does without them: a warning.
-
-    ## What to do
-
-    Run `ip link set dev eth1 up`, plug in the cable, give the interface an address, or name another interface.
-    """
+    """Report interfaces that the libraries would use, or are set to use, but that cannot carry data."""
     network = need(node.network)
     if not network.interfaces:
         return unknown("the interfaces of this machine could not be read")

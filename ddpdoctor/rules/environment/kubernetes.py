@@ -34,35 +34,7 @@ _SHOWN = (
     reads="KUBERNETES_SERVICE_HOST, PET_*, MASTER_ADDR, getaddrinfo, interfaces, /proc/net/tcp",
 )  # fmt: skip
 def check_k8s(node: Node) -> Answer:
-    """Report pods whose options are overridden, whose names do not resolve, or whose network breaks the job.
-
-    ## What it means
-
-    An operator (Kubeflow's PyTorchJob and TrainJob) describes the job to torchrun with `PET_NNODES`,
-    `PET_NPROC_PER_NODE` and `PET_MASTER_ADDR` or `PET_RDZV_ENDPOINT`. Options on torchrun's command line override them.
-    With a leftover `--standalone`, each pod trains alone.
-
-    ## How it is recognized
-
-    - torchrun's own count of nodes (`GROUP_WORLD_SIZE`) or of ranks here (`LOCAL_WORLD_SIZE`) differs from the
-      operator's.
-    - The master's name does not resolve: a service publishes a pod's name only once the pod is ready, unless it has
-      `publishNotReadyAddresses`.
-    - Something listens on ports 15001 and 15006: the proxy of Istio. It intercepts every connection, and breaks those
-      that Gloo and NCCL open to ports that belong to no service (kubeflow/trainer#1636, #1637).
-    - The pod uses the machine's network (it sees interfaces such as `cali…` or `cni0`), and its name resolves to
-      loopback: with `hostNetwork` the file /etc/hosts is the machine's.
-
-    ## What else looks like it
-
-    `WORLD_SIZE` and `RANK` of a PyTorchJob count pods, not ranks, until torchrun sets them again. That is normal.
-
-    ## What to do
-
-    Depending on the finding: remove the option from the command, or the field from the job; set
-    `publishNotReadyAddresses: true` on the headless service; give the pods the annotation
-    `sidecar.istio.io/inject: "false"`.
-    """
+    """Report pods whose options are overridden, whose names do not resolve, or whose network breaks the job."""
     if not any(text_of(process, "KUBERNETES_SERVICE_HOST") for process in node.processes):
         return skipped("this is not a Kubernetes pod")
     names, network = known(node.names), known(node.network)

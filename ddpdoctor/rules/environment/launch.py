@@ -37,29 +37,7 @@ _MADE_UP = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_
     group=CheckGroup.LAUNCH, needs=(), reads="RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT",
 )  # fmt: skip
 def check_env_complete(node: Node) -> Answer:
-    """Report a rank that has only some of the variables that `init_process_group` reads.
-
-    ## What it means
-
-    With `env://`, the default, `init_process_group` reads `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, and
-    raises "environment variable RANK expected, but not set" if one is missing or empty. `RANK`, `WORLD_SIZE` and
-    `MASTER_PORT` must be whole numbers.
-
-    ## How it is recognized
-
-    It is an error if `RANK` is set and another variable is not, or if one is not a number. It is a warning if only
-    `RANK` is missing, or if Slurm or MPI number the processes: the script may set the rest itself, from `SLURM_PROCID`
-    or `OMPI_COMM_WORLD_RANK`. Batch scripts export `MASTER_ADDR` and `MASTER_PORT` before `srun`, under Slurm or MPI
-    also `WORLD_SIZE`: these alone are no problem. Source: torch/distributed/rendezvous.py.
-
-    ## What else looks like it
-
-    A script that passes `rank=` and `world_size=`, or its own `init_method`, needs none of these variables.
-
-    ## What to do
-
-    Start the ranks with `torchrun`, which sets all four, or export the missing one in each process.
-    """
+    """Report a rank that has only some of the variables that `init_process_group` reads."""
     found = [process for process in node.processes if any(name in process.variables for name in RANK_VARIABLES)]
     if not found:
         return skipped(NO_LAUNCHER)
@@ -145,29 +123,7 @@ def _example(name: str, process: NodeProcess) -> str:
     group=CheckGroup.LAUNCH, needs=(), reads="RANK, LOCAL_RANK, GROUP_RANK, PET_NODE_RANK and their sizes, MASTER_PORT",
 )  # fmt: skip
 def check_env_range(node: Node) -> Answer:
-    """Report ranks that are out of range for their world size, and ports that do not exist.
-
-    ## What it means
-
-    Ranks go from 0 to `WORLD_SIZE` - 1, ports from 1 to 65535. With a rank out of range, Gloo fails with "rank < size.
-    2 vs 2" and NCCL with "invalid argument". A wrong `LOCAL_RANK` fails with "invalid device ordinal".
-
-    ## How it is recognized
-
-    0 <= `RANK` < `WORLD_SIZE`, 0 <= `LOCAL_RANK` < `LOCAL_WORLD_SIZE` <= `WORLD_SIZE`, and the same for `GROUP_RANK`
-    and `PET_NODE_RANK`. A pair is compared only if both are set and are numbers. Port 0 means "any free port" to the
-    process that listens. No other process could know that port, so 0 is right only for a job of one rank.
-
-    ## What else looks like it
-
-    Kubeflow's PyTorchJob gives each pod its own number as `RANK`, and the number of pods, or of all ranks, as
-    `WORLD_SIZE`. That is in range, and torchrun sets both again for the ranks that it starts.
-
-    ## What to do
-
-    Number ranks from 0. Most often `RANK` was set to a node number that starts at 1, or `WORLD_SIZE` to the number of
-    nodes.
-    """
+    """Report ranks that are out of range for their world size, and ports that do not exist."""
     found = [process for process in node.processes if _range_names(process)]
     if not found:
         return skipped(NO_LAUNCHER)

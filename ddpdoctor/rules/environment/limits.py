@@ -42,29 +42,7 @@ SLOW_MB_S = 20.0
     reads="RLIMIT_NOFILE, WORLD_SIZE",
 )
 def check_nofile(node: Node) -> Answer:
-    """Report a limit on open files that is too low for the job.
-
-    ## What it means
-
-    You see "Too many open files", "received 0 items of ancdata" from loader workers, or a store on rank 0 that accepts
-    no more connections. This often happens hours after the start.
-
-    ## How it is recognized
-
-    A soft limit below 8,192 is a warning, one below 65,536 an info. Below 128 + 4 x WORLD_SIZE it is an error: rank 0
-    cannot hold the connections of all ranks. The numbers are our choice.
-
-    ## What else looks like it
-
-    A login shell often has a soft limit of 1024 with a high hard limit. Put the command that is shown into the script
-    that starts the job.
-
-    ## What to do
-
-    Run `ulimit -n` with a value up to the hard limit. To raise the hard limit, use
-    `docker run --ulimit nofile=65536:65536`, `LimitNOFILE=` of the service that starts the job, or
-    `/etc/security/limits.conf`. Slurm passes on the limits of the shell that submits the job.
-    """
+    """Report a limit on open files that is too low for the job."""
     limit = need(node.limits).nofile
     if limit is None:
         return skipped("this system does not report its limit of open files")
@@ -118,22 +96,7 @@ def _raise_files(node: Node, limit: Limit) -> str:
     reads="RLIMIT_NPROC, the cgroup's pids.max and pids.current, OMP_NUM_THREADS",
 )
 def check_nproc_pids(node: Node) -> Answer:
-    """Report too little room for the processes and threads of the ranks.
-
-    ## What it means
-
-    Ranks fail with "Resource temporarily unavailable" or "can't start new thread", or a loader worker dies at once.
-
-    ## How it is recognized
-
-    The check takes what is left of RLIMIT_NPROC for this user (root is exempt) and of the cgroup's pids.max. A rank
-    needs 64 plus OMP_NUM_THREADS. The 64 is our choice: a rank has some 30 threads of its own.
-
-    ## What to do
-
-    Raise the limit that is named: `ulimit -u` up to the hard limit, `docker run --pids-limit`, `podPidsLimit` of the
-    kubelet, or `TasksMax=` of the service or of the user's slice.
-    """
+    """Report too little room for the processes and threads of the ranks."""
     limits = need(node.limits)
     wanted = ranks_here(node) * (TASKS_PER_RANK + (node.first.number("OMP_NUM_THREADS") or 1))
     problems = []
@@ -171,22 +134,7 @@ def _task_limits(limits: Limits) -> list[tuple[int, int, str, str]]:
     reads="/proc/sys/net/core/somaxconn, WORLD_SIZE",
 )
 def check_somaxconn(node: Node) -> Answer:
-    """Report a listen queue that overflows if all ranks connect at once.
-
-    ## What it means
-
-    All ranks connect to rank 0's store at the same time. Connections that do not fit into the queue are dropped and
-    retried, so the start is slow or times out. torch itself warns: "Starting store with N workers but somaxconn is M".
-
-    ## How it is recognized
-
-    `net.core.somaxconn` is below WORLD_SIZE on the node of rank 0. torch makes the same comparison (TCPStore.cpp).
-
-    ## What to do
-
-    Run the command that is shown on the node of rank 0. A container has its own value:
-    `docker run --sysctl net.core.somaxconn=...`, or the pod's `securityContext.sysctls`.
-    """
+    """Report a listen queue that overflows if all ranks connect at once."""
     ranks, queue = world_size(node), need(node.limits).somaxconn
     if queue is None:
         return skipped("this system does not report net.core.somaxconn")
@@ -214,24 +162,7 @@ def check_somaxconn(node: Node) -> Answer:
     reads="statvfs of $TMPDIR, /tmp, the cache and the working directory; with --deep their write speed",
 )
 def check_disk(node: Node) -> Answer:
-    """Report a full or broken folder for temporary files, for caches, or for the job's output.
-
-    ## What it means
-
-    Checkpoints fail late. The flight recorder's dumps and torchrun's error files are lost without a message, just when
-    they are needed. A compiler's cache that cannot be written is built again by every rank.
-
-    ## How it is recognized
-
-    It is a problem if less than 1 GiB is left for this user (our choice), if a folder for temporary files is not
-    writable, or if a file system does not answer within 2 s because its network server has gone. A read-only working
-    directory or cache is fine: many images have them. With `--deep`, less than 20 MB/s (our choice) written to the
-    device is an info.
-
-    ## What to do
-
-    Make room, or send the job's files elsewhere: `export TMPDIR=...`, `export XDG_CACHE_HOME=...`.
-    """
+    """Report a full or broken folder for temporary files, for caches, or for the job's output."""
     volumes = need(node.limits).volumes
     problems = [problem for volume in volumes if (problem := _judge_volume(volume)) is not None]
     return judged(problems, "; ".join(_volume_words(volume) for volume in volumes) or "no file system was seen")

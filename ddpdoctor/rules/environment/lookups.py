@@ -36,28 +36,7 @@ FOREVER_S = 2.0
     reads="socket.getfqdn on rank 0's host, getaddrinfo of it on all others",
 )  # fmt: skip
 def check_fqdn_forward(fleet: Fleet) -> Answer:
-    """Report nodes on which the full name of rank 0's host does not resolve, or resolves to the node itself.
-
-    ## What it means
-
-    torchrun publishes `socket.getfqdn()` of rank 0's host as MASTER_ADDR, whatever the rendezvous endpoint was. That
-    name may come from a reverse look-up and not resolve forward (names that end in `.ip6.arpa`, pytorch issue 73656),
-    or from that host's own /etc/hosts (`localhost`). The other nodes then wait for the store in vain.
-
-    ## How it is recognized
-
-    Every node looks the name up. It is a problem if that fails, takes longer than 2 seconds, or returns only loopback
-    addresses on a node other than rank 0's.
-
-    ## What else looks like it
-
-    If MASTER_ADDR is set to another name, as with --rdzv-backend static or srun, nothing uses the full name, and it is
-    only a warning.
-
-    ## What to do
-
-    On the first host, start torchrun with `--local-addr` and an address that all other hosts can reach. Or correct DNS.
-    """
+    """Report nodes on which the full name of rank 0's host does not resolve, or resolves to the node itself."""
     if not has_several_nodes(fleet) or len(fleet.nodes) < 2:
         return skipped("no other node was seen")
     found = tuple((node, names.head) for node, names in fleet.each(lambda node: node.names) if names.head is not None)
@@ -105,29 +84,7 @@ def _how(lookup: Lookup) -> tuple[str, ...]:
     reads="MASTER_ADDR or the host of PET_RDZV_ENDPOINT, getaddrinfo of it on every node",
 )  # fmt: skip
 def check_master_resolve(fleet: Fleet) -> Answer:
-    """Report nodes where the master's name does not resolve, or resolves to a different host than on the others.
-
-    ## What it means
-
-    If the name does not resolve, torch does not fail at once. It tries again until its time limit and prints "gai
-    error: -3" or "-2" each time. If the name resolves to different hosts (split DNS, an old /etc/hosts), some ranks
-    wait without a message for a store on the wrong host.
-
-    ## How it is recognized
-
-    Every node looks the name up. The check compares the sets of addresses. Their order does not matter, because servers
-    rotate it. All addresses on the interfaces of rank 0's host count as that host, and on that host a loopback address
-    does too. Sets with no address in common are an error, other differences a warning.
-
-    ## What else looks like it
-
-    The name of a headless Kubernetes service resolves only once the pod is ready, unless it has
-    `publishNotReadyAddresses: true`.
-
-    ## What to do
-
-    Correct DNS or /etc/hosts on the nodes that the report names, or set MASTER_ADDR to an address.
-    """
+    """Report nodes where the master's name does not resolve, or resolves to a different host than on the others."""
     readings = fleet.each(lambda node: node.names)
     found = tuple((node, names.master) for node, names in readings if names.master is not None)
     if not found:
@@ -196,29 +153,7 @@ def _meaning(fleet: Fleet, node: Node, lookup: Lookup) -> tuple[str, ...] | None
     reads="getaddrinfo of the host name and the master, getnameinfo of own addresses",
 )  # fmt: skip
 def check_rdns_slow(node: Node) -> Answer:
-    """Report look-ups that take longer than a second.
-
-    ## What it means
-
-    torch's store looks up the name of every peer that connects. If a peer has none, it prints "The hostname of the
-    client socket cannot be retrieved", which is harmless by itself. With a slow or dead name server each connection
-    waits for the look-up, and a large job takes minutes to start.
-
-    ## How it is recognized
-
-    The check times getaddrinfo for the host name and the master, and getnameinfo for this host's own addresses. The
-    limit of 1 second is our choice; look-ups are cut off after 2. An address without a name is fine if the answer comes
-    fast. If a name is not looked up in time, `hostname-unresolvable` or `master-resolve` reports it.
-
-    ## What else looks like it
-
-    The first look-up after a long time may be slow. Run the check again.
-
-    ## What to do
-
-    Correct the servers in /etc/resolv.conf (`resolvectl status` shows them), or add the nodes to /etc/hosts, which is
-    read first.
-    """
+    """Report look-ups that take longer than a second."""
     names = need(node.names)
     times = dict(_times(names))
     slow = {what: duration for what, duration in times.items() if duration > SLOW_S}

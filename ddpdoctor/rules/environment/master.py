@@ -36,26 +36,7 @@ _NOBODY = "ranks look for the store on a host where no process listens"
     group=CheckGroup.NETWORK, needs=(), reads="MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT",
 )  # fmt: skip
 def check_master_numeric(node: Node) -> Answer:
-    """Report a `MASTER_ADDR` that is a number, such as the id of a Slurm job.
-
-    ## What it means
-
-    The C library reads a bare number as an IPv4 address of 32 bits: 6841231 is 0.104.99.143. No look-up fails and
-    nothing warns. Every rank tries to reach an address that no host has, until the time limit.
-
-    ## How it is recognized
-
-    The address has only digits, or 0x and hexadecimal digits (inet_aton(3)).
-
-    ## What else looks like it
-
-    Nothing does: a host name of digits only cannot be looked up.
-
-    ## What to do
-
-    Give the name of rank 0's host. Most often somebody put the job's id there instead of a host: `export
-    MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)`.
-    """
+    """Report a `MASTER_ADDR` that is a number, such as the id of a Slurm job."""
     found = _all_endpoints(node)
     if not found:
         return skipped(NO_ADDRESS)
@@ -103,32 +84,7 @@ class Given:
     reads="MASTER_ADDR, PET_MASTER_ADDR, PET_RDZV_ENDPOINT, the number of nodes, getaddrinfo",
 )  # fmt: skip
 def check_master_loopback(fleet: Fleet) -> Answer:
-    """Report an address of the store that means a different host on every node.
-
-    ## What it means
-
-    With several nodes, `localhost` is a different host on each. Every node but the first looks for the store on itself.
-    It waits without a message until the time limit: 30 minutes with Gloo, 10 with NCCL, or 600 seconds in torchrun's
-    rendezvous.
-
-    ## How it is recognized
-
-    The job has more than one node, and one of these is true: the address is `localhost`, in 127.0.0.0/8, `::1`,
-    `0.0.0.0` or `::`; it resolves to such an address; or it is the host name of a node that does not run rank 0. The
-    number of nodes comes from the nodes that answered, the launcher, `GROUP_WORLD_SIZE`, `WORLD_SIZE` against
-    `LOCAL_WORLD_SIZE`, `PET_NNODES` or a Slurm step's `SLURM_NNODES`.
-
-    ## What else looks like it
-
-    On the first node itself such an address does no harm: rank 0 listens on all addresses, and older Kubernetes
-    operators give the first pod `localhost` on purpose. If only the first node answers, it is a warning, unless the
-    address was given as an option and the other nodes are missing: then it is an error. With c10d any node may host the
-    rendezvous, as long as all nodes name the same one.
-
-    ## What to do
-
-    Give all nodes the first node's host name, not the output of `hostname` on each node.
-    """
+    """Report an address of the store that means a different host on every node."""
     given = [
         Given(node=node, process=process, endpoint=endpoint, first=_is_first(fleet, node, process))
         for node, process in fleet.processes()
@@ -236,31 +192,7 @@ def _right_value(fleet: Fleet, endpoint: Endpoint) -> str:
     reads="MASTER_PORT, PET_MASTER_PORT, PET_RDZV_ENDPOINT, /proc/sys/net/ipv4/ip_local_port_range",
 )  # fmt: skip
 def check_port_range(node: Node) -> Answer:
-    """Report a fixed port for the store that the kernel may hand out to any other connection, or that needs root.
-
-    ## What it means
-
-    The kernel gives ports of `ip_local_port_range` (32768 to 60999 by default) to any process that opens a connection.
-    A store on one of them fails now and then with "EADDRINUSE", more often on a busy host. Only root may listen on
-    ports below 1024.
-
-    ## How it is recognized
-
-    The check compares `MASTER_PORT` of ranks that torchrun did not start, `PET_MASTER_PORT` and the port of
-    `PET_RDZV_ENDPOINT` with this machine's range. A port below 1024 is a warning. A port in the range is only an info,
-    because frameworks that look for a free port just before they start (Lightning, Accelerate, Ray) get one from that
-    range.
-
-    ## What else looks like it
-
-    Under torchrun, `MASTER_PORT` is often a port of this range, but torchrun already listens on it. That is fine. The
-    default port, 29500, is below the range.
-
-    ## What to do
-
-    Use a port between 1024 and the start of the range, such as 29500, and a different one for each job on the same
-    host. Or let the kernel reserve one: `sysctl net.ipv4.ip_local_reserved_ports=PORT`.
-    """
+    """Report a fixed port for the store that the kernel may hand out to any other connection, or that needs root."""
     ports = _chosen_ports(node)
     if not ports:
         return skipped("no port is set for the store: " + _why_no_port(node))

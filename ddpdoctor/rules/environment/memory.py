@@ -42,34 +42,7 @@ MEMORY_PER_RANK_BYTES = 2 << 30
     reads="statvfs of /dev/shm, the files in it, loader workers that run here; with --deep its write speed",
 )
 def check_shm(node: Node) -> Answer:
-    """Report shared memory that is too small for loader workers and NCCL.
-
-    ## What it means
-
-    Workers of a DataLoader pass their batches through /dev/shm, and NCCL's ranks on one node exchange data through it.
-    When it is full, SIGBUS kills the process that writes to it ("DataLoader worker is killed by signal: Bus error"), or
-    NCCL says "unhandled system error".
-
-    ## How it is recognized
-
-    | /dev/shm | severity |
-    |---|---|
-    | not there, less than 64 MiB in all, or not writable | error |
-    | 64 MiB, what Docker and Kubernetes give | warning; an error while loader workers run here |
-    | below 512 MiB, where DeepSpeed's ds_report warns | warning |
-    | below 2 GiB (our choice) while loader workers run here | warning |
-    | large enough, and less than 64 MiB of it is free | warning |
-
-    Files of torch and NCCL that are older than ten minutes and whose owners have ended are a warning if they fill a
-    tenth of /dev/shm or more, otherwise an info. The check looks for them only if it can see all processes of the
-    machine.
-
-    ## What to do
-
-    With Docker, use `docker run --shm-size=16g` (or `--ipc=host`). In Kubernetes, mount a volume
-    `emptyDir: {medium: Memory}` at /dev/shm. On a machine, run `mount -o remount,size=...`. NVIDIA recommends at least
-    1 GB for NCCL.
-    """
+    """Report shared memory that is too small for loader workers and NCCL."""
     shm, software = need(node.limits).shm, known(node.software)
     if shm is None:
         if software is None or software.platform != "linux":
@@ -148,28 +121,7 @@ def _stale(shm: SharedMemory) -> Problem | None:
     reads="MemAvailable, the cgroup's memory.max, memory.current and memory.events, LOCAL_WORLD_SIZE",
 )
 def check_mem_limit(node: Node) -> Answer:
-    """Report too little memory for the ranks, and processes that the kernel killed under the same memory limit.
-
-    ## What it means
-
-    When memory runs out, the kernel kills a process with SIGKILL. A rank or a loader worker is gone without a message,
-    and the others wait.
-
-    ## How it is recognized
-
-    The memory left is the smaller of MemAvailable and the cgroup's limit minus its use. Page cache that can be dropped
-    does not count as used. Less than 2 GiB a rank (our choice) is a warning. So are past kills in the cgroup whose
-    limit applies here. Kills on the machine outside such a limit are not counted.
-
-    ## What else looks like it
-
-    An earlier job in the same container or pod may have been killed: the counter lasts as long as the cgroup.
-
-    ## What to do
-
-    Raise the limit (`docker run --memory`, `resources.limits.memory`, `sbatch --mem`), or use fewer loader workers,
-    less prefetching or smaller batches.
-    """
+    """Report too little memory for the ranks, and processes that the kernel killed under the same memory limit."""
     limits = need(node.limits)
     left, of_what = _memory_left(limits)
     if left is None:
@@ -231,23 +183,7 @@ def _memory_words(limits: Limits) -> str:
     reads="/proc/sys/kernel/numa_balancing, /sys/devices/system/node",
 )
 def check_numa_balancing(node: Node) -> Answer:
-    """Report automatic NUMA balancing on a machine with several memory nodes and GPUs.
-
-    ## What it means
-
-    The kernel unmaps pages at intervals to see which CPU uses them, and moves them. Ranks that copy to GPUs and network
-    cards then stall now and then. That slows every collective and makes steps differ in length.
-
-    ## How it is recognized
-
-    `kernel.numa_balancing` is not 0 and there are two or more memory nodes. It is a warning if there are NVIDIA GPUs,
-    otherwise an info. AMD's guide to training and NVIDIA's guide to Grace advise turning it off.
-
-    ## What to do
-
-    Run the command that is shown, as root on the host. Put `kernel.numa_balancing=0` into `/etc/sysctl.d/` to keep it.
-    Ranks that are bound to the memory node of their GPU (`torchrun --numa-binding`) lose nothing.
-    """
+    """Report automatic NUMA balancing on a machine with several memory nodes and GPUs."""
     limits = need(node.limits)
     if limits.numa_balancing is None:
         return skipped("this kernel has no NUMA balancing")

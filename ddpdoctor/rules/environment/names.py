@@ -27,29 +27,7 @@ READS = "gethostname, getaddrinfo, the addresses of all interfaces, GLOO_SOCKET_
     group=CheckGroup.NETWORK, needs=("names", "network"), reads=READS,
 )  # fmt: skip
 def check_hostname_loopback(fleet: Fleet) -> Answer:
-    """Report a host that resolves its own name to loopback, such as 127.0.0.1 or 127.0.1.1.
-
-    ## What it means
-
-    Without `GLOO_SOCKET_IFNAME`, Gloo looks up the host name. It gives the other ranks the first address that it can
-    bind. A loopback address means a different host to each of them. The side with the numerically greater address
-    connects (`isInitiator` in gloo/transport/tcp/device.cc). So one such host works by luck in 10.0.0.0/8, and fails in
-    172.16.0.0/12 and 192.168.0.0/16. It is always reported.
-
-    ## How it is recognized
-
-    The check calls getaddrinfo for the host name. In the order of the result, Gloo uses the first address that belongs
-    to this host.
-
-    ## What else looks like it
-
-    Debian and Ubuntu write `127.0.1.1 HOSTNAME` to /etc/hosts. On one node that does no harm, and the check passes. It
-    also passes if `GLOO_SOCKET_IFNAME` is set. NCCL does not use the host name.
-
-    ## What to do
-
-    Set `GLOO_SOCKET_IFNAME` to the interface on all nodes, or give the host name its real address in /etc/hosts.
-    """
+    """Report a host that resolves its own name to loopback, such as 127.0.0.1 or 127.0.1.1."""
     read = fleet.each(lambda node: node.names)
     if not has_several_nodes(fleet):
         return passed(f"{_all_seen(read)}, on one node")
@@ -97,29 +75,7 @@ def _loopback(node: Node, own: Lookup) -> Problem:
     group=CheckGroup.NETWORK, needs=("names", "network"), reads=READS,
 )  # fmt: skip
 def check_hostname_unresolvable(fleet: Fleet) -> Answer:
-    """Report a host that cannot look up its own name, or not within two seconds.
-
-    ## What it means
-
-    torchrun gives the name of rank 0's host to all ranks as MASTER_ADDR, even on one node and with --standalone. If the
-    name does not resolve, the ranks print "The IPv6 network addresses of (HOST, PORT) cannot be retrieved (gai error:
-    -3)" and wait for minutes. With --rdzv-backend c10d and an address as endpoint, looking up the host's own name
-    raises gaierror. Gloo warns "Unable to resolve hostname to a (local) address. Using the loopback address as
-    fallback", which fails between nodes. (Seen with torch 2.13.)
-
-    ## How it is recognized
-
-    getaddrinfo of the host name fails, or does not answer within 2 seconds because the name server in /etc/resolv.conf
-    is dead. glibc itself would wait for 5 seconds for each server, twice.
-
-    ## What else looks like it
-
-    If the ranks of one node were started without torchrun, or have already met, Gloo's loopback works: a warning.
-
-    ## What to do
-
-    Give the host name an address in /etc/hosts. On one node, you can use `torchrun --local-addr 127.0.0.1` instead.
-    """
+    """Report a host that cannot look up its own name, or not within two seconds."""
     read = fleet.each(lambda node: node.names)
     wrong = [(node, names.own) for node, names in read if not names.own.addresses]
     return judged([_unresolvable(fleet, *one) for one in wrong], _all_seen(read))
@@ -165,26 +121,7 @@ def _first_address(network: Network, name: str) -> str:
     group=CheckGroup.NETWORK, needs=("names", "network"), reads=READS,
 )  # fmt: skip
 def check_hostname_not_local(fleet: Fleet) -> Answer:
-    """Report a host name whose addresses all belong to other hosts.
-
-    ## What it means
-
-    The name server or /etc/hosts has an old address or a public one behind NAT, or the server answers every name with
-    the same address. Gloo cannot bind it and falls back to loopback. The ranks that torchrun starts look for rank 0's
-    store at an address where nothing listens, even on one node.
-
-    ## How it is recognized
-
-    getaddrinfo returns addresses for the host name, but none is on an interface of this host and none is loopback.
-
-    ## What else looks like it
-
-    A container may share the host's name but not its network. That is the same problem.
-
-    ## What to do
-
-    Correct the entry in /etc/hosts or in DNS. For Gloo only, set `GLOO_SOCKET_IFNAME` to the interface.
-    """
+    """Report a host name whose addresses all belong to other hosts."""
     read = fleet.each(lambda node: node.names)
     wrong = [(node, names.own) for node, names in read if _is_foreign(node, names.own)]
     return judged([_foreign(fleet, *one) for one in wrong], _all_seen(read))

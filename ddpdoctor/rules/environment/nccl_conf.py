@@ -37,41 +37,7 @@ QUESTIONS = (find_wrong_value, find_deprecated, find_danger, find_too_new)
     reads="/etc/nccl.conf, ~/.nccl.conf, the file in NCCL_CONF_FILE",
 )  # fmt: skip
 def check_nccl_conf(node: Node) -> Answer:
-    """Report errors in NCCL's files, which set variables that do not show in the environment.
-
-    ## What it means
-
-    NCCL reads the file that `NCCL_CONF_FILE` names, or else `~/.nccl.conf`, and after it `/etc/nccl.conf`. It sets only
-    variables that are not set yet: the environment wins over the user's file, and the user's file over the machine's.
-    `os.environ` does not show these values before NCCL has started. So an administrator's setting, or an old one of
-    yours, can affect a job that seems to set nothing.
-
-    ## How it is recognized
-
-    Variables in the files follow the same rules as those in the environment: unknown names, wrong values, deprecated
-    names, dangerous leftovers. All of them are reported as nccl-conf. A setting that the environment or an earlier file
-    overrides has no effect and is not reported. Lines are read as in NCCL's src/misc/param.cc: `NAME=VALUE` from the
-    first column, or `#` there for a comment, with no `export`, no quotation marks, and no white space removed. Of two
-    lines with one name the first counts. NCCL ignores all other lines without a message.
-
-    From NCCL 2.30.3 on, `~` is HOME. Up to NCCL 2.29.7 it is the home folder in the password database. (We ran these
-    releases to find out.) If the two differ, the check reads both, and reports a file that the installed NCCL does not
-    read. It also reports a file that `NCCL_CONF_FILE` names but that cannot be opened.
-
-    ## What else looks like it
-
-    An administrator may have written the file for this network on purpose. A torch that brings its own NCCL reads it
-    too.
-
-    ## What to do
-
-    Change or delete the line that the report names.
-
-    ## Example
-
-        NCCL_P2P_DISABLE=1: GPUs of one node reach each other through host memory, 2 to 10 times slower; …
-        NCCL_P2P_DISABLE=1 is in line 3 of /etc/nccl.conf; the environment does not show it
-    """
+    """Report errors in NCCL's files, which set variables that do not show in the environment."""
     files = need(node.conf_files)
     if not files:
         return skipped("there is no /etc/nccl.conf or ~/.nccl.conf, and NCCL_CONF_FILE is not set")

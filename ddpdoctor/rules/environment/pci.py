@@ -87,32 +87,7 @@ class _Link:
     reads="/sys/bus/pci/devices/*/{current,max}_link_{width,speed} of GPUs, RDMA cards and the bridges above them",
 )
 def check_pcie(node: Node) -> Answer:
-    """Report PCIe links of GPUs and RDMA cards with fewer lanes or a lower speed than both ends support.
-
-    ## What it means
-
-    A badly seated card, a bad riser or a faulty lane makes a link start with half of its lanes or fewer. All data of
-    that GPU then takes at least twice the time, and all ranks wait for it.
-
-    ## How it is recognized
-
-    For each link above a GPU or an RDMA card, the check compares current_link_width at the lower end with the smaller
-    maximum of the two ends. A card with sixteen lanes in a slot with eight is fine; it is an info if other GPUs of the
-    same model have more. Too few lanes are an error. For GeForce and Radeon cards they are a warning, because desktops
-    and laptops often wire fewer lanes than their ports report.
-
-    A lower speed is a warning for RDMA cards and for links between bridges. GPUs lower their speed while they idle, so
-    a GPU that is slower than most of its model is an info: look again under load.
-
-    ## What else looks like it
-
-    A virtual machine does not show the slot. There the check only compares GPUs of the same model.
-
-    ## What to do
-
-    Reseat the card and the riser, swap it with a good one, and check the slot's lanes in the BIOS (bifurcation).
-    `lspci -vvs 0000:1b:00.0` shows LnkCap and LnkSta; `nvidia-smi --query-gpu=pcie.link.width.current --format=csv`.
-    """
+    """Report PCIe links of GPUs and RDMA cards with fewer lanes or a lower speed than both ends support."""
     pci = need(node.pci)
     rdma = known(node.rdma)
     cards = {device.bus_id for device in rdma.devices} if rdma is not None else set()

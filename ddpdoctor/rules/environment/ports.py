@@ -28,29 +28,7 @@ _TCP = re.compile(r"\btcp\b|\bl4proto\b")
     reads="bind(MASTER_PORT) with and without SO_REUSEADDR, /proc/net/tcp, /proc/*/fd, on the host of rank 0",
 )  # fmt: skip
 def check_port_free(node: Node) -> Answer:
-    """Report a MASTER_PORT that rank 0 cannot listen on.
-
-    ## What it means
-
-    Rank 0 runs the store on this port. If another process has the port, rank 0 fails with "EADDRINUSE", code -98, or
-    the ranks connect to the store of another job. Often the other process is a rank of an earlier run that was not
-    stopped.
-
-    ## How it is recognized
-
-    The check binds the port for a moment, without listening, with SO_REUSEADDR as torch's store does. It finds the
-    owner in /proc/net/tcp and in the file descriptors of all processes that this user may see. It runs only on rank 0's
-    host and only before the job: under torchrun, the job's own store already listens there.
-
-    ## What else looks like it
-
-    For a minute after a job, its connections are in TIME_WAIT. They do not stop torch's store, but may stop other
-    programs: an info.
-
-    ## What to do
-
-    Stop the process that the report names, or use another port on all nodes.
-    """
+    """Report a MASTER_PORT that rank 0 cannot listen on."""
     use = need(need(node.network).master_port)
     if use.free and not use.time_wait:
         return passed(f"port {use.port} can be listened on")
@@ -95,31 +73,7 @@ def _another(port: int) -> int:
     reads="nft list ruleset, iptables-save (as root), ip_local_port_range",
 )  # fmt: skip
 def check_firewall_local(fleet: Fleet) -> Answer:
-    """Report a packet filter that refuses incoming connections from the other nodes.
-
-    ## What it means
-
-    NCCL and Gloo listen on ports that the kernel picks, so it is not enough to open MASTER_PORT. The ranks connect to
-    the store, but the first collective waits until its time limit.
-
-    ## How it is recognized
-
-    The check looks for a chain at the input hook that refuses by default: its policy is drop, or its last rule drops or
-    rejects the rest (firewalld, the images of some clouds). It is reported if no rule, in the chain or in one that it
-    jumps to, accepts new TCP connections from some source or interface on all ports or on the whole
-    ip_local_port_range.
-
-    ## What else looks like it
-
-    The check looks at each rule by itself and ignores their order. It does not see what the network between the nodes
-    blocks: a test with real connections shows more. On one node ranks connect over loopback, and the check passes.
-
-    ## What to do
-
-    Let the other nodes in, with the network of your nodes in place of 10.0.0.0/24. With firewalld:
-    `firewall-cmd --zone=trusted --add-source=10.0.0.0/24`. With ufw: `ufw allow from 10.0.0.0/24`. Otherwise, add a
-    rule to the chain that the report names.
-    """
+    """Report a packet filter that refuses incoming connections from the other nodes."""
     seen, problems, known_of = [], [], 0
     for node, network in fleet.each(lambda node: node.network):
         if isinstance(network.firewall, tuple):

@@ -36,30 +36,7 @@ MANY_MORE = 2
     reads="the cgroup's cpu.max, sched_getaffinity, LOCAL_WORLD_SIZE, OMP_NUM_THREADS",
 )
 def check_cpu_quota(node: Node) -> Answer:
-    """Report more ranks or threads than CPUs, by affinity or by the cgroup's quota.
-
-    ## What it means
-
-    Ranks take turns on a CPU, and a collective waits for the rank that is not running. When a quota is used up, all
-    threads of the container stop for the rest of that 100 ms period: GPUs idle while loader workers wait.
-
-    ## How it is recognized
-
-    A node's ranks get the CPUs of their affinity, or the quota if that is less (cpu.max, or cpu.cfs_quota_us of version
-    1; the smallest of all parent cgroups). Fewer CPUs than ranks, or fewer than ranks x OMP_NUM_THREADS, is a warning.
-    If OMP_NUM_THREADS is unset, a quota of at most half of the CPUs that a process sees is a warning too, because torch
-    starts a thread for every CPU that it sees.
-
-    ## What else looks like it
-
-    srun may bind every task to one CPU: since Slurm 22.05 it does not inherit `--cpus-per-task` from sbatch. See
-    `srun-cpus`.
-
-    ## What to do
-
-    Ask for more CPUs (`srun --cpus-per-task`, `resources.limits.cpu`, `docker run --cpus`), or start fewer threads with
-    the command that is shown.
-    """
+    """Report more ranks or threads than CPUs, by affinity or by the cgroup's quota."""
     limits = need(node.limits)
     cpus, ranks = effective_cpus(node, limits), ranks_here(node)
     threads = node.first.number("OMP_NUM_THREADS")
@@ -94,24 +71,7 @@ def _is_throttled(node: Node, limits: Limits) -> bool:
     reads="OMP_NUM_THREADS, LOCAL_WORLD_SIZE, sched_getaffinity, whether torchrun started the ranks",
 )
 def check_omp(node: Node) -> Answer:
-    """Report ranks that start too many CPU threads, or only one although more CPUs are free.
-
-    ## What it means
-
-    If OMP_NUM_THREADS is unset, every rank starts one OpenMP thread for each CPU that it may use: eight ranks on 64
-    CPUs start 512 threads that compete. So torchrun sets it to 1 if there are several ranks. That is safe but slow: CPU
-    work (augmentation, an offloaded optimizer, CPU training) uses one CPU per rank.
-
-    ## How it is recognized
-
-    It is a warning if the variable is unset and several ranks on the node share CPUs. It is an info if torchrun set it
-    to 1 and a rank could have two CPUs or more, because that may be intended. Ranks that are bound to their own CPUs,
-    as by Slurm, need no setting.
-
-    ## What to do
-
-    Run the command that is shown. Its value is CPUs divided by ranks; use less if loader workers need CPUs too.
-    """
+    """Report ranks that start too many CPU threads, or only one although more CPUs are free."""
     limits, ranks = need(node.limits), ranks_here(node)
     threads = node.first.variables.get("OMP_NUM_THREADS")
     cpus = effective_cpus(node, limits)

@@ -22,27 +22,7 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"
     reads="http_proxy, https_proxy, no_proxy, PET_RDZV_BACKEND, PET_RDZV_ENDPOINT",
 )  # fmt: skip
 def check_proxy_env(node: Node) -> Answer:
-    """Report an HTTP proxy whose exceptions do not name the host of the etcd rendezvous.
-
-    ## What it means
-
-    The etcd backends of torchrun use HTTP. A client that uses the proxy asks it for a host inside the cluster, which
-    the proxy does not know: the rendezvous times out. Whether the client uses the proxy depends on its version.
-
-    ## How it is recognized
-
-    `PET_RDZV_BACKEND` begins with etcd, one of `http_proxy`, `https_proxy`, `all_proxy` is set, in lower or upper case,
-    and `no_proxy` contains neither the host of `PET_RDZV_ENDPOINT` (else `MASTER_ADDR`) nor its domain. Other
-    rendezvous use plain TCP, which no proxy touches, so the check is skipped.
-
-    ## What to do
-
-    Add the host to `no_proxy` and `NO_PROXY`.
-
-    ## Example
-
-        http_proxy is set, but no_proxy does not include etcd0, the etcd rendezvous host
-    """
+    """Report an HTTP proxy whose exceptions do not name the host of the etcd rendezvous."""
     process = node.first
     if not process.variables.get("PET_RDZV_BACKEND", "").startswith("etcd"):
         return skipped("PET_RDZV_BACKEND is not etcd, and no other rendezvous uses HTTP")

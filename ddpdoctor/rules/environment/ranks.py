@@ -32,30 +32,7 @@ SHOWN = 4
     group=CheckGroup.LAUNCH, needs=(), reads="the ranks that answered, WORLD_SIZE, PET_NODE_RANK, SLURM_STEP_NODELIST",
 )  # fmt: skip
 def check_rank_set(fleet: Fleet) -> Answer:
-    """Report ranks that did not answer, that two processes claim, or that are too high for the world size.
-
-    ## What it means
-
-    `init_process_group` waits until each of the ranks 0 to `WORLD_SIZE` - 1 has joined. torch itself reports only how
-    many joined ("1/2 clients joined"), or a key of its store that ends in the missing rank. Two processes with the same
-    rank overwrite each other's addresses, and the job hangs or mixes up data.
-
-    ## How it is recognized
-
-    The check compares the ranks that answered with the number that the launcher should start. A rank is missing if it
-    did not answer within the time limit. The report names its host if Slurm's list of nodes or the neighboring ranks
-    show it.
-
-    ## What else looks like it
-
-    A slow host may answer too late. Run the check again with a longer `--timeout`.
-
-    ## What to do
-
-    Log in to the host that the report names. Check whether the launcher runs there, and whether it can reach rank 0's
-    host. If a rank is there twice, give each process its own rank, under Slurm with `RANK=$SLURM_PROCID`. If nodes
-    share a `--node-rank`, number them from 0.
-    """
+    """Report ranks that did not answer, that two processes claim, or that are too high for the world size."""
     if not fleet.gathered:
         return skipped("no launcher was seen, so there is only one process")
     if fleet.world_size is None:

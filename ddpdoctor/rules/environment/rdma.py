@@ -39,33 +39,7 @@ WHY = {
     reads="/sys/class/infiniband/*/ports/*/state and phys_state, NCCL_IB_HCA",
 )
 def check_ib_state(node: Node) -> Answer:
-    """Report RDMA ports that should be up but are not.
-
-    ## What it means
-
-    NCCL skips a port that is not ACTIVE and says so only at NCCL_DEBUG=INFO. The job then runs with fewer rails, waits
-    for a peer that it cannot reach over this port, or falls back to TCP sockets.
-
-    ## How it is recognized
-
-    A port should be up if NCCL_IB_HCA names its device in full, or if most of its peers are up. Peers are ports of
-    other cards with the same board id, function and port number. Second ports are only compared with second ports, so
-    cards with one cable each are fine. If half of the peers or fewer are up, it is a warning. If no port is up, it is a
-    warning only on a machine with GPUs and four or more InfiniBand cards (four is our choice).
-
-    DOWN and Polling: no signal from the other end. DOWN and Disabled: switched off on this side. INIT: the cable works,
-    but no subnet manager has set up the port.
-
-    ## What else looks like it
-
-    On a node that has just started, ports need some seconds. Virtual functions are left out, because they may belong to
-    others.
-
-    ## What to do
-
-    Check the cable and the switch port; `ibstat` and `mlxlink -d mlx5_3` show more. For INIT, find the subnet manager
-    with `sminfo`.
-    """
+    """Report RDMA ports that should be up but are not."""
     rdma = need(node.rdma)
     wanted = hca_filter(node)
     ports = [(device, port) for device, port in each_port(rdma) if port.link_layer in VERBS_LAYERS]
@@ -147,31 +121,7 @@ def _dark(node: Node, ports: list[tuple[RdmaDevice, RdmaPort]]) -> list[Problem]
     reads="/sys/class/infiniband/*/ports/*/counters: link_downed and four error counters, twice half a second apart",
 )
 def check_ib_flap(node: Node) -> Answer:
-    """Report links that went down since the counters were reset, or that fail right now.
-
-    ## What it means
-
-    A link that goes down for some seconds stops every job that uses it: NCCL retries for a while (NCCL_IB_TIMEOUT,
-    NCCL_IB_RETRY_CNT) and then fails with "Got completion with error 12". A link with errors is slow before that.
-
-    ## How it is recognized
-
-    link_downed counts since the card was last started. It is a warning if a port is up but went down more often than
-    the median of its peers of the same model on this machine. A restart of the switch counts on all ports alike and is
-    ignored. If the machine has only one port of the model, any count is a warning. The check also reads the counters
-    twice, half a second apart (our choice). A link that goes down in between is an error; an error counter that rises
-    is a warning.
-
-    ## What else looks like it
-
-    Maintenance of one cable or one switch counts too. The counters do not reset by themselves: see whether the count
-    grows.
-
-    ## What to do
-
-    Clean and reseat the cable, replace the transceiver, and check the switch log. `perfquery -x` shows the counters
-    of both ends. `perfquery -R` resets them, so that the next check shows only new events.
-    """
+    """Report links that went down since the counters were reset, or that fail right now."""
     rdma = need(node.rdma)
     ports = [(device, port) for device, port in each_port(rdma) if port.counters]
     if not ports:

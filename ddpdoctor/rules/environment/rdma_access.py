@@ -37,25 +37,7 @@ NO_NETWORK = "no RDMA network is up here"
     reads="/proc/modules, /sys/kernel/mm/memory_peers, /proc/driver/nvidia/version, the kernel's release",
 )
 def check_peermem(node: Node) -> Answer:
-    """Report GPUs and RDMA cards that can exchange data only through host memory.
-
-    ## What it means
-
-    GPUDirect RDMA lets the card read and write GPU memory. It needs the module nvidia-peermem, or DMA-BUF: kernel 5.12
-    or later and NVIDIA's open kernel modules. Without both, NCCL copies through host memory, which costs about half of
-    the bandwidth between nodes. It says so only at NCCL_DEBUG=INFO ("GPU Direct RDMA Disabled").
-
-    ## How it is recognized
-
-    As NCCL does (src/transport/net_ib/gdr.cc), the check looks for the module, then for what DMA-BUF needs. It runs
-    only if an RDMA network is up (InfiniBand, or several fast Ethernet cards) and the GPUs are not GeForce, which
-    cannot do GPUDirect RDMA.
-
-    ## What to do
-
-    Run `modprobe nvidia-peermem` on the host, and add the module to /etc/modules-load.d/. Or install the open kernel
-    modules.
-    """
+    """Report GPUs and RDMA cards that can exchange data only through host memory."""
     rdma = need_rdma(node)
     ports = network_ports(node, rdma)
     if not ports:
@@ -89,31 +71,7 @@ def check_peermem(node: Node) -> Answer:
     reads="RLIMIT_MEMLOCK, CAP_IPC_LOCK of this process, whether an RDMA network is up",
 )
 def check_memlock(node: Node) -> Answer:
-    """Report a limit on locked memory that keeps NCCL from registering its buffers.
-
-    ## What it means
-
-    RDMA cards read and write memory that the kernel has locked, and RLIMIT_MEMLOCK limits that memory. If the limit is
-    too low, NCCL fails while it connects: "Call to ibv_reg_mr failed with error Cannot allocate memory", or
-    "ibv_create_cq failed".
-
-    ## How it is recognized
-
-    Below 1 GiB it is an error, below 64 GiB a warning. Both are our choice: distributions set 64 KiB or 8 MiB, and NCCL
-    needs megabytes for each connection. The check runs only if an RDMA network is up and there are GPUs. The limit does
-    not apply to a process with CAP_IPC_LOCK (the kernel's ib_umem_get), such as root outside a container.
-
-    ## What else looks like it
-
-    The login shell's limit is not the job's: under Slurm and in containers it comes from the daemon. Run the check
-    inside the job.
-
-    ## What to do
-
-    Run `ulimit -l unlimited` if the hard limit allows it. Otherwise, start the container with `--ulimit memlock=-1`;
-    set `PropagateResourceLimitsExcept=MEMLOCK` in Slurm and `LimitMEMLOCK=infinity` for slurmd; or raise the user's
-    limit in /etc/security/limits.d.
-    """
+    """Report a limit on locked memory that keeps NCCL from registering its buffers."""
     rdma = need_rdma(node)
     if not _devices(node, rdma):
         return skipped(NO_NETWORK)
@@ -176,27 +134,7 @@ def _devices(node: Node, rdma: Rdma) -> tuple[RdmaDevice, ...]:
     reads="/dev/infiniband/uverbs*, /sys/class/infiniband_verbs",
 )
 def check_uverbs(node: Node) -> Answer:
-    """Report RDMA devices whose device file is missing or cannot be opened by this process.
-
-    ## What it means
-
-    /sys shows the machine's RDMA devices in every container, but a process needs the device's file in /dev/infiniband
-    to use it. Without that file NCCL says "NET/IB : No device found" at NCCL_DEBUG=INFO and uses TCP sockets, at a
-    tenth of the speed or less.
-
-    ## How it is recognized
-
-    The check opens /dev/infiniband/uverbs* for the devices of an RDMA network that is up. It is an error in a job on
-    several nodes, and if NCCL_IB_HCA or NCCL_NET asks for RDMA. Otherwise it is a warning: a container that trains on
-    this node only does not need RDMA. If some devices can be opened and no variable names the others, it is fine:
-    device plugins hand out devices that way. NCCL does not need rdma_cm.
-
-    ## What to do
-
-    `docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 …`; in Kubernetes request the resource
-    of the RDMA device plugin. Outside a container, set the permissions of /dev/infiniband (udev), or run
-    `modprobe ib_uverbs`.
-    """
+    """Report RDMA devices whose device file is missing or cannot be opened by this process."""
     rdma = need_rdma(node)
     devices = _devices(node, rdma)
     if not devices:

@@ -30,29 +30,7 @@ Ports = list[tuple["RdmaDevice", "RdmaPort"]]
     reads="NCCL_IB_HCA (also in NCCL's files), /sys/class/infiniband",
 )
 def check_ib_hca_env(node: Node) -> Answer:
-    """Report a value of NCCL_IB_HCA that does not fit the RDMA devices of the machine.
-
-    ## What it means
-
-    NCCL_IB_HCA is a list of name prefixes: `mlx5_1` means mlx5_1 and mlx5_10 to mlx5_19. `=` before the list makes them
-    whole names, `^` excludes them, `^=` does both, and `:1` chooses a port. If nothing matches, NCCL reports no error.
-    It uses TCP sockets, at a tenth of the speed or less.
-
-    ## How it is recognized
-
-    The check uses NCCL's own syntax (parseStringList and matchIfList). If no device is left, it is an error. An entry
-    that matches no device is a warning, and so is an entry that is the name of one device and a prefix of another's. On
-    a machine with GPUs but no RDMA device at all it is an error, because the job would silently use TCP sockets.
-
-    ## What else looks like it
-
-    A cluster may use one value for different kinds of nodes: entries that match nothing here may be right elsewhere.
-
-    ## What to do
-
-    `ls /sys/class/infiniband` shows the names; `export NCCL_IB_HCA==mlx5_0,mlx5_1` uses exactly these two. The second
-    `=` stands only once, at the start of the list.
-    """
+    """Report a value of NCCL_IB_HCA that does not fit the RDMA devices of the machine."""
     setting = find_setting(node, node.first, "NCCL_IB_HCA")
     if isinstance(node.rdma, Unread):
         return _without_device(node, node.rdma, setting)
@@ -151,25 +129,7 @@ def _too_many(setting: Setting, wanted: NcclList, entry: ListEntry, more: list[s
     reads="NCCL_IB_DISABLE and NCCL_NET (also in NCCL's files), /sys/class/infiniband/*/ports/*/state",
 )
 def check_ib_disabled(node: Node) -> Answer:
-    """Report NCCL_IB_DISABLE=1, or NCCL_NET=Socket, on a machine with an RDMA network that is up.
-
-    ## What it means
-
-    NCCL sends between nodes over TCP sockets, often at a tenth of the speed. People set the variable to find out
-    whether the network is at fault, and then forget it in scripts and in /etc/nccl.conf.
-
-    ## How it is recognized
-
-    A port is active, and it is InfiniBand, one of several Ethernet cards of 100 Gb/s or more, or named by NCCL_IB_HCA.
-    Two cards and 100 Gb/s are our choice: many servers and cloud machines have a single ordinary Ethernet card that
-    could do RDMA, and NCCL_IB_DISABLE=1 is right there. If one of NCCL's own files sets NCCL_IB_DISABLE, nccl-conf
-    reports it.
-
-    ## What to do
-
-    Run `unset NCCL_IB_DISABLE`, or remove it from the file that the report names. If the job then fails, the other RDMA
-    checks say why.
-    """
+    """Report NCCL_IB_DISABLE=1, or NCCL_NET=Socket, on a machine with an RDMA network that is up."""
     rdma = need(node.rdma)
     setting = _off_switch(node)
     ports = network_ports(node, rdma)

@@ -45,30 +45,7 @@ class _Link:
     reads="/sys/class/infiniband/*/ports/*/rate and board_id, on every host",
 )
 def check_ib_rate(fleet: Fleet) -> Answer:
-    """Report RDMA ports that run at a lower rate than those of the same model.
-
-    ## What it means
-
-    All ranks wait for the slowest link in every collective: one port at a quarter of its rate costs the whole job three
-    quarters of its network speed. A cable with a bad lane starts with fewer lanes ("100 Gb/sec (1X NDR)" instead of
-    4X), without an error.
-
-    ## How it is recognized
-
-    The check compares active ports with the same board id, function and port number, on this host and over all hosts of
-    the job. A port below the rate of more than half of them is an error. Without a majority it is a warning, or an info
-    for Ethernet ports of one host: two cards of a server may well be on different networks. A host with fewer devices
-    of a model than most hosts is a warning: a card may have fallen off the bus.
-
-    ## What else looks like it
-
-    A job may use hosts of different generations, or a switch may be set to a lower rate for some ports.
-
-    ## What to do
-
-    Run `mlxlink -d mlx5_3 -m`, which shows lanes and cable. Clean, reseat or replace the cable, and check the switch
-    port.
-    """
+    """Report RDMA ports that run at a lower rate than those of the same model."""
     groups = grouped(
         ((place(device, port), port.link_layer), _Link(host=node.host, device=device, port=port))
         for node, rdma in fleet.each(lambda node: node.rdma)

@@ -28,30 +28,7 @@ DEFAULT_PORT = 29400
     reads="PET_RDZV_ENDPOINT, PET_RDZV_BACKEND, PET_RDZV_CONF, MASTER_ADDR, gethostname, getaddrinfo, interfaces",
 )  # fmt: skip
 def check_rdzv_host(fleet: Fleet) -> Answer:
-    """Report a rendezvous endpoint that no host, or more than one, recognizes as itself.
-
-    ## What it means
-
-    With `--rdzv-backend c10d` every torchrun compares the host of the endpoint with its own name and addresses. The
-    host that recognizes itself starts the store. If none does, all wait for a store that nobody started. If several do,
-    there are several stores, and the job splits into parts.
-
-    ## How it is recognized
-
-    As torch does it (`_matches_machine_hostname` in torch/distributed/elastic/rendezvous/utils.py): the endpoint is
-    `localhost`, a loopback address, the host's name, its full name, or resolves to one of the addresses that the host's
-    own *name* resolves to. Addresses of interfaces do not count: an endpoint on a second network card, or an alias of
-    the host, matches no host. `is_host` in `--rdzv-conf` overrides the comparison, and the check relies on it.
-
-    Options on torchrun's command line cannot be seen. If one process runs on each node and only `MASTER_ADDR` is set,
-    the check treats it as the endpoint. That is a warning if Slurm gave the node several GPUs, because one process can
-    use them only through torchrun; otherwise it is an info.
-
-    ## What to do
-
-    Give the first node's host name as the endpoint, or add `--rdzv-conf is_host=1` on the first node and `is_host=0` on
-    the others.
-    """
+    """Report a rendezvous endpoint that no host, or more than one, recognizes as itself."""
     reason = _why_no_rendezvous(fleet)
     if reason is not None:
         return skipped(reason)

@@ -34,31 +34,7 @@ Ports = tuple[tuple["RdmaDevice", "RdmaPort"], ...]
     reads="/sys/class/infiniband/*/ports/*/gids, gid_attrs/types and gid_attrs/ndevs, NCCL_IB_GID_INDEX",
 )
 def check_roce_gid(fleet: Fleet) -> Answer:
-    """Report RoCE ports whose address (GID) cannot carry the traffic.
-
-    ## What it means
-
-    A RoCE port has a table of GIDs. Each address of its interface has an entry of version 1, which stays within one
-    Ethernet segment, and one of version 2, which is routed and can be marked for lossless queues. Both ends must use
-    the same kind. With a wrong entry, the first collective hangs or fails with "Got completion with error 12".
-
-    ## How it is recognized
-
-    Without NCCL_IB_GID_INDEX, NCCL since 2.21 looks for a RoCE v2 entry with an IPv4 address (IPv6 with
-    NCCL_IB_ADDR_FAMILY=AF_INET6) and takes entry 0, link-local and version 1, if there is none. That is an error for
-    ports of a training network: several Ethernet cards of 100 Gb/s or more (our choice), or those that NCCL_IB_HCA
-    names. For a machine's ordinary network card it is an info.
-
-    NCCL uses the entry that NCCL_IB_GID_INDEX names, without a check. An empty entry is an error. A version 1 entry is
-    an error if the port has a v2 entry with IPv4, otherwise a warning. An entry of a different network interface than
-    the rest of the port, or one whose kind a container cannot see, is a warning. If the index means different kinds on
-    different hosts, it is an error: indices change when an address is added.
-
-    ## What to do
-
-    With NCCL 2.21 or later, run `unset NCCL_IB_GID_INDEX`. `show_gids` lists the entries. If there is no IPv4 entry,
-    give the interface an IPv4 address.
-    """
+    """Report RoCE ports whose address (GID) cannot carry the traffic."""
     roce = [
         (node, rdma, ports) for node, rdma in fleet.each(lambda node: node.rdma) if (ports := _roce_ports(node, rdma))
     ]

@@ -38,32 +38,7 @@ class _Use:
     group=CheckGroup.GPUS, needs=("gpus",), reads="CUDA_VISIBLE_DEVICES, LOCAL_RANK, UUIDs of NVML",
 )  # fmt: skip
 def check_dup_gpu(fleet: Fleet) -> Answer:
-    """Report ranks that use the same GPU.
-
-    ## What it means
-
-    NCCL refuses a communicator with two ranks on one GPU: "Duplicate GPU detected", since 2.30 "Multiple Ranks are
-    using the same GPU/Partition". Without NCCL, both compete for the GPU's memory and time.
-
-    ## How it is recognized
-
-    A rank that sees one device uses that one; a rank that sees several uses the one of its local rank, as
-    `torch.cuda.set_device(LOCAL_RANK)` does. Devices are compared by their UUID over all nodes, because two containers
-    may share a machine. The check cannot see which device the script really picks: a script that never calls
-    `set_device` puts all ranks on its first device. That shows only when the job runs.
-
-    ## What else looks like it
-
-    Slurm may confine each task to a GPU that is number 0 for each of them. Numbers are then not compared. With
-    `NCCL_MULTI_RANK_GPU_ENABLE=1` (NCCL 2.30.3 and later), or a different `NCCL_HOSTID` for each rank, sharing is
-    allowed, and it is a warning. If all ranks see the same GPUs and there are more ranks than GPUs, `gpu-count` reports
-    it.
-
-    ## What to do
-
-    Give every rank its own device. Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` and use the same
-    `CUDA_VISIBLE_DEVICES` for all ranks of a node, or set a different `CUDA_VISIBLE_DEVICES` for each rank.
-    """
+    """Report ranks that use the same GPU."""
     if not fleet.gathered:
         return skipped("there is only one process")
     readings = fleet.each(lambda node: node.gpus)

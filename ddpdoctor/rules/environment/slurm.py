@@ -84,33 +84,7 @@ def _job_nodes(process: NodeProcess) -> int | None:
     reads="SLURM_NTASKS, SLURM_NNODES, SLURM_PROCID, SLURM_STEP_TASKS_PER_NODE, SLURM_GPUS_ON_NODE, WORLD_SIZE, RANK",
 )  # fmt: skip
 def check_slurm_shape(node: Node) -> Answer:
-    """Report a step that starts neither one task for each rank nor one torchrun on each node.
-
-    ## What it means
-
-    Two shapes work: `srun` starts one task for each rank (`SLURM_NTASKS` = `WORLD_SIZE`), or one torchrun on each node
-    (`SLURM_NTASKS` = `SLURM_NNODES`). In any other shape, ranks wait for ranks that never start, several torchruns
-    compete for the GPUs of one node, or each torchrun trains by itself.
-
-    ## How it is recognized
-
-    - One task for each rank: an error if `WORLD_SIZE` is not `SLURM_NTASKS`, a warning if `RANK` is not `SLURM_PROCID`.
-    - torchrun: a warning if it counts fewer nodes than the step has, if more than one was started on a node, or if it
-      runs on one node of a job that has several. Without `srun`, the batch script runs on the first node only.
-    - More ranks on a node than Slurm gave it GPUs: a warning. The step uses fewer nodes than the job has: an info.
-
-    Inside `srun`, `SLURM_NTASKS` and `SLURM_NNODES` describe the step; in the batch script they describe the job.
-
-    ## What else looks like it
-
-    A batch script may export `WORLD_SIZE` for torchrun, with one task on each node. That is fine: torchrun sets it
-    again. In a sweep, one step may run several one-node jobs that are meant to train by themselves.
-
-    ## What to do
-
-    Use `srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES --nproc-per-node=8 …`, or
-    `srun --ntasks-per-node=8 --gpus-per-node=8 python train.py` with `RANK=$SLURM_PROCID`.
-    """
+    """Report a step that starts neither one task for each rank nor one torchrun on each node."""
     found = [(process, shape) for process in node.processes if (shape := read_shape(process)) is not None]
     if not found:
         return skipped(NOT_SLURM)
@@ -211,26 +185,7 @@ def _more_ranks_than_gpus(process: NodeProcess, shape: StepShape, ranks: tuple[i
     group=CheckGroup.LAUNCH, needs=(), reads="SLURM_CPUS_PER_TASK, SRUN_CPUS_PER_TASK, sched_getaffinity",
 )  # fmt: skip
 def check_srun_cpus(node: Node) -> Answer:
-    """Report tasks that may use fewer CPUs than the batch script's `--cpus-per-task`.
-
-    ## What it means
-
-    From version 22.05 on, `srun` does not inherit `--cpus-per-task` from `sbatch` or `salloc` (sbatch(1)). A rank then
-    shares one CPU with all its loader workers. Training is many times slower, without an error.
-
-    ## How it is recognized
-
-    A task may run on fewer CPUs (`sched_getaffinity`) than `SLURM_CPUS_PER_TASK`. Under torchrun, the CPUs of all its
-    ranks on the node count together, because torchrun may bind each rank to a part.
-
-    ## What else looks like it
-
-    If Slurm does not bind tasks (`TaskPlugin=task/none`), every task may use all CPUs, and nothing is wrong.
-
-    ## What to do
-
-    Put `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK` into the batch script, or use `srun --cpus-per-task=N`.
-    """
+    """Report tasks that may use fewer CPUs than the batch script's `--cpus-per-task`."""
     tasks = [process for process in node.processes if in_slurm_step(process)]
     if not tasks:
         return skipped(NO_STEP if any("SLURM_JOB_ID" in one.variables for one in node.processes) else NOT_SLURM)
@@ -271,27 +226,7 @@ def _too_few_cpus(asked: int, fewest: int, those: list[NodeProcess]) -> Problem:
     reads="CUDA_VISIBLE_DEVICES, LOCAL_RANK, SLURM_LOCALID, torch.cuda.device_count",
 )  # fmt: skip
 def check_gpus_per_task(node: Node) -> Answer:
-    """Report tasks of a Slurm step that see fewer GPUs than their local rank needs.
-
-    ## What it means
-
-    With `--gpus-per-task=1` Slurm shows each task only its own GPU, as device 0. Code written for torchrun calls
-    `torch.cuda.set_device(LOCAL_RANK)` and fails with "invalid device ordinal" in every task but the first. Also, NCCL
-    cannot always reach another task's GPU that it cannot see (NVIDIA/nccl#1948).
-
-    ## How it is recognized
-
-    In a step with several tasks on a node, a task's local number (`LOCAL_RANK`, else `SLURM_LOCALID`) is not below the
-    number of GPUs that it sees: those in `CUDA_VISIBLE_DEVICES`, else those that torch counts.
-
-    ## How sure
-
-    Medium. Code that uses `cuda:0`, or `LOCAL_RANK % torch.cuda.device_count()`, works. That is why it is a warning.
-
-    ## What to do
-
-    Use `srun --gpus-per-node=8 --ntasks-per-node=8` without `--gpus-per-task`, or keep it and add `--gpu-bind=none`.
-    """
+    """Report tasks of a Slurm step that see fewer GPUs than their local rank needs."""
     tasks = [process for process in node.processes if in_slurm_step(process) and not by_torchrun(process)]
     if not tasks:
         started = any(by_torchrun(process) for process in node.processes)

@@ -33,29 +33,7 @@ SHOWN = 4
     reads="PCI configuration of the bridges above GPUs (root only), /sys/class/iommu, iommu_group/type, /proc/cmdline",
 )
 def check_acs_iommu(node: Node) -> Answer:
-    """Report ACS or an IOMMU that slows traffic between GPUs, or between a GPU and its network card.
-
-    ## What it means
-
-    With ACS (Access Control Services), a PCIe switch sends traffic between two devices up to the processor's root
-    complex and back: GPUDirect loses most of its bandwidth, and hangs on some machines. An IOMMU that translates
-    addresses does the same to all traffic. On bare metal, NVIDIA does not support copies between GPUs over PCIe behind
-    an IOMMU (CUDA programming guide: "silent device memory corruption").
-
-    ## How it is recognized
-
-    The check runs on bare metal only, because a virtual machine needs both. For ACS it reads the bits Request Redirect
-    and Completion Redirect of each bridge between a GPU and the switch that it shares with another GPU or a network
-    card. Only root can read these bits. Above a root port the path leads through the root complex anyway, so a
-    desktop's slots are not reported. For the IOMMU it reports one of Intel or AMD that is active and does not pass
-    addresses through, if there are peers: GeForce GPUs have no peer access. It is an error if --deep saw a wrong copy
-    between GPUs.
-
-    ## What to do
-
-    Switch ACS off in the BIOS, or until the next boot with `setpci -s BRIDGE ECAP_ACS+6.w=0000` (NCCL's manual,
-    troubleshooting). For the IOMMU, add `iommu=pt` to the kernel's command line, or switch it off in the BIOS.
-    """
+    """Report ACS or an IOMMU that slows traffic between GPUs, or between a GPU and its network card."""
     pci = need(node.pci)
     gpus = gpus_of(pci)
     if not gpus:
@@ -151,29 +129,7 @@ def _copy_words(wrong: tuple[str, ...]) -> tuple[str, ...]:
     reads="/sys/bus/pci/devices/*/{numa_node,local_cpulist} of GPUs, sched_getaffinity of each rank",
 )
 def check_numa(node: Node) -> Answer:
-    """Report ranks that can only run on CPUs of a different NUMA node than their GPU.
-
-    ## What it means
-
-    The rank's copies to its GPU, and NCCL's threads, use the link between the sockets. The rank is slower, and all
-    others wait for it.
-
-    ## How it is recognized
-
-    The check compares the CPUs that the rank may run on with local_cpulist of the GPU of its LOCAL_RANK (counted within
-    CUDA_VISIBLE_DEVICES). It is a warning if they have none in common. A rank that may run anywhere is fine. On a
-    machine with two or more memory nodes, GPUs whose numa_node is -1 are a warning too, except in virtual machines:
-    neither torchrun nor NCCL can then place threads.
-
-    ## What else looks like it
-
-    A script may choose its GPU by another rule than LOCAL_RANK.
-
-    ## What to do
-
-    Use `torchrun --numa-binding=node …` or `srun --cpu-bind=…`, or put `numactl --cpunodebind=1 --membind=1` in front
-    of the rank's command. For a numa_node of -1, check the NUMA, SNC or NPS settings of the BIOS, and update it.
-    """
+    """Report ranks that can only run on CPUs of a different NUMA node than their GPU."""
     pci = need(node.pci)
     gpus = gpus_of(pci)
     if not gpus:

@@ -33,28 +33,7 @@ AMD_COMPUTE_CLASSES = (0x0380, 0x1200)
     reads="torch.version.cuda and .hip, the GPUs that NVML lists, /dev/nvidia*, PCI",
 )
 def check_torch_cuda_build(node: Node) -> Answer:
-    """Report a build of torch that cannot use the GPUs of this machine.
-
-    ## What it means
-
-    `torch.cuda.is_available()` is False and the NCCL backend is missing: the job runs on the CPUs, many times slower,
-    or stops with "Distributed package doesn't have NCCL built in".
-
-    ## How it is recognized
-
-    torch names neither CUDA nor ROCm, and this machine or container has GPUs: NVML lists them, or a file such as
-    `/dev/nvidia0` exists. The PCI bus and /proc are not enough, because in a container they show the host's GPUs. Of
-    AMD's GPUs only those for data centers count.
-
-    ## What else looks like it
-
-    A GPU without NVIDIA's driver (nouveau) is an info. A job that hides its GPUs with an empty `CUDA_VISIBLE_DEVICES`
-    is meant to run on the CPUs, so the check is skipped.
-
-    ## What to do
-
-    Install the build that the report names. It fits the version of the driver.
-    """
+    """Report a build of torch that cannot use the GPUs of this machine."""
     build = imported_torch(node)
     if build.hip:
         return passed(f"a build for ROCm {build.hip}")
@@ -111,24 +90,7 @@ def _gpu_without_driver(node: Node) -> Answer | None:
     reads="torch.cuda.nccl.version(), libnccl in /proc/self/maps, its ncclGetVersion, LD_PRELOAD, LD_LIBRARY_PATH",
 )
 def check_nccl_loaded(node: Node) -> Answer:
-    """Report a loaded NCCL that is not the one that torch was built with.
-
-    ## What it means
-
-    `LD_LIBRARY_PATH`, `LD_PRELOAD` or the system's library folders can load another libnccl. An older one lacks
-    functions that torch calls, or uses a different protocol than the other nodes. With two of them in one process,
-    plugins and torch may use different ones.
-
-    ## How it is recognized
-
-    A child process that imported torch lists the libnccl files that it has mapped and asks the first for its version.
-    Two files, or a version other than the one torch was compiled with, are a warning. A newer version installed as a
-    wheel is a usual way to upgrade NCCL, and is an info.
-
-    ## What to do
-
-    Remove the folder that the report names from `LD_LIBRARY_PATH`, or unset `LD_PRELOAD`, and check again.
-    """
+    """Report a loaded NCCL that is not the one that torch was built with."""
     build = imported_torch(node)
     if build.nccl is None:
         return skipped("torch is built without NCCL")
@@ -187,22 +149,7 @@ def _use_own_nccl(build: TorchBuild) -> str:
     reads="torch.version.hip",
 )
 def check_hip_gpu_other(node: Node) -> Answer:
-    """Report that torch is built for AMD GPUs, so checks of NVIDIA software are skipped.
-
-    ## What it means
-
-    The checks of drivers, NVML, Xid errors, NVLink and the like are for NVIDIA's GPUs. ddpdoctor has no such checks for
-    AMD's GPUs yet: use `rocm-smi` and `rvs`. All checks of limits, network, names, variables and the launch still
-    apply.
-
-    ## How it is recognized
-
-    `torch.version.hip` is set.
-
-    ## What to do
-
-    Nothing. RCCL uses NCCL's variables, with the same names.
-    """
+    """Report that torch is built for AMD GPUs, so checks of NVIDIA software are skipped."""
     build = imported_torch(node)
     if not build.hip:
         return skipped("torch is not built for ROCm")

@@ -42,35 +42,7 @@ OF_THE_LAUNCH = frozenset({"slurm", "k8s", "mpi", "launcher", "build", "loader",
     group=CheckGroup.VARIABLES, needs=("software",), reads="names of environment variables, NCCL's version",
 )  # fmt: skip
 def check_env_unknown(node: Node) -> Answer:
-    """Report variables that look like those of NCCL, torch, Gloo or torchrun, but that none of them reads.
-
-    ## What it means
-
-    A misspelled variable has no effect and causes no message: the job runs as if it were not set.
-
-    ## How it is recognized
-
-    Names that begin with `NCCL_`, `TORCH_NCCL_`, `TORCH_FR_`, `TORCH_DISTRIBUTED_`, `GLOO_`, `TORCHELASTIC_`,
-    `CUDA_VISIBLE_` or `OMP_NUM_`, in upper or lower case, or with a misspelling of these such as `NCLL_`, are looked up
-    in a table of the names in the source of NCCL 2.3.5 to 2.30.7 and torch 1.4 to 2.13, and in the library of NCCL
-    2.32.3. A name is misspelled if a known one is within two edits, or if one is a prefix of the other. Names are
-    case-sensitive. ddpdoctor never reads the values of such variables.
-
-    ## What else looks like it
-
-    A name that is like no known one may belong to a plugin or to a newer release, so it is an info. A misspelled name
-    is an info too if the installed NCCL or torch is newer than the table, and so is a variable that the installed NCCL
-    is too old for. Names with the prefix of a known plugin (`OFI_NCCL_`, `NCCL_FASTRAK_`, `NCCL_UCX_`, …) are not
-    checked.
-
-    ## What to do
-
-    Set the variable that you meant, and unset this one.
-
-    ## Example
-
-        nothing reads NCCL_SOCKET_IFNAMES; did you mean NCCL_SOCKET_IFNAME?
-    """
+    """Report variables that look like those of NCCL, torch, Gloo or torchrun, but that none of them reads."""
 
     def flaws(process: NodeProcess, context: VariableContext) -> Iterable[Flaw | None]:
         yield from (find_unknown(name, context) for name in process.other_names)
@@ -86,37 +58,7 @@ def check_env_unknown(node: Node) -> Answer:
     group=CheckGroup.VARIABLES, needs=(), reads="environment variables of NCCL, torch, Gloo, CUDA and OpenMP",
 )  # fmt: skip
 def check_env_value(node: Node) -> Answer:
-    """Report variables whose value has the wrong form.
-
-    ## What it means
-
-    NCCL reads `NCCL_P2P_DISABLE=true` as 0, and `NCCL_BUFFSIZE=4M` as 4. It parses numbers with `strtoll`, which takes
-    the leading digits, and 0 if there are none. From 2.32 on it uses the default then, and says so. torch is strict:
-    `TORCH_DISTRIBUTED_DEBUG=VERBOSE` makes the import fail. A `TORCH_NCCL_*` flag must be 1, true, yes, t, y or 0,
-    false, no, f, n. With any other value, even an empty one, `init_process_group` fails with "Invalid value for
-    environment variable". In our test, a wrong `TORCH_FR_*` value made the first collective of torch 2.13 over Gloo
-    hang.
-
-    ## How it is recognized
-
-    Every known variable has a type, taken from the source that parses it: NCCL's src/misc/param.cc and
-    src/graph/tuning.cc, torch's c10d/Utils.hpp and c10/util/env.cpp. A value that ends the job is an error. A value
-    that is ignored or read differently is a warning. Quotation marks that are part of a value (`docker --env-file`
-    keeps them), white space at its end, and a "~" that is not expanded are wrong too.
-
-    ## What else looks like it
-
-    A number outside the known range, or a word that a newer NCCL may know, may be right: the confidence is medium.
-    Interfaces, HCA names, ranks and addresses have their own checks.
-
-    ## What to do
-
-    Set a value of the form that the report names.
-
-    ## Example
-
-        NCCL_P2P_DISABLE=true: NCCL takes an integer, and reads this as 0 (since 2.32 as not set)
-    """
+    """Report variables whose value has the wrong form."""
     return judged(_draw(node, _over_listed(find_wrong_value)), _shown(node))
 
 
@@ -125,31 +67,7 @@ def check_env_value(node: Node) -> Answer:
     group=CheckGroup.VARIABLES, needs=("software",), reads="environment variables, versions of torch and NCCL",
 )  # fmt: skip
 def check_env_deprecated(node: Node) -> Answer:
-    """Report variables that have a new name, that are no longer read, or that never existed.
-
-    ## What it means
-
-    A variable with an old name works with a warning, or not at all. A variable that was removed has no effect. Such
-    variables are often copied from old tutorials and scripts.
-
-    ## How it is recognized
-
-    The check uses a table of the names in the source of NCCL 2.3.5 to 2.30.7 and torch 1.4 to 2.13. A name that is
-    still right for the installed versions is not reported. If no version is known, a variable that was removed after
-    NCCL 2.21.5 or torch 2.6, the oldest in use, is an info.
-
-    ## What else looks like it
-
-    If nodes have different versions of torch, one environment may set both names on purpose.
-
-    ## What to do
-
-    Set the new name, or unset the variable.
-
-    ## Example
-
-        NCCL_BLOCKING_WAIT is an old name: use TORCH_NCCL_BLOCKING_WAIT
-    """
+    """Report variables that have a new name, that are no longer read, or that never existed."""
     return judged(_draw(node, _over_listed(find_deprecated)), _shown(node))
 
 
@@ -158,34 +76,7 @@ def check_env_deprecated(node: Node) -> Answer:
     group=CheckGroup.VARIABLES, needs=("rdma",), reads="environment variables",
 )  # fmt: skip
 def check_env_danger(node: Node) -> Answer:
-    """Report variables with a harmful value, most often leftovers of a search for a fault.
-
-    ## What it means
-
-    The job runs, but it is slower than it has to be, or hides a fault: `NCCL_P2P_DISABLE=1`, `NCCL_SHM_DISABLE=1`, a
-    forced `NCCL_ALGO` or `NCCL_PROTO`, `CUDA_LAUNCH_BLOCKING=1`, `TORCH_DISTRIBUTED_DEBUG=DETAIL`,
-    `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`, `NCCL_COMM_ID`, a `NCCL_DEBUG_FILE` that all ranks of a node share.
-
-    ## How it is recognized
-
-    Only a harmful value counts: `NCCL_P2P_DISABLE=0` is fine, and so is `NCCL_ALGO=^NVLS`, which forces nothing. Values
-    that `ddpdoctor wrap` sets itself are fine. A value that may be intended (the flight recorder switched off, a log
-    level of TRACE) is an info.
-
-    ## What else looks like it
-
-    A setting may be measurably faster on this cluster, or work around a known fault. Keep it then, with
-    `--skip env-danger`. `NCCL_IB_DISABLE=1` is an info if there is no InfiniBand or RoCE device. If a port is active,
-    ib-disabled reports it.
-
-    ## What to do
-
-    Unset the variable, and see whether the job still runs.
-
-    ## Example
-
-        CUDA_LAUNCH_BLOCKING=1: every launch waits for its kernel, so that nothing overlaps
-    """
+    """Report variables with a harmful value, most often leftovers of a search for a fault."""
 
     def flaws(process: NodeProcess, context: VariableContext) -> Iterable[Flaw | None]:
         for variable, value in _listed(process):

@@ -33,29 +33,7 @@ _INSTALLED = ("site-packages", "dist-packages")
     reads="`import torch` in a child process; with --no-torch, the package metadata",
 )
 def check_torch_import(node: Node) -> Answer:
-    """Report that `import torch` fails in this Python, with the last line of the error.
-
-    ## What it means
-
-    No rank will start. If torch is missing, the job runs in a different Python than the one torch was installed in: a
-    virtual environment that was not activated, `sudo`, or a Slurm job without its `source`. If torch is broken, a CUDA
-    library that the wheel needs is missing, the wheel is for another processor, files of two versions are mixed in one
-    folder, or Python finds another file or folder named `torch` first.
-
-    ## How it is recognized
-
-    A separate Python process imports torch, so that a crash there does not crash ddpdoctor. With `--no-torch` the check
-    reads only the package's metadata.
-
-    ## What else looks like it
-
-    An import that takes longer than 55 s is reported as "could not tell", because the file system may be slow.
-
-    ## What to do
-
-    Run the command that is shown in the job's environment. If the report names a path that is not in `site-packages`,
-    rename that file or folder.
-    """
+    """Report that `import torch` fails in this Python, with the last line of the error."""
     torch = node.torch
     if isinstance(torch, Unread) and torch.why is Why.NOT_ASKED:
         version = need(node.software).torch_version
@@ -109,29 +87,7 @@ def _mend(node: Node, build: TorchBuild, missing: str | None) -> str:
     reads="versions of torch, NCCL, Python, driver, VBIOS, kernel, OFED and image, and the GPU models, of every node",
 )
 def check_version_same(fleet: Fleet) -> Answer:
-    """Compare versions over all nodes, and name the nodes that differ from the majority.
-
-    ## What it means
-
-    Ranks with a different torch or NCCL use a different protocol. NCCL warns "Mismatched NCCL version detected" and
-    hangs or fails. Two torch versions may order collectives differently. A different driver, VBIOS, kernel, OFED, GPU
-    model, container image or Python is often the reason why only one node is slow or fails.
-
-    ## How it is recognized
-
-    A difference in torch or NCCL is an error, any other a warning. For Python the minor version counts (3.11 against
-    3.12), for GPUs the models of a node. A node without a value is left out of that comparison. More than half of the
-    nodes are the majority. Without one, as with two nodes, the report names all sides and the confidence is low.
-
-    ## What else looks like it
-
-    A job may use two kinds of nodes on purpose. Then ignore the warning, and expect the speed of the slower kind.
-
-    ## What to do
-
-    Install the majority's version on the nodes that the report names, or take them out of the job. A container image
-    that is named by its digest keeps everything the same.
-    """
+    """Compare versions over all nodes, and name the nodes that differ from the majority."""
     nodes = [node for node in fleet.nodes if known(node.software) or known(node.torch) or known(node.gpus)]
     if len(fleet.nodes) < 2:
         return skipped("only one node: nothing to compare")

@@ -53,29 +53,7 @@ OTHER = (Severity.INFO, "an error that ddpdoctor does not know", "see https://do
     group=CheckGroup.GPUS, needs=("kernel_log", "gpus"), reads="/dev/kmsg: NVRM: Xid",
 )  # fmt: skip
 def check_xid(node: Node) -> Answer:
-    """Report Xid errors of this node's GPUs since boot.
-
-    ## What it means
-
-    When a GPU or a program on it fails, the NVIDIA driver writes a line with a number to the kernel's log.
-
-    ## How it is recognized
-
-    The check reads the lines "NVRM: Xid (PCI:…): N" that the kernel still has. Errors: 48 (uncorrectable memory error),
-    64 (a row could not be replaced), 74 (NVLink), 79 (fell off the bus), 95 (not contained), 119 and 120 (GSP), 140.
-    Warnings: 63, 92 and 94, which need a reset before the next job. Infos: 13, 31, 43 and 45, which are most often a
-    program's own fault, and numbers that are not on this list. Source: NVIDIA's Xid catalog,
-    docs.nvidia.com/deploy/xid-errors. If NVML lists this process's GPUs, lines of other GPUs are left out.
-
-    ## What else looks like it
-
-    An old line may belong to a GPU that was reset since. The report shows its age. The log has a fixed size, so old
-    lines get lost.
-
-    ## What to do
-
-    Follow the advice that the report gives for the number. If the log may not be read, run `sudo dmesg | grep Xid`.
-    """
+    """Report Xid errors of this node's GPUs since boot."""
     if isinstance(node.gpus, Unread) and node.gpus.why is Why.ABSENT:
         return skipped(node.gpus.reason)  # in a container, the log and the GPUs in it are the host's
     gpus = known(node.gpus)

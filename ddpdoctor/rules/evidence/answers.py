@@ -72,34 +72,7 @@ def find_transport(state: RunState) -> Answer:
 
 @rule("DD613", "cannot-tell", Severity.INFO, "The evidence does not show the cause")
 def check_sufficient(state: RunState) -> Answer:
-    """Say that the cause cannot be told from what was given, and what to collect.
-
-    ## What it means
-
-    Logs, dumps and stacks of some ranks were given, and they show ranks that waited, or lost another rank. The cause
-    may be with the ranks that are not in the evidence, or in a place that leaves no trace in it. ddpdoctor names no
-    rank then, because every rank that it could name may be a victim.
-
-    ## How it is recognized
-
-    `ddpdoctor analyze` and `ddpdoctor attach` compare the ranks that they saw with the size of the world, as the
-    evidence gives it. If no seen rank failed by itself, and none is absent where the others wait, the cause is not in
-    the evidence. The same holds for a log that just ends: it may belong to a healthy job, or to one that hangs.
-
-    ## How sure
-
-    It is no finding. The check is inconclusive, and the exit status is 4.
-
-    ## What to do
-
-    Collect what the check says, as the commands show it, and analyze everything in one call. The most useful are the
-    logs and flight-recorder dumps of all ranks, the stacks of all ranks of a job that still hangs (`ddpdoctor attach`),
-    and the kernel's log of every node.
-
-    ## Example
-
-        rank 2 waited for other ranks, but the evidence does not show which ones; give the logs of the other ranks
-    """
+    """Say that the cause cannot be told from what was given, and what to collect."""
     ruling = state.ruling
     read = about(state)
     return unknown("; ".join([ruling.reason, *ruling.collect, *read])) if ruling.reason else passed("; ".join(read))

@@ -29,41 +29,7 @@ MOST_SAID = 2
 
 @rule("DD816", "nccl-path", Severity.WARNING, "NCCL uses a slower connection than the machines support")
 def check_nccl_path(state: RunState) -> Answer:
-    """Report connections of NCCL that are slower than they could be.
-
-    ## What it means
-
-    NCCL chooses for each pair of ranks how their data travel, and says so with `NCCL_DEBUG=INFO` only. If a variable, a
-    container or a missing module keeps it from the fast way, the job runs, and each reduction takes many times as long.
-
-    ## How it is recognized
-
-    `ddpdoctor analyze` reads the lines of `NCCL_DEBUG=INFO` of all processes. Reported are:
-
-    - TCP between ranks of one host: neither P2P nor shared memory is used;
-    - TCP between hosts, although NCCL's log or `check-env` names an active InfiniBand or RoCE adapter there;
-    - an adapter that is never given GPU memory (no `GDRDMA`), although `check-env` found nvidia_peermem or DMA-BUF and
-      a GPU for data centers;
-    - ranks that communicate through a third GPU (`P2P/indirect`);
-    - the host's memory between GPUs, although `check-env` found active NVLinks and no pair uses P2P;
-    - no NVLS on Hopper or later GPUs behind NVSwitches;
-    - ranks of one communicator with unequal numbers of channels.
-
-    What `check-env` found counts if its report is given too: `ddpdoctor analyze train.log env/report.json`.
-
-    ## How sure
-
-    High where the log alone shows it: TCP within one host, a third GPU, unequal channels. Medium where NCCL may have a
-    reason that its log does not say, such as the distance between GPU and adapter.
-
-    ## What to do
-
-    Remove the variable that the report names. Without one, run the `ddpdoctor check-env` that it names on that host.
-
-    ## Example
-
-        ranks 0 and 1 on n1 exchange data over TCP, although they are on one host
-    """
+    """Report connections of NCCL that are slower than they could be."""
     job = NcclJob(state)
     if not any(one.edges or one.network for one in job.processes):
         return skipped("no NCCL_DEBUG=INFO lines show the connections")

@@ -26,35 +26,7 @@ if TYPE_CHECKING:
 
 @rule("DD606", "stopped", Severity.ERROR, "The process of a rank is frozen")
 def check_stopped(job: JobState) -> Answer:
-    """Report a process that is frozen: by SIGSTOP, by a debugger, or in the kernel.
-
-    ## What it means
-
-    The process is not running at all. The rank's code is not at fault. Either somebody stopped the process
-    (`kill -STOP`, Ctrl-Z, a batch system that suspends jobs), or a debugger holds it, or a device or file system does
-    not answer.
-
-    ## How it is recognized
-
-    The state in `/proc/PID/stat` is T (stopped) or t (traced). Or it is D (uninterruptible sleep) and no thread of the
-    process answers. Other ranks wait for it, or no rank makes progress.
-
-    ## How sure
-
-    High for T and t, medium for D.
-
-    ddpdoctor stops the job if the process has been in state T for the whole `--hang-timeout`, no debugger is attached,
-    and other ranks wait for it. Otherwise a debugger or a slow device may still let the process go on, so ddpdoctor
-    only watches the job.
-
-    ## What to do
-
-    Run `kill -CONT PID`, or detach the debugger. For D, look at `dmesg` and at the file system that the line reads.
-
-    ## Example
-
-        rank 2 is stopped (state T); ranks 0 and 1 are waiting for it in all_reduce
-    """
+    """Report a process that is frozen: by SIGSTOP, by a debugger, or in the kernel."""
     if job.cause not in (Cause.HANG, Cause.NONE, Cause.CONFLICT):
         return skipped(job.cause.value)
     frozen = tuple(n for n in job.living if job.states[n].doing is Activity.STOPPED)
@@ -118,38 +90,7 @@ def _stopped_fix(job: JobState, blamed: tuple[int, ...], *, asleep: bool) -> str
 
 @rule("DD607", "missing", Severity.ERROR, "A rank or node never joined")
 def check_missing(job: JobState) -> Answer:
-    """Report ranks that have no process while others wait for them.
-
-    ## What it means
-
-    `init_process_group` returns only when all ranks of the world have joined. Either fewer ranks were started than the
-    world size, or two ranks have the same number, or a whole node did not join.
-
-    ## How it is recognized
-
-    Ranks wait in `init_process_group`, and no process with the missing ranks' numbers was ever seen. (A rank that runs
-    but is held up before `init_process_group` is reported as `stuck`.) In a job of several nodes, there are two more
-    cases. The launchers wait for a node whose `ddpdoctor wrap` never reported. Or all nodes reported, but no
-    launcher starts ranks. As evidence, the report says what this node sees of the rendezvous endpoint: whether the name
-    resolves, and whether it accepts a connection.
-
-    ## How sure
-
-    High if every node's ranks are seen, or if a node did not come. Medium if one node hears nothing from the others,
-    because it cannot tell which of them are there. Low if ranks may run that no ddpdoctor sees; then the job is not
-    stopped.
-
-    ## What to do
-
-    Compare the world size that the script passes with the number of ranks that were started. On several nodes, check
-    the nodes that the report names: were they started, and with the same `--rdzv-endpoint`, `--rdzv-id` and `--nnodes`?
-    Then run `ddpdoctor check-rendezvous` on every node. If nodes may come later than `--hang-timeout`, raise it.
-
-    ## Example
-
-        rank 3 never joined; ranks 0-2 are waiting for all 4 ranks
-        node 1 (node1) never joined; the launcher on this node has waited for 300 s
-    """
+    """Report ranks that have no process while others wait for them."""
     if job.cause is Cause.NONE and not job.states and (job.facts.nnodes > 1 or job.facts.members is not None):
         return judge_missing_nodes(job)
     if job.cause not in (Cause.HANG, Cause.NONE):

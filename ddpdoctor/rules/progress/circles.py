@@ -35,36 +35,7 @@ _MEET = (
 
 @rule("DD608", "deadlock", Severity.ERROR, "Ranks wait for each other in a circle")
 def check_deadlock(job: JobState) -> Answer:
-    """Report ranks that wait for each other in a circle.
-
-    ## What it means
-
-    Each rank waits for a call that another rank will only make later. Two groups are used in opposite order. Or two
-    ranks both receive first (or both send a large tensor first). Or one rank receives what another sends only after a
-    collective that needs both.
-
-    ## How it is recognized
-
-    Each waiting rank has a link to the call that it waits in. Each call has links to the ranks that have not come to
-    it. Ranks on a circle of such links can never go on. Ranks that wait for the circle but are not on it are not named.
-
-    ## How sure
-
-    High if all links are known. Medium if a rank of the circle waits for its device: its host may still come to the
-    missing call, so the job is not stopped before torch's own time limit has passed. Low if no circle was found
-    although every rank waits, in more than one group: then all ranks are named. Also low if a `send` and its `recv`
-    have both come and neither ends: their tags differ, or the data do not get through. In both low cases the job is not
-    stopped.
-
-    ## What to do
-
-    Use groups in the same order on all ranks. Pair `send` with `recv`, or use `batch_isend_irecv`.
-
-    ## Example
-
-        ranks 0 and 1 are waiting for each other: rank 0 is waiting in recv for rank 1, which is waiting in barrier for
-        rank 0
-    """
+    """Report ranks that wait for each other in a circle."""
     waiters = closed(job)
     if waiters is None:
         return skipped("a rank that waits for no other rank is holding up the job, or no rank is waiting")

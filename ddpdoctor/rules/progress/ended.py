@@ -46,35 +46,7 @@ _OOM_WORDS = {
 
 @rule("DD603", "early-exit", Severity.ERROR, "A rank exited with status 0 while others were waiting for it")
 def check_early_exit(job: JobState) -> Answer:
-    """Report a rank that ended without an error before it had done its part in a collective.
-
-    ## What it means
-
-    The rank left the loop or the script while the others continued. It had fewer batches, or it alone decided to stop
-    early, or it alone called `sys.exit()` or `os._exit(0)`. torch's launcher does not notice an exit with status 0.
-
-    ## How it is recognized
-
-    The process exited with status 0, or its script ended. Others wait in a collective that it never called,
-    or failed in that collective ("Connection closed by peer"). No rank failed by itself before that.
-
-    A call that only the waiting rank makes, such as one under `if rank == 0:` at the end of the script, is DD602.
-    There, the ranks that ended had passed its line or had destroyed the group, and nobody had made that call before.
-
-    ## How sure
-
-    High.
-
-    ## What to do
-
-    Let all ranks decide together (`all_reduce` the decision to stop). Give all ranks the same number of batches
-    (`drop_last=True`, or `with model.join():`). Call `dist.barrier()` before the script ends. Do not exit in a
-    handler of a signal: set a flag there, and `all_reduce` it.
-
-    ## Example
-
-        rank 1 exited with status 0, last seen in main (train.py:12); ranks 0 and 2 are waiting for it in backward
-    """
+    """Report a rank that ended without an error before it had done its part in a collective."""
     if job.cause is not Cause.EARLY_EXIT:
         return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
     blamed = job.early
@@ -146,49 +118,7 @@ def _last_located(rank: Rank) -> Call | None:
 
 @rule("DD604", "crash", Severity.ERROR, "A rank raised an exception or exited with an error status")
 def check_crash(job: JobState) -> Answer:
-    """Report the rank whose own code failed first.
-
-    ## What it means
-
-    One rank raised an exception, and the others lost their connection to it. Their errors are consequences, although
-    they are often printed first and there are more of them.
-
-    ## How it is recognized
-
-    A failure is a consequence if its rank was inside a collective. The earliest failure outside a collective is the
-    cause. The line is the innermost line of your own code in the traceback, or the worker's line if a loader worker
-    raised the error. Ranks that raised the same exception at the same line within five seconds are reported together.
-    If a pipeline or a distributed checkpoint raised its own error because of another error, the report names that other
-    error and its rank.
-
-    A rank may raise an error and then make a call in a `finally`, an `except` or the end of a `with` block, which the
-    others do not make: the job hangs, or all ranks raise torch's error, and the first one is not printed. Then the
-    report names the line of that first error, and after it the line of the call. An error that was raised `from`
-    another one is reported at the line of the other one.
-
-    If the rank reports the bad end of a child process (`CalledProcessError`, `BrokenProcessPool`), the report names the
-    line of the child's own error, if the child is a script that the rank runs.
-
-    If DDP "expected to have finished reduction in the prior iteration", the report names the parameters that the
-    previous backward left without a gradient, and the ranks that left them out. It also names the script's variable
-    that was computed from them and has no part in the loss, if that variable still exists. Gradients and parameters
-    that differ since then follow from that, so they are not reported as well. A graph that changed under
-    `static_graph=True`, and a parameter that was "marked as ready twice", are treated the same way.
-
-    ## How sure
-
-    High if the rank was in no collective. Medium if the exception came out of a collective and all others were in it
-    too.
-
-    ## What to do
-
-    Open the line that the report names, and read its exception, not those of the other ranks. Common errors are
-    explained in the report, by `ddpdoctor explain "TEXT OF THE ERROR"`, and in docs/known-errors.md.
-
-    ## Example
-
-        rank 0 raised ValueError in parse (train.py:7): invalid literal for int() with base 10: '12x'
-    """
+    """Report the rank whose own code failed first."""
     root = job.root_failure
     if job.cause is not Cause.FAILURE or root is None:
         return skipped(job.cause.value) if job.cause is not Cause.NONE else passed()
@@ -202,42 +132,7 @@ def check_crash(job: JobState) -> Answer:
 
 @rule("DD605", "killed", Severity.ERROR, "A rank was killed by a signal")
 def check_killed(job: JobState) -> Answer:
-    """Report the rank that was killed by a signal, and which signal.
-
-    ## What it means
-
-    SIGKILL comes from outside: from the kernel's OOM killer, a batch system, or a person. SIGSEGV, SIGBUS, SIGFPE,
-    SIGILL and SIGABRT come from the rank's own native code: a library, an extension, or a full `/dev/shm` (SIGBUS).
-
-    The same rule covers a whole node that is lost: its machine goes down, its processes are killed, or its network is
-    cut.
-
-    ## How it is recognized
-
-    The evidence is the signal that ended the process, the kernel's counter of OOM kills, and the dump that a fatal
-    signal leaves. A SIGABRT inside a collective that a peer's wrong call caused is reported as `mismatch`. A node
-    counts as lost if its `ddpdoctor wrap` reported before and is silent now, without having said that it ends, and if
-    the ranks on the other nodes wait for its ranks or have lost their connections to them. ddpdoctor also checks
-    whether the host itself still answers.
-
-    ## How sure
-
-    High. Low for a SIGABRT inside a collective, which often hits an innocent rank. Also low for an abort that NCCL's
-    watchdog seems to have caused: it comes from a thread that runs no Python, after a call has waited for torch's own
-    limit. If it is known which rank the call waited for, the report is about that wait (DD601, DD602, DD611), and the
-    abort is a consequence. Medium if one of two nodes hears nothing from the other: either may be the one that is cut
-    off.
-
-    ## What to do
-
-    For SIGKILL by the OOM killer, use less memory per rank (workers, batch size, prefetch), or raise the limit. For a
-    fatal signal, the line that is named calls the native code at fault.
-
-    ## Example
-
-        rank 2 was killed by SIGKILL; it was last seen in main (train.py:9)
-        node 1 (node1) died or was cut off: no message from it for 12 s; ranks 0 and 1 are waiting for it
-    """
+    """Report the rank that was killed by a signal, and which signal."""
     if job.cause is Cause.NODE_LOST:
         return judge_lost(job)
     root = job.root_failure

@@ -33,31 +33,7 @@ torch takes about 1 s."""
 
 @rule("DD609", "exit-hang", Severity.ERROR, "The script has finished, but its process does not exit")
 def check_exit_hang(job: JobState) -> Answer:
-    """Report a rank whose script has ended but whose process lives on.
-
-    ## What it means
-
-    At its end Python waits for every thread that is not a daemon, for `multiprocessing` children, and for functions
-    registered with `atexit`. One of them does not return.
-
-    ## How it is recognized
-
-    The script's own code ended longer ago than `--hang-timeout`, but the process still exists. An interpreter that has
-    joined its threads and is still shutting down gets ten more seconds of CPU time.
-
-    ## How sure
-
-    High if a thread, an exit function or a child with a line of your code is found, else medium.
-
-    ## What to do
-
-    Tell the thread to end before the script does (an `Event`, a `None` in its queue), or make it a daemon. Close
-    loggers, profilers and prefetchers. Call `dist.destroy_process_group()` last.
-
-    ## Example
-
-        rank 0 finished the script, but the process does not exit: code is still running in upload (log.py:31)
-    """
+    """Report a rank whose script has ended but whose process lives on."""
     if job.failures:
         return skipped(Cause.FAILURE.value)
     ended = [n for n in job.living if job.states[n].doing is Activity.SHUTTING_DOWN and n not in job.early]
@@ -136,36 +112,7 @@ def _exit_evidence(job: JobState, blamed: tuple[int, ...]) -> list[str]:
 
 @rule("DD612", "exit-abort", Severity.INFO, "A rank aborted at exit, after its script had finished")
 def check_exit_abort(job: JobState) -> Answer:
-    """Report a rank that died of SIGABRT, SIGSEGV or SIGBUS after its script had ended well.
-
-    ## What it means
-
-    No training is lost: the script had run to its end. Gloo's threads may still be alive while the interpreter unloads
-    its libraries. Then C++ aborts with "terminate called without an active exception" (pytorch#190489). A function
-    registered with `atexit`, or a library that frees its memory, may also fail here. The launcher still counts this as
-    a failure and returns its status.
-
-    ## How it is recognized
-
-    The process died of such a signal after the interpreter had begun to shut down, and the script had ended without an
-    exception or an error status. SIGABRT is taken for Gloo's abort. With SIGBUS and SIGSEGV the cause is left open,
-    because the dump of an abort may itself fault, unless the dump shows a line of the script. If a spawner then ends
-    another rank by SIGTERM whose script has also ended, that is no failure either.
-
-    ## How sure
-
-    High.
-
-    ## What to do
-
-    If a line is named, check the native code that it calls. Else call `dist.barrier()` and then
-    `dist.destroy_process_group()` as the last lines of the script. This may not be enough for FSDP2 and DTensor: in
-    torch 2.13 threads of Gloo outlive that call there, and one such job was seen to abort.
-
-    ## Example
-
-        rank 1 aborted at exit, after the script had finished; training is not affected
-    """
+    """Report a rank that died of SIGABRT, SIGSEGV or SIGBUS after its script had ended well."""
     aborted = tuple(n for n in sorted(job.states) if aborted_at_exit(job.rank(n)) and n not in job.early)
     if not aborted:
         return passed()

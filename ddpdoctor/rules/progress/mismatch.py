@@ -64,54 +64,7 @@ _INSIDE = (
 
 @rule("DD602", "mismatch", Severity.ERROR, "Ranks disagree about the next collective")
 def check_mismatch(job: JobState) -> Answer:
-    """Report ranks that call a different collective than the others, or one with a different shape or dtype.
-
-    ## What it means
-
-    Collectives are matched by their order alone. Suppose that one rank calls `reduce` while the others reduce
-    gradients, or that it makes one call more or fewer. Then all ranks hang, abort, or compute wrong results.
-
-    ## How it is recognized
-
-    Every rank's calls are numbered within each group. Calls with the same number must be the same operation. Their
-    dtype, root, reduction and shape must be equal too if the operation needs that. Collectives that DDP makes inside
-    its constructor, `forward` and `backward` count as well, each in the phase in which C++ made it. Sometimes an equal
-    collective from another line goes through and shifts all later ones. Then the report names that line, not the later
-    line at which the difference showed.
-
-    The line that made the rank differ comes first in `where`. It is the condition and the `continue`, `break` or
-    `return` that led the rank around a call, or the head of the loop that it left. To find it, ddpdoctor follows the
-    records back to the first call that the rank skipped or made once too often, including DDP's `forward` and
-    `backward`. It reads the source while the job is there, if the source has not changed since; `report` uses the saved
-    copy. If the source allows several ways, the report lists them and names none as the cause. If the call was in a
-    function that the rank has left, the loop or branch there counts. A condition counts only if the other ranks did not
-    pass it.
-
-    If all ranks are inside one line of yours, such as `trainer.train()`, the report shows where the library took
-    different ways. For a collective in a gradient hook, it names the parameters, as far as their shapes tell.
-
-    A job that has finished is looked through for calls of one line in which the ranks had tensors of one shape and
-    different dtypes. Gloo lets them through, and the ranks read each other's bytes as another dtype.
-
-    A collective that only one rank calls at the end of the script or in a callback is found as well: the other ranks
-    have passed that line, and their scripts have ended. If they left in the middle of a loop, see DD603.
-
-    ## How sure
-
-    High if a majority agrees: the minority is to blame. With two ranks, or without a majority, the rank whose call
-    breaks its earlier order of calls is to blame: medium. Without such a history all ranks are named: low.
-
-    ## What to do
-
-    Look for a collective under a condition that differs between ranks (`if rank == 0:`, a loss that is only sometimes
-    logged), for loops of unequal length, and for tensors whose shape depends on the rank's data. If one rank skips a
-    step (`if not torch.isfinite(loss): continue`), all ranks must skip it: `all_reduce` the condition. A dtype that
-    differs comes from what one rank alone loads or casts.
-
-    ## Example
-
-        rank 0 is in reduce (train.py:6), but ranks 1 and 2 are in backward (train.py:9)
-    """
+    """Report ranks that call a different collective than the others, or one with a different shape or dtype."""
     conflict = job.conflict
     if job.cause is Cause.NONE and job.facts.ended and job.facts.launcher_status == 0:
         conflict = find_misread(job.states, group_table(job.facts), job.world)

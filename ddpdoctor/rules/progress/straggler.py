@@ -70,50 +70,7 @@ _FIXES = {
 
 @rule("DD610", "straggler", Severity.WARNING, "A rank is slow, and the others wait for it in every step")
 def check_straggler(job: JobState) -> Answer:
-    """Report a rank that comes last to nearly every step and costs the others a fifth of it.
-
-    ## What it means
-
-    All ranks end a step together, so the slowest one sets the pace of the job. This rank is slow for a reason of its
-    own. Nothing hangs, but every step takes as long as this rank needs.
-
-    ## How it is recognized
-
-    For each step the recorder notes how long its phases took and how much of that time the rank waited in collectives.
-    The rank that waits least has come last, so no common clock is needed. A rank, or up to half of the ranks, must come
-    after all others in 80 % of at least 20 steps. Its median cost to them must be 20 % of the step and 20 ms. The rule
-    looks at the last 256 steps; from the 65th step on, DDP's waits are read in every fourth step. A few long pauses (a
-    checkpoint, an evaluation) change no median.
-
-    If the other ranks' loader workers make batches without a pause, those ranks could hardly be faster without the slow
-    rank. Then the job is bound by its input, and no rank is named. The time that a worker takes for a batch is measured
-    in the worker. If all ranks wait for their cores, and the late one only waits longer, the rule says that it cannot
-    tell: which rank is late then changes with what else runs on the machine. Waits for a single peer (send, recv) do
-    not count, so the stages of a pipeline are not compared. A rank that is late because it waits for a peer is not
-    named.
-
-    On a GPU, collectives return before they have begun, so waits are measured only if torch times its kernels
-    (`TORCH_NCCL_ENABLE_TIMING=1`). The rank whose kernels are the shortest has come last. Without timing, or if the
-    ranks end without `destroy_process_group`, the rule says that it cannot tell.
-
-    Where half of the cost has one cause, it is named: Python's garbage collector, another process on the rank's core,
-    larger batches, the loader, more computation (processor time grows too) or slower computation (it does not).
-
-    ## How sure
-
-    High if the lost time is seen in one phase of the step and at a line of the script, else medium. Also medium if the
-    kernel times show it.
-
-    ## What to do
-
-    Before forward, look at data loading and host code: use more workers or prefetching, and do nothing on one rank
-    alone. In forward or backward, look for inputs of different sizes, a throttled GPU, or another process on the core;
-    `ddpdoctor check-env` looks for the last two.
-
-    ## Example
-
-        rank 2 is slow before forward, in augment (train.py:31); the others waited for it in 58 of 60 steps
-    """
+    """Report a rank that comes last to nearly every step and costs the others a fifth of it."""
     if job.cause is not Cause.NONE:
         return skipped(job.cause.value)
     pacings = find_pacings(job.facts)

@@ -29,72 +29,7 @@ long."""
 
 @rule("DD601", "stuck", Severity.ERROR, "A rank is stuck, and the others wait for it")
 def check_stuck(job: JobState) -> Answer:
-    """Report a rank that is in no collective and makes no progress while others wait for it.
-
-    ## What it means
-
-    A collective ends only when every rank of its group has called it. One rank has not come. It sleeps, waits for a
-    file, a lock, a worker process or a download, or runs in an endless loop. The other ranks are healthy and wait.
-
-    ## How it is recognized
-
-    ddpdoctor compares the collective that each rank waits in with how far every other member of the group has come. The
-    cause is the rank that has not arrived and waits for no other rank itself. It must have made no progress (no
-    collective, no step, no batch, no new function) for `--hang-timeout`. If no rank waits for another and none makes
-    progress, all are reported. Ranks that go on after others have ended well get four times as long.
-
-    With NCCL a rank may have called the collective while its device still runs an earlier kernel. If torch times its
-    kernels (`TORCH_NCCL_ENABLE_TIMING=1`) and those of other ranks have started, that rank is named. The confidence is
-    then medium, and the job is not stopped.
-
-    If its main thread runs an asyncio loop, the line is the one that the main task awaits. What ended beside the main
-    thread is named with the line of its error: a thread, a child process, an asyncio task that was not awaited, a call
-    in a pool whose result was not read. If the rank waits for a child, such as an evaluation or a server, the child's
-    line comes first.
-
-    A watchdog of the script may end the process of a rank that waits: `os._exit` from another thread,
-    `faulthandler.dump_traceback_later(exit=True)`, SIGALRM. Then the report names the rank that it waited for, and
-    where a rank was stuck itself, the line of its main thread and not that of the watchdog.
-
-    Three kinds of waits concern ranks that have not met yet:
-
-    First, ranks inside `init_process_group` connect to a store at an address where no rank and no agent serves it. The
-    script replaced the launcher's MASTER_ADDR or MASTER_PORT, or passed a `tcp://` address, while torchrun's agent
-    serves the store at its own address.
-
-    Second, they meet in a file (`init_method="file://..."`) that was not empty when the first of them opened it: an
-    earlier job was killed and left the addresses of its ranks there.
-
-    Third, all ranks poll for a lock file that nobody has open: a build that died left it behind. If a living process
-    of another job holds the lock, it is reported after four hang timeouts, and the job is not stopped.
-
-    If torch's own time limit ended the wait, the rank that was missing is still named. If it came to the call after the
-    others had given up, the report shows the lines at which it was seen before.
-
-    A rank that works is called busy, and the report says what it does: it uses CPU time, reads, writes or receives
-    bytes, or has a child process that does so. An endless loop uses CPU time too, so ddpdoctor cannot distinguish it
-    from work. Ranks that are busy while nobody waits also get four times as long.
-
-    ## How sure
-
-    High if others wait for it, or if all wait for a store that nobody serves or a lock file that nobody will remove.
-    Medium if no rank waits, if the rank is inside a backward of its own, or if it moves bytes or has a child that
-    works. Low if it uses CPU time, if it could not be recorded, or if some ranks cannot be seen and none here waits.
-
-    ddpdoctor stops the job only for a store that nobody serves and for a lock file that nobody will remove. Everything
-    else may still end well, so ddpdoctor keeps watching, and withdraws the report when the rank moves. `--on-hang kill`
-    stops the job.
-
-    ## What to do
-
-    Open the line that the report names. If a rank waits for a loader worker, the worker's line comes first. Give every
-    wait on a file, a socket, a queue or a lock a time limit. If the work is just slow, split it between the ranks, do
-    it before `init_process_group`, or raise the group's limit: `init_process_group(timeout=timedelta(hours=2))`.
-
-    ## Example
-
-        rank 1 is stuck in read_batch (train.py:7); ranks 0 and 2 are waiting for it in backward
-    """
+    """Report a rank that is in no collective and makes no progress while others wait for it."""
     if job.cause not in (Cause.HANG, Cause.NONE):
         return skipped(job.cause.value)
     left = left_file(job) if job.waits.waiters and not job.waits.blockers and job.waited_long() else None

@@ -31,32 +31,7 @@ MOST_NAMED = 4
 
 @rule("DD611", "transport", Severity.ERROR, "All ranks are in the same collective, and it does not complete")
 def check_transport(job: JobState) -> Answer:
-    """Report a collective that all ranks have come to but that does not end.
-
-    ## What it means
-
-    No rank is late. Data does not get through: a firewall, a wrong interface, a dead link, or a hung device.
-
-    ## How it is recognized
-
-    Every member of the group is inside the collective with the same number, or inside one that follows it, and no rank
-    makes progress. Ranks that wait elsewhere wait for these ranks.
-
-    ## How sure
-
-    Low, because it may be one very large or slow collective. With NCCL, a call that still waits for a slow kernel looks
-    the same as one that runs, unless torch times the kernels (`TORCH_NCCL_ENABLE_TIMING=1`). Without timing it is not
-    certain that the job hangs, so it is not stopped before torch's own time limit has passed.
-
-    ## What to do
-
-    Test the network between the nodes. Set `NCCL_SOCKET_IFNAME` or `GLOO_SOCKET_IFNAME`. Read the lines that
-    `NCCL_DEBUG=INFO` prints.
-
-    ## Example
-
-        all 4 ranks are in collective 812 of group 0, but it does not complete
-    """
+    """Report a collective that all ranks have come to but that does not end."""
     waiters = closed(job)
     if waiters is None:
         return skipped("a rank that waits for no other rank is holding up the job, or no rank is waiting")

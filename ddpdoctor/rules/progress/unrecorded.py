@@ -22,37 +22,7 @@ UPDATE = "update ddpdoctor; if that does not help, open an issue with your torch
 
 @rule("DD901", "not-recorded", Severity.INFO, "A rank was not recorded completely")
 def check_recorded(job: JobState) -> Answer:
-    """Report ranks that ran without a recorder, with a damaged one, or on a torch that lacks one of its hooks.
-
-    ## What it means
-
-    Training was not disturbed, but less was seen of these ranks, so a verdict rests on less. Without a recorder only
-    the process itself was seen. If one hook is missing, only what that hook records is lost, and the finding names
-    both.
-
-    ## How it is recognized
-
-    The recorder left a note why it could not start, or a process ran without any record. If ranks of the world have no
-    process here, they run elsewhere, unless the launcher has said that all ranks are here. The recorder notes each
-    torch function that it hooks into, and whether this torch has it.
-
-    ## How sure
-
-    High.
-
-    ## What to do
-
-    Free space on the file systems of the run folder and of `/dev/shm`. A rank that runs under `python -I`, `-E` or
-    `-S`, or with another `PYTHONPATH`, does not load the recorder: start it without these. If ranks run elsewhere,
-    start `ddpdoctor wrap` there too, because each one watches only its own host. If this torch lacks a hook, update
-    ddpdoctor. docs/torch-versions.md lists the versions of torch that it was tested with.
-
-    ## Example
-
-        rank 3 could not be recorded completely: no space left on device
-        ranks 0-7 could not be recorded completely: this torch has no Work.wait, so waits for asynchronous collectives
-        are not recorded
-    """
+    """Report ranks that ran without a recorder, with a damaged one, or on a torch that lacks one of its hooks."""
     unseen = grouped((why, number) for number in sorted(job.states) if (why := _why(job.rank(number))))
     found = [_finding(job, why, tuple(ranks)) for why, ranks in unseen.items()]
     return judged([*found, *_without_hooks(job), *_elsewhere(job)])

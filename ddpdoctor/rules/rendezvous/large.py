@@ -115,34 +115,7 @@ def say_rate(bytes_s: float) -> str:
 
 @rule("DD222", "packet-loss", Severity.WARNING, "Packets are lost between nodes", group=CheckGroup.NETWORK)
 def check_payloads(meeting: Meeting) -> Answer:
-    """Report pairs of nodes between which packets are lost, or payloads stall or are slow.
-
-    ## What it means
-
-    TCP resends lost packets, so nothing fails, but everything slows down by far more than the share that is lost. This
-    check also reports two other kinds. `mtu`: small payloads arrive but nothing of a large one does, because packets of
-    full size vanish on the way, and with them every all-reduce of a real model. `slow-link`: a pair is far slower than
-    the others.
-
-    ## How it is recognized
-
-    Over a fresh connection for each ordered pair (never two to one host at a time), a small and a large payload are
-    sent and answered with a checksum. The sender's kernel counts segments and those that it resent (TCP_INFO). Packet
-    loss is reported from 1 % and at least three resent segments on, unless most of them had arrived (D-SACK): then the
-    way back loses packets. A large payload that stalls is a black hole (`mtu`) if no more than the first window was
-    sent, and otherwise loss. A pair is slow if it has at most a fifth of the fastest pair's rate and takes a quarter of
-    a second longer. Whole columns, rows and pairs are distinguished as in `mesh`. If a host is slow in one direction,
-    its pairs that are slow the other way only wait for it.
-
-    ## What else looks like it
-
-    Other traffic on the same links, which fills their buffers: repeat the check when they are quiet.
-
-    ## What to do
-
-    Check the counters of the interface that is named, `ethtool -S eth0 | grep -iE 'drop|err|crc'` and `ip -s link show
-    eth0`, then check the cable and the switch port.
-    """
+    """Report pairs of nodes between which packets are lost, or payloads stall or are slow."""
     pairs = {(p.source, p.target): p for p in meeting.rendezvous.pairs if p.large is not None}
     if not pairs:
         return skipped("no large payload was sent between nodes")

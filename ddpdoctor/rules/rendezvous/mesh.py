@@ -38,31 +38,7 @@ HOW = {
     group=CheckGroup.NETWORK,
 )
 def check_mesh(meeting: Meeting) -> Answer:
-    """Report pairs of nodes that cannot connect, and which host causes it.
-
-    ## What it means
-
-    Ranks meet at one known port, and then connect to each other on ports that the kernel picks. If a firewall opens
-    only `MASTER_PORT`, all ranks meet, but the first collective, or even `init_process_group`, waits until its timeout.
-
-    ## How it is recognized
-
-    Every ordered pair is tested: the target opens a fresh port on the address that Gloo or NCCL would publish there,
-    and the source connects to it and sends a few bytes. If a whole column of the matrix is bad, traffic into that host
-    is to blame; for a row, traffic out of it; for both, the host is cut off. The rest are single pairs. If nothing
-    works at all, the network between the hosts is to blame. Between two hosts a column and a row look the same:
-    incoming traffic is named with less confidence, unless the packet filter of that host is seen to refuse it.
-
-    ## What else looks like it
-
-    A host that publishes an address that means another host elsewhere, such as 127.0.1.1. Other checks report that
-    (`hostname-loopback` and similar), and pairs with that host are left out here.
-
-    ## What to do
-
-    On the host that is named, open the ports of `ip_local_port_range` for the network of the nodes: in its own packet
-    filter, or in the security group of the cloud.
-    """
+    """Report pairs of nodes that cannot connect, and which host causes it."""
     if not meeting.rendezvous.complete:
         return unknown("this node could not reach the others, so no pair of nodes was tested")
     if len(meeting.arrived()) < 2:

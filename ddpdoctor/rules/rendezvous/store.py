@@ -40,35 +40,7 @@ CLOSED = (Contact.REFUSED, Contact.RESET, Contact.UNREACHABLE, Contact.NO_ANSWER
     group=CheckGroup.NETWORK,
 )
 def check_tcp_store(meeting: Meeting) -> Answer:
-    """Report nodes that cannot connect to the store, and a store that cannot be served.
-
-    ## What it means
-
-    All ranks meet at one TCPStore, at `MASTER_ADDR:MASTER_PORT` or the rendezvous endpoint. torch says "client socket
-    has timed out" for four different faults, and only after its timeout: a name that does not resolve, a port without a
-    listener, a firewall that drops packets, and a program that is not a store.
-
-    ## How it is recognized
-
-    Each node looks up the name, connects to each address, and talks to whatever answers as torch's store does, each
-    with its own time limit. The node that should serve the store starts one with torch and connects to it too. If all
-    other nodes fail, traffic into that host is to blame. If one fails and others do not, the cause is traffic out of
-    that one, or a rule of the serving host against it alone: this finding is less sure, and says where to look for
-    both. Between two nodes these look the same, and the serving host is named, because filters of incoming traffic are
-    more common.
-
-    ## What else looks like it
-
-    A name with several addresses, of which only one works: torch tries them in order, IPv6 first. At one that does not
-    answer it waits for two minutes with the kernel's defaults, or until its own timeout.
-
-    A name that leads elsewhere, an endpoint that no host recognizes as its own, or a port that another program uses:
-    these are reported under their own kinds, and their consequences are not reported again.
-
-    ## What to do
-
-    Open the port on the host that is named, for the network of the nodes, or start the command on it too.
-    """
+    """Report nodes that cannot connect to the store, and a store that cannot be served."""
     seen = [(visit, visit.store_view) for visit in meeting.arrived() if visit.store_view is not None]
     if not seen:
         return skipped("no node tried to reach the store")

@@ -33,28 +33,7 @@ STAGES = {
     group=CheckGroup.NETWORK,
 )
 def check_start_trial(meeting: Meeting) -> Answer:
-    """Report that `init_process_group` and an all-reduce fail between the nodes although all they need works.
-
-    ## What it means
-
-    The names, the store and every connection work, and torch still does not start with the Gloo backend. The job would
-    not start either.
-
-    ## How it is recognized
-
-    Each node starts a process that joins a group with one rank per node and reduces one tensor, with a time limit of
-    seconds. The rule applies only if no other error was found: a start that fails because of a firewall is reported as
-    the firewall's finding.
-
-    ## What else looks like it
-
-    A machine so busy that importing torch takes longer than the limit: repeat the check with a longer `--timeout`.
-
-    ## What to do
-
-    Read torch's own message in the evidence. Variables such as `TP_SOCKET_IFNAME`, `GLOO_DEVICE_TRANSPORT` or
-    `USE_LIBUV` change how it connects: unset them, one at a time.
-    """
+    """Report that `init_process_group` and an all-reduce fail between the nodes although all they need works."""
     trials = meeting.rendezvous.trials
     if not trials:
         return skipped("no start was tested")

@@ -18,33 +18,7 @@ if TYPE_CHECKING:
 
 @rule("DD817", "noisy-trial", Severity.INFO, "The machine is too noisy to measure what a setting gains")
 def check_noise(result: TuneResult) -> Answer:
-    """Report a trial in which the script's own settings differ from themselves by more than the effects looked for.
-
-    ## What it means
-
-    `ddpdoctor tune` tries the settings of the script twice in each round, as if they were two settings. What differs
-    between the two is noise: other programs on the machine, a shared network, or steps of different lengths. An effect
-    that is smaller than this noise cannot be told from chance.
-
-    ## How it is recognized
-
-    In each round the step under the script's settings is compared with the step under the same settings, tried again.
-    Reported is a 95% interval of this ratio that reaches more than 5% from 1, if no setting gains more than that.
-
-    ## How sure
-
-    High: it says only that the trial cannot tell. A setting that gains more than the noise is named all the same.
-
-    ## What to do
-
-    Run the trial again while nothing else runs on the machine, or with more rounds: the interval narrows with the
-    square root of their number. Steps of very different lengths, as with sentences that are not sorted by length,
-    need more rounds too.
-
-    ## Example
-
-    On two cores that other jobs use as well, a step of the same job takes 48 ms in one round and 61 ms in the next.
-    """
+    """Report a trial in which the script's own settings differ from themselves by more than the effects looked for."""
     noise = result.noise
     seen = f"the script's settings against themselves: {noise.low - 1:+.0%} to {noise.high - 1:+.0%}"
     if result.verdict is not TuneVerdict.NOISY or not is_noisy(noise):
