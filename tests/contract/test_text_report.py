@@ -109,6 +109,7 @@ EQUAL = "  replicas equal: 17 checks up to optimizer step 800 (160 tensors, 4 ra
 def test_a_distance_that_was_chosen_is_said_with_the_number_of_checks():
     text = render(with_streams(replace(stream(), every=512)))
     assert f"{EQUAL}; every 512 steps, to take less than 1 % of the time" in text.splitlines()
+    assert EQUAL in render(with_streams(replace(stream(), every=64))).splitlines()
 
 
 def test_ranks_without_cores_are_said_where_it_is_long():

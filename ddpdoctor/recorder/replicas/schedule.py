@@ -1,7 +1,7 @@
 """Which optimizer steps are fingerprinted: equal numbers on all ranks, without a message between them.
 
-With a fixed distance these are steps 1, 2, 4 and so on below it, then its multiples. ``auto`` chooses the distance so
-that comparing costs at most ``SHARE`` of the training time, after an allowance at the start.
+With a fixed distance these are steps 1, 2, 4 and so on below it, then its multiples. ``auto`` takes steps 1, 2, 4 and
+so on to 32, and then chooses the distance so that comparing costs at most ``SHARE`` of the training time.
 
 ``auto`` divides steps into blocks: 1, 2-3, 4-7, ... and from step 1024 on blocks of 1024. In each block a rank writes
 its wish for the next block into a page that the ranks of this host share; when the next block begins, each takes the
@@ -23,9 +23,10 @@ from .files import FOLDER
 SHARE = 0.01
 """The part of the training time that comparing may take."""
 ALLOWANCE_S = 0.25
-"""What the first comparisons may take in addition. Our choice: short jobs are compared a few times too."""
+"""What comparing may take in addition. Our choice: short jobs are compared a few times more."""
 LEAST = 32
-"""The smallest distance of ``auto`` after the first steps. Our choice: a closer look finds little more."""
+"""The smallest distance of ``auto``. Until this step of an optimizer, powers of two are taken whatever that costs: most
+faults are there from the first steps on, and some rules need several comparisons."""
 LONGEST_BLOCK = 1024
 _NEVER = 62
 """The exponent of a distance that no job reaches."""
@@ -63,7 +64,7 @@ class AutoDistance:
         self._wishes = wishes
         self.steps = 0
         self.exponent = 1
-        """Numbers that are multiples of 2**exponent are due, and the first two."""
+        """Numbers after ``LEAST`` are due if they are multiples of 2**exponent."""
         self._next_block = 4
         self._is_odd = False
         self._taken = 0
@@ -160,7 +161,9 @@ def is_between(last: int, number: int) -> bool:
         return True
     if auto is None or not auto.steps:
         return number >= _fixed_due(last)
-    return number > last and (number < 3 or number >> auto.exponent > last >> auto.exponent)
+    if number <= LEAST:
+        return number >= next_due(last, 2 * LEAST)
+    return number >> auto.exponent > last >> auto.exponent
 
 
 def distance() -> int:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ddpdoctor.model.findings import Finding, Report
     from ddpdoctor.report.blocks import Section
 
+SPARSE_STEPS = 256
+"""Our choice: a distance from here on is said, because a difference may then have begun that many steps earlier."""
 NOTABLE_S = 10.0
 """Our choice: shorter waits for a core are usual where several programs share a machine."""
 _BEST_FIRST = (StreamClock.STEP, StreamClock.FORWARD, StreamClock.END, StreamClock.SYNC)
@@ -155,7 +157,7 @@ def replica_words(report: Report) -> str | None:
     differing = dict.fromkeys(one.what for stream in compared for one in stream.differences)
     if not differing:
         every = max(stream.every for stream in compared)
-        chosen = f"; every {every} steps, to take less than 1 % of the time" if every else ""
+        chosen = f"; every {every} steps, to take less than 1 % of the time" if every >= SPARSE_STEPS else ""
         return f"replicas equal: {checks}{chosen}"
     nouns = " and ".join(NOUNS[what] for what in differing)
     return f"replicas compared: {checks}; {nouns} differ, but no rule reports this as wrong"

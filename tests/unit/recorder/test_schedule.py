@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdoctor.recorder.replicas.schedule import ALLOWANCE_S, SHARE, AutoDistance, Wishes, next_due
+from ddpdoctor.recorder.replicas.schedule import ALLOWANCE_S, LEAST, SHARE, AutoDistance, Wishes, next_due
 
 
 def train(path, *, steps, step_s, costs_s, slower_from=None):
@@ -14,7 +14,8 @@ def train(path, *, steps, step_s, costs_s, slower_from=None):
         now_s += step_s * (10 if slower_from and number >= slower_from else 1)
         for auto, found in zip(ranks, due, strict=True):
             auto.step(now_s)
-            if number < 3 or number >> auto.exponent > (number - 1) >> auto.exponent:
+            early = number <= LEAST and number & (number - 1) == 0
+            if early or (number > LEAST and number >> auto.exponent > (number - 1) >> auto.exponent):
                 auto.taken()
                 found.append(number)
         if due[0][-1] == number:
@@ -31,15 +32,15 @@ def train(path, *, steps, step_s, costs_s, slower_from=None):
         (0.013, (0.010, 0.090)),  # one host's rank is slower: both follow it
         (0.035, (0.045, 0.030)),
         (0.5, (3.0, 2.9)),
-        (0.02, (0.9, 0.9)),  # a comparison takes dozens of steps
+        (0.05, (0.9, 0.9)),  # a comparison takes 18 steps
     ],
 )
 def test_comparing_takes_less_than_its_share_and_ranks_agree(tmp_path, step_s, costs_s):
     due, took_s, spent_s = train(tmp_path / "page", steps=20_000, step_s=step_s, costs_s=costs_s)
 
     assert due[0] == due[1]
-    assert due[0][:2] == [1, 2]
-    assert spent_s <= max(ALLOWANCE_S, 2 * max(costs_s)) + SHARE * took_s + max(costs_s)
+    assert due[0][:6] == [1, 2, 4, 8, 16, 32]
+    assert spent_s <= max(ALLOWANCE_S, 6 * max(costs_s)) + SHARE * took_s + max(costs_s)
     assert spent_s + 2 * max(costs_s) >= 0.4 * SHARE * took_s  # and the budget is used
     assert max(due[0]) > 10_000  # comparing goes on
 
