@@ -48,7 +48,8 @@ class TensorRow:
     what: What
     name: str
     part: str = ""
-    """For optimizer state, which part of it, such as ``exp_avg``."""
+    """For optimizer state, which part of it, such as ``exp_avg``. For a constant of a device mesh, which is a buffer or
+    a frozen parameter: dtype and shape, such as ``float32[16]``."""
     shape: tuple[int, ...] = ()
     dtype: str = ""
 
@@ -91,6 +92,9 @@ class Values:
     """The first parameters that get gradients, are in no optimizer of this process, and did not change recently. Those
     that ``late`` counts come first."""
     untrained_count: int = 0
+    unwritten: tuple[str, ...] = ()
+    """The first constants of a device mesh that ``to_empty`` made and nothing wrote to in place since. ``*`` stands for
+    numbers in their names."""
     late: int = 0
     """How many of these were added to a module after the optimizer was built."""
     own_steps: int = 0

@@ -210,7 +210,9 @@ def _register_patches() -> None:
     imports.patches["torch.nn.parallel.data_parallel"] = _later("speed.surroundings", "patch_data_parallel")
     imports.patches["torch.cuda.graphs"] = _later("capture", "patch")
     imports.patches["torch.utils.data.distributed"] = _later("data.samplers", "patch")
-    for module in ("fsdp._fully_shard._fully_shard", "tensor.parallel.api", "tensor._api"):
+    for module in (
+        "fsdp._fully_shard._fully_shard", "fsdp.fully_sharded_data_parallel", "tensor.parallel.api", "tensor._api"
+    ):  # fmt: skip
         imports.patches["torch.distributed." + module] = _later("replicas.mesh", "patch")
     imports.patches["multiprocessing.process"] = _later("stacks.errors", "note_processes")
     imports.patches["asyncio.base_events"] = _later("stacks.helpers", "patch_loop")

@@ -48,10 +48,12 @@ def count_present(one: Written) -> int:
 def are_equal(seen: Mapping[int, Written], what: What) -> bool:
     """Return whether all tensors of a kind are equal on all ranks that wrote."""
     first, *others = seen.values()
-    if any(one.rows is not first.rows for one in others):
-        return next(_differing(seen, what), None) is None
     runs = first.rows.kinds[what].runs if what in first.rows.kinds else ()
-    return all(one.fingerprints[run] == first.fingerprints[run] for run in runs for one in others)
+    if all(one.rows is first.rows for one in others) and all(
+        one.fingerprints[run] == first.fingerprints[run] for run in runs for one in others
+    ):
+        return True
+    return next(_differing(seen, what), None) is None
 
 
 def find_splits(seen: Mapping[int, Written], what: What, most: int) -> tuple[tuple[TensorSplit, ...], int, int]:
@@ -62,7 +64,11 @@ def find_splits(seen: Mapping[int, Written], what: What, most: int) -> tuple[tup
 
 
 def _differing(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow, dict[int, Token]]]:
-    return ((row, tokens) for row, tokens in _tokens(seen, what) if len(set(tokens.values())) > 1)
+    """Yield the tensors that differ. A constant (a buffer with a part) may rightly be lacking on some ranks."""
+    for row, tokens in _tokens(seen, what):
+        lacks = what is What.BUFFER and row.part and None in tokens.values()
+        if len(set(tokens.values())) > 1 and not lacks:
+            yield row, tokens
 
 
 def _tokens(seen: Mapping[int, Written], what: What) -> Iterator[tuple[TensorRow, dict[int, Token]]]:

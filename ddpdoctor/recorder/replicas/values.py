@@ -21,6 +21,8 @@ MAX_NAME = 120
 MAX_VALUE = 32
 """Characters of a hyperparameter. Our choice: it cuts only two floats of full precision, as in unusual betas."""
 _SCALER_FILE = "grad_scaler.py"
+_LONG = ("unfinished", "untrained", "replaced", "unreduced", "unwritten", "site")
+"""Fields that are left out if there is no space, in this order."""
 _NO_SETTINGS = frozenset({"params", "param_names", "initial_lr"})
 
 Values = Dict[str, Any]
@@ -65,7 +67,7 @@ def fitted(values: Values) -> Values:
     while len(json.dumps(kept, separators=(",", ":"))) > fingerprint_layout.TEXT_SIZE:
         if kept.get("settings"):
             kept["settings"] = kept["settings"][: len(kept["settings"]) // 2]
-        elif all(kept.pop(name, None) is None for name in ("unfinished", "untrained", "replaced", "unreduced", "site")):
+        elif all(kept.pop(name, None) is None for name in _LONG):
             return {}  # otherwise the first of them that was there has been removed
     return kept
 

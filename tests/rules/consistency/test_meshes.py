@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
-from ddpdoctor.model.consistency import What
+import pytest
 
-from .build import against, difference, everywhere, judged, stream, verdict
+from ddpdoctor.model.consistency import Difference, TensorRow, TensorSplit, What
+from ddpdoctor.model.findings import Confidence, Outcome, Severity
+
+from .build import against, apart, difference, everywhere, judged, outcome, stream, verdict
 
 MESH = {"group": "mesh tp", "optimizer": 1}
 
@@ -43,3 +46,77 @@ def test_groups_of_one_dimension_are_compared_each_by_itself() -> None:
 
 def test_equal_replicas_in_a_mesh_are_no_finding() -> None:
     assert not judged(stream(ranks=3, **MESH), ranks=3)[0]
+
+
+FREQ = "layers.12.rope.inv_freq"
+EMPTY = {"unwritten": ("layers.*.rope.inv_freq",)}
+
+
+def constants(*tensors, ranks=3, odd=None):
+    """The one comparison of constants: the name of each that differs, its sides, its dtype and shape."""
+    splits = tuple(
+        TensorSplit(
+            row=TensorRow(what=What.BUFFER, name=name, part=f"{dtype}{list(shape)}", shape=shape, dtype=dtype),
+            sides=sides,
+        )
+        for name, sides, dtype, shape in tensors
+    )
+    found = Difference(what=What.BUFFER, number=2, last_equal=None, splits=splits, differing=len(splits), of=9)
+    now = everywhere(ranks, 2, odd=odd, optimizer="", settings=())
+    more = {"group": "mesh dp", "model": 2, "optimizer": 1, "kinds": (What.BUFFER,), "compared": 1}
+    return stream(found, ranks=ranks, now=now, **more)
+
+
+def buffer(sides, name=FREQ, dtype="float32", shape=(32,)):
+    return name, sides, dtype, shape
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sides", "odd", "blamed", "confidence", "words"),
+    [
+        (2, apart(2), {1: EMPTY}, (1,), Confidence.HIGH, f"nothing was seen to write to {FREQ} on rank 1"),
+        (2, apart(2), {0: EMPTY, 1: EMPTY}, (0, 1), Confidence.LOW, f"nothing was seen to write to {FREQ} on ranks 0"),
+        (4, against(0, 4), dict.fromkeys((1, 2, 3), EMPTY), (1, 2, 3), Confidence.HIGH, f"{FREQ} on ranks 1-3"),
+        (3, against(2), None, (2,), Confidence.HIGH, f"no wrapper of the model makes {FREQ} equal"),
+        (3, against(0), None, (0, 1, 2), Confidence.LOW, f"no wrapper of the model makes {FREQ} equal"),
+    ],
+    ids=["one left empty", "all left empty", "only rank 0 was loaded", "one computed otherwise", "rank 0 alone"],
+)
+def test_constants_that_nothing_makes_equal(ranks, sides, odd, blamed, confidence, words) -> None:
+    seen = constants(buffer(sides), ranks=ranks, odd=odd)
+    found = verdict(seen, ranks=ranks)
+    assert (found.code, found.severity, found.tensor) == ("DD502", Severity.WARNING, FREQ)
+    assert (found.ranks, found.confidence) == (blamed, confidence)
+    assert words in found.summary
+    assert "1 of 9 constant tensors differ: float32[32] of " + FREQ in found.evidence
+    assert "DDP" not in found.summary + (found.fix or "")
+    assert "after to_empty(), give every buffer its value on all ranks" in (found.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "odd"),
+    [
+        (buffer(apart(3)), None),
+        (buffer(((0, 1), (2, 3))), None),
+        (buffer(against(2), "seed"), None),
+        (buffer(against(2), "moe.expert_bias"), None),
+        (buffer(against(2), "is_last", "bool", ()), None),
+        (buffer(against(2), "attention.kv_cache"), {2: {"unwritten": ("attention.kv_cache",)}}),
+        (buffer(apart(3)), {2: {"unwritten": ("layers.*.mask",)}}),
+    ],
+    ids=["no majority", "halves", "seed", "expert", "flag", "scratch memory", "another one left empty"],
+)
+def test_constants_that_ranks_may_have_for_themselves(tensor, odd) -> None:
+    ranks = sum(map(len, tensor[1]))
+    seen = constants(tensor, ranks=ranks, odd=odd)
+    assert not judged(seen, ranks=ranks)[0]
+    assert outcome("DD502", seen, ranks=ranks) == (
+        Outcome.SKIPPED,
+        "constant tensors differ between ranks of a mesh, but each rank may have its own by design",
+    )
+
+
+def test_only_constants_that_should_be_equal_are_named() -> None:
+    found = verdict(constants(buffer(apart(3), "noise"), buffer(against(1)), buffer(against(1), "seed")), ranks=3)
+    assert (found.tensor, found.ranks) == (FREQ, (1,))
+    assert "noise" not in found.summary + " ".join(found.evidence)

@@ -63,6 +63,22 @@ def test_a_gradient_that_is_none_on_one_rank_is_absent_there(tmp_path: Path) -> 
     assert (difference.splits[0].sides, difference.splits[0].absent_on) == (((0,), (1,)), (1,))
 
 
+@pytest.mark.parametrize("seen", [("a", None, "a"), ("a", None, "b"), (None, None, "a")])
+def test_a_constant_that_a_rank_lacks_is_no_difference(seen: tuple[str | None, ...], tmp_path: Path) -> None:
+    names = [row("freq", "b", "float32[4]")]
+    stream = only_stream(compare(tmp_path, write_job(tmp_path, {2: [(one,) for one in seen]}, names)))
+    assert (stream.compared, stream.differences) == (1, ())
+
+
+def test_constants_of_other_shapes_do_not_differ_and_others_do(tmp_path: Path) -> None:
+    ranks = [FakeRank(tmp_path, rank, (0, 1)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.open([row("table", "b", f"float32[{rank.rank}]", (rank.rank,)), row("freq", "b", "float32[4]")])
+        rank.write(2, "t", f"f{rank.rank}")
+    (difference,) = only_stream(compare(tmp_path, ranks)).differences
+    assert [split.row.name for split in difference.splits] == ["freq"]
+
+
 def test_what_no_rank_has_was_not_compared(tmp_path: Path) -> None:
     ranks = write_job(tmp_path, {1: [("p", None)] * 2}, ["w", row("w", "g")])
     assert only_stream(compare(tmp_path, ranks)).kinds == (What.PARAMETER,)
