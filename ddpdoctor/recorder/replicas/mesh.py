@@ -228,16 +228,23 @@ def _unsynchronized(outer: Any) -> Iterator[Tuple[Sharing, str, Any]]:
         if module is not None:
             passed.setdefault(id(module), {})[how in (FULLY_SHARD, FSDP1)] = (how, mesh)
     chosen: Dict[str, Dict[bool, Tuple[str, Any]]] = {}
+    sharings: Dict[int, Optional[Sharing]] = {}
+    """By id of the mesh or sharing."""
     seen = set()
     for path, module in outer.named_modules():
         above = chosen.get(path.rpartition(".")[0], {}) if path else {}
         ways = chosen[path] = {**above, **passed.get(id(module), {})}
         how, mesh = ways.get(True) or ways.get(False) or ("", ())
-        sharing = mesh if isinstance(mesh, tuple) else sharing_in(mesh) if mesh is not None else _all_ranks()
+        if id(mesh) not in sharings:
+            found = mesh or None if isinstance(mesh, tuple) else sharing_in(mesh) if mesh is not None else _all_ranks()
+            sharings[id(mesh)] = found
+        sharing = sharings[id(mesh)]
+        if sharing is None:
+            continue
         named = [(key, tensor) for key, tensor in module._buffers.items() if key not in _STATISTICS]
         if how == FULLY_SHARD:
             named += [(key, p) for key, p in module._parameters.items() if p is not None and not p.requires_grad]
-        for key, tensor in named if sharing else ():
+        for key, tensor in named:
             if tensor is not None and id(tensor) not in seen and not is_placed(tensor) and _mark(tensor) is not None:
                 seen.add(id(tensor))
                 yield sharing, path + "." * bool(path) + key, tensor
