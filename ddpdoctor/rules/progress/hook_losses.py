@@ -102,9 +102,13 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
     ),
     _SHARDS: (
         "_fully_shard.fully_shard",
+        "fully_sharded_data_parallel.FullyShardedDataParallel",
+        "FullyShardedDataParallel.__init__",
+        "Module.to_empty",
         "api.parallelize_module",
         "_api.distribute_module",
         "torch.distributed.fsdp._fully_shard._fully_shard",
+        "torch.distributed.fsdp.fully_sharded_data_parallel",
         "torch.distributed.tensor.parallel.api",
         "torch.distributed.tensor._api",
     ),
