@@ -123,11 +123,12 @@ class Recorder:
     def lost(self, why: str) -> None:
         """Write a file that says why this rank cannot be recorded. If that fails too, give up.
 
-        Children of ranks write none: there may be thousands of them, and nobody reads their files.
+        Children of ranks write none: there may be thousands of them, and nobody reads their files. A process without a
+        run folder has no place for one.
         """
         from .storage.files import open_plain
 
-        if self.is_child:
+        if self.is_child or not self.folder:
             return
         try:
             path = os.path.join(self.folder, "lost-%d-%d" % (os.getpid(), self.ticks))

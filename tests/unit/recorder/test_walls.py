@@ -149,3 +149,10 @@ def test_every_wall_lets_go_on_what_is_not_ours() -> None:
         and not any(word in ast.unparse(handler) for word in ("pass_on(", ".failed(", "raise", "error = raised"))
     ]
     assert silent == []
+
+
+def test_a_process_without_a_run_folder_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DDPDOCTOR_RUN", raising=False)
+    state.Recorder().lost("why")
+    assert list(tmp_path.iterdir()) == []
