@@ -8,6 +8,8 @@ import sys
 import time
 from itertools import chain
 
+from . import frames
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional
@@ -241,8 +243,6 @@ def came_from_outside(error: BaseException) -> bool:
     A signal handler or a trace function is given the frame that it interrupts. An exception that a thread sends has no
     frame. Only its class is given, and Python makes it without a text.
     """
-    from . import frames
-
     step = error.__traceback__
     interrupted: List[Any] = [step.tb_frame.f_back] if step is not None else []
     foreign = []

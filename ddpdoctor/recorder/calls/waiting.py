@@ -44,8 +44,8 @@ def end_wait(began_ns: int, counts: bool, ended_ns: int = 0) -> None:
         if not clock.phases and here.ring is not None:
             here.ring.waits(0)
     except BaseException as error:  # noqa: BLE001 - the recorder's wall
-        if here.ring is not None and not clock.phases:
-            here.ring.waits(0)
+        if not clock.phases:
+            _clear()
         here.failed("wait ends", error)
 
 
@@ -80,6 +80,15 @@ def _write_wait(since_ns: int) -> None:
         if not clock.waiting and here.ring is not None:
             here.ring.waits(since_ns)
     except BaseException as error:  # noqa: BLE001 - the recorder's wall
-        if not clock.waiting and here.ring is not None:
+        if not clock.waiting:
+            _clear()
+        here.failed("wait", error)
+
+
+def _clear() -> None:
+    """Write that the main thread does not wait."""
+    try:
+        if here.ring is not None:
             here.ring.waits(0)
+    except Exception as error:  # noqa: BLE001 - the recorder's wall
         here.failed("wait", error)

@@ -26,7 +26,9 @@ AT_START = (
     "wrappers",
 )
 """The files that a rank loads before its script begins."""
-WALLS = frozenset({"Recorder.failed", "Recorder._noted_defect", "guarded", "wraps", "apply"})
+WALLS = frozenset({"Recorder.failed", "Recorder._noted_defect", "guarded", "wraps", "apply"}) | {
+    "pass_on", "came_from_outside", "_handlers"
+}  # fmt: skip
 """What stands between a failure and the script. There must be something that does not fail."""
 BREAKS = "\n\ndef _broken(*args, **kwargs):\n    raise {error}('broken on purpose')\n\n\n{name} = {value}\n"
 MOST_HOOKS = 60

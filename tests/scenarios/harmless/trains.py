@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 torch.set_num_threads(1)
 WALLS = {"failed", "_noted_defect", "guarded", "wraps", "apply", "begin_wait", "end_wait", "_forward_ended"}
-WALLS |= {"enter_phase", "leave_phase", "_write_wait"}
+WALLS |= {"enter_phase", "leave_phase", "_write_wait", "_clear", "pass_on", "came_from_outside", "_handlers"}
 """What stands between a failure and the script, or is one try statement itself."""
 CALLERS = {"run", "wake_up", "rests", "_forget"}
 """What makes the script's own call, or is called by nobody that the script could notice."""
@@ -114,6 +114,8 @@ def broken(owner, name, function, error):
         called.append(1)
         raise error("broken on purpose: " + name)
 
+    # The error is one of the recorder.
+    raises.__code__ = raises.__code__.replace(co_filename=function.__code__.co_filename)
     where = [(owner, name)]
     for module in [module for key, module in sys.modules.items() if key.startswith("_ddpdoctor_recorder.")]:
         where += [(module, key) for key, value in vars(module).items() if value is function and module is not owner]
