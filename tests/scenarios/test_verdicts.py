@@ -153,9 +153,12 @@ def hold_to_pictures_of_lock(ran: Ran, lanes: dict[int, dict[str, Any]], fault_m
 
 
 def test_a_file_that_an_earlier_job_has_left_is_named(tmp_path: Path) -> None:
-    meeting = tmp_path / "meet"
-    ran = run("left_file", tmp_path / "run", "--debug-level", "DETAIL", *PATIENT, ranks=2, args=(str(meeting),))
-    verdict = ran.report["verdict"]
+    for attempt in range(3):  # another process may have got the port that the file names, and answers there
+        meeting, options = tmp_path / f"meet-{attempt}", ("--debug-level", "DETAIL", *PATIENT)
+        ran = run("left_file", tmp_path / f"run-{attempt}", *options, ranks=2, args=(str(meeting),))
+        verdict = ran.report["verdict"]
+        if verdict["kind"] == "crash":
+            break
     assert (verdict["kind"], verdict["ranks"]) == ("crash", [0])
     assert [place["line"] for place in verdict["where"]] == marked_lines("left_file")
     assert str(meeting) in verdict["fix"]
