@@ -8,8 +8,6 @@ import sys
 import time
 from itertools import chain
 
-from . import frames
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional
@@ -237,12 +235,23 @@ _RAISE = set(_raise_it.__code__.co_code[::2]) - set(_nothing.__code__.co_code[::
 takes a file descriptor, and there may be none left."""
 
 
+_is_loading = False
+
+
 def came_from_outside(error: BaseException) -> bool:
     """Return whether an exception's traceback shows that somebody else's code interrupted what ran.
 
     A signal handler or a trace function is given the frame that it interrupts. An exception that a thread sends has no
     frame. Only its class is given, and Python makes it without a text.
     """
+    global _is_loading
+    if _is_loading:  # our own import hook failed at the import below
+        return False
+    _is_loading = True
+    try:
+        from . import frames
+    finally:
+        _is_loading = False
     step = error.__traceback__
     interrupted: List[Any] = [step.tb_frame.f_back] if step is not None else []
     foreign = []

@@ -9,7 +9,7 @@ from tests.rules.environment.build import fleet, node
 
 def rule(check, *, about="Node"):
     return Rule(
-        code="DD199", kind="made-up", severity=Severity.WARNING, summary="made up", page="page",
+        code="DD199", kind="made-up", severity=Severity.WARNING, summary="made up", begins="page",
         checks={about: check}, family="environment", group=CheckGroup.LIMITS.value,
     )  # fmt: skip
 
