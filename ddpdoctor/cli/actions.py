@@ -233,7 +233,7 @@ def run_command(command: str, report: Report, verdict: Finding, file: Path, limi
 
 
 def check_webhook(url: str) -> None:
-    """Raise ``UserError`` for a text that is no URL of a web server. The URL is a secret and never shown."""
+    """Raise ``UserError`` for a text that is not a URL of a web server. The URL is a secret and never shown."""
     help_ = "Give the URL of the service, in quotes."
     if re.search(r"[^\x21-\x7e]", url):
         raise UserError("--webhook has a space or another character that no URL has", help=help_)
@@ -244,7 +244,7 @@ def check_webhook(url: str) -> None:
     except ValueError:
         is_url = has_login = False
     if not is_url:
-        raise UserError("--webhook is no URL that begins with https://", help=help_)
+        raise UserError("--webhook is not a URL that begins with https://", help=help_)
     if has_login:
         raise UserError("--webhook has a name or password before its host", help="Give a URL without them.")
 

@@ -40,7 +40,7 @@ def check_otlp(env: Mapping[str, str]) -> None:
         is_url = False
     if not is_url:
         raise UserError(
-            "OTEL_EXPORTER_OTLP_ENDPOINT is no URL that begins with http:// or https://",
+            "OTEL_EXPORTER_OTLP_ENDPOINT is not a URL that begins with http:// or https://",
             help="Give the URL of the collector, such as http://localhost:4318.",
         )
 
