@@ -123,9 +123,9 @@ def test_a_redirect_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
     ("variables", "said"),
     [
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "asks for grpc"),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "localhost:4318"}, "is no URL"),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:s3cret/"}, "is no URL"),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[localhost/"}, "is no URL"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "localhost:4318"}, "is not a URL"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:s3cret/"}, "is not a URL"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[localhost/"}, "is not a URL"),
     ],
 )
 def test_variables_that_cannot_work_are_refused(variables: dict[str, str], said: str) -> None:
