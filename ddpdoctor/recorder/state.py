@@ -56,8 +56,10 @@ class Recorder:
         """Called when the script's own code has ended."""
         self.clock: Any = None
         """The ``step_clock.StepClock``; None until the training hooks are loaded."""
-        self.late: Optional[List[BaseException]] = None
-        """While the main thread is in a backward: what came from outside in its hooks, to be raised after it."""
+        self.in_backward = False
+        """Whether the main thread is in a backward, in which hooks of ours run."""
+        self.late: List[BaseException] = []
+        """What came from outside in those hooks. The first of them is raised after the backward, or before the next."""
         self.kept: List[Any] = []
         """Mapped files that are no longer used. They stay mapped, because unmapping closes their file descriptors. A
         script that closes all files it did not open may by then have the same descriptors for files of its own."""
@@ -142,7 +144,8 @@ class Recorder:
 
     def failed(self, hook: str, error: BaseException) -> None:
         """Swallow a failure of ours, and note the first few. Raise what is not ours again: see ``pass_on``."""
-        pass_on(error)
+        if not pass_on(error):
+            return
         self.failures += 1
         if self.failures > MAX_FAILURES:
             return
@@ -207,15 +210,39 @@ def start_ticks(pid: Any = "self") -> int:
         return 0
 
 
-def pass_on(error: BaseException) -> None:
+def pass_on(error: BaseException) -> bool:
     """Raise an exception again unless our own code raised it, or something that our own code called.
 
     Python runs the script's signal handlers, and raises what another thread sends to this one, between any two
     instructions of the main thread, so also between two of ours. Each ``except`` of the recorder that goes on calls
     this, also one for a single class: a handler's TimeoutError is an OSError.
+
+    Returns True if it is ours, and False for one that came while we let another one go on, which it would replace. That
+    one is sent once more: see ``_send_again``.
     """
-    if not isinstance(error, Exception) or came_from_outside(error):
+    if isinstance(error, Exception) and not came_from_outside(error):
+        return True
+    if not _interrupts_another(error):
         raise error
+    _send_again(error)
+    return False
+
+
+def _interrupts_another(error: BaseException) -> bool:
+    """Return whether an exception came while our wrappers let go another one, which it would replace."""
+    from . import frames
+
+    other = error.__context__
+    if other is None or other.__traceback__ is None:
+        return False
+    catcher, frame = other.__traceback__.tb_frame, sys._getframe()
+    if frames.is_own_file(catcher.f_code.co_filename):
+        return True
+    while frame is not catcher:  # our wrappers may have removed their frames from the traceback
+        if frame.f_back is None:
+            return True
+        frame = frame.f_back
+    return False
 
 
 _WITHOUT_TEXT = (MemoryError, StopIteration, StopAsyncIteration, AssertionError)
@@ -300,23 +327,27 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
     """
 
     def run(is_ending: Callable[[], bool] = sys.is_finalizing) -> Any:
-        error: Optional[BaseException] = None
+        errors: List[BaseException] = []
+        """What came out of ``action``, and what interrupted us when we handled that."""
         while True:
             try:
-                if error is not None and not is_ending():
-                    if isinstance(error, Exception) and not came_from_outside(error):
+                while errors:
+                    error = errors[0]
+                    if is_ending():
+                        pass
+                    elif isinstance(error, Exception) and not came_from_outside(error):
                         here.failed(hook, error)
-                    elif here.late is not None and _thread.get_ident() == here.main_thread:
-                        here.late.append(error)
-                    else:
+                    elif not here.in_backward or _thread.get_ident() != here.main_thread:
                         _send_again(error)
-                error = None
+                    elif error not in here.late:
+                        here.late.append(error)
+                    del errors[0]
                 while True:
                     action((yield))
             except GeneratorExit:
                 return
             except BaseException as raised:  # noqa: BLE001 - the recorder's wall
-                error = raised
+                errors += [raised]
 
     running: Any = run()
     next(running)

@@ -38,8 +38,6 @@ class _Kept:
         """The running calls of torch.autograd.backward, the innermost last."""
         self.handles: List[Any] = []
         """Handles of the hooks on outputs since the last backward."""
-        self.still_late: List[BaseException] = []
-        """What came from outside in a backward in which something else did too. Each is raised before another one."""
         self.scaled = False
         """Whether a gradient scaler has scaled a loss since the last backward."""
         self.is_noted = False
@@ -97,24 +95,29 @@ def _tracking(original: Callable[..., Any]) -> Callable[..., Any]:
     def backward(*args: Any, **kwargs: Any) -> Any:
         if not _kept.watches:
             return original(*args, **kwargs)
-        is_outer = here.late is None and _thread.get_ident() == here.main_thread
-        late: List[BaseException] = []
-        if is_outer and _kept.still_late:
-            raise _kept.still_late.pop(0)
+        is_outer = not here.in_backward and _thread.get_ident() == here.main_thread
+        if is_outer and here.late:
+            _raise_first(here.late)
         try:
-            if is_outer:
-                here.late = late
+            here.in_backward = here.in_backward or is_outer
             _enter(args, kwargs, sys._getframe(1))
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
         finally:
             if is_outer:
-                here.late = None
+                here.in_backward = False
             _leave()
-            if late:
-                _kept.still_late += late[1:]
-                raise late[0]
+        if is_outer and here.late:
+            _raise_first(here.late)
+        return result
 
     return backward
+
+
+def _raise_first(errors: List[BaseException]) -> None:
+    """Raise the first of several, and keep the others. Nothing is called, so no signal handler runs in between."""
+    error = errors[0]
+    del errors[0]
+    raise error
 
 
 @guarded("gradients")
@@ -206,6 +209,8 @@ def _is_compiled() -> bool:
 @guarded("gradients")
 def before_step(optimizer: Any, *unused: Any) -> None:
     """Check whether the step that an optimizer is about to make uses a pending finding."""
+    if here.late and not here.in_backward and _thread.get_ident() == here.main_thread:
+        _raise_first(here.late)
     if not ddp_models.is_recorded() or is_capturing():
         return
     for watch in list(_kept.watches.values()):

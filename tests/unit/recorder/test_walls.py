@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from ddpdoctor.recorder import state
+from ddpdoctor.recorder.gradients import local
 
 
 class PreemptedError(Exception):
@@ -129,6 +130,68 @@ def test_where_python_would_only_print_it_an_exception_comes_soon_after() -> Non
         with pytest.raises(PreemptedError, match="by a handler"):
             call_and_go_on(turn)
     assert given == [0, 1, 2]
+
+
+def test_an_interruption_of_our_own_handling_replaces_no_exception() -> None:
+    """A wrapper of ours records the exception that it lets go on. Another one that interrupts it there comes later."""
+    note = state.guarded("test")(ours("raising()", raising=lambda: interrupt(Handler().method)))
+    source = "try: raising()\n except BaseException:\n  note()\n  raise"
+    wrapper = ours(source, raising=lambda: interrupt(handle), note=note)
+
+    def call_and_go_on() -> None:
+        with pytest.raises(PreemptedError, match="by a handler"):
+            wrapper()
+        while True:
+            time.sleep(0)
+
+    for _ in range(3):
+        before = state.here.failures
+        with pytest.raises(ValueError, match="by a method"):
+            call_and_go_on()
+        assert state.here.failures == before
+
+
+def test_a_script_that_handles_an_exception_is_interrupted_at_once() -> None:
+    note = state.guarded("test")(ours("raising()", raising=lambda: interrupt(Handler().method)))
+
+    def handle_one() -> None:
+        try:
+            interrupt(handle)
+        except PreemptedError:
+            note()
+
+    with pytest.raises(ValueError, match="by a method") as raised:
+        handle_one()
+    assert isinstance(raised.value.__context__, PreemptedError)
+
+
+def test_each_exception_that_comes_in_one_backward_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a backward torch would end early, so they are raised after it, one from each call."""
+    interrupted = iter(range(2))
+    hook = state.shielded("test", ours("raising()", raising=lambda: interrupt(handle)))
+    monkeypatch.setattr(local._kept, "watches", {None: None})
+    monkeypatch.setattr(local, "_enter", lambda *_: None)
+
+    def leave() -> None:
+        if next(interrupted, None) == 0:
+            interrupt(handle_late)
+
+    monkeypatch.setattr(local, "_leave", leave)
+    ran: list[object] = []
+
+    def original(number: int) -> int:
+        ran.append(number)
+        if number == 0:
+            hook(None)
+            hook(None)
+        return number
+
+    backward = local._tracking(original)
+    for kind in (TimeoutError, PreemptedError, PreemptedError):
+        with pytest.raises(kind, match="by a handler"):
+            backward(len(ran))
+    assert backward(9) == 9
+    assert ran == [0, 9]
 
 
 def test_every_wall_lets_go_on_what_is_not_ours() -> None:
