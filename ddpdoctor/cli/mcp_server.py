@@ -75,7 +75,7 @@ def make_server(limit_s: float) -> MCPServer[Any]:
 
 
 def _ask(limit_s: float, tool: str, **arguments: Any) -> CallToolResult:
-    """Run a tool in a process of its own. Raises ``ToolError`` if it fails, or has no answer within the limit."""
+    """Run a tool in its own process. Raises ``ToolError`` if it fails, or has no answer within the limit."""
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD, *sys.path],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", start_new_session=True,

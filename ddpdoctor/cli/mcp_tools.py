@@ -1,4 +1,4 @@
-"""The tools of ``ddpdoctor mcp``, each in a process of its own, which is asked on stdin and answers on stdout, in JSON.
+"""The tools of ``ddpdoctor mcp``, each in its own process, which is asked on stdin and answers on stdout, in JSON.
 
 Whatever else is printed here goes to stderr.
 """
