@@ -22,7 +22,8 @@ def test_loader_workers_that_keep_up_are_named(tmp_path: Path) -> None:
     assert ran.status == 0, ran.stderr
     result = ran.report["data"]["tune"]["result"]
     tried = [row for row in result["rows"] if row["setting"] != "again"]
-    assert result["fix"] == f"DataLoader({tried[0]['title']}, persistent_workers=True)", result
+    faster = [row["title"] for row in tried if row["measured"]["high"] < 1]
+    assert result["fix"] in {f"DataLoader({title}, persistent_workers=True)" for title in faster}, result
     assert all(row["by_restarts"] and row["predicted"] is not None and row["rounds"] == 4 for row in tried)
     assert {place["line"] for place in result["where"]} == set(marked_lines("tune"))
     assert len(launches_of(ran.folder)) == 4 * (2 + len(tried))
