@@ -152,7 +152,7 @@ class Recorder:
         try:
             from .storage.secrets import hide_in_text  # here, because it loads re
 
-            text = "%s: %s" % (type(error).__name__, hide_in_text(str(error)[:2000])[:200])
+            text = "%s: %s" % (type(error).__name__, hide_in_text(" ".join(str(error)[:2000].split()))[:200])
             if not self._noted_defect(hook, text):
                 self.lost("%s: %s" % (hook, text))
         except Exception as failure:  # noqa: BLE001 - the last guard: no failure of ours reaches training

@@ -5,11 +5,12 @@ The sampler asks them only after the stacks are on disk, because a query can hol
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
 import time
-from typing import Any, Iterator, List
+from typing import Any, Callable, Iterator, List, Tuple
 
 from ..state import guarded, here
 from ..storage import flight_entries
@@ -72,8 +73,11 @@ def entries_now() -> Any:
         return {}
     names = [str(name) for name in groups.c10d._world.pg_names.values()]
     entries: List[Any] = []
-    for dump in _dumps(native):
-        entries += flight_entries.chosen(json.loads(dump).get("entries"), names)
+    for source, dump in _sources(native):
+        try:
+            entries += flight_entries.chosen(json.loads(dump()).get("entries"), names)
+        except Exception as error:  # noqa: BLE001 - the recorder's wall: what another recorder holds is not lost
+            here.failed("flight recorder of " + source, error)
     return {"wall_ns": time.time_ns(), "at": time.monotonic_ns(), "timed": int(is_timed()), "entries": entries}
 
 
@@ -98,15 +102,21 @@ def note_times() -> None:
     here.ring.note({"k": "device_times", "rows": rows, "at": time.monotonic_ns()})
 
 
-def _dumps(native: Any) -> Iterator[bytes]:
-    """Yield the text of each recorder.
+def _sources(native: Any) -> Iterator[Tuple[str, Callable[[], bytes]]]:
+    """Yield what each recorder of this build is for, and how to dump it.
 
     Completed entries are included, because only they show that a batch is done. Gloo's recorder is left out, because
-    its entries never complete.
+    its entries never complete. Whether one function serves several recorders is read from its signature: torch 2.14
+    has the hook, and keeps what it records with that of Gloo.
     """
     own = getattr(native, "_dump_nccl_trace_json", None)
     if own is not None:
-        yield own()
-    if hasattr(native, "FlightRecorderHook"):  # it came with the argument ``backend``
-        for backend in flight_entries.HOOKED:
-            yield native._dump_fr_trace_json(backend=backend)
+        yield "nccl", own
+    hooked = getattr(native, "_dump_fr_trace_json", None)
+    if hooked is None or not hasattr(native, "FlightRecorderHook"):
+        return
+    if "backend:" not in (hooked.__doc__ or "").partition("->")[0]:
+        yield " and ".join(flight_entries.HOOKED), hooked
+        return
+    for backend in flight_entries.HOOKED:
+        yield backend, functools.partial(hooked, backend=backend)

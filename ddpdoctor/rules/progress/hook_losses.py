@@ -151,6 +151,7 @@ _PARTS: Mapping[str, str] = {
     "detail": _DETAIL,
     "wait": "waits for asynchronous collectives are not recorded",
     "wait_tensor": "waits for functional collectives are not recorded",
+    "flight": "collectives that wait on a GPU may not be recorded",
     "evidence": "the evidence about hung ranks is incomplete",
     "patch": "hooks in this module are missing",
 }

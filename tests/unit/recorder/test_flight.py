@@ -8,19 +8,29 @@ from typing import Any
 
 import pytest
 
+from ddpdoctor.rules.progress.hook_losses import losses_of
+
 DATA = Path(__file__).parents[2] / "data" / "flight-recorder"
 PROGRAM = """
 import json, os, sys, types
 build = json.load(sys.stdin)
 native = types.ModuleType("torch._C._distributed_c10d")
+
+def text_of(dump):
+    if dump is None:
+        raise RuntimeError("no such recorder\\nsecond line")
+    return json.dumps(dump).encode()
+
 for name, dumps in build["dumps"].items():
-    if name == "own":
-        native._dump_nccl_trace_json = lambda dump=dumps: json.dumps(dump).encode()
-    elif name == "gloo":
-        native._dump_fr_trace_json = lambda dump=dumps: json.dumps(dump).encode()
-    else:
+    def one_for_all(includeCollectives=None, onlyActive=None, dump=dumps):
+        return text_of(dump)
+    def one_for_each(includeCollectives=None, onlyActive=None, backend="gloo", *, dumps=dumps):
+        return text_of(dumps.get(backend, {}))
+    function = one_for_each if name == "hooked" else one_for_all
+    function.__doc__ = build["docs"].get(name)
+    setattr(native, "_dump_nccl_trace_json" if name == "own" else "_dump_fr_trace_json", function)
+    if name in ("hooked", "shared"):
         native.FlightRecorderHook = object
-        native._dump_fr_trace_json = lambda backend="gloo", all=dumps: json.dumps(all.get(backend, {})).encode()
 if build["nccl"]:
     native.ProcessGroupNCCL = object
 torch = types.ModuleType("torch")
@@ -33,11 +43,17 @@ flight.turn_on()
 names = [name for name in os.environ if name.startswith(("TORCH_NCCL", "TORCH_FR"))]
 print(json.dumps([flight.entries_now(), {name: os.environ[name] for name in names}]))
 """
+TAKES = "_dump_fr_trace_json(includeCollectives: bool | None = None, onlyActive: bool | None = None"
+SIGNATURES = {
+    "shared": f"{TAKES}) -> bytes\n\n\n    Arguments:\n        includeCollectives(bool): Include the backend: all.",
+    "hooked": f"{TAKES}, backend: str = 'gloo') -> bytes",
+}
+"""Docstrings of torch 2.14.1 and 2.15. The hook came before the argument."""
 
 
 def run(version: str, dumps: dict[str, Any], *, nccl: bool = True, **env: str) -> tuple[Any, Any]:
     """Return the entries and the variables of a recorder that meets such a build of torch."""
-    build = json.dumps({"version": version, "dumps": dumps, "nccl": nccl})
+    build = json.dumps({"version": version, "dumps": dumps, "nccl": nccl, "docs": SIGNATURES})
     env = {"DDPDOCTOR_RUN": "/run/folder", **env}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], input=build, env=env, capture_output=True, text=True, check=True
@@ -68,6 +84,31 @@ def test_the_recorder_of_nccl2_is_read() -> None:
     assert [found["profiling_name"] for found in answer["entries"]] == [
         "nccl2:all_reduce", "nccl2:all_reduce", "nccl2:recv 1<-2", "nccl2:send 0->1",
     ]  # fmt: skip
+
+
+def test_a_recorder_that_hooked_backends_share_with_gloo_is_read_without_an_argument() -> None:
+    own = json.loads((DATA / "nccl-2.14.1.json").read_text())
+    hooked = {"entries": [entry(9, "nccl2:broadcast"), entry(8, "gloo:all_reduce")]}
+    assert numbers(run("2.14.1+cu130", {"own": own, "shared": {}})[0]) == [5]
+    assert numbers(run("2.14.1+cu130", {"own": own, "shared": hooked})[0]) == [5, 9]
+
+
+@pytest.mark.parametrize(
+    ("dumps", "found", "lost"),
+    [
+        ({"own": None, "hooked": {"nccl2": {"entries": [entry(4, "nccl2:broadcast")]}}}, [4], "nccl"),
+        ({"own": {"entries": [entry(3)]}, "hooked": {"nccl2": None}}, [3], "nccl2"),
+        ({"own": {"entries": [entry(3)]}, "shared": None}, [3], "nccl2 and nccl-lazy"),
+    ],
+)
+def test_a_recorder_that_fails_takes_no_other_with_it(dumps: Any, found: list[int], lost: str, tmp_path: Path) -> None:
+    answer, _ = run("2.15.0+cu132", dumps, DDPDOCTOR_RUN=str(tmp_path))
+    assert numbers(answer) == found
+    (note,) = [path.read_text() for path in tmp_path.glob("lost-*")]
+    assert note == f"\nflight recorder of {lost}: RuntimeError: no such recorder second line"
+    assert losses_of(note.strip()) == (
+        f"flight recorder of {lost} failed, so collectives that wait on a GPU may not be recorded",
+    )
 
 
 def test_the_oldest_pending_survives_any_number_that_came_later() -> None:
