@@ -136,12 +136,16 @@ def _dump_signal(line: Line, group: NcclGroup | None) -> Iterable[Fact]:
         return _seen(line, group)
     who = replace(who_of(line, group), group="", group_rank=None)
     enqueued, completed = work_number(numbers["enqueued"]), work_number(numbers["completed"])
+    source = _SOURCE.search(line.text)
     found: list[Fact] = [
-        Reached(group_words=DEFAULT_GROUP, enqueued=enqueued, completed=completed, **origin_of(line, who))
-    ]
+        Reached(
+            group_words=DEFAULT_GROUP, enqueued=enqueued, completed=completed,
+            told_by=int(source["rank"]) if source is not None else None, **origin_of(line, who),
+        )
+    ]  # fmt: skip
     if "from this local rank" in line.text:
         found.append(Waiting(operation=Operation(), timed_out=True, **origin_of(line, who)))
-    elif (source := _SOURCE.search(line.text)) is not None:
+    elif source is not None:
         words = f"rank {source['rank']} ran into the time limit of a collective, as other ranks were told"
         found.append(Hint(words=words, kind="told-to-dump", **origin_of(line, who)))
     return found
@@ -363,6 +367,7 @@ _STATUS = re.compile(
     r".{1,40}?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,20})"
     r".{1,120}?last completed (?:NCCL )?work: (?P<completed>-?\d{1,20})"
 )
+_RAN = re.compile(r" ran for (?P<ran>\d{1,15}) milliseconds before timing out")
 _FRAME = re.compile(r"^\s*#(?P<number>\d{1,4}) (?P<function>.{1,200}?) from (?P<file>.{1,1000}):(?P<line>\d{1,8})\s*$")
 _DIED = re.compile(r"atchdog thread terminated with exception: (?P<error>.*)")
 _ABORTED = re.compile(r"Aborting process on rank (?P<rank>\d{1,9}) due to (?P<error>.*)")
@@ -506,9 +511,11 @@ class WatchdogReader:
         if self._is_said(writer, operation):
             return []
         self._said.add((writer, operation.seq))
+        ran = _RAN.search(line.text)
         fact = Waiting(
             **origin_of(line, who_of(line, group)),
             operation=operation, timed_out=True, limit_s=limit_s,
+            ran_s=int(ran["ran"]) / 1000 if ran is not None else None,
         )  # fmt: skip
         wait = _Wait(fact=fact, grouped=group is not None)
         if group is not None:

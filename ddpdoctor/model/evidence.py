@@ -124,6 +124,8 @@ class Waiting(Fact):
     operation: Operation
     timed_out: bool = False
     limit_s: float | None = None
+    ran_s: float | None = None
+    """How long it had waited when it ran into the limit, if the source says so."""
     frames: tuple[Frame, ...] = ()
     """Where the operation was enqueued, outermost first."""
     in_init: bool = False
@@ -150,6 +152,9 @@ class Reached(Fact):
     enqueued: int | None = None
     """The number of the last operation that it has begun; None: it is not said; 0: none yet."""
     completed: int | None = None
+    told_by: int | None = None
+    """The rank whose time limit made it say so, if it was told by another one: it had come this far, and no further,
+    after that limit."""
 
 
 class Shown(int, Enum):
@@ -182,6 +187,8 @@ class Absent(Fact):
     """The source holds the lines of several ranks, so that those of this one should be there too."""
     dead: bool = False
     """Its process is gone, or its host."""
+    late: bool = False
+    """It came after the others had run into their limit."""
     busy: BusyRank | None = None
     """What it did instead, as its log says."""
 

@@ -63,11 +63,15 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
     if busy is not None and not at:
         at = f'the last it wrote is "{busy.task}{f" {busy.share} %" if busy.share is not None else ""}", and '
     wait = f"{rank_list(waiters)} {verb(waiters, 'is', 'are')} waiting" if waiters else "other ranks are waiting"
+    late = any(fact.late for fact in absent) and kind == "stuck"
+    if late:
+        did = "came too late to"
+        wait = f"{rank_list(waiters) if waiters else 'other ranks'} had reached the time limit, waiting"
     who = who_words(state, ranks)
     whom = f" for {verb(ranks, 'it', 'them')}"
     if one.confidence is Confidence.LOW:
         did = {"early-exit": "may have exited before", "missing": "may not have joined"}.get(
-            kind, "may not have called"
+            kind, "may have come too late to" if late else "may not have called"
         )
         whom = ""
     summary = f"{who} {did} {target}; {at}{wait}{whom}"
@@ -99,7 +103,10 @@ def absence(state: RunState, one: Absence, samples: dict[int, Stacked]) -> Probl
         if kind == "killed"
         else _LET_IT_END
         if busy is not None and not where
-        else _absence_fix(ranks, where, workers),
+        else _absence_fix(ranks, where, workers)
+        if where or not late
+        else f"find out what {rank_list(ranks)} did before that call; if it may take so long, raise the limit: "
+        "`init_process_group(timeout=timedelta(hours=2))`",
     )
 
 

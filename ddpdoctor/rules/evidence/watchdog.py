@@ -29,6 +29,7 @@ from ddpdoctor.model.evidence import (
     Seen,
     Shown,
     Size,
+    Time,
     Waiting,
     Who,
 )  # fmt: skip
@@ -118,6 +119,8 @@ class _Group:
     words: str
     waits: dict[int, Waiting] = field(default_factory=dict)
     reached: dict[int, Reached] = field(default_factory=dict)
+    said: dict[int, list[Reached]] = field(default_factory=dict)
+    """All that the ranks said of how far they had come, in the order of the lines; ``reached`` has the furthest."""
     places: dict[int, int] = field(default_factory=dict)
     """Group ranks by global ranks."""
 
@@ -127,6 +130,7 @@ class _Group:
             self.key, self.words,
             waits={rank: self.waits[rank] for rank in ranks if rank in self.waits},
             reached={rank: self.reached[rank] for rank in ranks if rank in self.reached},
+            said={rank: self.said[rank] for rank in ranks if rank in self.said},
             places={rank: self.places[rank] for rank in ranks if rank in self.places},
         )  # fmt: skip
 
@@ -248,6 +252,7 @@ def _place(group: _Group, who: Who) -> None:
 def _keep_reached(group: _Group, fact: Reached) -> None:
     rank = fact.who.rank
     assert rank is not None
+    group.said.setdefault(rank, []).append(fact)
     former = group.reached.get(rank)
     if former is None or (fact.enqueued or -1) >= (former.enqueued or -1):
         group.reached[rank] = fact
@@ -281,6 +286,9 @@ def _compare(group: _Group, members: Sequence[int], silent: frozenset[int], *, w
         silent: Ranks whose silence says something.
         whole: How many ranks it has, if that is known.
     """
+    late = _late(group)
+    if late:
+        return [*late]
     calls = Counter(wait.operation.seq for wait in group.waits.values())
     most = max(calls.values())
     those = [wait for wait in group.waits.values() if calls[wait.operation.seq] == most]
@@ -315,6 +323,42 @@ def _absent(group: _Group, target: Waiting, silent: Iterable[int]) -> list[Absen
         for rank in silent
         if rank not in group.waits and rank not in group.reached
     ]
+
+
+def _late(group: _Group) -> list[Absent]:
+    """Return the ranks that came to the first call in which others wait after these had run into their limit.
+
+    They complete that call, because the others' ranks are still in it, and run into a limit of their own later: in the
+    same call if the others have left, else in a later one. So their numbers are not those of one moment.
+    """
+    number = min(wait.operation.seq or 0 for wait in group.waits.values())
+    first = {rank: wait for rank, wait in group.waits.items() if wait.operation.seq == number}
+    target = min(first.values(), key=lambda wait: (wait.time is None, wait.time.seconds if wait.time else 0.0))
+    found = {}
+    for rank, wait in group.waits.items():
+        if wait is target or (rank in first and wait.operation.op and _call(wait) != _call(target)):
+            continue
+        told = next(
+            (
+                fact
+                for fact in group.said.get(rank, ())
+                if _is_behind(fact, number) and (fact.told_by in first or _is_after(fact.time, target.time))
+            ),
+            None,
+        )
+        if told is not None:
+            found[rank] = _absence(group, rank, target, told, certain=True)
+        elif wait.ran_s is not None and _is_after(wait.time, target.time, wait.ran_s):
+            found[rank] = _absence(group, rank, target, wait, certain=rank in first)
+    waiters = tuple(sorted(set(first) - set(found)))
+    return [replace(fact, waiters=waiters, late=True, expected=True) for _, fact in sorted(found.items())]
+
+
+def _is_after(time: Time | None, other: Time | None, before_s: float = 0.0) -> bool:
+    """Return whether what was so long before a time came after another time on the same clock."""
+    if time is None or other is None or time.clock != other.clock:
+        return False
+    return time.seconds - before_s > other.seconds
 
 
 def _silent(facts: Sequence[Fact], world: int | None) -> frozenset[int]:

@@ -26,6 +26,56 @@ def test_the_rank_that_was_told_to_dump_one_behind_is_the_late_one(tmp_path, tor
     hold(tmp_path, text(steps(30)) + interleaved(*those, late), Truth(kinds=ABSENT, ranks=(2,), not_ranks=(0, 1, 3)))
 
 
+def at(minute: int, lines: list[str]) -> list[str]:
+    """Return the lines as of another minute of that hour; the first ranks ran into their limits at 12."""
+    return [line.replace(" 14:12:", f" 14:{minute}:") for line in lines]
+
+
+LATE = "rank 2 (may have )?c[ao]me too late to all_reduce #6"
+TOLD = at(13, dump_signal(2, 0, 5, 5))
+INSIDE = Truth(kinds=("transport",), ranks=(), or_cannot_tell=True, never_says=("too late", "did not call"))
+
+
+@pytest.mark.parametrize(
+    ("last", "truth"),
+    [
+        pytest.param(
+            [*TOLD, *at(41, watchdog(2, work(8)))],
+            Truth(kinds=("stuck",), ranks=(2,), confidence=("medium",), says=(LATE,), never_says=("different calls",)),
+            id="it completed two calls more, as those who had waited could not leave them",
+        ),
+        pytest.param(
+            at(41, watchdog(2, work(8))),
+            Truth(kinds=("stuck",), ranks=(2,), confidence=("low",), says=(LATE,)),
+            id="the line in which it was told is lacking",
+        ),
+        pytest.param(
+            at(41, watchdog(2, work(6))),
+            Truth(kinds=("stuck",), ranks=(2,), confidence=("medium",), says=(LATE,)),
+            id="the others had gone when it came",
+        ),
+        pytest.param(
+            [*at(13, dump_signal(2, 0, 6, 5)), *at(21, watchdog(2, work(6)))],
+            INSIDE,
+            id="it came nine minutes after them, before their limit",
+        ),
+        pytest.param(
+            at(41, [line.replace("600048", "1760048") for line in watchdog(2, work(6))]),
+            INSIDE,
+            id="it had come with them, and its watchdog was stuck",
+        ),
+        pytest.param(
+            [*TOLD, *at(41, watchdog(2, work(6, "BROADCAST")))],
+            Truth(kinds=("mismatch",), ranks=(2,)),
+            id="it came late, and to another call",
+        ),
+    ],
+)
+def test_a_rank_that_comes_after_the_limit_is_not_compared_by_numbers(tmp_path, last, truth):
+    waits = [watchdog(rank, work(6)) for rank in (0, 1, 3)]
+    hold(tmp_path, interleaved(*waits) + text(last), truth)
+
+
 @pytest.mark.parametrize("torch", ["2.1", "2.2"])
 def test_old_torch_with_all_ranks_but_one(tmp_path, torch):
     """Rank 3 wrote only its steps, with the label of srun."""

@@ -176,7 +176,7 @@ try our best to dump the debug info. Last enqueued NCCL work: 2289, last complet
     assert isinstance(hint, Hint)
     assert "rank 2 " in hint.words
     assert told(reached) == {
-        "who": Who(rank=5), "group_words": "default_pg", "enqueued": 2289, "completed": 2288
+        "who": Who(rank=5), "group_words": "default_pg", "enqueued": 2289, "completed": 2288, "told_by": 2
     }  # fmt: skip
 
 
