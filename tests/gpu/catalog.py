@@ -1,7 +1,6 @@
 """All jobs of these tests, in the order of what they are worth: a run that is cut off has had the first ones.
 
-Two ranks share cuda:0, and NCCL takes them for two hosts. CUDA and NCCL need longer to start than the other tests wait
-for a rank, so the hang timeout is 15 s here, and a minute for jobs that must stay silent.
+Two ranks share cuda:0, and NCCL takes them for two hosts. The hang timeout is a minute for jobs that must stay silent.
 """
 
 import signal
@@ -11,9 +10,10 @@ from typing import Any
 from tests.gpu.running import JOBS as SCRIPTS
 from tests.gpu.running import ROOT, Job
 
-HANG = ("--hang-timeout", "15", "--on-hang", "kill")
+HANG = ("--hang-timeout", "{hang_s}", "--on-hang", "kill")
 HEALTHY = ("--hang-timeout", "60", "--on-hang", "auto")
 OFF, DETAIL = ("--debug-level", "OFF"), ("--debug-level", "DETAIL")
+LEVELS = {"off": OFF, "detail": DETAIL}
 RESULT = "{folder}/result.json"
 HOLDS = ROOT / "tests" / "scenarios" / "bandwidth" / "stops"
 """A sitecustomize that holds a rank of the bench up at its second size."""
@@ -75,7 +75,7 @@ _JOBS = (
     wrapped("capture_async_allreduce", "capture_async_allreduce", *HEALTHY, *OFF, ranks=1),
     wrapped("ddp_whole_capture", "ddp_whole_capture", *HEALTHY, *OFF),
     wrapped("no_sync", "no_sync", *HEALTHY, *OFF),
-    wrapped("slow_kernel", "slow_kernel", "--hang-timeout", "15", "--on-hang", "auto", *OFF, limit_s=150),
+    wrapped("slow_kernel", "slow_kernel", "--hang-timeout", "{hang_s}", "--on-hang", "auto", *OFF, limit_s=150),
     wrapped("early_exit", "early_exit", "--hang-timeout", "300", "--on-hang", "kill", *OFF),
     wrapped("watchdog", "watchdog", "--hang-timeout", "60", "--on-hang", "auto", *OFF, limit_s=150),
     wrapped("mismatch", "mismatch", *HANG, *OFF),
@@ -111,6 +111,13 @@ _JOBS = (
         "speed_small_kernels", "steps_measured", "--speed", *HEALTHY, *OFF, ranks=1, env={"SEEDED": "1"}, alone=True
     ),
     verb("check_env_deep", "check-env", "--deep", limit_s=120, alone=True),
+    *(
+        wrapped(f"{fault}_{mode}", "faults", *HANG, *level, env={"FAULT": fault})
+        for fault in ("crash", "killed", "call", "size", "duplicate")
+        for mode, level in LEVELS.items()
+    ),
+    wrapped("trains_off", "trains", *HEALTHY, *OFF),
+    wrapped("trains_detail", "trains", *HEALTHY, *DETAIL),
     plain("overhead_plain", "overhead", alone=True),
     wrapped("overhead_off", "overhead", *HEALTHY, *OFF, alone=True),
     wrapped("overhead_detail", "overhead", *HEALTHY, *DETAIL, alone=True),

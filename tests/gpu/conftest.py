@@ -36,7 +36,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu_job(names): the jobs that a test looks at")
     config.addinivalue_line("markers", "timeout(seconds): read where pytest-timeout is installed")
     if config.getoption("--gpu-dry-run", default=False) and config.getoption("--gpu-results", default=None):
         raise pytest.UsageError("--gpu-dry-run shows nothing of a GPU: its results are not saved")
@@ -44,7 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the tests into the order of their jobs, and skip what cannot run here."""
-    own = [item for item in items if item.get_closest_marker("gpu_job") is not None]
+    here = Path(__file__).parent
+    own = [item for item in items if here in item.path.parents and item.get_closest_marker("gpu_job") is not None]
     reason = why_not(dry=config.getoption("--gpu-dry-run", default=False))
     for item in own:
         item.add_marker(pytest.mark.timeout(config.getoption("--gpu-deadline", default=DEADLINE_S) + 60))

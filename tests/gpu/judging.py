@@ -19,13 +19,16 @@ def report_of(done: Done) -> dict[str, Any]:
     return report
 
 
-def assert_blamed(done: Done, kind: str, ranks: list[int], script: str) -> dict[str, Any]:
-    """Fail unless the verdict blames these ranks for this, each at a line that the script marks; return the verdict."""
+def assert_blamed(done: Done, kind: str, ranks: list[int], script: str, fault: str = "") -> dict[str, Any]:
+    """Fail unless the verdict blames these ranks for this, each at a line that the script marks; return the verdict.
+
+    A script with several faults marks each by its name.
+    """
     verdict = report_of(done)["verdict"]
     assert verdict is not None, f"no verdict\n{done.stderr[-3000:]}"
     assert (verdict["kind"], verdict["ranks"]) == (kind, ranks), verdict
     text = (JOBS / f"{script}.py").read_text().splitlines()
-    marked = {number for number, line in enumerate(text, 1) if line.endswith("# FAULT")}
+    marked = {number for number, line in enumerate(text, 1) if line.endswith(f"# FAULT {fault}".rstrip())}
     first = {place["rank"]: place["line"] for place in reversed(verdict["where"])}
     assert sorted(first) == ranks, verdict
     assert set(first.values()) <= marked, verdict

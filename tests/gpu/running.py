@@ -24,6 +24,8 @@ DRY_VARIABLE = "GPU_TESTS_DRY_RUN"
 """Set to 1, the jobs run on the CPU over Gloo. Only ``--gpu-dry-run`` sets it."""
 LEAST_S = 20.0
 """A job that has less time left is not begun: CUDA and NCCL take half of it to start."""
+HANG_TIMEOUT_S = 15
+"""CUDA and NCCL need longer to start than the other tests wait for a rank."""
 NOT_REACHED, CUT_OFF = "not reached", "cut off"
 """Why a job has no exit status: the time for all jobs was over before it began, or before its own limit."""
 GRACE_S = 8.0
@@ -32,9 +34,10 @@ GRACE_S = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A command. In its words, {folder} stands for the job's folder, {port} for a free port, {backend} for NCCL's name.
+    """A command.
 
-    In its variables, {folder} does too.
+    In its words, {folder} stands for the job's folder, {port} for a free port, {backend} for NCCL's name and {hang_s}
+    for the hang timeout. In its variables, {folder} does too.
     """
 
     name: str
@@ -98,10 +101,12 @@ class Runner:
         ended: Callable[[Done], None],
         dry: bool,
         least_s: float = LEAST_S,
+        python: str = sys.executable,
+        hang_s: int = HANG_TIMEOUT_S,
     ) -> None:
         """``width`` jobs run at a time. ``ended`` is called for each, from any thread. Nothing begins yet."""
         self._jobs, self._root, self._width, self._ended, self._dry = jobs, root, width, ended, dry
-        self._least_s = least_s
+        self._least_s, self._python, self._hang_s = least_s, python, hang_s
         self._began = time.monotonic()
         self._deadline = self._began + limit_s
         self._futures: dict[str, Future[Done]] = {}
@@ -173,7 +178,8 @@ class Runner:
 
     def _command(self, job: Job, folder: Path) -> list[str]:
         known = {"folder": str(folder), "port": str(free_port()), "backend": "gloo" if self._dry else "nccl"}
-        return [sys.executable, *(word.format_map(known) for word in job.command)]
+        known["hang_s"] = str(self._hang_s)
+        return [self._python, *(word.format_map(known) for word in job.command)]
 
     def _environment(self, job: Job, folder: Path) -> dict[str, str]:
         own = {name: value.format(folder=folder) for name, value in job.env.items()}

@@ -1,0 +1,39 @@
+"""Rank 1 commits the fault that FAULT names, in a loop of reductions that both ranks follow with item()."""
+
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+from place import DEVICE, join
+
+FAULT = os.environ["FAULT"]
+
+
+def main():
+    if FAULT == "duplicate":  # one GPU for two ranks of one host
+        del os.environ["NCCL_HOSTID"]
+        torch.cuda.set_device(0)
+        dist.init_process_group("nccl")
+        dist.all_reduce(torch.ones(4, device="cuda:0"))  # FAULT duplicate
+    rank = join()
+    value, larger = torch.ones(256, device=DEVICE), torch.ones(300, device=DEVICE)
+    for step in range(20):
+        at_fault = rank == 1 and step == 10
+        if at_fault and FAULT == "crash":
+            raise ValueError("a bad batch")  # FAULT crash
+        if at_fault and FAULT == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)  # FAULT killed
+        if at_fault and FAULT == "call":  # FAULT call
+            dist.broadcast(value, 0)  # FAULT call
+        elif at_fault and FAULT == "size":  # FAULT size
+            dist.all_reduce(larger)  # FAULT size
+            larger.sum().item()
+        else:
+            dist.all_reduce(value)
+        value.sum().item()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Faults of rank 1 over NCCL, each with DETAIL and without: one truth, whichever the mode is."""
+
+import pytest
+
+from tests.gpu.catalog import LEVELS
+from tests.gpu.judging import Ran, assert_blamed, assert_recorded, assert_silent, report_of
+
+FAULTS = {"crash": ("crash", [1]), "call": ("mismatch", [1]), "size": ("mismatch", [1]), "duplicate": ("crash", [0, 1])}
+
+
+@pytest.mark.parametrize(
+    ("fault", "level"),
+    [pytest.param(fault, level, marks=pytest.mark.gpu_job(f"{fault}_{level}")) for fault in FAULTS for level in LEVELS],
+)
+def test_fault(ran: Ran, fault: str, level: str) -> None:
+    """An exception; another collective, or another size, under one number; one GPU for two ranks."""
+    kind, ranks = FAULTS[fault]
+    done = ran(f"{fault}_{level}")
+    verdict = assert_blamed(done, kind, ranks, "faults", fault)
+    assert_recorded(report_of(done))
+    if fault == "duplicate":
+        assert "Duplicate GPU" in str(verdict), verdict
+
+
+@pytest.mark.parametrize(
+    "level", [pytest.param(level, marks=pytest.mark.gpu_job(f"killed_{level}")) for level in LEVELS]
+)
+def test_killed(ran: Ran, level: str) -> None:
+    """A rank that is killed while the other one waits for it on the device. Its line is the last that was seen."""
+    done = ran(f"killed_{level}")
+    verdict = report_of(done)["verdict"]
+    assert (verdict["kind"], verdict["ranks"]) == ("killed", [1]), verdict
+
+
+@pytest.mark.parametrize(
+    "level", [pytest.param(level, marks=pytest.mark.gpu_job(f"trains_{level}")) for level in LEVELS]
+)
+def test_trains(ran: Ran, level: str) -> None:
+    """A small network trains under the recorder, and nothing is found."""
+    done = ran(f"trains_{level}")
+    assert_silent(done)
+    losses = done.result["losses"]
+    assert losses[-1] < losses[0] / 2, losses

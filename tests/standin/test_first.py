@@ -1,0 +1,9 @@
+"""What CI runs on the stand-in: one scenario of each kind."""
+
+import pytest
+
+from tests.gpu.test_faults import test_fault, test_killed
+from tests.gpu.test_hangs import test_sleeper_detail
+from tests.gpu.test_healthy import test_sleeper_detail_healthy, test_sleeper_healthy
+
+pytestmark = pytest.mark.standin
