@@ -88,6 +88,7 @@ _JOBS = (
     wrapped("sleeper_detail_healthy", "sleeper", *HEALTHY, *DETAIL, env={"SEEDED": "0"}),
     probe("maxima_dtypes"),
     probe("fingerprints"),
+    probe("kernels"),
     wrapped("compiled_allreduce", "compiled_allreduce", *HANG, *OFF, limit_s=150),
     two_hosts("bench_two", *bench("--collective", "all", "--max-size", "4MiB", "--factor", "16", "--budget", "15s")),
     two_hosts("bench_kill", *STOPPED, env=HELD_UP, folder=HOLDS, sends=signal.SIGKILL),

@@ -52,3 +52,11 @@ def test_ddp_whole_capture(ran: Ran) -> None:
     losses = done.result["losses"]
     assert losses[-1] < losses[0], losses
     assert done.result["same_weights"]
+
+
+@pytest.mark.gpu_job("kernels")
+def test_kernels(ran: Ran) -> None:
+    """What the jobs rest on computes the same on the device and on the CPU. This tests the stand-in's kernels."""
+    found = ran("kernels").result
+    assert (found["differ"], found["normal"]) == ({}, True)
+    assert found["tried"] > 30
