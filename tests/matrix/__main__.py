@@ -3,6 +3,7 @@
 python -m tests.matrix                              every version, five minutes and 5 GB of download each
 python -m tests.matrix --torch 2.6,2.15 --python 3.10,3.11
 python -m tests.matrix --python 3.14=/opt/python3.14/bin/python3
+python -m tests.matrix --nccl --torch 2.14.1        NCCL on a stand-in, for whole versions; ten minutes each
 python -m tests.matrix --table                      only write the page again
 
 Results are kept in results.json beside this file, so that combinations can be tried one by one. An environment is
@@ -16,33 +17,40 @@ from pathlib import Path
 from typing import Any
 
 from tests.matrix import environments
+from tests.matrix.nccl import try_nccl
 from tests.matrix.table import render
 from tests.matrix.tried import try_all
 
 TORCH = ("2.6", "2.8", "2.10", "2.13", "2.14", "2.15")
 PYTHON = ("3.10", "3.11", "3.12", "3.13", "3.14")
 RESULTS = Path(__file__).with_name("results.json")
+NCCL_RESULTS = RESULTS.with_name("nccl.json")
 PAGE = environments.ROOT / "docs" / "torch-versions.md"
 
 
 def main() -> None:
     """Try the combinations that were asked for, one after another."""
     options = _options()
-    for torch in [] if options.table else options.torch.split(","):
+    torches = [] if options.table else options.torch.split(",")
+    for torch in torches if options.nccl else []:
+        found = _read(NCCL_RESULTS) | {torch: try_nccl(torch)}
+        NCCL_RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    for torch in [] if options.nccl else torches:
         for named in options.python.split(","):
             version, _, path = named.partition("=")
             print(f"torch {torch}, Python {version}", flush=True)
             key = f"{torch} {version}"
-            before = _results().get(key, {}) if options.wrong else {}
+            before = _read(RESULTS).get(key, {}) if options.wrong else {}
             found = _try(torch, path or version, options.folder, before)
             print(f"  {found.get('not_run', '')}{found.get('lacks', '')}", flush=True)
-            results = _results() | {key: {"asked": [torch, version], **found}}
+            results = _read(RESULTS) | {key: {"asked": [torch, version], **found}}
             RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    PAGE.write_text(render(list(_results().values()), [(torch, python) for torch in TORCH for python in PYTHON]))
+    wanted = [(torch, python) for torch in TORCH for python in PYTHON]
+    PAGE.write_text(render(list(_read(RESULTS).values()), wanted, _read(NCCL_RESULTS)))
 
 
-def _results() -> dict[str, Any]:
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+def _read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def _options() -> argparse.Namespace:
@@ -50,6 +58,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--torch", default=",".join(TORCH), help="versions with commas between")
     parser.add_argument("--python", default=",".join(PYTHON), help="versions, or VERSION=PATH, with commas between")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where environments are made")
+    parser.add_argument("--nccl", action="store_true", help="try NCCL on a stand-in for CUDA, for whole versions")
     parser.add_argument("--wrong", action="store_true", help="leave out the jobs that were right before")
     parser.add_argument("--table", action="store_true", help="try nothing, write the page from what was tried before")
     return parser.parse_args()

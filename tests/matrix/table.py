@@ -1,10 +1,11 @@
 """The page about versions of torch, from what was tried."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpdoctor.recorder.calls.collectives import RENAMED
 from ddpdoctor.rules.progress.hook_losses import LOSSES
+from tests.matrix.nccl import Outcomes, render_nccl
 from tests.matrix.scenarios import SCENARIOS
 
 Tried = dict[str, Any]
@@ -16,9 +17,9 @@ HEAD = """<!-- Made by python -m tests.matrix: run it again after a change. -->
 
 ddpdoctor supports torch 2.6 and later, on Python 3.10 and later. Each combination below was tried by
 `python -m tests.matrix`: `check-env`, ten jobs of two to four ranks on Gloo under `wrap`, and a look at which of the
-recorder's hooks found their place in torch. CUDA builds ran without a GPU, so nothing here speaks of NCCL. Where a
-combination was given fewer than ten jobs, the table says how many. Counts of hooks differ where the recorder had fewer
-hooks at the time.
+recorder's hooks found their place in torch. Where a combination was given fewer than ten jobs, the table says how many.
+Counts of hooks differ where the recorder had fewer hooks at the time. "NCCL" is how many of the jobs in
+[the section on NCCL](#nccl) were right.
 """
 HOOKS_HEAD = """## Hooks
 
@@ -28,30 +29,32 @@ the others work, and a report says once what is lost
 """
 
 
-def render(tried: Sequence[Tried], wanted: Sequence[tuple[str, str]]) -> str:
+def render(tried: Sequence[Tried], wanted: Sequence[tuple[str, str]], nccl: Mapping[str, Outcomes]) -> str:
     """Return the page; combinations that are ``wanted`` and were not tried are named on it."""
     ordered = sorted(tried, key=_order)
     ran = [one for one in ordered if "scenarios" in one]
-    return "\n".join(
-        [HEAD, *_combinations(ordered), "", *_missing(ordered, wanted), *_jobs(ran), "", HOOKS_HEAD, *_hooks(ran), ""]
-    )
+    parts = [HEAD, *_combinations(ordered, nccl), "", *_missing(ordered, wanted), *_jobs(ran), "", *render_nccl(nccl)]
+    return "\n".join([*parts, HOOKS_HEAD, *_hooks(ran), ""])
 
 
 def _order(one: Tried) -> list[list[int]]:
     return [[int(part) for part in version.split(".")] for version in one["asked"]]
 
 
-def _combinations(tried: Sequence[Tried]) -> list[str]:
-    rows = ["| torch | Python | jobs right | hooks found | hooks missing | check-env |", "|---|---|---|---|---|---|"]
+def _combinations(tried: Sequence[Tried], nccl: Mapping[str, Outcomes]) -> list[str]:
+    heads = ("torch", "Python", "jobs right", "NCCL", "hooks found", "hooks missing", "check-env")
+    rows = [f"| {' | '.join(heads)} |", f"{'|---' * len(heads)}|"]
     for one in tried:
         torch, python = one["asked"]
         if "scenarios" not in one:
-            rows.append(f"| {torch} | {python} | {one['not_run']} | | | |")
+            rows.append(f"| {torch} | {python} | {one['not_run']} | | | | |")
             continue
         right = sum(not wrong for wrong in one["scenarios"].values())
         lacks = ", ".join(f"`{hook}`" for hook in one["lacks"]) or "none"
         jobs = f"{right} of {len(one['scenarios'])}"
-        cells = (one["torch"], one["python"], jobs, str(len(one["found"])), lacks, one["check_env"])
+        outcomes = nccl.get(one["torch"].partition("+")[0], {})
+        devices = f"{sum(not o['wrong'] for o in outcomes.values())} of {len(outcomes)}" if outcomes else "not run"
+        cells = (one["torch"], one["python"], jobs, devices, str(len(one["found"])), lacks, one["check_env"])
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 

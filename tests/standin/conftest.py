@@ -1,6 +1,7 @@
 """Runs jobs of the GPU tests on the stand-in.
 
-It is made when tests are collected: no time limit of a test counts the download.
+It is made when tests are collected: no time limit of a test counts the download. ``STANDIN_TORCH`` is the version of
+torch.
 """
 
 import os
@@ -8,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ddpdoctor.model.rank_words import rank_list
 from tests.gpu.catalog import JOBS
 from tests.gpu.running import Done, Runner
 from tests.standin import environment
@@ -16,6 +18,7 @@ HANG_TIMEOUT_S = 6
 LIMIT_S = 200.0
 NOT_YET = {"duplicate_off", "duplicate_detail"}
 """Jobs of which ddpdoctor says something wrong. A test that passes all the same fails: take its job out of here."""
+TORCH = os.environ.get("STANDIN_TORCH") or environment.TORCH
 NOT_MADE = pytest.StashKey[environment.NotMadeError]()
 
 
@@ -28,7 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xfail(reason="not yet right"))
     try:
         if own:
-            environment.make()
+            environment.make(TORCH)
     except environment.NotMadeError as error:
         config.stash[NOT_MADE] = error
         has_to = isinstance(error, environment.NoToolsError) and os.environ.get("CI") == "true"
@@ -44,12 +47,19 @@ def dry() -> bool:
 
 
 @pytest.fixture(scope="session")
-def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Done]:
-    """Run a job, once."""
+def known() -> dict[str, Done]:
+    """Jobs that have run, by name."""
+    return {}
+
+
+@pytest.fixture
+def ran(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, known: dict[str, Done]
+) -> Callable[[str], Done]:
+    """Run a job, once. What was said of it becomes a property of the test, which ``--junitxml`` writes."""
     if NOT_MADE in request.config.stash:
         raise request.config.stash[NOT_MADE]
-    python = str(environment.make())
-    known: dict[str, Done] = {}
+    python = str(environment.make(TORCH))
 
     def one(name: str) -> Done:
         if name not in known:
@@ -60,6 +70,9 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             known[name] = runner(name)
             print(known[name].stdout, known[name].stderr)  # pytest shows it where the test fails
         assert not known[name].problem, f"{known[name].problem}: {known[name].stderr[-2000:]}"
+        verdict = known[name].report.get("verdict")
+        said = f"{verdict['kind']}, {rank_list(verdict['ranks'])}" if verdict else "none"
+        request.node.user_properties.append((name, said))
         return known[name]
 
     return one

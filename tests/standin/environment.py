@@ -118,6 +118,12 @@ def _install(torch: str, folder: Path) -> Path:
                 f"torch {torch} for this Python could not be installed: {errors[-1]} "
                 "Its wheel of 530 MB comes from PyPI: see that pip reaches it, or a mirror, and has 3 GB of disk"
             )
+    (about,) = folder.glob("lib/python*/site-packages/torch/version.py")
+    if "cuda: Optional[str] = None" in about.read_text():
+        raise NoWheelError(
+            f"pip has taken a build of torch {torch} without CUDA, from an index or folder of its configuration: "
+            "set PIP_CONFIG_FILE=/dev/null and PIP_FIND_LINKS="
+        )
     return folder
 
 
