@@ -4,11 +4,29 @@ from dataclasses import replace
 
 import pytest
 
+from ddpdoctor.collect.run.control_flow import read_control_flow
 from ddpdoctor.diagnose.progress import judge_job as judge
+from ddpdoctor.model.control_flow import ControlFlow
 from ddpdoctor.model.facts import DeviceState, GroupState
 from ddpdoctor.model.findings import Confidence
 
-from .build import NOW, S, backwards, call, crashed, ended, in_user, job, killed, line, moving, rank, sample, stack
+from .build import (
+    C10D,
+    NOW,
+    S,
+    backwards,
+    call,
+    crashed,
+    ended,
+    in_user,
+    job,
+    killed,
+    line,
+    moving,
+    rank,
+    sample,
+    stack,
+)
 
 UNKNOWN, SCHEDULED, STARTED = DeviceState.UNKNOWN, DeviceState.SCHEDULED, DeviceState.STARTED
 LIMIT_S = 600
@@ -104,6 +122,57 @@ def test_a_verdict_needs_no_detail(name):
         (kind, blamed, confidence)
     ]
     assert judged.certain is certain
+
+
+BRANCHES = """\
+def main():
+    if case:
+        for _ in range(6):
+            all_reduce(x)
+        if rank == 0:
+            all_reduce(y)
+        else:
+            broadcast(y, 0)
+        if rank == 0: all_reduce(y)
+        else: broadcast(y, 0)
+        if rank == 0:
+            all_reduce(y)
+        broadcast(y, 0)
+        all_reduce(x if rank == 0 else y)
+    synchronize()
+"""
+REDUCE, CAST = ("all_reduce", {}), ("broadcast", {"peer": 0})
+ONE_TRUTH = {
+    "a call in each branch": ((6, *REDUCE), (8, *CAST), (0, 1), "low", [6, 8]),
+    "a call in each branch, each in one line": ((9, *REDUCE), (10, *CAST), (0, 1), "low", [9, 10]),
+    "a call too many under a condition": ((12, *REDUCE), (13, *CAST), (0,), "medium", [11, 12]),
+    "another size in one line": ((14, *REDUCE), (14, "all_reduce", {"shape": (8,)}), (1,), "medium", [14]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["DETAIL stops the host in the call", "the host has gone on"])
+@pytest.mark.parametrize("name", ONE_TRUTH)
+def test_where_the_host_stands_does_not_change_who_is_to_blame(name, inside, tmp_path):
+    *calls, blamed, confidence, where = ONE_TRUTH[name]
+    (tmp_path / "train.py").write_text(BRANCHES)
+    read = read_control_flow(tmp_path / "train.py", float("inf"))
+    ranks = []
+    for number, (site, op, more) in enumerate(calls):
+        before = made(*["all_reduce"] * 6, site=4)
+        mine = pending(op, 7, site=site, **more)
+        gone_on = (replace(mine, ended_ns=NOW, index=7, device_state=None),)
+        if site == 12:
+            gone_on += (call("broadcast", 8, 13, index=8, open_=False, peer=0),)
+        frames = (line(site), C10D) if inside else (line(15),)
+        recent = before if inside else before + gone_on
+        at = on_device(number, mine, world=2, enqueued=len(recent), recent=recent)
+        ranks.append(replace(at, samples=(sample(stack(*frames)),)))
+    flow = (ControlFlow(file=line(1).file, statements=read.statements),)
+    found = [one for one in judge(job(*ranks, control_flow=flow)).findings if one.code != "DD901"]
+    assert [(one.kind, one.ranks, one.confidence.value, [at.line for at in one.where]) for one in found] == [
+        ("mismatch", blamed, confidence, where)
+    ]
+    assert "skipped" not in found[0].summary
 
 
 PROVEN = {"mismatch", "early-exit", "crash", "killed"}

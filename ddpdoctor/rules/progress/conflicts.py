@@ -71,18 +71,22 @@ def find_blame(
 def _departing(parts: Sequence[TimelineEntry], lines: Mapping[int, GroupCalls], seq: int) -> tuple[int, ...]:
     """Return the ranks whose call is the least expected, or none if the history does not show it."""
     most = min(MAX_HISTORY, max(ALL_HISTORY // len(parts), 64))
-    scores = {part.rank: _familiarity(lines[part.rank], part, seq, most) for part in parts}
+    one_line = len({part.site for part in parts}) == 1
+    scores = {part.rank: _familiarity(lines[part.rank], part, seq, most, one_line=one_line) for part in parts}
     if None in scores.values() or len(set(scores.values())) < 2:
         return ()
     lowest = min(score for score in scores.values() if score is not None)
     return tuple(rank for rank, score in scores.items() if score == lowest)
 
 
-def _familiarity(line: GroupCalls, part: TimelineEntry, seq: int, most: int) -> tuple[float, bool, bool] | None:
+def _familiarity(
+    line: GroupCalls, part: TimelineEntry, seq: int, most: int, *, one_line: bool
+) -> tuple[float, bool, bool] | None:
     """Return how likely the call is by the rank's own history, and whether the rank made it before.
 
     The second value says whether the rank made it at all, the third whether with the same dtype, shape, root and
-    reduction. Return None if the history is too short.
+    reduction. That says nothing of lines that no rank has come to before, such as those of `if rank == 0:` and its
+    `else:`. Return None if the history is too short.
     """
     before = [line.entries[number] for number in sorted(line.entries) if number < seq][-most:]
     if len(before) < ENOUGH:
@@ -90,7 +94,7 @@ def _familiarity(line: GroupCalls, part: TimelineEntry, seq: int, most: int) -> 
     keys = [key_of(entry.kind) for entry in before]
     share = expected_next(keys).get(part.key, 0.0)
     known = line.first_places.get(part.key, part.place) < part.place
-    same = any(_like(entry.kind) == _like(part.kind) for entry in before)
+    same = (known or one_line) and any(_like(entry.kind) == _like(part.kind) for entry in before)
     return share, known, same
 
 

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 def find_guard(
-    flows: Sequence[ControlFlow], caller: Rank, others: Iterable[Frame | None], *, over: bool
+    flows: Sequence[ControlFlow], caller: Sequence[Frame], others: Iterable[Frame | None], *, over: bool
 ) -> Frame | None:
     """Return the line of the condition around a rank's call, if another rank went around it, else None.
 
-    ``others`` are the known lines of that other rank. If its script is ``over``, it may also have left by a `return`
-    above the call; if there is one, the result is None.
+    ``caller`` is the stack of the call, ``others`` are the known lines of that other rank. If its script is ``over``,
+    it may also have left by a `return` above the call; if there is one, the result is None.
     """
     lines = [frame for frame in others if frame is not None]
-    for frame in reversed([frame for frame in stack_of(caller) if frame.user]):
+    for frame in reversed([frame for frame in caller if frame.user]):
         flow = next((flow for flow in flows if flow.file == frame.file), None)
         if flow is None:
             return None
@@ -45,9 +45,10 @@ def find_guard(
             return None  # such as the condition on __name__, which holds for every rank
         before = max((line for line in shared if line < frame.line), default=None)
         after = NO_LINE if over else None
-        found = find_detours(flow, Route(left_out=frame.line, before=before, failed=False, after=after))
         passed = {one.line for one in flow.statements if any(one.holds_both(frame.line, line) for line in shared)}
-        guards = [one for one in found if one.jump is None and not one.ends_loop and one.condition not in passed]
+        ways = find_detours(flow, Route(left_out=frame.line, before=before, failed=False, after=after))
+        found = [one for one in ways if one.jump is not None or one.ends_loop or one.condition not in passed]
+        guards = [one for one in found if one.jump is None and not one.ends_loop]
         if guards and (len(guards) == len(found) or not shared):
             return replace(frame, line=guards[-1].condition)
         if shared or found:
@@ -58,20 +59,36 @@ def find_guard(
 def blame_guarded(
     parts: Sequence[TimelineEntry], states: Mapping[int, RankState], flows: Sequence[ControlFlow]
 ) -> Blame | None:  # fmt: skip
-    """Return which of two ranks makes a conditional call that the other never made, or None if that is not clear."""
+    """Return which of two ranks makes a conditional call that the other never made, or None if that is not clear.
+
+    If the other's call is in the other branch of that condition, each of them makes a call that the other never made.
+    """
     if len(parts) != 2:
         return None
     found: dict[int, Frame] = {}
     for part, other in (parts, parts[::-1]):
         rank, peer = states[part.rank].rank, states[other.rank].rank
-        guard = find_guard(flows, rank, stack_of(peer), over=False)
-        if guard is not None and not has_called(peer, part.kind):
-            found[part.rank] = guard
+        frames = call_frames(peer, other.site)
+        guard = find_guard(flows, call_frames(rank, part.site), frames, over=False)
+        if guard is None or has_called(peer, part.kind):
+            continue
+        lines = [frame.line for frame in frames if (frame.file, frame.function) == (guard.file, guard.function)]
+        branches = [one for flow in flows if flow.file == guard.file for one in flow.statements]
+        if any(one.kind == "if" and one.line == guard.line and any(map(one.holds, lines)) for one in branches):
+            return None
+        found[part.rank] = guard
     if len(found) != 1:
         return None
     ((blamed, guard),) = found.items()
     reason = f"its call is under the condition at line {guard.line}, and the other rank never made that call"
     return Blame(ranks=(blamed,), confidence=Confidence.MEDIUM, reason=reason)
+
+
+def call_frames(rank: Rank, site: Frame | None) -> tuple[Frame, ...]:
+    """Return the stack of a rank's call; its line alone if it has gone on: calls on a device return at once."""
+    stack = stack_of(rank)
+    inside = site is None or any((frame.file, frame.line) == (site.file, site.line) for frame in stack)
+    return stack if inside or site is None else (site,)
 
 
 def has_called(rank: Rank, wanted: CallKind) -> bool:
@@ -107,7 +124,7 @@ def find_lone_call(
 def _lone_call(
     group: Group, callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[ControlFlow]
 ) -> Conflict | None:
-    blame = _blame([state.rank for state in callers], gone, flows)
+    blame = _blame(callers, gone, flows)
     found = [_first_lone(state, group, gone) for state in callers] if blame is not None else []
     calls = [call for call in found if call is not None]
     if blame is None or len(calls) < len(callers):
@@ -149,17 +166,18 @@ def _was_made_before(rank: Rank, entry: TimelineEntry, lone: set[int]) -> bool:
     return any(index not in lone for which, index in zip(log.which, log.indexes, strict=True) if which in same)
 
 
-def _blame(callers: Sequence[Rank], gone: Sequence[Rank], flows: Sequence[ControlFlow]) -> Blame | None:
+def _blame(callers: Sequence[RankState], gone: Sequence[Rank], flows: Sequence[ControlFlow]) -> Blame | None:
     """Blame the callers if each rank that left came further in the script or went around a condition.
 
     If no source was read, it is enough that each of them destroyed the group.
     """
-    ranks = tuple(rank.rank for rank in callers)
-    if all(_has_passed(rank, stack_of(caller)) for rank in gone for caller in callers):
+    ranks = tuple(state.rank.rank for state in callers)
+    stacks = [call_frames(state.rank, state.call.site if state.call is not None else None) for state in callers]
+    if all(_has_passed(rank, frames) for rank in gone for frames in stacks):
         return Blame(
             ranks=ranks, confidence=Confidence.HIGH, reason="the other ranks passed that line without calling it"
         )
-    guards = [find_guard(flows, caller, _last_lines(rank), over=True) for rank in gone for caller in callers]
+    guards = [find_guard(flows, frames, _last_lines(rank), over=True) for rank in gone for frames in stacks]
     if guards and guards[0] is not None and None not in guards:
         reason = f"it is under the condition at line {guards[0].line}, which is false on the other ranks"
         return Blame(ranks=ranks, confidence=Confidence.HIGH, reason=reason)

@@ -14,7 +14,7 @@ from . import evidence as say
 from .conflicts import REDUCING, ROOTED, find_misread
 from .groups import group_table, group_words
 from .job_state import Cause, JobState
-from .lone_calls import find_guard, has_called
+from .lone_calls import call_frames, find_guard, has_called
 from .places import innermost_user, is_file, places
 from .reducer_causes import option_words, skipped_reduction
 from .states import stack_of
@@ -209,8 +209,9 @@ def _guard(job: JobState, conflict: Conflict, departing: list[TimelineEntry]) ->
     mine, others = departing[0], [job.rank(part.rank) for part in agreeing]
     if any(has_called(other, mine.kind) for other in others):
         return None
-    shown = job.rank(_shown(job, agreeing).rank)
-    return find_guard(job.facts.control_flow, job.rank(mine.rank), stack_of(shown), over=False)
+    shown = _shown(job, agreeing)
+    frames = call_frames(job.rank(mine.rank), mine.site)
+    return find_guard(job.facts.control_flow, frames, call_frames(job.rank(shown.rank), shown.site), over=False)
 
 
 def _shown(job: JobState, parts: list[TimelineEntry]) -> TimelineEntry:

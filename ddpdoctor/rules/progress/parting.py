@@ -155,6 +155,8 @@ def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Part
             before = ours[-1].kind if ours else before
             continue
         before = ours[at - 1].kind if at else before
+        if at == len(ours) and _comes_next(mine, number, shared, theirs[at]):
+            return None  # it is due after a call that only this rank makes, and that did not stop the host
         if len(ours) < len(mine[number]) or (at == len(ours) and number == max(mine)):
             return Parting(before=before, instead_of=theirs[at].kind)
         return Parting(
@@ -168,6 +170,13 @@ def find_parting(one: RankState, other: RankState, group: str, seq: int) -> Part
         )
     rest = [act.kind for number in sorted(others) if number > max(mine, default=0) for act in others[number]]
     return Parting(before=before, instead_of=rest[0]) if rest else None
+
+
+def _comes_next(acts: Mapping[int, Sequence[_Act]], number: int, shared: Collection[Hashable], due: _Act) -> bool:
+    """Return whether a rank's next act of those that others make too, after a number, is the one that is due."""
+    later = (act for at in sorted(acts) if at > number for act in acts[at] if act.key in shared)
+    following = next(later, None)
+    return following is not None and following.is_like(due)
 
 
 def _from(acts: Mapping[int, Sequence[_Act]], start: int, at: int) -> list[_Act]:
