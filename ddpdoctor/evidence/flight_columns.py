@@ -81,7 +81,7 @@ def build_dump(body: _Entry, rank: int | None, source: str, problem: str) -> Fli
     idle = [
         FlightGroup(
             name, desc, members, (), array("I"), array("q"), 0, knows_ends=True, timed_out=False, limit_s=None,
-            pending_ns=None, pending_frames=(), last_frames=(), transfers=(), made={},
+            pending_ns=None, pending_frames=(), pending_in_backward=False, last_frames=(), transfers=(), made={},
         )
         for name, (desc, members) in config.items() if members and name not in {one.name for one in gathered}
     ]  # fmt: skip
@@ -239,6 +239,9 @@ def _build_group(
         limit_s=limit_ms / 1000 if isinstance(limit_ms, int | float) and 0 < limit_ms < 1e12 else None,
         pending_ns=pending["time_created_ns"] if pending is not None else None,
         pending_frames=_frames(pending),
+        pending_in_backward=pending is not None
+        and not pending.get("frames")
+        and str(pending.get("thread_name", "")).startswith("pt_autograd"),
         last_frames=_frames(entries[-1] if entries else None),
         transfers=pending_transfers,
         made=made,

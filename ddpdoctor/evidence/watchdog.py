@@ -378,6 +378,7 @@ _ELIDED = re.compile(
 )
 """What people write where they leave out lines."""
 _LONGEST_MARK = 60
+_C10D = "torch/distributed/distributed_c10d.py"
 _TIMED_OUT = ("Watchdog caught collective operation timeout", "timed out in blocking wait")
 
 
@@ -398,7 +399,12 @@ class _Wait:
         return not self.fact.operation.op and self.fact.operation.seq is not None
 
     def done(self) -> Waiting:
-        return replace(self.fact, frames=tuple(reversed(self.frames))) if self.frames else self.fact
+        if not self.frames:
+            return self.fact
+        operation = self.fact.operation
+        if any(one.function == "barrier" and one.file.endswith(_C10D) for one in self.frames):
+            operation = replace(operation, made_by="barrier")
+        return replace(self.fact, frames=tuple(reversed(self.frames)), operation=operation)
 
 
 @dataclass(slots=True)

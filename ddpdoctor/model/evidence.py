@@ -79,12 +79,16 @@ class Operation:
     dtype: str = ""
     peer: int | None = None
     """The other global rank of a send or receive."""
+    made_by: str = ""
+    """What made it, if that is not the operation's own name and the source shows it: "barrier" for the all_reduce that
+    NCCL's barrier is, "backward" for one of DDP's reducer."""
 
     def words(self) -> str:
         """Return it in words: "all_reduce #52 of default_pg"."""
         number = f" #{self.seq}" if self.seq is not None else ""
         of = f" of {self.group_words or self.group}" if self.group_words or self.group else ""
-        return f"{self.op or 'collective'}{number}{of}"
+        name = "barrier" if self.made_by == "barrier" else self.op or "collective"
+        return f"{name}{number}{of}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

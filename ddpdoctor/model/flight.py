@@ -69,6 +69,8 @@ class FlightGroup:
     """Wall clock at which the pending call was made."""
     pending_frames: tuple[Frame, ...]
     """Where the pending call was made, outermost first."""
+    pending_in_backward: bool
+    """A thread of autograd made the pending call, and no Python did: DDP's reducer."""
     last_frames: tuple[Frame, ...]
     """Where the last call was made, outermost first."""
     transfers: tuple[FlightTransfer, ...]

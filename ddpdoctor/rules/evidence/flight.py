@@ -166,8 +166,10 @@ class Cluster:
 
     def operation(self, rank: int, number: int) -> Operation:
         """Return the operation that a rank made under a number."""
-        block = self.block(rank, number)
-        return operation_of(block, None if self.is_aligned else number, self.name, self.words)
+        block, part = self.block(rank, number), self.parts[rank]
+        found = operation_of(block, None if self.is_aligned else number, self.name, self.words)
+        is_pending = part.done < len(part.seq) and part.seq[part.done] == number
+        return replace(found, made_by="backward") if is_pending and part.pending_in_backward else found
 
 
 def clusters_of(by_rank: Mapping[int, FlightDump]) -> list[Cluster]:

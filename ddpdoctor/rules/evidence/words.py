@@ -237,14 +237,26 @@ def _line_of(state: RunState, rank: int) -> Frame | None:
 
 
 def _joined_sides(differ: Sequence[Differ]) -> list[tuple[str, list[int]]]:
-    """Return each call with the ranks that made it, the one of most ranks first. Pairs of two ranks are joined."""
-    ranks: dict[str, set[int]] = defaultdict(set)
+    """Return each call with the ranks that made it, the one of most ranks first. Pairs of two ranks are joined.
+
+    Of one call of a rank the source that says the most counts: a dump, not the watchdog's line.
+    """
+    made: dict[tuple[int | None, str, int | None], str] = {}
     for fact in differ:
         for numbers, operation in fact.sides:
-            shape = f" of {list(operation.shape)}" if operation.shape is not None else ""
-            count = f" of {operation.numel_in} elements" if operation.numel_in is not None and not shape else ""
-            dtype = f" {operation.dtype}" if operation.dtype else ""
-            ranks[f"{operation.words()}{count}{shape}{dtype}"] |= set(numbers)
+            what = operation.words()
+            if not what.startswith("barrier"):
+                shape = f" of {list(operation.shape)}" if operation.shape is not None else ""
+                count = f" of {operation.numel_in} elements" if operation.numel_in is not None and not shape else ""
+                dtype = f" {operation.dtype}" if operation.dtype else ""
+                backward = " in backward" if operation.made_by == "backward" else ""
+                what = f"{what}{count}{shape}{dtype}{backward}"
+            for rank in numbers or (None,):
+                key = (rank, operation.group_words or operation.group, operation.seq)
+                made[key] = max(made.get(key, ""), what, key=lambda one: (one.startswith("barrier"), len(one)))
+    ranks: dict[str, set[int]] = defaultdict(set)
+    for (rank, *_), what in made.items():
+        ranks[what] |= set() if rank is None else {rank}
     return sorted(((what, sorted(those)) for what, those in ranks.items()), key=lambda side: (-len(side[1]), side[1]))
 
 

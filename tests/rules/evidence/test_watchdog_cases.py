@@ -1,5 +1,7 @@
 """Jobs of which ProcessGroupNCCL's watchdog tells: who is late, who called something else, and what cannot be told."""
 
+import pickle
+
 import pytest
 
 from tests.evidence_texts import (
@@ -14,6 +16,7 @@ from tests.evidence_texts import (
     watchdog,
     work,
 )
+from tests.flight_dumps import Recorder
 from tests.rules.evidence.truths import ABSENT, Truth, hold
 
 LATE_OR_OTHER = (*ABSENT, "mismatch")
@@ -74,6 +77,49 @@ INSIDE = Truth(kinds=("transport",), ranks=(), or_cannot_tell=True, never_says=(
 def test_a_rank_that_comes_after_the_limit_is_not_compared_by_numbers(tmp_path, last, truth):
     waits = [watchdog(rank, work(6)) for rank in (0, 1, 3)]
     hold(tmp_path, interleaved(*waits) + text(last), truth)
+
+
+def bucket_and_barrier() -> dict[str, str | bytes]:
+    """Rank 0 reduces a bucket, to which no Python led; rank 1 is in the barrier after its loop."""
+    frames = ["barrier from /opt/torch/distributed/distributed_c10d.py:6364", "main from /workspace/run/train.py:70"]
+    stack = [f"#{at} {frame}" for at, frame in enumerate(frames)]
+    logs = [watchdog(0, work(4, numel=577)), watchdog(1, work(4, numel=1), stack=stack)]
+    files: dict[str, str | bytes] = {"err.txt": interleaved(*logs)}
+    for rank, op in enumerate(["all_reduce", "all_reduce_barrier"]):
+        recorder = Recorder(rank, 2)
+        for _ in range(3):
+            recorder.call(size=(577,))
+        recorder.call(op, size=(577,) if rank == 0 else (1,), state="scheduled")
+        for entry in recorder.entries[: 4 if rank == 0 else 3]:
+            entry.update(frames=[], thread_name="pt_autograd_0")
+        files[f"nccl_trace_rank_{rank}"] = pickle.dumps(recorder.body())
+    return files
+
+
+SIDES = {
+    "log": ("err.txt", "rank 0: all_reduce #4 of default_pg of 577 elements; rank 1: barrier #4 of default_pg"),
+    "dumps": (
+        "nccl_trace",
+        "rank 0: all_reduce #4 of default_pg of [577] float32 in backward; rank 1: barrier #4 of default_pg",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ["log", "dumps", "both"])
+def test_each_side_is_named_once_and_by_what_made_it(tmp_path, given):
+    begins, sides = SIDES["dumps" if given == "both" else given]
+    files = bucket_and_barrier()
+    kept = {name: content for name, content in files.items() if given == "both" or name.startswith(begins)}
+    report = hold(tmp_path, kept, Truth(kinds=("mismatch",), ranks=(0, 1), confidence=("medium",)))
+    assert report.verdict is not None
+    assert report.verdict.summary == f"the ranks made different calls: {sides}"
+    assert "they differ in: operation" in report.verdict.evidence
+
+
+def test_a_barrier_of_which_one_rank_has_no_stack_is_no_difference(tmp_path):
+    stack = ["#0 barrier from /opt/torch/distributed/distributed_c10d.py:6364"]
+    logs = [watchdog(0, work(4, numel=1)), watchdog(1, work(4, numel=1), stack=stack)]
+    hold(tmp_path, interleaved(*logs), INSIDE)
 
 
 @pytest.mark.parametrize("torch", ["2.1", "2.2"])
