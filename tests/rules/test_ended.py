@@ -497,3 +497,42 @@ def test_an_abort_in_all_to_all_may_be_of_split_sizes(op, said):
     found = judge(job(aborted_in_call(0, op=op), *[in_call(n, op) for n in (1, 2)]))
     fixes = [finding.fix for finding in found.findings]
     assert any("output_split_sizes[i] on rank r must be input_split_sizes[r] on rank i" in fix for fix in fixes) is said
+
+
+def nccl(rank: int, other: int) -> str:
+    return (
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:92, invalid usage (run with NCCL_DEBUG=WARN "
+        "for details), NCCL version 2.30.7\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+        f"Last error:\nDuplicate GPU detected : rank {rank} and rank {other} both on CUDA device 1b000"
+    )
+
+
+SHARED = {
+    "both raise it": ({0: nccl(0, 1), 1: nccl(1, 0)}, (0, 1), "ranks 0 and 1 raised"),
+    "one was stopped before it could": ({0: nccl(0, 1)}, (0, 1), "rank 0 raised"),
+    "three share it": ({0: nccl(0, 1), 1: nccl(1, 0), 2: nccl(2, 0)}, (0, 1, 2), "ranks 0-2 raised"),
+    "one is told of a pair that it is not in": ({0: nccl(0, 1), 2: nccl(1, 0)}, (0, 1), "rank 0 raised"),
+    "another error of NCCL names no ranks": (
+        {
+            0: nccl(0, 1).replace(
+                "Duplicate GPU detected : rank 0 and rank 1", "Cuda failure 'out of memory' at 0 and 1"
+            )
+        },
+        (0,),
+        "rank 0 raised",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_all_ranks_that_share_a_gpu_are_named_and_the_headline_says_it(name: str) -> None:
+    texts, blamed, begins = SHARED[name]
+    ranks = [
+        failed_in(n, "all_reduce", 1, message=texts[n], world=4) if n in texts else in_user(n, world=4)
+        for n in range(4)
+    ]
+    (found,) = [one for one in judge(job(*ranks)).findings if one.severity is Severity.ERROR]
+    said = texts[0].rpartition("\n")[2]
+    assert (found.kind, found.ranks) == ("crash", blamed)
+    assert found.summary.startswith(begins)
+    assert found.summary.endswith(said)

@@ -154,6 +154,15 @@ def _failed(job: JobState, root: Failure) -> Problem:
     helper = error_of_helper(root)
     error = helper.error if helper is not None else root.error and (root.error.first or root.error)
     known = find_known(f"{error.type}: {error.message}") if error is not None else None
+    raisers, of_several = blamed, False
+    if (
+        known is not None
+    ):  # a text may name the rank that it is about and another one, which need not have raised it yet
+        named = {one.rank.rank: known.ranks(one.error.message) for one in together if one.error is not None}
+        sharing = {n for raiser, ranks in named.items() if len(ranks) > 1 and raiser in ranks for n in ranks}
+        if sharing and sharing <= job.states.keys():
+            blamed, of_several = tuple(sorted(sharing)), True
+            raisers = tuple(n for n in raisers if n in sharing)
     if known is not None and not any(clue.fix for clue in clues):
         clues = (*clues, Clue(said=f"{known.means} (at fault: {known.fault})", fix=known.fix))
     return Problem(
@@ -163,13 +172,13 @@ def _failed(job: JobState, root: Failure) -> Problem:
         hosts=say.hosts_of(job, blamed),
         where=tuple(sorted(where, key=lambda place: place.rank)),
         step=say.step_of(job, blamed),
-        summary=_summary(root, say.who(job, blamed), blamed, where),
+        summary=_summary(root, say.who(job, raisers), raisers, where),
         evidence=(
             *_signal_words(root),
             *_passed_on_words(root),
             *_then_words(root),
             *_worker_words(root),
-            *sentences(dict.fromkeys(blamed if _of_reducer(root) else (root.rank.rank,), clues)),
+            *sentences(dict.fromkeys(blamed if of_several or _of_reducer(root) else (root.rank.rank,), clues)),
             *(other_words(job) if _of_reducer(root) else ()),
             *say.cascade_words(job.failures, blamed),
             *say.others(job, [*blamed, *(failure.rank.rank for failure in job.failures)]),

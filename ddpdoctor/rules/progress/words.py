@@ -66,10 +66,17 @@ def seconds(duration_ns: int | None) -> str:
     return f"for {value:.1f} s" if value < 10 else f"for {value:.0f} s"
 
 
+_LAST_ERROR = "Last error:"
+
+
 def first_line(text: str) -> str:
-    """Return the first meaningful line of an error's text, cut to ``MAX_TEXT``."""
+    """Return the first meaningful line of an error's text, cut to ``MAX_TEXT``.
+
+    torch's errors of NCCL name their own source first; NCCL's words stand behind "Last error:".
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    line = lines[0] if lines else ""
+    quoted = lines.index(_LAST_ERROR) + 1 if _LAST_ERROR in lines[:-1] else 0
+    line = lines[quoted] if lines else ""
     return line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 1] + "…"
 
 
