@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -157,10 +158,14 @@ def _build(torch: Path) -> None:
             home = next((name for name in wanted if name.startswith(start)), None)
             if home is not None:
                 wanted[home][symbol] = version
+    about = (torch / "version.py").read_text()
+    versions = [re.search(rf"^{name}\b.*?'(\d+)\.(\d+)", about, re.MULTILINE) for name in ("__version__", "cuda")]
+    numbers = [int(found[1]) * 100 + int(found[2]) for found in versions if found]
+    flags = [f"-D{name}={number}" for name, number in zip(("TORCH", "CUDA"), numbers, strict=True)]
     with tempfile.TemporaryDirectory() as work:
         # The others are linked with the first.
         for name in sorted(wanted, key=lambda name: not name.startswith("libcudart.so")):
-            _compile(name, wanted[name], torch / "lib", Path(work))
+            _compile(name, wanted[name], torch / "lib", Path(work), flags)
 
 
 def _imports(library: Path) -> tuple[list[str], Symbols]:
@@ -173,11 +178,11 @@ def _imports(library: Path) -> tuple[list[str], Symbols]:
     return [name for name in needed if FOREIGN.match(name)], symbols
 
 
-def _compile(name: str, symbols: Symbols, out: Path, work: Path) -> None:
+def _compile(name: str, symbols: Symbols, out: Path, work: Path, flags: Sequence[str]) -> None:
     sources, beside = next((ours for start, ours in OURS.items() if name.startswith(start)), ((), ()))
     objects = [work / f"{source}.o" for source in sources]
     for source, compiled in zip(sources, objects, strict=True):
-        _said(*COMPILE, "-c", SOURCES / source, "-o", compiled)
+        _said(*COMPILE, *flags, "-c", SOURCES / source, "-o", compiled)
     lines = _said("nm", "--defined-only", "-g", *objects).splitlines() if objects else []
     defined = {line.split()[-1] for line in lines if " T " in line}
     code = 801 if name.startswith("libcuda.so") else 0
