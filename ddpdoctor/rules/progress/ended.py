@@ -155,9 +155,8 @@ def _failed(job: JobState, root: Failure) -> Problem:
     error = helper.error if helper is not None else root.error and (root.error.first or root.error)
     known = find_known(f"{error.type}: {error.message}") if error is not None else None
     raisers, of_several = blamed, False
-    if (
-        known is not None
-    ):  # a text may name the rank that it is about and another one, which need not have raised it yet
+    # A text may name the rank that it is about and another one, which need not have raised it yet.
+    if known is not None:
         named = {one.rank.rank: known.ranks(one.error.message) for one in together if one.error is not None}
         sharing = {n for raiser, ranks in named.items() if len(ranks) > 1 and raiser in ranks for n in ranks}
         if sharing and sharing <= job.states.keys():
