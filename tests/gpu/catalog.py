@@ -14,6 +14,8 @@ HANG = ("--hang-timeout", "{hang_s}", "--on-hang", "kill")
 HEALTHY = ("--hang-timeout", "60", "--on-hang", "auto")
 OFF, DETAIL = ("--debug-level", "OFF"), ("--debug-level", "DETAIL")
 LEVELS = {"off": OFF, "detail": DETAIL}
+NONBLOCKING = {"TORCH_NCCL_USE_COMM_NONBLOCKING": "1"}
+TIMED = {"TORCH_NCCL_ENABLE_TIMING": "1"}
 RESULT = "{folder}/result.json"
 HOLDS = ROOT / "tests" / "scenarios" / "bandwidth" / "stops"
 """A sitecustomize that holds a rank of the bench up at its second size."""
@@ -67,7 +69,7 @@ STOPPED = bench("--max-size", "4KiB", "--iters", "3", "--warmup", "1", "--mode",
 ALONE = ("allreduce-bench", "--nproc-per-node", "1", "--budget", "5s", "--max-size", "1MiB", "--factor", "32")
 
 _JOBS = (
-    wrapped("flight_source", "flight_source", *HEALTHY, *OFF, ranks=1, env={"TORCH_NCCL_ENABLE_TIMING": "1"}),
+    wrapped("flight_source", "flight_source", *HEALTHY, *OFF, ranks=1, env=TIMED),
     wrapped("sleeper_off", "sleeper", *HANG, *OFF, env={"SEEDED": "1"}),
     wrapped("sleeper_healthy", "sleeper", *HEALTHY, env={"SEEDED": "0"}),
     wrapped("pending_oldest", "pending_oldest", *HANG, *OFF),
@@ -78,7 +80,19 @@ _JOBS = (
     wrapped("slow_kernel", "slow_kernel", "--hang-timeout", "{hang_s}", "--on-hang", "auto", *OFF, limit_s=150),
     wrapped("early_exit", "early_exit", "--hang-timeout", "300", "--on-hang", "kill", *OFF),
     wrapped("watchdog", "watchdog", "--hang-timeout", "60", "--on-hang", "auto", *OFF, limit_s=150),
-    wrapped("mismatch", "mismatch", *HANG, *OFF),
+    *(
+        wrapped(f"{fault}_{mode}", "faults", *HANG, *level, env={"FAULT": fault})
+        for fault in ("crash", "memory", "killed", "call", "size", "duplicate")
+        for mode, level in LEVELS.items()
+    ),
+    wrapped("trains_off", "trains", *HEALTHY, *OFF),
+    wrapped("trains_detail", "trains", *HEALTHY, *DETAIL),
+    wrapped("killed_remote", "faults", *HANG, *OFF, env={"FAULT": "killed", "FAKENCCL_PEER_DEATH": "1"}),
+    wrapped("subgroup_sleeper", "subgroup", *HANG, *OFF, env={"SEEDED": "1"}),
+    wrapped("subgroup_healthy", "subgroup", *HEALTHY, *OFF, env={"SEEDED": "0"}),
+    wrapped("nonblocking_sleeper", "sleeper", *HANG, *OFF, env={"SEEDED": "1", **NONBLOCKING}),
+    wrapped("nonblocking_healthy", "sleeper", *HEALTHY, *OFF, env={"SEEDED": "0", **NONBLOCKING}),
+    wrapped("watchdog_desync", "watchdog", *HEALTHY, *OFF, env={"TORCH_NCCL_DESYNC_DEBUG": "1"}, limit_s=150),
     wrapped("recv_without_send", "recv_without_send", *HANG, *OFF),
     wrapped("bucket_view_nan", "gradients", *HEALTHY, *OFF, env={"SEEDED": "1", "VIEWS": "1"}),
     wrapped("bucket_view_healthy", "gradients", *HEALTHY, *OFF, env={"SEEDED": "0", "VIEWS": "1"}),
@@ -106,19 +120,13 @@ _JOBS = (
     *(verb(f"bench_{op}", *ALONE, "--dtype", DTYPES, "--op", op) for op in ("prod", "min", "max")),
     verb("bench_avg", *ALONE, "--dtype", FLOATS, "--op", "avg"),
     plain("event_stream", "event_stream", ranks=1, alone=True),
-    wrapped("straggler", "straggler", *HEALTHY, *OFF, env={"TORCH_NCCL_ENABLE_TIMING": "1"}, alone=True),
+    wrapped("straggler", "straggler", *HEALTHY, *OFF, env=TIMED, alone=True),
+    wrapped("straggler_device", "straggler", *HEALTHY, *OFF, env={**TIMED, "SEEDED": "1"}, alone=True),
     wrapped("speed_busy", "steps_measured", "--speed", *HEALTHY, *OFF, ranks=1, alone=True),
     wrapped(
         "speed_small_kernels", "steps_measured", "--speed", *HEALTHY, *OFF, ranks=1, env={"SEEDED": "1"}, alone=True
     ),
     verb("check_env_deep", "check-env", "--deep", limit_s=120, alone=True),
-    *(
-        wrapped(f"{fault}_{mode}", "faults", *HANG, *level, env={"FAULT": fault})
-        for fault in ("crash", "killed", "call", "size", "duplicate")
-        for mode, level in LEVELS.items()
-    ),
-    wrapped("trains_off", "trains", *HEALTHY, *OFF),
-    wrapped("trains_detail", "trains", *HEALTHY, *DETAIL),
     plain("overhead_plain", "overhead", alone=True),
     wrapped("overhead_off", "overhead", *HEALTHY, *OFF, alone=True),
     wrapped("overhead_detail", "overhead", *HEALTHY, *DETAIL, alone=True),

@@ -5,7 +5,10 @@ import pytest
 from tests.gpu.catalog import LEVELS
 from tests.gpu.judging import Ran, assert_blamed, assert_recorded, assert_silent, report_of
 
-FAULTS = {"crash": ("crash", [1]), "call": ("mismatch", [1]), "size": ("mismatch", [1]), "duplicate": ("crash", [0, 1])}
+FAULTS = {
+    "crash": ("crash", [1]), "memory": ("crash", [1]), "call": ("mismatch", [1]), "size": ("mismatch", [1]),
+    "duplicate": ("crash", [0, 1]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -13,7 +16,7 @@ FAULTS = {"crash": ("crash", [1]), "call": ("mismatch", [1]), "size": ("mismatch
     [pytest.param(fault, level, marks=pytest.mark.gpu_job(f"{fault}_{level}")) for fault in FAULTS for level in LEVELS],
 )
 def test_fault(ran: Ran, fault: str, level: str) -> None:
-    """An exception; another collective, or another size, under one number; one GPU for two ranks."""
+    """An exception; memory that no GPU has; another collective, or another size; one GPU for two ranks."""
     kind, ranks = FAULTS[fault]
     done = ran(f"{fault}_{level}")
     verdict = assert_blamed(done, kind, ranks, "faults", fault)
@@ -23,11 +26,14 @@ def test_fault(ran: Ran, fault: str, level: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "level", [pytest.param(level, marks=pytest.mark.gpu_job(f"killed_{level}")) for level in LEVELS]
+    "how", [pytest.param(how, marks=pytest.mark.gpu_job(f"killed_{how}")) for how in (*LEVELS, "remote")]
 )
-def test_killed(ran: Ran, level: str) -> None:
-    """A rank that is killed while the other one waits for it on the device. Its line is the last that was seen."""
-    done = ran(f"killed_{level}")
+def test_killed(ran: Ran, how: str) -> None:
+    """A rank that is killed while the other one waits for it on the device. Its line is the last that was seen.
+
+    "remote": NCCL itself reports to the other one that its peer is gone.
+    """
+    done = ran(f"killed_{how}")
     verdict = report_of(done)["verdict"]
     assert (verdict["kind"], verdict["ranks"]) == ("killed", [1]), verdict
 

@@ -39,12 +39,6 @@ def test_compiled_allreduce(ran: Ran) -> None:
     assert_blamed(ran("compiled_allreduce"), "stuck", [1], "compiled_allreduce")
 
 
-@pytest.mark.gpu_job("mismatch")
-def test_mismatch(ran: Ran) -> None:
-    """Two tensors of different sizes under one number hang both ranks: rank 1 departs from the pattern."""
-    assert_blamed(ran("mismatch"), "mismatch", [1], "mismatch")
-
-
 @pytest.mark.gpu_job("early_exit")
 def test_early_exit(ran: Ran) -> None:
     """Rank 1 leaves with status 0. The hang timeout is longer than the job may take: it is reported without it."""
@@ -57,10 +51,28 @@ def test_recv_without_send(ran: Ran) -> None:
     assert_blamed(ran("recv_without_send"), "deadlock", [0, 1], "recv_without_send")
 
 
-@pytest.mark.gpu_job("watchdog")
-def test_watchdog(ran: Ran, *, dry: bool) -> None:
-    """torch's watchdog aborts rank 0 at the group's limit. That is a consequence: rank 1 is stuck. Its dump is kept."""
-    done = ran("watchdog")
+@pytest.mark.gpu_job("subgroup_sleeper")
+def test_subgroup(ran: Ran) -> None:
+    """The pending reduction is one of a communicator that was split off another one."""
+    assert_blamed(ran("subgroup_sleeper"), "stuck", [1], "subgroup")
+
+
+@pytest.mark.gpu_job("nonblocking_sleeper")
+def test_nonblocking(ran: Ran) -> None:
+    """NCCL makes its communicators in the background."""
+    assert_blamed(ran("nonblocking_sleeper"), "stuck", [1], "sleeper")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.gpu_job(name)) for name in ("watchdog", "watchdog_desync")],
+)
+def test_watchdog(ran: Ran, name: str, *, dry: bool) -> None:
+    """torch's watchdog aborts rank 0 at the group's limit. That is a consequence: rank 1 is stuck. Its dump is kept.
+
+    With TORCH_NCCL_DESYNC_DEBUG it also says which rank did not come.
+    """
+    done = ran(name)
     assert_blamed(done, "stuck", [1], "watchdog")
     kept = [path.name for path in (done.folder / "run" / "evidence").iterdir()]
     assert dry or any(".flight" in name for name in kept), kept

@@ -19,10 +19,13 @@ def test_sleeper_detail_healthy(ran: Ran) -> None:
     assert_silent(ran("sleeper_detail_healthy"))
 
 
-@pytest.mark.gpu_job("mixed_backend_healthy")
-def test_mixed_backend_healthy(ran: Ran) -> None:
-    """Tensors over NCCL and objects over Gloo, in one group."""
-    assert_silent(ran("mixed_backend_healthy"))
+QUIET = ("mixed_backend_healthy", "subgroup_healthy", "nonblocking_healthy")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.gpu_job(name)) for name in QUIET])
+def test_groups_healthy(ran: Ran, name: str) -> None:
+    """Tensors over NCCL and objects over Gloo in one group; split communicators; ones made in the background."""
+    assert_silent(ran(name))
 
 
 @pytest.mark.gpu_job("slow_kernel")

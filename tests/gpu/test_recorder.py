@@ -62,10 +62,12 @@ def test_no_sync(ran: Ran, *, dry: bool) -> None:
         assert all(step["ran_ahead"] for step in quiet), steps
 
 
-@pytest.mark.gpu_job("straggler")
-def test_straggler(ran: Ran) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.gpu_job(name)) for name in ("straggler", "straggler_device")]
+)
+def test_straggler(ran: Ran, name: str) -> None:
     """A rank that is late to each step is reported by the times of NCCL's kernels, where torch takes them."""
-    report = report_of(ran("straggler"))
+    report = report_of(ran(name))
     found = [finding for finding in report["findings"] if finding["kind"] == "straggler"]
     assert [finding["ranks"] for finding in found] == [[1]], report["checks"]
     assert report["job"]["status"] == "finished"

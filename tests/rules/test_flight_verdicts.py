@@ -186,14 +186,15 @@ def test_a_device_that_has_not_come_to_the_collective_is_named(build):
     assert not judged.certain
 
 
-def paced(b, durations_ms, count=120):
+def paced(b, durations_ms, count=120, members=(0, 1, 2)):
     """Ranks whose completed collectives ran so long; every fourth is the first of a step, the rest wait for nobody."""
     ranks = []
     for number, first_ms in enumerate(durations_ms):
         entries = [
             entry(b, n, duration_ms=first_ms if n % 4 == 1 else 0.4, retired=True) for n in range(1, count + 1)
         ]  # fmt: skip
-        ranks.append(seen(b, number, entries, reduces(count), steps=count // 4, started_ns=NOW - 6 * S))
+        groups = (GroupState(name="0", ranks=members, backend="nccl" if members else "", enqueued=count),)
+        ranks.append(seen(b, number, entries, reduces(count), groups=groups, steps=count // 4, started_ns=NOW - 6 * S))
     return job(*map(moving, ranks))
 
 
@@ -206,6 +207,7 @@ def test_what_a_rank_noted_before_it_ended_its_groups_is_read_and_damage_passed_
     assert noted_times([]) == noted_times([{"k": "device_times", "rows": None}]) == ()
 
 
+@pytest.mark.parametrize("members", [(0, 1, 2), ()], ids=["running", "ended: members of groups are not known"])
 @pytest.mark.parametrize("build", TIMED)
 @pytest.mark.parametrize(
     ("durations_ms", "count", "late"),
@@ -217,8 +219,8 @@ def test_what_a_rank_noted_before_it_ended_its_groups_is_read_and_damage_passed_
         ((90.0, 0.5, 91.0), 60, ()),
     ],
 )
-def test_the_rank_with_the_shortest_kernels_came_last(build, durations_ms, count, late):
-    found = paced(BUILDS[build], durations_ms, count)
+def test_the_rank_with_the_shortest_kernels_came_last(build, durations_ms, count, late, members):
+    found = paced(BUILDS[build], durations_ms, count, members)
     assert [(f.kind, f.ranks, f.severity.value) for f in judge(found).findings] == [
         ("straggler", late, "warning") for _ in late[:1]
     ]  # fmt: skip

@@ -17,6 +17,8 @@ from tests.standin import environment
 HANG_TIMEOUT_S = 6
 LIMIT_S = 200.0
 TORCH = os.environ.get("STANDIN_TORCH") or environment.TORCH
+NOT_YET = {"watchdog_desync"}
+"""Jobs of which ddpdoctor says something wrong. A test that passes all the same fails: take its job out of here."""
 NOT_MADE = pytest.StashKey[environment.NotMadeError]()
 
 
@@ -24,6 +26,9 @@ NOT_MADE = pytest.StashKey[environment.NotMadeError]()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Make the stand-in if a test that was selected needs it; skip them where this machine cannot have it."""
     own = [item for item in items if item.get_closest_marker("standin") is not None]
+    for item in own:
+        if NOT_YET.intersection(item.get_closest_marker("gpu_job").args):
+            item.add_marker(pytest.mark.xfail(reason="not yet right"))
     try:
         if own:
             environment.make(TORCH)

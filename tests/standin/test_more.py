@@ -2,7 +2,25 @@
 
 import pytest
 
-from tests.gpu.test_hangs import test_early_exit, test_mixed_backend_objects
-from tests.gpu.test_healthy import test_mixed_backend_healthy, test_slow_kernel
+from tests.gpu.test_hangs import (
+    test_ddp_sleeper,
+    test_early_exit,
+    test_mixed_backend_objects,
+    test_nonblocking,
+    test_pending_oldest,
+    test_recv_without_send,
+    test_subgroup,
+    test_watchdog,
+)
+from tests.gpu.test_healthy import test_groups_healthy, test_slow_kernel
+from tests.gpu.test_recorder import (
+    test_bucket_view_healthy,
+    test_bucket_view_nan,
+    test_flight_source,
+    test_gradients_gloo_healthy,
+    test_gradients_gloo_nan,
+    test_no_sync,
+    test_straggler,
+)
 
 pytestmark = [pytest.mark.standin, pytest.mark.full]

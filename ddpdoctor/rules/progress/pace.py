@@ -20,14 +20,13 @@ from ddpdoctor.model.facts import POINT_TO_POINT
 from ddpdoctor.model.sides import grouped
 from ddpdoctor.model.steps import Pace, Phase, StepTimes, pace_of, step_totals, wait_totals
 
-from .groups import group_table, own_state
+from .groups import DEFAULT_GROUP, Group, group_table, own_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.model.facts import Job, Rank
 
-    from .groups import Group
     from .job_state import JobState
 
 
@@ -205,8 +204,16 @@ def find_late_device(job: JobState) -> LateDevice | None:
 
 
 def _times(job: JobState) -> dict[Group, dict[int, dict[int, float]]]:
-    """Return how many milliseconds each collective ran, by group, number and rank."""
+    """Return how many milliseconds each collective ran, by group, number and rank.
+
+    The ranks of a group are not known once a job has ended well, except those of the group of all ranks.
+    """
     table = group_table(job.facts)
+    table |= {
+        (rank, DEFAULT_GROUP): Group(DEFAULT_GROUP, tuple(range(job.world)))
+        for rank in range(job.world)
+        if (rank, DEFAULT_GROUP) not in table
+    }
     found: dict[Group, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for rank in job.facts.ranks:
         for time in rank.device_times:

@@ -17,11 +17,13 @@ def main():
         dist.init_process_group("nccl")
         dist.all_reduce(torch.ones(4, device="cuda:0"))  # FAULT duplicate
     rank = join()
-    value, larger = torch.ones(256, device=DEVICE), torch.ones(300, device=DEVICE)
+    value, larger = torch.ones(256, device=DEVICE), torch.ones(2**22, device=DEVICE)
     for step in range(20):
         at_fault = rank == 1 and step == 10
         if at_fault and FAULT == "crash":
             raise ValueError("a bad batch")  # FAULT crash
+        if at_fault and FAULT == "memory":
+            torch.empty(2**46, dtype=torch.uint8, device=DEVICE)  # FAULT memory
         if at_fault and FAULT == "killed":
             os.kill(os.getpid(), signal.SIGKILL)  # FAULT killed
         if at_fault and FAULT == "call":  # FAULT call
