@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,6 +18,19 @@ NOT_FOR_CHILDREN = frozenset({"DDPDOCTOR_RUN"})
 """The variables that load the recorder of ``wrap``. Our own programs do not need it."""
 
 TORCH_PROBE = "ddpdoctor.probes.torch_facts"
+_WITH_PARENT = """
+import ctypes, os, runpy, sys
+_, parent, *sys.argv = sys.argv
+try:
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+except AttributeError:  # not Linux
+    pass
+if os.getppid() != int(parent):  # it ended before that
+    os._exit(0)
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""Runs a module as ``-m`` does, in a process that ends when its parent does, even by SIGKILL. ``preexec_fn`` could do
+the same, but not where threads run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +71,10 @@ def safe_flags() -> list[str]:
 class ChildProcess:
     """A Python program of ours that runs in the background."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start our Python with ``command``, and without the variables that load the recorder; raises OSError."""
+    def __init__(self, module: Sequence[str], env: Mapping[str, str], *, flags: Sequence[str] = ()) -> None:
+        """Start a module of ours with arguments, and without the variables that load the recorder; raises OSError."""
         self._process = start_program(
-            [sys.executable, *safe_flags(), *command],
+            [sys.executable, *safe_flags(), *flags, "-c", _WITH_PARENT, str(os.getpid()), *module],
             {name: value for name, value in env.items() if name not in NOT_FOR_CHILDREN},
         )
 
@@ -69,10 +84,15 @@ class ChildProcess:
 
 
 def start_program(command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a program without input, and capture its output; raises OSError."""
-    return subprocess.Popen(  # wait_for_program kills it if it does not end
+    """Start a program without input, and capture its output; raises OSError.
+
+    ``wait_for_program`` kills it if it does not end in time. If nobody waits so long, it is killed when we end.
+    """
+    process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
     )
+    atexit.register(process.kill)
+    return process
 
 
 def wait_for_program(process: subprocess.Popen[bytes], limit_s: float) -> ChildEnd:
@@ -85,17 +105,19 @@ def wait_for_program(process: subprocess.Popen[bytes], limit_s: float) -> ChildE
     except subprocess.TimeoutExpired as late:
         process.kill()
         return ChildEnd(out=_text(late.stdout), err=_text(late.stderr), status=None)
+    finally:
+        atexit.unregister(process.kill)
     return ChildEnd(out=_text(out), err=_text(err), status=process.returncode)
 
 
 def run_child(module: str, arguments: Sequence[str], env: Mapping[str, str], limit_s: float) -> ChildEnd:
     """Run ``python -m module`` until it ends, at most for ``limit_s``; raises OSError."""
-    return ChildProcess(("-m", module, *arguments), env).wait(limit_s)
+    return ChildProcess((module, *arguments), env).wait(limit_s)
 
 
 def start_torch_child(env: Mapping[str, str]) -> ChildProcess:
     """Start a Python that imports torch; callers do so before their own heavy imports. Raises OSError."""
-    return ChildProcess(("-m", TORCH_PROBE), env)
+    return ChildProcess((TORCH_PROBE,), env)
 
 
 def _text(data: bytes | None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.collect.child import ChildProcess, run_child
+from ddpdoctor.collect.child import run_child, start_program, wait_for_program
 from ddpdoctor.collect.gpu.nvml import GpuCount, count_gpus, gpus_of, read_gpus, read_uuids
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
@@ -181,16 +181,16 @@ def test_a_process_that_the_kernel_does_not_wake_is_found(tmp_path):
 def test_a_child_that_no_signal_ends_is_left_behind(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    child = ChildProcess(("-c", HANGS, str(pipe)), os.environ)
+    child = start_program([sys.executable, "-c", HANGS, str(pipe)])
     try:
-        until_it_hangs(child._process.pid)
-        ended = child.wait(1.0)
+        until_it_hangs(child.pid)
+        ended = wait_for_program(child, 1.0)
         assert (ended.out, ended.status) == ("started\n", None)
         # This one dies of the signal sooner or later; one that hangs in a driver does not.
-        assert child._process.returncode is None, "its end was waited for"
+        assert child.returncode is None, "its end was waited for"
     finally:
         os.close(os.open(pipe, os.O_WRONLY))
-        child._process.communicate(timeout=200)
+        child.communicate(timeout=200)
 
 
 def test_a_line_of_the_real_log(driver):

@@ -1,6 +1,8 @@
 """What `import torch` gives, by real children: this torch, none, and fakes that raise, crash, chatter and hang."""
 
 import os
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -95,8 +97,47 @@ def test_a_torch_that_is_broken(text, error, tmp_path):
 def test_no_torch_at_all():
     """A Python without site-packages: -S leaves the standard library and what PYTHONPATH names."""
     env = {**os.environ, "PYTHONPATH": str(Path(ddpdoctor.__file__).parents[1])}
-    build = wait_for_torch(ChildProcess(("-S", "-m", PROBE), env), 60.0)
+    build = wait_for_torch(ChildProcess((PROBE,), env, flags=("-S",)), 60.0)
     assert (build.import_error, build.path) == ("ModuleNotFoundError: No module named 'torch'", None)
+
+
+PARENT = """
+import os, sys, time
+from ddpdoctor.collect.child import start_program, start_torch_child
+if sys.argv[1] == "program":
+    start_program(["sh", "-c", f"echo $$ > {os.environ['PID_FILE']}; exec sleep 600"])
+else:
+    start_torch_child(os.environ)
+while not os.path.exists(os.environ["PID_FILE"]):
+    time.sleep(0.01)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), 9)
+"""
+"""Starts a child that hangs, and ends without waiting for it."""
+
+
+@pytest.mark.parametrize(("what", "end"), [("torch", "ended"), ("torch", "killed"), ("program", "ended")])
+def test_no_child_outlives_its_parent(what, end, tmp_path):
+    pid_file = tmp_path / "pid"
+    text = f"""
+        import os, time
+        with open({str(pid_file)!r} + ".part", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename({str(pid_file)!r} + ".part", {str(pid_file)!r})
+        time.sleep(600)
+    """
+    env = {**fake(tmp_path, text), "PID_FILE": str(pid_file)}
+    subprocess.run([sys.executable, "-c", PARENT, what, end], env=env, check=False)
+    assert pid_file.exists()
+    assert wait_for(lambda: not _runs(int(pid_file.read_text())), limit_s=60)
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process runs; one that nobody has collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_an_import_that_hangs_is_given_up(tmp_path):
