@@ -129,6 +129,7 @@ _JOBS = (
     verb("check_env_deep", "check-env", "--deep", limit_s=120, alone=True),
     plain("overhead_plain", "overhead", alone=True),
     wrapped("overhead_off", "overhead", *HEALTHY, *OFF, alone=True),
+    wrapped("overhead_speed", "overhead", "--speed", *HEALTHY, *OFF, alone=True),
     wrapped("overhead_detail", "overhead", *HEALTHY, *DETAIL, alone=True),
     verb(
         "bench_too_large", "allreduce-bench", "--nproc-per-node", "1", "--min-size", "1MiB", "--max-size", "1TiB",

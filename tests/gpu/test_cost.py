@@ -2,37 +2,35 @@
 
 import pytest
 
-from tests.gpu.judging import Ran, assert_looked_at, assert_silent
-from tests.gpu.running import Done
+from tests.gpu.judging import Ran, assert_looked_at, assert_recorded, report_of
 
-MOST_A_BUCKET, MOST_A_STEP = 10, 10
-"""Launches that a look at gradients may add: for each bucket, and once for inputs, loss, and the copy to the host."""
 LAUNCHES = ("LaunchKernel", "Memcpy", "Memset")
 WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize")
+EVENTS = ("cudaEventCreate", "cudaEventRecord", "cudaEventQuery", "cudaStreamWaitEvent", "cudaStreamQuery")
+MEMORY = ("cudaMalloc", "cudaFree", "cudaHostAlloc")
+MOST = {"quiet": (20, 0, 8), "compared": (90, 2, 8)}
+"""Launches, waits and calls for events that may be added to a step of 300 parameters in one bucket.
+
+The step is one that is not looked at, but for whether its gradients are finite, or one in which replicas are compared.
+"""
 
 
-@pytest.mark.gpu_job("overhead_plain", "overhead_off", "overhead_detail")
+@pytest.mark.gpu_job("overhead_plain", "overhead_off", "overhead_speed", "overhead_detail")
 @pytest.mark.parametrize("gradients", ["plain", "views"])
 def test_overhead(ran: Ran, gradients: str, *, dry: bool) -> None:
-    """Two ranks, 300 parameters: launches, waits, step time and memory, with the recorder and without."""
-    alone, watched = ran("overhead_plain"), ran("overhead_off")
-    assert_looked_at(watched)
-    assert_silent(ran("overhead_detail"))
-    if not dry:
-        assert_few_more(alone, watched, gradients)
+    """Two ranks, 300 parameters: launches, waits, events, allocations, step time, with the recorder and without."""
+    alone = ran("overhead_plain").result
+    assert_looked_at(ran("overhead_off"))
+    for name in ("overhead_off", "overhead_speed", "overhead_detail"):
+        assert_recorded(report_of(ran(name)))
+        for step, most in MOST.items() if not dry else ():
+            before, after = (one[gradients]["counts"][step] for one in (alone, ran(name).result))
+            assert total(before, LAUNCHES) > alone[gradients]["parameters"], "no launches were seen"
+            added = [total(after, names) - total(before, names) for names in (LAUNCHES, WAITS, EVENTS, MEMORY)]
+            # On a GPU the profiler also sees the queries of NCCL's watchdog, which are many in a long step.
+            counted = [0, 1, 2, 3] if alone["standin"] else [0, 1]
+            assert all(added[one] <= (*most, 0)[one] for one in counted), (name, step, before, after)
 
 
-def assert_few_more(alone: Done, watched: Done, gradients: str) -> None:
-    one, other = alone.result[gradients], watched.result[gradients]
-    more = launches(other["counts"]) - launches(one["counts"])
-    assert launches(one["counts"]) > one["parameters"], "the profiler saw no launches"
-    assert more <= MOST_A_BUCKET * max(1, other["buckets"]) + MOST_A_STEP, (one, other)
-    assert waits(other["counts"]) <= waits(one["counts"]), (one, other)
-
-
-def launches(counts: dict[str, int]) -> int:
-    return sum(count for name, count in counts.items() if any(kind in name for kind in LAUNCHES))
-
-
-def waits(counts: dict[str, int]) -> int:
-    return sum(count for name, count in counts.items() if name in WAITS)
+def total(counts: dict[str, int], names: tuple[str, ...]) -> int:
+    return sum(count for name, count in counts.items() if any(one in name for one in names))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.gpu.test_cost import test_overhead
 from tests.gpu.test_hangs import (
     test_ddp_sleeper,
     test_early_exit,

@@ -1,5 +1,6 @@
 """Where the jobs run: on cuda:0 over NCCL; in a dry run of the tests themselves on the CPU over Gloo."""
 
+import ctypes
 import json
 import os
 import sys
@@ -11,6 +12,8 @@ DRY = os.environ.get("GPU_TESTS_DRY_RUN") == "1"
 DEVICE = "cpu" if DRY else "cuda:0"
 BACKEND = "gloo" if DRY else "nccl"
 SEEDED = os.environ.get("SEEDED") == "1"
+STANDIN = getattr(ctypes.CDLL(None), "fakecuda_count", None)
+"""On a stand-in for CUDA: tells how often a function of CUDA's was called so far."""
 
 # NCCL refuses two ranks on one GPU of one host. Set up as two hosts, it uses sockets between them.
 os.environ["NCCL_HOSTID"] = "rank" + os.environ.get("RANK", "0")
