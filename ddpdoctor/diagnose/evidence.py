@@ -191,6 +191,6 @@ def _weak_words(facts: list[Fact], failed: Failed | None, exited: Exited | None)
         return "ended well"
     reached = next((fact for fact in reversed(facts) if isinstance(fact, Reached) and fact.enqueued is not None), None)
     if reached is not None:
-        return f"had begun collective #{reached.enqueued}"
+        return f"had {reached.done_words()} collective #{reached.enqueued}"
     process = next((fact for fact in reversed(facts) if isinstance(fact, ProcessState)), None)
     return _LETTERS.get(process.letter, "seen") if process is not None else "seen"

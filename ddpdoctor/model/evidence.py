@@ -160,6 +160,11 @@ class Reached(Fact):
     """The rank whose time limit made it say so, if it was told by another one: it had come this far, and no further,
     after that limit."""
 
+    def done_words(self) -> str:
+        """Return what it had done with its last operation: "completed", or "begun"."""
+        is_done = self.enqueued is not None and self.completed is not None and self.completed >= self.enqueued
+        return "completed" if is_done else "begun"
+
 
 class Shown(int, Enum):
     """What shows that a rank is absent, the weakest source first."""

@@ -164,7 +164,7 @@ def _reached_words(state: RunState, ranks: Iterable[int]) -> list[str]:
     for fact in state.all(Reached):
         if fact.who.rank in set(ranks) and fact.enqueued is not None:
             group = f" of {fact.group_words}" if fact.group_words else ""
-            found.append(f"rank {fact.who.rank} had started collective #{fact.enqueued}{group}")
+            found.append(f"rank {fact.who.rank} had {fact.done_words()} collective #{fact.enqueued}{group}")
     return list(dict.fromkeys(found))[:MOST_QUOTES]
 
 

@@ -44,7 +44,13 @@ INSIDE = Truth(kinds=("transport",), ranks=(), or_cannot_tell=True, never_says=(
     [
         pytest.param(
             [*TOLD, *at(41, watchdog(2, work(8)))],
-            Truth(kinds=("stuck",), ranks=(2,), confidence=("medium",), says=(LATE,), never_says=("different calls",)),
+            Truth(
+                kinds=("stuck",),
+                ranks=(2,),
+                confidence=("medium",),
+                says=(LATE, "rank 2 had completed collective #5"),
+                never_says=("different calls",),
+            ),
             id="it completed two calls more, as those who had waited could not leave them",
         ),
         pytest.param(
