@@ -306,6 +306,8 @@ class Rank:
     """A recorder ran in this process."""
     answered: bool = False
     """The recorder's own thread answered, so the GIL was available."""
+    device_unread: bool = False
+    """It uses NCCL, and torch did not say what is pending on its device: it may wait there for other ranks."""
     started_ns: int | None = None
     world_size: int | None = None
     """The world size given to ``init_process_group``, once it was called."""

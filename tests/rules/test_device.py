@@ -175,6 +175,20 @@ def test_where_the_host_stands_does_not_change_who_is_to_blame(name, inside, tmp
     assert "skipped" not in found[0].summary
 
 
+def test_ranks_of_which_torch_tells_nothing_are_not_said_to_wait_for_nobody():
+    """Both may wait on their devices, for each other or for a third: torch has not answered, as on a loaded machine."""
+    lines = [in_user(0, line(11), world=2), in_user(1, line(3, "fetch"), world=2)]
+    (known,) = judge(job(*lines)).findings
+    assert "no rank is waiting for another" in known.summary
+    unread = job(*[replace(rank, device_unread=True) for rank in lines])
+    early = judge(replace(unread, hang_timeout_s=40.0))
+    assert not early.findings
+    assert "torch did not say what ranks 0 and 1 have pending on the device" in str(early.checks)
+    (late,) = judge(unread).findings
+    assert (late.kind, late.ranks, late.confidence) == ("stuck", (0, 1), Confidence.LOW)
+    assert "torch did not say" in late.summary
+
+
 PROVEN = {"mismatch", "early-exit", "crash", "killed"}
 
 

@@ -266,9 +266,12 @@ def _with_device_calls(
     groups = _groups(evidence, content.notes, log)
     dumped = read_dump(context.folder, content) if _is_over(content, context) or not evidence else None
     flight = dumped or read_flight(evidence)
+    on_nccl = "nccl" in str(_last_note(content.notes, "initialized").get("backend")).lower()
+    unread = dumped is None and evidence.get("flight_recorder") is None and not _is_over(content, context)
     return replace(
         rank,
         groups=groups,
+        device_unread=on_nccl and unread,
         open_calls=(*log.open(), *pending_on_device(flight, log, groups)),
         device_times=device_times(flight) or noted_times(content.notes),
     )

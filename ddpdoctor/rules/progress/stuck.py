@@ -109,8 +109,22 @@ def _all_stuck(job: JobState) -> Answer:
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} still running; no rank is waiting")
     if any(busy_at(job, n) for n in blamed) and not all(_is_patience_over(job, n) for n in blamed):
         return unknown(f"{rank_list(blamed)} {verb(blamed, 'is', 'are')} busy; no rank is waiting")
+    unread = _unread(job, blamed)
+    if unread:
+        if not all(_is_patience_over(job, n) for n in blamed):
+            return unknown(_unread_words(unread))
+        return _stuck(job, blamed, Confidence.LOW)
     sure = all(is_surely_left(job.rank(n).causes) for n in blamed)
     return _stuck(job, blamed, Confidence.LOW if not job.sees_all else Confidence.HIGH if sure else Confidence.MEDIUM)
+
+
+def _unread(job: JobState, blamed: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the ranks of which torch did not say what they wait for on their devices: they may wait for each other."""
+    return tuple(n for n in blamed if job.rank(n).device_unread)
+
+
+def _unread_words(unread: tuple[int, ...]) -> str:
+    return f"torch did not say what {rank_list(unread)} {verb(unread, 'has', 'have')} pending on the device"
 
 
 def _wait_outside(job: JobState, blamed: tuple[int, ...]) -> bool:
@@ -139,6 +153,7 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
     one_line = len({(p.file, p.line) for p in where}) == 1 or len(blamed) == 1
     at = f" {place_words(first)}" if one_line else ""
     waiters = say.waiters_words(job, blamed)
+    unread = _unread(job, blamed)
     left = left_behind_words(job.rank(blamed[0]).causes) if one_line else ""
     before = f"raised {error.type} {place_words(raised_at)} and " if error is not None else ""
     summary = f"{say.who(job, blamed)} {before}{_doing_words(job, blamed, at)}{left}"
@@ -157,7 +172,7 @@ def _stuck(job: JobState, blamed: tuple[int, ...], confidence: Confidence) -> An
         if waiters
         else summary
         if left
-        else f"{summary}; no rank is waiting for another",
+        else f"{summary}; {_unread_words(unread) if unread else 'no rank is waiting for another'}",
         evidence=(*sentences(clues), *seen),
         fix=fix_of((clue for found in clues.values() for clue in found), _stuck_fix(job, blamed[0], first)),
     )
