@@ -48,8 +48,8 @@ def has_errors(judgment: Judgment) -> bool:
     return any(finding.severity is Severity.ERROR for finding in judgment.findings)
 
 
-def _still(progress: list[NodeProgress]) -> int:
-    return sum(node.still for node in progress)
+def _stood(progress: list[NodeProgress]) -> int:
+    return sum(node.stood for node in progress)
 
 
 class Examining:
@@ -74,7 +74,7 @@ class Examining:
         self._quiet_s = QUIET_S
         self._shown_ns = 0
         """When a report was last shown or confirmed, or 0 if none holds."""
-        self._still_then = 0
+        self._stood_then = 0
         """How many ranks made no progress at that time."""
         self._patience_s = 1.0
         self._began_ns = 0
@@ -165,7 +165,7 @@ class Examining:
     def stand_by(self) -> None:
         """Delay the next check, because the result has been shown and the job continues."""
         self._shown_ns = time.monotonic_ns()
-        self._still_then = _still(self._progress_of_all())
+        self._stood_then = _stood(self._progress_of_all())
         self._quiet_until_ns = self._shown_ns + int(self._quiet_s * 1e9)
         self._quiet_s = min(self._quiet_s * 2, max(QUIET_S, self._hang_timeout_s))
 
@@ -177,7 +177,7 @@ class Examining:
 
     def have_moved(self) -> bool:
         """Return whether a rank without progress at the last report has moved since."""
-        return bool(self._shown_ns) and _still(self._progress_of_all()) < self._still_then
+        return bool(self._shown_ns) and _stood(self._progress_of_all()) < self._stood_then
 
     def _examine_with_all(self, nodes: FirstNode) -> Examined | None:
         if self._is_asking:
@@ -227,8 +227,10 @@ class Examining:
         return [self._watch.own_progress(), *others]
 
     def _is_over(self, progress: list[NodeProgress]) -> bool:
-        """Return whether a report was shown, but the ranks no longer look as if they hang."""
-        return bool(self._shown_ns) and suspicion_of(progress, self._hang_timeout_s) is Suspicion.NONE
+        """Return whether a report was shown, but the ranks no longer look as if they hang, and one has moved."""
+        if not self._shown_ns or suspicion_of(progress, self._hang_timeout_s) is not Suspicion.NONE:
+            return False
+        return not self._stood_then or _stood(progress) < self._stood_then
 
     def _is_time(self, progress: list[NodeProgress]) -> bool:
         """Return whether to take evidence now: soon on strong suspicion, with growing pauses on weak suspicion."""
@@ -245,7 +247,7 @@ class Examining:
             return False
         ended = [node.ended_s for node in progress if node.ended_s is not None]
         has_ended = bool(ended) and min(ended) < (now_ns - self._shown_ns) / 1e9
-        return has_ended or _still(progress) < self._still_then
+        return has_ended or _stood(progress) < self._stood_then
 
     def _take(self) -> None:
         """Take evidence of this node. With other nodes, copy its rings, because a check there may unblock the job."""

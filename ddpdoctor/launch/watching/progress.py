@@ -39,6 +39,8 @@ class Followed:
     last_progress_ns: int = 0
     """Time that it waited for a core is added: a process that gets no core does not stand still by itself."""
     last_new_ns: int = 0
+    advanced_ns: int = 0
+    """Time of the last progress itself."""
     cpu_since: tuple[int, int] = (0, 0)
     """Time and CPU ticks at the last progress."""
     heartbeat_changed_ns: int = 0
@@ -74,7 +76,7 @@ def open_rings(folder: Path, known: dict[int, Followed], now_ns: int) -> None:
         except (OSError, ValueError):
             continue
         known[pid] = Followed(
-            pid=pid, ticks=ticks, role=role, ring=ring, last_progress_ns=now_ns, last_new_ns=now_ns,
+            pid=pid, ticks=ticks, role=role, ring=ring, last_progress_ns=now_ns, last_new_ns=now_ns, advanced_ns=now_ns,
             heartbeat_changed_ns=now_ns,
         )  # fmt: skip
 
@@ -94,11 +96,11 @@ def follow(process: Followed, now_ns: int, interval_s: float, hang_timeout_s: fl
     has_new_child = bool(below - process.children)
     process.children = below
     if _has_advanced(process, old, cells, interval_s):
-        process.last_progress_ns = process.last_new_ns = now_ns
+        process.last_progress_ns = process.last_new_ns = process.advanced_ns = now_ns
         return
     patient = now_ns - process.last_new_ns < FAMILIAR_PATIENCE * hang_timeout_s * 1e9
     if patient and (has_new_child or cells["function_changes"] != old["function_changes"]):
-        process.last_progress_ns = now_ns
+        process.last_progress_ns = process.advanced_ns = now_ns
 
 
 def discount_starving(process: Followed, now_ns: int, below: frozenset[int], folder: Path = Path("/proc")) -> None:

@@ -44,7 +44,9 @@ class NodeProgress:
     nccl_still_s: float | None = None
     """The longest time that a live NCCL rank has made no progress, wherever it is, or None if there is no such rank."""
     still: int = 0
-    """The number of live ranks without progress for the hang timeout."""
+    """The number of live ranks without progress for the hang timeout. Time without a core does not count."""
+    stood: int = 0
+    """The same with that time: a rank that now gets no core, and stood still before, has not moved by that."""
     idle: bool = False
     """One of those is in no call that needs others."""
     ended_s: float | None = None
@@ -76,6 +78,7 @@ def read_progress(
         stuck_s=max(((now_ns - max(r.waits_since_ns, r.last_progress_ns)) / 1e9 for r in waiting), default=0.0),
         nccl_still_s=max(((now_ns - r.last_progress_ns) / 1e9 for r in alive if r.uses_nccl), default=None),
         still=len(still),
+        stood=sum(now_ns - rank.advanced_ns > limit_s * 1e9 for rank in alive),
         idle=any(not rank.waits_since_ns for rank in still),
         ended_s=(now_ns - max(ended)) / 1e9 if ended and not is_stopping else None,
         lives_on=any(end and now_ns - end > limit_s * 1e9 for end in ends),

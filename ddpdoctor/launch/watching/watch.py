@@ -100,7 +100,7 @@ class JobWatch:
         for process in alive:
             recorded = [self.followed[c.pid] for c in self.below.get(process.pid, ()) if c.pid in self.followed]
             if any(child.last_progress_ns == now_ns and child.role == ring_layout.ROLE_CHILD for child in recorded):
-                process.last_progress_ns = now_ns
+                process.last_progress_ns = process.advanced_ns = now_ns
         self._sweep()
         self._follow_launcher(processes, now_ns, interval_s)
         self._follow_strangers(processes)

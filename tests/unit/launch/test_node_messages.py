@@ -9,7 +9,7 @@ from ddpdoctor.launch.watching.suspicion import NodeProgress
 LARGE = Pulse(
     progress=NodeProgress(
         alive=99_999, starting=True, never=True, begun=True, waits_s=1234567.8, stuck_s=1234567.8, still=99_999,
-        idle=True, ended_s=1234567.8, lives_on=True,
+        stood=99_999, idle=True, ended_s=1234567.8, lives_on=True,
     ),
     answered=LAST, moved=True, heard=LAST, status=-9, ranks=(199_000, 199_999),
 )  # fmt: skip
@@ -43,16 +43,16 @@ def test_a_beat_that_says_anything_else_is_no_pulse(said):
 )
 def test_only_ranks_that_a_node_can_have_are_made_from_the_first_and_the_last(said, ranks):
     """60 bytes can ask for any number of them."""
-    pulse = read_pulse(b"[[2,0,0,1,null,0.0,null,0,0,null,0],0,0,0,null,%s]" % said.encode())
+    pulse = read_pulse(b"[[2,0,0,1,null,0.0,null,0,0,0,null,0],0,0,0,null,%s]" % said.encode())
     assert (pulse.progress.alive, pulse.all_ranks) == (2, ranks)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 30])
-@pytest.mark.parametrize("place", range(13))
+@pytest.mark.parametrize("place", range(14))
 def test_a_number_that_is_none_makes_no_pulse(number, place):
-    values = ["2", "0", "0", "1", "null", "0.0", "null", "0", "0", "null", "0", "0", "0"]
+    values = ["2", "0", "0", "1", "null", "0.0", "null", "0", "0", "0", "null", "0", "0", "0"]
     said = ",".join([*values[:place], number, *values[place + 1 :]])
-    progress, rest = said.split(",")[:11], said.split(",")[11:]
+    progress, rest = said.split(",")[:12], said.split(",")[12:]
     assert read_pulse(f"[[{','.join(progress)}],{','.join(rest)},0,null,null]".encode()) is None
 
 

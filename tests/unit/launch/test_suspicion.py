@@ -1,10 +1,26 @@
 """When evidence is taken: by how far the ranks of all nodes have come together."""
 
+import mmap
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from ddpdoctor.launch.watching.suspicion import EARLY_EXIT_WAIT_S, NodeProgress, Suspicion, suspicion_of
+from ddpdoctor.launch.watching.examining import Examining
+from ddpdoctor.launch.watching.progress import Followed, discount_starving
+from ddpdoctor.launch.watching.suspicion import (
+    EARLY_EXIT_WAIT_S,
+    NodeProgress,
+    Suspicion,
+    read_progress,
+    suspicion_of,
+)
+from ddpdoctor.model.findings import Judgment
+from ddpdoctor.recorder.storage import ring_layout
+
+if TYPE_CHECKING:
+    from ddpdoctor.launch.watching.watch import JobWatch
 
 LIMIT_S = 10.0
 LONG, SHORT = LIMIT_S + 1, LIMIT_S - 1
@@ -46,3 +62,50 @@ CASES = {
 def test_suspicion(case):
     progress, expected = CASES[case]
     assert suspicion_of(progress, LIMIT_S) is expected
+
+
+class Watched:
+    """Two ranks, of which one sleeps. The kernel books how long a thread waited for a core when it gets one."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.proc = tmp_path
+        self.ranks = [
+            Followed(pid=pid, ticks=1, role=ring_layout.ROLE_RANK, ring=mmap.mmap(-1, 1), cells={"initialized": 1})
+            for pid in (900_001, 900_002)
+        ]
+        self.ranks[0].cells["wait_since_ns"] = 1
+        self.now_s = self.starved_s = 0
+
+    def readable(self) -> Path:
+        return self.proc
+
+    def pass_second(self, *, booked_s: int = 0) -> None:
+        self.now_s += 1
+        self.starved_s += booked_s
+        for rank in self.ranks:
+            folder = self.proc / str(rank.pid) / "task" / str(rank.pid)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "schedstat").write_text(f"5 {self.starved_s * 10**9} 7\n")
+            discount_starving(rank, self.now_s * 10**9, frozenset(), self.proc)
+
+    def own_progress(self) -> NodeProgress:
+        return read_progress(self.ranks, self.now_s * 10**9, LIMIT_S, None, is_stopping=False)
+
+
+@pytest.mark.parametrize("how", ["it gets a core", "it moves"])
+def test_a_report_is_withdrawn_when_a_rank_moves_and_not_when_it_gets_a_core(tmp_path: Path, how: str) -> None:
+    moves = how == "it moves"
+    watch = Watched(tmp_path)
+    nothing = Judgment(findings=(), checks=(), certain=False)
+    examining = Examining(cast("JobWatch", watch), lambda *_: nothing, LIMIT_S, "report", "")
+    for _ in range(20):
+        watch.pass_second()
+    assert suspicion_of([watch.own_progress()], LIMIT_S) is Suspicion.STRONG
+    examining.stand_by()
+    watch.pass_second(booked_s=15)
+    if moves:
+        for rank in watch.ranks:
+            rank.last_progress_ns = rank.advanced_ns = watch.now_s * 10**9
+    assert suspicion_of([watch.own_progress()], LIMIT_S) is Suspicion.NONE
+    assert (examining.examine() is not None) is moves
+    assert examining.have_moved() is moves
