@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ddpdoctor.model.rank_words import rank_list
-from tests.gpu.catalog import JOBS
+from tests.gpu.catalog import HANG, JOBS, OFF, wrapped
 from tests.gpu.running import Done, Runner
 from tests.standin import environment
 
@@ -19,6 +19,14 @@ LIMIT_S = 200.0
 TORCH = os.environ.get("STANDIN_TORCH") or environment.TORCH
 NOT_YET = {"watchdog_desync"}
 """Jobs of which ddpdoctor says something wrong. A test that passes all the same fails: take its job out of here."""
+_OWN = (
+    *(
+        wrapped(f"lost_{code}", "faults", *HANG, *OFF, env={"FAULT": "none", "FAKECUDA_FAIL": f"1:{code}:12"})
+        for code in ("214", "719")
+    ),
+    wrapped("spins", "sleeper", *HANG, *OFF, env={"SEEDED": "1", "FAKECUDA_SPIN": "1"}),
+)
+KNOWN = JOBS | {job.name: job for job in _OWN}
 NOT_MADE = pytest.StashKey[environment.NotMadeError]()
 
 
@@ -66,7 +74,7 @@ def ran(
     def one(name: str) -> Done:
         if name not in known:
             runner = Runner(
-                [JOBS[name]], tmp_path_factory.mktemp("jobs"), width=1, limit_s=LIMIT_S, ended=lambda _done: None,
+                [KNOWN[name]], tmp_path_factory.mktemp("jobs"), width=1, limit_s=LIMIT_S, ended=lambda _done: None,
                 dry=False, python=python, hang_s=HANG_TIMEOUT_S,
             )  # fmt: skip
             known[name] = runner(name)
