@@ -303,6 +303,14 @@ FAILED = {
         ),
         ("crash", [0], [7]),
     ),
+    "stuck: NCCL's watchdog had given up the call before, and the next one raised": (
+        (failed_in(0, "all_reduce", 7, message="NCCL communicator was aborted on rank 0."), in_user(1), in_call(2)),
+        ("stuck", [1], [12]),
+    ),
+    "crash: NCCL's watchdog gave up the call because a rank had failed": (
+        (failed_in(0, "all_reduce", 7, message="NCCL communicator was aborted on rank 0."), crashed(1), in_call(2)),
+        ("crash", [1], [7]),
+    ),
     "stuck: a watchdog of the script ended who waited": (
         (own_limit(0, open_calls=(call(seq=7),)), in_user(1), in_call(2)),
         ("stuck", [1], [12]),

@@ -42,8 +42,11 @@ _OF_CHILDREN = frozenset(
 )
 """Exceptions by which a parent learns that its child has ended."""
 _TIMED_OUT = re.compile(
-    r"time[d\-_ ]*out|failed to pass monitoredbarrier in|wait.{0,20}timeout|DEADLINE_EXCEEDED", re.IGNORECASE
+    r"time[d\-_ ]*out|failed to pass monitoredbarrier in|wait.{0,20}timeout|DEADLINE_EXCEEDED|"
+    r"NCCL communicator was aborted",
+    re.IGNORECASE,
 )
+"""The last is what a call raises after NCCL's watchdog has given up an earlier one, and before it ends the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
