@@ -10,21 +10,23 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ddpdoctor.model.rank_words import rank_list
-from tests.gpu.catalog import HANG, JOBS, OFF, wrapped
+from tests.gpu.catalog import HANG, HEALTHY, JOBS, OFF, verb, wrapped
 from tests.gpu.running import Done, Runner
 from tests.standin import environment
 
 HANG_TIMEOUT_S = 6
 LIMIT_S = 200.0
 TORCH = os.environ.get("STANDIN_TORCH") or environment.TORCH
-NOT_YET: frozenset[str] = frozenset()
-"""Jobs of which ddpdoctor says something wrong. A test that passes all the same fails: take its job out of here."""
+_TWO_GPUS = {"FAKECUDA_DEVICES": "2", "OWN_GPUS": "1"}
 _OWN = (
     *(
         wrapped(f"lost_{code}", "faults", *HANG, *OFF, env={"FAULT": "none", "FAKECUDA_FAIL": f"1:{code}:12"})
         for code in ("214", "719")
     ),
     wrapped("spins", "sleeper", *HANG, *OFF, env={"SEEDED": "1", "FAKECUDA_SPIN": "1"}),
+    wrapped("two_gpus_sleeper", "sleeper", *HANG, *OFF, env={"SEEDED": "1", **_TWO_GPUS}),
+    wrapped("two_gpus_trains", "trains", *HEALTHY, *OFF, env=_TWO_GPUS),
+    verb("check_env_nvml", "check-env", env=_TWO_GPUS),
 )
 KNOWN = JOBS | {job.name: job for job in _OWN}
 NOT_MADE = pytest.StashKey[environment.NotMadeError]()
@@ -34,9 +36,6 @@ NOT_MADE = pytest.StashKey[environment.NotMadeError]()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Make the stand-in if a test that was selected needs it; skip them where this machine cannot have it."""
     own = [item for item in items if item.get_closest_marker("standin") is not None]
-    for item in own:
-        if NOT_YET.intersection(item.get_closest_marker("gpu_job").args):
-            item.add_marker(pytest.mark.xfail(reason="not yet right"))
     try:
         if own:
             environment.make(TORCH)

@@ -1,8 +1,9 @@
-"""What no real device does when it is asked to: it fails, or it has the host spin, or sleep."""
+"""What a GPU that is lent cannot show: devices that fail when they are asked to, two GPUs, NVML with faults."""
 
 import pytest
 
-from tests.gpu.judging import Ran, assert_blamed, assert_recorded, report_of
+from tests.gpu.judging import Ran, assert_blamed, assert_recorded, assert_silent, outcomes, report_of
+from tests.nvml_driver import compile_driver
 
 pytestmark = pytest.mark.standin
 LOST = {"214": "uncorrectable ECC error", "719": "unspecified launch failure"}
@@ -23,3 +24,29 @@ def test_lost(ran: Ran, code: str) -> None:
 def test_a_host_that_spins(ran: Ran) -> None:
     """Rank 0 waits for its device on a core of its own, as CUDA has it do: it is no rank that computes."""
     assert_blamed(ran("spins"), "stuck", [1], "sleeper")
+
+
+@pytest.mark.full
+@pytest.mark.gpu_job("two_gpus_sleeper")
+def test_a_gpu_for_each_rank(ran: Ran) -> None:
+    """As most jobs have it."""
+    assert_blamed(ran("two_gpus_sleeper"), "stuck", [1], "sleeper")
+
+
+@pytest.mark.full
+@pytest.mark.gpu_job("two_gpus_trains")
+def test_a_gpu_for_each_rank_healthy(ran: Ran) -> None:
+    """Replicas on two devices are equal."""
+    report = assert_silent(ran("two_gpus_trains"))
+    assert outcomes(report)["param-drift"] == "passed"
+
+
+@pytest.mark.full
+@pytest.mark.gpu_job("check_env_nvml")
+def test_nvml(ran: Ran, tmp_path, monkeypatch) -> None:
+    """check-env asks both torch's CUDA build and the driver, which agree on two GPUs; GPU 1 has faults."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(compile_driver(tmp_path)))
+    report = report_of(ran("check_env_nvml"))
+    found = outcomes(report)
+    assert "crashed" not in found.values()
+    assert (found["gpu-count"], found["ecc-unc"]) == ("passed", "failed"), found
