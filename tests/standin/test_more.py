@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.gpu.test_allreduce_bench import test_bench_kill, test_bench_stop, test_bench_two
 from tests.gpu.test_cost import test_overhead
 from tests.gpu.test_hangs import (
     test_ddp_sleeper,
