@@ -244,6 +244,12 @@ def aborted(number, *calls, after_s=LIMIT_S, outside=True, **more):
     return killed(number, "SIGABRT", fatal_outside=outside, ended_ns=NOW, **{**common, **more})
 
 
+def three_calls(began_ns):
+    """The calls 7 to 9 of a rank, of which the first began at a time."""
+    times = [{"started_ns": began_ns + n * S, "ended_ns": began_ns + n * S + 1} for n in range(3)]
+    return tuple(call("all_reduce", 7 + n, index=7 + n, open_=False, **more) for n, more in enumerate(times))
+
+
 ABORTS = {
     "one rank was missed": ([aborted(0, pending()), asleep(1), aborted(2, pending())], "stuck", (1,)),
     "one rank was missed, and has gone with the job": (
@@ -258,6 +264,16 @@ ABORTS = {
         [aborted(0, pending()), aborted(2, pending()),
          aborted(1, pending("broadcast", peer=0), recent_calls=made(*["all_reduce"] * 6, "broadcast"))],
         "mismatch", (1,),
+    ),
+    "one came after the limit, and waits in a later one": (
+        [aborted(0, pending(), after_s=700), aborted(2, pending(), after_s=700),
+         on_device(1, pending(seq=9, started_ns=NOW - 58 * S), recent=(*SIX, *three_calls(NOW - 60 * S)))],
+        "stuck", (1,),
+    ),
+    "one came before the limit, and waits in a later one": (
+        [aborted(0, pending(), after_s=700), aborted(2, pending(), after_s=700),
+         on_device(1, pending(seq=9, started_ns=NOW - 108 * S), recent=(*SIX, *three_calls(NOW - 110 * S)))],
+        "transport", (0, 1, 2),
     ),
     "all waited in one collective": ([aborted(n, pending()) for n in range(3)], "transport", (0, 1, 2)),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from .nodes import are_all_reported, lost_nodes, without_stale
 from .places import is_file, own_error
 from .states import NATIVE_PHASES, OVER, Activity, RankState, final_error, settle, states_of
 from .waits import Waits, find_waits
-from .watchdog import without_pulled_down
+from .watchdog import came_late, without_pulled_down
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -309,6 +309,8 @@ def _cause(job: JobState) -> Cause:
         return Cause.NODE_LOST if _follows_from_loss(job) else Cause.MODEL
     if job.early and conflict is None:
         return Cause.EARLY_EXIT
+    if root is not None and root.by_watchdog and conflict is None and came_late(s.rank for s in job.states.values()):
+        return Cause.HANG
     alone = root is not None and root.call is None and not root.by_own_limit
     if root is not None and alone and not (conflict is not None and _out_of_torch(root)):
         return Cause.FAILURE

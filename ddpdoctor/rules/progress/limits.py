@@ -12,7 +12,7 @@ from . import evidence as say
 from .groups import native_group, own_state
 from .places import places
 from .states import NATIVE_PHASES, Activity
-from .watchdog import NEARLY
+from .watchdog import NEARLY, came_late
 from .words import call_words, line_of, place_words
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ def find_late(job: JobState) -> tuple[int, ...]:
         if position is not None and given_up_ns is not None:
             gave_up[position] = min(given_up_ns, gave_up.get(position, given_up_ns))
     calls = ((n, job.states[n].call, gave_up.get(position)) for n, position in job.positions.items())
-    return tuple(sorted(n for n, call, since in calls if call is not None and since and call.started_ns >= since))
+    found = {n for n, call, since in calls if call is not None and since and call.started_ns >= since}
+    return tuple(sorted(found | came_late(state.rank for state in job.states.values()).keys()))
 
 
 def _gave_up_ns(failure: Failure, limit_s: float | None) -> int | None:
@@ -134,17 +135,19 @@ def lines_before(job: JobState, number: int) -> tuple[Frame, ...]:
 
 def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
     """Return the finding: where the late ranks were meanwhile, and how long the others had waited."""
-    frames = {n: lines_before(job, n) or (say.line_at(job.states[n]),) for n in late}
-    where = tuple(place for n in late for place in places(n, frames[n]))
     waiters = [failure for failure in job.failures if failure.rank.rank not in late]
-    first = waiters[0]
-    limit_s = limits_of(job).get(first.rank.rank)
+    on_device = came_late(state.rank for state in job.states.values())
+    first = waiters[0].rank.rank
+    waited = on_device[late[0]][2] if late[0] in on_device else waiters[0].call
+    limit_s = limits_of(job).get(first)
     gone = f"after {long_words(limit_s)}" if limit_s is not None else "after torch's own timeout"
     who = rank_list(failure.rank.rank for failure in waiters)
     known = lines_before(job, late[0])
     was = f"; before that it was {place_words(known[0])}" if known and len(late) == 1 else ""
-    op = first.call.op if first.call is not None else "the call"
-    calls = [(n, job.states[n].call) for n in late]
+    op = waited.op if waited is not None else "the call"
+    calls = [(n, on_device[n][0] if n in on_device else job.states[n].call) for n in late]
+    sites = {n: call.site if n in on_device and call is not None else say.line_at(job.states[n]) for n, call in calls}
+    where = tuple(place for n in late for place in places(n, lines_before(job, n) or (sites[n],)))
     return Problem(
         confidence=Confidence.HIGH if known else Confidence.MEDIUM,
         ranks=late,
@@ -155,9 +158,9 @@ def late_problem(job: JobState, late: tuple[int, ...]) -> Problem:
         evidence=(
             *(
                 f"rank {n} called {call_words(call)} ({line_of(call.site)}) "
-                f"{(call.started_ns - first.call.started_ns) / 1e9:.1f} s after rank {first.rank.rank}"
+                f"{(call.started_ns - waited.started_ns) / 1e9:.1f} s after rank {first}"
                 for n, call in calls
-                if call is not None and first.call is not None
+                if call is not None and waited is not None
             ),
             *limit_words(job),
             *say.cascade_words(job.failures, late),

@@ -53,6 +53,30 @@ def without_pulled_down(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
     )
 
 
+def came_late(ranks: Iterable[Rank]) -> dict[int, tuple[Call, Rank, Call]]:
+    """Return the ranks that made a collective after another one had waited there until torch's limit.
+
+    The watchdog ends the other one a minute later. Until then the late rank completes that collective with it, and may
+    go on to wait in a later one, where it seems to be the waiter. Each comes with its call, that other rank and its
+    call.
+    """
+    ranks = tuple(ranks)
+    found: dict[int, tuple[Call, Rank, Call]] = {}
+    for waiter in ranks:
+        pending = _on_device(waiter) if _is_outside(waiter) else ()
+        for call in pending:
+            limit_s = _limit_s(waiter, call)
+            if call.seq is None or limit_s is None or not waited_its_limit(waiter, call):
+                continue
+            since_ns = call.started_ns + limit_s * 1e9
+            for rank in ranks:
+                calls = (*rank.open_calls, *reversed(pack_calls(rank.recent_calls)))
+                own = next((one for one in calls if (one.group, one.seq) == (call.group, call.seq)), None)
+                if rank is not waiter and own is not None and own.started_ns > since_ns:
+                    found.setdefault(rank.rank, (own, waiter, call))
+    return found
+
+
 def _is_outside(rank: Rank) -> bool:
     aborted = rank.life is Life.SIGNALED and rank.signal == "SIGABRT" and not rank.after_stop
     return aborted and rank.fatal_outside
