@@ -7,7 +7,7 @@ from tests.gpu.judging import Ran, assert_blamed, assert_recorded, assert_silent
 
 FAULTS = {
     "crash": ("crash", [1]), "memory": ("crash", [1]), "call": ("mismatch", [1]), "size": ("mismatch", [1]),
-    "duplicate": ("crash", [0, 1]),
+    "alone": ("mismatch", [1]), "fork": ("mismatch", [0, 1]), "duplicate": ("crash", [0, 1]),
 }  # fmt: skip
 
 
@@ -16,7 +16,9 @@ FAULTS = {
     [pytest.param(fault, level, marks=pytest.mark.gpu_job(f"{fault}_{level}")) for fault in FAULTS for level in LEVELS],
 )
 def test_fault(ran: Ran, fault: str, level: str) -> None:
-    """An exception; memory that no GPU has; another collective, or another size; one GPU for two ranks."""
+    """An exception; memory that no GPU has; another collective, one too many, one of each rank's own branch; another
+    size; one GPU for two ranks.
+    """
     kind, ranks = FAULTS[fault]
     done = ran(f"{fault}_{level}")
     verdict = assert_blamed(done, kind, ranks, "faults", fault)

@@ -26,6 +26,13 @@ def main():
             torch.empty(2**46, dtype=torch.uint8, device=DEVICE)  # FAULT memory
         if at_fault and FAULT == "killed":
             os.kill(os.getpid(), signal.SIGKILL)  # FAULT killed
+        if FAULT == "fork" and step == 10:
+            if rank == 0:
+                dist.all_reduce(value)  # FAULT fork
+            else:
+                dist.broadcast(value, 0)  # FAULT fork
+        if at_fault and FAULT == "alone":  # FAULT alone
+            dist.broadcast(value, 1)  # FAULT alone
         if at_fault and FAULT == "call":  # FAULT call
             dist.broadcast(value, 0)  # FAULT call
         elif at_fault and FAULT == "size":  # FAULT size
