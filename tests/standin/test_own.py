@@ -27,6 +27,13 @@ def test_a_host_that_spins(ran: Ran) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.gpu_job("limit_cleanup")
+def test_an_abort_that_leaves_the_rank_alive(ran: Ran) -> None:
+    """At the group's limit torch aborts the communicator of rank 0 and lets it go on, into an error."""
+    assert_blamed(ran("limit_cleanup"), "stuck", [1], "watchdog")
+
+
+@pytest.mark.full
 @pytest.mark.gpu_job("two_gpus_sleeper")
 def test_a_gpu_for_each_rank(ran: Ran) -> None:
     """As most jobs have it."""
