@@ -19,7 +19,8 @@ HEAD = """## NCCL
 
 torch's CUDA builds, with their own ProcessGroupNCCL, run these jobs on a stand-in for CUDA and NCCL
 (`python -m tests.matrix --nccl`): torch's watchdog, flight recorder, reducer and aborts are real, NCCL's kernels and
-networks are not. Most jobs have two ranks. "OFF" and "DETAIL" are the values of `TORCH_DISTRIBUTED_DEBUG`.
+networks are not. Most jobs have two ranks. "OFF" and "DETAIL" are the values of `TORCH_DISTRIBUTED_DEBUG`; "none"
+is a job without `wrap`.
 """
 
 
@@ -47,7 +48,7 @@ def _read(junit: str) -> Outcomes:
     found: Outcomes = {}
     for test in ET.fromstring(junit).iter("testcase"):
         wrong = [one for kind in ("failure", "error", "skipped") for one in test.findall(kind)]  # expected or not
-        why = " ".join(one.get("message", "").strip().partition("\n")[0][:200] for one in wrong)
+        why = " ".join(one.get("message", "").strip().partition("\n")[0][:80] for one in wrong)
         for said in test.iter("property"):
             found[said.get("name", "")] = {"verdict": said.get("value", ""), "wrong": why}
     return found
@@ -76,7 +77,9 @@ def _cell(outcome: Mapping[str, str] | None) -> str:
 
 def _mode(job: Any) -> str:
     words = job.command
-    return words[words.index("--debug-level") + 1] if "--debug-level" in words else "DETAIL"
+    if "--debug-level" in words:
+        return str(words[words.index("--debug-level") + 1])
+    return "DETAIL" if "wrap" in words else "none"
 
 
 def _title(name: str) -> str:

@@ -18,8 +18,8 @@ HEAD = """<!-- Made by python -m tests.matrix: run it again after a change. -->
 ddpdoctor supports torch 2.6 and later, on Python 3.10 and later. Each combination below was tried by
 `python -m tests.matrix`: `check-env`, ten jobs of two to four ranks on Gloo under `wrap`, and a look at which of the
 recorder's hooks found their place in torch. Where a combination was given fewer than ten jobs, the table says how many.
-Counts of hooks differ where the recorder had fewer hooks at the time. "NCCL" is how many of the jobs in
-[the section on NCCL](#nccl) were right.
+Counts of hooks differ where the recorder had fewer hooks at the time. "NCCL" is how many jobs of
+[the section on NCCL](#nccl) were right, with Python 3.11 and the CUDA build of that version.
 """
 HOOKS_HEAD = """## Hooks
 
