@@ -24,7 +24,7 @@ QUEUED = {**ENTRY, "collective_seq_id": 4, "state": "scheduled", "retired": Fals
 
 @pytest.mark.parametrize(("timing", "rows"), [("1", [["0", 3, "all_reduce", 2.5]]), ("0", None)])
 def test_times_are_noted_where_torch_has_them(timing: str, rows: list[Any] | None) -> None:
-    build = {"version": "2.13.0", "nccl": True, "dumps": {"own": {"entries": [ENTRY, QUEUED]}}}
+    build = {"version": "2.13.0", "nccl": True, "docs": {}, "dumps": {"own": {"entries": [ENTRY, QUEUED]}}}
     program = PROGRAM.rpartition("print(")[0] + NOTE
     env = {**os.environ, "TORCH_NCCL_ENABLE_TIMING": timing}
     done = subprocess.run(
