@@ -72,7 +72,7 @@ class ChildProcess:
     """A Python program of ours that runs in the background."""
 
     def __init__(self, module: Sequence[str], env: Mapping[str, str], *, flags: Sequence[str] = ()) -> None:
-        """Start a module of ours with arguments, and without the variables that load the recorder; raises OSError."""
+        """Start a ddpdoctor module with its arguments, without the variables that load the recorder; raises OSError."""
         self._process = start_program(
             [sys.executable, *safe_flags(), *flags, "-c", _WITH_PARENT, str(os.getpid()), *module],
             {name: value for name, value in env.items() if name not in NOT_FOR_CHILDREN},
@@ -86,7 +86,7 @@ class ChildProcess:
 def start_program(command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Start a program without input, and capture its output; raises OSError.
 
-    ``wait_for_program`` kills it if it does not end in time. If nobody waits so long, it is killed when we end.
+    ``wait_for_program`` kills it at its time limit. If ddpdoctor exits before that, the program is killed at exit.
     """
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env

@@ -57,7 +57,7 @@ class Recorder:
         self.clock: Any = None
         """The ``step_clock.StepClock``; None until the training hooks are loaded."""
         self.in_backward = False
-        """Whether the main thread is in a backward, in which hooks of ours run."""
+        """Whether the main thread is in a backward that runs our hooks."""
         self.late: List[BaseException] = []
         """What came from outside in those hooks. The first of them is raised after the backward, or before the next."""
         self.kept: List[Any] = []
@@ -125,8 +125,8 @@ class Recorder:
     def lost(self, why: str) -> None:
         """Write a file that says why this rank cannot be recorded. If that fails too, give up.
 
-        Children of ranks write none: there may be thousands of them, and nobody reads their files. A process without a
-        run folder has no place for one.
+        Children of ranks write no file: there may be thousands of them, and no reader looks for their files. A process
+        without a run folder writes none either.
         """
         from .storage.files import open_plain
 

@@ -206,7 +206,7 @@ def _outermost(held: FrozenSet[int]) -> List[Tuple[str, Any]]:
 
 
 def _collect_constants(stepper: _Stepper, optimizer: Any) -> None:
-    """Mark what an optimizer's first step finds in its modules. What has another mark later is no constant."""
+    """Mark what an optimizer's first step finds in its modules. Whatever has another mark later is not a constant."""
     held = frozenset(id(tensor) for tensor in tensors.held_by(optimizer))
     for prefix, module in _outermost(held):
         if module not in _looked_at:

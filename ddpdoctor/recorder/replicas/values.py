@@ -22,7 +22,7 @@ MAX_VALUE = 32
 """Characters of a hyperparameter. Our choice: it cuts only two floats of full precision, as in unusual betas."""
 _SCALER_FILE = "grad_scaler.py"
 _LONG = ("unfinished", "untrained", "replaced", "unreduced", "unwritten", "site")
-"""Fields that are left out if there is no space, in this order."""
+"""Fields to leave out when space runs short, the first one first."""
 _NO_SETTINGS = frozenset({"params", "param_names", "initial_lr"})
 
 Values = Dict[str, Any]
