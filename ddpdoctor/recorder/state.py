@@ -331,22 +331,26 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
         """What came out of ``action``, and what interrupted us when we handled that."""
         while True:
             try:
-                while errors:
-                    error = errors[0]
-                    if is_ending():
-                        pass
-                    elif isinstance(error, Exception) and not came_from_outside(error):
-                        here.failed(hook, error)
-                    elif not here.in_backward or _thread.get_ident() != here.main_thread:
-                        _send_again(error)
-                    elif error not in here.late:
-                        here.late.append(error)
-                    del errors[0]
                 while True:
-                    action((yield))
-            except GeneratorExit:
-                return
-            except BaseException as raised:  # noqa: BLE001 - the recorder's wall
+                    try:
+                        while errors:
+                            error = errors[0]
+                            if is_ending():
+                                pass
+                            elif isinstance(error, Exception) and not came_from_outside(error):
+                                here.failed(hook, error)
+                            elif not here.in_backward or _thread.get_ident() != here.main_thread:
+                                _send_again(error)
+                            elif error not in here.late:
+                                here.late.append(error)
+                            del errors[0]
+                        while True:
+                            action((yield))
+                    except GeneratorExit:
+                        return
+                    except BaseException as raised:  # noqa: BLE001 - the recorder's wall
+                        errors += [raised]
+            except BaseException as raised:  # noqa: BLE001 - it came at the jump back to the inner ``try``
                 errors += [raised]
 
     running: Any = run()
