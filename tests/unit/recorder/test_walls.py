@@ -3,10 +3,12 @@
 import _thread
 import ast
 import ctypes
+import dis
 import functools
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +132,50 @@ def test_where_python_would_only_print_it_an_exception_comes_soon_after() -> Non
         with pytest.raises(PreemptedError, match="by a handler"):
             call_and_go_on(turn)
     assert given == [0, 1, 2]
+
+
+def test_a_hook_outlives_an_interruption_anywhere_in_its_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that came out of it would end the generator, and each later backward would fail."""
+    monkeypatch.setattr(state.here, "in_backward", True)
+    for at in range(1, 1000):
+        monkeypatch.setattr(state.here, "late", [])
+        given: list[object] = []
+        interrupted = ours("keep(args[0]); raising()", keep=given.append, raising=lambda: interrupt(handle))
+        seen = _interrupted_at(state.shielded("test", interrupted), at)
+        assert given[-1] == 2
+        assert len(state.here.late) >= 2, at
+        if seen < at:
+            break
+    assert 5 < at < 1000
+
+
+def _interrupted_at(call: Callable[..., None], at: int) -> int:
+    """Call a hook, with an exception at the n-th place of its wall where Python looks for signals, and once more.
+
+    Return how many such places were passed.
+    """
+    wall = cast("Any", call).__self__.gi_code
+    seen = 0
+
+    def trace(frame: Any, event: str, _argument: object) -> Any:
+        nonlocal seen
+        if frame.f_code is not wall:
+            return None
+        frame.f_trace_opcodes = True
+        looks = event == "opcode" and dis.opname[wall.co_code[frame.f_lasti]].startswith(("CALL", "JUMP", "RESUME"))
+        seen += looks
+        if looks and seen == at:
+            raise PreemptedError("by a trace function")
+        return trace
+
+    former = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call(1)
+    finally:
+        sys.settrace(former)
+    call(2)
+    return seen
 
 
 def test_an_interruption_of_our_own_handling_replaces_no_exception() -> None:
