@@ -10,6 +10,7 @@ import sys
 from typing import Any, Callable, Set
 
 from . import hooks
+from .state import sealed, wall
 from .wrappers import wraps
 
 _ENDS = ("capture_end_pre", "capture_end", "reset")
@@ -43,7 +44,7 @@ def _beginning(original: Callable[..., Any]) -> Callable[..., Any]:
             _captured.add(id(self))
             return original(self, *args, **kwargs)
         except BaseException:
-            _captured.discard(id(self))
+            sealed[wall.gi_running][_forget, self]
             raise
 
     return capture_begin
@@ -55,6 +56,10 @@ def _ending(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(self, *args, **kwargs)
         finally:
-            _captured.discard(id(self))
+            sealed[wall.gi_running][_forget, self]
 
     return capture_end
+
+
+def _forget(graph: Any) -> None:
+    _captured.discard(id(graph))

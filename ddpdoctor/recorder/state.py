@@ -58,8 +58,9 @@ class Recorder:
         """The ``step_clock.StepClock``; None until the training hooks are loaded."""
         self.in_backward = False
         """Whether the main thread is in a backward that runs our hooks."""
-        self.late: List[BaseException] = []
-        """What came from outside in those hooks. The first of them is raised after the backward, or before the next."""
+        self.late: Dict[Optional[int], List[BaseException]] = {}
+        """By thread, what came from outside where it could not be let go on: see ``shielded``. What came in a backward
+        is raised after it, or before the next: until then each hook of torch would have to hold it back again."""
         self.kept: List[Any] = []
         """Mapped files that are no longer used. They stay mapped, because unmapping closes their file descriptors. A
         script that closes all files it did not open may by then have the same descriptors for files of its own."""
@@ -144,8 +145,7 @@ class Recorder:
 
     def failed(self, hook: str, error: BaseException) -> None:
         """Swallow a failure of ours, and note the first few. Raise what is not ours again: see ``pass_on``."""
-        if not pass_on(error):
-            return
+        pass_on(error)
         self.failures += 1
         if self.failures > MAX_FAILURES:
             return
@@ -210,39 +210,16 @@ def start_ticks(pid: Any = "self") -> int:
         return 0
 
 
-def pass_on(error: BaseException) -> bool:
+def pass_on(error: BaseException) -> None:
     """Raise an exception again unless our own code raised it, or something that our own code called.
 
     Python runs the script's signal handlers, and raises what another thread sends to this one, between any two
     instructions of the main thread, so also between two of ours. Each ``except`` of the recorder that goes on calls
-    this, also one for a single class: a handler's TimeoutError is an OSError.
-
-    Returns True if it is ours, and False for one that came while we let another one go on, which it would replace. That
-    one is sent once more: see ``_send_again``.
+    this, also one for a single class: a handler's TimeoutError is an OSError. Where a call of the script passes, the
+    ``except`` asks ``sealed`` instead.
     """
-    if isinstance(error, Exception) and not came_from_outside(error):
-        return True
-    if not _interrupts_another(error):
+    if not isinstance(error, Exception) or came_from_outside(error):
         raise error
-    _send_again(error)
-    return False
-
-
-def _interrupts_another(error: BaseException) -> bool:
-    """Return whether an exception came while our wrappers let go another one, which it would replace."""
-    from . import frames
-
-    other = error.__context__
-    if other is None or other.__traceback__ is None:
-        return False
-    catcher, frame = other.__traceback__.tb_frame, sys._getframe()
-    if frames.is_own_file(catcher.f_code.co_filename):
-        return True
-    while frame is not catcher:  # our wrappers may have removed their frames from the traceback
-        if frame.f_back is None:
-            return True
-        frame = frame.f_back
-    return False
 
 
 _WITHOUT_TEXT = (MemoryError, StopIteration, StopAsyncIteration, AssertionError)
@@ -320,7 +297,9 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
     """Return a C function that calls ``action`` with its argument, and out of which no exception comes.
 
     For places in which Python would only print it, or in which torch's C++ would end early because of it. Without us no
-    Python code would run there, and a signal would wait. So what is not ours is raised once more: see ``_send_again``.
+    Python code would run there, and a signal would wait. So what is not ours is raised once more, as soon as code
+    outside of such functions runs. Of several the next is raised when one of these functions is called again.
+    The C function returns what ``action`` returned, or None after an exception.
 
     A function written in Python can be interrupted before its first instruction, where it has no ``try`` yet. A
     generator that is inside of one cannot. It must not be called while it runs.
@@ -329,6 +308,7 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
     def run(is_ending: Callable[[], bool] = sys.is_finalizing) -> Any:
         errors: List[BaseException] = []
         """What came out of ``action``, and what interrupted us when we handled that."""
+        result = None
         while True:
             try:
                 while True:
@@ -339,19 +319,22 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
                                 pass
                             elif isinstance(error, Exception) and not came_from_outside(error):
                                 here.failed(hook, error)
-                            elif not here.in_backward or _thread.get_ident() != here.main_thread:
+                            else:
                                 _send_again(error)
-                            elif error not in here.late:
-                                here.late.append(error)
                             del errors[0]
                         while True:
-                            action((yield))
+                            late = here.late.get(_thread.get_ident()) if here.late else None
+                            if late and not (here.in_backward and _thread.get_ident() == here.main_thread):
+                                sender, key = _sender(late[0])
+                                sender[key]  # Python does not look for signals until the caller has gone on
+                                del late[0]
+                            result = action((yield result))
                     except GeneratorExit:
                         return
                     except BaseException as raised:  # noqa: BLE001 - the recorder's wall
-                        errors += [raised]
+                        errors, result = [*errors, raised], None
             except BaseException as raised:  # noqa: BLE001 - it came at the jump back to the inner ``try``
-                errors += [raised]
+                errors, result = [*errors, raised], None
 
     running: Any = run()
     next(running)
@@ -360,21 +343,29 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def _send_again(error: BaseException) -> None:
-    """Raise an exception once more in this thread, as soon as it runs code outside of ours.
+    """Have an exception raised once more in this thread, when it leaves a shielded function of ours."""
+    late = here.late.setdefault(_thread.get_ident(), [])
+    if all(error is not other for other in late):
+        late.append(error)
 
-    Another thread sends it, because one that this thread sends itself would come at once.
-    """
-    thread = _thread.get_ident()
 
-    def send() -> None:
-        import ctypes
+def _sender(error: BaseException) -> Any:
+    """Return an object and a key: ``object[key]`` makes Python raise ``error`` where it next looks for signals."""
+    import ctypes
+    from functools import partial
 
-        kind = type(error)
+    kind = type(error)
+    known: Dict[Any, BaseException] = {}
+    try:
         # Python makes the exception from a class. This one returns the exception that exists.
-        again = type(kind.__name__, (kind,), {"__new__": lambda *_: error, "__module__": kind.__module__})
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(again))
-
-    _thread.start_new_thread(send, ())
+        again = type(kind.__name__, (kind,), {"__new__": known.get, "__module__": kind.__module__})
+        known[again] = error
+        send = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        by_class = partial(send, ctypes.c_ulong(_thread.get_ident()))
+        return type("Sender", (), {"__getitem__": staticmethod(by_class)})(), ctypes.py_object(again)
+    except Exception as failure:  # noqa: BLE001 - the recorder's wall: a class that cannot be derived from
+        here.failed("raise again", failure)
+        return {None: None}, None
 
 
 def guarded(hook: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -384,8 +375,9 @@ def guarded(hook: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def run(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - the recorder's wall
-                here.failed(hook, error)
+            except Exception as error:
+                if not sealed[wall.gi_running][hook, error]:
+                    raise
                 return None
 
         return run
@@ -394,3 +386,39 @@ def guarded(hook: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 here = Recorder()
+
+
+def _answer(request: Any) -> Any:
+    """Call a function with its arguments; or, for a hook and an error, swallow one that is ours and return whether."""
+    if callable(request[0]):
+        return request[0](*request[1:])
+    if not isinstance(request[1], Exception) or came_from_outside(request[1]):
+        return False
+    here.failed(*request)
+    return True
+
+
+class _Inside:
+    """What an interruption of ``sealed`` itself asks. What comes from outside there is raised once more, later."""
+
+    def __getitem__(self, request: Any) -> Any:
+        answer = _answer(request)
+        if callable(request[0]) or answer:
+            return answer
+        _send_again(request[1])
+        return True
+
+
+_call_sealed: Any = shielded("wall", _answer)
+wall = _call_sealed.__self__
+"""The generator behind ``sealed``. While it runs it cannot be called: ``wall.gi_running`` is the index of what can."""
+sealed: Any = (type("Sealed", (), {"__getitem__": _call_sealed})(), _Inside())
+"""Runs our code while an exception of the script passes through one of our wrappers, or where one may.
+
+If a second exception came in our ``except`` clause, it would replace the first, which the script would never see.
+Python looks for signals at the beginning of a function, after a call and at a jump back, but not after a subscription,
+and ``shielded`` raises what comes in our code once more, later. So a clause that lets an exception go on calls nothing:
+
+    sealed[wall.gi_running][function, argument, ...]    # what the function returns; None if it was interrupted
+    if not sealed[wall.gi_running][hook, error]: raise  # ``here.failed``, save that the clause itself raises
+"""

@@ -10,12 +10,12 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from .. import capture, hooks
 from ..speed import hand_made
-from ..state import guarded, here, pass_on
+from ..state import guarded, here, pass_on, sealed, wall
 from ..storage import ring_layout
 from ..training.step_clock import clock, ended_collective
 from ..wrappers import wraps
 from . import detail, groups, records, works
-from .waiting import end_wait
+from .waiting import broke_off, end_wait
 
 COLLECTIVES = {
     "all_reduce": "tensor",
@@ -239,8 +239,9 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
             call = hook.begin(sys._getframe(1), args, kwargs)
             if call[1]:
                 clock.waiting = True
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
-            here.failed(op, error)
+        except Exception as error:
+            if not sealed[wall.gi_running][op, error]:
+                raise
             # The call is made outside of this clause, so that its own error does not get ours as its context.
         try:
             instead = _other_way(hook, call[3], args, kwargs) if hook.rerouted else None
@@ -248,15 +249,15 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
         except BaseException as error:
             if call[1]:
                 clock.waiting = False  # first of all, because a second signal may end what follows
-            end_wait(call[1], hook.counted)
-            records.failed(call[0], op, error)
+            sealed[wall.gi_running][broke_off, call[1], hook.counted, call[0], op, error]
             raise
         try:
             hook.end(call, result)
-        except BaseException as error:  # noqa: BLE001 - the recorder's wall
-            end_wait(call[1], counts=False)
-            records.ended(call[0])
-            here.failed(op, error)
+        except BaseException as error:
+            sealed[wall.gi_running][end_wait, call[1], False]
+            sealed[wall.gi_running][records.ended, call[0]]
+            if not sealed[wall.gi_running][op, error]:
+                raise
         return result
 
     return recorded

@@ -13,10 +13,10 @@ import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .. import capture, hooks
-from ..state import guarded, here
+from ..state import guarded, here, sealed, wall
 from ..storage import ring_layout
 from . import collectives, groups, records
-from .waiting import begin_wait, end_wait
+from .waiting import begin_wait, broke_off, end_wait
 
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 OPERATORS = {
@@ -169,14 +169,14 @@ def record(original: Callable[..., Any], operator: _Operator, waits: bool) -> Ca
         index, group, begun, began = 0, None, 0, 0
         try:
             index, group, begun = operator.begin(sys._getframe(2), args, kwargs)
-        except Exception as error:  # noqa: BLE001 - the recorder's wall
-            here.failed(operator.op, error)
+        except Exception as error:
+            if not sealed[wall.gi_running][operator.op, error]:
+                raise
         try:
             began = begin_wait() if group is not None else 0
             result = original(*args, **kwargs)
         except BaseException as error:
-            end_wait(began, not operator.p2p)
-            records.failed(index, operator.op, error)
+            sealed[wall.gi_running][broke_off, began, not operator.p2p, index, operator.op, error]
             raise
         end_wait(began, not operator.p2p)
         if waits:
@@ -184,9 +184,10 @@ def record(original: Callable[..., Any], operator: _Operator, waits: bool) -> Ca
             return result
         try:
             operator.end(index, group, begun, result)
-        except BaseException as error:  # noqa: BLE001 - the recorder's wall
-            records.ended(index)
-            here.failed(operator.op, error)
+        except BaseException as error:
+            sealed[wall.gi_running][records.ended, index]
+            if not sealed[wall.gi_running][operator.op, error]:
+                raise
         return result
 
     return recorded
@@ -203,8 +204,7 @@ def record_wait(original: Callable[..., Any], arguments: List[str]) -> Callable[
             began = begin_wait() if call else 0
             result = original(tensor, *args, **kwargs)
         except BaseException as error:
-            end_wait(began, counts=True)
-            records.failed(index, "work_wait", error)
+            sealed[wall.gi_running][broke_off, began, True, index, "work_wait", error]
             raise
         end_wait(began, counts=True)
         if call:

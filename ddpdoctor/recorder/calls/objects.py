@@ -12,7 +12,7 @@ import time
 from typing import Any, Callable
 
 from .. import hooks
-from ..state import guarded, here
+from ..state import guarded, here, sealed, wall
 from ..training.step_clock import clock
 from ..wrappers import hide_own_frames, wraps
 
@@ -36,12 +36,16 @@ def count(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(*args, **kwargs)
         except BaseException as error:
-            hide_own_frames(error)
+            sealed[wall.gi_running][hide_own_frames, error]
             raise
         finally:
-            clock.waits[clock.phase] += _now_ns() - began
+            sealed[wall.gi_running][_add, began]
 
     return counted
+
+
+def _add(began_ns: int) -> None:
+    clock.waits[clock.phase] += _now_ns() - began_ns
 
 
 @guarded("objects")

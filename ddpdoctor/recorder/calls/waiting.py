@@ -5,9 +5,10 @@ from __future__ import annotations
 import _thread
 import time
 
-from ..state import here
+from ..state import here, sealed, wall
 from ..storage import ring_layout
 from ..training.step_clock import clock
+from . import records
 
 _get_ident = _thread.get_ident
 _now_ns = time.monotonic_ns
@@ -26,9 +27,12 @@ def begin_wait() -> int:
         clock.waiting = True
         if not clock.phases and here.ring is not None:
             here.ring.waits(began)
-    except BaseException as error:  # noqa: BLE001 - the recorder's wall
-        end_wait(began, counts=False)
-        here.failed("wait begins", error)
+    except BaseException as error:
+        if began:
+            clock.waiting = False
+        sealed[wall.gi_running][_clear,]
+        if not sealed[wall.gi_running]["wait begins", error]:
+            raise
         return 0
     return began
 
@@ -43,10 +47,10 @@ def end_wait(began_ns: int, counts: bool, ended_ns: int = 0) -> None:
             clock.waits[clock.phase] += (ended_ns or _now_ns()) - began_ns
         if not clock.phases and here.ring is not None:
             here.ring.waits(0)
-    except BaseException as error:  # noqa: BLE001 - the recorder's wall
-        if not clock.phases:
-            _clear()
-        here.failed("wait ends", error)
+    except BaseException as error:
+        sealed[wall.gi_running][_clear,]
+        if not sealed[wall.gi_running]["wait ends", error]:
+            raise
 
 
 def enter_phase() -> bool:
@@ -79,16 +83,19 @@ def _write_wait(since_ns: int) -> None:
     try:
         if not clock.waiting and here.ring is not None:
             here.ring.waits(since_ns)
-    except BaseException as error:  # noqa: BLE001 - the recorder's wall
-        if not clock.waiting:
-            _clear()
-        here.failed("wait", error)
+    except BaseException as error:
+        sealed[wall.gi_running][_clear,]
+        if not sealed[wall.gi_running]["wait", error]:
+            raise
 
 
 def _clear() -> None:
-    """Write that the main thread does not wait."""
-    try:
-        if here.ring is not None:
-            here.ring.waits(0)
-    except Exception as error:  # noqa: BLE001 - the recorder's wall
-        here.failed("wait", error)
+    """Write that the main thread does not wait, unless it does."""
+    if not clock.waiting and not clock.phases and here.ring is not None:
+        here.ring.waits(0)
+
+
+def broke_off(began_ns: int, counts: bool, index: int, op: str, error: BaseException) -> None:
+    """Record that a call has raised, in which the main thread may have waited."""
+    end_wait(began_ns, counts)
+    records.failed(index, op, error)

@@ -9,12 +9,12 @@ import weakref
 from typing import Any, Callable, Dict, Tuple
 
 from .. import capture
-from ..state import here, pass_on
+from ..state import here, pass_on, sealed, wall
 from ..storage import ring_layout
 from ..training.step_clock import clock
 from ..wrappers import wraps
 from . import records
-from .waiting import begin_wait, end_wait
+from .waiting import begin_wait, broke_off, end_wait
 
 MAX_HANDED_OUT = 1024
 """Works that are followed at a time. Our choice: code that never waits for them must not fill memory."""
@@ -84,21 +84,22 @@ def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
                 index, since, call = _begin(self, sys._getframe(1))
                 if since:
                     clock.waiting = True
-            except Exception as error:  # noqa: BLE001 - the recorder's wall
-                here.failed("wait", error)
+            except Exception as error:
+                if not sealed[wall.gi_running]["wait", error]:
+                    raise
         try:
             result = original(self, *args, **kwargs)
         except BaseException as error:
-            end_wait(since, counts=index > 0)
-            records.failed(index, "work_wait", error)
+            sealed[wall.gi_running][broke_off, since, index > 0, index, "work_wait", error]
             raise
         if index or since:
             try:
                 _end(self, index, since, call)
-            except BaseException as error:  # noqa: BLE001 - the recorder's wall
-                end_wait(since, counts=False)
-                records.ended(index)
-                here.failed("wait", error)
+            except BaseException as error:
+                sealed[wall.gi_running][end_wait, since, False]
+                sealed[wall.gi_running][records.ended, index]
+                if not sealed[wall.gi_running]["wait", error]:
+                    raise
         return result
 
     return wait

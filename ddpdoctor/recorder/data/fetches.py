@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable
 
 from .. import hooks
-from ..state import guarded, here
+from ..state import guarded, here, sealed, wall
 from ..wrappers import hide_own_frames, wraps
 
 MODULE = "torch.utils.data._utils.fetch"
@@ -77,7 +77,7 @@ def _timed(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             batch = original(*args, **kwargs)
         except BaseException as error:
-            hide_own_frames(error)
+            sealed[wall.gi_running][hide_own_frames, error]
             raise
         _made(began, _now_ns(), _cpu_ns() - cpu)
         return batch

@@ -17,7 +17,7 @@ from .. import hooks
 from ..capture import is_capturing
 from ..replicas import ddp_models, schedule
 from ..settings import read_settings
-from ..state import check_every, guarded, here, shielded
+from ..state import check_every, guarded, here, sealed, shielded, wall
 from ..wrappers import around, wraps
 from .finite_checks import tensors_in
 from .watch import Backward, GradientWatch
@@ -96,18 +96,20 @@ def _tracking(original: Callable[..., Any]) -> Callable[..., Any]:
         if not _kept.watches:
             return original(*args, **kwargs)
         is_outer = not here.in_backward and _thread.get_ident() == here.main_thread
-        if is_outer and here.late:
-            _raise_first(here.late)
+        late = here.late.get(here.main_thread) if is_outer else None
+        if late:
+            _raise_first(late)
         try:
             here.in_backward = here.in_backward or is_outer
             _enter(args, kwargs, sys._getframe(1))
             result = original(*args, **kwargs)
         finally:
-            if is_outer:
+            sealed[wall.gi_running][_leave,]
+            if is_outer:  # last, so that what came late is not raised in between
                 here.in_backward = False
-            _leave()
-        if is_outer and here.late:
-            _raise_first(here.late)
+        late = here.late.get(here.main_thread) if is_outer else None
+        if late:
+            _raise_first(late)
         return result
 
     return backward
@@ -209,8 +211,9 @@ def _is_compiled() -> bool:
 @guarded("gradients")
 def before_step(optimizer: Any, *unused: Any) -> None:
     """Check whether the step that an optimizer is about to make uses a pending finding."""
-    if here.late and not here.in_backward and _thread.get_ident() == here.main_thread:
-        _raise_first(here.late)
+    late = here.late.get(_thread.get_ident())
+    if late and not here.in_backward:
+        _raise_first(late)
     if not ddp_models.is_recorded() or is_capturing():
         return
     for watch in list(_kept.watches.values()):

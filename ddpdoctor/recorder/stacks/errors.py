@@ -8,7 +8,7 @@ import sys
 import time
 
 from .. import frames, imports
-from ..state import guarded, here
+from ..state import guarded, here, sealed, wall
 from ..wrappers import hide_own_frames, wraps
 from . import error_details
 from .error_details import frames_of, text_of
@@ -213,7 +213,7 @@ def _noting_exit(original: Any, is_hard: bool) -> Any:
         try:
             return original(*args, **kwargs)
         except BaseException as error:
-            hide_own_frames(error)
+            sealed[wall.gi_running][hide_own_frames, error]
             raise
 
     return leave
@@ -334,7 +334,7 @@ def noting_errors(original: Any) -> Any:
         try:
             return original(*args, **kwargs)
         except Exception as error:
-            saw_uncaught(error)
+            sealed[wall.gi_running][saw_uncaught, error]
             raise
 
     return run

@@ -12,7 +12,7 @@ import time
 from collections import deque
 
 from .. import frames
-from ..state import guarded, here
+from ..state import guarded, here, sealed, wall
 from ..wrappers import hide_own_frames, wraps
 from .error_details import frames_of, text_of
 
@@ -198,8 +198,8 @@ def _reading(original: Any) -> Any:
         try:
             result = original(self, *args, **kwargs)
         except BaseException as error:
-            hide_own_frames(error)
-            _mark(self)
+            sealed[wall.gi_running][hide_own_frames, error]
+            sealed[wall.gi_running][_mark, self]
             raise
         if result is not None and isinstance(result, BaseException):
             _mark(self)

@@ -19,7 +19,17 @@ from ..replicas import mesh as mesh_replicas
 from ..replicas import optimizers as made
 from ..speed import garbage, hand_made
 from ..stacks.errors import noting_errors
-from ..state import JOINED_VARIABLE, MASTER_VARIABLE, guarded, here, is_below_trainer, pass_on, store_address
+from ..state import (
+    JOINED_VARIABLE,
+    MASTER_VARIABLE,
+    guarded,
+    here,
+    is_below_trainer,
+    pass_on,
+    sealed,
+    store_address,
+    wall,
+)
 from ..storage import ring_layout
 from ..wrappers import around, hide_own_frames, wraps
 from . import ddp_constructor, reducer, reductions, steps
@@ -60,19 +70,20 @@ def phase(
                     before(*args, **kwargs)
                 number, begun = groups.begun_in(group(*args, **kwargs) if group is not None else None)
                 index = collectives.begin(name(*args) if name is not None else op, number, begun)
-            except Exception as error:  # noqa: BLE001 - the recorder's wall
-                here.failed(op, error)
+            except Exception as error:
+                if not sealed[wall.gi_running][op, error]:
+                    raise
             waiting = False
             try:
                 waiting = enter_phase() if waits else False
                 result = original(*args, **kwargs)
                 records.ended(index)
             except BaseException as error:
-                records.failed(index, op, error)
+                sealed[wall.gi_running][records.failed, index, op, error]
                 raise
             finally:
                 if waiting:
-                    leave_phase()
+                    sealed[wall.gi_running][leave_phase,]
             if note_end is not None:
                 note_end(*args, **kwargs)
             return result
@@ -332,18 +343,19 @@ def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             loading = clock.begin_data()
             try:
                 index = collectives.begin("next_batch", seq=groups.look_up(None)[2])
-            except Exception as error:  # noqa: BLE001 - the recorder's wall
-                here.failed("next_batch", error)
+            except Exception as error:
+                if not sealed[wall.gi_running]["next_batch", error]:
+                    raise
             batch = original(self)
         except StopIteration as end:
-            clock.end_data(loading)
-            hide_own_frames(end)
-            records.ended(index)
-            loaders.exhausted(self)
+            sealed[wall.gi_running][clock.end_data, loading]
+            sealed[wall.gi_running][hide_own_frames, end]
+            sealed[wall.gi_running][records.ended, index]
+            sealed[wall.gi_running][loaders.exhausted, self]
             raise
         except BaseException as error:
-            clock.end_data(loading)
-            records.failed(index, "next_batch", error)
+            sealed[wall.gi_running][clock.end_data, loading]
+            sealed[wall.gi_running][records.failed, index, "next_batch", error]
             raise
         try:
             clock.end_data(loading)
@@ -353,10 +365,11 @@ def _next_batch(original: Callable[..., Any]) -> Callable[..., Any]:
                 ring.set("batches", next(_batches))
                 _note_workers(ring, self)
                 loaders.delivered(self, batch)
-        except BaseException as error:  # noqa: BLE001 - the recorder's wall
+        except BaseException as error:
             clock.loading = False
-            records.ended(index)
-            here.failed("next_batch", error)
+            sealed[wall.gi_running][records.ended, index]
+            if not sealed[wall.gi_running]["next_batch", error]:
+                raise
         return batch
 
     return recorded

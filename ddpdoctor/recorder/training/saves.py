@@ -7,7 +7,7 @@ import time
 from typing import Any, Callable
 
 from .. import hooks
-from ..state import guarded, here
+from ..state import guarded, here, sealed, wall
 from ..wrappers import wraps
 
 
@@ -25,7 +25,7 @@ def _recorded(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             result = original(obj, f, *args, **kwargs)
         finally:
-            _end()
+            sealed[wall.gi_running][_end,]
         _count()
         return result
 

@@ -18,7 +18,7 @@ from .. import hooks
 from ..calls.waiting import begin_wait, end_wait, heal
 from ..replicas import ddp_models
 from ..speed import device_steps
-from ..state import guarded, here
+from ..state import guarded, here, sealed, wall
 from ..storage import ring_layout
 from ..storage.device_columns import OPTIMIZER
 from ..wrappers import around, wraps
@@ -94,10 +94,14 @@ def _waiting(original: Callable[..., Any]) -> Callable[..., Any]:
             began = begin_wait()
             return original(*args, **kwargs)
         finally:
-            end_wait(began, counts=True)
-            clock.inside.buffers += clock.waits[clock.phase] - waited
+            sealed[wall.gi_running][_waited, began, waited]
 
     return wraps(original)(run)
+
+
+def _waited(began_ns: int, waited_ns: int) -> None:
+    end_wait(began_ns, counts=True)
+    clock.inside.buffers += clock.waits[clock.phase] - waited_ns
 
 
 @guarded("steps")
@@ -116,7 +120,7 @@ def _forward(original: Callable[..., Any]) -> Callable[..., Any]:
             _note_input(args, kwargs)
             return original(self, *args, **kwargs)
         finally:
-            _forward_ended(self)
+            sealed[wall.gi_running][_forward_ended, self]
 
     return wraps(original)(forward)
 
@@ -154,7 +158,7 @@ def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
             began = _enter(ring_layout.BACKWARD)
             result = original(*args, **kwargs)
         except BaseException:
-            _enter(ring_layout.BEFORE)
+            sealed[wall.gi_running][_enter, ring_layout.BEFORE]
             raise
         _backward_ended(began)
         return result
