@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 
-from ddpdoctor.recorder import state
+from ddpdoctor.recorder import frames, state
+from ddpdoctor.recorder.calls import collectives, works
 from ddpdoctor.recorder.gradients import local
+from ddpdoctor.recorder.stacks import errors
+from ddpdoctor.recorder.training import patches
 
 
 class PreemptedError(Exception):
@@ -195,6 +199,65 @@ def test_an_interruption_of_our_own_handling_replaces_no_exception() -> None:
         with pytest.raises(ValueError, match="by a method"):
             call_and_go_on()
         assert state.here.failures == before
+
+
+WRAPPERS = {
+    "a collective": lambda original: collectives.wrap("all_reduce", original, tensor=None, p2p=False),
+    "a wait": works.wrap_wait,
+    "the next batch": patches._next_batch,
+    "a phase": patches.phase("new_group", waits=True),
+    "an exit": lambda original: errors._noting_exit(original, is_hard=False),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_an_interruption_anywhere_in_a_wrapper_loses_no_exception(name: str) -> None:
+    """One is raised by the call, and one at the n-th place after it where Python looks for signals."""
+    for at in range(1, 1000):
+        raised: list[Exception] = []
+        seen = _caught(WRAPPERS[name], raised, at)
+        if len(raised) < 2:
+            break
+        assert seen == raised, at
+    assert 3 < at < 1000
+
+
+def _caught(wrap: Callable[..., Any], raised: list[Exception], at: int) -> list[Exception]:
+    """Call a wrapped function that raises, with an interruption, and return what the caller sees."""
+    places = 0
+
+    def fail(*_tensor: object) -> None:
+        raised.append(PreemptedError("by the call"))
+        raise raised[0]
+
+    def trace(frame: Any, event: str, _argument: object) -> Any:
+        nonlocal places
+        if not frames.is_own_file(frame.f_code.co_filename):
+            return None
+        frame.f_trace_opcodes = True
+        code = frame.f_code.co_code
+        looks = event == "opcode" and dis.opname[code[frame.f_lasti]].startswith(("CALL", "JUMP_BACKWARD", "RESUME"))
+        places += looks and bool(raised)
+        if looks and raised and places == at:
+            raised.append(TimeoutError("by a trace function"))
+            raise raised[1]
+        return trace
+
+    caught: list[Exception] = []
+    former = sys.gettrace()
+    try:
+        sys.settrace(trace)
+        try:
+            wrap(fail)(torch.zeros(1))
+        except (PreemptedError, TimeoutError) as error:
+            caught += [error]
+        for _ in range(9):
+            time.sleep(0)
+    except TimeoutError as error:
+        caught += [error]
+    finally:
+        sys.settrace(former)
+    return caught
 
 
 def test_a_script_that_handles_an_exception_is_interrupted_at_once() -> None:
