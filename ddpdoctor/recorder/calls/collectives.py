@@ -15,7 +15,7 @@ from ..storage import ring_layout
 from ..training.step_clock import clock, ended_collective
 from ..wrappers import wraps
 from . import detail, groups, records, works
-from .waiting import broke_off, end_wait
+from .waiting import end_wait
 
 COLLECTIVES = {
     "all_reduce": "tensor",
@@ -249,7 +249,8 @@ def wrap(op: str, original: Callable[..., Any], tensor: Optional[str], p2p: bool
         except BaseException as error:
             if call[1]:
                 clock.waiting = False  # first of all, because a second signal may end what follows
-            sealed[wall.gi_running][broke_off, call[1], hook.counted, call[0], op, error]
+            sealed[wall.gi_running][end_wait, call[1], hook.counted]
+            sealed[wall.gi_running][records.failed, call[0], op, error]
             raise
         try:
             hook.end(call, result)

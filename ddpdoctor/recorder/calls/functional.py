@@ -16,7 +16,7 @@ from .. import capture, hooks
 from ..state import guarded, here, sealed, wall
 from ..storage import ring_layout
 from . import collectives, groups, records
-from .waiting import begin_wait, broke_off, end_wait
+from .waiting import begin_wait, end_wait
 
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 OPERATORS = {
@@ -176,7 +176,8 @@ def record(original: Callable[..., Any], operator: _Operator, waits: bool) -> Ca
             began = begin_wait() if group is not None else 0
             result = original(*args, **kwargs)
         except BaseException as error:
-            sealed[wall.gi_running][broke_off, began, not operator.p2p, index, operator.op, error]
+            sealed[wall.gi_running][end_wait, began, not operator.p2p]
+            sealed[wall.gi_running][records.failed, index, operator.op, error]
             raise
         end_wait(began, not operator.p2p)
         if waits:
@@ -204,7 +205,8 @@ def record_wait(original: Callable[..., Any], arguments: List[str]) -> Callable[
             began = begin_wait() if call else 0
             result = original(tensor, *args, **kwargs)
         except BaseException as error:
-            sealed[wall.gi_running][broke_off, began, True, index, "work_wait", error]
+            sealed[wall.gi_running][end_wait, began, True]
+            sealed[wall.gi_running][records.failed, index, "work_wait", error]
             raise
         end_wait(began, counts=True)
         if call:

@@ -8,7 +8,6 @@ import time
 from ..state import here, sealed, wall
 from ..storage import ring_layout
 from ..training.step_clock import clock
-from . import records
 
 _get_ident = _thread.get_ident
 _now_ns = time.monotonic_ns
@@ -93,9 +92,3 @@ def _clear() -> None:
     """Write that the main thread does not wait, unless it does."""
     if not clock.waiting and not clock.phases and here.ring is not None:
         here.ring.waits(0)
-
-
-def broke_off(began_ns: int, counts: bool, index: int, op: str, error: BaseException) -> None:
-    """Record that a call has raised, in which the main thread may have waited."""
-    end_wait(began_ns, counts)
-    records.failed(index, op, error)

@@ -14,7 +14,7 @@ from ..storage import ring_layout
 from ..training.step_clock import clock
 from ..wrappers import wraps
 from . import records
-from .waiting import begin_wait, broke_off, end_wait
+from .waiting import begin_wait, end_wait
 
 MAX_HANDED_OUT = 1024
 """Works that are followed at a time. Our choice: code that never waits for them must not fill memory."""
@@ -90,7 +90,8 @@ def wrap_wait(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             result = original(self, *args, **kwargs)
         except BaseException as error:
-            sealed[wall.gi_running][broke_off, since, index > 0, index, "work_wait", error]
+            sealed[wall.gi_running][end_wait, since, index > 0]
+            sealed[wall.gi_running][records.failed, index, "work_wait", error]
             raise
         if index or since:
             try:
