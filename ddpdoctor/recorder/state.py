@@ -343,7 +343,7 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def _send_again(error: BaseException) -> None:
-    """Have an exception raised once more in this thread, when it leaves a shielded function of ours."""
+    """Keep an exception. ``shielded`` raises it in this thread after our function has returned."""
     late = here.late.setdefault(_thread.get_ident(), [])
     if all(error is not other for other in late):
         late.append(error)
