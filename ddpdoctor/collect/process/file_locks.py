@@ -68,15 +68,15 @@ def awaited_lock(pid: int, lines: tuple[LockLine, ...]) -> FileLock | None:
 
 
 def locks_of_others(pid: int, family: frozenset[int], lines: tuple[LockLine, ...]) -> tuple[FileLock, ...]:
-    """Return the locks that other processes of ``family`` hold on files whose paths we can find."""
-    found = []
+    """Return the locks that other processes of ``family`` hold on files whose paths we can find, one for each file."""
+    found = {}
     for line in lines:
         if line.waits or line.pid == pid or line.pid not in family:
             continue
         path = _path_of(line, line.pid)
         if path is not None:
-            found.append(FileLock(path=path, kind=line.kind, holder_pid=line.pid, holder=_name(line.pid)))
-    return tuple(found[:MOST_OTHERS])
+            found[path, line.pid] = FileLock(path=path, kind=line.kind, holder_pid=line.pid, holder=_name(line.pid))
+    return tuple(found.values())[:MOST_OTHERS]
 
 
 def _path_of(line: LockLine, pid: int) -> str | None:

@@ -69,8 +69,10 @@ def start(code, *arguments, **more):
 
 def test_the_holder_of_a_lock_and_the_waiter(tmp_path):
     path = tmp_path / "cache.lock"
-    with path.open("w") as held:
+    with (tmp_path / "database").open("w") as database, path.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
+        for byte in range(0, 40, 2):
+            fcntl.lockf(database, fcntl.LOCK_EX, 1, byte)  # as a database does: each has its line, before older ones
         waiter = start("import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX)", str(path))
         try:
             assert wait_for(lambda: awaited_lock(waiter.pid, read_lines()) is not None)
