@@ -375,6 +375,25 @@ def test_a_rank_that_ended_after_a_wrong_call_is_no_early_exit():
     assert [(f.kind, f.ranks) for f in errors] == [("mismatch", (1,))]
 
 
+def test_calls_of_hooks_in_a_backward_that_failed_are_not_taken_for_the_backward():
+    found = scripts(2)
+    for script in found:
+        script.build(10)
+        for step in range(4):
+            script.phase("backward", 14, 0)
+            for site in (11, 11) if (script.number, step) == (1, 2) else (11, 11, 11, 11):
+                script.collective(line(site, "reduce"))
+    gone = ended(1, world=2, recent_calls=tuple(found[1].calls), groups=(group(found[1].begun, 2),))
+    *before, backward, first, second, third, _ = found[0].calls
+    end = {"ended_ns": LONG_AGO + S, "failed": True}
+    error = failed_in(0, "all_reduce", 1, site=11).raised
+    inside = (replace(backward, **end), first, second, replace(third, **end))
+    failed = failed_in(0, "all_reduce", 1, world=2, groups=(group(third.seq, 2),))
+    broken = replace(failed, recent_calls=(*before, *inside), raised=error)
+    errors = [f for f in judge(job(broken, gone, ended=True)).findings if f.severity is Severity.ERROR]
+    assert [(f.kind, f.ranks) for f in errors] == [("early-exit", (1,))]
+
+
 def test_what_history_foretells_has_shares():
     epoch = ["step"] * 10 + ["metric"]
     assert expected_next([*epoch, *["step"] * 10]) == {"metric": 1.0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import compress, zip_longest
+from itertools import compress, islice, takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +13,7 @@ from .groups import TAKES_NO_NUMBER, default_name, native_group, native_seq, own
 from .states import NATIVE_PHASES, Activity, RankState, is_collective_op
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping
 
     from ddpdoctor.model.facts import Call, CallKind
     from ddpdoctor.model.stacks import Frame
@@ -89,7 +89,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
     phase: Event | None = None
     cursor: int | None = None
     events = read_events(state, name, most)
-    for event, following in zip_longest(events, events[1:]):
+    for at, event in enumerate(events):
         if event.kind.op == TAKES_NO_NUMBER and event.ended_ns and not event.kind.failed:
             continue
         # A new_group that has returned was called by all ranks.
@@ -106,7 +106,7 @@ def read_timeline(state: RankState, name: str, most: int) -> GroupCalls:
             phase, count = event, 0
         if cursor is None or event.number > cursor:
             cursor = event.number
-        if event.kind.failed and not _failed_inside(event, following):
+        if event.kind.failed and not _failed_inside(event, islice(events, at + 1, None)):
             break
     if phase is not None and cursor is not None:
         begun = _last_begun(state, name)
@@ -127,10 +127,10 @@ def _add_pending_on_device(entries: dict[int, TimelineEntry], state: RankState, 
             entries.setdefault(call.seq, entry)
 
 
-def _failed_inside(event: Event, following: Event | None) -> bool:
+def _failed_inside(event: Event, later: Iterable[Event]) -> bool:
     """Return whether a phase failed because of a call inside it: a hook or a custom function calls in backward."""
-    native = event.kind.op in NATIVE_PHASES and following is not None and following.kind.failed
-    return native and following is not None and following.started_ns < event.ended_ns
+    inside = takewhile(lambda one: one.started_ns < event.ended_ns, later)
+    return event.kind.op in NATIVE_PHASES and any(one.kind.failed for one in inside)
 
 
 def _first_places(events: list[Event]) -> dict[Hashable, int]:
