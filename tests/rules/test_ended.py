@@ -478,6 +478,13 @@ def test_a_slow_exit_that_the_launcher_cut_short_is_still_a_failure():
     assert [(f.kind, f.ranks) for f in found.findings] == [("crash", (0,))]
 
 
+def test_other_ranks_errors_follow_from_it_only_if_there_are_any():
+    alone, followed = (crashed(n) for n in range(3)), (crashed(0), failed_in(1, "all_reduce", 7), in_backward(2))
+    fixes = [judge(job(*ranks, ended=True)).findings[0].fix for ranks in (alone, followed)]
+    assert [fix.endswith("it caused the errors of the other ranks") for fix in fixes] == [False, True]
+    assert fixes[0].startswith("fix the error in parse")
+
+
 def test_a_rank_that_failed_in_a_call_that_needs_nobody_is_no_victim():
     fetch = phase("next_batch", 50, open_=False, failed=True)
     raised = error("RuntimeError", "worker exited", in_call="next_batch", frames=(line(50), AUTOGRAD))

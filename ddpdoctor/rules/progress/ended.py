@@ -27,6 +27,8 @@ from .turning import AT_THE_END, find_turning, fix_of_turning, turning_words
 from .words import first_line, place_words, verb
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from ddpdoctor.model.facts import Call, Rank
     from ddpdoctor.model.stacks import Frame
 
@@ -183,7 +185,7 @@ def _failed(job: JobState, root: Failure) -> Problem:
             *say.others(job, [*blamed, *(failure.rank.rank for failure in job.failures)]),
             *say.progress_words(job, blamed),
         ),
-        fix=fix_of(clues, _fix(root, next(iter(where), None))),
+        fix=fix_of(clues, _fix(root, next(iter(where), None), {one.rank.rank for one in job.failures} - set(blamed))),
         origin=known.origin if known is not None else None,
     )
 
@@ -284,14 +286,14 @@ def _signal_words(root: Failure) -> list[str]:
     return found
 
 
-def _fix(root: Failure, place: Place | None) -> str:
+def _fix(root: Failure, place: Place | None, followed: AbstractSet[int]) -> str:
     if root.then is not None:
         return (
             f"fix the error {place_words(place)}; call no collective in a finally, an except or at exit: let the "
             "process end with its error, and the launcher stops the others"
         )
     if not root.by_signal:
-        return f"fix the error {place_words(place)}; it caused the errors of the other ranks"
+        return f"fix the error {place_words(place)}" + ("; it caused the errors of the other ranks" if followed else "")
     if root.call is not None and root.call.op.startswith("all_to_all"):
         return SPLITS_FIT
     if root.rank.oom_killed:
