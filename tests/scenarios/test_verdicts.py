@@ -60,6 +60,7 @@ FAULTS = (
     Seeded("crash_logged", 3, "crash", (1,), BOTH),
     Seeded("crash_evaluation", 2, "crash", (0,), ("DETAIL",)),
     Seeded("crash_clean_up", 3, "crash", (1,), BOTH),
+    Seeded("crash_at_with", 2, "crash", (1,), BOTH),
     Seeded("crash_child_script", 2, "crash", (0,), ("OFF",)),
     Seeded("killed_segv", 3, "killed", (1,), ("OFF",)),
     Seeded("killed_sigkill", 3, "killed", (0,), BOTH),

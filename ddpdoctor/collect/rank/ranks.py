@@ -169,6 +169,8 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
     rank = replace(rank, ended_by_thread=_ended_by_thread(rank, notes, cells))
     leaving = _last_note(notes, "exit")
     init = next((note for note in notes if note.get("k") == "init"), {})
+    in_handler = any(call.started_ns == cells["handling_ns"] for call in log.open())
+    handled = evidence.get("handled") or (_last_note(notes, "handled") if in_handler else None)
     children = context.children.get(content.pid, ())
     return replace(
         _with_device_calls(_with_stacks(rank, content, context, evidence), content, context, evidence, log),
@@ -189,7 +191,7 @@ def _with_ring(rank: Rank, content: ring_reading.RingContent, source: Source, co
         causes=read_process_causes(watched.causes, notes, evidence),
         raised=_raised(notes),
         helper_errors=_helper_errors(notes, evidence, source, context),
-        handled=_read_raised(evidence["handled"]) if evidence.get("handled") else None,
+        handled=_read_raised(handled) if handled else None,
         models=read_models(notes),
         parameters=read_parameters(notes),
         unfinished=read_unfinished(notes),

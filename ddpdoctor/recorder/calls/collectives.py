@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from .. import capture, hooks
 from ..speed import hand_made
+from ..stacks.errors import note_handled
 from ..state import guarded, here, pass_on, sealed, wall
 from ..storage import ring_layout
 from ..training.step_clock import clock, ended_collective
@@ -56,6 +57,7 @@ _UNRECORDED = (0, 0, 0, None, 0)
 """What ``_Hook.begin`` returns for a call that is not recorded."""
 _NO_PEER = ring_layout.NO_PEER
 _NO_SEQ = ring_layout.NO_SEQ
+_exc_info = sys.exc_info
 _get_ident = _thread.get_ident
 _now_ns = time.monotonic_ns
 
@@ -176,6 +178,8 @@ class _Hook:
             hand_made.reduction_begins(about, frame)
         waits = is_main and not clock.waiting
         now = _now_ns()
+        if waits and _exc_info()[1] is not None:  # where the call ends the process, nothing else shows the error
+            note_handled(_exc_info()[1], now)
         seq = begun + 1 if self.counted and begun >= 0 else _NO_SEQ
         index = ring.begin(kind.packed, seq, now, waits and not clock.phases)
         return index, now if waits else 0, kind.site, known, begun

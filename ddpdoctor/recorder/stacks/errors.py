@@ -15,7 +15,7 @@ from .error_details import frames_of, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import Any, Dict, List, Optional, Set, Tuple
 
     Key = Tuple[int, type, int]
 
@@ -32,6 +32,7 @@ _WORKER_TEXT = r'^\s*File "([^"\n]+)", line (\d+), in (\S+)'
 _PASSED_ON = ("Original Traceback (most recent call last):", "terminated with the following error:")
 _noted: Dict[Key, Optional[str]] = {}
 """By error: the recorded call that raised it. It belongs to one ring."""
+_handled: Set[Key] = set()
 _installed = False
 
 
@@ -138,6 +139,19 @@ def handled_now() -> Optional[Dict[str, Any]]:
     )
 
 
+@guarded("handled error")
+def note_handled(error: Optional[BaseException], call_ns: int) -> None:
+    """Write that the main thread begins a call at ``call_ns`` while it handles an error, and that error once."""
+    ring = here.ring
+    if ring is None or error is None:
+        return
+    key = _key(error, str(error))  # with its secrets hidden, it would cost 60 us for each call of a long handler
+    if key not in _handled and len(_handled) < MAX_NOTES:
+        _handled.add(key)
+        ring.note(dict(handled_now() or {}, k="handled"))
+    ring.set("handling_ns", call_ns)
+
+
 def _brief(error: Optional[BaseException]) -> Optional[Dict[str, Any]]:
     if error is None:
         return None
@@ -173,6 +187,7 @@ def install() -> None:
     """Chain to the hooks for uncaught exceptions and to the functions that end a process, once. A new ring begins."""
     global _installed
     _noted.clear()
+    _handled.clear()
     if _installed:
         return
     _installed = True

@@ -83,6 +83,7 @@ CELL_NAMES = (
     "save_ended_ns",
     "own_limit_ns",
     "nonfinite",
+    "handling_ns",
 )
 """New cells are added at the end. In older rings they read as 0."""
 CELL_NAMES_OF_VERSION_2 = (*CELL_NAMES[:2], *CELL_NAMES[3:11], "wait_since_ns", *CELL_NAMES[11:])

@@ -52,6 +52,26 @@ def test_the_error_that_the_main_thread_handles_is_reported(monkeypatch) -> None
     assert asked_from_another_thread() is None
 
 
+def test_the_error_under_which_a_call_begins_is_noted_once_and_the_time_of_the_last_such_call(
+    tmp_path: Path, monkeypatch
+) -> None:
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 42, 7)
+    monkeypatch.setattr(here, "ring", ring)
+    monkeypatch.setattr(here, "main_thread", threading.get_ident())
+    monkeypatch.setattr(errors, "_handled", set())
+    for second in range(2):
+        try:
+            read_shard()
+        except ValueError as error:
+            for call in range(3):
+                errors.note_handled(error, 10 * second + call)
+    assert ring.get("handling_ns") == 12
+    first, *_ = notes = ring_reading.read_ring_file(ring.path).notes
+    assert (first["k"], first["type"], first["text"], first["frames"][-1]["n"], len(notes) <= 2) == (
+        "handled", "ValueError", "bad shard", "read_shard", True,
+    )  # fmt: skip
+
+
 def test_an_error_at_the_address_of_an_earlier_one_is_noted(tmp_path: Path, monkeypatch) -> None:
     ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 42, 7)
     monkeypatch.setattr(here, "ring", ring)
