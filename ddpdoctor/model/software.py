@@ -75,7 +75,7 @@ class TorchBuild:
     hip: str | None
     cuda_available: bool
     cuda_error: str | None
-    """torch's message about why CUDA could not be initialized."""
+    """torch's message about why CUDA could not be initialized, or how the process ended that did it."""
     device_count: int
     devices: tuple[TorchDevice, ...]
     arch_list: tuple[str, ...]
@@ -94,6 +94,8 @@ class TorchBuild:
     """LD_PRELOAD or LD_LIBRARY_PATH if one of them selected the mapped libnccl."""
     cuda_library: str | None = None
     """The libcuda that was mapped when CUDA was initialized."""
+    cuda_stuck: bool = False
+    """Whether the process that initialized CUDA hung or died in it."""
 
 
 def release(version: str | None) -> tuple[int, ...]:

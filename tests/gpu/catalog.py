@@ -16,6 +16,11 @@ OFF, DETAIL = ("--debug-level", "OFF"), ("--debug-level", "DETAIL")
 LEVELS = {"off": OFF, "detail": DETAIL}
 NONBLOCKING = {"TORCH_NCCL_USE_COMM_NONBLOCKING": "1"}
 TIMED = {"TORCH_NCCL_ENABLE_TIMING": "1"}
+DUMPED = {
+    "TORCH_FR_DUMP_TEMP_FILE": "{folder}/trace_", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_BUFFER_SIZE": "2000"
+}  # fmt: skip
+"""For jobs that ``analyze`` reads: torch saves its flight recorder at the group's limit. Its older name of the size is
+TORCH_NCCL_TRACE_BUFFER_SIZE."""
 RESULT = "{folder}/result.json"
 HOLDS = ROOT / "tests" / "scenarios" / "bandwidth" / "stops"
 """A sitecustomize that holds a rank of the bench up at its second size."""
@@ -92,6 +97,7 @@ _JOBS = (
     wrapped("subgroup_healthy", "subgroup", *HEALTHY, *OFF, env={"SEEDED": "0"}),
     wrapped("nonblocking_sleeper", "sleeper", *HANG, *OFF, env={"SEEDED": "1", **NONBLOCKING}),
     wrapped("nonblocking_healthy", "sleeper", *HEALTHY, *OFF, env={"SEEDED": "0", **NONBLOCKING}),
+    *(plain(name, "late", env={"WHAT": name, **DUMPED}, limit_s=150, cuda_only=True) for name in ("late", "leaves")),
     wrapped("watchdog_desync", "watchdog", *HEALTHY, *OFF, env={"TORCH_NCCL_DESYNC_DEBUG": "1"}, limit_s=150),
     wrapped("recv_without_send", "recv_without_send", *HANG, *OFF),
     wrapped("bucket_view_nan", "gradients", *HEALTHY, *OFF, env={"SEEDED": "1", "VIEWS": "1"}),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddpdoctor.collect.process.proc import read_command
 from tests.scenarios.running import clean_environment, free_port, pids_with
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +77,11 @@ class Done:
     def stderr(self) -> str:
         """What it wrote there."""
         return _text(self.folder / "stderr")
+
+    @property
+    def left(self) -> str:
+        """The commands of processes that outlived it."""
+        return _text(self.folder / "left")
 
     @property
     def report(self) -> dict[str, Any]:
@@ -172,6 +178,7 @@ class Runner:
                 _stop(process)
                 return None, f"stopped at its limit of {limit_s:.0f} s"
             finally:
+                (folder / "left").write_text("\n".join(read_command(pid) for pid in pids_with(mark)))
                 _kill_marked(mark)
                 process.wait()
                 self._running.discard(process)

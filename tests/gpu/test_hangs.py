@@ -11,6 +11,7 @@ def test_sleeper_off(ran: Ran) -> None:
     done = ran("sleeper_off")
     assert_blamed(done, "stuck", [1], "sleeper")
     assert done.status == 124
+    assert "withdrawn" not in done.stderr
     assert_recorded(report_of(done))
 
 

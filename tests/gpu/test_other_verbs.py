@@ -1,9 +1,15 @@
-"""check-env and check-consistency on a machine with a GPU."""
+"""check-env, check-consistency and analyze on a machine with a GPU."""
+
+import json
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 import torch
 
 from tests.gpu.judging import Ran, outcomes, report_of
+from tests.gpu.running import Done
 
 MUST_RUN = {"gpu-count", "other-procs", "throttle", "compute-mode", "gpu-alloc"}
 
@@ -46,3 +52,30 @@ def test_check_consistency_nccl(ran: Ran) -> None:
     assert report["findings"] == []
     kinds = ("param-drift", "grad-drift", "optimizer-drift", "model-differs", "reference-gradient")
     assert {outcomes(report)[kind] for kind in kinds} == {"passed"}
+
+
+def analyzed(done: Done) -> dict[str, Any]:
+    """Return what analyze finds in what a job left: what its ranks and torchrun wrote, and torch's dumps."""
+    command = [sys.executable, "-m", "ddpdoctor", "analyze", str(done.folder), "--format", "json"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1, ran.stderr
+    return dict(json.loads(ran.stdout)["verdict"])
+
+
+@pytest.mark.gpu_job("late")
+def test_a_rank_that_came_too_late(ran: Ran) -> None:
+    """Rank 1 comes to #6 after the limit, both complete it, and then rank 1 runs into the limit in a later call."""
+    verdict = analyzed(ran("late"))
+    assert (verdict["kind"], verdict["ranks"]) == ("stuck", [1]), verdict
+    assert "all_reduce #6" in verdict["summary"], verdict
+    assert "rank 1 had completed collective #5" in str(verdict["evidence"]), verdict
+
+
+@pytest.mark.gpu_job("leaves")
+def test_a_rank_that_left_the_loop(ran: Ran) -> None:
+    """Rank 1 is at a barrier, which NCCL's log calls a reduction of one element. Each side is named once."""
+    verdict = analyzed(ran("leaves"))
+    assert (verdict["kind"], verdict["ranks"]) == ("mismatch", [0, 1]), verdict
+    assert "barrier #" in verdict["summary"], verdict
+    assert "in backward" in verdict["summary"], verdict
+    assert verdict["summary"].count("rank 0: ") == verdict["summary"].count("rank 1: ") == 1, verdict

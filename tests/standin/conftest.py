@@ -28,6 +28,7 @@ _OWN = (
     wrapped("two_gpus_sleeper", "sleeper", *HANG, *OFF, env={"SEEDED": "1", **_TWO_GPUS}),
     wrapped("two_gpus_trains", "trains", *HEALTHY, *OFF, env=_TWO_GPUS),
     verb("check_env_nvml", "check-env", env=_TWO_GPUS),
+    verb("check_env_hung", "check-env", env={"FAKECUDA_HANG": "1"}, limit_s=150),
 )
 KNOWN = JOBS | {job.name: job for job in _OWN}
 NOT_MADE = pytest.StashKey[environment.NotMadeError]()

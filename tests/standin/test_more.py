@@ -15,6 +15,7 @@ from tests.gpu.test_hangs import (
     test_watchdog,
 )
 from tests.gpu.test_healthy import test_groups_healthy, test_slow_kernel
+from tests.gpu.test_other_verbs import test_a_rank_that_came_too_late, test_a_rank_that_left_the_loop
 from tests.gpu.test_recorder import (
     test_bucket_view_healthy,
     test_bucket_view_nan,

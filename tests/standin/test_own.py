@@ -19,25 +19,16 @@ def test_lost(ran: Ran, code: str) -> None:
     assert_recorded(report)
 
 
-@pytest.mark.full
-@pytest.mark.gpu_job("spins")
-def test_a_host_that_spins(ran: Ran) -> None:
-    """Rank 0 waits for its device on a core of its own, as CUDA has it do: it is no rank that computes."""
-    assert_blamed(ran("spins"), "stuck", [1], "sleeper")
+STUCK = {"spins": "sleeper", "limit_cleanup": "watchdog", "two_gpus_sleeper": "sleeper"}
 
 
 @pytest.mark.full
-@pytest.mark.gpu_job("limit_cleanup")
-def test_an_abort_that_leaves_the_rank_alive(ran: Ran) -> None:
-    """At the group's limit torch aborts the communicator of rank 0 and lets it go on, into an error."""
-    assert_blamed(ran("limit_cleanup"), "stuck", [1], "watchdog")
-
-
-@pytest.mark.full
-@pytest.mark.gpu_job("two_gpus_sleeper")
-def test_a_gpu_for_each_rank(ran: Ran) -> None:
-    """As most jobs have it."""
-    assert_blamed(ran("two_gpus_sleeper"), "stuck", [1], "sleeper")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.gpu_job(name)) for name in STUCK])
+def test_stuck(ran: Ran, name: str) -> None:
+    """A host that waits for its device on a core of its own, as CUDA's does; an abort at the group's limit that leaves
+    rank 0 alive, into an error; a GPU for each rank.
+    """
+    assert_blamed(ran(name), "stuck", [1], STUCK[name])
 
 
 @pytest.mark.full
@@ -57,3 +48,13 @@ def test_nvml(ran: Ran, tmp_path, monkeypatch) -> None:
     found = outcomes(report)
     assert "crashed" not in found.values()
     assert (found["gpu-count"], found["ecc-unc"]) == ("passed", "failed"), found
+
+
+@pytest.mark.full
+@pytest.mark.gpu_job("check_env_hung")
+def test_a_driver_that_does_not_answer(ran: Ran) -> None:
+    """check-env reports it after its limit, and the process that asked does not outlive it."""
+    done = ran("check_env_hung")
+    assert done.status == 1
+    assert outcomes(report_of(done))["gpu-count"] == "failed"
+    assert done.left == ""

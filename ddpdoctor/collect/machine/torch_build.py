@@ -46,7 +46,7 @@ def wait_for_torch(child: ChildProcess, limit_s: float) -> TorchBuild:
         return read_record(TorchBuild, {"import_error": _how_it_ended(status, err)})
     facts: dict[str, Any] = {key: value for part in said for key, value in part.items()}
     if len(said) == 1 and "import_error" not in facts:
-        facts["cuda_error"] = _how_cuda_ended(status, limit_s)
+        facts |= {"cuda_error": _how_cuda_ended(status, limit_s), "cuda_stuck": True}
     return read_record(TorchBuild, facts)
 
 

@@ -43,17 +43,28 @@ MISMATCH = "LIB_RM_VERSION_MISMATCH"
 )  # fmt: skip
 def check_gpu_count(node: Node) -> Answer:
     """Report a GPU that does not work, one that the driver does not list, and more ranks than GPUs."""
+    torch = known(node.torch)
+    if torch is not None and torch.cuda_stuck:
+        return judged([_no_driver(torch)], torch.cuda_error or "")
     gpus = need(node.gpus)
     if gpus.init_error == MISMATCH:
         return skipped("NVML does not start because driver and library differ: see driver-lib-mismatch")
     if gpus.init_error is not None:
         return judged([_no_nvml(gpus)], f"NVML does not start: {gpus.init_error}")
-    torch = known(node.torch)
     problems = [*_silent(node, gpus), *_unlisted(gpus), *_torch_count(node, gpus, torch), *_rank_count(node, gpus)]
     seen = [f"NVML lists {len(gpus.devices)}"]
     seen += [f"torch sees {torch.device_count}"] if torch is not None else []
     seen += [f"{len(node.ranks)} ranks"] if node.ranks else []
     return judged(problems, ", ".join(seen))
+
+
+def _no_driver(torch: TorchBuild) -> Problem:
+    return Problem(
+        summary="CUDA does not start: `torch.cuda.init()` hangs or dies, and so does each job that uses a GPU",
+        evidence=(torch.cuda_error,) if torch.cuda_error else (),
+        fix="sudo dmesg | grep -E 'NVRM|Xid'; if `nvidia-smi` hangs too, drain the node and reboot it. A job on the CPU "
+        "does not need it: export CUDA_VISIBLE_DEVICES=",
+    )
 
 
 def _no_nvml(gpus: Gpus) -> Problem:

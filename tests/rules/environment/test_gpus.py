@@ -101,6 +101,19 @@ def test_nvml_that_does_not_start():
     assert "driver-lib-mismatch" in check.reason
 
 
+def test_cuda_that_hangs_is_a_driver_that_does_not_answer():
+    """Also where NVML cannot be read. A machine without a GPU answers at once."""
+    gpus, said = gpus_of(), "CUDA was not initialized within 55 s"
+    stuck = replace(torch_of(gpus, count=0, cuda_error=said), cuda_stuck=True)
+    without = node(gpus=NO_DRIVER, torch=stuck)
+    for facts in (gpu_node(torch=stuck), without):
+        finding = one_of(facts)
+        assert finding.summary.startswith("CUDA does not start")
+        assert finding.evidence == (said,)
+    check, found = ask("gpu-count", replace(without, torch=replace(stuck, cuda_stuck=False)))
+    assert (check.outcome, found) == (Outcome.SKIPPED, ())
+
+
 def test_torch_sees_fewer():
     finding = one_of(gpu_node(torch=torch_of(gpus_of(), count=0, cuda_error="Error 802: system not yet initialized")))
     assert finding.summary == "torch sees 0 of 8 GPUs that NVML lists"

@@ -169,7 +169,7 @@ def test_cuda_that_cannot_be_initialized(tmp_path):
     )
     build = read_fake(tmp_path, text)
     assert (build.import_error, build.cuda_available) == (None, False)
-    assert build.cuda_error == "The NVIDIA driver is too old"
+    assert (build.cuda_error, build.cuda_stuck) == ("The NVIDIA driver is too old", False)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_cuda_that_hangs_or_crashes_leaves_what_was_known(how, limit_s, error, t
     child = start_torch_child(fake(tmp_path, text))
     assert wait_for(begun.exists)
     build = wait_for_torch(child, limit_s)
-    assert (build.version, build.nccl, build.cuda_error) == ("9.8.7+cu130", "2.27.3", error)
+    assert (build.version, build.nccl, build.cuda_error, build.cuda_stuck) == ("9.8.7+cu130", "2.27.3", error, True)
 
 
 def test_devices_and_their_peers(tmp_path):
