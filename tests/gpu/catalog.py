@@ -143,3 +143,15 @@ _JOBS = (
     ),
 )  # fmt: skip
 JOBS = {job.name: job for job in _JOBS}
+
+ONLY_A_DEVICE = {
+    "CUDA graphs": ("capture_async_allreduce", "ddp_whole_capture"),
+    "Triton's kernels": ("compiled_allreduce",),
+    "arithmetic in every dtype": (
+        "maxima_dtypes", "fingerprints", *(f"bench_{op}" for op in ("sum", "prod", "min", "max", "avg"))
+    ),
+    "a device's own clock": ("speed_busy", "speed_small_kernels"),
+    "a driver and its NVML": ("check_env", "check_env_hidden", "check_env_deep"),
+    "kernels of convolutions": ("check_consistency_nccl",),
+}  # fmt: skip
+"""Jobs that no stand-in for CUDA and NCCL can run, by what they show. All others run on it too: tests/standin."""

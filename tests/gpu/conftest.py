@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.catalog import JOBS
+from tests.gpu.catalog import JOBS, ONLY_A_DEVICE
 from tests.gpu.running import CUT_OFF, NOT_REACHED, Done, Runner
 from tests.gpu.saving import Results, read_machine
 
@@ -136,3 +136,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if results is not None:
         kept = "a dry run, not kept" if config.getoption("--gpu-dry-run", default=False) else "start with summary.md"
         terminalreporter.write_line(f"GPU tests: {results.folder} ({kept})")
+        terminalreporter.write_line(
+            f"Only a real device shows {', '.join(ONLY_A_DEVICE)}; the rest runs in tests/standin"
+        )

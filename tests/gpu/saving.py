@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.gpu.catalog import ONLY_A_DEVICE
 from tests.gpu.running import Done
 
 PART_BYTES, PARTS = 14 * 2**20, 4
@@ -102,9 +103,11 @@ def render_summary(index: dict[str, Any]) -> str:
         for job in index["jobs"]
     ]
     total = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    only = [f"- {what}: {', '.join(names)}" for what, names in ONLY_A_DEVICE.items()]
     return "\n".join([
         "# GPU tests", "", total or "nothing ended yet", "",
-        *machine, "", "| outcome | test | what it shows | reason |", "|---|---|---|---|", *tests, "",
+        *machine, "", "Only a real device shows:", "", *only, "",
+        "| outcome | test | what it shows | reason |", "|---|---|---|---|", *tests, "",
         "| job | exit status | began s | took s | verdict | result |", "|---|---|---|---|---|---|", *jobs, "",
         *([f"Not packed, too large: {', '.join(index['left_out'])}", ""] if index["left_out"] else []),
     ])  # fmt: skip

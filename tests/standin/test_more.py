@@ -2,7 +2,13 @@
 
 import pytest
 
-from tests.gpu.test_allreduce_bench import test_bench_kill, test_bench_stop, test_bench_two
+from tests.gpu.test_allreduce_bench import (
+    test_bench_kill,
+    test_bench_stop,
+    test_bench_too_large,
+    test_bench_two,
+    test_event_stream,
+)
 from tests.gpu.test_cost import test_overhead
 from tests.gpu.test_hangs import (
     test_ddp_sleeper,

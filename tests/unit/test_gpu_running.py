@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.gpu.catalog import JOBS
+from tests.gpu.catalog import JOBS, ONLY_A_DEVICE
 from tests.gpu.running import GRACE_S, ROOT, Job, Runner
 from tests.gpu.running import JOBS as SCRIPTS
 from tests.gpu.saving import Results
@@ -93,13 +93,25 @@ def test_each_script_of_a_job_is_there():
     assert named == {str(path) for path in SCRIPTS.glob("*.py") if path.name != "place.py"}
 
 
-def test_each_job_is_looked_at_by_a_test():
-    files = (ROOT / "tests" / "gpu").glob("test_*.py")
-    found = [one for path in files for one in vars(importlib.import_module(f"tests.gpu.{path.stem}")).values()]
-    marks = [mark for test in found for mark in getattr(test, "pytestmark", ())]
+def looked_at(package):
+    """Return the jobs that the tests of a package look at."""
+    files = (ROOT / "tests" / package).glob("test_*.py")
+    found = [one for path in files for one in vars(importlib.import_module(f"tests.{package}.{path.stem}")).values()]
+    marks = [mark for test in found for mark in getattr(test, "pytestmark", ()) if hasattr(mark, "args")]
     rows = [row for mark in marks if mark.name == "parametrize" for row in mark.args[1]]
     marks += [mark for row in rows for mark in getattr(row, "marks", ())]
-    assert JOBS.keys() - {name for mark in marks if mark.name == "gpu_job" for name in mark.args} == set()
+    return {name for mark in marks if mark.name == "gpu_job" for name in mark.args}
+
+
+def test_each_job_is_looked_at_by_a_test():
+    assert JOBS.keys() - looked_at("gpu") == set()
+
+
+def test_what_only_a_device_shows_is_what_the_stand_in_cannot_run(tmp_path):
+    only = {name for names in ONLY_A_DEVICE.values() for name in names}
+    assert JOBS.keys() - looked_at("standin") == only
+    Results(tmp_path, {})
+    assert "- CUDA graphs: capture_async_allreduce, " in (tmp_path / "summary.md").read_text()
 
 
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.py")), ids=lambda path: path.stem)
