@@ -21,6 +21,9 @@ DUMPED = {
 }  # fmt: skip
 """For jobs that ``analyze`` reads: torch saves its flight recorder at the group's limit. Its older name of the size is
 TORCH_NCCL_TRACE_BUFFER_SIZE."""
+DRIFTS = ("bypassed", "accumulated", "unfrozen", "loaded", "rate", "one_steps", "momentum")
+ALIKE = ("statistics", "stale")
+"""Silent faults of ``replicas.py``: ranks that differ, and what no rank does unlike the others."""
 RESULT = "{folder}/result.json"
 HOLDS = ROOT / "tests" / "scenarios" / "bandwidth" / "stops"
 """A sitecustomize that holds a rank of the bench up at its second size."""
@@ -102,6 +105,13 @@ _JOBS = (
     wrapped("recv_without_send", "recv_without_send", *HANG, *OFF),
     wrapped("bucket_view_nan", "gradients", *HEALTHY, *OFF, env={"SEEDED": "1", "VIEWS": "1"}),
     wrapped("bucket_view_healthy", "gradients", *HEALTHY, *OFF, env={"SEEDED": "0", "VIEWS": "1"}),
+    *(
+        wrapped(
+            f"replicas_{name}", "replicas", *HEALTHY, *OFF, ranks=3,
+            env={"SEEDED": str(int(name != "healthy")), "FAULTS": " ".join(faults)},
+        )
+        for name, faults in (("drift", DRIFTS), ("alike", ALIKE), ("healthy", (*DRIFTS, *ALIKE)))
+    ),
     wrapped("mixed_backend_objects", "mixed_backend_objects", *HANG, *OFF, env={"SEEDED": "1"}),
     wrapped("mixed_backend_healthy", "mixed_backend_objects", *HEALTHY, *OFF, env={"SEEDED": "0"}),
     wrapped("sleeper_detail", "sleeper", *HANG, *DETAIL, env={"SEEDED": "1"}),

@@ -4,8 +4,10 @@ import math
 
 import pytest
 
-from tests.gpu.judging import Ran, assert_looked_at, assert_recorded, assert_silent, report_of
+from tests.gpu.catalog import DRIFTS
+from tests.gpu.judging import Ran, assert_looked_at, assert_recorded, assert_silent, outcomes, report_of
 from tests.gpu.running import Done
+from tests.scenarios.test_consistency import PARAMETERS, SYNCHRONIZATION, check
 
 
 @pytest.mark.gpu_job("flight_source")
@@ -95,6 +97,30 @@ def test_gradients_gloo_nan(ran: Ran) -> None:
 def test_gradients_gloo_healthy(ran: Ran) -> None:
     """The same without NaN is silent, and was looked at."""
     assert_looked_at(ran("gradients_gloo_healthy"))
+
+
+@pytest.mark.gpu_job("replicas_drift")
+def test_replicas_drift(ran: Ran) -> None:
+    """Three ranks over NCCL: what is not reduced and what differs is found as over Gloo, with the same causes."""
+    report = report_of(ran("replicas_drift"))
+    check(report, [row for row in (*SYNCHRONIZATION, *PARAMETERS) if row[0] in DRIFTS])
+    assert {found["code"] for found in report["findings"]} == {"DD501", "DD503", "DD505"}, report["findings"]
+    assert_recorded(report)
+
+
+@pytest.mark.gpu_job("replicas_alike")
+def test_replicas_alike(ran: Ran) -> None:
+    """Statistics that are each rank's own, and an optimizer of parameters that are no longer the model's."""
+    report = report_of(ran("replicas_alike"))
+    assert {found["code"] for found in report["findings"]} == {"DD502", "DD508"}, report["findings"]
+    assert_recorded(report)
+
+
+@pytest.mark.gpu_job("replicas_healthy")
+def test_replicas_healthy(ran: Ran) -> None:
+    """The same done right."""
+    found = outcomes(assert_silent(ran("replicas_healthy")))
+    assert {found[kind] for kind in ("buffer-drift", "grad-drift", "stale-optimizer", "param-drift")} == {"passed"}
 
 
 def assert_nan_named(done: Done) -> None:

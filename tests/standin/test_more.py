@@ -29,6 +29,9 @@ from tests.gpu.test_recorder import (
     test_gradients_gloo_healthy,
     test_gradients_gloo_nan,
     test_no_sync,
+    test_replicas_alike,
+    test_replicas_drift,
+    test_replicas_healthy,
     test_straggler,
 )
 

@@ -171,4 +171,5 @@ def main():
         globals()[name](name)
 
 
-run(main)
+if __name__ == "__main__":
+    run(main)
