@@ -62,8 +62,8 @@ def _no_driver(torch: TorchBuild) -> Problem:
     return Problem(
         summary="CUDA does not start: `torch.cuda.init()` hangs or dies, and so does each job that uses a GPU",
         evidence=(torch.cuda_error,) if torch.cuda_error else (),
-        fix="sudo dmesg | grep -E 'NVRM|Xid'; if `nvidia-smi` hangs too, drain the node and reboot it. A job on the CPU "
-        "does not need it: export CUDA_VISIBLE_DEVICES=",
+        fix="sudo dmesg | grep -E 'NVRM|Xid'; if `nvidia-smi` hangs too, drain the node and reboot it. "
+        "A job on the CPU does not need it: export CUDA_VISIBLE_DEVICES=",
     )
 
 
