@@ -231,9 +231,11 @@ class TracebackReader:
             return [ErrorLine(**common)] if _ERROR_LEVEL.search(text) else []
         kind, message = (match["type"], match["message"] or "") if match is not None else ("", text)
         measured = kind.rpartition(".")[2] not in _BUILTIN and _MEASURED.match(message) is not None
-        if measured if known is None else known.nature == "note":
-            return []
         reading = classify(kind, message)
+        if match is not None and kind.rpartition(".")[2] == "CalledProcessError":
+            reading = replace(reading, nature=Nature.FOLLOWS)  # who called reports it, and not the command
+        elif measured if known is None else known.nature == "note":
+            return []
         raised = RaisedText(type=kind, lines=[message])
         facts = failure_facts(raised, (), reading, who=line.who, spot=line.spot(), time=common["time"])
         alone = match is None or reading.nature in {Nature.OWN, Nature.STOPPED}

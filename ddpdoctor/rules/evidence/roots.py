@@ -93,6 +93,9 @@ def find_roots(state: RunState) -> list[Root]:
         if trouble.fatal:
             _add_trouble(roots, trouble, state)
     found = [root for root in roots.values() if root.facts]
+    for root in found:
+        if root.is_alone:  # several lines without a traceback: one that is known explains the others
+            root.failed.sort(key=lambda one: find_known(f"{one.type}: {one.message}") is None)
     plain = [root for root in found if root.is_plain]
     plain = _merge_environment(plain, state)
     plain = [root for root in plain if root.troubles[:1] == [] or root.troubles[0].kind != _NONFINITE] or plain

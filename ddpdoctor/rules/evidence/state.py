@@ -135,6 +135,16 @@ class RunState:
         return (bool(self.all(Finished)) or self.moves) and not self.went_wrong
 
     @property
+    def numbered_by(self) -> str:
+        """What ranks are taken from, if no evidence tells a rank or the world size: local ranks, or Slurm's tasks."""
+        if self.world is not None or any(fact.who.rank is not None for fact in self.run.facts):
+            return ""
+        ranked = [fact.who for fact in self.facts if fact.who.rank is not None]
+        if not ranked:
+            return ""
+        return "Slurm's task" if any(who.task is not None for who in ranked) else "the local rank"
+
+    @property
     def moves(self) -> bool:
         """Two samples show progress. What a log says of steps ends with the log."""
         return any(not fact.logged for fact in self.all(Moving))

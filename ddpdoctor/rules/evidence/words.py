@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ddpdoctor.model.evidence import Circle, Differ, Fact, Inside, Link, Stopped
+    from ddpdoctor.model.known_errors import KnownError
     from ddpdoctor.model.stacks import Frame
     from ddpdoctor.rules.evidence.lost import Lost
     from ddpdoctor.rules.evidence.roots import Root
@@ -68,6 +69,7 @@ def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool
     stacks = [one.frames for one in root.failed] + [one.frames for one in root.exited]
     frame = next((found for frames in stacks if (found := innermost(frames)) is not None), None)
     who = who_words(state, ranks, hosts)
+    known = find_known(f"{root.failed[0].type}: {root.failed[0].message}") if root.failed else None
     return Problem(
         summary=_killed_words(root, who) if killed else _failed_words(root, who, frame),
         confidence=_sureness(state, root, others),
@@ -75,15 +77,15 @@ def failure(state: RunState, root: Root, others: Sequence[Root], *, killed: bool
         hosts=hosts,
         where=places((rank, frame) for rank in ranks),
         evidence=(
-            *_known(root),
+            *([f"{known.means} (at fault: {known.fault})"] if known is not None else []),
             *quotes(root.facts),
-            *_alone_words(root),
+            *_unsure_words(state, root),
             *steps_words(state),
             *victim_words(state, ranks),
             *([f"later or unrelated: {quote(others[0].facts[0])}"] if others else []),
             *coverage(state),
         ),
-        fix=_failure_fix(root, killed=killed, frame=frame),
+        fix=_failure_fix(root, known, killed=killed, frame=frame),
     )
 
 
@@ -122,25 +124,23 @@ def _sureness(state: RunState, root: Root, others: Sequence[Root]) -> Confidence
         return Confidence.MEDIUM if root.failed and root.exited and not root.is_vague else Confidence.LOW
     if others and not root.is_first:
         return Confidence.MEDIUM
-    return Confidence.HIGH if root.ranks or root.hosts or state.world == 1 else Confidence.MEDIUM
+    told = (root.ranks and not state.numbered_by) or (root.hosts and not root.ranks) or state.world == 1
+    return Confidence.HIGH if told else Confidence.MEDIUM
 
 
-def _known(root: Root) -> list[str]:
-    known = find_known(f"{root.failed[0].type}: {root.failed[0].message}") if root.failed else None
-    return [f"{known.means} (at fault: {known.fault})"] if known is not None else []
-
-
-def _alone_words(root: Root) -> list[str]:
-    """Say what the line of an error by itself does not show."""
+def _unsure_words(state: RunState, root: Root) -> list[str]:
+    """Say what the number of a rank was taken from, and what the line of an error by itself does not show."""
+    number = state.numbered_by if root.ranks else ""
+    holds = "each task is one rank" if "task" in number else "all ranks are on one host"
+    taken = [f"the rank was taken from {number}, which is right only if {holds}"] if number else []
     if not root.is_alone:
-        return []
+        return taken
     whose = "" if root.ranks else "whose error it is, "
     line = "no traceback and no exit status belong to this line"
-    return [f"{line}, so {whose}where it was raised and whether it ended the job is unknown"]
+    return [f"{line}, so {whose}where it was raised and whether it ended the job is unknown", *taken]
 
 
-def _failure_fix(root: Root, *, killed: bool, frame: Frame | None) -> str:
-    known = find_known(f"{root.failed[0].type}: {root.failed[0].message}") if root.failed else None
+def _failure_fix(root: Root, known: KnownError | None, *, killed: bool, frame: Frame | None) -> str:
     if known is not None:
         return (
             f"{known.fix}; {KILLED}" if root.failed[0].in_worker and "Killed" in root.failed[0].message else known.fix
@@ -153,6 +153,8 @@ def _failure_fix(root: Root, *, killed: bool, frame: Frame | None) -> str:
     if fix or killed:
         native = any(one.signal in _NATIVE for one in root.exited)
         return fix or (_FIND_NATIVE if native else _FIND_SENDER)
+    if root.is_alone:
+        return "look in the whole log for this line, for the traceback above it and for an earlier error of any rank"
     at = place_words(frame) if frame is not None else "in the traceback"
     return f"fix the error {at}; it caused the errors of the other ranks" if root.failed else _KEEP_STDERR
 

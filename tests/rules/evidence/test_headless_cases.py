@@ -37,6 +37,24 @@ CASES = {
     "a rank in the text": (
         ["AssertionError: Rank 6: found NaN in local grad norm in backwards pass. Device: 6, node: n-14"],
         crash(6, says=("NaN",), confidence=LOW)),
+    "a number within a group": (
+        ["RuntimeError: found NaN in local grad norm for bucket #2 in backward pass before data-parallel communication "
+         "collective. Device: 3, node: n-14"], crash(mentions=("another GPU",), confidence=LOW)),
+    "a line that is known explains the one above it": (
+        ["FileNotFoundError: [Errno 2] No such file or directory: '/torch_771_4_0'",
+         "RuntimeError: unable to open shared memory object </torch_771_4_0> in read-write mode: No such file or directory (2)"],
+        crash(says=("unable to open shared memory", "/torch_771_4_0'"), mentions=("ulimit -n",), confidence=LOW)),
+    "a local rank of an unknown number of hosts": (
+        agent(-9, 5, 903), Truth(kinds=("killed",), ranks=(5,), says=("taken from the local rank",), confidence=WEAK)),
+    "a process of an unknown number of hosts": (
+        ["torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL"],
+        Truth(kinds=("killed",), ranks=(1,), says=("taken from the local rank",), confidence=WEAK)),
+    "a task of an unknown number of ranks": (
+        ["srun: error: n02: task 9: Out Of Memory"],
+        Truth(kinds=("killed",), ranks=(9,), says=("taken from Slurm's task",), confidence=WEAK)),
+    "a local rank beside ranks of one host": (
+        [*labeled("[rank3]: ", steps(4)), *agent(-9, 5, 903)],
+        Truth(kinds=("killed",), ranks=(5,), confidence=("high",))),
     "a NaN is no progress": (
         [*steps(5), "ERROR:megatron.core.rerun_state_machine:Unexpected result nan on rank 5 at iteration #17 invocation #1",
          "ERROR:megatron.core.rerun_state_machine:Rank 5, node n1, device 5, iteration #17: First rerun: reproducible"],
@@ -188,6 +206,23 @@ def test_a_cut_table_names_the_rank_and_no_cause(tmp_path):
 def test_beside_an_error_line_it_never_says_that_there_was_none(tmp_path, line):
     told = hold(tmp_path, text([*steps(3), line]), Truth(mentions=("has an error that ddpdoctor does not know",)))
     assert not [check for check in told.checks if "no failure was found" in str(check.reason)]
+
+
+def test_advice_for_an_unknown_line_claims_no_traceback_and_no_victims(tmp_path):
+    told = analyzed(tmp_path, "mypkg.errors.ShardError: shard 7 is damaged\n").verdict
+    assert "other ranks" not in told.fix
+    assert "in the traceback" not in told.fix
+
+
+COMMAND = "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1."
+
+
+def test_the_report_of_who_called_a_command_is_not_its_error(tmp_path):
+    hold(tmp_path, COMMAND + "\n", Truth(mentions=("only has reports of a failure",), collect=("log",)))
+
+
+def test_a_command_that_failed_in_a_job_that_ended_well_is_silent(tmp_path):
+    hold(tmp_path, text([COMMAND, *steps(10), "Training finished"]), Truth(silent=True))
 
 
 @pytest.mark.parametrize("error", [OOM, "mypkg.errors.ShardError: shard 7 is damaged"])
