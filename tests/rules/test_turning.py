@@ -77,6 +77,21 @@ def started(world: int) -> list[Script]:
     return [steps(Script(n, world).build(8), 4) for n in range(world)]
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_call_once_more_is_told_with_the_loop_around_it(flow: ControlFlow, world: int) -> None:
+    found = started(world)
+    for script in found:
+        for _ in range(4):
+            steps(script, 1).collective(LOG, shape=()).collective(LOG, shape=())
+    found[1].collective(LOG, shape=())
+    ranks = [script.waits() if script.number == 1 else in_step(script) for script in found]
+    finding = judged(*ranks, flow=flow)
+    assert (finding.kind, finding.ranks, [place.line for place in finding.where]) == ("mismatch", (1,), [LOG])
+    assert "rank 1 called all_reduce (train.py:15) once more than the others" in " ".join(finding.evidence)
+    assert finding.fix.startswith("let all ranks go through the loop at line 9 equally often")
+    assert "loop at line" not in judged(*ranks).fix
+
+
 def skipping(world: int) -> list[Rank]:
     """Return ranks of which the last left out the backward of its fifth step, and is at the barrier."""
     found = started(world)

@@ -44,9 +44,14 @@ class Route:
 
 def left_loop(flow: ControlFlow, route: Route) -> Statement | None:
     """Return the loop around the call that the rank is no longer in."""
-    loop = _innermost(_around(flow, route.left_out), route.left_out, LOOPS)
+    loop = loop_around(flow, route.left_out)
     is_out = route.returned or (route.after is not None and loop is not None and not loop.holds(route.after))
     return loop if is_out else None
+
+
+def loop_around(flow: ControlFlow, line: int) -> Statement | None:
+    """Return the innermost loop around a line, in its function."""
+    return _innermost(_around(flow, line), line, LOOPS)
 
 
 def find_detours(flow: ControlFlow, route: Route) -> tuple[Detour, ...]:

@@ -18,7 +18,7 @@ from .lone_calls import call_frames, find_guard, has_called
 from .places import innermost_user, is_file, places
 from .reducer_causes import option_words, skipped_reduction
 from .states import stack_of
-from .turning import did_words, find_turning, fix_of_turning, turning_words
+from .turning import ALIKE, did_words, find_turning, fix_of_turning, turning_words
 from .words import call_words, line_of, verb
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _TO_ROOT = {"broadcast": "from", "scatter": "from", "reduce": "to", "gather": "to", "gather_into_tensor": "to"}
 SAME_OPTIONS = "pass the same find_unused_parameters to DistributedDataParallel on all ranks: True adds a collective"
-_CONDITION = "look for a collective under a condition that differs between ranks, or for loops of unequal length"
 _EITHER = (
     "if that call is under a condition that differs between ranks (`if rank == 0:`), make it on all ranks; if it comes "
     "after the loop, give every rank the same number of batches (DistributedSampler, drop_last=True)"
@@ -245,11 +244,11 @@ def _fix(
     if len(ops) > 1 and is_one_line and turning is None:
         return _INSIDE
     if turning is not None:
-        return _CONDITION if turning.parting.is_extra else fix_of_turning(turning)
+        return fix_of_turning(turning)
     if uneven:
         return _EITHER
     sites = {part.site for part in conflict.parts}
-    return _ONE_LINE if len(sites) == 1 and None not in sites and not conflict.passed else _CONDITION
+    return _ONE_LINE if len(sites) == 1 and None not in sites and not conflict.passed else ALIKE
 
 
 def _lines(

@@ -117,6 +117,13 @@ class Parting:
     is_extra: bool = False
     """``went_on`` is an extra call, after which the rank did what was due."""
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the rank makes the call of a line again, and the others went on from there."""
+        if self.before is None or self.went_on is None or self.is_earlier:
+            return False
+        return self.went_on.op not in NATIVE_PHASES and line_key(self.went_on) == line_key(self.before)
+
 
 @dataclass(frozen=True, slots=True)
 class _Act:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.model.call_log import pack_calls
 
-from .detours import Detour, Route, find_detours, left_loop
+from .detours import Detour, Route, find_detours, left_loop, loop_around
 from .parting import Parting, find_parting
 from .states import NATIVE_PHASES, stack_of
 from .timeline import line_key
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MOST_WAYS = 4
 """Most ways around a call that are listed."""
+ALIKE = "look for a collective under a condition that differs between ranks, or for loops of unequal length"
+"""What to do where the line that decided it is not known."""
 NO_LINE = 0
 """Stands for the line of a rank whose script has ended: it is in no loop."""
 AT_THE_END = 1 << 62
@@ -104,11 +106,22 @@ def find_turning(
         return found
     if found.detours and _is_in(usual, parting.instead_of):
         return found
+    once_more = _once_more(tuple(flows), parting) if parting.repeats else None
     if usual is None or usual.site is None or _is_in(usual, parting.instead_of):
-        return None
+        return once_more
     # The others are past the first call that it left out, and their stacks show the way to the next.
     found = _look_up(tuple(flows), replace(parting, instead_of=usual.kind), (mine, other), parts, after)
-    return found if found.loop is not None else None
+    return found if found.loop is not None else once_more
+
+
+def _once_more(flows: Iterable[ControlFlow], parting: Parting) -> Turning | None:
+    """Return what is known of a rank that repeats a call: the loop around it, if that may be longer on one rank."""
+    site = parting.went_on.site if parting.went_on is not None else None
+    if site is None:
+        return None
+    loop = next((loop_around(flow, site.line) for flow in flows if flow.file == site.file), None)
+    may_differ = loop is not None and loop.kind != "fixed-for"
+    return Turning(parting=replace(parting, is_extra=True), detours=(), loop=loop if may_differ else None, call=site)
 
 
 def _went_past(mine: RankState, other: RankState, usual: TimelineEntry) -> bool:
@@ -207,6 +220,13 @@ def turning_words(turning: Turning, who: str) -> list[str]:
 def fix_of_turning(turning: Turning) -> str:
     """Return what to do about it."""
     loop = turning.loop
+    if turning.parting.is_extra and loop is not None:
+        return (
+            f"let all ranks go through the loop at line {loop.line} equally often; if they do, look for a call of that "
+            "line under a condition that differs between ranks"
+        )
+    if turning.parting.is_extra:
+        return ALIKE
     if loop is not None and turning.parting.instead_of.op not in NATIVE_PHASES and loop.kind == "for":
         return (
             f"make all ranks go through the loop at line {loop.line} equally often and skip nothing in it: reduce the "
