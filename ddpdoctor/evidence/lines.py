@@ -8,6 +8,7 @@ it, and lines nearby of the same shape confirm that it is a prefix. What is lear
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from calendar import timegm
@@ -44,13 +45,23 @@ _ISO = r"(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T ]" + _HMS + r"(?:Z|[+-]
 _AFTER_TIME = r"\]?(?: [|-] |: |\s|$)"
 _AFTER_LABEL = r"(?: (?=(?:  )*(?! )))?"
 """A space, if the number of spaces is odd: two, four or six are the indentation of Python's tracebacks."""
+_TEXTS = ("log", "message", "msg", "textPayload", "line")
+"""What log collectors and loggers that write JSON call a message: docker, fluentd, python-json-logger, Google Cloud."""
+_FURTHER_TEXTS = ("exc_info", "exception")
+_TIMES = ("time", "timestamp", "@timestamp", "asctime", "ts")
+_OF_ANOTHER = (
+    r"(?i:(?:local|node|host|machine|group|replica|shard|stage|data|tensor|pipeline|model|expert|context|sequence"
+    r"|parallel|[cdepstz]p)[ -])"
+)
+"""Before "rank": a number within a node, among nodes or within a group, and not the global rank."""
 _BRACKETS = tuple(
     map(
         re.compile,
         (
             r"\[rank:? ?(?P<rank>\d+)\]:? ?",  # torch, and Lightning's "[rank: 3]"
             # A template of torchrun's of one's own.
-            r"\[[^\]\[]{0,40}\brank[=: ]?(?P<rank>\d+)\b[^\]\[]{0,40}\]:?" + _AFTER_LABEL,
+            rf"\[(?![^\]\[]{{0,40}}\b{_OF_ANOTHER}rank)"
+            r"[^\]\[]{0,40}\brank[=: ]?(?P<rank>\d+)\b[^\]\[]{0,40}\]:?" + _AFTER_LABEL,
             # mpirun, horovodrun
             r"\[(?:\d+,)?(?P<rank>\d+)\](?:\[[^\]]{0,60}\])?<(?:stdout|stderr|stddiag)>:" + _AFTER_LABEL,
             r"\[" + _ISO + _AFTER_TIME,
@@ -70,7 +81,8 @@ _DELIMITERS = " \t:|>])}-"
 _MARKS = re.compile(r"(?:[>*│┃] |std(?:out|err): )+")
 """What quotes, lists and launchers put before each line."""
 _STREAM = re.compile(r"std(?:out|err)")
-_DIGITS = tuple(map(re.compile, (_ISO + _AFTER_TIME, _HMS + r"(?: \| |\s)", r"\s*(?P<task>\d{1,6}): ", r"\s*\|\s")))
+_TASK = r"(?<![a-z] )(?<![a-z])\s*(?P<task>\d{1,6}): "
+_DIGITS = tuple(map(re.compile, (_ISO + _AFTER_TIME, _HMS + r"(?: \| |\s)", _TASK, r"\s*\|\s")))
 """Dates and times, the task numbers of ``srun -l``, and the border of a table."""
 _NO_HOST = (
     r"(?!(?:epoch|step|iter|iteration|batch|ep|it|fold|run|try|attempt|layer|stage|cuda|gpu|device|loss|top|acc"
@@ -95,6 +107,8 @@ _OTHERS = (
     re.compile(r"\|\s"),
 )
 """Ray's ``(RayTrainWorker pid=19799, ip=10.72.0.6)``, vLLM's ``(VllmWorker rank=0 pid=85)``, the border of a table."""
+_NO_RANK = re.compile(rf"(?:head|worker\d*), |.*\b{_OF_ANOTHER}rank", re.IGNORECASE)
+"""Also SkyPilot's ``(worker1, rank=1, pid=2231, ip=10.0.0.7)``, which numbers nodes."""
 _GLOG = r"\[[EWIF](?:\d{3,4} \d\d:\d\d:\d\d\.\d{1,9})? ?[\w.]{1,60}\.(?:cpp|cc|cu|ts):\d{1,6}\]"
 _PYTHON_GLOG = r"[EWI]\d{4} \d\d:\d\d:\d\d\.\d{6} \d{1,9} \S{0,200}torch/"
 _HEADER = r"Traceback \(most recent call last\):[ \t]*$"
@@ -156,7 +170,8 @@ _LOOSE = {
     "stream": r"(std(?:out|err))(?: [FP])?",
     "name": r"((?=[\w.-]{0,60}?\d)[\w.-]{1,80})",
 }
-_RANK_LABEL = re.compile(r"(?<![A-Za-z_-])(?P<of>local_|global_|mpi)?rank[=: ]?(?P<rank>\d{1,7})\b")
+_RANK_LABEL = re.compile(rf"(?<![A-Za-z_-])(?P<of>local_|global_|mpi|{_OF_ANOTHER})?rank[=: ]?(?P<rank>\d{{1,7}})\b")
+_RANKS_OF = {"": "rank", "global": "rank", "mpi": "rank", "local": "local_rank"}
 _DATED_S = 10**9
 """A smaller number of seconds has no date."""
 _NOBODY = Who()
@@ -174,10 +189,11 @@ class _Shape:
 
     def ranks_of(self, match: re.Match[str]) -> dict[str, Any]:
         """Return the fields of ``Who`` that it gives."""
-        label = _RANK_LABEL.search(match[0]) if self.names_rank else None
-        if label is None or int(label["rank"]) >= MOST_RANKS:
-            return {}
-        return {"local_rank" if label["of"] == "local_" else "rank": int(label["rank"])}
+        for label in _RANK_LABEL.finditer(match[0]) if self.names_rank else ():
+            name = _RANKS_OF.get((label["of"] or "").lower().rstrip("_ -"))
+            if name is not None and int(label["rank"]) < MOST_RANKS:
+                return {name: int(label["rank"])}
+        return {}
 
 
 def split_line(raw: str, number: int, source: str, known: Who = _NOBODY) -> Line:
@@ -220,7 +236,7 @@ class LogSplitter:
         """
         if "\x1b" in text:
             text = _ESCAPES.sub("", text)
-        raws = [raw.removesuffix("\r") for raw in text.removesuffix("\n").split("\n")] if text else []
+        raws = [_unpacked(raw.removesuffix("\r")) for raw in text.removesuffix("\n").split("\n")] if text else []
         doubtful = self._learn(raws)
         for at, raw in enumerate(raws):
             writer = self.known
@@ -440,6 +456,23 @@ class LogSplitter:
                 self._indentation = indentation
 
 
+def _unpacked(raw: str) -> str:
+    """Return the message in a line of JSON, behind its time; other lines as they are."""
+    if not raw.startswith('{"') or not raw.endswith("}") or len(raw) > 4 * MOST_CHARACTERS:
+        return raw
+    try:
+        record = json.loads(raw)
+    except (ValueError, RecursionError):
+        return raw
+    texts = [record[name] for name in _TEXTS if isinstance(record.get(name), str)][:1]
+    if not texts:
+        return raw
+    texts += [record[name] for name in _FURTHER_TEXTS if isinstance(record.get(name), str)]
+    times = (record[name] for name in _TIMES if isinstance(record.get(name), str))
+    time = next((f"{time} " for time in times if re.fullmatch(_ISO, time)), "")
+    return time + "\n".join(texts).rstrip().replace("\n", "\r")  # as the states of a bar: several messages in one line
+
+
 def _numbering_of(raws: Sequence[str]) -> re.Pattern[str] | None:
     """Return the pattern of the numbers that grow from line to line, and of times, with which all lines begin."""
     parts = [r"\s*"]
@@ -544,6 +577,8 @@ def _who_fields(fields: dict[str, str]) -> dict[str, Any]:
     """Return the fields of ``Who`` that a prefix gives."""
     if "process" in fields:
         pairs = dict(re.findall(r"\b(pid|ip|rank)=([\w.:]+)", fields["process"]))
+        if _NO_RANK.match(fields["process"]):
+            pairs.pop("rank", None)
         fields = {"address" if name == "ip" else name: value for name, value in pairs.items()}
     found: dict[str, Any] = {name: fields[name] for name in ("host", "address") if name in fields}
     for name in ("rank", "local_rank", "task", "pid"):

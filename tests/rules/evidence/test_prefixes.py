@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -112,6 +113,12 @@ PREFIXES: dict[str, str | Callable[[int], str]] = {
     "a tab": "\t",
     "an identifier": "[3f2a9c1e-77aa-4b1c-9d2e-0a1b2c3d4e5f] ",
 }
+
+
+def packed(log: str, record: Callable[[str], dict[str, str]]) -> bytes:
+    return "".join(json.dumps(record(line)) + "\n" for line in log.removesuffix("\n").split("\n")).encode()
+
+
 CODINGS: dict[str, Callable[[str], bytes]] = {
     "CRLF": lambda log: log.replace("\n", "\r\n").encode(),
     "UTF-16 with a mark": lambda log: log.replace("\n", "\r\n").encode("utf-16"),
@@ -120,6 +127,12 @@ CODINGS: dict[str, Callable[[str], bytes]] = {
     "UTF-8 with a mark": lambda log: log.encode("utf-8-sig"),
     "a NUL byte": lambda log: log[:40].encode() + b"\0" + log[40:].encode(),
     "a log that was truncated": lambda log: bytes(200_000) + log.encode(),
+    "docker's JSON": lambda log: packed(
+        log, lambda line: {"log": f"{line}\n", "stream": "stderr", "time": f"{iso(0)}321Z"}
+    ),
+    "Google Cloud's JSON": lambda log: packed(
+        log, lambda line: {"insertId": "a7", "textPayload": line, "timestamp": iso(0)}
+    ),
 }
 
 
@@ -165,6 +178,19 @@ def test_an_encoding_changes_nothing(folder, tmp_path, coding):
         assert told(CODINGS[coding](log), tmp_path) == plain(name, folder), name
 
 
+def test_a_record_of_a_logger_that_writes_json(tmp_path):
+    record = {"levelname": "ERROR", "message": "training failed", "exc_info": "\n".join(raised(KEY, None))}
+    log = "".join(json.dumps({"message": line}) + "\n" for line in steps(3)) + json.dumps(record) + "\n"
+    hold(tmp_path, log, Truth(kinds=("crash",), ranks=(), says=("KeyError", "train.py:40")))
+
+
+@pytest.mark.parametrize(
+    "broken", ['{"log": ' + "[" * 30_000, '{"log": ' + "[" * 9000 + "]" * 9000 + "}", '{"log": 7}']
+)
+def test_a_line_that_only_looks_like_a_record_is_a_line(tmp_path, broken):
+    hold(tmp_path, text([broken, *raised(KEY, 1)]), Truth(kinds=("crash",), ranks=(1,), where="train.py:40"))
+
+
 WRITERS: dict[str, tuple[Callable[[int, int], str], bool]] = {
     "TorchX": (lambda rank, line: f"trainer/{rank} ", False),
     "vLLM": (lambda rank, line: f"(Worker_TP{rank} pid={400 + rank}) ERROR 03-09 14:25:{line:02} [base.py:61] ", False),
@@ -172,6 +198,12 @@ WRITERS: dict[str, tuple[Callable[[int, int], str], bool]] = {
     "kubectl logs --prefix": (lambda rank, line: f"[pod/llm-{rank}/pytorch] {iso(line)}Z ", False),
     "nodes": (lambda rank, line: f"[node-{rank + 10}] stderr: ", False),
     "a number in a group": (lambda rank, line: f"[Rank {rank}] ", False),
+    "a number in a group by its words": (lambda rank, line: f"[dp rank {rank}] ", False),
+    "a number in a group and a colon": (lambda rank, line: f"TP rank {rank}: ", False),
+    "numbers of nodes": (lambda rank, line: f"(worker{rank + 1}, rank={rank + 1}, pid={70 + rank}) ", False),
+    "numbers of nodes by their words": (lambda rank, line: f"[node-rank={rank}] ", False),
+    "the rank behind that of a group": (lambda rank, line: f"tp rank 0 global_rank={rank} | ", True),
+    "local ranks by their words": (lambda rank, line: f"[local rank {rank}] ", True),
     "process ids": (lambda rank, line: f"I0309 14:25:47.{line:06} {4000 - rank} pump.py:88] ", False),
     "srun --label": (lambda rank, line: f"14:25:{line:02} {rank}: ", True),
     "mpirun": (lambda rank, line: f"[1,{rank}]<stderr>:", True),
