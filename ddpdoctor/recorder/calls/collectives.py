@@ -71,7 +71,11 @@ def begin(op: str, group: int = 0, seq: int = ring_layout.NO_SEQ) -> int:
     if ring is None:
         return 0
     flags = ring_layout.FLAG_MAIN if _get_ident() == here.main_thread else 0
-    return ring.begin(records.kind_of(ring, sys._getframe(2), op, group, flags=flags).packed, seq)
+    kind = records.kind_of(ring, sys._getframe(2), op, group, flags=flags)
+    now = _now_ns()
+    if flags and _exc_info()[1] is not None:
+        note_handled(_exc_info()[1], now)
+    return ring.begin(kind.packed, seq, now)
 
 
 def tensors_of(about: Any) -> Tuple[Any, Any, int]:

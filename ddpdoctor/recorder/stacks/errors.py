@@ -15,7 +15,7 @@ from .error_details import frames_of, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Set, Tuple
+    from typing import Any, Dict, List, Optional, Tuple
 
     Key = Tuple[int, type, int]
 
@@ -32,7 +32,11 @@ _WORKER_TEXT = r'^\s*File "([^"\n]+)", line (\d+), in (\S+)'
 _PASSED_ON = ("Original Traceback (most recent call last):", "terminated with the following error:")
 _noted: Dict[Key, Optional[str]] = {}
 """By error: the recorded call that raised it. It belongs to one ring."""
-_handled: Set[Key] = set()
+_handled: Dict[Key, int] = {}
+"""How many calls began while the main thread handled an error."""
+MOST_CALLS_OF_HANDLER = 16
+"""A handler that makes more is where the script trains (``except ImportError:`` around a fallback), so its error
+explains no call. Our choice."""
 _installed = False
 
 
@@ -68,7 +72,7 @@ def note_exception(error: BaseException, uncaught: bool, call: Optional[str] = N
         "as": reason.passed_on,
         "ranks": reason.ranks,
         "frames": raised_at,
-        "first": _brief(reason.first),
+        "first": None if _trains_under(reason.first) else _brief(reason.first),
         "groups": _groups() if call else [],
         "memory": error_details.at_error(error, text),
         "reducer": _of_reducer(error, text),
@@ -130,7 +134,7 @@ def handled_now() -> Optional[Dict[str, Any]]:
     handled: Dict[Optional[int], Any] = getattr(sys, "_current_exceptions", dict)()
     current = handled.get(here.main_thread)
     error = current[1] if isinstance(current, tuple) else current  # it is a tuple up to Python 3.11
-    if error is None:
+    if error is None or _trains_under(error):
         return None
     reason = error_details.reason_of(error, _own_rank(), raised_by_call)
     found = _brief(reason.error)
@@ -145,11 +149,19 @@ def note_handled(error: Optional[BaseException], call_ns: int) -> None:
     ring = here.ring
     if ring is None or error is None:
         return
-    key = _key(error, str(error))  # with its secrets hidden, it would cost 60 us for each call of a long handler
-    if key not in _handled and len(_handled) < MAX_NOTES:
-        _handled.add(key)
+    key = _key(error, str(error))  # with its secrets hidden, it would cost 60 us for each call
+    made = _handled.get(key, 0)
+    if made >= MOST_CALLS_OF_HANDLER or (not made and len(_handled) >= MAX_NOTES):
+        return
+    _handled[key] = made + 1
+    if not made:
         ring.note(dict(handled_now() or {}, k="handled"))
     ring.set("handling_ns", call_ns)
+
+
+def _trains_under(error: Optional[BaseException]) -> bool:
+    """Return whether the script handled an error for so many calls that it explains none."""
+    return bool(_handled) and error is not None and _handled.get(_key(error, str(error)), 0) >= MOST_CALLS_OF_HANDLER
 
 
 def _brief(error: Optional[BaseException]) -> Optional[Dict[str, Any]]:

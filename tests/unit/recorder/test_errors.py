@@ -58,7 +58,7 @@ def test_the_error_under_which_a_call_begins_is_noted_once_and_the_time_of_the_l
     ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 42, 7)
     monkeypatch.setattr(here, "ring", ring)
     monkeypatch.setattr(here, "main_thread", threading.get_ident())
-    monkeypatch.setattr(errors, "_handled", set())
+    monkeypatch.setattr(errors, "_handled", {})
     for second in range(2):
         try:
             read_shard()
@@ -70,6 +70,26 @@ def test_the_error_under_which_a_call_begins_is_noted_once_and_the_time_of_the_l
     assert (first["k"], first["type"], first["text"], first["frames"][-1]["n"], len(notes) <= 2) == (
         "handled", "ValueError", "bad shard", "read_shard", True,
     )  # fmt: skip
+
+
+def test_an_error_under_which_the_script_trains_explains_no_call(tmp_path: Path, monkeypatch) -> None:
+    ring = Ring(str(tmp_path), ring_layout.ROLE_RANK, ring_layout.RANK_SHAPE, 42, 7)
+    monkeypatch.setattr(here, "ring", ring)
+    monkeypatch.setattr(here, "main_thread", threading.get_ident())
+    monkeypatch.setattr(errors, "_handled", {})
+    try:
+        read_shard()
+    except ValueError as error:
+        errors.note_handled(error, 1)
+        assert errors.handled_now() is not None
+        for call in range(2, 100):
+            errors.note_handled(error, call)
+        failed = OSError("reset by peer")
+        failed.__context__ = error
+        errors.note_exception(failed, uncaught=False, call="all_reduce")
+        notes = ring_reading.read_ring_file(ring.path).notes
+        assert [note["first"] for note in notes if note["k"] == "raised"] == [None]
+        assert (errors.handled_now(), ring.get("handling_ns")) == (None, errors.MOST_CALLS_OF_HANDLER)
 
 
 def test_an_error_at_the_address_of_an_earlier_one_is_noted(tmp_path: Path, monkeypatch) -> None:
