@@ -92,6 +92,55 @@ def test_a_call_once_more_is_told_with_the_loop_around_it(flow: ControlFlow, wor
     assert "loop at line" not in judged(*ranks).fix
 
 
+TRAINER = """\
+def step():
+    model(x).backward()
+
+
+def train():
+    for batch in loader:
+        step()
+        if stops():
+            return
+
+
+def evaluate():
+    for batch in loader:
+        log(batch)
+
+
+def main():
+    for epoch in epochs:
+        train()
+        evaluate()
+"""
+
+
+@pytest.mark.parametrize("last", [2, 14])
+def test_a_loop_in_a_function_that_returned_is_named_if_the_rank_had_been_there(tmp_path: Path, last: int) -> None:
+    """Rank 1 evaluates while rank 0 trains: it left the loop early, or it evaluates once more than rank 0."""
+    path = tmp_path / "trainer.py"
+    path.write_text(TRAINER)
+    read = read_control_flow(path, float("inf"))
+    assert read is not None
+    outer, inner, logs = line(18, "main"), line(7, "train"), line(14, "evaluate")
+    found = [Script(n, 2).build(line(1, "<module>")) for n in range(2)]
+    for script in found:
+        for _ in range(4):
+            for _ in range(3):
+                script.phase("ddp_forward", line(2, "step"), 0).phase("backward", line(2, "step"), 1)
+            script.collective(logs, shape=())
+        if last == 2:
+            script.phase("ddp_forward", line(2, "step"), 0).phase("backward", line(2, "step"), 1)
+    found[1].collective(logs, shape=())
+    due = found[0].phase("ddp_forward", line(2, "step"), 0).phase("backward", line(2, "step"), 1)
+    trains = due.waits(samples=(sample(stack(outer, inner, line(2, "step"), AUTOGRAD)),))
+    evaluates = found[1].waits(samples=(sample(stack(line(19, "main"), logs, C10D)),))
+    finding = judged(trains, evaluates, flow=ControlFlow(file=line(1).file, statements=read.statements))
+    lines = [place.line for place in finding.where if place.rank == 1]
+    assert lines == ([14, 8] if last == 2 else [14]), finding
+
+
 def skipping(world: int) -> list[Rank]:
     """Return ranks of which the last left out the backward of its fifth step, and is at the barrier."""
     found = started(world)

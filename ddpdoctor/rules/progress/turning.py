@@ -147,20 +147,27 @@ def _look_up(
 ) -> Turning:
     """Look for ways around the call in its own function; if there are none, in the functions that called it."""
     mine, other = states
-    now = stack_of(mine.rank)
+    now = stack_of(mine.rank) or tuple(
+        part.kind.site for part in parts[:1] if part is not None and part.kind.site is not None
+    )
     own = (after,) if after is not None else now
     over = parts[0] is None and not parting.is_earlier
     calls = _callers(parting.instead_of, other, parts[1])
+    before = parting.before.site if parting.before is not None else None
+    was_there = before is not None and _same_function(before, calls[0])
     for depth, call in enumerate(calls):
         flow = next((flow for flow in flows if flow.file == call.file), None)
         if flow is None:
             continue
         at = NO_LINE if over else next((frame.line for frame in own if _same_function(frame, call)), None)
-        if call is not calls[0] and at in (None, call.line):
-            break  # as far as is known the rank is still in this call, so it did not go around it
-        before = parting.before.site if parting.before is not None else None
-        was_inside = before is not None and _same_function(before, call)
         outer = calls[depth + 1 :] or [frame for frame in stack_of(other.rank) if not _same_function(frame, call)]
+        # It has been there, as its last common act shows, and is at another line of a function further out now.
+        has_left = was_there and any(
+            _same_function(frame, one) and frame.line != one.line for frame in own for one in outer
+        )
+        if call is not calls[0] and (at == call.line or (at is None and not has_left)):
+            break  # as far as is known the rank is still in this call, so it did not go around it
+        was_inside = before is not None and _same_function(before, call)
         route = Route(
             left_out=call.line,
             before=before.line if before is not None and was_inside else None,
