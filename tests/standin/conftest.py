@@ -25,6 +25,7 @@ _OWN = (
     ),
     wrapped("spins", "sleeper", *HANG, *OFF, env={"SEEDED": "1", "FAKECUDA_SPIN": "1"}),
     wrapped("limit_cleanup", "watchdog", *HEALTHY, *OFF, env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}, limit_s=150),
+    wrapped("limit_blocking", "watchdog", *HANG, *OFF, env={"TORCH_NCCL_BLOCKING_WAIT": "1"}),
     wrapped("two_gpus_sleeper", "sleeper", *HANG, *OFF, env={"SEEDED": "1", **_TWO_GPUS}),
     wrapped("two_gpus_trains", "trains", *HEALTHY, *OFF, env=_TWO_GPUS),
     verb("check_env_nvml", "check-env", env=_TWO_GPUS),

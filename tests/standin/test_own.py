@@ -19,14 +19,14 @@ def test_lost(ran: Ran, code: str) -> None:
     assert_recorded(report)
 
 
-STUCK = {"spins": "sleeper", "limit_cleanup": "watchdog", "two_gpus_sleeper": "sleeper"}
+STUCK = {"spins": "sleeper", "limit_cleanup": "watchdog", "limit_blocking": "watchdog", "two_gpus_sleeper": "sleeper"}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.gpu_job(name)) for name in STUCK])
 def test_stuck(ran: Ran, name: str) -> None:
     """A host that waits for its device on a core of its own, as CUDA's does; an abort at the group's limit that leaves
-    rank 0 alive, into an error; a GPU for each rank.
+    rank 0 alive, into an error; calls that wait for their device; a GPU for each rank.
     """
     assert_blamed(ran(name), "stuck", [1], STUCK[name])
 

@@ -20,6 +20,9 @@ RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """torch's functions that dump its recorders: the one of Gloo and hooked backends, and ProcessGroupNCCL's."""
 _TIMING = ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_DEBUG", "NCCL_DESYNC_DEBUG")
 """With any of these on, ProcessGroupNCCL records when a kernel starts (ProcessGroupNCCL.cpp)."""
+_BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+"""With one of these on, a call waits for its device, and no watchdog retires what is done. The next call uses its
+events again, so that a call that is pending makes all before it look so."""
 _ON = frozenset({"y", "yes", "1", "t", "true"})
 """What torch's getCvarBool accepts as on, in lower case (Utils.hpp)."""
 _BEFORE_2_9 = {
@@ -73,9 +76,10 @@ def entries_now() -> Any:
         return {}
     names = [str(name) for name in groups.c10d._world.pg_names.values()]
     entries: List[Any] = []
+    blocking = _is_on(_BLOCKING)
     for source, dump in _sources(native):
         try:
-            entries += flight_entries.chosen(json.loads(dump()).get("entries"), names)
+            entries += flight_entries.chosen(json.loads(dump()).get("entries"), names, newest=blocking)
         except Exception as error:  # noqa: BLE001 - the recorder's wall: what another recorder holds is not lost
             here.failed("flight recorder of " + source, error)
     return {"wall_ns": time.time_ns(), "at": time.monotonic_ns(), "timed": int(is_timed()), "entries": entries}
@@ -83,7 +87,11 @@ def entries_now() -> Any:
 
 def is_timed() -> bool:
     """Return whether torch knows when a kernel starts and ends."""
-    return any(os.environ.get(name, "").lower() in _ON for name in _TIMING)
+    return _is_on(_TIMING)
+
+
+def _is_on(names: Tuple[str, ...]) -> bool:
+    return any(os.environ.get(name, "").lower() in _ON for name in names)
 
 
 @guarded("device times")

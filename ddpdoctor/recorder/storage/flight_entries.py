@@ -27,17 +27,18 @@ _KEPT = ("process_group", "collective_seq_id", "p2p_seq_id", "is_p2p", "profilin
 _NUMBERS = ("collective_seq_id", "p2p_seq_id", "time_created_ns")
 
 
-def chosen(entries: Any, groups: Optional[Container[str]] = None) -> List[Dict[str, Any]]:
+def chosen(entries: Any, groups: Optional[Container[str]] = None, *, newest: bool = False) -> List[Dict[str, Any]]:
     """Return the oldest pending entries, oldest first, and the last entries that torch has timed.
 
     ``groups`` are the names of the existing groups; entries of destroyed groups are ignored. A host may be a thousand
     collectives ahead of its device, all waiting for the first. So the list is cut only after that one is found.
+    ``newest`` is for torch that waits in each call: only the newest can be pending, whatever the older ones look like.
     """
     found = entries if isinstance(entries, list) else []
     sound = [one for one in (dict(entry) for entry in found if isinstance(entry, dict)) if _is_sound(one)]
     ours = [entry for entry in sound if groups is None or entry["process_group"][0] in groups]
     timed = [entry for entry in ours if isinstance(entry.get("duration_ms"), (int, float)) and not entry["is_p2p"]]
-    kept = _oldest_pending(_settled(ours))[:MOST_PENDING] + timed[-MOST_TIMED:]
+    kept = _pending(_settled(ours), newest)[:MOST_PENDING] + timed[-MOST_TIMED:]
     return [{name: entry[name] for name in _KEPT if name in entry} for entry in kept]
 
 
@@ -96,15 +97,15 @@ def _batch(entry: Dict[str, Any]) -> Tuple[Any, ...]:
     return (*entry["process_group"], p2p, entry["p2p_seq_id" if p2p else "collective_seq_id"])
 
 
-def _oldest_pending(entries: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+def _pending(entries: List[Dict[str, Any]], newest: bool) -> List[Dict[str, Any]]:
     """Return the oldest pending entry of each lane. Entries before a completed one of the same lane are done too."""
     oldest: Dict[Lane, Dict[str, Any]] = {}
     for entry in entries:
         lane = _lane(entry)
         if entry["state"] == "completed":
             oldest.pop(lane, None)
-        elif is_pending(entry):
-            oldest.setdefault(lane, entry)
+        elif is_pending(entry) and (newest or lane not in oldest):
+            oldest[lane] = entry
     return sorted(oldest.values(), key=lambda entry: int(entry["time_created_ns"]))
 
 

@@ -115,6 +115,13 @@ def test_the_oldest_pending_survives_any_number_that_came_later() -> None:
     assert numbers(run("2.6.0", {"own": {"entries": [entry(at) for at in range(1, 2001)]}})[0]) == [1]
 
 
+def test_of_calls_that_wait_for_their_device_only_the_newest_is_pending() -> None:
+    """torch 2.14 gives the events of what is done to the next call, so that all look pending as long as that one is."""
+    own = {"entries": [entry(at) for at in range(1, 12)]}
+    assert numbers(run("2.14.1+cu130", {"own": own}, TORCH_NCCL_BLOCKING_WAIT="1")[0]) == [11]
+    assert numbers(run("2.14.1+cu130", {"own": own}, TORCH_NCCL_BLOCKING_WAIT="0")[0]) == [1]
+
+
 def test_entries_of_a_group_that_is_no_more_are_left_out() -> None:
     gone = entry(1, process_group=["5", ""])
     assert numbers(run("2.6.0", {"own": {"entries": [gone, entry(2)]}})[0]) == [2]
