@@ -118,6 +118,12 @@ def test_the_limit_is_reported_with_what_is_left_of_it(timeout_s, words):
     assert words in finding.evidence
 
 
+def test_torch_does_not_end_a_job_whose_rank_has_waited_past_both_limits():
+    """It has waited for a minute. See test_device for a job that torch did end."""
+    (finding,) = judge(job(waiting(0, 50.0), in_user(1), in_call(2), hang_timeout_s=55.0)).findings
+    assert not any("torch ends the job before" in sentence for sentence in finding.evidence), finding.evidence
+
+
 def test_a_limit_that_nobody_gave_is_not_made_up():
     (finding,) = judge(job(in_call(0), in_user(1), in_call(2))).findings
     assert not any("time limit" in sentence for sentence in finding.evidence)

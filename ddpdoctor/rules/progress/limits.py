@@ -59,7 +59,7 @@ def limit_words(job: JobState) -> list[str]:
     left_s, limit_s, op = min(found)
     left = f"{long_words(left_s)} are left" if left_s > 0 else "it has passed"
     said = [f"torch's own timeout for this {op} is {long_words(limit_s)}; {left}"]
-    if job.facts.hang_timeout_s >= limit_s:
+    if limit_s - left_s < job.facts.hang_timeout_s >= limit_s:  # a rank that waits for longer is not ended by torch
         said.append(
             f"--hang-timeout is {long_words(job.facts.hang_timeout_s)}, so torch ends the job before ddpdoctor judges "
             f"it: use a --hang-timeout below {long_words(limit_s)}"
