@@ -34,5 +34,6 @@ from tests.gpu.test_recorder import (
     test_replicas_healthy,
     test_straggler,
 )
+from tests.gpu.test_speed import test_the_budget_is_what_the_gpu_takes
 
 pytestmark = [pytest.mark.standin, pytest.mark.full]
