@@ -102,7 +102,8 @@ def _build(
     sections = (*earlier, last_attempt(run, job, status, shown)) if earlier else ()
     rows = tuple(rank_row(rank, job.stopping_since_ns if end.hung else None) for rank in job.ranks)
     summary = JobSummary(world_size=_world_size(job), nnodes=job.nnodes, status=status, exit_status=end.exit_status)
-    pictures = picture_data(job, saved, rows, pick_verdict(shown), status, reads_source=reads_source)
+    drawn_as = JobStatus.HUNG if status is JobStatus.RUNNING and hangs(judgment) else status
+    pictures = picture_data(job, saved, rows, pick_verdict(shown), drawn_as, reads_source=reads_source)
     return make_report(
         command=run.command or (),
         started_at=end.started_at,
@@ -117,7 +118,10 @@ def _build(
 
 
 def job_status(job: Job, judgment: Judgment, *, hung: bool, interrupted: bool) -> JobStatus:
-    """Return how the job ended. An abort at exit, after the script has finished, is not a failure of the job."""
+    """Return how the job ended. An abort at exit, after the script has finished, is not a failure of the job.
+
+    ``hung`` is whether it was stopped. A job that goes on is running, whatever was found: a rank may move again.
+    """
     if hung:
         return JobStatus.HUNG
     if interrupted:
@@ -125,7 +129,7 @@ def job_status(job: Job, judgment: Judgment, *, hung: bool, interrupted: bool) -
     if job.launcher_status == 0:
         return JobStatus.FINISHED
     if job.launcher_status is None and (not job.ended or any(rank.life is Life.RUNNING for rank in job.ranks)):
-        return JobStatus.HUNG if hangs(judgment) else JobStatus.RUNNING
+        return JobStatus.RUNNING
     only_at_exit = bool(judgment.findings) and all(f.severity is Severity.INFO for f in judgment.findings)
     if only_at_exit and any(f.kind == "exit-abort" for f in judgment.findings):
         return JobStatus.FINISHED

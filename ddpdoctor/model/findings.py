@@ -61,7 +61,7 @@ class JobStatus(str, Enum):
     INTERRUPTED = "interrupted"
     NOT_RUN = "not-run"
     RUNNING = "running"
-    """It went on after the report was made: `ddpdoctor status --dump`."""
+    """It went on after the report was made, whatever was found: the report of a hang can be withdrawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,7 +133,7 @@ def test_a_hang_that_may_resolve_is_reported_at_once_and_stays_the_verdict_when_
     assert wait_for((tmp_path / "report.json").exists)
     assert wait_for(lambda: page.exists() and "DD601 stuck" in page.read_text().partition("</main>")[0])
     report = json.loads((tmp_path / "report.json").read_text())
-    assert (report["job"]["status"], report["verdict"]["kind"], report["verdict"]["ranks"]) == ("hung", "stuck", [1])
+    assert (report["job"]["status"], report["verdict"]["kind"], report["verdict"]["ranks"]) == ("running", "stuck", [1])
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     ran = finish(process, tmp_path)

@@ -26,9 +26,9 @@ AT_EXIT = judgment(("DD612", "exit-abort", Severity.INFO))
 @pytest.mark.parametrize(
     ("life", "ended", "launcher_status", "judged", "status"),
     [
-        (Life.RUNNING, False, None, HANG, JobStatus.HUNG),
+        (Life.RUNNING, False, None, HANG, JobStatus.RUNNING),
         (Life.RUNNING, False, None, NAN, JobStatus.RUNNING),
-        (Life.EXITED, False, None, HANG, JobStatus.HUNG),  # its ranks ended while the evidence was taken
+        (Life.EXITED, False, None, HANG, JobStatus.RUNNING),  # its ranks ended while the evidence was taken
         (Life.EXITED, False, None, NAN, JobStatus.RUNNING),
         (Life.EXITED, True, 0, NAN, JobStatus.FINISHED),
         (Life.EXITED, True, 1, NAN, JobStatus.FAILED),
