@@ -80,6 +80,10 @@ _JOBS = (
     wrapped("flight_source", "flight_source", *HEALTHY, *OFF, ranks=1, env=TIMED),
     wrapped("sleeper_off", "sleeper", *HANG, *OFF, env={"SEEDED": "1"}),
     wrapped("sleeper_healthy", "sleeper", *HEALTHY, env={"SEEDED": "0"}),
+    *(
+        plain(f"watched_{name}", "sleeper", env={"SEEDED": seeded, "WATCHED": "1"})
+        for name, seeded in (("sleeper", "1"), ("healthy", "0"))
+    ),
     wrapped("pending_oldest", "pending_oldest", *HANG, *OFF),
     wrapped("ddp_sleeper", "ddp_sleeper", *HANG, *OFF),
     wrapped("capture_async_allreduce", "capture_async_allreduce", *HEALTHY, *OFF, ranks=1),

@@ -21,6 +21,12 @@ def test_sleeper_detail(ran: Ran) -> None:
     assert_blamed(ran("sleeper_detail"), "stuck", [1], "sleeper")
 
 
+@pytest.mark.gpu_job("watched_sleeper")
+def test_watched(ran: Ran) -> None:
+    """The same by ``ddpdoctor.watch`` in the script, under torchrun alone."""
+    assert_blamed(ran("watched_sleeper"), "stuck", [1], "sleeper")
+
+
 @pytest.mark.gpu_job("pending_oldest")
 def test_pending_oldest(ran: Ran) -> None:
     """Rank 0 is 150 reductions ahead: the oldest pending one, number 1, is reported, and not one of the last."""

@@ -19,12 +19,14 @@ def test_sleeper_detail_healthy(ran: Ran) -> None:
     assert_silent(ran("sleeper_detail_healthy"))
 
 
-QUIET = ("mixed_backend_healthy", "subgroup_healthy", "nonblocking_healthy")
+QUIET = ("mixed_backend_healthy", "subgroup_healthy", "nonblocking_healthy", "watched_healthy")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.gpu_job(name)) for name in QUIET])
 def test_groups_healthy(ran: Ran, name: str) -> None:
-    """Tensors over NCCL and objects over Gloo in one group; split communicators; ones made in the background."""
+    """Tensors over NCCL and objects over Gloo in one group; split communicators; ones made in the background; a job
+    that watches itself.
+    """
     assert_silent(ran(name))
 
 

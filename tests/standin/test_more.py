@@ -19,6 +19,7 @@ from tests.gpu.test_hangs import (
     test_recv_without_send,
     test_subgroup,
     test_watchdog,
+    test_watched,
 )
 from tests.gpu.test_healthy import test_groups_healthy, test_slow_kernel
 from tests.gpu.test_other_verbs import test_a_rank_that_came_too_late, test_a_rank_that_left_the_loop
