@@ -505,6 +505,9 @@ def test_an_exit_in_a_handler_of_a_signal_is_named_with_what_to_do(signal, said)
     assert (found.kind, found.ranks, [place.line for place in found.where]) == ("early-exit", (1,), [7])
     assert ("do not exit in the handler of SIGTERM: set a flag there, all_reduce it" in found.fix) is said
     assert ("rank 1 has left by an exit call in the script's handler of SIGTERM" in found.evidence) is said
+    assert found.fix.startswith("do not exit in bye (train.py:7) on some ranks only") is not said
+    (at_its_end,) = judge(job(in_backward(0), ended(1), in_backward(2))).findings
+    assert "do not exit" not in at_its_end.fix
 
 
 @pytest.mark.parametrize(("op", "said"), [("all_to_all_single", True), ("all_reduce", False)])

@@ -91,6 +91,11 @@ def _early_fix(rank: Rank, turning: Turning | None) -> str:
             f"do not exit in the handler of {rank.exit_signal}: set a flag there, all_reduce it (MAX) at the end of "
             "each step, and let all ranks save and leave the loop in the same step"
         )
+    if rank.exit_call is not None:
+        return (
+            f"do not exit {place_words(rank.exit_call)} on some ranks only: all_reduce the decision (MAX), and let all "
+            "ranks leave in the same step; if something is wrong, raise an error instead"
+        )
     return fix_of_turning(turning) if turning is not None and turning.parting.is_earlier else _STEP_TOGETHER
 
 
