@@ -21,8 +21,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def is_first(item: pytest.Item) -> bool:
-    """Return whether a scenario is one of those that are run first."""
-    return item.name.startswith(FIRST.get(item.path.relative_to(HERE).as_posix(), ("-",)))
+    """Return whether a scenario is one of those that are run first. One that goes by speed never is."""
+    listed = FIRST.get(item.path.relative_to(HERE).as_posix(), ("-",))
+    return item.name.startswith(listed) and item.get_closest_marker("alone") is None
 
 
 @pytest.fixture(scope="module")
