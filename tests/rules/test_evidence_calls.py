@@ -1,7 +1,8 @@
 """Calls of NCCL's logs, compared between ranks."""
 
-from ddpdoctor.model.evidence import Called, Differ, Operation, Spot, Who
+from ddpdoctor.model.evidence import Called, Differ, Operation, Seen, Spot, Trouble, Who
 from ddpdoctor.rules.evidence.calls import compare_calls
+from ddpdoctor.rules.evidence.identity import resolve
 
 
 def call(rank: int | None, number: int, op: str = "all_reduce", count: int = 64, group: str = "comm 0x6e") -> Called:
@@ -50,3 +51,27 @@ def test_calls_of_one_group_call_may_come_in_any_order() -> None:
 def test_communicators_that_share_a_number_are_not_compared() -> None:
     group = "comm no. 0 of 2 ranks"
     assert compare(*(call(rank, 1, "reduce" if rank < 2 else "broadcast", group=group) for rank in range(4))) == []
+
+
+# A fault of a GPU is its rank's, if the evidence says which rank had it.
+
+
+SPOT = Spot(source="log", line=1)
+
+
+def seen(rank: int, gpu: str, host: str = "g7") -> Seen:
+    return Seen(who=Who(rank=rank, host=host), spot=SPOT, gpu=gpu)
+
+
+def rank_of(*others: Seen) -> int | None:
+    fault = Trouble(who=Who(host="g7"), spot=SPOT, kind="xid", problem="it had Xid 79", gpu="4e:00")
+    return resolve([*others, fault], None)[-1].who.rank
+
+
+def test_the_rank_on_the_gpu_is_named() -> None:
+    assert rank_of(seen(1, "1a:00"), seen(2, "4e:00")) == 2
+
+
+def test_another_hosts_gpu_and_a_gpu_of_several_ranks_are_nobodys() -> None:
+    assert rank_of(seen(2, "4e:00", host="g8")) is None
+    assert rank_of(seen(2, "4e:00"), seen(3, "4e:00"), seen(2, "4e:00")) is None

@@ -2,10 +2,13 @@
 
 import pytest
 
+from ddpdoctor.collect.node import ReadingPlan, read_node
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.limits import Limit
 from ddpdoctor.model.reading import Unread, Why
-from tests.rules.environment.build import ask, failed, fleet, node, process
+from ddpdoctor.rules.registry import rules_of
+from tests.machines import load_machine
+from tests.rules.environment.build import ask, failed, fleet, judge_fleet, node, process
 from tests.rules.environment.machine_facts import GIB, MIB, limits, software, volume
 
 PASSED, FAILED, SKIPPED, UNKNOWN = Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED, Outcome.INCONCLUSIVE
@@ -171,3 +174,46 @@ def test_equal_problems_of_two_nodes_are_one():
     )
     assert finding.hosts == ("a", "b")
     assert finding.fix == "export TMPDIR=/path/on/another/disk"
+
+
+# Recorded machines as the collectors read them: a healthy one is reported nothing that its owner would call false.
+
+
+FILES = ("versions", "torch_versions", "drivers", "limits", "memory", "shm", "processors", "clock")
+PLAN = ReadingPlan(sections=frozenset({"software", "torch", "limits", "clock"}))
+
+
+def reported(machine, **variables):
+    """Return the kinds and severities of what the rules of versions, limits and clocks find on a recorded machine."""
+    ranks = [process(variables and 0, cpus=machine.calls.cpus(), **variables)]
+    node = read_node(machine, PLAN, tuple(ranks))
+    rules = [
+        rule
+        for rule in rules_of("environment")
+        if next(iter(rule.checks.values())).__module__.rpartition(".")[2] in FILES
+    ]
+    judged = judge_fleet(fleet(node), rules)
+    assert not [check for check in judged.checks if check.outcome.value in {"crashed", "inconclusive"}]
+    return {finding.kind: finding.severity.value for finding in judged.findings}
+
+
+@pytest.mark.parametrize(
+    ("name", "states", "findings"),
+    [
+        ("nvlink8", (), {}),
+        ("roce8", (), {}),
+        ("workstation2", (), {"nofile": "warning"}),
+        ("container-nogpu", (), {"shm": "warning"}),
+        ("container-nogpu", ("limited",), dict.fromkeys(["shm", "cpu-quota", "mem-limit", "nproc-pids"], "warning")),
+        ("container-nogpu", ("small",), {**dict.fromkeys(["nofile", "nproc-pids", "disk"], "warning"), "shm": "error"}),
+        ("nvlink8", ("driver-mismatch",), {"driver-lib-mismatch": "error"}),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_machine(name, states, findings, tmp_path):
+    assert reported(load_machine(name, tmp_path, *states)) == findings
+
+
+def test_a_large_job_on_a_small_container(tmp_path):
+    job = {"RANK": "0", "WORLD_SIZE": "1024", "LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "1"}
+    findings = reported(load_machine("container-nogpu", tmp_path, "small"), **job)
+    assert (findings["nofile"], findings["somaxconn"]) == ("error", "warning")
