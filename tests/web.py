@@ -44,7 +44,8 @@ class Receiver:
         self.url = f"{self.base}/hook"
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        # It looks that often whether it is to end, and an exit waits for that.
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -51,7 +51,11 @@ FIRST = {
     "in_code/test_watch.py": ("test_a_hung_rank", "test_a_healthy_job_is_silent_and_keeps_its_environment[none]"),
     "in_code/test_pytest_plugin.py": ("test_without_the_option",),
     "attach/test_found.py": ("test_a_process_that_is_no_rank",),
-    "harmless/test_scripts.py": ALL,
+    "harmless/test_scripts.py": tuple(
+        f"test_a_script_runs_as_without_the_recorder[{name}]" for name in (
+            "becomes_another", "closes_all_files", "dies_of_sigterm", "forks", "handles_signals", "hooks_exceptions",
+        )
+    ),
     "harmless/test_broken_recorder.py": (
         "test_a_script_that_never_imports_torch_runs_whatever_fails[start]", "test_a_recorder_that_cannot_start",
     ),

@@ -12,11 +12,12 @@ from tests.fuzzing import Sample, check_output, fuzz, peak_mib
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("numbers", [range(25), pytest.param(range(25, 75), marks=pytest.mark.full)], ids=str)
 @pytest.mark.parametrize("make", [make_runs, make_benches, make_checkpoints])
 def test_damaged_files_end_in_no_traceback_no_hang_and_no_escape(
-    make: Callable[[Path], list[Sample]], tmp_path: Path
+    make: Callable[[Path], list[Sample]], numbers: range, tmp_path: Path
 ) -> None:
-    assert list(fuzz(make(tmp_path), "kept", range(75))) == []
+    assert list(fuzz(make(tmp_path), "kept", numbers)) == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import shlex
 import socket
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,12 +119,26 @@ def is_over(child: int) -> bool:
     return found is None or found.state in "ZX"
 
 
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Path]]:
+    """Run a command in each way until its limit, all at once; return what was said, and the file with its child."""
+    children = {way: tmp_path_factory.mktemp("way") / "child" for way in WAYS}
+
+    def run(way: str) -> str:
+        script = WAYS[way].format(child=children[way])
+        return run_command(script, report(), FINDING, Path("report.json"), limit_s=2.0)
+
+    with ThreadPoolExecutor(len(WAYS)) as pool:
+        return {way: (said, children[way]) for way, said in zip(WAYS, pool.map(run, WAYS), strict=True)}
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_a_command_that_does_not_end_is_killed_with_all_that_it_started(tmp_path: Path, way: str) -> None:
-    script = WAYS[way].format(child=tmp_path / "child")
-    said = run_command(script, report(), FINDING, Path("report.json"), limit_s=2.0)
+def test_a_command_that_does_not_end_is_killed_with_all_that_it_started(
+    way: str, killed: dict[str, tuple[str, Path]]
+) -> None:
+    said, file = killed[way]
     assert said == "--on-finding: the command was killed after 2 s"
-    child = int((tmp_path / "child").read_text())
+    child = int(file.read_text())
     assert wait_for(lambda: is_over(child))
 
 

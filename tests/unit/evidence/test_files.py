@@ -14,18 +14,26 @@ from ddpdoctor.evidence import files
 from ddpdoctor.evidence.files import EvidenceFile, open_file
 from ddpdoctor.evidence.reading import read_evidence
 from ddpdoctor.model.evidence import Failed, Who
+from ddpdoctor.model.evidence_runs import Evidence
 
 FAILED = "[rank{0}]: Traceback (most recent call last):\n[rank{0}]: ValueError: shard {0} is bad\n"
 
 
 def failed(*paths) -> list[int | None]:
     """Return the ranks of which a failure was read."""
-    runs = read_evidence([str(path) for path in paths]).runs
-    return sorted(fact.who.rank for run in runs for fact in run.facts if isinstance(fact, Failed))
+    return failed_of(read_evidence([str(path) for path in paths]))
+
+
+def failed_of(found: Evidence) -> list[int | None]:
+    return sorted(fact.who.rank for run in found.runs for fact in run.facts if isinstance(fact, Failed))
 
 
 def problems(*paths) -> dict[str, str]:
-    return {one.source.rpartition("/")[2]: one.problem for one in read_evidence([str(path) for path in paths]).read}
+    return problems_of(read_evidence([str(path) for path in paths]))
+
+
+def problems_of(found: Evidence) -> dict[str, str]:
+    return {one.source.rpartition("/")[2]: one.problem for one in found.read}
 
 
 @pytest.fixture
@@ -148,9 +156,10 @@ def test_the_holes_of_a_giant_are_passed_over(logs) -> None:
 def test_what_is_packed_is_unpacked_to_a_limit_and_read_so_far(logs, monkeypatch, pack, most) -> None:
     monkeypatch.setattr(files, "LEAST_UNPACKED", most)
     (logs / "bomb.gz").write_bytes(pack(FAILED.format(2).encode() + (b"a" * 99 + b"\n") * 100_000))
-    assert problems(logs)["bomb.gz"].startswith("unpacks to more than 200 times its size")
-    assert failed(logs) == [1, 2]
-    assert sum(one.bytes for one in read_evidence([str(logs)]).read) < 5 * most
+    found = read_evidence([str(logs)])
+    assert problems_of(found)["bomb.gz"].startswith("unpacks to more than 200 times its size")
+    assert failed_of(found) == [1, 2]
+    assert sum(one.bytes for one in found.read) < 5 * most
 
 
 def test_a_dictionary_that_takes_all_memory_is_refused(logs, monkeypatch) -> None:
@@ -183,11 +192,12 @@ def flipped(packed: bytes) -> bytes:
 def test_of_a_damaged_archive_all_is_read_that_comes_before_the_damage(logs, pack, damage, problem) -> None:
     text = FAILED.format(2).encode() + NOISE + b"\n" + NOISE + b"\n"
     (logs / "odd").write_bytes(damage(pack(text)))
-    assert problems(logs)["odd"].startswith((problem, "cut off", "damaged: "))
-    assert 1 in failed(logs)
+    found = read_evidence([str(logs)])
+    assert problems_of(found)["odd"].startswith((problem, "cut off", "damaged: "))
+    assert 1 in failed_of(found)
     if pack is gzip.compress:
-        assert problems(logs)["odd"].startswith(problem)
-        assert failed(logs) == [1, 2]
+        assert problems_of(found)["odd"].startswith(problem)
+        assert failed_of(found) == [1, 2]
 
 
 def test_a_checksum_that_is_wrong_loses_no_line(logs) -> None:
