@@ -94,7 +94,7 @@ _JOBS = (
     wrapped("watchdog", "watchdog", "--hang-timeout", "60", "--on-hang", "auto", *OFF, limit_s=150),
     *(
         wrapped(f"{fault}_{mode}", "faults", *HANG, *level, env={"FAULT": fault})
-        for fault in ("crash", "memory", "killed", "call", "alone", "fork", "size", "duplicate")
+        for fault in ("crash", "memory", "killed", "call", "alone", "fork", "size", "duplicate", "stopped", "exit")
         for mode, level in LEVELS.items()
     ),
     wrapped("trains_off", "trains", *HEALTHY, *OFF),

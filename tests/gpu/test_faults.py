@@ -27,17 +27,25 @@ def test_fault(ran: Ran, fault: str, level: str) -> None:
         assert "Duplicate GPU" in str(verdict), verdict
 
 
+GONE = {"killed": "killed", "stopped": "stopped", "exit": "exit-hang"}
+
+
 @pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=pytest.mark.gpu_job(f"killed_{how}")) for how in (*LEVELS, "remote")]
+    ("fault", "how"),
+    [
+        pytest.param(fault, how, marks=pytest.mark.gpu_job(f"{fault}_{how}"))
+        for fault in GONE
+        for how in (*LEVELS, *(("remote",) if fault == "killed" else ()))
+    ],
 )
-def test_killed(ran: Ran, how: str) -> None:
-    """A rank that is killed while the other one waits for it on the device. Its line is the last that was seen.
+def test_gone(ran: Ran, fault: str, how: str) -> None:
+    """A rank that is killed or frozen while the other one waits for it on the device, or that a thread keeps from
+    exiting. Its line is the last that was seen.
 
     "remote": NCCL itself reports to the other one that its peer is gone.
     """
-    done = ran(f"killed_{how}")
-    verdict = report_of(done)["verdict"]
-    assert (verdict["kind"], verdict["ranks"]) == ("killed", [1]), verdict
+    verdict = report_of(ran(f"{fault}_{how}"))["verdict"]
+    assert (verdict["kind"], verdict["ranks"]) == (GONE[fault], [1]), verdict
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.gpu.test_faults import test_fault, test_killed, test_trains
+from tests.gpu.test_faults import test_fault, test_gone, test_trains
 from tests.gpu.test_hangs import test_sleeper_detail, test_sleeper_off
 from tests.gpu.test_healthy import test_kernels, test_sleeper_detail_healthy, test_sleeper_healthy
 

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,8 @@ def main():
             torch.empty(2**46, dtype=torch.uint8, device=DEVICE)  # FAULT memory
         if at_fault and FAULT == "killed":
             os.kill(os.getpid(), signal.SIGKILL)  # FAULT killed
+        if at_fault and FAULT == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)  # FAULT stopped
         if FAULT == "fork" and step == 10:
             if rank == 0:
                 dist.all_reduce(value)  # FAULT fork
@@ -42,6 +46,8 @@ def main():
             dist.all_reduce(value)
         value.sum().item()
     dist.destroy_process_group()
+    if rank == 1 and FAULT == "exit":
+        threading.Thread(target=time.sleep, args=(1000,)).start()  # FAULT exit
 
 
 if __name__ == "__main__":
