@@ -169,6 +169,6 @@ ONLY_A_DEVICE = {
     ),
     "a device that is faster than its host": ("speed_small_kernels",),
     "a driver and its NVML": ("check_env", "check_env_hidden", "check_env_deep"),
-    "kernels of convolutions": ("check_consistency_nccl",),
+    "kernels of dropout, layer norm and flips": ("check_consistency_nccl",),
 }  # fmt: skip
 """Jobs that no stand-in for CUDA and NCCL can run, by what they show. All others run on it too: tests/standin."""
