@@ -68,8 +68,8 @@ def test_a_rank_that_came_too_late(ran: Ran) -> None:
     done = ran("late")
     verdict = analyzed(done)
     assert (verdict["kind"], verdict["ranks"]) == ("stuck", [1]), verdict
-    if list(done.folder.glob("trace_*")):  # NCCL's newer backend in torch 2.15 leaves no dump
-        assert "all_reduce #6" in verdict["summary"], verdict
+    assert "all_reduce #6" in verdict["summary"], verdict
+    if (done.folder / "trace_1").exists():  # torch 2.15 dumps the rank that timed out, and not the other
         assert "rank 1 had completed collective #5" in str(verdict["evidence"]), verdict
 
 
