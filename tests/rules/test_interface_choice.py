@@ -1,6 +1,11 @@
 import pytest
 
-from ddpdoctor.rules.interface_choice import best_interface, choose, is_bridge, is_tunnel
+from ddpdoctor.model.network import FirewallChain
+from ddpdoctor.model.node import ConfFile
+from ddpdoctor.rules.firewall_opening import open_ports
+from ddpdoctor.rules.interface_choice import best_interface, choose, is_bridge, is_ignored, is_tunnel, parse_gloo_names
+from ddpdoctor.rules.nccl_list import parse_nccl_list
+from ddpdoctor.rules.settings import find_setting
 from tests.rules.environment.build import node, process
 from tests.rules.environment.network import interface, names, network
 
@@ -96,3 +101,167 @@ def test_bridges_to_containers(name):
 def test_other_interfaces(name):
     assert not is_bridge(name)
     assert not is_tunnel(name)
+
+
+DEVICES = ("mlx5_0", "mlx5_1", "mlx5_10", "mlx4_0", "rdmap16s27")
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("", DEVICES),
+        ("mlx5", ("mlx5_0", "mlx5_1", "mlx5_10")),
+        ("mlx5_1", ("mlx5_1", "mlx5_10")),
+        ("=mlx5_1", ("mlx5_1",)),
+        ("=mlx5_1,mlx5_0", ("mlx5_0", "mlx5_1")),
+        ("=mlx5_0,=mlx5_1", ("mlx5_0",)),
+        ("^mlx5_1", ("mlx5_0", "mlx4_0", "rdmap16s27")),
+        ("^=mlx5_1", ("mlx5_0", "mlx5_10", "mlx4_0", "rdmap16s27")),
+        ("^", ()),
+        ("=", DEVICES),
+        (",mlx5_0,", ("mlx5_0",)),
+        ("mlx5_0:1", ("mlx5_0",)),
+        ("mlx5_0:2", ()),
+        ("=mlx5_0::0:0", ("mlx5_0",)),
+        ("=mlx5_0:1:0:1,mlx5_1:2", ("mlx5_0",)),
+        ("mlx5_0:one", ()),
+        (" mlx5_0", ()),
+        ("MLX5_0", ()),
+        ("^=", ()),
+    ],
+)
+def test_ports_that_nccl_takes(text, taken):
+    wanted = parse_nccl_list(text)
+    assert tuple(device for device in DEVICES if wanted.takes(device, 1)) == taken
+
+
+def test_a_device_is_named_by_its_whole_name_alone():
+    assert parse_nccl_list("mlx5_1,mlx4").names("mlx5_1")
+    assert not parse_nccl_list("mlx5_1").names("mlx5_10")
+    assert not parse_nccl_list("^mlx5_1").names("mlx5_1")
+
+
+def test_entries_read_as_they_were_written():
+    assert [str(token) for token in parse_nccl_list("^=mlx5_0,mlx5_1:2").entries] == ["mlx5_0", "mlx5_1:2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "taken", "left"),
+    [
+        ("eth0", ["eth0", "eth01"], ["eth1", "lo"]),
+        ("eth,ib", ["eth0", "ib3"], ["lo", "docker0"]),
+        ("=eth0", ["eth0"], ["eth01", "eth"]),
+        ("=eth0,eth1", ["eth0", "eth1"], ["eth11"]),
+        ("^docker", ["eth0", "lo"], ["docker0", "docker_gwbridge"]),
+        ("^docker,lo,virbr", ["eth0", "cni0", "flannel.1", "veth1", "tailscale0"], ["docker0", "lo", "virbr0"]),
+        ("^=docker0", ["docker01", "eth0"], ["docker0"]),
+        ("^docker0,^lo", ["lo", "eth0"], ["docker0"]),
+        ("eth0:1", ["eth0", "eth0:1"], ["eth1"]),
+        ("eth0,", ["eth0"], ["eth1"]),
+        ("Eth0", [], ["eth0"]),
+        ("^^lo", ["eth0", "lo"], []),
+        ("==lo", [], ["lo", "lo0"]),
+        ("", ["eth0", "lo"], []),
+        (",", ["eth0"], []),
+        ("^,", [], ["eth0"]),
+    ],
+)
+def test_interfaces_that_nccl_takes(text, taken, left):
+    wanted = parse_nccl_list(text)
+    assert [wanted.takes(name) for name in (*taken, *left)] == [True] * len(taken) + [False] * len(left)
+
+
+@pytest.mark.parametrize(
+    ("text", "stray"),
+    [("^docker0,^lo", ("^lo",)), ("=eth0,=eth1", ("=eth1",)), ("^docker,lo", ()), ("eth0", ()), ("^^lo", ("^lo",))],
+)
+def test_marks_count_once(text, stray):
+    assert parse_nccl_list(text).marked == stray
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("eth0", ("eth0",)),
+        ("eth0,eth1", ("eth0", "eth1")),
+        ("eth0, eth1", ("eth0", " eth1")),
+        ("eth0,", ("eth0",)),
+        ("eth0,,lo", ("eth0", "", "lo")),
+        ("^docker", ("^docker",)),
+    ],
+)
+def test_what_gloo_takes_of_a_list(text, names):
+    assert parse_gloo_names(text) == names
+
+
+@pytest.mark.parametrize(("text", "ignored"), [("", True), ("e", True), ("^", True), ("lo", False)])
+def test_what_both_ignore(text, ignored):
+    assert is_ignored(text) is ignored
+
+
+# Lines that open a packet filter: they are to be pasted, so they fit the addresses and the filter of the host.
+
+
+V4, V6 = "10.0.0.11", "fd00:77::b"
+
+
+def machine(*chains):
+    refusing = tuple(FirewallChain(name=name, refusal="policy drop", accepts=()) for name in chains)
+    return node("node0", network=network(interface("eth0", "10.0.0.10/24", "fd00:77::a/64"), firewall=refusing))
+
+
+@pytest.mark.parametrize(
+    ("chains", "source", "line"),
+    [
+        ((), V4, "iptables -I INPUT -p tcp -s 10.0.0.0/24 --dport 29500 -j ACCEPT"),
+        ((), V6, "ip6tables -I INPUT -p tcp -s fd00:77::/64 --dport 29500 -j ACCEPT"),
+        (("nft inet filter input",), V4, "nft insert rule inet filter input ip saddr 10.0.0.0/24 accept"),
+        (("nft inet filter input",), V6, "nft insert rule inet filter input ip6 saddr fd00:77::/64 accept"),
+        (("nft ip6 filter INPUT",), V4, "iptables -I INPUT -p tcp -s 10.0.0.0/24 --dport 29500 -j ACCEPT"),
+        (
+            ("iptables filter INPUT", "nft ip6 filter INPUT"),
+            V6,
+            "nft insert rule ip6 filter INPUT ip6 saddr fd00:77::/64 accept",
+        ),
+    ],
+)
+def test_the_line_fits_the_addresses(chains, source, line):
+    assert open_ports(machine(*chains), (29500, 29500), (source,)) == line
+
+
+NAME = "NCCL_IB_HCA"
+
+
+def conf(value, *, path="/etc/nccl.conf", by_env=(), by_file=()):
+    return ConfFile(path=path, variables={NAME: value}, hidden_by_env=by_env, hidden_by_file=by_file, bad_lines=())
+
+
+def find(*files, **variables):
+    one = process(**variables)
+    return find_setting(node(processes=(one,), conf_files=files), one, NAME)
+
+
+def test_the_environment_wins_over_files():
+    found = find(conf("mlx5_1"), NCCL_IB_HCA="mlx5_0")
+    assert (str(found), found.removal) == ("NCCL_IB_HCA=mlx5_0", "unset NCCL_IB_HCA")
+
+
+def test_a_file_counts_where_the_environment_says_nothing():
+    found = find(conf("mlx5_1"))
+    assert str(found) == "NCCL_IB_HCA=mlx5_1 in /etc/nccl.conf"
+    assert found.removal == "remove NCCL_IB_HCA from /etc/nccl.conf"
+
+
+def test_a_file_that_another_hides_does_not_count():
+    assert find(conf("mlx5_1", by_file=(NAME,)), conf("mlx5_2", path="/root/.nccl.conf")).value == "mlx5_2"
+
+
+def test_unset_and_empty_are_the_same():
+    assert find() is None
+    assert find(conf("mlx5_1", by_env=(NAME,)), NCCL_IB_HCA="") is None
+
+
+def test_numbers_read_as_c_reads_them():
+    assert find(NCCL_IB_HCA="0x3").number == 3
+    assert [find(NCCL_IB_HCA=value).number for value in ("010", "16 # x", "1abc", "-1", "0")] == [8, 16, 1, -1, 0]
+    assert find(NCCL_IB_HCA="three").number is None

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ddpdoctor.model.bandwidth import Assessment, BenchSettings, Collective, Mode
 from ddpdoctor.model.bandwidth_references import read_references
 from ddpdoctor.rules.bandwidth.curve import build_curves
-from tests.rules.bandwidth.sweeps import A100, GIB, H200, KIB, MIB, bench, linear, members, powers, sweep, upto
+from ddpdoctor.rules.bandwidth.shape import describe_end, find_latency, find_plateau, fit_line, fit_of
+from ddpdoctor.rules.bandwidth.sweeps import size_at, time_at
+from tests.rules.bandwidth.sweeps import A100, GIB, H200, KIB, MIB, bench, linear, members, powers, series, sweep, upto
 
 HEALTHY, BELOW, NOISY = Assessment.HEALTHY, Assessment.BELOW, Assessment.NOISY
 NO_REFERENCE, NOT_REACHED, NOT_DEFINED = Assessment.NO_REFERENCE, Assessment.NOT_REACHED, Assessment.NOT_DEFINED
@@ -279,3 +282,162 @@ def test_what_is_out_of_reach_needs_no_plateau(expect, backend, assessment):
 def test_no_tcp_carries_what_no_card_does(rows):
     assert only(bench(sweep(rows), device="cpu"), 101.0).assessment is BELOW
     assert only(bench(sweep(rows), device="cpu"), 99.0).assessment is NOT_REACHED
+
+
+# t(S) = alpha + S / B, fitted to a curve, and interpolation on it.
+
+
+def test_a_line_is_found_again():
+    fit = fit_of(fit_line(series(linear(40.0, 12.5, powers(KIB, GIB)))))
+
+    assert fit is not None
+    assert fit.alpha_us == pytest.approx(40.0)
+    assert fit.bandwidth_gb_s == pytest.approx(12.5)
+    assert fit.residual == pytest.approx(0.0, abs=1e-9)
+    assert fit.fits
+
+
+def test_figures_and_variances_are_those_of_weighted_least_squares():
+    one = series(sweep(A100))
+    sizes = np.array([point.size_bytes for point in one.points], dtype=float)
+    times = np.array([point.p50_us for point in one.points])
+    (slope, alpha), covariance = np.polyfit(sizes, times, 1, w=1 / times, cov=True)
+
+    line = fit_line(one)
+
+    assert line is not None
+    assert (line.alpha_us, line.us_per_byte) == pytest.approx((alpha, slope), rel=1e-6)
+    assert (line.var_slope, line.var_alpha) == pytest.approx((covariance[0, 0], covariance[1, 1]), rel=1e-6)
+    assert line.covariance == pytest.approx(covariance[0, 1], rel=1e-6)
+    assert line.residual == pytest.approx(np.sqrt(np.mean(((alpha + slope * sizes - times) / times) ** 2)))
+
+
+@pytest.mark.parametrize("curve", [upto(H200, GIB), upto(A100, GIB)], ids=["H200", "A100"])
+def test_nvlink_does_not_follow_it(curve):
+    fit = fit_of(fit_line(series(sweep(curve))))
+
+    assert fit is not None
+    assert fit.residual > 0.10
+    assert not fit.fits
+
+
+def test_three_sizes_fit_anything():
+    assert fit_line(series(linear(40.0, 12.5, [KIB, MIB, GIB]))) is None
+
+
+def test_a_latency_below_zero_is_no_fit():
+    curve = {size: 1.0 / (1 + size / (64 * MIB)) for size in powers(MIB, 64 * MIB)}
+    line = fit_line(series(sweep(curve)))
+
+    assert line is not None
+    assert line.alpha_us < 0
+    assert not line.fits
+
+
+def test_a_time_that_falls_with_the_size_has_no_bandwidth():
+    curve = {size: size**2 / 1e12 for size in powers(MIB, 16 * MIB)}
+
+    assert fit_of(fit_line(series(sweep(curve)))) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "time_us"),
+    [(KIB // 2, 100.1), (KIB, 100.1), (25 * MIB, 2721.4), (64 * MIB, 6810.9), (65 * MIB, None)],
+)
+def test_time_between_the_sizes_measured(size, time_us):
+    found = time_at(series(linear(100.0, 10.0, powers(KIB, 64 * MIB))), size)
+
+    # Between two sizes the curve is a straight line on logarithmic axes, which is less than 1 % off here.
+    assert found == (None if time_us is None else pytest.approx(time_us, rel=0.01))
+
+
+@pytest.mark.parametrize(
+    ("curve", "gb_s", "size"),
+    [
+        ({MIB: 1.0, 2 * MIB: 2.0, 4 * MIB: 4.0}, 3.0, 3 * MIB),
+        ({MIB: 1.0, 2 * MIB: 4.0, 4 * MIB: 1.0, 8 * MIB: 4.0}, 2.0, 5931642),
+        ({MIB: 3.0, 2 * MIB: 4.0}, 2.0, None),
+        ({MIB: 1.0, 2 * MIB: 1.5}, 2.0, None),
+    ],
+)
+def test_the_size_that_reaches_a_bandwidth(curve, gb_s, size):
+    found = size_at(series(sweep(curve)), gb_s)
+
+    assert found == (None if size is None else pytest.approx(size, rel=1e-6))
+
+
+# Where a curve is flat, and what is said where it is not.
+
+
+RESTLESS = {64 * MIB: 1.0, 128 * MIB: 0.9, 256 * MIB: 1.1}
+
+
+@pytest.mark.parametrize(
+    ("curve", "noise", "gb_s", "from_bytes", "spread"),
+    [
+        (upto(H200, GIB), 0.0, 456.9, 512 * MIB, 0.029),
+        (H200, 0.0, 473.1, GIB, 0.039),
+        (upto(A100, GIB), 0.0, 225.9, 512 * MIB, 0.028),
+        # Faster sizes that fit into a cache are not the plateau.
+        ({MIB: 2.0, 2 * MIB: 2.1, 4 * MIB: 1.0, 8 * MIB: 0.98, 16 * MIB: 1.01}, 0.01, 1.0, 4 * MIB, 0.03),
+        # One size that was disturbed ends it.
+        ({MIB: 1.0, 2 * MIB: 0.6, 4 * MIB: 1.0, 8 * MIB: 1.0}, 0.0, 1.0, 4 * MIB, 0.0),
+        # Within the noise nothing differs.
+        (RESTLESS, 0.2, 1.0, 64 * MIB, 0.2),
+        # ... but noise does not make a plateau of a slope.
+        ({MIB: 0.25, 2 * MIB: 0.5, 4 * MIB: 1.0, 8 * MIB: 1.05}, 0.6, 1.025, 4 * MIB, 0.049),
+    ],
+)
+def test_the_plateau_is_what_the_largest_sizes_have_in_common(curve, noise, gb_s, from_bytes, spread):
+    found = find_plateau(series(sweep(curve, noise=noise)))
+
+    assert found is not None
+    assert found.gb_s == pytest.approx(gb_s, rel=1e-3)
+    assert found.from_bytes == from_bytes
+    assert found.to_bytes == max(curve)
+    assert found.spread == pytest.approx(spread, abs=2e-3)
+    assert found.low_gb_s == pytest.approx(found.gb_s / (1 + noise), rel=0.02)
+    assert found.high_gb_s == pytest.approx(found.gb_s / (1 - noise), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (sweep(upto(H200, 64 * MIB)), "it still rises by 26% from 32 MiB to 64 MiB"),
+        (sweep({MIB: 2.0, 2 * MIB: 1.0}), "it still falls by 50% from 1 MiB to 2 MiB"),
+        (sweep(RESTLESS, noise=0.01), "it still rises by 22% from 128 MiB to 256 MiB"),
+        (sweep({GIB: 460.0}), "one size is not enough"),
+        # 10 % more bytes: no slope would show.
+        (sweep({10 * MIB: 1.0, 11 * MIB: 1.0}), "the range from 10 MiB to 11 MiB is too small"),
+    ],
+)
+def test_without_a_plateau_it_is_said_why(rows, says):
+    assert find_plateau(series(rows)) is None
+    assert describe_end(series(rows)) == says
+
+
+def test_one_rank_has_no_plateau():
+    assert find_plateau(series(sweep({MIB: 1.0, 2 * MIB: 1.0}, ranks=1))) is None
+
+
+def test_few_calls_prove_little_however_close_they_were():
+    found = find_plateau(series(sweep({MIB: 1.0, 2 * MIB: 1.0}, noise=0.0, iterations=4)))
+
+    assert found is not None
+    assert (found.low_gb_s, found.high_gb_s) == (0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "latency_us"),
+    [
+        (linear(100, 10, powers(KIB, 64 * MIB)), 100.8),
+        (sweep(H200), 39.8),
+        # Smaller than the smallest was not measured: its time is half transfer.
+        (linear(100, 10, powers(MIB, 64 * MIB)), None),
+        (linear(100, 10, [KIB]), None),
+    ],
+)
+def test_latency_is_of_sizes_that_cost_the_same(rows, latency_us):
+    found = find_latency(series(rows))
+
+    assert found == (None if latency_us is None else pytest.approx(latency_us, rel=0.01))

@@ -1,14 +1,29 @@
 """Gradients that differ after the reduction: who is to blame, when it was seen, and the likely cause."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.model.consistency import StreamClock, What
+from ddpdoctor.model.consistency import NonFinite, Origin, StreamClock, What
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
-from tests.rules.asking import judge_about
-
-from .build import PASSED, against, apart, codes, difference, everywhere, job, judged, outcome, stream, verdict
+from ddpdoctor.model.trial import GradientErrors, OneProcess, Participant, ReferenceStep, Rerun, Trial, TrialSettings
+from ddpdoctor.rules.consistency.reference_causes import LIMIT
+from tests.rules import build
+from tests.rules.asking import asking, judge_about
+from tests.rules.consistency.build import (
+    PASSED,
+    against,
+    apart,
+    codes,
+    difference,
+    everywhere,
+    job,
+    judged,
+    outcome,
+    stream,
+    verdict,
+)
 
 FIRST = difference(What.GRADIENT, 1, None)
 LATER = difference(What.GRADIENT, 50, 32)
@@ -213,3 +228,288 @@ def test_a_rank_whose_points_nobody_shares_is_named():
     result, reason = outcome("DD503", seen)
     assert result is Outcome.SKIPPED
     assert reason.endswith("rank 1 wrote fingerprints for steps that no other rank has")
+
+
+# Local gradients that are not finite: who is to blame, when it counts, and what is only a consequence.
+
+
+check_local_gradients = asking("nonfinite-grad")
+
+
+def seen(step=5, **more):
+    fields = {
+        "model": 1, "group": "0", "tensors": ("2.weight", "0.weight"), "count": 2, "of": 6, "origin": Origin.GRADIENT,
+        "is_nan": True, "scaled": False, "used": True, "times": 1, "where": build.line(30),
+    }  # fmt: skip
+    fields.update(more)
+    return NonFinite(step=step, **fields)
+
+
+def ruin(step=6, **more):
+    """What the reduction brings a rank: its parameters hold NaN from then on."""
+    return seen(step, origin=Origin.PARAMETER, note="0.weight was not finite before this backward", **more)
+
+
+def judged_local(*by_rank, groups=None):
+    world = len(by_rank)
+    ranks = [
+        build.ended(number, world, nonfinite=noted, groups=groups or (build.group(9, world),))
+        for number, noted in enumerate(by_rank)
+    ]
+    return check_local_gradients(build.job(*ranks, ended=True)).findings
+
+
+def only(*by_rank, **more):
+    (finding,) = judged_local(*by_rank, **more)
+    return finding
+
+
+def test_the_rank_whose_own_gradients_were_first_is_to_blame():
+    found = only((ruin(),), (seen(), ruin()), (ruin(),))
+    assert (found.code, found.kind, found.severity) == ("DD504", "nonfinite-grad", Severity.ERROR)
+    assert (found.ranks, found.step, found.tensor) == ((1,), 5, "2.weight")
+    assert [(place.rank, place.line) for place in found.where] == [(1, 30)]
+    assert found.confidence is Confidence.HIGH
+    assert "the gradients of ranks 0 and 2 were finite in step 5, before the reduction" in found.evidence
+    assert "the loss and the input were finite" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"), [(Origin.INPUT, "its input was not finite"), (Origin.LOSS, "its loss was not finite")]
+)
+def test_what_was_first_is_said(origin, words):
+    found = only((), (seen(origin=origin, note="argument 0 of forward holds NaN in 3 of 64 values"),))
+    assert words in found.summary
+    assert "3 of 64" in found.evidence[0]
+
+
+def test_several_ranks_in_one_step_are_all_to_blame():
+    assert only((seen(),), (seen(),), (ruin(),)).ranks == (0, 1)
+
+
+def test_one_step_before_counts_although_its_rank_did_not_live_to_see_it_used():
+    found = only((ruin(),), (seen(used=False),), (ruin(),))
+    assert (found.severity, found.ranks, found.step) == (Severity.ERROR, (1,), 5)
+
+
+def test_gradients_that_were_thrown_away_long_before_explain_nothing():
+    found = only((seen(2, used=False), ruin()), (ruin(),))
+    assert (found.ranks, found.step, found.confidence) == ((0, 1), 6, Confidence.MEDIUM)
+    assert "no earlier local gradient had" in found.summary
+
+
+def test_ranks_that_were_not_looked_at_are_named():
+    assert "the gradients of rank 1 were not checked" in only((ruin(),), None).evidence
+
+
+def test_gradients_that_no_step_used_are_a_note():
+    found = only((), (seen(used=False), seen(9, used=False, times=2)))
+    assert (found.severity, found.ranks, found.step) == (Severity.INFO, (1,), 5)
+
+
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        (seen(scaled=True, used=False, origin=Origin.INPUT), "the gradient scaler skipped the step"),
+        (seen(40, scaled=True, used=False, in_a_row=20, times=21), "20 steps in a row up to step 40"),
+    ],
+)
+def test_a_scaler_that_skips_what_no_scale_mends_is_a_warning(one, words):
+    found = only((), (one,))
+    assert (found.severity, found.ranks) == (Severity.WARNING, (1,))
+    assert words in found.summary
+
+
+def test_scaled_gradients_that_were_used_are_an_error():
+    assert only((), (seen(scaled=True),)).severity is Severity.ERROR
+
+
+def test_models_are_judged_by_themselves():
+    found = judged_local((seen(3, model=2),), (seen(),))
+    assert sorted((each.ranks, each.step) for each in found) == [((0,), 3), ((1,), 5)]
+
+
+def test_groups_of_one_name_and_different_ranks_are_apart():
+    pairs = [build.group(9, 4, "1", (0, 1)), build.group(9, 4, "1", (2, 3))]
+    noted = [(), (seen(group="1"),), (seen(7, group="1"),), ()]
+    ranks = [build.ended(n, 4, nonfinite=noted[n], groups=(pairs[n // 2],)) for n in range(4)]
+    found = check_local_gradients(build.job(*ranks, ended=True)).findings
+    assert sorted((each.ranks, each.step) for each in found) == [((1,), 5), ((2,), 7)]
+    assert "the gradients of rank 0 were finite in step 5, before the reduction" in found[0].evidence
+
+
+@pytest.mark.parametrize(("noted", "outcome"), [(None, Outcome.SKIPPED), ((), Outcome.PASSED)])
+def test_nothing_passes_that_was_not_looked_at(noted, outcome):
+    job = build.job(build.ended(0, 2, nonfinite=noted), build.ended(1, 2, nonfinite=noted))
+    assert check_local_gradients(job).checks[0].outcome is outcome
+
+
+# DD509 and DD510 over tables: which gradient agrees with which tells the cause.
+
+
+ROUNDING = 1e-7
+check_reference, check_repeat = asking("reference-gradient"), asking("not-repeatable")
+
+
+def errors(name="0.weight", **changes):
+    """A gradient of norm 1, of which everything agrees up to rounding, unless said otherwise."""
+    agreed = dict.fromkeys(("whole", "parts", "local", "scaled", "maths", "weighted"), ROUNDING)
+    made = {"elements": 8, "norm": 1.0, "ddp_norm": 1.0, "rounding": ROUNDING, "exact": ROUNDING * 1e-6, **agreed}
+    return GradientErrors(name=name, **{**made, "maths": 0.0, "weighted": 0.0, "without_batchnorm": None, **changes})
+
+
+def trial(*tensors, ranks=4, problem="", batchnorm=(), hooked=(), float64=True, **changes):
+    step = {
+        "step": 1,
+        "scale": 1.0,
+        "weights": (1 / ranks,) * ranks,
+        "samples": (8,) * ranks,
+        "losses": (2.0,) * ranks,
+        "part_losses": (2.0,) * ranks,
+        "random_error": 0.0,
+        "tensors": tensors,
+        **changes,
+    }
+    reference = OneProcess(
+        steps=(ReferenceStep(**step),), problem=problem, batchnorm=batchnorm, hooked=hooked, float64=float64
+    )
+    return Trial(
+        settings=TrialSettings(model="m:f", reference=True),
+        participants=tuple(
+            Participant(rank=n, local_rank=n, host="h", pid=n, device="cpu", torch="2") for n in range(ranks)
+        ),
+        models=(),
+        reference=reference,
+    )
+
+
+def only_compared(ruling):
+    (finding,) = ruling.findings
+    return finding
+
+
+WRONG = {"whole": 0.5}
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, LIMIT])
+def test_what_rounding_explains_is_no_finding(share):
+    assert check_reference(trial(errors(whole=share * ROUNDING))).findings == ()
+
+
+def test_more_than_rounding_explains_is_an_error_that_names_the_worst_parameter():
+    finding = only_compared(check_reference(trial(errors(), errors("2.bias", whole=1.1 * LIMIT * ROUNDING))))
+    assert (finding.code, finding.severity, finding.tensor, finding.step) == ("DD509", Severity.ERROR, "2.bias", 1)
+    assert finding.ranks == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        # A loss that is a sum: one process adds the parts up, and DDP takes the mean.
+        (
+            trial(errors(whole=0.75, maths=0.75), weights=(1.0,) * 4),
+            "1/4 of the expected one: the loss is a sum over samples",
+        ),
+        # The loss times the world size.
+        (
+            trial(errors(whole=3.0, parts=3.0, local=9.0), scale=4.0, losses=(8.0,) * 4),
+            "4 times (the world size) the mean over ranks, and so is the loss",
+        ),
+        # Reduced once more by hand.
+        (
+            trial(errors(whole=3.0, parts=3.0, local=9.0), scale=4.0),
+            "4 times (the world size) the mean over ranks, and the loss is not scaled",
+        ),
+        (
+            trial(errors(whole=0.75, parts=0.75, local=1.0), scale=0.25, losses=(0.5,) * 4),
+            "1/4 of (one over the world size) the mean over ranks, and so is the loss",
+        ),
+        # Not reduced, all or some.
+        (trial(errors(whole=1.0, parts=1.0, scaled=1.0)), "rank 0's own batch, so gradients were not reduced"),
+        (
+            trial(errors(local=1.0), errors("head.weight", whole=1.0, parts=1.0, scaled=1.0)),
+            "1 of 2 parameters have the gradient of rank 0's own batch, such as head.weight",
+        ),
+        # Samples or tokens that count differently.
+        (
+            trial(errors(whole=0.2, maths=0.2, local=1.0), weights=(0.1, 0.3, 0.3, 0.3), samples=(2, 6, 6, 6)),
+            "a mean of means",
+        ),
+        (trial(errors(whole=0.2, maths=0.2, local=1.0), weights=(0.5, 0.5, 0.5, 0.5)), "2 times the mean over ranks"),
+        (trial(errors(), missing=("2.bias",)), "2.bias has a gradient on one side only"),
+        (trial(errors(whole=0.2, maths=0.2, weighted=0.2, local=1.0)), "the reason is unknown"),
+        (trial(errors(whole=0.2, parts=0.2, scaled=0.2, local=1.0)), "the reason is unknown"),
+    ],
+)
+def test_the_cause_follows_from_what_agrees(facts, said):
+    finding = only_compared(check_reference(facts))
+    assert said in finding.summary
+    assert finding.severity is Severity.ERROR
+    assert (finding.confidence is Confidence.HIGH) == ("the reason is unknown" not in finding.summary)
+    assert finding.fix
+
+
+def test_batchnorm_is_named_and_is_a_warning():
+    facts = trial(
+        errors(whole=0.2, maths=0.2, weighted=0.1, local=1.0, without_batchnorm=0.0), batchnorm=("body.1", "body.4")
+    )
+    finding = only_compared(check_reference(facts))
+    assert finding.severity is Severity.WARNING
+    assert "in body.1, body.4" in finding.summary
+
+
+def test_batchnorm_is_not_to_blame_where_the_rest_differs_as_well():
+    facts = trial(errors(whole=0.2, maths=0.2, weighted=0.2, local=1.0, without_batchnorm=0.1), batchnorm=("body.1",))
+    assert "BatchNorm" not in only_compared(check_reference(facts)).summary
+
+
+def test_hooks_on_gradients_are_named_where_the_loss_is_right():
+    facts = trial(errors(whole=1.0, parts=1.0, local=3.0), ranks=2, scale=2.0, hooked=("0.weight",))
+    assert "perhaps by the hooks on 0.weight" in only_compared(check_reference(facts)).summary
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (trial(errors(**WRONG), random_error=2 * LIMIT), "draws random numbers"),
+        (trial(errors(whole=math.nan)), "inf or NaN"),
+        (replace(trial(errors()), reference=OneProcess(problem="no batch can be made")), "no batch can be made"),
+        (replace(trial(errors()), reference=OneProcess()), "no step"),
+    ],
+)
+def test_what_cannot_be_determined_is_neither_passed_nor_a_finding(facts, said):
+    ruling = check_reference(facts)
+    assert ruling.findings == ()
+    assert ruling.checks[0].outcome is Outcome.INCONCLUSIVE
+    assert said in ruling.checks[0].reason
+
+
+def test_nobody_asked():
+    assert check_reference(replace(trial(errors()), reference=None)).checks[0].outcome is Outcome.SKIPPED
+    assert check_repeat(trial(errors())).checks[0].outcome is Outcome.SKIPPED
+
+
+def test_a_run_that_repeats_itself_has_passed():
+    assert check_repeat(replace(trial(errors()), rerun=Rerun(steps=5))).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("rerun", "said", "step"),
+    [
+        (
+            Rerun(steps=5, step=2, what=What.GRADIENT, name="0.weight", ranks=(1,), differing=1, of=12),
+            "since step 2: the gradient 0.weight, 1 of 12 tensors",
+            2,
+        ),
+        (
+            Rerun(steps=5, step=0, what=What.PARAMETER, name="0.weight", ranks=(0, 1), differing=3, of=4),
+            "when it is built: the parameter 0.weight",
+            None,
+        ),
+        (Rerun(steps=5, step=1, name="the batch", ranks=(0,)), "since step 1: the batch", 1),
+    ],
+)
+def test_a_run_that_does_not_is_a_note_and_no_drift(rerun, said, step):
+    finding = only_compared(check_repeat(replace(trial(errors()), rerun=rerun)))
+    assert said in finding.summary
+    assert (finding.severity, finding.ranks, finding.step) == (Severity.INFO, rerun.ranks, step)

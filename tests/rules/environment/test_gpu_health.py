@@ -1,4 +1,4 @@
-"""other-procs, zombie-ctx."""
+"""Health, settings, load and memory of GPUs, who else uses them, and what hangs on them."""
 
 from dataclasses import replace
 
