@@ -1,4 +1,4 @@
-"""Calls of NCCL's logs, compared between ranks."""
+"""Calls of NCCL's logs, compared between ranks, and which rank and host a line is about."""
 
 from ddpdoctor.model.evidence import Called, Differ, Operation, Seen, Spot, Trouble, Who
 from ddpdoctor.rules.evidence.calls import compare_calls
@@ -75,3 +75,13 @@ def test_the_rank_on_the_gpu_is_named() -> None:
 def test_another_hosts_gpu_and_a_gpu_of_several_ranks_are_nobodys() -> None:
     assert rank_of(seen(2, "4e:00", host="g8")) is None
     assert rank_of(seen(2, "4e:00"), seen(3, "4e:00"), seen(2, "4e:00")) is None
+
+
+def test_the_host_of_a_rank_is_that_of_its_other_lines_if_they_agree() -> None:
+    def host_of(*others: Seen) -> str:
+        fault = Trouble(who=Who(rank=2), spot=SPOT, kind="xid", problem="it had Xid 79")
+        return resolve([*others, fault], None)[-1].who.host
+
+    assert host_of(seen(1, "1a:00", host="g6"), seen(2, "4e:00")) == "g7"
+    assert host_of(seen(1, "1a:00")) == ""
+    assert host_of(seen(2, "4e:00"), seen(2, "4e:00", host="g8")) == ""
