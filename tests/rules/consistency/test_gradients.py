@@ -292,6 +292,11 @@ def test_one_step_before_counts_although_its_rank_did_not_live_to_see_it_used():
     assert (found.severity, found.ranks, found.step) == (Severity.ERROR, (1,), 5)
 
 
+def test_one_step_before_explains_nothing_where_the_parameters_were_sound():
+    found = only((seen(used=False),), (seen(6, origin=Origin.INPUT),))
+    assert (found.severity, found.ranks, found.step) == (Severity.ERROR, (1,), 6)
+
+
 def test_gradients_that_were_thrown_away_long_before_explain_nothing():
     found = only((seen(2, used=False), ruin()), (ruin(),))
     assert (found.ranks, found.step, found.confidence) == ((0, 1), 6, Confidence.MEDIUM)
