@@ -298,7 +298,9 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
 
     For places in which Python would only print it, or in which torch's C++ would end early because of it. Without us no
     Python code would run there, and a signal would wait. So what is not ours is raised once more, as soon as code
-    outside of such functions runs. Of several the next is raised when one of these functions is called again.
+    outside of such functions runs. Of several the next is raised when one of these functions is called again. While
+    another exception passes or is handled it waits for the next call or for ``raise_late``: raised at once, it would
+    come in a ``finally`` of torch and replace the other one.
     The C function returns what ``action`` returned, or None after an exception.
 
     A function written in Python can be interrupted before its first instruction, where it has no ``try`` yet. A
@@ -324,10 +326,12 @@ def shielded(hook: str, action: Callable[[Any], Any]) -> Callable[..., Any]:
                             del errors[0]
                         while True:
                             late = here.late.get(_thread.get_ident()) if here.late else None
-                            if late and not (here.in_backward and _thread.get_ident() == here.main_thread):
-                                sender, key = _sender(late[0])
-                                sender[key]  # Python does not look for signals until the caller has gone on
-                                del late[0]
+                            if late and sys.exc_info()[0] is None and not _is_in_backward():
+                                error = late[0]
+                                sender, key = _sender(error, _thread.get_ident())
+                                if late and late[0] is error:  # the sampler has not sent it meanwhile
+                                    sender[key]  # Python does not look for signals until the caller has gone on
+                                    del late[0]
                             result = action((yield result))
                     except GeneratorExit:
                         return
@@ -349,8 +353,23 @@ def _send_again(error: BaseException) -> None:
         late.append(error)
 
 
-def _sender(error: BaseException) -> Any:
-    """Return an object and a key: ``object[key]`` makes Python raise ``error`` where it next looks for signals."""
+def _is_in_backward() -> bool:
+    return here.in_backward and _thread.get_ident() == here.main_thread
+
+
+def raise_late() -> None:
+    """Raise in each thread what waits there, because it may never call us again. The sampler's thread does this."""
+    for thread, late in list(here.late.items()):
+        if late and not (here.in_backward and thread == here.main_thread):
+            error = late[0]
+            sender, key = _sender(error, thread)
+            if late and late[0] is error:
+                sender[key]
+                del late[0]
+
+
+def _sender(error: BaseException, thread: int) -> Any:
+    """Return an object and a key: ``object[key]`` makes a thread raise ``error`` where it next looks for signals."""
     import ctypes
     from functools import partial
 
@@ -361,7 +380,7 @@ def _sender(error: BaseException) -> Any:
         again = type(kind.__name__, (kind,), {"__new__": known.get, "__module__": kind.__module__})
         known[again] = error
         send = ctypes.pythonapi.PyThreadState_SetAsyncExc
-        by_class = partial(send, ctypes.c_ulong(_thread.get_ident()))
+        by_class = partial(send, ctypes.c_ulong(thread))
         return type("Sender", (), {"__getitem__": staticmethod(by_class)})(), ctypes.py_object(again)
     except Exception as failure:  # noqa: BLE001 - the recorder's wall: a class that cannot be derived from
         here.failed("raise again", failure)

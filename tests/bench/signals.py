@@ -14,6 +14,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from types import FrameType
 
@@ -51,9 +52,9 @@ def main() -> None:
         print("\n  ".join([" ".join(command), *lines]), flush=True)
 
 
-def handle(_number: int, _frame: FrameType | None) -> None:
+def handle(_number: int, frame: FrameType | None) -> None:
     """Set the next time, and raise. A signal that comes in here ends this handler: only what is raised is counted."""
-    error = AlarmError()
+    error = AlarmError(f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "nowhere", time.monotonic())
     signal.setitimer(signal.ITIMER_REAL, random.uniform(0.002, 0.01))
     RAISED[0:0] = [error]  # Python looks for signals after a call: there is none between this and the raise
     raise error
@@ -103,9 +104,10 @@ def handle_all(training: Training, until: int, depth: int) -> None:
 
 
 def place(error: BaseException) -> str:
-    """Return what the handler that raised an exception interrupted."""
+    """Return where an exception was raised, and what its handler interrupted if that was elsewhere: in our recorder."""
     lines = [step for step in traceback.extract_tb(error.__traceback__) if step.name != handle.__name__]
-    return f"{lines[-1].filename}:{lines[-1].lineno}" if lines else "nowhere"
+    raised = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else "nowhere"
+    return raised if raised == error.args[0] else f"{raised} (came at {error.args[0]})"
 
 
 def as_rank(steps: int) -> None:
@@ -122,8 +124,9 @@ def as_rank(steps: int) -> None:
     lines = [f"rank {dist.get_rank()}: {len(RAISED)} raised, {len(lost)} lost, {len(CUT)} handlers cut short"]
     lines += [f"rank {dist.get_rank()}:   cut short after the one at {place(error)}" for error in CUT]
     for error in lost:
-        others = " ".join(place(other) for other in RAISED if other.__context__ is error)
-        lines.append(f"rank {dist.get_rank()}:   lost at {place(error)}, replaced at {others or 'unknown'}")
+        others = [other for other in RAISED if other.__context__ is error]
+        by = " ".join(f"{place(one)} {1e3 * (one.args[1] - error.args[1]):.1f} ms later" for one in others)
+        lines.append(f"rank {dist.get_rank()}:   lost at {place(error)}, replaced at {by or 'unknown'}")
     os.write(1, "".join(line + "\n" for line in lines).encode())  # in one piece
     dist.destroy_process_group()
 

@@ -117,9 +117,10 @@ def _tracking(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _raise_first(errors: List[BaseException]) -> None:
     """Raise the first of several, and keep the others. Nothing is called, so no signal handler runs in between."""
-    error = errors[0]
-    del errors[0]
-    raise error
+    if errors:  # the sampler has not sent it meanwhile
+        error = errors[0]
+        del errors[0]
+        raise error
 
 
 @guarded("gradients")

@@ -13,7 +13,7 @@ import sys
 import time
 
 from .. import frames
-from ..state import describers, guarded, here, pass_on, queries
+from ..state import describers, guarded, here, pass_on, queries, raise_late
 from ..storage import ring_layout
 from ..storage.files import is_short_of_files, map_file, open_new, open_plain
 from ..storage.ring_writing import to_json
@@ -200,6 +200,8 @@ class Sampler:
             if ring is None:
                 return
             ring.set("heartbeat_ns", time.monotonic_ns())
+            if here.late:
+                raise_late()
             self.sample_main(ring)
             self.sample_imports(ring)
             self.cores.sample(ring)

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -183,22 +184,34 @@ def _interrupted_at(call: Callable[..., None], at: int) -> int:
 
 
 def test_an_interruption_of_our_own_handling_replaces_no_exception() -> None:
-    """A wrapper of ours records the exception that it lets go on. Another one that interrupts it there comes later."""
+    """A wrapper of ours records the exception that it lets go on. Another one that interrupts it there comes later.
+
+    It waits until the first one is handled, and does not replace it in a ``finally`` of torch on the way.
+    """
+    passed: list[int] = []
     note = ours("raising()", raising=lambda: interrupt(Handler().method))
     source = "try: raising()\n except BaseException:\n  sealed[wall.gi_running][note,]\n  raise"
     wrapper = ours(source, raising=lambda: interrupt(handle), note=note, sealed=state.sealed, wall=state.wall)
 
-    def call_and_go_on() -> None:
-        with pytest.raises(PreemptedError, match="by a handler"):
+    def call() -> None:
+        try:
             wrapper()
-        while True:
-            time.sleep(0)
+        finally:
+            passed.extend(time.sleep(0) or turn for turn in range(9))
 
-    for _ in range(3):
+    def call_and_go_on(as_it_goes_on: Callable[[], None]) -> None:
+        with pytest.raises(PreemptedError, match="by a handler"):
+            call()
+        while True:
+            as_it_goes_on()
+
+    hook = state.shielded("test", bool)
+    for as_it_goes_on in (lambda: hook(None), lambda: _in_another_thread(state.raise_late)):
         before = state.here.failures
         with pytest.raises(ValueError, match="by a method"):
-            call_and_go_on()
+            call_and_go_on(as_it_goes_on)
         assert state.here.failures == before
+    assert passed == [*range(9), *range(9)]
 
 
 WRAPPERS = {
@@ -252,12 +265,19 @@ def _caught(wrap: Callable[..., Any], raised: list[Exception], at: int) -> list[
         except (PreemptedError, TimeoutError) as error:
             caught += [error]
         for _ in range(9):
+            state.sealed[state.wall.gi_running][bool,]
             time.sleep(0)
     except TimeoutError as error:
         caught += [error]
     finally:
         sys.settrace(former)
     return caught
+
+
+def _in_another_thread(function: Callable[[], None]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
 
 
 def test_a_script_that_handles_an_exception_is_interrupted_at_once() -> None:
