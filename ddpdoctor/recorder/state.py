@@ -360,7 +360,7 @@ def _is_in_backward() -> bool:
 def raise_late() -> None:
     """Raise in each thread what waits there, because it may never call us again. The sampler's thread does this."""
     for thread, late in list(here.late.items()):
-        if late and not (here.in_backward and thread == here.main_thread):
+        if thread and late and not (here.in_backward and thread == here.main_thread):
             error = late[0]
             sender, key = _sender(error, thread)
             if late and late[0] is error:
