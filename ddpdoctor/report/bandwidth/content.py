@@ -1,30 +1,362 @@
-"""The content of `allreduce-bench` reports: measurements, setup, slow ranks, and what they mean for DDP."""
+"""The report of `allreduce-bench`: measurements, setup, slow ranks, and what they mean for DDP."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from ddpdoctor.model.amounts import format_size, format_time
-from ddpdoctor.model.bandwidth import Assessment, Mode
-from ddpdoctor.report.bandwidth.comparison import comparison_section
-from ddpdoctor.report.bandwidth.curves import curve_facts, pick_curves
-from ddpdoctor.report.bandwidth.matrix import make_matrices, matrix_section
-from ddpdoctor.report.bandwidth.numbers import format_share
-from ddpdoctor.report.bandwidth.pictures import curve_pictures, matrix_picture
-from ddpdoctor.report.bandwidth.reading import VERB, read_bandwidth
-from ddpdoctor.report.bandwidth.results import make_records, name_series, series_table, sort_series
-from ddpdoctor.report.bandwidth.run import describe_end, describe_run, headline
-from ddpdoctor.report.blocks import ChartLine, Content, Heading, Item, Items, Series, Text, Tone, items, titled_list
+from ddpdoctor.model.amounts import format_about, format_rate, format_size, format_time
+from ddpdoctor.model.bandwidth import Assessment, Ending, Measurement, Mode
+from ddpdoctor.model.findings import Outcome
+from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.model.sides import grouped
+from ddpdoctor.report.bandwidth.measured import (
+    NOT_DEFINED,
+    VERB,
+    format_gb_s,
+    format_share,
+    format_us,
+    make_records,
+    name_series,
+    read_bandwidth,
+    sort_series,
+)
+from ddpdoctor.report.bandwidth.pictures import curve_pictures, make_matrices, matrix_picture, matrix_section
+from ddpdoctor.report.blocks import (
+    ChartLine,
+    Column,
+    Content,
+    FactEntry,
+    FactList,
+    Heading,
+    Item,
+    Items,
+    Series,
+    Table,
+    Text,
+    Tone,
+    items,
+    titled_list,
+)
 from ddpdoctor.report.classes import places_of
+from ddpdoctor.report.findings import count_findings
 from ddpdoctor.report.names import format_hosts, format_ranks
 
 if TYPE_CHECKING:
-    from ddpdoctor.model.bandwidth import Arrival, LeftOut, Reason
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ddpdoctor.model.bandwidth import (
+        Arrival,
+        Change,
+        Comparison,
+        Curve,
+        Fit,
+        LeftOut,
+        Member,
+        NcclLog,
+        Reason,
+    )
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.report.bandwidth.reading import Bandwidth
-    from ddpdoctor.report.bandwidth.results import MeasuredCase
+    from ddpdoctor.report.bandwidth.measured import Bandwidth, MeasuredCase
     from ddpdoctor.report.blocks import Section
+
+WORDS = {
+    Assessment.BELOW: "below the reference",
+    Assessment.NOISY: "too noisy to say",
+    Assessment.HEALTHY: "healthy",
+    Assessment.NO_REFERENCE: "without a reference",
+    Assessment.NOT_REACHED: "short of the plateau",
+    Assessment.NOT_DEFINED: "n/a",
+}
+"""In the order in which they are counted."""
+
+
+def describe_run(bench: Bandwidth) -> list[str]:
+    """Describe the members, the conventions of the numbers, and NCCL's connections."""
+    return [describe_members(bench), describe_conventions(bench), *map(_describe_log, bench.nccl_logs[:1])]
+
+
+def describe_members(bench: Bandwidth) -> str:
+    """Name ranks, hosts, backend, devices and versions. Values that differ are listed with their ranks."""
+    where = f"{count_of(len(bench.members), 'rank')} on {format_hosts(bench.hosts)}"
+    parts = [
+        _alike(bench, lambda member: member.device_name),
+        f"torch {_alike(bench, lambda member: member.torch)}",
+        *_optional("NCCL", bench, lambda member: member.nccl),
+        *_optional("driver", bench, lambda member: member.driver),
+    ]
+    return f"{where}; {bench.settings.backend} on {', '.join(part for part in parts if part)}"
+
+
+def describe_conventions(bench: Bandwidth) -> str:
+    """Explain the conventions of the numbers."""
+    warm = "cold buffers, beyond the cache" if bench.settings.cold else "warm buffers"
+    return f"{warm}; a call takes as long as its slowest rank; GB is 1e9 bytes; busbw as in nccl-tests"
+
+
+def headline(report: Report, bench: Bandwidth) -> str:
+    """Return the verdict, or else how good the curves are."""
+    if report.verdict is not None:
+        return _sentence(report.verdict.summary)
+    if not bench.results:
+        return "nothing was measured"
+    return _nothing_found(report, bench) + describe_assessments(bench.curves)
+
+
+def describe_end(report: Report, bench: Bandwidth) -> str:
+    """Say how the run ended, and how many findings there are."""
+    ended = "" if bench.ending is Ending.FINISHED else f"{bench.ending.value}, results partial"
+    parts = (count_of(len(bench.members), "rank"), ended, count_findings(report.findings))
+    return ", ".join(filter(None, parts))
+
+
+def _nothing_found(report: Report, bench: Bandwidth) -> str:
+    """Say that there is no verdict. An inconclusive check must not read like "no problem found"."""
+    if bench.ending is not Ending.FINISHED:
+        return "no cause found"
+    unknown = [check.id for check in report.checks if check.outcome is Outcome.INCONCLUSIVE]
+    return f"could not tell about {', '.join(unknown)}" if unknown else "no problem found"
+
+
+def describe_assessments(curves: Sequence[Curve]) -> str:
+    """Say how good the curves are: the verdict if there is only one, or else counts."""
+    chosen = _choose(curves)
+    if not chosen:
+        return ""
+    if len(chosen) == 1:
+        return f": {name_series(chosen[0])}: {_sentence(chosen[0].verdict)}"
+    assessments = [curve.assessment for curve in chosen]
+    if len(set(assessments)) == 1:
+        return f"; all {len(chosen)} curves {WORDS[assessments[0]]}"
+    counts = [f"{assessments.count(one)} {word}" for one, word in WORDS.items() if one in assessments]
+    return f"; of {len(chosen)} curves {', '.join(counts)}"
+
+
+def _choose(curves: Sequence[Curve]) -> list[Curve]:
+    """Choose one curve per series. Throughput is preferred, because references apply to it."""
+    chosen: dict[tuple[object, ...], Curve] = {}
+    for curve in curves:
+        key = (curve.collective, curve.dtype, curve.redop, curve.in_place)
+        if key not in chosen or curve.mode is Mode.THROUGHPUT:
+            chosen[key] = curve
+    return list(chosen.values())
+
+
+def _sentence(text: str) -> str:
+    return text.removesuffix(".")
+
+
+def _describe_log(log: NcclLog) -> str:
+    """Say how NCCL connects, according to its own log of one rank."""
+    ways = ", ".join(f"{name} ({count})" for name, count in log.transports.items())
+    interfaces = f" ({', '.join(log.interfaces)})" if log.interfaces else ""
+    network = f"network {log.network}{interfaces}" if log.network else ""
+    return (
+        f"NCCL on rank {log.rank}: {'; '.join(part for part in (network, f'channels {ways}' if ways else '') if part)}"
+    )
+
+
+def _optional(name: str, bench: Bandwidth, read: Callable[[Member], str | None]) -> list[str]:
+    known = _alike(bench, lambda member: read(member) or "")
+    return [f"{name} {known}"] if known else []
+
+
+def _alike(bench: Bandwidth, read: Callable[[Member], str]) -> str:
+    """Return the value of all ranks, or each value with its ranks: "2.13.0 (ranks 0-6), 2.12.0 (rank 7)"."""
+    ranks = grouped((read(member), member.rank) for member in bench.members)
+    if len(ranks) <= 1:
+        return next(iter(ranks), "")
+    return ", ".join(f"{value or 'unknown'} ({format_ranks(at)})" for value, at in ranks.items())
+
+
+MISSING = "-"
+"""Shown if this size was not measured in this mode."""
+
+
+def series_table(series: MeasuredCase) -> Table:
+    """Return the table of a series. Rows with wrong results are highlighted."""
+    wrong = [number for number, row in enumerate(series.rows) if any(one.wrong for one in row.values())]
+    return Table(columns=list_columns(series), tones=dict.fromkeys(wrong, Tone.ERROR))
+
+
+def list_columns(series: MeasuredCase) -> tuple[Column, ...]:
+    """List all columns of a series. Their weights decide which are dropped if not all fit."""
+    measured = [next(iter(row.values())) for row in series.rows]
+    sizes = Column(name="size", cells=tuple(format_size(one.size_bytes) for one in measured), weight=100)
+    counts = Column(name="count", unit="elements", cells=tuple(str(one.count) for one in measured), weight=5)
+    wrong = Column(name="wrong", cells=tuple(_format_wrong(row.values()) for row in series.rows), weight=90)
+    both = len(series.modes) > 1
+    timed = [
+        column
+        for mode in series.modes
+        for column in _list_timed(series.rows, mode, beside=both and mode is Mode.LATENCY)
+    ]
+    return (sizes, counts, *timed, wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantity:
+    name: str
+    unit: str
+    write: Callable[[Measurement], str]
+    weight: int
+    weight_beside: int
+    """The weight of a latency column if throughput is shown too. Throughput's bandwidths matter more."""
+
+
+_QUANTITIES = (
+    _Quantity("calls", "", lambda one: str(one.iterations), 20, 20),
+    _Quantity("first", "us", lambda one: format_us(one.first_us), 6, 15),
+    _Quantity("min", "us", lambda one: format_us(one.min_us), 11, 60),
+    _Quantity("p50", "us", lambda one: format_us(one.p50_us), 95, 95),
+    _Quantity("p95", "us", lambda one: format_us(one.p95_us), 11, 60),
+    _Quantity("cv", "", lambda one: format_share(one.cv), 50, 55),
+    _Quantity("algbw", "GB/s", lambda one: format_gb_s(one.algbw_gb_s), 70, 2),
+    _Quantity("busbw", "GB/s", lambda one: format_gb_s(one.busbw_gb_s), 92, 3),
+)
+
+
+def _list_timed(rows: Sequence[dict[Mode, Measurement]], mode: Mode, *, beside: bool) -> list[Column]:
+    return [
+        Column(
+            group=mode.value,
+            name=quantity.name,
+            unit=quantity.unit,
+            cells=tuple(quantity.write(row[mode]) if mode in row else MISSING for row in rows),
+            weight=quantity.weight_beside if beside else quantity.weight,
+        )
+        for quantity in _QUANTITIES
+    ]
+
+
+def _format_wrong(row: Iterable[Measurement]) -> str:
+    """Return the number of wrong elements, or "n/a" if unchecked. Both modes share one correctness pass."""
+    known = [one.wrong for one in row if one.wrong is not None]
+    return str(max(known)) if known else NOT_DEFINED
+
+
+TONES = {
+    Assessment.HEALTHY: Tone.GOOD,
+    Assessment.BELOW: Tone.ERROR,
+    Assessment.NOISY: Tone.WARNING,
+    Assessment.NOT_REACHED: Tone.STRONG,
+    Assessment.NO_REFERENCE: Tone.STRONG,
+    Assessment.NOT_DEFINED: Tone.STRONG,
+}
+MODE_WIDTH = max(len(mode.value) for mode in Mode)
+
+
+def pick_curves(curves: Sequence[Curve], series: MeasuredCase) -> tuple[Curve, ...]:
+    """Return the curves of a series, latency first."""
+    own = [curve for curve in curves if _key(curve) == _key(series)]
+    return tuple(sorted(own, key=lambda curve: list(Mode).index(curve.mode)))
+
+
+def curve_facts(curves: Sequence[Curve]) -> FactList:
+    """Return the verdict of each curve, followed by the figures behind it."""
+    facts = tuple(
+        FactEntry(label=one.mode.value, texts=(one.verdict, *describe_curve(one)), tone=TONES[one.assessment])
+        for one in curves
+    )
+    return FactList(facts=facts, width=MODE_WIDTH + 2)
+
+
+def describe_curve(curve: Curve) -> list[str]:
+    """Describe the figures of a curve in one or two lines."""
+    small = [] if curve.latency_us is None else [f"{format_time(curve.latency_us)} at small sizes"]
+    lines = [*_plateau(curve), *small]
+    return [text for text in ("; ".join(lines), _fit(curve.fit)) if text]
+
+
+def _plateau(curve: Curve) -> list[str]:
+    if curve.plateau_gb_s is None:
+        return []
+    since = "" if curve.plateau_from_bytes is None else f" from {format_size(curve.plateau_from_bytes)} on"
+    spread = "" if curve.plateau_spread is None else f" (spread {format_share(curve.plateau_spread)})"
+    half = [] if curve.half_bytes is None else [f"half of it at {format_about(curve.half_bytes)}"]
+    return [f"plateau {format_rate(curve.plateau_gb_s)}{since}{spread}", *half]
+
+
+def _fit(fit: Fit | None) -> str:
+    if fit is None:
+        return ""
+    residual = format_share(fit.residual)
+    if not fit.fits:
+        return f"t = a + S/B does not fit: it is off by {residual}"
+    return f"t = {format_time(fit.alpha_us)} + S / {format_rate(fit.bandwidth_gb_s)} fits within {residual}"
+
+
+def _key(one: Curve | MeasuredCase) -> tuple[object, ...]:
+    return one.collective, one.dtype, one.redop, one.in_place
+
+
+MAX_ROWS = 12
+"""More rows do not help on a screen. The report file has all of them."""
+
+
+def comparison_section(comparison: Comparison) -> Section:
+    """Return what got slower, how the setups of the runs differ, and how many sizes are unchanged."""
+    matter = pick_changes(comparison.changes)
+    more = [f"and {len(matter) - MAX_ROWS} more rows in report.json"] if len(matter) > MAX_ROWS else []
+    return (
+        Heading(text=f"against {comparison.baseline}"),
+        items([f"not alike: {difference}" for difference in comparison.differences], "  "),
+        *([Table(columns=list_change_columns(matter[:MAX_ROWS]))] if matter else []),
+        items([*more, count_changes(comparison)], "  "),
+    )
+
+
+def pick_changes(changes: Sequence[Change]) -> list[Change]:
+    """Pick the sizes below the requested limit, then those that are slower beyond the noise, the worst first."""
+    matter = [change for change in changes if change.below or change.ratio_high < 1]
+    return sorted(matter, key=lambda change: (not change.below, change.ratio))
+
+
+def list_change_columns(changes: Sequence[Change]) -> tuple[Column, ...]:
+    """List the columns of a table of changes."""
+    return (
+        _column("", "", [name_series(change) for change in changes], weight=6, align="left"),
+        _column("", "", [change.mode.value for change in changes], weight=7),
+        _column("size", "", [format_size(change.size_bytes) for change in changes], weight=9),
+        _column("then", "us", [format_us(change.then_us) for change in changes], weight=4),
+        _column("now", "us", [format_us(change.now_us) for change in changes], weight=4),
+        _column("bandwidth", "now / then", [format_share(change.ratio) for change in changes], weight=10),
+        _column("between", "", [_interval(change) for change in changes], weight=5),
+        _column("", "", ["below" if change.below else "slower" for change in changes], weight=8),
+    )
+
+
+def count_changes(comparison: Comparison) -> str:
+    """Count the sizes by how they changed: "2 below, 1 slower, 3 faster, 36 equal within the noise"."""
+    changes = comparison.changes
+    if not changes:
+        return f"nothing to compare: {count_of(comparison.missing, 'size')} not in the baseline"
+    below = sum(change.below for change in changes)
+    slower = sum(change.ratio_high < 1 and not change.below for change in changes)
+    faster = sum(change.ratio_low > 1 for change in changes)
+    alike = len(changes) - below - slower - faster
+    counts = [
+        (below, "below the required share"),
+        (slower, "slower"),
+        (faster, "faster"),
+        (alike, "equal within the noise"),
+    ]
+    missing = f"; {count_of(comparison.missing, 'size')} not in the baseline" if comparison.missing else ""
+    return (
+        f"{count_of(len(changes), 'size')}: {', '.join(f'{count} {word}' for count, word in counts if count)}{missing}"
+    )
+
+
+def _column(
+    name: str, unit: str, cells: Sequence[str], *, weight: int, align: Literal["left", "right"] = "right"
+) -> Column:
+    return Column(name=name, unit=unit, cells=tuple(cells), weight=weight, align=align)
+
+
+def _interval(change: Change) -> str:
+    return f"{format_share(change.ratio_low)} and {format_share(change.ratio_high)}"
+
 
 LATE_SHARE = 0.8
 """A rank that comes last to this share of the calls is reported. Our choice: the same as for stragglers of a job."""

@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ddpdoctor.model.bandwidth import Collective, Mode
-from ddpdoctor.report.bandwidth.reading import read_bandwidth
+from ddpdoctor.report.bandwidth.measured import read_bandwidth
 from ddpdoctor.report.lines import clean
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ddpdoctor.model.bandwidth import BenchSettings, Measurement, Member
     from ddpdoctor.model.findings import Report
-    from ddpdoctor.report.bandwidth.reading import Bandwidth
+    from ddpdoctor.report.bandwidth.measured import Bandwidth
 
 PROGRAMS = {
     Collective.ALL_REDUCE: "all_reduce_perf",

@@ -1,24 +1,274 @@
-"""What a document draws of `allreduce-bench`: curves over the size, and matrices of bandwidths."""
+"""What `allreduce-bench` draws: curves over the size, and matrices of bandwidths between ranks or hosts."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
-from ddpdoctor.report.bandwidth.matrix import cell_key, describe_result
-from ddpdoctor.report.bandwidth.numbers import NOT_DEFINED, format_gb_s
-from ddpdoctor.report.bandwidth.plotted import list_plotted, list_references
-from ddpdoctor.report.blocks import ChartLine, Grid, GridCell, Series, Tone
+from ddpdoctor.model.amounts import format_rate, format_time
+from ddpdoctor.model.errors import UserError
+from ddpdoctor.model.rank_words import count_of
+from ddpdoctor.report.bandwidth.measured import NOT_DEFINED, format_gb_s, format_share, sort_series
+from ddpdoctor.report.blocks import ChartLine, Column, Grid, GridCell, Heading, Series, Table, Text, Tone
 from ddpdoctor.report.grids.build import MARK, MAX_COLUMNS, log_level, not_shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
-    from ddpdoctor.model.bandwidth import Reference
-    from ddpdoctor.report.bandwidth.matrix import Matrix
-    from ddpdoctor.report.bandwidth.plotted import Plotted
-    from ddpdoctor.report.bandwidth.reading import Bandwidth
-    from ddpdoctor.report.blocks import Section
+    from ddpdoctor.model.bandwidth import Change, Measurement, Mode, NodeResult, Pair, Reference
+    from ddpdoctor.model.findings import Report
+    from ddpdoctor.report.bandwidth.measured import Bandwidth, MeasuredCase
+    from ddpdoctor.report.blocks import Block, Section
+
+MAX_BOTH_MODES = 3
+"""With more series than this, only one mode is drawn, because both would clutter the plot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plotted:
+    """A line of a plot: times and bandwidths over sizes. A bandwidth may be None."""
+
+    label: str
+    mode: Mode
+    baseline: bool
+    sizes_bytes: tuple[int, ...]
+    time_us: tuple[float, ...]
+    low_us: tuple[float, ...]
+    """The fastest call of each size; empty for a baseline."""
+    high_us: tuple[float, ...]
+    """The 95th percentile of each size; empty for a baseline."""
+    busbw_gb_s: tuple[float | None, ...]
+
+
+def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
+    """List the lines of each series, throughput first. A baseline follows its line."""
+    every = sort_series(bench.results)
+    lines = [
+        (series, mode)
+        for series in every
+        for mode in reversed(series.modes if len(every) <= MAX_BOTH_MODES else series.modes[-1:])
+    ]
+    names = _name_apart([(series.collective.value, series.dtype, mode.value) for series, mode in lines])
+    return tuple(
+        line
+        for (series, mode), name in zip(lines, names, strict=True)
+        for line in _list_lines(bench, series, mode, name)
+    )
+
+
+def _name_apart(lines: Sequence[tuple[str, ...]]) -> list[str]:
+    """Name each line by the parts in which lines differ. A single line is named by its mode."""
+    differing = [at for at, values in enumerate(zip(*lines, strict=True)) if len(set(values)) > 1] or [-1]
+    return [" ".join(parts[at] for at in differing) for parts in lines]
+
+
+def list_references(bench: Bandwidth) -> tuple[Reference, ...]:
+    """List the references of the curves, each once."""
+    return tuple(dict.fromkeys(curve.reference for curve in bench.curves if curve.reference is not None))
+
+
+def _list_lines(bench: Bandwidth, series: MeasuredCase, mode: Mode, name: str) -> list[Plotted]:
+    rows = [row[mode] for row in series.rows if mode in row]
+    line = Plotted(
+        label=name,
+        mode=mode,
+        baseline=False,
+        sizes_bytes=tuple(row.size_bytes for row in rows),
+        time_us=tuple(row.p50_us for row in rows),
+        low_us=tuple(row.min_us for row in rows),
+        high_us=tuple(row.p95_us for row in rows),
+        busbw_gb_s=tuple(row.busbw_gb_s for row in rows),
+    )
+    changes = bench.comparison.changes if bench.comparison else ()
+    then = _match(rows, changes)
+    return [line, _make_baseline(name, mode, then)] if then else [line]
+
+
+def _match(rows: Sequence[Measurement], changes: Sequence[Change]) -> list[tuple[Measurement, Change]]:
+    known = {_key(change): change for change in changes}
+    return [(row, known[_key(row)]) for row in rows if _key(row) in known]
+
+
+def _make_baseline(name: str, mode: Mode, then: list[tuple[Measurement, Change]]) -> Plotted:
+    """Make a baseline's line. For the same size and collective, bandwidth is proportional to 1 / time."""
+    return Plotted(
+        label=f"{name}, baseline",
+        mode=mode,
+        baseline=True,
+        sizes_bytes=tuple(row.size_bytes for row, _ in then),
+        time_us=tuple(change.then_us for _, change in then),
+        low_us=(),
+        high_us=(),
+        busbw_gb_s=tuple(
+            None if row.busbw_gb_s is None else row.busbw_gb_s * row.p50_us / change.then_us for row, change in then
+        ),
+    )
+
+
+def _key(one: Measurement | Change) -> tuple[object, ...]:
+    return one.collective, one.dtype, one.redop, one.mode, one.in_place, one.size_bytes
+
+
+MAX_ENDS = 32
+"""The most ends that a matrix shows. A wider one would be unreadable."""
+MAX_LISTED = 8
+"""How many of the slowest pairs are listed if the matrix is too wide."""
+EMPTY, LOWEST, BLAMED = ".", "<", "> "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A symmetrical matrix of bus bandwidths, by the positions of both ends, the lower one first.
+
+    A cell on the diagonal is the bandwidth within one end.
+    """
+
+    title: str
+    noun: str
+    """The word for an end: "rank" or "host"."""
+    ends: tuple[str, ...]
+    heads: tuple[str, ...]
+    """Short names of the ends, for the headers of columns."""
+    cells: dict[tuple[int, int], float]
+    blamed: frozenset[int]
+    """Positions of the ends that a finding names."""
+    results: dict[tuple[int, int], Pair | NodeResult]
+    """All that was measured of each cell."""
+
+    @property
+    def between(self) -> dict[tuple[int, int], float]:
+        """The cells of two different ends. The diagonal is left out because it is not comparable."""
+        return {at: value for at, value in self.cells.items() if at[0] != at[1] and math.isfinite(value)}
+
+    @property
+    def lowest(self) -> tuple[int, int] | None:
+        """The slowest pair, or None if all are equally fast."""
+        between = self.between
+        if not between or min(between.values()) == max(between.values()):
+            return None
+        return min(between, key=lambda at: between[at])
+
+
+def make_pair_matrix(pairs: Sequence[Pair], blamed: Iterable[int]) -> Matrix:
+    """Make the matrix of ranks. ``blamed`` are ranks that findings name."""
+    hosts = {rank: host for pair in pairs for rank, host in zip(pair.ranks, pair.hosts, strict=True)}
+    ranks = sorted(hosts)
+    place = {rank: at for at, rank in enumerate(ranks)}
+    several = len(set(hosts.values())) > 1
+    return Matrix(
+        title=f"pairs of ranks: busbw in GB/s, {_how(all(pair.alone for pair in pairs))}",
+        noun="rank",
+        ends=tuple(f"{rank} {hosts[rank]}" if several else str(rank) for rank in ranks),
+        heads=tuple(map(str, ranks)),
+        cells={cell_key(place[pair.ranks[0]], place[pair.ranks[1]]): pair.busbw_gb_s for pair in pairs},
+        blamed=frozenset(place[rank] for rank in blamed if rank in place),
+        results={cell_key(place[pair.ranks[0]], place[pair.ranks[1]]): pair for pair in pairs},
+    )
+
+
+def make_node_matrix(nodes: Sequence[NodeResult], order: Sequence[str], blamed: Iterable[str]) -> Matrix:
+    """Make the matrix of hosts in ``order``, single hosts on the diagonal. ``blamed`` are hosts that findings name."""
+    seen = dict.fromkeys(name for node in nodes for name in (node.host, node.peer) if name is not None)
+    hosts = tuple(dict.fromkeys([*(host for host in order if host in seen), *seen]))
+    place = {host: at for at, host in enumerate(hosts)}
+    heads = hosts if max(map(len, hosts)) <= len("1234.56") else tuple(f"[{at}]" for at in range(len(hosts)))
+    alone = all(node.alone for node in nodes if node.peer is not None)
+    return Matrix(
+        title=f"hosts: busbw in GB/s of two together, {_how(alone)}; on the diagonal of one by itself",
+        noun="host",
+        ends=hosts if heads == hosts else tuple(f"{head} {host}" for head, host in zip(heads, hosts, strict=True)),
+        heads=heads,
+        cells={
+            cell_key(place[node.host], place[node.peer or node.host]): node.busbw_gb_s
+            for node in nodes
+            if node.busbw_gb_s is not None
+        },
+        blamed=frozenset(place[host] for host in blamed if host in place),
+        results={cell_key(place[node.host], place[node.peer or node.host]): node for node in nodes},
+    )
+
+
+def make_matrices(report: Report, bench: Bandwidth) -> list[Matrix]:
+    """Make the matrices of a bench, with marks on the ranks and hosts that findings name."""
+    ranks = {rank for finding in report.findings for rank in finding.ranks}
+    hosts = {host for finding in report.findings for host in finding.hosts}
+    pairs = [make_pair_matrix(bench.pairs, ranks)] if bench.pairs else []
+    nodes = [make_node_matrix(bench.nodes, bench.hosts, hosts)] if bench.nodes else []
+    return [*pairs, *nodes]
+
+
+def describe_result(one: Pair | NodeResult) -> str:
+    """Return what was measured of two ranks, a host, or two hosts, with units."""
+    rate = NOT_DEFINED if one.busbw_gb_s is None else format_rate(one.busbw_gb_s)
+    visits = f" over {count_of(len(one.busbws_gb_s), 'visit')}" if one.busbws_gb_s else ""
+    return f"busbw {rate}, latency {format_time(one.latency_us)}, variation {format_share(one.cv)}{visits}"
+
+
+def matrix_section(matrix: Matrix) -> Section:
+    """Return a matrix with its legend, or the slowest of its pairs if it is too wide."""
+    title, slowest = Heading(text=matrix.title), _list_slowest(matrix)
+    if len(matrix.ends) > MAX_ENDS:
+        return (title, *slowest)
+    return (title, _table(matrix, instead=slowest))
+
+
+def _table(matrix: Matrix, instead: tuple[Block, ...]) -> Table:
+    places = range(len(matrix.ends))
+    ends = tuple(f"{BLAMED if at in matrix.blamed else ' ' * len(BLAMED)}{end}" for at, end in enumerate(matrix.ends))
+    columns = [
+        # The blank takes the place of the mark, so that headers align with the digits.
+        Column(name=f"{head} ", cells=tuple(_write_cell(matrix, row, at) for row in places))
+        for at, head in enumerate(matrix.heads)
+    ]
+    return Table(
+        columns=(Column(name="", cells=ends, align="left"), *columns),
+        tones=dict.fromkeys(matrix.blamed, Tone.STRONG),
+        instead=instead,
+        legend=_legend(matrix),
+    )
+
+
+def _write_cell(matrix: Matrix, row: int, column: int) -> str:
+    at = cell_key(row, column)
+    if at not in matrix.cells:
+        return EMPTY + " " if row == column else NOT_DEFINED + " "
+    return format_gb_s(matrix.cells[at]) + (LOWEST if at == matrix.lowest else " ")
+
+
+def _list_slowest(matrix: Matrix) -> tuple[Block, ...]:
+    between = matrix.between
+    slowest = sorted(between, key=lambda at: between[at])[:MAX_LISTED]
+    columns = (
+        Column(name="", cells=tuple(format_gb_s(between[at]) for at in slowest)),
+        Column(name="", cells=tuple(f"{matrix.ends[at[0]]} - {matrix.ends[at[1]]}" for at in slowest), align="left"),
+    )
+    middle = f"; the median is {format_rate(median(between.values()))}" if between else ""
+    count = f"the slowest {len(slowest)} of {count_of(len(between), 'pair')}{middle}; report.json has them all"
+    return (Table(columns=columns, indent=2), Text(text=count, indent=2))
+
+
+def _legend(matrix: Matrix) -> tuple[str, ...]:
+    between, lowest = matrix.between, matrix.lowest
+    lines: tuple[str, ...] = ()
+    if lowest is not None:
+        one, other = (matrix.ends[at] for at in lowest)
+        middle = format_rate(median(between.values()))
+        lines = (f"{LOWEST} the slowest: {one} - {other}, {format_rate(between[lowest])}; the median is {middle}",)
+    return (*lines, f"{BLAMED}a {matrix.noun} that a finding names") if matrix.blamed else lines
+
+
+def cell_key(one: int, other: int) -> tuple[int, int]:
+    """Return the key of the cell of two positions."""
+    return (one, other) if one <= other else (other, one)
+
+
+def _how(alone: bool) -> str:  # noqa: FBT001 - a word for it
+    return "one after the other" if alone else "several at once"
+
 
 PALER = "The paler, the slower."
 
@@ -111,3 +361,34 @@ def _cell(
 def _tone(matrix: Matrix, at: tuple[int, int]) -> Tone:
     """Return the tone of the slowest pair: a warning if a finding names one of its ends."""
     return Tone.WARNING if matrix.blamed.intersection(at) else Tone.STRONG
+
+
+PAGE = ".html"
+SUFFIXES = (".png", ".svg", PAGE)
+
+
+def check_plot(path: Path) -> None:
+    """Raise ``UserError`` if a plot of this name cannot be drawn. Called before anything is measured."""
+    if path.suffix.lower() not in SUFFIXES:
+        known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        raise UserError(f"a plot cannot be written as {path.name}", help=f"Give a name that ends in {known}.")
+    if path.suffix.lower() != PAGE and importlib.util.find_spec("matplotlib") is None:
+        raise UserError(
+            "plots need matplotlib, which is not installed here",
+            help="Install it: pip install 'ddpdoctor[plot]'. Without it: --plot NAME.html, or --format csv.",
+        )
+
+
+def render_plot(report: Report, suffix: str) -> bytes:
+    """Draw a run of `allreduce-bench`. ``suffix`` is one of ``SUFFIXES``. Raises ``UserError`` for other reports."""
+    from ddpdoctor.report.bandwidth.figure import draw_figure
+    from ddpdoctor.report.bandwidth.measured import read_bandwidth
+    from ddpdoctor.report.lines import printable
+
+    bench = read_bandwidth(report)
+    if suffix == PAGE:
+        from ddpdoctor.report.html.page import render_html
+
+        return printable(render_html(report)).encode()
+    drawn = draw_figure(report, bench, suffix.removeprefix("."))
+    return printable(drawn.decode()).encode() if suffix == ".svg" else drawn

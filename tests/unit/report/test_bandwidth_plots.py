@@ -12,9 +12,8 @@ import pytest
 from ddpdoctor.model.bandwidth import Collective, Mode
 from ddpdoctor.model.errors import UserError
 from ddpdoctor.report.bandwidth.figure import choose_ticks, spread_apart
-from ddpdoctor.report.bandwidth.plots import check_plot, render_plot
-from ddpdoctor.report.bandwidth.plotted import list_plotted, list_references
-from ddpdoctor.report.bandwidth.reading import read_bandwidth
+from ddpdoctor.report.bandwidth.measured import read_bandwidth
+from ddpdoctor.report.bandwidth.pictures import check_plot, list_plotted, list_references, render_plot
 from tests import benches
 
 
@@ -157,7 +156,7 @@ def test_without_matplotlib_the_error_says_how_to_install_it():
         "    def find_spec(cls, name, path=None, target=None):\n"
         "        return None if name.partition('.')[0] == 'matplotlib' else super().find_spec(name, path, target)\n"
         "sys.meta_path[:] = [Without if one is PathFinder else one for one in sys.meta_path]\n"
-        "from ddpdoctor.report.bandwidth.plots import check_plot\n"
+        "from ddpdoctor.report.bandwidth.pictures import check_plot\n"
         "check_plot(Path('a.png'))\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
@@ -165,7 +164,7 @@ def test_without_matplotlib_the_error_says_how_to_install_it():
 
 
 def test_matplotlib_is_loaded_to_draw_only():
-    modules = "ddpdoctor.report.bandwidth.plots, ddpdoctor.report.bandwidth.figure"
+    modules = "ddpdoctor.report.bandwidth.pictures, ddpdoctor.report.bandwidth.figure"
     code = f"import sys, {modules}; print('matplotlib' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
     assert ran.stdout == "False\n"

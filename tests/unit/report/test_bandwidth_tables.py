@@ -6,10 +6,9 @@ import pytest
 
 from ddpdoctor.model.amounts import format_about, format_age, format_memory, format_rate, format_time
 from ddpdoctor.model.bandwidth import Collective, Mode
-from ddpdoctor.report.bandwidth.comparison import count_changes, pick_changes
-from ddpdoctor.report.bandwidth.matrix import make_node_matrix, make_pair_matrix, matrix_section
-from ddpdoctor.report.bandwidth.numbers import format_gb_s, format_share, format_us
-from ddpdoctor.report.bandwidth.results import list_columns, sort_series
+from ddpdoctor.report.bandwidth.content import count_changes, list_columns, pick_changes
+from ddpdoctor.report.bandwidth.measured import format_gb_s, format_share, format_us, sort_series
+from ddpdoctor.report.bandwidth.pictures import make_node_matrix, make_pair_matrix, matrix_section
 from ddpdoctor.report.blocks import ChartLine, Column, Series
 from ddpdoctor.report.text.blocks import add_blocks
 from ddpdoctor.report.text.chart import ROWS, draw_chart
