@@ -44,14 +44,12 @@ from ddpdoctor.report.findings import count_findings
 from ddpdoctor.report.names import format_hosts, format_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ddpdoctor.model.bandwidth import (
-        Arrival,
         Change,
         Comparison,
         Curve,
-        Fit,
         LeftOut,
         Member,
         NcclLog,
@@ -72,27 +70,18 @@ WORDS = {
 """In the order in which they are counted."""
 
 
-def describe_run(bench: Bandwidth) -> list[str]:
-    """Describe the members, the conventions of the numbers, and NCCL's connections."""
-    return [describe_members(bench), describe_conventions(bench), *map(_describe_log, bench.nccl_logs[:1])]
-
-
 def describe_members(bench: Bandwidth) -> str:
     """Name ranks, hosts, backend, devices and versions. Values that differ are listed with their ranks."""
     where = f"{count_of(len(bench.members), 'rank')} on {format_hosts(bench.hosts)}"
+    nccl = _alike(bench, lambda member: member.nccl or "")
+    driver = _alike(bench, lambda member: member.driver or "")
     parts = [
         _alike(bench, lambda member: member.device_name),
         f"torch {_alike(bench, lambda member: member.torch)}",
-        *_optional("NCCL", bench, lambda member: member.nccl),
-        *_optional("driver", bench, lambda member: member.driver),
+        f"NCCL {nccl}" if nccl else "",
+        f"driver {driver}" if driver else "",
     ]
     return f"{where}; {bench.settings.backend} on {', '.join(part for part in parts if part)}"
-
-
-def describe_conventions(bench: Bandwidth) -> str:
-    """Explain the conventions of the numbers."""
-    warm = "cold buffers, beyond the cache" if bench.settings.cold else "warm buffers"
-    return f"{warm}; a call takes as long as its slowest rank; GB is 1e9 bytes; busbw as in nccl-tests"
 
 
 def headline(report: Report, bench: Bandwidth) -> str:
@@ -101,27 +90,23 @@ def headline(report: Report, bench: Bandwidth) -> str:
         return _sentence(report.verdict.summary)
     if not bench.results:
         return "nothing was measured"
-    return _nothing_found(report, bench) + describe_assessments(bench.curves)
-
-
-def describe_end(report: Report, bench: Bandwidth) -> str:
-    """Say how the run ended, and how many findings there are."""
-    ended = "" if bench.ending is Ending.FINISHED else f"{bench.ending.value}, results partial"
-    parts = (count_of(len(bench.members), "rank"), ended, count_findings(report.findings))
-    return ", ".join(filter(None, parts))
-
-
-def _nothing_found(report: Report, bench: Bandwidth) -> str:
-    """Say that there is no verdict. An inconclusive check must not read like "no problem found"."""
-    if bench.ending is not Ending.FINISHED:
-        return "no cause found"
+    # An inconclusive check must not read like "no problem found".
     unknown = [check.id for check in report.checks if check.outcome is Outcome.INCONCLUSIVE]
-    return f"could not tell about {', '.join(unknown)}" if unknown else "no problem found"
+    found = f"could not tell about {', '.join(unknown)}" if unknown else "no problem found"
+    return ("no cause found" if bench.ending is not Ending.FINISHED else found) + describe_assessments(bench.curves)
 
 
 def describe_assessments(curves: Sequence[Curve]) -> str:
-    """Say how good the curves are: the verdict if there is only one, or else counts."""
-    chosen = _choose(curves)
+    """Say how good the curves are: the verdict if there is only one, or else counts.
+
+    There is one for each series: of throughput if it was measured, because references apply to it.
+    """
+    by_series: dict[tuple[object, ...], Curve] = {}
+    for curve in curves:
+        key = (curve.collective, curve.dtype, curve.redop, curve.in_place)
+        if key not in by_series or curve.mode is Mode.THROUGHPUT:
+            by_series[key] = curve
+    chosen = list(by_series.values())
     if not chosen:
         return ""
     if len(chosen) == 1:
@@ -131,16 +116,6 @@ def describe_assessments(curves: Sequence[Curve]) -> str:
         return f"; all {len(chosen)} curves {WORDS[assessments[0]]}"
     counts = [f"{assessments.count(one)} {word}" for one, word in WORDS.items() if one in assessments]
     return f"; of {len(chosen)} curves {', '.join(counts)}"
-
-
-def _choose(curves: Sequence[Curve]) -> list[Curve]:
-    """Choose one curve per series. Throughput is preferred, because references apply to it."""
-    chosen: dict[tuple[object, ...], Curve] = {}
-    for curve in curves:
-        key = (curve.collective, curve.dtype, curve.redop, curve.in_place)
-        if key not in chosen or curve.mode is Mode.THROUGHPUT:
-            chosen[key] = curve
-    return list(chosen.values())
 
 
 def _sentence(text: str) -> str:
@@ -157,11 +132,6 @@ def _describe_log(log: NcclLog) -> str:
     )
 
 
-def _optional(name: str, bench: Bandwidth, read: Callable[[Member], str | None]) -> list[str]:
-    known = _alike(bench, lambda member: read(member) or "")
-    return [f"{name} {known}"] if known else []
-
-
 def _alike(bench: Bandwidth, read: Callable[[Member], str]) -> str:
     """Return the value of all ranks, or each value with its ranks: "2.13.0 (ranks 0-6), 2.12.0 (rank 7)"."""
     ranks = grouped((read(member), member.rank) for member in bench.members)
@@ -174,23 +144,26 @@ MISSING = "-"
 """Shown if this size was not measured in this mode."""
 
 
-def series_table(series: MeasuredCase) -> Table:
-    """Return the table of a series. Rows with wrong results are highlighted."""
-    wrong = [number for number, row in enumerate(series.rows) if any(one.wrong for one in row.values())]
-    return Table(columns=list_columns(series), tones=dict.fromkeys(wrong, Tone.ERROR))
-
-
 def list_columns(series: MeasuredCase) -> tuple[Column, ...]:
     """List all columns of a series. Their weights decide which are dropped if not all fit."""
     measured = [next(iter(row.values())) for row in series.rows]
     sizes = Column(name="size", cells=tuple(format_size(one.size_bytes) for one in measured), weight=100)
     counts = Column(name="count", unit="elements", cells=tuple(str(one.count) for one in measured), weight=5)
-    wrong = Column(name="wrong", cells=tuple(_format_wrong(row.values()) for row in series.rows), weight=90)
-    both = len(series.modes) > 1
+    # Both modes share one correctness pass.
+    checked = [[one.wrong for one in row.values() if one.wrong is not None] for row in series.rows]
+    wrong = Column(
+        name="wrong", cells=tuple(str(max(counts)) if counts else NOT_DEFINED for counts in checked), weight=90
+    )
     timed = [
-        column
+        Column(
+            group=mode.value,
+            name=quantity.name,
+            unit=quantity.unit,
+            cells=tuple(quantity.write(row[mode]) if mode in row else MISSING for row in series.rows),
+            weight=quantity.weight_beside if mode is Mode.LATENCY and len(series.modes) > 1 else quantity.weight,
+        )
         for mode in series.modes
-        for column in _list_timed(series.rows, mode, beside=both and mode is Mode.LATENCY)
+        for quantity in _QUANTITIES
     ]
     return (sizes, counts, *timed, wrong)
 
@@ -217,25 +190,6 @@ _QUANTITIES = (
 )
 
 
-def _list_timed(rows: Sequence[dict[Mode, Measurement]], mode: Mode, *, beside: bool) -> list[Column]:
-    return [
-        Column(
-            group=mode.value,
-            name=quantity.name,
-            unit=quantity.unit,
-            cells=tuple(quantity.write(row[mode]) if mode in row else MISSING for row in rows),
-            weight=quantity.weight_beside if beside else quantity.weight,
-        )
-        for quantity in _QUANTITIES
-    ]
-
-
-def _format_wrong(row: Iterable[Measurement]) -> str:
-    """Return the number of wrong elements, or "n/a" if unchecked. Both modes share one correctness pass."""
-    known = [one.wrong for one in row if one.wrong is not None]
-    return str(max(known)) if known else NOT_DEFINED
-
-
 TONES = {
     Assessment.HEALTHY: Tone.GOOD,
     Assessment.BELOW: Tone.ERROR,
@@ -245,50 +199,6 @@ TONES = {
     Assessment.NOT_DEFINED: Tone.STRONG,
 }
 MODE_WIDTH = max(len(mode.value) for mode in Mode)
-
-
-def pick_curves(curves: Sequence[Curve], series: MeasuredCase) -> tuple[Curve, ...]:
-    """Return the curves of a series, latency first."""
-    own = [curve for curve in curves if _key(curve) == _key(series)]
-    return tuple(sorted(own, key=lambda curve: list(Mode).index(curve.mode)))
-
-
-def curve_facts(curves: Sequence[Curve]) -> FactList:
-    """Return the verdict of each curve, followed by the figures behind it."""
-    facts = tuple(
-        FactEntry(label=one.mode.value, texts=(one.verdict, *describe_curve(one)), tone=TONES[one.assessment])
-        for one in curves
-    )
-    return FactList(facts=facts, width=MODE_WIDTH + 2)
-
-
-def describe_curve(curve: Curve) -> list[str]:
-    """Describe the figures of a curve in one or two lines."""
-    small = [] if curve.latency_us is None else [f"{format_time(curve.latency_us)} at small sizes"]
-    lines = [*_plateau(curve), *small]
-    return [text for text in ("; ".join(lines), _fit(curve.fit)) if text]
-
-
-def _plateau(curve: Curve) -> list[str]:
-    if curve.plateau_gb_s is None:
-        return []
-    since = "" if curve.plateau_from_bytes is None else f" from {format_size(curve.plateau_from_bytes)} on"
-    spread = "" if curve.plateau_spread is None else f" (spread {format_share(curve.plateau_spread)})"
-    half = [] if curve.half_bytes is None else [f"half of it at {format_about(curve.half_bytes)}"]
-    return [f"plateau {format_rate(curve.plateau_gb_s)}{since}{spread}", *half]
-
-
-def _fit(fit: Fit | None) -> str:
-    if fit is None:
-        return ""
-    residual = format_share(fit.residual)
-    if not fit.fits:
-        return f"t = a + S/B does not fit: it is off by {residual}"
-    return f"t = {format_time(fit.alpha_us)} + S / {format_rate(fit.bandwidth_gb_s)} fits within {residual}"
-
-
-def _key(one: Curve | MeasuredCase) -> tuple[object, ...]:
-    return one.collective, one.dtype, one.redop, one.in_place
 
 
 MAX_ROWS = 12
@@ -368,11 +278,15 @@ def bandwidth_content(report: Report) -> Content:
     series = sort_series(bench.results)
     matrices = make_matrices(report, bench)
     comparison = (comparison_section(bench.comparison),) if bench.comparison is not None else ()
+    warm = "cold buffers, beyond the cache" if bench.settings.cold else "warm buffers"
+    conventions = f"{warm}; a call takes as long as its slowest rank; GB is 1e9 bytes; busbw as in nccl-tests"
+    ended = "" if bench.ending is Ending.FINISHED else f"{bench.ending.value}, results partial"
+    status = (count_of(len(bench.members), "rank"), ended, count_findings(report.findings))
     return Content(
         headline=headline(report, bench),
-        status=describe_end(report, bench),
+        status=", ".join(filter(None, status)),
         verb=VERB,
-        about=((items(describe_run(bench)),),),
+        about=((items([describe_members(bench), conventions, *map(_describe_log, bench.nccl_logs[:1])]),),),
         sections=(
             *(_series_section(bench, one) for one in series),
             (_chart(bench, series),),
@@ -392,13 +306,54 @@ def bandwidth_content(report: Report) -> Content:
 
 
 def _series_section(bench: Bandwidth, series: MeasuredCase) -> Section:
-    title = name_series(series) + (", in place" if series.in_place else "")
-    return (Heading(text=title), series_table(series), curve_facts(pick_curves(bench.curves, series)))
+    """Return the table of a series, with its wrong rows highlighted, and what its curves show, latency first."""
+    wrong = [number for number, row in enumerate(series.rows) if any(one.wrong for one in row.values())]
+    of_series = (series.collective, series.dtype, series.redop, series.in_place)
+    curves = [one for one in bench.curves if (one.collective, one.dtype, one.redop, one.in_place) == of_series]
+    return (
+        Heading(text=name_series(series) + (", in place" if series.in_place else "")),
+        Table(columns=list_columns(series), tones=dict.fromkeys(wrong, Tone.ERROR)),
+        FactList(
+            facts=tuple(
+                FactEntry(label=one.mode.value, texts=(one.verdict, *_figures(one)), tone=TONES[one.assessment])
+                for one in sorted(curves, key=lambda curve: list(Mode).index(curve.mode))
+            ),
+            width=MODE_WIDTH + 2,
+        ),
+    )
+
+
+def _figures(curve: Curve) -> Iterator[str]:
+    """Yield the plateau and the latency of a curve, and how well time is linear in size."""
+    parts = []
+    if curve.plateau_gb_s is not None:
+        since = "" if curve.plateau_from_bytes is None else f" from {format_size(curve.plateau_from_bytes)} on"
+        spread = "" if curve.plateau_spread is None else f" (spread {format_share(curve.plateau_spread)})"
+        parts += [f"plateau {format_rate(curve.plateau_gb_s)}{since}{spread}"]
+        parts += [] if curve.half_bytes is None else [f"half of it at {format_about(curve.half_bytes)}"]
+    parts += [] if curve.latency_us is None else [f"{format_time(curve.latency_us)} at small sizes"]
+    if parts:
+        yield "; ".join(parts)
+    if (fit := curve.fit) is not None:
+        residual = format_share(fit.residual)
+        line = f"t = {format_time(fit.alpha_us)} + S / {format_rate(fit.bandwidth_gb_s)} fits within {residual}"
+        yield line if fit.fits else f"t = a + S/B does not fit: it is off by {residual}"
 
 
 def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> Series:
     """Return the curves of all series. The reference is shown only if it is the same for all."""
-    lines = tuple(ChartLine(name=name_series(one), points=_points(one)) for one in series)
+    lines = tuple(
+        ChartLine(
+            name=name_series(one),
+            points=tuple(
+                (measured.size_bytes, measured.busbw_gb_s)
+                for row in one.rows
+                if (measured := row.get(one.modes[-1]))
+                if measured.busbw_gb_s and math.isfinite(measured.busbw_gb_s)
+            ),
+        )
+        for one in series
+    )
     references = {curve.reference for curve in bench.curves if curve.reference is not None}
     sizes = [size for line in lines for size, _ in line.points]
     reference = None
@@ -407,17 +362,6 @@ def _chart(bench: Bandwidth, series: tuple[MeasuredCase, ...]) -> Series:
         since = max(known.min_size_bytes, min(sizes, default=1))
         reference = ChartLine(name=known.text, points=((since, known.gb_s), (max([since, *sizes]), known.gb_s)))
     return Series(title="busbw in GB/s over size", lines=lines, reference=reference)
-
-
-def _points(series: MeasuredCase) -> tuple[tuple[int, float], ...]:
-    mode = series.modes[-1]
-    rows = [row[mode] for row in series.rows if mode in row]
-    return tuple((one.size_bytes, one.busbw_gb_s) for one in rows if one.busbw_gb_s and math.isfinite(one.busbw_gb_s))
-
-
-def _late_sections(bench: Bandwidth) -> tuple[Section, ...]:
-    late = _find_late(bench)
-    return () if late is None else ((Text(text=_describe_late(late)),),)
 
 
 def _stop_sections(report: Report, bench: Bandwidth) -> tuple[Section, ...]:
@@ -442,20 +386,14 @@ def _reason_sections(bench: Bandwidth) -> tuple[Section, ...]:
     return ((Heading(text=title), Items(items=reasons, mark="  - ")),)
 
 
-def _find_late(bench: Bandwidth) -> Arrival | None:
-    """Return the rank that comes last to most calls, if it is later than a small call takes."""
-    latest = max(bench.arrivals, key=lambda arrival: arrival.late_us, default=None)
+def _late_sections(bench: Bandwidth) -> tuple[Section, ...]:
+    """Say which rank comes last to most calls, if it is later than a small call takes."""
+    late = max(bench.arrivals, key=lambda arrival: arrival.late_us, default=None)
     small = min((one.p50_us for one in bench.results if one.mode is Mode.LATENCY), default=0.0)
-    if latest is None or latest.share < LATE_SHARE or latest.late_us <= small:
-        return None
-    return latest
-
-
-def _describe_late(late: Arrival) -> str:
-    """Say which rank comes late, and that the times of the collectives do not include the delay."""
-    share, time = format_share(late.share), format_time(late.late_us)
-    calls = f"is last in {share} of the calls, {time} after the others (median)"
-    return f"rank {late.rank} on {late.host} {calls}; the times above do not include it"
+    if late is None or late.share < LATE_SHARE or late.late_us <= small:
+        return ()
+    calls = f"is last in {format_share(late.share)} of the calls, {format_time(late.late_us)} after the others (median)"
+    return ((Text(text=f"rank {late.rank} on {late.host} {calls}; the times above do not include it"),),)
 
 
 def _describe_left_out(one: LeftOut) -> str:

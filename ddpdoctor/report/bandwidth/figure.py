@@ -39,7 +39,8 @@ def draw_matrix_panel(axes: Axes, matrix: Matrix) -> None:
     from matplotlib.colors import LogNorm
     from matplotlib.patches import Rectangle
 
-    values = _fill(matrix)
+    places = range(len(matrix.ends))
+    values = [[matrix.cells.get((min(row, at), max(row, at)), math.nan) for at in places] for row in places]
     known = [value for row in values for value in row if math.isfinite(value)]
     axes.set_title("\n".join(wrap(matrix.title, PANEL_CHARACTERS)), fontsize=10)
     axes.grid(visible=False)
@@ -50,12 +51,19 @@ def draw_matrix_panel(axes: Axes, matrix: Matrix) -> None:
     norm = LogNorm(vmin=min(low, high / 10), vmax=high * 2)
     axes.imshow(values, cmap="Greys_r", norm=norm)
     count = len(matrix.ends)
-    if count <= MAX_NUMBERS:
-        _write_numbers(axes, values, norm)
+    size = 9 if count <= 8 else 6.5 if count <= 16 else 5.5
+    for row, line in enumerate(values if count <= MAX_NUMBERS else ()):
+        for at, value in enumerate(line):
+            if math.isfinite(value):
+                color = "white" if norm(value) < 0.5 else "black"
+                axes.text(at, row, f"{value:.3g}", ha="center", va="center", color=color, fontsize=size)
     axes.set_xlabel("\n".join(wrap(_describe(matrix), PANEL_CHARACTERS)))
     for one, other in (matrix.lowest, matrix.lowest[::-1]) if matrix.lowest else ():
         axes.add_patch(Rectangle((one - 0.5, other - 0.5), 1, 1, fill=False, linewidth=2.5, edgecolor="#D55E00"))
-    _name_ends(axes, matrix)
+    step = math.ceil(count / MAX_NUMBERS)  # as many names as fit
+    shown = range(0, count, step)
+    axes.set_yticks(shown, [f"{'> ' if at in matrix.blamed else ''}{clean(matrix.ends[at])}" for at in shown])
+    axes.set_xticks(shown, [clean(matrix.heads[at]) for at in shown], rotation=0 if step == 1 else 90)
 
 
 def _describe(matrix: Matrix) -> str:
@@ -64,29 +72,6 @@ def _describe(matrix: Matrix) -> str:
         return f"the darker, the slower{named}"
     one, other = (clean(matrix.ends[at]) for at in matrix.lowest)
     return f"the darker, the slower; framed: {one} - {other}, {format_rate(matrix.cells[matrix.lowest])}{named}"
-
-
-def _name_ends(axes: Axes, matrix: Matrix) -> None:
-    """Label as many ends as fit."""
-    step = math.ceil(len(matrix.ends) / MAX_NUMBERS)
-    shown = range(0, len(matrix.ends), step)
-    axes.set_yticks(shown, [f"{'> ' if at in matrix.blamed else ''}{clean(matrix.ends[at])}" for at in shown])
-    axes.set_xticks(shown, [clean(matrix.heads[at]) for at in shown], rotation=0 if step == 1 else 90)
-
-
-def _fill(matrix: Matrix) -> list[list[float]]:
-    places = range(len(matrix.ends))
-    return [[matrix.cells.get((min(row, at), max(row, at)), math.nan) for at in places] for row in places]
-
-
-def _write_numbers(axes: Axes, values: list[list[float]], norm: object) -> None:
-    size = 9 if len(values) <= 8 else 6.5 if len(values) <= 16 else 5.5
-    for row, line in enumerate(values):
-        for at, value in enumerate(line):
-            if math.isfinite(value):
-                dark = norm(value) < 0.5  # type: ignore[operator]
-                color = "white" if dark else "black"
-                axes.text(at, row, f"{value:.3g}", ha="center", va="center", color=color, fontsize=size)
 
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -52,18 +52,15 @@ def list_plotted(bench: Bandwidth) -> tuple[Plotted, ...]:
         for series in every
         for mode in reversed(series.modes if len(every) <= MAX_BOTH_MODES else series.modes[-1:])
     ]
-    names = _name_apart([(series.collective.value, series.dtype, mode.value) for series, mode in lines])
+    # Each line is named by the parts in which lines differ, and a single one by its mode.
+    parts = [(series.collective.value, series.dtype, mode.value) for series, mode in lines]
+    differing = [at for at, values in enumerate(zip(*parts, strict=True)) if len(set(values)) > 1] or [-1]
+    names = [" ".join(of_line[at] for at in differing) for of_line in parts]
     return tuple(
         line
         for (series, mode), name in zip(lines, names, strict=True)
         for line in _list_lines(bench, series, mode, name)
     )
-
-
-def _name_apart(lines: Sequence[tuple[str, ...]]) -> list[str]:
-    """Name each line by the parts in which lines differ. A single line is named by its mode."""
-    differing = [at for at, values in enumerate(zip(*lines, strict=True)) if len(set(values)) > 1] or [-1]
-    return [" ".join(parts[at] for at in differing) for parts in lines]
 
 
 def list_references(bench: Bandwidth) -> tuple[Reference, ...]:
@@ -83,19 +80,11 @@ def _list_lines(bench: Bandwidth, series: MeasuredCase, mode: Mode, name: str) -
         high_us=tuple(row.p95_us for row in rows),
         busbw_gb_s=tuple(row.busbw_gb_s for row in rows),
     )
-    changes = bench.comparison.changes if bench.comparison else ()
-    then = _match(rows, changes)
-    return [line, _make_baseline(name, mode, then)] if then else [line]
-
-
-def _match(rows: Sequence[Measurement], changes: Sequence[Change]) -> list[tuple[Measurement, Change]]:
-    known = {_key(change): change for change in changes}
-    return [(row, known[_key(row)]) for row in rows if _key(row) in known]
-
-
-def _make_baseline(name: str, mode: Mode, then: list[tuple[Measurement, Change]]) -> Plotted:
-    """Make a baseline's line. For the same size and collective, bandwidth is proportional to 1 / time."""
-    return Plotted(
+    changes = {_key(change): change for change in bench.comparison.changes} if bench.comparison else {}
+    then = [(row, changes[_key(row)]) for row in rows if _key(row) in changes]
+    if not then:
+        return [line]
+    baseline = Plotted(
         label=f"{name}, baseline",
         mode=mode,
         baseline=True,
@@ -103,10 +92,12 @@ def _make_baseline(name: str, mode: Mode, then: list[tuple[Measurement, Change]]
         time_us=tuple(change.then_us for _, change in then),
         low_us=(),
         high_us=(),
+        # For the same size and collective, bandwidth is proportional to 1 / time.
         busbw_gb_s=tuple(
             None if row.busbw_gb_s is None else row.busbw_gb_s * row.p50_us / change.then_us for row, change in then
         ),
     )
+    return [line, baseline]
 
 
 def _key(one: Measurement | Change) -> tuple[object, ...]:
@@ -218,25 +209,29 @@ def matrix_section(matrix: Matrix) -> Section:
 
 def _table(matrix: Matrix, instead: tuple[Block, ...]) -> Table:
     places = range(len(matrix.ends))
+    between, lowest = matrix.between, matrix.lowest
     ends = tuple(f"{BLAMED if at in matrix.blamed else ' ' * len(BLAMED)}{end}" for at, end in enumerate(matrix.ends))
+    cells = {at: format_gb_s(value) + (LOWEST if at == lowest else " ") for at, value in matrix.cells.items()}
     columns = [
         # The blank takes the place of the mark, so that headers align with the digits.
-        Column(name=f"{head} ", cells=tuple(_write_cell(matrix, row, at) for row in places))
+        Column(
+            name=f"{head} ",
+            cells=tuple(cells.get(cell_key(row, at), f"{EMPTY if row == at else NOT_DEFINED} ") for row in places),
+        )
         for at, head in enumerate(matrix.heads)
     ]
+    legend: list[str] = []
+    if lowest is not None:
+        one, other = (matrix.ends[at] for at in lowest)
+        middle = format_rate(median(between.values()))
+        legend += [f"{LOWEST} the slowest: {one} - {other}, {format_rate(between[lowest])}; the median is {middle}"]
+    legend += [f"{BLAMED}a {matrix.noun} that a finding names"] if matrix.blamed else []
     return Table(
         columns=(Column(name="", cells=ends, align="left"), *columns),
         tones=dict.fromkeys(matrix.blamed, Tone.STRONG),
         instead=instead,
-        legend=_legend(matrix),
+        legend=tuple(legend),
     )
-
-
-def _write_cell(matrix: Matrix, row: int, column: int) -> str:
-    at = cell_key(row, column)
-    if at not in matrix.cells:
-        return EMPTY + " " if row == column else NOT_DEFINED + " "
-    return format_gb_s(matrix.cells[at]) + (LOWEST if at == matrix.lowest else " ")
 
 
 def _list_slowest(matrix: Matrix) -> tuple[Block, ...]:
@@ -249,16 +244,6 @@ def _list_slowest(matrix: Matrix) -> tuple[Block, ...]:
     middle = f"; the median is {format_rate(median(between.values()))}" if between else ""
     count = f"the slowest {len(slowest)} of {count_of(len(between), 'pair')}{middle}; report.json has them all"
     return (Table(columns=columns, indent=2), Text(text=count, indent=2))
-
-
-def _legend(matrix: Matrix) -> tuple[str, ...]:
-    between, lowest = matrix.between, matrix.lowest
-    lines: tuple[str, ...] = ()
-    if lowest is not None:
-        one, other = (matrix.ends[at] for at in lowest)
-        middle = format_rate(median(between.values()))
-        lines = (f"{LOWEST} the slowest: {one} - {other}, {format_rate(between[lowest])}; the median is {middle}",)
-    return (*lines, f"{BLAMED}a {matrix.noun} that a finding names") if matrix.blamed else lines
 
 
 def cell_key(one: int, other: int) -> tuple[int, int]:
@@ -349,18 +334,15 @@ def _cell(
     at = cell_key(row, column)
     if at not in matrix.cells:
         return GridCell(text="" if row == column else NOT_DEFINED)
+    # The slowest pair is a warning if a finding names one of its ends.
+    tone = Tone.WARNING if matrix.blamed.intersection(at) else Tone.STRONG
     names = matrix.ends[row] if row == column else f"{matrix.ends[row]} - {matrix.ends[column]}"
     return GridCell(
         text=format_gb_s(matrix.cells[at]),
-        tone=_tone(matrix, at) if at == lowest else Tone.PLAIN,
+        tone=tone if at == lowest else Tone.PLAIN,
         about=f"{matrix.noun} {names}: {describe_result(matrix.results[at])}",
         level=None if row == column else log_level(matrix.cells[at], *limits),
     )
-
-
-def _tone(matrix: Matrix, at: tuple[int, int]) -> Tone:
-    """Return the tone of the slowest pair: a warning if a finding names one of its ends."""
-    return Tone.WARNING if matrix.blamed.intersection(at) else Tone.STRONG
 
 
 PAGE = ".html"
