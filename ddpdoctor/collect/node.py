@@ -63,14 +63,14 @@ COLLECTORS = {
     "torch": Collector(module="ddpdoctor.collect.machine.torch_build", function="read_torch", limit_s=TORCH_LIMIT_S),
     "limits": Collector(module="ddpdoctor.collect.machine.limits", function="read_limits"),
     "clock": Collector(module="ddpdoctor.collect.machine.limits", function="read_clock"),
-    "names": Collector(module="ddpdoctor.collect.network.names", function="read_names"),
-    "network": Collector(module="ddpdoctor.collect.network.interfaces", function="read_network"),
+    "names": Collector(module="ddpdoctor.collect.network", function="read_names"),
+    "network": Collector(module="ddpdoctor.collect.network", function="read_network"),
     "gpus": Collector(module="ddpdoctor.collect.gpu.nvml", function="read_gpus", limit_s=45.0),
     "kernel_log": Collector(module="ddpdoctor.collect.gpu.kernel_log", function="read_kernel_log"),
     "stuck_processes": Collector(module="ddpdoctor.collect.gpu.stuck", function="read_stuck"),
     "gpu_trial": Collector(module="ddpdoctor.collect.gpu.trial", function="read_gpu_trial", limit_s=TRIAL_LIMIT_S),
     "pci": Collector(module="ddpdoctor.collect.gpu.pci", function="read_pci"),
-    "rdma": Collector(module="ddpdoctor.collect.network.rdma", function="read_rdma"),
+    "rdma": Collector(module="ddpdoctor.collect.rdma", function="read_rdma"),
     "load": Collector(module="ddpdoctor.collect.machine.load", function="read_load", alone=True),
 }
 """The collectors by section. Each has shorter limits for its own look-ups, commands and children, so that a dead server

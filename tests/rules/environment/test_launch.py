@@ -2,8 +2,7 @@
 
 import pytest
 
-from ddpdoctor.collect.network.interfaces import read_network
-from ddpdoctor.collect.network.names import read_names
+from ddpdoctor.collect.network import read_names, read_network
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.model.findings import Confidence, Outcome, Severity
 from ddpdoctor.model.node import Launcher

@@ -1,6 +1,6 @@
 import pytest
 
-from ddpdoctor.collect.network.firewall import read_firewall
+from ddpdoctor.collect.firewall import read_firewall
 from ddpdoctor.collect.system import System
 from tests.machines import RecordedCalls
 

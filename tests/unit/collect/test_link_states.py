@@ -3,8 +3,8 @@
 import pytest
 
 from ddpdoctor.collect.gpu.pci import read_pci
-from ddpdoctor.collect.network.rdma import read_rdma
 from ddpdoctor.collect.node import ReadingPlan
+from ddpdoctor.collect.rdma import read_rdma
 from ddpdoctor.model.findings import Outcome, Severity
 from ddpdoctor.model.gpus import Gpu, Gpus
 from ddpdoctor.model.limits import Limit

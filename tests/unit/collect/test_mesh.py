@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from ddpdoctor.collect.network.interfaces import has_mesh_proxy
+from ddpdoctor.collect.network import has_mesh_proxy
 from ddpdoctor.collect.system import System
 from tests.machines import load_machine
 

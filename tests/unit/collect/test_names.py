@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from ddpdoctor.collect.network.names import host_of, master_name, read_names
+from ddpdoctor.collect.network import host_of, master_name, read_names
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System, SystemCalls
 from tests.machines import load_machine

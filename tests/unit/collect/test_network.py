@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from ddpdoctor.collect.network.interfaces import read_network
+from ddpdoctor.collect.network import read_network
 from ddpdoctor.collect.node import ReadingPlan
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import Unread, Why

@@ -1,7 +1,7 @@
 import pytest
 
-from ddpdoctor.collect.network.rdma import BETWEEN_READS_S, parse_rate, read_rdma
 from ddpdoctor.collect.node import ReadingPlan
+from ddpdoctor.collect.rdma import BETWEEN_READS_S, parse_rate, read_rdma
 from ddpdoctor.collect.system import System
 from ddpdoctor.model.reading import NotRead, Why
 from tests.machines import load_machine, shared_machine

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddpdoctor.collect.node import ReadingPlan
     from ddpdoctor.collect.system import System
 
+
 DEVICES = "/sys/class/infiniband"
 FILES = "/dev/infiniband"
 

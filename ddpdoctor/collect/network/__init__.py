@@ -1,1 +1,0 @@
-"""Facts about this machine's network: interfaces, names, ports, packet filter, RDMA."""
